@@ -1,0 +1,141 @@
+//! The settings of an engine: what each means, its default, its range, and one place that checks them.
+
+use crate::error::{Error, Result};
+
+/// Which backend moves the bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum BackendChoice {
+    /// The first that works here of `io_uring`, native AIO, threads.
+    #[default]
+    Auto,
+    /// `io_uring`, or an error that says why not.
+    Uring,
+    /// Linux native AIO, or an error that says why not.
+    Aio,
+    /// `preadv`/`pwritev` on threads; works everywhere.
+    Threads,
+}
+
+/// When ops reach the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum SubmitMode {
+    /// Several with one system call.
+    #[default]
+    Batch,
+    /// Each with its own system call.
+    Single,
+}
+
+/// Whether transfers bypass the page cache.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum DirectMode {
+    /// Direct I/O, or an error.
+    Required,
+    /// Direct I/O where the file system has it, otherwise buffered; `stats` and `direct()` say which.
+    #[default]
+    Preferred,
+    /// Always through the page cache.
+    Disabled,
+}
+
+/// The settings of an [`Engine`](crate::Engine). `Config::default()` is right for most machines.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Default `Auto`.
+    pub backend: BackendChoice,
+    /// Threads that submit and reap, each with a queue of its own. 1 to 64; default: half the CPUs, 1 to 4.
+    pub workers: u32,
+    /// Ops in flight per worker. 1 to 4096; default 32.
+    pub queue_depth: u32,
+    /// Largest single op; a multiple of 4096, 4 KiB to 64 MiB; default 512 KiB.
+    pub block_bytes: u64,
+    /// Default `Batch`.
+    pub submit: SubmitMode,
+    /// Default `Preferred`; a file may ask for another mode when it is opened.
+    pub direct: DirectMode,
+    /// Upper bound of all bounce memory of the engine together; at least one block per worker.
+    /// `None` (default): `workers * queue_depth * block_bytes`, 256 MiB at the most.
+    pub pool_bytes: Option<u64>,
+    /// Page-lock the pool where `RLIMIT_MEMLOCK` allows it. Default true.
+    pub lock_pool: bool,
+}
+
+/// The named limits of [`Config`].
+pub mod limits {
+    /// Most workers.
+    pub const WORKERS_MAX: u32 = 64;
+    /// Deepest queue of a worker.
+    pub const QUEUE_DEPTH_MAX: u32 = 4096;
+    /// Smallest block, and what every block size is a multiple of.
+    pub const BLOCK_BYTES_MIN: u64 = 4096;
+    /// Largest block.
+    pub const BLOCK_BYTES_MAX: u64 = 64 << 20;
+    /// Bound of the pool where none is given.
+    pub const POOL_BYTES_DEFAULT_MAX: u64 = 256 << 20;
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
+        Self {
+            backend: BackendChoice::Auto,
+            workers: (cpus / 2).clamp(1, 4),
+            queue_depth: 32,
+            block_bytes: 512 << 10,
+            submit: SubmitMode::Batch,
+            direct: DirectMode::Preferred,
+            pool_bytes: None,
+            lock_pool: true,
+        }
+    }
+}
+
+impl Config {
+    /// Checks every field and what they mean together.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput), naming the field, its value and its range.
+    pub fn validate(&self) -> Result<()> {
+        use limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, QUEUE_DEPTH_MAX, WORKERS_MAX};
+        in_range("workers", u64::from(self.workers), 1, u64::from(WORKERS_MAX))?;
+        in_range("queue_depth", u64::from(self.queue_depth), 1, u64::from(QUEUE_DEPTH_MAX))?;
+        in_range("block_bytes", self.block_bytes, BLOCK_BYTES_MIN, BLOCK_BYTES_MAX)?;
+        if !self.block_bytes.is_multiple_of(BLOCK_BYTES_MIN) {
+            return Err(Error::invalid(format!(
+                "block_bytes is {}; it must be a multiple of {BLOCK_BYTES_MIN}",
+                self.block_bytes
+            )));
+        }
+        let smallest_pool = u64::from(self.workers) * self.block_bytes;
+        if let Some(pool_bytes) = self.pool_bytes
+            && pool_bytes < smallest_pool
+        {
+            return Err(Error::invalid(format!(
+                "pool_bytes is {pool_bytes}; it must be at least workers * block_bytes = {smallest_pool}"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Bounce slots of one worker: the pool's bound shared out, never more than its queue is deep.
+    #[must_use]
+    pub fn slots_per_worker(&self) -> u32 {
+        let asked = u64::from(self.workers) * u64::from(self.queue_depth) * self.block_bytes;
+        let bound = self.pool_bytes.unwrap_or(asked.min(limits::POOL_BYTES_DEFAULT_MAX));
+        let slots = bound / u64::from(self.workers) / self.block_bytes;
+        slots.clamp(1, u64::from(self.queue_depth)) as u32
+    }
+
+    /// The most bounce memory that the engine ever holds, in bytes.
+    #[must_use]
+    pub fn pool_bound_bytes(&self) -> u64 {
+        u64::from(self.workers) * u64::from(self.slots_per_worker()) * self.block_bytes
+    }
+}
+
+fn in_range(field: &str, value: u64, min: u64, max: u64) -> Result<()> {
+    if (min..=max).contains(&value) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{field} is {value}; it must be between {min} and {max}")))
+}
