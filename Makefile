@@ -1,0 +1,71 @@
+# Every command of the project; `make` alone lists them.
+# Needed: a Rust toolchain, Python 3.10 or newer, gcc, make. All else goes to .venv/ and target/.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+
+# The extension is built against this interpreter, and never links libpython.
+export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
+export PYO3_BUILD_EXTENSION_MODULE := 1
+
+RUST := $(shell find crates python -name '*.rs' -o -name Cargo.toml) Cargo.toml $(wildcard Cargo.lock)
+PACKAGE := $(shell find python/deepnvme -name '*.py' -o -name '*.pyi' -o -name py.typed)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test lint fmt deny bench wheel clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(STAMPS)/demo $(STAMPS)/wheel ## the main job on real weights: save, load, verify, compare (DEMO_GB=2, DEMO_DIR=folder)
+	@$(BIN)/python demo/main.py
+
+test: setup ## all tests (SUITES="rust loom valgrind python" names some of them)
+	@$(BIN)/python scripts/run_tests.py $(SUITES)
+
+lint: setup ## fmt, clippy, ruff, mypy, stubtest, tidy, and cargo-deny where it is installed
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy python/deepnvme python/tests scripts demo
+	$(BIN)/python -m mypy.stubtest deepnvme --mypy-config-file pyproject.toml
+	$(BIN)/python scripts/tidy.py
+	@scripts/deny.sh
+
+fmt: setup ## format the Rust and the Python code
+	cargo fmt --all
+	$(BIN)/ruff format .
+
+deny: ## licences, sources and advisories of all dependencies (compiles cargo-deny once, some minutes)
+	@scripts/deny.sh --install
+
+bench: $(STAMPS)/wheel ## compare with fio, DeepSpeed, Python and numpy
+	@$(MAKE) -C benchmarks
+
+wheel: $(STAMPS)/wheel ## build the release wheel into target/wheels and install it in .venv
+setup: $(STAMPS)/dev $(STAMPS)/wheel ## make .venv with everything the tests need
+
+clean: ## remove everything that was built or installed
+	rm -rf $(VENV) target dist wheels demo/scratch .pytest_cache .mypy_cache .ruff_cache
+	@if [ -f benchmarks/Makefile ]; then $(MAKE) -C benchmarks clean; fi
+
+# Set-up in steps, each done again only when what it was made from has changed.
+$(STAMPS)/venv:
+	$(PYTHON) scripts/setup.py venv
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/dev: $(STAMPS)/venv pyproject.toml
+	$(BIN)/python scripts/setup.py extras dev torch deepspeed
+	@touch $@
+
+$(STAMPS)/demo: $(STAMPS)/venv demo/requirements.txt
+	$(BIN)/python scripts/setup.py file demo/requirements.txt
+	@touch $@
+
+$(STAMPS)/wheel: $(STAMPS)/dev $(RUST) $(PACKAGE)
+	$(BIN)/python scripts/setup.py wheel
+	@touch $@

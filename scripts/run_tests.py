@@ -1,0 +1,151 @@
+"""Run the suites one after another, show what they say, and count their tests. Standard library only.
+
+    python scripts/run_tests.py [SUITE ...]
+
+The last line is the total, `N passed, M failed, K skipped`; it is also left in target/test-total.txt. A suite whose
+command fails counts as at least one failed test, and so does one that ran no test at all: a broken run can not look
+like a good one. A Rust test that cannot run here writes a line `skipped: reason` to stderr past the capture of the
+test harness, and is moved from passed to skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TOTAL = ROOT / "target" / "test-total.txt"
+LIMIT_S = 900  # a suite that hangs is killed and counts as failed
+
+CARGO_RESULT = re.compile(r"test result: (?:ok|FAILED)\. (\d+) passed; (\d+) failed; (\d+) ignored;")
+CARGO_SKIP = re.compile(r"^(?:test .* \.\.\. )?skipped: ")
+PYTEST_RESULT = re.compile(r"^=*\s*(\d+ \w+(?:, \d+ \w+)*) in [\d.]+s\b")
+
+
+@dataclass(frozen=True)
+class Count:
+    """Tests of one suite, or of all."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+    def __add__(self, other: Count) -> Count:
+        return Count(self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped)
+
+    def __str__(self) -> str:
+        return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+
+
+def count_cargo(lines: list[str]) -> Count:
+    """Sum the `test result:` lines of every test binary; visible skips leave the passed ones."""
+    results = [tuple(map(int, found.groups())) for line in lines if (found := CARGO_RESULT.search(line))]
+    skips = sum(bool(CARGO_SKIP.match(line)) for line in lines)
+    passed, failed, ignored = (sum(result[column] for result in results) for column in range(3))
+    return Count(passed - min(skips, passed), failed, ignored + min(skips, passed))
+
+
+def count_pytest(lines: list[str]) -> Count:
+    """Read the last summary line; an error counts as failed, an expected failure as skipped."""
+    for line in reversed(lines):
+        if found := PYTEST_RESULT.match(line):
+            words = {word: int(number) for number, word in (part.split() for part in found[1].split(", "))}
+            failed = sum(words.get(word, 0) for word in ("failed", "error", "errors"))
+            return Count(words.get("passed", 0), failed, words.get("skipped", 0) + words.get("xfailed", 0))
+    return Count()
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A command, its additional environment, and how to count what it says."""
+
+    name: str
+    command: list[str]
+    count: Callable[[list[str]], Count] | None  # None: runs again what another suite counted
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+LOOM = ["cargo", "test", "--package", "deepnvme-mem", "--package", "deepnvme-io", "--lib", "--tests", "--", "loom"]
+LOOM_ENVIRONMENT = {"RUSTFLAGS": "--cfg loom", "CARGO_TARGET_DIR": "target/loom", "LOOM_MAX_PREEMPTIONS": "3"}
+SUITES = [
+    Suite("rust", ["cargo", "test", "--workspace", "--no-fail-fast"], count_cargo),
+    Suite("loom", LOOM, count_cargo, LOOM_ENVIRONMENT),
+    Suite("valgrind", [sys.executable, "scripts/valgrind.py"], None),
+    Suite("python", [sys.executable, "-m", "pytest"], count_pytest),
+]
+
+
+def run(suite: Suite) -> tuple[int, list[str]]:
+    """Run the command, passing its output on; return its exit status and its lines."""
+    print(f"\n== {suite.name}: {' '.join(suite.command)}", flush=True)
+    process = subprocess.Popen(
+        suite.command,
+        cwd=ROOT,
+        env={**os.environ, **suite.environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    limit = threading.Timer(LIMIT_S, lambda: os.killpg(process.pid, signal.SIGKILL))
+    limit.start()
+    lines = []
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line.rstrip("\n"))
+        return process.wait(), lines
+    except KeyboardInterrupt:
+        os.killpg(process.pid, signal.SIGTERM)
+        raise
+    finally:
+        limit.cancel()
+
+
+def verdict(suite: Suite, status: int, lines: list[str]) -> Count:
+    """The count of a suite, made honest where its command failed or nothing ran."""
+    count = suite.count(lines) if suite.count else Count()
+    if status != 0 and count.failed == 0:
+        print(f"{suite.name}: the command ended with status {status}: counted as one failed test")
+        return count + Count(failed=1)
+    if status == 0 and count.failed != 0:
+        raise AssertionError(f"{suite.name}: the command succeeded though {count.failed} tests failed")
+    if suite.count and count == Count():
+        print(f"{suite.name}: no test ran: counted as one failed test")
+        return Count(failed=1)
+    return count
+
+
+def main(names: list[str]) -> int:
+    """Run the named suites, or all of them; the exit status is 1 when anything failed."""
+    if unknown := set(names) - {suite.name for suite in SUITES}:
+        print(f"no such suite: {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 2
+    TOTAL.unlink(missing_ok=True)
+    table, total = [], Count()
+    for suite in SUITES:
+        if not names or suite.name in names:
+            begin = time.monotonic()
+            count = verdict(suite, *run(suite))
+            what = str(count) if suite.count or count.failed else "clean (tests counted above)"
+            table.append(f"{suite.name:<9} {what}  [{time.monotonic() - begin:.0f} s]")
+            total += count
+    print("\n" + "\n".join(table))
+    TOTAL.parent.mkdir(exist_ok=True)
+    TOTAL.write_text(f"{total}\n")
+    print(total)
+    return 1 if total.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

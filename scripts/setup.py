@@ -1,0 +1,160 @@
+"""Make the environment in `.venv/` and install into it. Standard library only; `make` calls it.
+
+    python3 scripts/setup.py venv                     make .venv, with uv inside when it can be had
+    .venv/bin/python scripts/setup.py extras dev ...  the named extras of pyproject.toml
+    .venv/bin/python scripts/setup.py file LIST.txt   a requirements file
+    .venv/bin/python scripts/setup.py wheel           build the release wheel and install it
+
+Packages come from wherever the user's pip is set up to look. uv is only a faster pip: it is used when every
+setting of that pip has a counterpart in uv, and pip does the work where one has not or where uv fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+OLDEST_PYTHON = (3, 10)
+
+# pip's setting -> uv's environment variable. None: of no concern to an installation by uv.
+UV_COUNTERPART = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "trusted-host": "UV_INSECURE_HOST",
+    "cert": "SSL_CERT_FILE",
+    "proxy": "ALL_PROXY",
+    "no-cache-dir": "UV_NO_CACHE",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "default-timeout": "UV_HTTP_TIMEOUT",
+    "disable-pip-version-check": None,
+    "root-user-action": None,
+    "break-system-packages": None,
+    "require-virtualenv": None,
+    "no-input": None,
+    "progress-bar": None,
+    "retries": None,
+}
+COMMA_SEPARATED = {"UV_FIND_LINKS"}
+
+
+def main(arguments: list[str]) -> int:
+    """Do the one thing asked for; the exit status is that of the tool that did it."""
+    if arguments == ["venv"]:
+        return make_venv()
+    if len(arguments) > 1 and arguments[0] == "extras":
+        return install([line for name in arguments[1:] for line in extra(name)])
+    if len(arguments) == 2 and arguments[0] == "file":  # noqa: PLR2004
+        return install(["--requirement", arguments[1]])
+    if arguments == ["wheel"]:
+        return build_wheel()
+    print(__doc__, file=sys.stderr)
+    return 2
+
+
+def make_venv() -> int:
+    """Make `.venv/` with this interpreter, or say what this machine lacks."""
+    found = sys.version_info[:3]
+    if found < OLDEST_PYTHON:
+        return refuse(f"Python {found[0]}.{found[1]} is too old: 3.10 or newer is needed.")
+    try:
+        import ensurepip  # noqa: F401, PLC0415
+    except ImportError:
+        return refuse(
+            f"{sys.executable} cannot make virtual environments: its ensurepip module is missing.\n"
+            f"On Debian and Ubuntu, install the package python3-venv (or python{found[0]}.{found[1]}-venv)."
+        )
+    say(f"making .venv with Python {'.'.join(map(str, found))}")
+    made = subprocess.run([sys.executable, "-m", "venv", "--clear", VENV], check=False).returncode
+    if made == 0 and subprocess.run([*pip(), "install", "--quiet", "uv"], check=False).returncode != 0:
+        say("uv could not be installed; pip will do its work, more slowly")
+    return made
+
+
+def install(requirements: list[str]) -> int:
+    """Install with uv where it can stand in for pip, else with pip."""
+    uv = VENV / "bin" / "uv"
+    settings = uv_environment(pip_settings())
+    if uv.exists() and settings is not None:
+        command = [str(uv), "pip", "install", "--python", str(PYTHON), *requirements]
+        if subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}, check=False).returncode == 0:
+            return 0
+        say("uv did not manage; trying again with pip")
+    return subprocess.run([*pip(), "install", *requirements], cwd=ROOT, check=False).returncode
+
+
+def build_wheel() -> int:
+    """Build the release wheel with maturin and install exactly that file."""
+    wheels = ROOT / "target" / "wheels"
+    shutil.rmtree(wheels, ignore_errors=True)
+    build: list[str | Path] = [VENV / "bin" / "maturin", "build", "--release", "--compatibility", "linux"]
+    status = subprocess.run([*build, "--interpreter", PYTHON, "--out", wheels], cwd=ROOT, check=False).returncode
+    if status != 0:
+        return status
+    (wheel,) = wheels.glob("deepnvme-*.whl")
+    command = [*pip(), "install", "--quiet", "--no-deps", "--no-index", "--force-reinstall", str(wheel)]
+    return subprocess.run(command, check=False).returncode
+
+
+def extra(name: str) -> list[str]:
+    """The requirements of one extra of pyproject.toml."""
+    # The standard library has the parser from 3.11 on; for 3.10 pip carries the same one.
+    parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "pip._vendor.tomli")
+    extras = parser.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    return list(extras[name])
+
+
+def pip() -> list[str]:
+    """The pip of `.venv/`."""
+    return [str(PYTHON), "-m", "pip", "--disable-pip-version-check"]
+
+
+def pip_settings() -> dict[str, str]:
+    """What the user's pip is told by its files and variables, the more specific word winning."""
+    listing = subprocess.run([*pip(), "config", "list"], capture_output=True, text=True, check=True).stdout
+    settings: dict[str, str] = {}
+    for scope in ("global.", "install.", ":env:."):  # pip's own order of precedence
+        for line in listing.splitlines():
+            key, _, value = line.partition("=")
+            if key.startswith(scope):
+                settings[key.removeprefix(scope)] = str(ast.literal_eval(value))
+    return settings
+
+
+def uv_environment(settings: dict[str, str]) -> dict[str, str] | None:
+    """The same settings in uv's words, or None when one of them has no counterpart.
+
+    Variables that the user has set for uv stay as they are.
+    """
+    # pip looks for the best version over all its indexes; uv would stop at the first index that has the name.
+    environment = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+    for key, value in settings.items():
+        if key not in UV_COUNTERPART:
+            return None
+        name = UV_COUNTERPART[key]
+        if name is not None:
+            environment[name] = ("," if name in COMMA_SEPARATED else " ").join(value.split())
+    return {name: value for name, value in environment.items() if name not in os.environ}
+
+
+def refuse(reason: str) -> int:
+    """Say what is missing and how to name another interpreter."""
+    say(f"{reason}\nAnother interpreter can be named: make PYTHON=python3.12 ...")
+    return 1
+
+
+def say(text: str) -> None:
+    """Talk goes to stderr."""
+    print(f"setup: {text}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,84 @@
+"""The count of tests: what it reads, and that a broken run never looks like a good one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import run_tests
+from run_tests import Count, Suite, count_cargo, count_pytest, run, verdict
+
+CARGO = """\
+     Running unittests src/lib.rs (target/debug/deps/deepnvme_io-1)
+test a ... ok
+skipped: no loop devices here
+test b ... skipped: not root
+ok
+test result: ok. 7 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.01s
+   Doc-tests deepnvme_io
+test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 1 filtered out; finished in 0.01s
+"""
+
+
+def test_cargo_sums_binaries_and_moves_visible_skips() -> None:
+    assert count_cargo(CARGO.splitlines()) == Count(8, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("summary", "count"),
+    [
+        ("=== 12 passed, 1 skipped in 3.20s ===", Count(12, 0, 1)),
+        ("= 2 failed, 310 passed, 4 skipped, 1 xfailed, 3 warnings, 1 error in 61.02s (0:01:01) =", Count(310, 3, 5)),
+        ("5 passed in 0.01s", Count(5)),
+        ("==== no tests ran in 0.01s ====", Count()),
+        ("Interrupted", Count()),
+    ],
+)
+def test_pytest_summary(summary: str, count: Count) -> None:
+    assert count_pytest(["collected 9 items", summary, ""]) == count
+
+
+def suite(code: str) -> Suite:
+    return Suite("probe", [sys.executable, "-c", code], count_cargo)
+
+
+GOOD = "print('test result: ok. 2 passed; 0 failed; 0 ignored;')"
+
+
+@pytest.mark.parametrize(
+    ("code", "count"),
+    [
+        (GOOD, Count(2)),
+        (f"{GOOD}; raise SystemExit(101)", Count(2, 1)),
+        (f"{GOOD}; import os; os.kill(os.getpid(), 11)", Count(2, 1)),
+        ("print('compiled nothing')", Count(0, 1)),
+        ("print('test result: FAILED. 2 passed; 5 failed; 0 ignored;'); raise SystemExit(1)", Count(2, 5)),
+    ],
+)
+def test_a_suite_is_counted_by_its_lines_and_its_status(code: str, count: Count) -> None:
+    probe = suite(code)
+    assert verdict(probe, *run(probe)) == count
+
+
+def test_failures_under_a_good_status_are_refused() -> None:
+    with pytest.raises(AssertionError):
+        verdict(suite(""), 0, ["test result: FAILED. 1 passed; 1 failed; 0 ignored;"])
+
+
+def test_a_suite_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_tests, "LIMIT_S", 0.5)
+    hanging = suite(f"{GOOD}; import sys, time; sys.stdout.flush(); time.sleep(60)")
+    assert verdict(hanging, *run(hanging)) == Count(2, 1)
+
+
+@pytest.mark.parametrize(("code", "status"), [(GOOD, 0), (f"{GOOD}; raise SystemExit(1)", 1)])
+def test_the_total_and_the_exit_status(
+    code: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    total = tmp_path / "total.txt"
+    monkeypatch.setattr(run_tests, "TOTAL", total)
+    monkeypatch.setattr(run_tests, "SUITES", [suite(code)])
+    assert run_tests.main([]) == status
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == total.read_text().strip() == str(Count(2, status))

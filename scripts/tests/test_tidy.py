@@ -1,0 +1,113 @@
+"""Each rule of the tidy check, with an example that it must refuse and one that it must accept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tidy
+
+
+def package(name: str, *dependencies: tuple[str, str | None]) -> dict[str, Any]:
+    described = [{"name": f"deepnvme-{to}", "kind": kind, "path": f"/{to}"} for to, kind in dependencies]
+    return {"name": f"deepnvme-{name}", "dependencies": [*described, {"name": "libc", "kind": None}]}
+
+
+@pytest.mark.parametrize(
+    "allowed",
+    [
+        package("io", ("mem", None), ("cuda", None), ("testkit", "dev")),
+        package("python", ("io", None), ("mem", None), ("stream", None)),
+        package("stream", ("checkpoint", None), ("format", None), ("io", "dev")),
+        package("testkit", ("io", None), ("mem", None)),
+        package("cli", ("perf", None)),
+    ],
+)
+def test_arrows_of_the_house(allowed: dict[str, Any]) -> None:
+    assert list(tidy.check_arrows([allowed])) == []
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        package("mem", ("io", None)),
+        package("mem", ("format", None)),
+        package("checkpoint", ("mem", None)),
+        package("optim", ("io", None)),
+        package("io", ("testkit", None)),
+        package("io", ("testkit", "build")),
+        package("format", ("io", "dev")),
+        package("python", ("cli", None)),
+        package("cli", ("io", None)),
+        package("newcomer"),
+    ],
+)
+def test_arrows_outside_the_house(refused: dict[str, Any]) -> None:
+    assert len(list(tidy.check_arrows([refused]))) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "homely"),
+    [
+        ("crates/deepnvme-mem/src/pool.rs", True),
+        ("crates/deepnvme-io/src/backend/uring/ring.rs", True),
+        ("crates/deepnvme-io/tests/seccomp.rs", True),
+        ("python/src/memory.rs", True),
+        ("python/src/engine.rs", False),
+        ("crates/deepnvme-io/src/engine.rs", False),
+        ("crates/deepnvme-testkit/src/lib.rs", False),
+    ],
+)
+def test_unsafe_has_its_homes(path: str, homely: bool) -> None:
+    code = "// SAFETY: the pointer is ours.\nunsafe { read(pointer) };\n"
+    assert (list(tidy.check_unsafe(path, code)) == []) is homely
+
+
+@pytest.mark.parametrize(
+    ("code", "accepted"),
+    [
+        ("let x = unsafe { read() };", False),
+        ("// SAFETY: far away.\n\nlet x = unsafe { read() };", False),
+        ("// SAFETY: ours.\nlet x =\n    unsafe { read() };", True),
+        ("/// # Safety\n/// The caller owns it.\npub unsafe fn take() {}", True),
+        ("unsafe impl Send for X {}", False),
+        ("#[unsafe(no_mangle)]", False),
+        ("#![forbid(unsafe_code)]", True),
+        ("// nothing unsafe { here }", True),
+        ('let text = "unsafe { }";', True),
+    ],
+)
+def test_unsafe_says_why(code: str, accepted: bool) -> None:
+    assert (list(tidy.check_unsafe("crates/deepnvme-mem/src/x.rs", code)) == []) is accepted
+
+
+def test_module_docs() -> None:
+    assert list(tidy.check_file("a/b.rs", "#![cfg(loom)]\n\n//! The map.\n")) == []
+    assert len(list(tidy.check_file("a/b.rs", "use std::io;\n//! Too late.\n"))) == 1
+    assert len(list(tidy.check_file("a/b.rs", ""))) == 1
+
+
+def test_workspace_lints() -> None:
+    assert list(tidy.check_file("crates/x/Cargo.toml", "[lints]\nworkspace = true\n")) == []
+    assert len(list(tidy.check_file("crates/x/Cargo.toml", "[package]\nname = 'x'\n"))) == 1
+
+
+def test_length() -> None:
+    assert list(tidy.check_length("a.rs", "\n" * 250)) == []
+    assert list(tidy.check_length("a.md", "\n" * 2000)) == []
+    assert [line.endswith("(failure)") for line in tidy.check_length("a.py", "\n" * 251)] == [False]
+    assert [line.endswith("(failure)") for line in tidy.check_length("a.py", "\n" * 701)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("folder", "private"),
+    [("home/ann", True), ("Users/ann", True), ("root/x", True), ("tmp/w/x", True), ("tmp/bench/x", False)],
+)
+def test_private_paths(folder: str, private: bool) -> None:
+    assert (len(list(tidy.check_private_paths("x.py", f'open("/{folder}/file")'))) == 1) is private
+    assert list(tidy.check_private_paths("x.py", f"see ./{folder}/file and a/{folder}/")) == []
+
+
+def test_links() -> None:
+    assert list(tidy.check_links("x.md", "[us](scripts/tidy.py), [web](https://example.org/x), [here](#part)")) == []
+    assert len(list(tidy.check_links("x.md", "[gone](scripts/nowhere.py#L1) and [us](pyproject.toml)"))) == 1

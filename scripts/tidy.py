@@ -1,0 +1,190 @@
+"""The house rules that no compiler checks. Standard library only.
+
+    python scripts/tidy.py
+
+Each finding is one line, `path:line: what is wrong`; any finding but a warning ends with exit status 1. The rules:
+dependency arrows between crates, unsafe code only in its homes and never without its SAFETY sentence, module docs
+in every Rust file, workspace lints in every crate, file length, private paths, and relative links in Markdown.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).resolve().parent.parent
+
+GROUND = {"mem", "cuda", "format"}
+# Who may depend on whom. A crate that is missing here has no floor in the house yet: ARCHITECTURE.md comes first.
+ARROWS: dict[str, set[str]] = {
+    "mem": set(),
+    "cuda": set(),
+    "format": set(),
+    "io": {"mem", "cuda"},
+    "checkpoint": {"io", "format"},
+    "swap": {"io"},
+    "optim": set(),
+    "perf": {"io"},
+    "stream": {"checkpoint", "io", "format"},
+    "cli": {"perf"},
+    "python": GROUND | {"io", "checkpoint", "swap", "optim", "perf", "stream"},
+    "testkit": {"io", "mem"},
+}
+FOR_TESTS_ONLY = {"testkit"}
+
+UNSAFE_HOMES = (
+    "crates/deepnvme-mem/*",
+    "crates/deepnvme-cuda/*",
+    "crates/deepnvme-io/src/backend/*",
+    "crates/*/tests/*",
+    "python/src/memory.rs",
+)
+UNSAFE = re.compile(r"\bunsafe\s*(?:\{|impl\b|fn\b|extern\b|\()")
+COMMENT_OR_STRING = re.compile(r'//.*|"(?:\\.|[^"\\])*"')
+LONG_LINES, TOO_LONG_LINES = 250, 700
+# Folders that exist on somebody's own machine only.
+PRIVATE_PATH = re.compile(r"(?<![\w.~$})-])/(?:home|root|Users|work|tmp/\w)/")
+LINK = re.compile(r"\]\(<?([^)#\s>]+)(?:#[^)\s]*)?>?\)")
+
+
+def main() -> int:
+    """Check the whole tree; print warnings, then findings."""
+    files = [path for path in tracked_files() if (ROOT / path).is_file()]
+    findings = list(check_arrows(cargo_packages()))
+    warnings: list[str] = []
+    for path in files:
+        try:
+            text = (ROOT / path).read_text()
+        except UnicodeDecodeError:
+            continue  # pictures and other data
+        findings += check_file(path, text)
+        warnings += check_length(path, text)
+    findings += [finding for finding in warnings if finding.endswith("(failure)")]
+    for line in [f"warning: {line}" for line in warnings if line not in findings] + findings:
+        print(line)
+    print(f"tidy: {len(files)} files, {len(findings)} findings")
+    return 1 if findings else 0
+
+
+def check_file(path: str, text: str) -> Iterator[str]:
+    """All rules that look at one file."""
+    yield from check_private_paths(path, text)
+    if path.endswith(".rs"):
+        yield from check_module_docs(path, text)
+        yield from check_unsafe(path, text)
+    elif path.endswith(".md"):
+        yield from check_links(path, text)
+    elif path.endswith("/Cargo.toml"):
+        yield from check_lints(path, text)
+
+
+def check_arrows(packages: list[dict[str, object]]) -> Iterator[str]:
+    """Dependencies between our own crates, out of `cargo metadata`."""
+    for package in packages:
+        name = short_name(package["name"])
+        if name not in ARROWS:
+            yield f"Cargo.toml: crate {name} has no place in scripts/tidy.py's table of arrows"
+            continue
+        dependencies = package["dependencies"]
+        assert isinstance(dependencies, list)
+        for dependency in dependencies:
+            target = short_name(dependency["name"])
+            if dependency.get("path") is None or target == name:
+                continue
+            if dependency["kind"] == "dev" and target in FOR_TESTS_ONLY | ARROWS[name]:
+                continue
+            if dependency["kind"] == "dev" or target not in ARROWS[name]:
+                yield f"Cargo.toml: {name} -> {target} ({dependency['kind'] or 'normal'}) is not an arrow of the house"
+
+
+def check_lints(path: str, text: str) -> Iterator[str]:
+    """Every crate takes the workspace's lints."""
+    if not re.search(r"^\[lints\]\s*\nworkspace = true", text, re.MULTILINE):
+        yield f"{path}:1: lacks `[lints] workspace = true`"
+
+
+def check_module_docs(path: str, text: str) -> Iterator[str]:
+    """A Rust file begins with its map."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#!")]
+    if not lines or not lines[0].startswith("//!"):
+        yield f"{path}:1: lacks module docs (`//!`) at its top"
+
+
+def check_unsafe(path: str, text: str) -> Iterator[str]:
+    """Unsafe code has few addresses, and each piece says why it is sound."""
+    at_home = any(PurePosixPath(path).match(home) or lies_below(path, home) for home in UNSAFE_HOMES)
+    lines = text.splitlines()
+    for index, line in enumerate(lines):
+        if not UNSAFE.search(COMMENT_OR_STRING.sub("", line)):
+            continue
+        if not at_home:
+            yield f"{path}:{index + 1}: unsafe code outside its homes"
+        elif not has_safety_note(lines, index):
+            yield f"{path}:{index + 1}: unsafe code without a SAFETY sentence"
+
+
+def has_safety_note(lines: list[str], index: int) -> bool:
+    """Whether the sentence stands on the line itself or above it in the same paragraph."""
+    start = index
+    while start > 0 and lines[start - 1].strip():
+        start -= 1
+    return any("SAFETY:" in line or "# Safety" in line for line in lines[start : index + 1])
+
+
+def lies_below(path: str, pattern: str) -> bool:
+    """Whether `path` lies at any depth below the folder of a pattern `folder/*`."""
+    parts, folder = path.split("/"), pattern.removesuffix("/*").split("/")
+    if not pattern.endswith("/*") or len(parts) <= len(folder):
+        return False
+    return all(want in ("*", part) for want, part in zip(folder, parts, strict=False))
+
+
+def check_length(path: str, text: str) -> Iterator[str]:
+    """Small rooms: long files are named, far too long ones fail."""
+    count = text.count("\n")
+    if path.endswith((".rs", ".py", ".pyi")) and count > LONG_LINES:
+        end = " (failure)" if count > TOO_LONG_LINES else ""
+        yield f"{path}:1: {count} lines, of at most {TOO_LONG_LINES if end else LONG_LINES}{end}"
+
+
+def check_private_paths(path: str, text: str) -> Iterator[str]:
+    """Nothing names a folder of somebody's own machine."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := PRIVATE_PATH.search(line):
+            yield f"{path}:{number}: private path {found[0]}"
+
+
+def check_links(path: str, text: str) -> Iterator[str]:
+    """Relative links lead somewhere."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for target in LINK.findall(line):
+            if not re.match(r"[a-z]+:", target) and not (ROOT / path).parent.joinpath(target).exists():
+                yield f"{path}:{number}: broken link {target}"
+
+
+def short_name(name: object) -> str:
+    """`deepnvme-io` is `io`."""
+    return str(name).removeprefix("deepnvme-")
+
+
+def cargo_packages() -> list[dict[str, object]]:
+    """The crates of the workspace as cargo sees them."""
+    command = ["cargo", "metadata", "--no-deps", "--format-version", "1", "--offline"]
+    described = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
+    packages: list[dict[str, object]] = json.loads(described)["packages"]
+    return packages
+
+
+def tracked_files() -> list[str]:
+    """Files that git tracks or would track."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
+    return sorted(set(filter(None, listed.decode().split("\0"))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
