@@ -1,0 +1,198 @@
+//! Zeroed, page-aligned memory with one owner.
+
+use std::io;
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::Arc;
+
+use crate::lock::{LockState, lock};
+use crate::mapping::Mapping;
+use crate::{Alignment, Device, RegionMut};
+
+/// Zeroed memory of a fixed length that starts on a page, unmapped when dropped.
+///
+/// From 2 MiB on it starts on a huge page's boundary and the kernel is asked for huge pages. Pages that nobody
+/// touches cost nothing. A buffer may be empty; it has an address all the same.
+///
+/// ```
+/// use deepnvme_mem::Buffer;
+/// let mut buffer = Buffer::zeroed(10_000)?;
+/// buffer.as_mut_slice()[0] = 7;
+/// assert_eq!(buffer.addr() % 4096, 0);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Buffer {
+    mapping: Option<Mapping>,
+    len: usize,
+    lock_state: LockState,
+    huge_advised: bool,
+}
+
+impl Buffer {
+    /// `len` bytes of ordinary memory, all zero.
+    ///
+    /// # Errors
+    /// `ENOMEM` when there is no such range of addresses.
+    pub fn zeroed(len: usize) -> io::Result<Self> {
+        let mapping = if len == 0 {
+            None
+        } else {
+            Some(Mapping::new(len)?)
+        };
+        let huge_advised = len as u64 >= Alignment::HUGE.bytes()
+            && mapping.as_ref().is_some_and(Mapping::advise_huge);
+        Ok(Self {
+            mapping,
+            len,
+            lock_state: LockState::NotAsked,
+            huge_advised,
+        })
+    }
+
+    /// `len` bytes of memory, all zero, locked into RAM where the kernel allows it; [`Buffer::lock_state`] tells.
+    ///
+    /// Locking touches every page, so that this takes time in proportion to `len`, and the memory is local to
+    /// the calling thread's NUMA node.
+    ///
+    /// # Errors
+    /// `ENOMEM` when there is no such range of addresses. A refusal to lock is no error.
+    pub fn locked(len: usize) -> io::Result<Self> {
+        let mut buffer = Self::zeroed(len)?;
+        buffer.lock_state = match &buffer.mapping {
+            Some(mapping) => lock(mapping.start(), len),
+            None => LockState::Locked,
+        };
+        Ok(buffer)
+    }
+
+    /// Bytes in the buffer.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The address of the first byte, a multiple of 4096.
+    #[must_use]
+    pub fn addr(&self) -> usize {
+        self.start().addr()
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: `start` points at `len` mapped, initialised bytes (or at none), which only this value can change.
+        unsafe { slice::from_raw_parts(self.start(), self.len) }
+    }
+
+    /// The bytes, to change.
+    #[must_use]
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as for `as_slice`, and the buffer is borrowed for as long as the slice lives.
+        unsafe { slice::from_raw_parts_mut(self.start(), self.len) }
+    }
+
+    /// What the kernel said to locking the buffer into RAM.
+    #[must_use]
+    pub fn lock_state(&self) -> &LockState {
+        &self.lock_state
+    }
+
+    /// Whether the kernel took the advice to use huge pages; never given below 2 MiB.
+    #[must_use]
+    pub fn huge_advised(&self) -> bool {
+        self.huge_advised
+    }
+
+    /// The buffer as memory to read into or write from; [`RegionMut::into_buffer`] is the way back.
+    #[must_use]
+    pub fn into_region(self) -> RegionMut {
+        let (start, len) = (self.start(), self.len);
+        // SAFETY: the owner is the buffer itself, and nobody else can reach its bytes while it is an owner.
+        unsafe { RegionMut::from_raw(start, len, Device::Host, Arc::new(self)) }
+    }
+
+    /// The first byte, or an aligned address of nothing.
+    fn start(&self) -> *mut u8 {
+        let nothing = ptr::without_provenance_mut(Alignment::PAGE.bytes() as usize);
+        self.mapping
+            .as_ref()
+            .map_or(nothing, |mapping| NonNull::as_ptr(mapping.start()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn starts_zeroed_and_on_a_page() {
+        for len in [
+            1,
+            4095,
+            4096,
+            100_000,
+            (2 << 20) - 1,
+            2 << 20,
+            (5 << 20) + 3,
+        ] {
+            let mut buffer = Buffer::zeroed(len).unwrap();
+            assert_eq!((buffer.len(), buffer.addr() % 4096), (len, 0));
+            assert!(buffer.as_slice().iter().all(|byte| *byte == 0));
+            buffer.as_mut_slice().fill(0xa5);
+            assert_eq!(buffer.as_slice()[len - 1], 0xa5);
+            assert_eq!(buffer.lock_state(), &LockState::NotAsked);
+        }
+    }
+
+    #[test]
+    fn an_empty_buffer_has_an_address_and_no_bytes() {
+        for buffer in [Buffer::zeroed(0).unwrap(), Buffer::locked(0).unwrap()] {
+            assert!(buffer.is_empty() && buffer.as_slice().is_empty());
+            assert_eq!(buffer.addr(), 4096);
+            let back = buffer.into_region().into_buffer().unwrap();
+            assert_eq!(back.len(), 0);
+        }
+    }
+
+    #[test]
+    fn huge_pages_are_asked_for_from_two_mebibytes_on() {
+        assert!(!Buffer::zeroed((2 << 20) - 1).unwrap().huge_advised());
+        let buffer = Buffer::zeroed(2 << 20).unwrap();
+        assert_eq!(buffer.addr() % (2 << 20), 0);
+        let offered = std::fs::exists("/sys/kernel/mm/transparent_hugepage/enabled").unwrap();
+        assert_eq!(buffer.huge_advised(), offered);
+    }
+
+    #[test]
+    fn absurd_sizes_are_errors() {
+        for len in [usize::MAX, usize::MAX - 4096, isize::MAX as usize] {
+            assert_eq!(
+                Buffer::zeroed(len).unwrap_err().kind(),
+                io::ErrorKind::OutOfMemory
+            );
+            assert_eq!(
+                Buffer::locked(len).unwrap_err().kind(),
+                io::ErrorKind::OutOfMemory
+            );
+        }
+    }
+
+    #[test]
+    fn comes_home_from_a_region_with_its_bytes() {
+        let mut buffer = Buffer::zeroed(9000).unwrap();
+        buffer.as_mut_slice()[8999] = 42;
+        let address = buffer.addr();
+        let back = buffer.into_region().into_buffer().unwrap();
+        assert_eq!(
+            (back.addr(), back.len(), back.as_slice()[8999]),
+            (address, 9000, 42)
+        );
+    }
+}

@@ -1,0 +1,44 @@
+//! Memory that outlives the I/O in flight on it: aligned buffers, page-locked pools, regions.
+//!
+//! This crate is one of the few places of `deepnvme` where `unsafe` code may live. Everything above it
+//! moves bytes through the safe faces below and never sees a pointer.
+//!
+//! - [`Alignment`]: powers of two that cannot be anything else.
+//! - [`Buffer`]: zeroed, page-aligned memory with one owner; [`Buffer::locked`] asks for page-locked
+//!   memory, and [`LockState`] says what the kernel answered.
+//! - [`Region`] and [`RegionMut`]: an address, a length, a [`Device`] and an [`Owner`] that keeps the
+//!   memory alive. They never yield a reference to bytes, since the kernel, a GPU or Python may change
+//!   them at any time.
+//! - [`Strided`]: the row-major byte order of a tensor whose elements do not lie side by side.
+//! - [`Pool`] and [`Slot`]: one arena cut into equal slots that return themselves when dropped.
+//!
+//! # Model checking
+//! The hand-over of slots between threads is checked over every interleaving by `loom`:
+//! ```sh
+//! RUSTFLAGS="--cfg loom" cargo test -p deepnvme-mem --release --lib loom_
+//! ```
+
+mod alignment;
+mod buffer;
+
+mod lock;
+mod mapping;
+mod pool;
+mod region;
+mod region_mut;
+mod rows;
+mod runs;
+mod slot;
+mod span;
+mod strided;
+mod sync;
+
+pub use alignment::Alignment;
+pub use buffer::Buffer;
+pub use lock::LockState;
+pub use pool::Pool;
+pub use region::Region;
+pub use region_mut::RegionMut;
+pub use slot::Slot;
+pub use span::{Device, Owner};
+pub use strided::{DIMS_MAX, Strided};

@@ -1,0 +1,193 @@
+//! One arena cut into equal slots, lent out one at a time.
+
+use std::fmt;
+use std::io;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use crate::Alignment;
+use crate::buffer::Buffer;
+use crate::lock::LockState;
+use crate::region::Region;
+use crate::region_mut::RegionMut;
+use crate::slot::Slot;
+use crate::span::Span;
+use crate::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+/// A fixed number of equal slots of memory; each starts on a page, and all lie in one arena.
+///
+/// The pool never grows: whoever finds it empty waits, and [`Pool::bound_bytes`] is all the memory it will ever use.
+/// Clones share the slots. The arena is freed with the last clone, slot and region of it, in whatever order they go.
+///
+/// ```
+/// use deepnvme_mem::Pool;
+/// let pool = Pool::new(1 << 16, 2, false)?;
+/// let slot = pool.try_take().unwrap();
+/// assert_eq!(pool.free(), 1);
+/// drop(slot);
+/// assert_eq!(pool.free(), 2);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Pool {
+    shared: Arc<Shared>,
+}
+
+/// What the pool's clones and its slots share.
+pub(crate) struct Shared {
+    arena: RegionMut,
+    lock_state: LockState,
+    slot_bytes: usize,
+    stride_bytes: usize,
+    slots: usize,
+    /// Indices of the free slots. The one that came back last goes out first, since its bytes may still be cached.
+    free: Mutex<Vec<usize>>,
+    returned: Condvar,
+}
+
+impl Pool {
+    /// `slots` slots of `slot_bytes` each, which the arena rounds up to whole pages; with `lock`, page-locked
+    /// where the kernel allows it ([`Pool::lock_state`] tells).
+    ///
+    /// # Errors
+    /// `ENOMEM` when there is no such memory, `InvalidInput` when a slot would have no bytes.
+    pub fn new(slot_bytes: usize, slots: usize, lock: bool) -> io::Result<Self> {
+        if slot_bytes == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a slot of a pool needs at least one byte",
+            ));
+        }
+        let page_bytes = Alignment::PAGE.bytes() as usize;
+        let stride_bytes = slot_bytes
+            .checked_next_multiple_of(page_bytes)
+            .ok_or(Errno::NOMEM)?;
+        let bound_bytes = stride_bytes.checked_mul(slots).ok_or(Errno::NOMEM)?;
+        let arena = if lock {
+            Buffer::locked(bound_bytes)
+        } else {
+            Buffer::zeroed(bound_bytes)
+        }?;
+        let lock_state = arena.lock_state().clone();
+        let mut free = Vec::new();
+        free.try_reserve_exact(slots).map_err(|_| Errno::NOMEM)?;
+        free.extend((0..slots).rev());
+        let (free, returned) = (Mutex::new(free), Condvar::new());
+        let arena = arena.into_region();
+        let shared = Arc::new(Shared {
+            arena,
+            lock_state,
+            slot_bytes,
+            stride_bytes,
+            slots,
+            free,
+            returned,
+        });
+        Ok(Self { shared })
+    }
+
+    /// A slot, if one is free.
+    #[must_use]
+    pub fn try_take(&self) -> Option<Slot> {
+        let index = self.shared.lock_free().pop()?;
+        Some(Slot::new(Arc::clone(&self.shared), index))
+    }
+
+    /// A slot; waits up to `timeout` for one to come back.
+    #[must_use]
+    pub fn take_timeout(&self, timeout: Duration) -> Option<Slot> {
+        // A time beyond the clock's range is a wait without an end.
+        let deadline = Instant::now().checked_add(timeout);
+        let mut free = self.shared.lock_free();
+        loop {
+            if let Some(index) = free.pop() {
+                drop(free);
+                return Some(Slot::new(Arc::clone(&self.shared), index));
+            }
+            let left = deadline.map_or(Duration::MAX, |deadline| {
+                deadline.saturating_duration_since(Instant::now())
+            });
+            if left.is_zero() {
+                return None;
+            }
+            let woken = self.shared.returned.wait_timeout(free, left);
+            (free, _) = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Slots that can be taken now.
+    #[must_use]
+    pub fn free(&self) -> usize {
+        self.shared.lock_free().len()
+    }
+
+    /// Slots in all.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.shared.slots
+    }
+
+    /// Bytes of one slot.
+    #[must_use]
+    pub fn slot_bytes(&self) -> usize {
+        self.shared.slot_bytes
+    }
+
+    /// Bytes of the arena: the most that the pool will ever use.
+    #[must_use]
+    pub fn bound_bytes(&self) -> usize {
+        self.shared.arena.len()
+    }
+
+    /// The whole arena, to register its address with the kernel or a device. Slots lie in it one after the other.
+    #[must_use]
+    pub fn arena(&self) -> Region {
+        self.shared.arena.region()
+    }
+
+    /// What the kernel said to locking the arena into RAM.
+    #[must_use]
+    pub fn lock_state(&self) -> LockState {
+        self.shared.lock_state.clone()
+    }
+}
+
+impl Shared {
+    /// The memory of one slot. Only who holds the slot may ask.
+    pub(crate) fn memory(&self, index: usize) -> Span {
+        let start = index * self.stride_bytes;
+        self.arena.0.slice(start..start + self.slot_bytes)
+    }
+
+    /// Takes a slot back and wakes one who waits.
+    pub(crate) fn give_back(&self, index: usize) {
+        let mut free = self.lock_free();
+        debug_assert!(!free.contains(&index), "slot {index} came back twice");
+        free.push(index);
+        drop(free);
+        self.returned.notify_one();
+    }
+
+    /// The list is whole after every statement, so that a panic elsewhere cannot have spoilt it.
+    fn lock_free(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shared {
+            slots,
+            slot_bytes,
+            lock_state,
+            ..
+        } = &*self.shared;
+        write!(
+            f,
+            "Pool({} of {slots} slots of {slot_bytes} bytes free, {lock_state:?})",
+            self.free()
+        )
+    }
+}

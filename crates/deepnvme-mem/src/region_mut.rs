@@ -1,0 +1,132 @@
+//! Memory to write to.
+
+use std::fmt;
+
+use crate::buffer::Buffer;
+use crate::region::{Region, from_vec};
+use crate::span::{Device, Owner, Span};
+use crate::strided::Strided;
+
+/// The one right to change some memory, and an owner that keeps the memory alive.
+///
+/// It cannot be cloned, but [`RegionMut::region`] gives out the same memory for reading and for the kernel.
+/// Copying into it takes `&self`, since several workers fill one request at once. The rule for them: **copies
+/// that run at the same time must be disjoint.** Where two overlap, or overlap with I/O in flight, the bytes in
+/// the overlap are unspecified.
+pub struct RegionMut(pub(crate) Span);
+
+impl RegionMut {
+    /// Contiguous memory.
+    ///
+    /// # Safety
+    /// For as long as `owner` is alive, `ptr` is valid for reads and writes of `len` initialised bytes on `device`,
+    /// from any thread; no reference to them is used meanwhile; and `owner` may be dropped on any thread.
+    ///
+    /// # Panics
+    /// When `len` is larger than any memory.
+    #[must_use]
+    pub unsafe fn from_raw(ptr: *mut u8, len: usize, device: Device, owner: Owner) -> Self {
+        Self(Span::flat(ptr, len, device, owner))
+    }
+
+    /// The elements of a tensor; `ptr` is the address of its first one, at index zero of every dimension.
+    ///
+    /// Where elements share bytes ([`Strided::may_overlap`]), such bytes hold any one of the values written.
+    ///
+    /// # Safety
+    /// As for [`RegionMut::from_raw`], for each byte of each element.
+    ///
+    /// # Panics
+    /// When [`Strided::check`] finds fault with the layout.
+    #[must_use]
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "a layout belongs to one tensor"
+    )]
+    pub unsafe fn from_strided(
+        ptr: *mut u8,
+        strides: Strided,
+        device: Device,
+        owner: Owner,
+    ) -> Self {
+        Self(Span::strided(ptr, &strides, device, owner))
+    }
+
+    /// The bytes of a vector, without copying them.
+    #[must_use]
+    pub fn from_vec(bytes: Vec<u8>) -> Self {
+        Self(from_vec(bytes))
+    }
+
+    /// The address of the first byte.
+    #[must_use]
+    pub fn addr(&self) -> usize {
+        self.0.addr()
+    }
+
+    /// Logical bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where the memory lives.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.0.device()
+    }
+
+    /// Whether the bytes lie side by side from the address on.
+    #[must_use]
+    pub fn is_contiguous(&self) -> bool {
+        self.0.is_contiguous()
+    }
+
+    /// The same memory: its address for the kernel, or its bytes to read once they are complete.
+    #[must_use]
+    pub fn region(&self) -> Region {
+        Region(self.0.clone())
+    }
+
+    /// Two rights from one: to the bytes before `mid`, and to those from it on.
+    ///
+    /// # Panics
+    /// When the region is not contiguous or `mid` is not inside it.
+    #[must_use]
+    pub fn split_at(self, mid: usize) -> (Self, Self) {
+        (
+            Self(self.0.slice(0..mid)),
+            Self(self.0.slice(mid..self.len())),
+        )
+    }
+
+    /// Copies `source` over the logical bytes from `at` on. See the type about copies at the same time.
+    ///
+    /// # Panics
+    /// When the range is not inside the region, or the region is not in the processor's memory.
+    pub fn copy_from_slice(&self, at: usize, source: &[u8]) {
+        // SAFETY: a slice is valid for reads of its length, and this type is the right to write.
+        unsafe { self.0.copy_in(at, source.as_ptr(), source.len()) }
+    }
+
+    /// The buffer that this region was made from.
+    ///
+    /// # Errors
+    /// Gives itself back when it was not made by [`Buffer::into_region`], is only a part of that buffer, or when
+    /// another region of the same memory is alive (I/O in flight holds one).
+    pub fn into_buffer(self) -> Result<Buffer, Self> {
+        self.0.into_buffer().map_err(Self)
+    }
+}
+
+impl fmt::Debug for RegionMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RegionMut({:?})", self.0)
+    }
+}

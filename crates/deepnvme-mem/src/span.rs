@@ -1,0 +1,218 @@
+//! What `Region` and `RegionMut` have in common: where the bytes are, and how they are copied.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use crate::buffer::Buffer;
+use crate::runs::Runs;
+use crate::strided::Strided;
+
+/// Where memory lives.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Device {
+    /// The processor's own memory.
+    Host,
+    /// The memory of one GPU; it can be named here, but not copied.
+    Cuda {
+        /// Which GPU, as CUDA counts them.
+        index: u32,
+    },
+}
+
+/// Whatever keeps memory alive: the memory is freed when the last clone is dropped, on whatever thread that is.
+pub type Owner = Arc<dyn Any + Send + Sync>;
+
+/// Bytes in memory that somebody else may change at any time, and their owner.
+///
+/// All access goes through raw pointers and copies; no reference to a byte is ever made. That is what makes it
+/// right to share a span between threads: the kernel, Python and other threads can change the bytes at any time,
+/// and whoever copies bytes that change meanwhile gets unspecified ones.
+#[derive(Clone)]
+pub(crate) struct Span {
+    start: *mut u8,
+    len: usize,
+    device: Device,
+    owner: Owner,
+    runs: Option<Arc<Runs>>,
+}
+
+// SAFETY: the pointer is only an address; the owner, which is Send, keeps it valid on every thread.
+unsafe impl Send for Span {}
+// SAFETY: shared access only copies bytes through raw pointers, never lends them.
+unsafe impl Sync for Span {}
+
+impl Span {
+    pub(crate) fn flat(start: *mut u8, len: usize, device: Device, owner: Owner) -> Self {
+        assert!(
+            isize::try_from(len).is_ok(),
+            "a region of {len} bytes is larger than any memory"
+        );
+        Self {
+            start,
+            len,
+            device,
+            owner,
+            runs: None,
+        }
+    }
+
+    pub(crate) fn strided(start: *mut u8, layout: &Strided, device: Device, owner: Owner) -> Self {
+        let runs = Runs::new(layout);
+        let len = runs.total_bytes();
+        let runs = if runs.is_contiguous() {
+            None
+        } else {
+            Some(Arc::new(runs))
+        };
+        Self {
+            start,
+            len,
+            device,
+            owner,
+            runs,
+        }
+    }
+
+    pub(crate) fn addr(&self) -> usize {
+        self.start.addr()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn device(&self) -> Device {
+        self.device
+    }
+
+    pub(crate) fn is_contiguous(&self) -> bool {
+        self.runs.is_none()
+    }
+
+    pub(crate) fn slice(&self, range: Range<usize>) -> Self {
+        assert!(
+            self.is_contiguous(),
+            "only a contiguous region can be sliced"
+        );
+        let Range { start, end } = range;
+        let inside = start <= end && end <= self.len;
+        assert!(
+            inside,
+            "slice {start}..{end} is outside a region of {} bytes",
+            self.len
+        );
+        let mut part = self.clone();
+        (part.start, part.len) = (self.start.wrapping_add(start), end - start);
+        part
+    }
+
+    /// The same bytes with another owner, which must keep the old one alive.
+    pub(crate) fn owned_by(self, owner: Owner) -> Self {
+        Self { owner, ..self }
+    }
+
+    /// Whether no clone of the owner exists, so that no other span leads to these bytes.
+    pub(crate) fn is_only_holder(&self) -> bool {
+        let alone = Arc::strong_count(&self.owner) == 1;
+        // What the last other holder did to the bytes, on whatever thread, comes before what follows.
+        fence(Ordering::Acquire);
+        alone
+    }
+
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.start
+    }
+
+    /// The buffer that owns these bytes, when they are all of its bytes and nothing else holds it.
+    pub(crate) fn into_buffer(self) -> Result<Buffer, Self> {
+        let is_all_of = |buffer: &Buffer| buffer.addr() == self.addr() && buffer.len() == self.len;
+        if !self.owner.downcast_ref().is_some_and(is_all_of) {
+            return Err(self);
+        }
+        let Self {
+            start,
+            len,
+            device,
+            owner,
+            runs,
+        } = self;
+        let restore = |owner| Self {
+            start,
+            len,
+            device,
+            owner,
+            runs,
+        };
+        match owner.downcast().map(Arc::<Buffer>::try_unwrap) {
+            Ok(Ok(buffer)) => Ok(buffer),
+            Ok(Err(shared)) => Err(restore(shared)),
+            Err(other) => Err(restore(other)),
+        }
+    }
+
+    /// Copies the logical bytes `from..from + len` to `target`.
+    ///
+    /// # Safety
+    /// `target` is valid for writes of `len` bytes.
+    pub(crate) unsafe fn copy_out(&self, from: usize, target: *mut u8, len: usize) {
+        self.assert_copyable(from, len);
+        // SAFETY: the range was checked, the owner keeps the memory valid, and the caller answers for the target.
+        // `copy` and not `copy_nonoverlapping`: both ends may lie in one pool's arena, and it costs the same.
+        unsafe {
+            match &self.runs {
+                None => ptr::copy(self.start.add(from), target, len),
+                Some(runs) => runs.gather(self.start, from, target, len),
+            }
+        }
+    }
+
+    /// Copies `len` bytes from `source` over the logical bytes from `to` on.
+    ///
+    /// # Safety
+    /// `source` is valid for reads of `len` bytes, and whoever made this span allowed writing.
+    pub(crate) unsafe fn copy_in(&self, to: usize, source: *const u8, len: usize) {
+        self.assert_copyable(to, len);
+        // SAFETY: as in `copy_out`, the other way round.
+        unsafe {
+            match &self.runs {
+                None => ptr::copy(source, self.start.add(to), len),
+                Some(runs) => runs.scatter(self.start, to, source, len),
+            }
+        }
+    }
+
+    fn assert_copyable(&self, at: usize, len: usize) {
+        assert!(
+            self.device == Device::Host,
+            "the processor cannot copy memory of {:?}",
+            self.device
+        );
+        let inside = at.checked_add(len).is_some_and(|end| end <= self.len);
+        assert!(
+            inside,
+            "{len} bytes at {at} are outside a region of {} bytes",
+            self.len
+        );
+    }
+}
+
+impl fmt::Debug for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} bytes at {:#x} on {:?}",
+            self.len,
+            self.addr(),
+            self.device
+        )?;
+        if let Some(runs) = &self.runs {
+            write!(f, ", in {runs:?}")
+        } else {
+            Ok(())
+        }
+    }
+}
