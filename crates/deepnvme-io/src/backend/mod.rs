@@ -8,10 +8,12 @@ use std::sync::Arc;
 use deepnvme_mem::Region;
 
 use crate::config::SubmitMode;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::op::{Completion, Op, Submit};
 
 pub mod aio;
+mod eventfd;
+mod inflight;
 pub mod threads;
 pub mod uring;
 
@@ -100,4 +102,21 @@ pub trait Backend {
 
     /// Forgets memory that `register` took, once no op in flight uses it.
     fn unregister(&mut self, _memory: &Region) {}
+}
+
+/// Opens a backend of the given kind, on the thread that will use it.
+///
+/// # Errors
+/// What the kernel said to it; of the kinds that only tests make, `InvalidInput`.
+pub fn open(kind: BackendKind, setup: &BackendSetup) -> Result<Box<dyn Backend>> {
+    Ok(match kind {
+        BackendKind::Uring => Box::new(uring::UringBackend::open(setup)?),
+        BackendKind::Aio => Box::new(aio::AioBackend::open(setup)?),
+        BackendKind::Threads => Box::new(threads::ThreadsBackend::open(setup)?),
+        BackendKind::Simulated => {
+            return Err(Error::invalid(
+                "a simulated backend is made by a test, not by its name",
+            ));
+        }
+    })
 }

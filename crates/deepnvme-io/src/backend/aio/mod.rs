@@ -1,0 +1,272 @@
+//! Linux native AIO: ops are handed to the kernel in arrays and fetched as events.
+//!
+//! `sys` has the system calls, `request` words one op for them. This file is the queue: what was collected, what is in flight, and what
+//! to do when the kernel takes only some of it. The kernel looks at each op when it is submitted, so an
+//! op can fail there; that failure becomes the op's own completion and the others go on.
+#![allow(unsafe_code)]
+
+mod request;
+mod sys;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::request::{block_of, set_up_error, sync_inline};
+use self::sys::{Context, ControlBlock, Event};
+use super::eventfd::WakeEvent;
+use super::inflight::InFlight;
+use super::{Backend, BackendKind, BackendSetup, Wake};
+use crate::config::SubmitMode;
+use crate::error::{Error, Result};
+use crate::op::{Completion, Errno, Op, Submit};
+
+/// The deepest queue that we ask for; well under what the kernel's counter can hold.
+const DEPTH_MAX: u32 = 32 * 1024;
+/// What the event of the waker's poll carries where those of ops carry their slot.
+const WAKE_DATA: u64 = u64::MAX;
+/// How long to sleep between looks for a wake on kernels that cannot poll with AIO (before 4.18).
+const WAKE_LOOK_NS: libc::c_long = 1_000_000;
+/// How long to leave the kernel alone when it has no room although nothing of ours is in flight.
+const STALL_PAUSE: Duration = Duration::from_millis(1);
+
+/// The native AIO backend.
+pub struct AioBackend {
+    // Declared first, so that the queue is gone before anything that it may use.
+    context: Context,
+    ops: InFlight,
+    /// Ops that wait for the next `io_submit`, oldest first.
+    collected: VecDeque<ControlBlock>,
+    /// Ops that ended without an event: refused by `io_submit`, or done in the call.
+    ended: Vec<Completion>,
+    events: Vec<Event>,
+    depth: u32,
+    submit: SubmitMode,
+    waker: WakerPoll,
+}
+
+/// The poll of the waker's eventfd that is always in the queue.
+struct WakerPoll {
+    event: Arc<WakeEvent>,
+    /// Stays at one address while the kernel has it, since `io_cancel` knows it by that.
+    block: Box<ControlBlock>,
+    armed: bool,
+    /// Whether this kernel can poll with AIO.
+    supported: bool,
+    /// A wake has been seen and no blocking `reap` has ended by it yet.
+    woken: bool,
+}
+
+impl AioBackend {
+    /// Sets a queue up in the kernel.
+    ///
+    /// # Errors
+    /// What `io_setup` said: not in this kernel, forbidden, or the system's limit of AIO ops is used up.
+    pub fn open(setup: &BackendSetup) -> Result<Self> {
+        let depth = setup.queue_depth.clamp(1, DEPTH_MAX);
+        let context = Context::new(depth + 1).map_err(|errno| set_up_error(errno, depth))?;
+        let event = WakeEvent::new()?;
+        let block = Box::new(ControlBlock::poll(event.raw_fd()).carrying(WAKE_DATA));
+        let waker = WakerPoll {
+            event,
+            block,
+            armed: false,
+            supported: true,
+            woken: false,
+        };
+        Ok(Self {
+            context,
+            ops: InFlight::new(depth),
+            collected: VecDeque::new(),
+            ended: Vec::new(),
+            events: vec![Event::default(); depth as usize + 1],
+            depth,
+            submit: setup.submit,
+            waker,
+        })
+    }
+
+    /// Ops that the kernel has.
+    fn in_kernel(&self) -> usize {
+        self.ops.len() as usize - self.collected.len()
+    }
+
+    fn arm_waker(&mut self) {
+        if self.waker.armed || !self.waker.supported {
+            return;
+        }
+        let mut block = [ptr_of(&mut self.waker.block)];
+        // SAFETY: a poll touches no memory; the block is boxed and lives until the queue is destroyed.
+        match unsafe { self.context.submit(&mut block) } {
+            Ok(taken) => self.waker.armed = taken == 1,
+            // No room just now; the next reap tries again.
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(_) => self.waker.supported = false,
+        }
+    }
+
+    /// Gives the collected ops to the kernel. Returns when all are gone, or when it has no more room.
+    fn submit_collected(&mut self) -> Result<()> {
+        while !self.collected.is_empty() {
+            let blocks = self.collected.make_contiguous();
+            let mut pointers: Vec<*mut ControlBlock> = blocks.iter_mut().map(ptr_of).collect();
+            // SAFETY: `ops` owns each op's memory, file and iovecs until its event has been fetched.
+            match unsafe { self.context.submit(&mut pointers) } {
+                Ok(0) | Err(Errno::AGAIN) => return Ok(()),
+                Ok(taken) => drop(self.collected.drain(..taken)),
+                Err(Errno::INTR) => {}
+                Err(errno) => self.refused(errno),
+            }
+        }
+        Ok(())
+    }
+
+    /// The kernel refused the first collected op.
+    fn refused(&mut self, errno: Errno) {
+        let Some(block) = self.collected.pop_front() else {
+            return;
+        };
+        let index = block.data() as u32;
+        let result = match self.ops.get(index) {
+            // Some file systems have no asynchronous sync; a plain one is as good, it only takes this thread.
+            Some(op) if errno == Errno::INVAL => sync_inline(op).unwrap_or(Err(errno)),
+            _ => Err(errno),
+        };
+        let kernel_result = result.map_or_else(|errno| -i64::from(errno.raw_os_error()), |()| 0);
+        self.ended.extend(self.ops.complete(index, kernel_result));
+    }
+
+    /// Fetches events, waiting for the first if `wait`.
+    fn fetch(&mut self, wait: bool, completions: &mut Vec<Completion>) -> Result<()> {
+        let timeout = match (wait, self.waker.armed) {
+            (true, true) => None,
+            (true, false) => Some(libc::timespec {
+                tv_sec: 0,
+                tv_nsec: WAKE_LOOK_NS,
+            }),
+            (false, _) => Some(libc::timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            }),
+        };
+        let fetched = match self
+            .context
+            .events(usize::from(wait), &mut self.events, timeout)
+        {
+            Ok(fetched) => fetched,
+            Err(Errno::INTR) => 0,
+            Err(errno) => return Err(Error::os("io_getevents", errno)),
+        };
+        for event in &self.events[..fetched] {
+            if event.data == WAKE_DATA {
+                self.waker.armed = false;
+                self.waker.supported = event.result >= 0;
+                self.waker.woken = true;
+            } else {
+                completions.extend(self.ops.complete(event.data as u32, event.result));
+            }
+        }
+        if !self.waker.armed && self.waker.event.is_pending() {
+            self.waker.woken = true;
+        }
+        Ok(())
+    }
+
+    /// The kernel has no room although it holds nothing of ours: pauses, and once that has not helped
+    /// lets the first op fail with it, so that the policy above decides how often to try again.
+    fn stalled(&mut self) -> Result<()> {
+        std::thread::sleep(STALL_PAUSE);
+        let before = self.collected.len();
+        self.submit_collected()?;
+        if self.collected.len() == before {
+            self.refused(Errno::AGAIN);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for AioBackend {
+    fn drop(&mut self) {
+        let mut completions = Vec::new();
+        while self.in_flight() > 0 {
+            if self.reap(1, &mut completions).is_err() {
+                // The kernel may still write into this memory, so it must never be freed.
+                std::mem::forget(std::mem::replace(&mut self.ops, InFlight::new(0)));
+                break;
+            }
+            completions.clear();
+        }
+        if self.waker.armed {
+            // Destroying the queue would withdraw the poll as well, only later.
+            let _ = self.context.cancel(&mut self.waker.block);
+        }
+    }
+}
+
+impl Backend for AioBackend {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Aio
+    }
+
+    fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.ops.len() + self.ended.len() as u32
+    }
+
+    fn submit(&mut self, op: Op) -> Submit {
+        if self.in_flight() >= self.depth {
+            return Submit::Busy(op);
+        }
+        let (index, memory) = self.ops.insert(op);
+        if let Some(op) = self.ops.get(index) {
+            self.collected
+                .push_back(block_of(op, memory).carrying(u64::from(index)));
+        }
+        if self.submit == SubmitMode::Single {
+            // What the kernel does not take now stays collected and goes with the next flush or reap.
+            let _ = self.submit_collected();
+        }
+        Submit::Queued
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.submit_collected()
+    }
+
+    fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
+        let enough = completions.len() + min as usize;
+        loop {
+            self.arm_waker();
+            self.submit_collected()?;
+            completions.append(&mut self.ended);
+            let satisfied = completions.len() >= enough || self.waker.woken;
+            if !satisfied && !self.collected.is_empty() && self.in_kernel() == 0 {
+                self.stalled()?;
+                continue;
+            }
+            self.fetch(!satisfied, completions)?;
+            if completions.len() >= enough || self.waker.woken {
+                break;
+            }
+        }
+        // Events have made room for what the kernel had left.
+        self.submit_collected()?;
+        completions.append(&mut self.ended);
+        if min > 0 && self.waker.woken {
+            self.waker.woken = false;
+            self.waker.event.drain();
+        }
+        Ok(())
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        self.waker.event.clone()
+    }
+}
+
+fn ptr_of(block: &mut ControlBlock) -> *mut ControlBlock {
+    block
+}

@@ -1,0 +1,52 @@
+//! One op in the words of native AIO, and what a refusal of the queue itself means.
+
+use std::os::fd::AsRawFd;
+
+use super::sys::{Command, ControlBlock};
+use crate::backend::inflight::Memory;
+use crate::error::Error;
+use crate::op::{Errno, Op, OpKind};
+
+/// Words `op`, whose memory is `memory`, for the kernel.
+pub(super) fn block_of(op: &Op, memory: Memory) -> ControlBlock {
+    let fd = op.file.as_raw_fd();
+    let (addr, len, is_vectored) = match memory {
+        Memory::None => (0, 0, false),
+        Memory::Piece { addr, len } => (addr, len, false),
+        Memory::Pieces { iovecs, count } => (iovecs as usize, count, true),
+    };
+    let command = match (op.kind, is_vectored) {
+        (OpKind::Read, false) => Command::Read,
+        (OpKind::Read, true) => Command::ReadVectored,
+        (OpKind::Write, false) => Command::Write,
+        (OpKind::Write, true) => Command::WriteVectored,
+        (OpKind::SyncData, _) => return ControlBlock::new(Command::SyncData, fd, 0, 0, 0),
+        (OpKind::SyncAll, _) => return ControlBlock::new(Command::SyncAll, fd, 0, 0, 0),
+    };
+    ControlBlock::new(command, fd, addr, len, op.offset)
+}
+
+/// Does a sync here and now; `None` when the op is not one.
+pub(super) fn sync_inline(op: &Op) -> Option<Result<(), Errno>> {
+    match op.kind {
+        OpKind::SyncData => Some(rustix::fs::fdatasync(&op.file)),
+        OpKind::SyncAll => Some(rustix::fs::fsync(&op.file)),
+        OpKind::Read | OpKind::Write => None,
+    }
+}
+
+/// Says what a refusal of `io_setup` means.
+pub(super) fn set_up_error(errno: Errno, depth: u32) -> Error {
+    let error = Error::os("io_setup", errno);
+    if errno != Errno::AGAIN {
+        return error;
+    }
+    let read = |path: &str| {
+        std::fs::read_to_string(path).map_or("unknown".into(), |text| text.trim().to_owned())
+    };
+    let (used, max) = (read("/proc/sys/fs/aio-nr"), read("/proc/sys/fs/aio-max-nr"));
+    error.because(format!(
+        "the system's AIO ops are used up: {depth} more do not fit beside the {used} of {max} in use; raise the \
+         limit (`sysctl -w fs.aio-max-nr=1048576`, file /proc/sys/fs/aio-max-nr) or lower queue_depth or workers"
+    ))
+}

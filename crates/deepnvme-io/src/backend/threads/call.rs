@@ -1,0 +1,45 @@
+//! The system call of one op.
+#![allow(unsafe_code)]
+
+use std::os::fd::AsRawFd;
+
+use smallvec::SmallVec;
+
+use crate::backend::inflight::result_of;
+use crate::op::{Errno, Op, OpKind};
+
+/// Pieces up to which the list for the kernel lies on the stack.
+const IOVECS_INLINE: usize = 16;
+
+/// Does the op with one call and says what that returned; EINTR and short transfers are results like others.
+pub(super) fn perform(op: &Op) -> Result<usize, Errno> {
+    match op.kind {
+        OpKind::SyncData => rustix::fs::fdatasync(&op.file).map(|()| 0),
+        OpKind::SyncAll => rustix::fs::fsync(&op.file).map(|()| 0),
+        OpKind::Read | OpKind::Write => transfer(op),
+    }
+}
+
+fn transfer(op: &Op) -> Result<usize, Errno> {
+    let iovecs: SmallVec<[libc::iovec; IOVECS_INLINE]> = op
+        .pieces
+        .iter()
+        .map(|piece| libc::iovec {
+            iov_base: piece.addr() as *mut libc::c_void,
+            iov_len: piece.len(),
+        })
+        .collect();
+    let (fd, offset) = (op.file.as_raw_fd(), op.offset as libc::off64_t);
+    let count = iovecs.len() as libc::c_int;
+    // SAFETY: the op keeps its file open and its memory alive; for a read it holds the right to change it.
+    let moved = unsafe {
+        match op.kind {
+            OpKind::Read => libc::preadv64(fd, iovecs.as_ptr(), count, offset),
+            _ => libc::pwritev64(fd, iovecs.as_ptr(), count, offset),
+        }
+    };
+    if moved < 0 {
+        return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));
+    }
+    result_of(moved as i64)
+}

@@ -1,0 +1,97 @@
+//! Ordinary system calls on a few threads: the backend that works everywhere.
+//!
+//! `pool` is the threads and the two queues between them and us, `call` makes the call of one op.
+//! This file is the queue as the worker sees it. Ops in flight are bounded by the depth, those that
+//! are in a call at the same moment by [`THREADS_MAX`].
+
+mod call;
+mod pool;
+
+use std::sync::Arc;
+
+use self::pool::{Pool, Shared};
+use super::{Backend, BackendKind, BackendSetup, Wake};
+use crate::config::SubmitMode;
+use crate::error::Result;
+use crate::op::{Completion, Op, Submit};
+
+/// The most threads of one backend.
+pub const THREADS_MAX: u32 = 16;
+
+/// The threads backend.
+pub struct ThreadsBackend {
+    pool: Pool,
+    /// Ops that wait for the next flush, oldest first.
+    collected: Vec<Op>,
+    depth: u32,
+    in_flight: u32,
+    submit: SubmitMode,
+}
+
+impl ThreadsBackend {
+    /// Makes the queue; its threads start when there is something for them to do.
+    ///
+    /// # Errors
+    /// None today; the other backends have some.
+    pub fn open(setup: &BackendSetup) -> Result<Self> {
+        let depth = setup.queue_depth.max(1);
+        let pool = Pool::new(setup.worker_index, depth.min(THREADS_MAX));
+        Ok(Self {
+            pool,
+            collected: Vec::new(),
+            depth,
+            in_flight: 0,
+            submit: setup.submit,
+        })
+    }
+}
+
+impl Backend for ThreadsBackend {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Threads
+    }
+
+    fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    fn submit(&mut self, op: Op) -> Submit {
+        if self.in_flight >= self.depth {
+            return Submit::Busy(op);
+        }
+        self.in_flight += 1;
+        self.collected.push(op);
+        if self.submit == SubmitMode::Single {
+            self.pool.run(&mut self.collected);
+        }
+        Submit::Queued
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.pool.run(&mut self.collected);
+        Ok(())
+    }
+
+    fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
+        self.pool.run(&mut self.collected);
+        let before = completions.len();
+        self.pool.shared().take_done(min, completions);
+        self.in_flight -= (completions.len() - before) as u32;
+        Ok(())
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        Arc::<Shared>::clone(self.pool.shared())
+    }
+}
+
+impl Drop for ThreadsBackend {
+    fn drop(&mut self) {
+        // What was collected is done as well; the pool's own drop waits for its threads.
+        self.pool.run(&mut self.collected);
+    }
+}

@@ -1,0 +1,186 @@
+//! The threads, and the two queues between them and the backend: jobs out, completions back.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+
+use super::call::perform;
+use crate::backend::Wake;
+use crate::op::{Completion, Op};
+
+/// A thread only makes system calls; its stack can be small.
+const STACK_BYTES: usize = 128 << 10;
+
+/// Threads that start when needed and end with the pool, after everything that it was given is done.
+pub(super) struct Pool {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    threads_max: usize,
+    worker_index: u32,
+}
+
+/// What the threads and the backend share.
+#[derive(Default)]
+pub(super) struct Shared {
+    jobs: Mutex<Jobs>,
+    job_came: Condvar,
+    done: Mutex<Done>,
+    done_came: Condvar,
+}
+
+#[derive(Default)]
+struct Jobs {
+    queue: VecDeque<Op>,
+    /// Threads that wait for a job.
+    idle: usize,
+    closed: bool,
+}
+
+#[derive(Default)]
+struct Done {
+    completions: Vec<Completion>,
+    /// How many the backend waits for; threads do not disturb it before.
+    wanted: usize,
+    woken: bool,
+}
+
+impl Pool {
+    /// A pool without threads yet.
+    pub(super) fn new(worker_index: u32, threads_max: u32) -> Self {
+        Self {
+            shared: Arc::default(),
+            threads: Vec::new(),
+            threads_max: threads_max as usize,
+            worker_index,
+        }
+    }
+
+    /// The queues, for waiting and for waking.
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Hands ops to the threads, starting some where there are too few. Empties `ops`.
+    pub(super) fn run(&mut self, ops: &mut Vec<Op>) {
+        if ops.is_empty() {
+            return;
+        }
+        let mut jobs = lock(&self.shared.jobs);
+        let count = ops.len();
+        jobs.queue.extend(ops.drain(..));
+        let missing = jobs.queue.len().saturating_sub(jobs.idle);
+        drop(jobs);
+        for _ in 0..count {
+            self.shared.job_came.notify_one();
+        }
+        for _ in 0..missing {
+            if self.threads.len() >= self.threads_max || !self.start_thread() {
+                break;
+            }
+        }
+        if self.threads.is_empty() {
+            // Not even one thread could be started, and nobody else would ever do these.
+            self.shared.run_queue();
+        }
+    }
+
+    fn start_thread(&mut self) -> bool {
+        let shared = Arc::clone(&self.shared);
+        let name = format!("dnvme-{}-io-{}", self.worker_index, self.threads.len());
+        let started = Builder::new()
+            .name(name)
+            .stack_size(STACK_BYTES)
+            .spawn(move || shared.serve());
+        started.is_ok_and(|thread| {
+            self.threads.push(thread);
+            true
+        })
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        lock(&self.shared.jobs).closed = true;
+        self.shared.job_came.notify_all();
+        for thread in self.threads.drain(..) {
+            // An error would mean that the thread panicked; its op went with it.
+            let _ = thread.join();
+        }
+        // A waker may outlive the pool; the memory of ops that nobody reaped must not.
+        let unreaped = std::mem::take(&mut lock(&self.shared.done).completions);
+        drop(unreaped);
+    }
+}
+
+impl Shared {
+    /// The life of a thread: takes jobs until the queue is closed and empty.
+    fn serve(&self) {
+        let mut jobs = lock(&self.jobs);
+        loop {
+            if let Some(op) = jobs.queue.pop_front() {
+                drop(jobs);
+                self.finish(op);
+                jobs = lock(&self.jobs);
+            } else if jobs.closed {
+                return;
+            } else {
+                jobs.idle += 1;
+                jobs = self
+                    .job_came
+                    .wait(jobs)
+                    .unwrap_or_else(PoisonError::into_inner);
+                jobs.idle -= 1;
+            }
+        }
+    }
+
+    /// Does everything in the queue on the calling thread.
+    fn run_queue(&self) {
+        loop {
+            let Some(op) = lock(&self.jobs).queue.pop_front() else {
+                return;
+            };
+            self.finish(op);
+        }
+    }
+
+    fn finish(&self, op: Op) {
+        let result = perform(&op);
+        let mut done = lock(&self.done);
+        done.completions.push(Completion { op, result });
+        let is_awaited = done.wanted > 0 && done.completions.len() >= done.wanted;
+        drop(done);
+        if is_awaited {
+            self.done_came.notify_one();
+        }
+    }
+
+    /// Waits until `min` completions are there (or a wake), and moves all that are.
+    pub(super) fn take_done(&self, min: u32, completions: &mut Vec<Completion>) {
+        let mut done = lock(&self.done);
+        done.wanted = min as usize;
+        while done.completions.len() < done.wanted && !done.woken {
+            done = self
+                .done_came
+                .wait(done)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        if min > 0 {
+            done.woken = false;
+        }
+        done.wanted = 0;
+        completions.append(&mut done.completions);
+    }
+}
+
+impl Wake for Shared {
+    fn wake(&self) {
+        lock(&self.done).woken = true;
+        self.done_came.notify_one();
+    }
+}
+
+/// Locks; a thread that panicked while it held the lock left nothing half done.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,167 @@
+//! Registered buffers: memory that the kernel has pinned and mapped once, instead of for every op.
+//!
+//! The kernel's table is sparse and its entries hold up to 1 GiB; a longer region takes several.
+//! A refusal (old kernel, `RLIMIT_MEMLOCK`, memory that cannot be pinned) is no error: the ops
+//! then name their memory the ordinary way.
+#![allow(unsafe_code)]
+
+use deepnvme_mem::{Device, Region};
+use io_uring::Submitter;
+use smallvec::SmallVec;
+
+/// Entries of the table.
+const BUFFERS_MAX: u16 = 256;
+/// The most that the kernel takes as one entry.
+const BUFFER_BYTES_MAX: usize = 1 << 30;
+
+/// The ring's table of pinned memory.
+pub(super) struct BufferTable {
+    regions: Vec<Registered>,
+    /// The stretches of all regions by address, for the look-up that every op makes.
+    stretches: Vec<Stretch>,
+    free: Vec<u16>,
+    enabled: bool,
+}
+
+struct Registered {
+    /// Keeps the memory alive for as long as the kernel has it pinned under this address.
+    region: Region,
+    uses: u32,
+    entries: SmallVec<[u16; 4]>,
+}
+
+#[derive(Clone, Copy)]
+struct Stretch {
+    start: usize,
+    end: usize,
+    entry: u16,
+}
+
+impl BufferTable {
+    /// An empty table.
+    pub(super) fn new(submitter: &Submitter<'_>) -> Self {
+        let enabled = submitter
+            .register_buffers_sparse(u32::from(BUFFERS_MAX))
+            .is_ok();
+        let free = if enabled {
+            (0..BUFFERS_MAX).rev().collect()
+        } else {
+            Vec::new()
+        };
+        Self {
+            regions: Vec::new(),
+            stretches: Vec::new(),
+            free,
+            enabled,
+        }
+    }
+
+    /// Whether the kernel gave us a table.
+    pub(super) fn is_enabled(&self) -> bool {
+        self.enabled
+    }
+
+    /// The entry that holds all of this memory, if one does.
+    pub(super) fn find(&self, addr: usize, len: usize) -> Option<u16> {
+        let after = self
+            .stretches
+            .partition_point(|stretch| stretch.start <= addr);
+        let stretch = self.stretches[..after].last()?;
+        (addr + len <= stretch.end).then_some(stretch.entry)
+    }
+
+    /// Pins a region; false when the kernel does not want to. Memory that overlaps with a registered
+    /// region (other than being the same) is refused: each address has one entry.
+    pub(super) fn register(&mut self, submitter: &Submitter<'_>, region: &Region) -> bool {
+        if let Some(known) = self.position(region) {
+            self.regions[known].uses += 1;
+            return true;
+        }
+        let parts = region.len().div_ceil(BUFFER_BYTES_MAX);
+        let pinnable =
+            region.device() == Device::Host && region.is_contiguous() && !region.is_empty();
+        if !pinnable || parts > self.free.len() || self.overlaps(region) {
+            return false;
+        }
+        let mut registered = Registered {
+            region: region.clone(),
+            uses: 1,
+            entries: SmallVec::new(),
+        };
+        for part in 0..parts {
+            let start = region.addr() + part * BUFFER_BYTES_MAX;
+            let end = (start + BUFFER_BYTES_MAX).min(region.addr() + region.len());
+            let Some(entry) = self.free.pop() else { break };
+            if !update(submitter, entry, start, end - start) {
+                self.free.push(entry);
+                self.release(submitter, &registered);
+                return false;
+            }
+            registered.entries.push(entry);
+            let place = self
+                .stretches
+                .partition_point(|stretch| stretch.start < start);
+            self.stretches.insert(place, Stretch { start, end, entry });
+        }
+        self.regions.push(registered);
+        true
+    }
+
+    /// Unpins a region when it has been unregistered as often as registered.
+    pub(super) fn unregister(&mut self, submitter: &Submitter<'_>, region: &Region) {
+        let Some(known) = self.position(region) else {
+            return;
+        };
+        self.regions[known].uses -= 1;
+        if self.regions[known].uses == 0 {
+            let registered = self.regions.swap_remove(known);
+            self.release(submitter, &registered);
+        }
+    }
+
+    /// Unpins everything.
+    pub(super) fn clear(&mut self, submitter: &Submitter<'_>) {
+        for registered in std::mem::take(&mut self.regions) {
+            self.release(submitter, &registered);
+        }
+    }
+
+    fn position(&self, region: &Region) -> Option<usize> {
+        let is_same = |known: &Registered| {
+            known.region.addr() == region.addr() && known.region.len() == region.len()
+        };
+        self.regions.iter().position(is_same)
+    }
+
+    fn overlaps(&self, region: &Region) -> bool {
+        let (start, end) = (region.addr(), region.addr() + region.len());
+        self.stretches
+            .iter()
+            .any(|stretch| stretch.start < end && start < stretch.end)
+    }
+
+    fn release(&mut self, submitter: &Submitter<'_>, registered: &Registered) {
+        for &entry in &registered.entries {
+            // An entry that cannot be emptied is not used again; the ring's end frees it.
+            if update(submitter, entry, 0, 0) {
+                self.free.push(entry);
+            }
+            self.stretches.retain(|stretch| stretch.entry != entry);
+        }
+    }
+}
+
+/// Fills one entry of the kernel's table, or empties it (address and length 0).
+fn update(submitter: &Submitter<'_>, entry: u16, addr: usize, len: usize) -> bool {
+    let iovec = libc::iovec {
+        iov_base: addr as *mut libc::c_void,
+        iov_len: len,
+    };
+    // SAFETY: the memory is alive: `Registered` holds its region until after the entry has been emptied,
+    // and the kernel pins the pages, so they stay even if an op in flight outlives the entry.
+    unsafe {
+        submitter
+            .register_buffers_update(u32::from(entry), &[iovec], None)
+            .is_ok()
+    }
+}

@@ -1,0 +1,138 @@
+//! Registered files: an open file that is used much gets an entry in the ring's own table, which
+//! saves the kernel two atomic steps on the shared file for every op.
+//!
+//! The table keeps a file open that its owner has closed, so an entry lives only while ops of the file
+//! keep coming: it goes when the queue runs empty, when its owner is gone, or when another file needs it.
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Weak};
+
+use io_uring::Submitter;
+
+/// Entries of the table.
+const FILES_MAX: usize = 64;
+/// Ops of one file without a pause of the queue after which the two calls of registering pay.
+const OPS_BEFORE_REGISTERING: u32 = 64;
+/// An empty entry.
+const NO_FILE: RawFd = -1;
+
+/// The ring's table of files, and the files that may be on their way into it.
+pub(super) struct FileTable {
+    entries: Vec<Entry>,
+    recent: usize,
+    enabled: bool,
+}
+
+#[derive(Default)]
+struct Entry {
+    /// `Weak`, so that an entry neither keeps a file open nor lets its address be used for another one.
+    file: Weak<OwnedFd>,
+    ops_seen: u32,
+    in_flight: u32,
+    registered: bool,
+}
+
+/// How an op names its file to the kernel, and the entry to give back when it is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Lease {
+    /// The entry that counts this op.
+    pub(super) entry: Option<u16>,
+    /// Whether the op is to use the entry instead of the descriptor.
+    pub(super) registered: bool,
+}
+
+impl FileTable {
+    /// An empty table; without kernel support every file goes by its descriptor.
+    pub(super) fn new(submitter: &Submitter<'_>) -> Self {
+        let enabled = submitter.register_files_sparse(FILES_MAX as u32).is_ok();
+        let entries = if enabled {
+            (0..FILES_MAX).map(|_| Entry::default()).collect()
+        } else {
+            Vec::new()
+        };
+        Self {
+            entries,
+            recent: 0,
+            enabled,
+        }
+    }
+
+    /// Whether the kernel gave us a table.
+    pub(super) fn is_enabled(&self) -> bool {
+        self.enabled
+    }
+
+    /// Counts an op on `file` that is about to be submitted.
+    pub(super) fn lease(&mut self, submitter: &Submitter<'_>, file: &Arc<OwnedFd>) -> Lease {
+        let Some(index) = self.find(file).or_else(|| self.claim(submitter, file)) else {
+            return Lease {
+                entry: None,
+                registered: false,
+            };
+        };
+        self.recent = index;
+        let entry = &mut self.entries[index];
+        entry.ops_seen = entry.ops_seen.saturating_add(1);
+        entry.in_flight += 1;
+        // Exactly at the threshold, so that a refusal is not asked for again with every op.
+        if !entry.registered && entry.ops_seen == OPS_BEFORE_REGISTERING {
+            entry.registered = submitter
+                .register_files_update(index as u32, &[file.as_raw_fd()])
+                .is_ok();
+        }
+        Lease {
+            entry: Some(index as u16),
+            registered: entry.registered,
+        }
+    }
+
+    /// Takes back the lease of an op that is done.
+    pub(super) fn give_back(&mut self, lease: Lease) {
+        if let Some(index) = lease.entry {
+            let entry = &mut self.entries[usize::from(index)];
+            assert!(entry.in_flight > 0, "a lease is given back once");
+            entry.in_flight -= 1;
+        }
+    }
+
+    /// Unregisters the files that nothing is in flight for: all of them when the queue is `idle`,
+    /// otherwise those that their owner has dropped.
+    pub(super) fn sweep(&mut self, submitter: &Submitter<'_>, idle: bool) {
+        for index in 0..self.entries.len() {
+            let entry = &self.entries[index];
+            if entry.ops_seen > 0
+                && entry.in_flight == 0
+                && (idle || entry.file.strong_count() == 0)
+            {
+                self.clear(submitter, index);
+            }
+        }
+    }
+
+    fn find(&self, file: &Arc<OwnedFd>) -> Option<usize> {
+        let is_same = |entry: &Entry| {
+            entry.ops_seen > 0 && std::ptr::eq(entry.file.as_ptr(), Arc::as_ptr(file))
+        };
+        if self.entries.get(self.recent).is_some_and(is_same) {
+            return Some(self.recent);
+        }
+        self.entries.iter().position(is_same)
+    }
+
+    /// An entry for a new file: a free one, or one that nothing is in flight for.
+    fn claim(&mut self, submitter: &Submitter<'_>, file: &Arc<OwnedFd>) -> Option<usize> {
+        let free = self.entries.iter().position(|entry| entry.ops_seen == 0);
+        let index = free.or_else(|| self.entries.iter().position(|entry| entry.in_flight == 0))?;
+        self.clear(submitter, index);
+        self.entries[index].file = Arc::downgrade(file);
+        Some(index)
+    }
+
+    fn clear(&mut self, submitter: &Submitter<'_>, index: usize) {
+        if self.entries[index].registered {
+            // Emptying an entry allocates nothing and can only be refused for a table that is not there.
+            let _ = submitter.register_files_update(index as u32, &[NO_FILE]);
+        }
+        self.entries[index] = Entry::default();
+    }
+}

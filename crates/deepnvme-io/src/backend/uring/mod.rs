@@ -1,0 +1,264 @@
+//! `io_uring`: ops are written into a ring that is shared with the kernel, many of them cost one system call.
+//!
+//! `ring` opens the ring and enters the kernel, `files` and `buffers` are the kernel's tables of what is
+//! used much, `entry` words an op for the kernel. This file is the queue: what is in flight, and the waker.
+#![allow(unsafe_code)]
+
+mod buffers;
+mod entry;
+mod files;
+mod ring;
+
+use std::sync::Arc;
+
+use deepnvme_mem::Region;
+use io_uring::{cqueue, opcode, types};
+
+use self::buffers::BufferTable;
+use self::files::{FileTable, Lease};
+use self::ring::Ring;
+use super::eventfd::WakeEvent;
+use super::inflight::InFlight;
+use super::{Backend, BackendKind, BackendSetup, Wake};
+use crate::config::SubmitMode;
+use crate::error::{Error, Result};
+use crate::op::{Completion, Op, Submit};
+
+/// The deepest queue: the kernel's largest ring, less the entry that polls the waker.
+const DEPTH_MAX: u32 = 32 * 1024 - 1;
+/// What completions of the waker's poll carry where those of ops carry their slot.
+const WAKE_DATA: u64 = u64::MAX;
+
+/// The `io_uring` backend.
+pub struct UringBackend {
+    ring: Ring,
+    ops: InFlight,
+    /// By slot, how the op there names its file.
+    leases: Vec<Lease>,
+    files: FileTable,
+    buffers: BufferTable,
+    submit: SubmitMode,
+    waker: WakerPoll,
+}
+
+/// The poll of the waker's eventfd that is always in the ring.
+struct WakerPoll {
+    event: Arc<WakeEvent>,
+    armed: bool,
+    /// One poll for many wakes; off on kernels before 5.13.
+    multishot: bool,
+    /// A wake has been seen and no blocking `reap` has ended by it yet.
+    woken: bool,
+}
+
+impl UringBackend {
+    /// Opens a ring with the best flags that this kernel has.
+    ///
+    /// # Errors
+    /// What `io_uring_setup` said: not in this kernel, forbidden, no memory.
+    pub fn open(setup: &BackendSetup) -> Result<Self> {
+        let depth = setup.queue_depth.clamp(1, DEPTH_MAX);
+        let ring = Ring::open(depth + 1)?;
+        let files = FileTable::new(&ring.submitter());
+        let buffers = BufferTable::new(&ring.submitter());
+        let waker = WakerPoll {
+            event: WakeEvent::new()?,
+            armed: false,
+            multishot: true,
+            woken: false,
+        };
+        let ops = InFlight::new(depth);
+        let leases = vec![
+            Lease {
+                entry: None,
+                registered: false
+            };
+            depth as usize
+        ];
+        Ok(Self {
+            ring,
+            ops,
+            leases,
+            files,
+            buffers,
+            submit: setup.submit,
+            waker,
+        })
+    }
+
+    /// What this ring was given, in words.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let has = |enabled: bool| if enabled { "yes" } else { "no" };
+        format!(
+            "{}; registered files: {}; registered buffers: {}",
+            self.ring.flags(),
+            has(self.files.is_enabled()),
+            has(self.buffers.is_enabled())
+        )
+    }
+
+    fn arm_waker(&mut self) {
+        if self.waker.armed {
+            return;
+        }
+        let poll = opcode::PollAdd::new(types::Fd(self.waker.event.raw_fd()), libc::POLLIN as u32)
+            .multi(self.waker.multishot)
+            .build()
+            .user_data(WAKE_DATA);
+        // SAFETY: a poll touches no memory, and the ring's own reference keeps the eventfd open.
+        self.waker.armed = unsafe { self.ring.push(&poll) };
+    }
+
+    /// Submits, and waits for one completion if `wait`.
+    fn enter(&mut self, wait: bool) -> Result<()> {
+        self.arm_waker();
+        let queued = self.ring.queued() as u32;
+        self.ring.enter(wait, self.ops.len().saturating_sub(queued))
+    }
+
+    /// Takes the completions that are in view.
+    fn harvest(&mut self, completions: &mut Vec<Completion>) -> Result<()> {
+        let Self {
+            ring,
+            ops,
+            leases,
+            files,
+            waker,
+            ..
+        } = self;
+        for entry in ring.completions() {
+            if entry.user_data() == WAKE_DATA {
+                waker.note(&entry)?;
+                continue;
+            }
+            let index = entry.user_data() as u32;
+            if let Some(completion) = ops.complete(index, i64::from(entry.result())) {
+                files.give_back(leases[index as usize]);
+                completions.push(completion);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl WakerPoll {
+    fn note(&mut self, entry: &cqueue::Entry) -> Result<()> {
+        if !cqueue::more(entry.flags()) {
+            self.armed = false;
+        }
+        if entry.result() >= 0 {
+            self.woken = true;
+        } else if self.multishot {
+            self.multishot = false;
+        } else {
+            let errno = crate::op::Errno::from_raw_os_error(-entry.result());
+            return Err(Error::os("io_uring poll of the waker", errno));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for UringBackend {
+    fn drop(&mut self) {
+        let mut completions = Vec::new();
+        while self.ops.len() > 0 {
+            if self.reap(1, &mut completions).is_err() {
+                // The kernel may still write into this memory, so it must never be freed.
+                std::mem::forget(std::mem::replace(&mut self.ops, InFlight::new(0)));
+                break;
+            }
+            completions.clear();
+        }
+        // The ring is taken apart in the background after its descriptor is closed; what others could
+        // notice (open files, locked memory) is given back here and now.
+        self.files.sweep(&self.ring.submitter(), true);
+        self.buffers.clear(&self.ring.submitter());
+    }
+}
+
+impl Backend for UringBackend {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Uring
+    }
+
+    fn depth(&self) -> u32 {
+        self.leases.len() as u32
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.ops.len()
+    }
+
+    fn submit(&mut self, op: Op) -> Submit {
+        if self.ops.is_full() || self.ring.is_full() {
+            return Submit::Busy(op);
+        }
+        let lease = self.files.lease(&self.ring.submitter(), &op.file);
+        let (index, memory) = self.ops.insert(op);
+        self.leases[index as usize] = lease;
+        if let Some(op) = self.ops.get(index) {
+            let entry = entry::of(op, memory, lease, &self.buffers).user_data(u64::from(index));
+            // SAFETY: `ops` owns the op, its memory, file and iovecs until its completion is harvested.
+            let pushed = unsafe { self.ring.push(&entry) };
+            assert!(pushed, "the ring has a free entry: it was looked at above");
+        }
+        if self.submit == SubmitMode::Single {
+            // What goes wrong here leaves the entry in the queue, and the next flush or reap reports it.
+            let _ = self.enter(false);
+        }
+        Submit::Queued
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        loop {
+            let queued = self.ring.queued();
+            if queued == 0 {
+                return Ok(());
+            }
+            self.enter(false)?;
+            if self.ring.queued() >= queued {
+                // The kernel takes no more now; the rest goes with the next reap, which can wait.
+                return Ok(());
+            }
+        }
+    }
+
+    fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
+        let enough = completions.len() + min as usize;
+        self.harvest(completions)?;
+        let mut satisfied = completions.len() >= enough || self.waker.woken;
+        loop {
+            if !satisfied || self.ring.has_work() {
+                self.enter(!satisfied)?;
+                self.harvest(completions)?;
+            }
+            if satisfied {
+                break;
+            }
+            satisfied = completions.len() >= enough || self.waker.woken;
+            if satisfied && self.ring.queued() == 0 {
+                break;
+            }
+        }
+        if min > 0 && self.waker.woken {
+            self.waker.woken = false;
+            self.waker.event.drain();
+        }
+        self.files
+            .sweep(&self.ring.submitter(), self.ops.len() == 0);
+        Ok(())
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        self.waker.event.clone()
+    }
+
+    fn register(&mut self, memory: &Region) -> bool {
+        self.buffers.register(&self.ring.submitter(), memory)
+    }
+
+    fn unregister(&mut self, memory: &Region) {
+        self.buffers.unregister(&self.ring.submitter(), memory);
+    }
+}

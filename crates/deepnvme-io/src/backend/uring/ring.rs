@@ -1,0 +1,226 @@
+//! The ring itself: opening it with the best flags that this kernel has, and entering the kernel.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::time::Duration;
+
+use io_uring::{EnterFlags, IoUring, Probe, cqueue, opcode, squeue};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::op::Errno;
+
+/// How often the kernel may refuse to take submissions (no memory) while nothing is in flight.
+const STALLS_MAX: u32 = 200;
+/// How long to leave the kernel alone after such a refusal.
+const STALL_PAUSE: Duration = Duration::from_millis(1);
+
+/// One way to set a ring up, best first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Mode {
+    /// Linux 6.1: completions are worked on only when this thread asks, without interrupting it.
+    DeferTaskrun,
+    /// Linux 5.19: completions do not interrupt this thread while it runs.
+    CoopTaskrun,
+    /// Linux 5.6.
+    Plain,
+}
+
+impl Mode {
+    const ALL: [Self; 3] = [Self::DeferTaskrun, Self::CoopTaskrun, Self::Plain];
+
+    const fn flags(self) -> &'static str {
+        match self {
+            Self::DeferTaskrun => "SINGLE_ISSUER, DEFER_TASKRUN",
+            Self::CoopTaskrun => "COOP_TASKRUN",
+            Self::Plain => "no set-up flags",
+        }
+    }
+
+    fn build(self, entries: u32) -> io::Result<IoUring> {
+        let mut builder = IoUring::builder();
+        match self {
+            Self::DeferTaskrun => builder
+                .setup_single_issuer()
+                .setup_defer_taskrun()
+                .setup_taskrun_flag()
+                .setup_submit_all(),
+            Self::CoopTaskrun => builder
+                .setup_coop_taskrun()
+                .setup_taskrun_flag()
+                .setup_submit_all(),
+            Self::Plain => &mut builder,
+        };
+        builder.build(entries)
+    }
+}
+
+/// An open ring.
+pub(super) struct Ring {
+    inner: IoUring,
+    mode: Mode,
+    stalls: u32,
+}
+
+impl Ring {
+    /// Opens a ring of at least `entries` submissions.
+    pub(super) fn open(entries: u32) -> Result<Self> {
+        let mut refusal = Errno::INVAL;
+        for mode in Mode::ALL {
+            match mode.build(entries) {
+                Ok(inner) => {
+                    check_ops(&inner)?;
+                    return Ok(Self {
+                        inner,
+                        mode,
+                        stalls: 0,
+                    });
+                }
+                Err(error) => refusal = errno_of(&error),
+            }
+            // EINVAL is how a kernel says that it does not know a flag; anything else meets every mode.
+            if refusal != Errno::INVAL {
+                break;
+            }
+        }
+        Err(Error::os("io_uring_setup", refusal))
+    }
+
+    /// The set-up flags in words.
+    pub(super) fn flags(&self) -> &'static str {
+        self.mode.flags()
+    }
+
+    /// For registering buffers and files.
+    pub(super) fn submitter(&self) -> io_uring::Submitter<'_> {
+        self.inner.submitter()
+    }
+
+    /// Puts an entry into the submission queue; false when the queue is full.
+    ///
+    /// # Safety
+    /// What the entry names (memory, iovecs, descriptor) stays valid until its completion has been seen.
+    pub(super) unsafe fn push(&mut self, entry: &squeue::Entry) -> bool {
+        // SAFETY: passed on to the caller.
+        unsafe { self.inner.submission().push(entry).is_ok() }
+    }
+
+    /// Entries that the kernel has not taken yet.
+    pub(super) fn queued(&mut self) -> usize {
+        self.inner.submission().len()
+    }
+
+    /// Whether `push` would be refused.
+    pub(super) fn is_full(&mut self) -> bool {
+        self.inner.submission().is_full()
+    }
+
+    /// Whether a visit to the kernel would do something: submit, or bring completions into view.
+    pub(super) fn has_work(&mut self) -> bool {
+        let submission = self.inner.submission();
+        !submission.is_empty() || submission.taskrun() || submission.cq_overflow()
+    }
+
+    /// The completions that are in view.
+    pub(super) fn completions(&mut self) -> cqueue::CompletionQueue<'_> {
+        self.inner.completion()
+    }
+
+    /// Submits what is queued and, if `wait`, waits for one completion. `kernel_ops` ops are in the kernel
+    /// already. May return early (a signal, a partial submission); the caller looks and comes again.
+    pub(super) fn enter(&mut self, wait: bool, kernel_ops: u32) -> Result<()> {
+        let queued = self.queued();
+        let taken = match self.enter_once(queued, wait) {
+            Ok(taken) => taken,
+            Err(Errno::INTR) => return Ok(()),
+            // EAGAIN: no memory for a request. EBUSY: completions must be fetched first.
+            Err(Errno::AGAIN | Errno::BUSY) => 0,
+            Err(errno) => return Err(Error::os("io_uring_enter", errno)),
+        };
+        if taken > 0 || queued == 0 {
+            self.stalls = 0;
+            return Ok(());
+        }
+        self.stalled(wait, kernel_ops)
+    }
+
+    /// The kernel took nothing: waits for what is in flight to end, or a little, before the next attempt.
+    fn stalled(&mut self, wait: bool, kernel_ops: u32) -> Result<()> {
+        if kernel_ops > 0 {
+            return match self.enter_once(0, wait) {
+                Ok(_) | Err(Errno::INTR | Errno::AGAIN | Errno::BUSY) => Ok(()),
+                Err(errno) => Err(Error::os("io_uring_enter", errno)),
+            };
+        }
+        if !wait {
+            return Ok(());
+        }
+        self.stalls += 1;
+        if self.stalls > STALLS_MAX {
+            self.stalls = 0;
+            return Err(Error::os("io_uring_enter", Errno::AGAIN).because(
+                "the kernel has no memory for further requests; lower queue_depth or free memory",
+            ));
+        }
+        std::thread::sleep(STALL_PAUSE);
+        Ok(())
+    }
+
+    fn enter_once(&self, to_submit: usize, wait: bool) -> Result<usize, Errno> {
+        // GETEVENTS also makes the kernel run deferred completions and show overflown ones.
+        let flags = EnterFlags::GETEVENTS.bits();
+        // SAFETY: the argument pointer is null (no signal mask); the queue's entries are valid by `push`.
+        let result = unsafe {
+            self.inner.submitter().enter::<libc::sigset_t>(
+                to_submit as u32,
+                u32::from(wait),
+                flags,
+                None,
+            )
+        };
+        result.map_err(|error| errno_of(&error))
+    }
+}
+
+/// Checks that the kernel knows every kind of entry that we submit.
+fn check_ops(ring: &IoUring) -> Result<()> {
+    let mut probe = Probe::new();
+    match ring
+        .submitter()
+        .register_probe(&mut probe)
+        .map_err(|error| errno_of(&error))
+    {
+        Ok(()) => {}
+        // Before Linux 5.6 there was neither this question nor plain reads and writes.
+        Err(Errno::INVAL) => return Err(too_old()),
+        // A filter that refuses registration leaves the question open; the first transfer answers it.
+        Err(_) => return Ok(()),
+    }
+    let needed = [
+        opcode::Read::CODE,
+        opcode::Write::CODE,
+        opcode::Readv::CODE,
+        opcode::Writev::CODE,
+        opcode::ReadFixed::CODE,
+        opcode::WriteFixed::CODE,
+        opcode::Fsync::CODE,
+        opcode::PollAdd::CODE,
+    ];
+    if needed.iter().all(|&code| probe.is_supported(code)) {
+        Ok(())
+    } else {
+        Err(too_old())
+    }
+}
+
+fn too_old() -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        "io_uring_setup",
+        "this kernel's io_uring has no plain reads and writes; use Linux 5.6 or later",
+    )
+}
+
+/// The error number inside an `io::Error` that came from a system call.
+pub(super) fn errno_of(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
