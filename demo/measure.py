@@ -1,0 +1,94 @@
+"""Time and processor time of one call, cold files, and the comparison bit for bit."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import torch
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one call took: seconds on the clock, and seconds of processor time in all threads of this process."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def measure(
+    call: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> tuple[Result, Cost]:
+    """Call it, and say what it took."""
+    begin, cpu_begin = time.perf_counter(), cpu_seconds()
+    result = call(*args, **kwargs)
+    return result, Cost(time.perf_counter() - begin, cpu_seconds() - cpu_begin)
+
+
+def cpu_seconds() -> float:
+    """User and system time of all threads, those of the kernel that work for this process among them."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def evict(path: Path) -> str:
+    """Make the next read come from the device; return how that was done, or that it could not be.
+
+    After an fsync every page is clean, and `posix_fadvise` may drop it. Where pages stay all the same, root may drop
+    the whole machine's cache.
+    """
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    way = "posix_fadvise"
+    if cached_share(path) > 0 and os.geteuid() == 0:
+        try:
+            Path("/proc/sys/vm/drop_caches").write_text("1")
+            way = "drop_caches"
+        except OSError:
+            pass  # a container's root may not
+    left = cached_share(path)
+    return way if left == 0 else f"{way}, which left {left:.0%} of a file in memory"
+
+
+def cached_share(path: Path) -> float:
+    """The share of the file's pages that lie in the page cache, as mincore says."""
+    size = path.stat().st_size
+    if size == 0:
+        return 0.0
+    libc = ctypes.CDLL(None, use_errno=True)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE) as mapping:
+        pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        first = ctypes.c_char.from_buffer(mapping)
+        failed = libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), pages)
+        del first  # the mapping cannot be closed while something points into it
+        if failed:
+            raise OSError(ctypes.get_errno(), "mincore", str(path))
+        return sum(page & 1 for page in pages) / len(pages)
+
+
+def same_bits(state: dict[str, torch.Tensor], back: dict[str, torch.Tensor], who: str) -> None:
+    """Every name, dtype, shape and bit must be as it was.
+
+    Raises:
+        SystemExit: something differs; the message names the tensor.
+    """
+    if state.keys() != back.keys():
+        raise SystemExit(f"FAILED: {who} brought back other names: {sorted(state.keys() ^ back.keys())[:5]}")
+    for name, tensor in state.items():
+        other = back[name]
+        if (tensor.dtype, tensor.shape) != (other.dtype, other.shape):
+            raise SystemExit(f"FAILED: {who} brought back {name} as {other.dtype} {tuple(other.shape)}")
+        # Bytes, because random floats hold NaN, which equals nothing.
+        if not torch.equal(tensor.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)):
+            raise SystemExit(f"FAILED: {who} brought back other bits in {name}")

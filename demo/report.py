@@ -1,0 +1,83 @@
+"""What the demo shows: a progress bar on a terminal, one table, and where to go next."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from statistics import median
+
+from measure import Cost
+
+BAR_COLUMNS = 24
+
+
+class Progress:
+    """One line on stderr that says what is going on; silent where stderr is no terminal."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps, self._done = steps, 0
+        self._shown = sys.stderr.isatty()
+
+    def step(self, label: str) -> None:
+        """Begin the next step."""
+        if self._shown:
+            filled = min(self._done * BAR_COLUMNS // self._steps, BAR_COLUMNS)
+            line = f"[{'#' * filled:<{BAR_COLUMNS}}] {label}"
+            sys.stderr.write("\r\x1b[K" + line[: shutil.get_terminal_size().columns - 1])
+            sys.stderr.flush()
+        self._done += 1
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def table(costs: dict[str, list[tuple[Cost, Cost]]], total_bytes: int) -> str:
+    """Medians over the rounds. Ratios are taken within each round, against the first contestant."""
+    size_gb = total_bytes / 1e9
+    base = next(iter(costs.values()))
+    rows = [
+        f"{'':<26}{'write, durable':^26}  {'read, cold':^26}".rstrip(),
+        (f"{'':<26}" + f"{'GB/s':>8}{'CPU s/GB':>10}{'ratio':>8}  " * 2).rstrip(),
+    ]
+    for name, rounds in costs.items():
+        cells = ""
+        for column in (0, 1):
+            gb_per_s = median(size_gb / pair[column].wall_s for pair in rounds)
+            cpu_s_per_gb = median(pair[column].cpu_s / size_gb for pair in rounds)
+            pairs = zip(base, rounds, strict=True)
+            ratio = median(first[column].wall_s / pair[column].wall_s for first, pair in pairs)
+            cells += f"{gb_per_s:>8.2f}{cpu_s_per_gb:>10.2f}{ratio:>7.1f}x  "
+        rows.append(f"{name:<26}{cells}".rstrip())
+    return "\n".join(rows)
+
+
+def footnotes(rounds: int, ways_to_evict: list[str]) -> str:
+    """How the numbers came about."""
+    return (
+        f"medians of {rounds} alternating rounds; a write ends when the device has it; ratio: speed against torch\n"
+        f"reads allocate their tensors; files made cold by {' and '.join(ways_to_evict)}\n"
+        "every round of every row came back bit for bit\n"
+    )
+
+
+def farewell(seconds: float) -> str:
+    """The next three commands."""
+    python = brief(Path(sys.executable))
+    one_line = "import deepnvme, torch; t = torch.rand(1 << 26); deepnvme.write(t, 'x.bin'); print(deepnvme.stats())"
+    return (
+        f"\ndone in {seconds:.0f} s. Next:\n"
+        "  make test      all tests\n"
+        "  make bench     against fio, DeepSpeed, Python and numpy on this disk\n"
+        f'  {python} -c "{one_line}"'
+    )
+
+
+def brief(path: Path) -> str:
+    """The path as one would type it here."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

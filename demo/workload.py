@@ -1,0 +1,112 @@
+"""What is written: the real weights, and generated tensors beside them so that the speed of the disk shows."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import torch
+
+DEFAULT_GB = 2.0
+PATIENCE_S = 110.0  # for all rounds; with loading the model and the checks the demo stays under three minutes
+LEAVE_FREE_BYTES = 1 << 30  # of disk and of memory
+# Seconds per byte that the slower contestants spend besides waiting for the disk, in all a round (measured on a
+# 3 GHz core: torch.load alone takes 3 to 4 s per GB).
+CPU_S_PER_BYTE = 10e-9
+# The parameters of one transformer layer with hidden size 1024, in shapes that models really have.
+HIDDEN = 1024
+LAYER = {
+    "attention.query.weight": (HIDDEN, HIDDEN),
+    "attention.key.weight": (HIDDEN, HIDDEN),
+    "attention.value.weight": (HIDDEN, HIDDEN),
+    "attention.output.weight": (HIDDEN, HIDDEN),
+    "mlp.up.weight": (4 * HIDDEN, HIDDEN),
+    "mlp.up.bias": (4 * HIDDEN,),
+    "mlp.down.weight": (HIDDEN, 4 * HIDDEN),
+    "mlp.down.bias": (HIDDEN,),
+    "norm.weight": (HIDDEN,),
+    "norm.bias": (HIDDEN,),
+}
+
+
+def total_bytes(state: dict[str, torch.Tensor]) -> int:
+    """Bytes of all tensors."""
+    return sum(tensor.nbytes for tensor in state.values())
+
+
+def state_dict(weights: dict[str, torch.Tensor], size: int) -> dict[str, torch.Tensor]:
+    """The real weights and layers of random bits, alternately float32 and bfloat16, of about `size` bytes in all.
+
+    Random bits, because zeros or repetitions could be compressed or deduplicated on the way.
+    """
+    state = dict(weights)
+    generator = torch.Generator().manual_seed(20)
+    have, layer = total_bytes(state), 0
+    while have < size:
+        dtype = (torch.float32, torch.bfloat16)[layer % 2]
+        for name, shape in LAYER.items():
+            words = torch.Size(shape).numel() * dtype.itemsize // 8
+            bits = torch.empty(words, dtype=torch.int64).random_(generator=generator)
+            state[f"generated.{layer}.{name}"] = bits.view(dtype).view(shape)
+        have, layer = total_bytes(state), layer + 1
+    return state
+
+
+def choose_bytes(
+    scratch: Path, weights: dict[str, torch.Tensor], contestants: int, rounds: int
+) -> tuple[int, list[str]]:
+    """What was asked for, cut to what disk, memory and patience allow; and the reasons for each cut."""
+    asked = float(os.environ.get("DEMO_GB", DEFAULT_GB)) * 1e9
+    free_disk = shutil.disk_usage(scratch).free - LEAVE_FREE_BYTES
+    # The state, what is read back, and what the reader or the page cache holds meanwhile.
+    free_memory = (available_memory_bytes() - LEAVE_FREE_BYTES) / 3
+    speed = disk_bytes_per_s(scratch, weights)
+    seconds_per_byte = contestants * 2 / speed + CPU_S_PER_BYTE
+    limits = {
+        f"the disk has {max(free_disk, 0) / 1e9:.1f} GB to spare": free_disk / 2,
+        f"memory allows a third of {free_memory * 3 / 1e9:.1f} GB": free_memory,
+        f"the disk takes about {speed / 1e9:.2f} GB/s and the demo should end in three minutes": (
+            PATIENCE_S / rounds / seconds_per_byte
+        ),
+    }
+    size, reasons = asked, []
+    for reason, limit in limits.items():
+        if limit < size:
+            size = max(limit, total_bytes(weights))
+            reasons.append(f"{size / 1e9:.2f} GB instead of {asked / 1e9:.2f} GB: {reason}")
+    return int(size), reasons
+
+
+def disk_bytes_per_s(scratch: Path, weights: dict[str, torch.Tensor]) -> float:
+    """The pace of one durable plain write of the real weights."""
+    path = scratch / "pace.bin"
+    begin = time.monotonic()
+    with path.open("wb") as file:
+        for tensor in weights.values():
+            file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+        file.flush()
+        os.fsync(file.fileno())
+    seconds = time.monotonic() - begin
+    path.unlink()
+    return total_bytes(weights) / seconds
+
+
+def available_memory_bytes() -> int:
+    """What can be had without swapping, and no more than this control group is allowed."""
+    available = numbers(Path("/proc/meminfo"))["MemAvailable:"] * 1024
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        # Cached pages count as used, but go when memory is asked for.
+        cached = numbers(group / "memory.stat")
+    except (OSError, ValueError):  # no such group, or no limit
+        return available
+    return min(available, max(limit - used + cached["active_file"] + cached["inactive_file"], 0))
+
+
+def numbers(path: Path) -> dict[str, int]:
+    """A file of lines `name number ...`."""
+    return {name: int(number) for name, number, *_ in map(str.split, path.read_text().splitlines())}
