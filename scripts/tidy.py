@@ -43,7 +43,7 @@ UNSAFE_HOMES = (
     "crates/*/tests/*",
     "python/src/memory.rs",
 )
-UNSAFE = re.compile(r"\bunsafe\s*(?:\{|impl\b|fn\b|extern\b|\()")
+UNSAFE = re.compile(r"\bunsafe\s*(?:\{|impl\b|\(|(?:extern\s+)?fn\s+\w|extern\s*\{)")
 COMMENT_OR_STRING = re.compile(r'//.*|"(?:\\.|[^"\\])*"')
 LONG_LINES, TOO_LONG_LINES = 250, 700
 # Folders that exist on somebody's own machine only.

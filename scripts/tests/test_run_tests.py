@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 import run_tests
 from run_tests import Count, Suite, count_cargo, count_pytest, run, verdict
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 import tidy
 
 
@@ -72,6 +73,9 @@ def test_unsafe_has_its_homes(path: str, homely: bool) -> None:
         ("/// # Safety\n/// The caller owns it.\npub unsafe fn take() {}", True),
         ("unsafe impl Send for X {}", False),
         ("#[unsafe(no_mangle)]", False),
+        ('unsafe extern "C" {', False),
+        ('pub unsafe extern "C" fn free(x: *mut u8) {}', False),
+        ('type Deleter = unsafe extern "C" fn(*mut u8);', True),
         ("#![forbid(unsafe_code)]", True),
         ("// nothing unsafe { here }", True),
         ('let text = "unsafe { }";', True),
