@@ -1,12 +1,14 @@
 //! Linux native AIO: ops are handed to the kernel in arrays and fetched as events.
 //!
-//! `sys` has the system calls, `request` words one op for them. This file is the queue: what was collected, what is in flight, and what
-//! to do when the kernel takes only some of it. The kernel looks at each op when it is submitted, so an
-//! op can fail there; that failure becomes the op's own completion and the others go on.
+//! `sys` has the system calls, `request` words one op for them, `waker` is the poll by which other threads
+//! end a wait. This file is the queue: what was collected, what is in flight, and what to do when the
+//! kernel takes only some of it. The kernel looks at each op when it is submitted, so an op can fail
+//! there; that failure becomes the op's own completion and the others go on.
 #![allow(unsafe_code)]
 
 mod request;
 mod sys;
+mod waker;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,7 +16,7 @@ use std::time::Duration;
 
 use self::request::{block_of, set_up_error, sync_inline};
 use self::sys::{Context, ControlBlock, Event};
-use super::eventfd::WakeEvent;
+use self::waker::{WAKE_DATA, Waker};
 use super::inflight::InFlight;
 use super::{Backend, BackendKind, BackendSetup, Wake};
 use crate::config::SubmitMode;
@@ -23,10 +25,6 @@ use crate::op::{Completion, Errno, Op, Submit};
 
 /// The deepest queue that we ask for; well under what the kernel's counter can hold.
 const DEPTH_MAX: u32 = 32 * 1024;
-/// What the event of the waker's poll carries where those of ops carry their slot.
-const WAKE_DATA: u64 = u64::MAX;
-/// How long to sleep between looks for a wake on kernels that cannot poll with AIO (before 4.18).
-const WAKE_LOOK_NS: libc::c_long = 1_000_000;
 /// How long to leave the kernel alone when it has no room although nothing of ours is in flight.
 const STALL_PAUSE: Duration = Duration::from_millis(1);
 
@@ -42,19 +40,7 @@ pub struct AioBackend {
     events: Vec<Event>,
     depth: u32,
     submit: SubmitMode,
-    waker: WakerPoll,
-}
-
-/// The poll of the waker's eventfd that is always in the queue.
-struct WakerPoll {
-    event: Arc<WakeEvent>,
-    /// Stays at one address while the kernel has it, since `io_cancel` knows it by that.
-    block: Box<ControlBlock>,
-    armed: bool,
-    /// Whether this kernel can poll with AIO.
-    supported: bool,
-    /// A wake has been seen and no blocking `reap` has ended by it yet.
-    woken: bool,
+    waker: Waker,
 }
 
 impl AioBackend {
@@ -65,15 +51,6 @@ impl AioBackend {
     pub fn open(setup: &BackendSetup) -> Result<Self> {
         let depth = setup.queue_depth.clamp(1, DEPTH_MAX);
         let context = Context::new(depth + 1).map_err(|errno| set_up_error(errno, depth))?;
-        let event = WakeEvent::new()?;
-        let block = Box::new(ControlBlock::poll(event.raw_fd()).carrying(WAKE_DATA));
-        let waker = WakerPoll {
-            event,
-            block,
-            armed: false,
-            supported: true,
-            woken: false,
-        };
         Ok(Self {
             context,
             ops: InFlight::new(depth),
@@ -82,7 +59,7 @@ impl AioBackend {
             events: vec![Event::default(); depth as usize + 1],
             depth,
             submit: setup.submit,
-            waker,
+            waker: Waker::new()?,
         })
     }
 
@@ -91,25 +68,12 @@ impl AioBackend {
         self.ops.len() as usize - self.collected.len()
     }
 
-    fn arm_waker(&mut self) {
-        if self.waker.armed || !self.waker.supported {
-            return;
-        }
-        let mut block = [ptr_of(&mut self.waker.block)];
-        // SAFETY: a poll touches no memory; the block is boxed and lives until the queue is destroyed.
-        match unsafe { self.context.submit(&mut block) } {
-            Ok(taken) => self.waker.armed = taken == 1,
-            // No room just now; the next reap tries again.
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(_) => self.waker.supported = false,
-        }
-    }
-
     /// Gives the collected ops to the kernel. Returns when all are gone, or when it has no more room.
     fn submit_collected(&mut self) -> Result<()> {
         while !self.collected.is_empty() {
             let blocks = self.collected.make_contiguous();
-            let mut pointers: Vec<*mut ControlBlock> = blocks.iter_mut().map(ptr_of).collect();
+            let mut pointers: Vec<*mut ControlBlock> =
+                blocks.iter_mut().map(std::ptr::from_mut).collect();
             // SAFETY: `ops` owns each op's memory, file and iovecs until its event has been fetched.
             match unsafe { self.context.submit(&mut pointers) } {
                 Ok(0) | Err(Errno::AGAIN) => return Ok(()),
@@ -138,16 +102,14 @@ impl AioBackend {
 
     /// Fetches events, waiting for the first if `wait`.
     fn fetch(&mut self, wait: bool, completions: &mut Vec<Completion>) -> Result<()> {
-        let timeout = match (wait, self.waker.armed) {
-            (true, true) => None,
-            (true, false) => Some(libc::timespec {
-                tv_sec: 0,
-                tv_nsec: WAKE_LOOK_NS,
-            }),
-            (false, _) => Some(libc::timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            }),
+        let zero = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let timeout = if wait {
+            self.waker.patience()
+        } else {
+            Some(zero)
         };
         let fetched = match self
             .context
@@ -159,16 +121,12 @@ impl AioBackend {
         };
         for event in &self.events[..fetched] {
             if event.data == WAKE_DATA {
-                self.waker.armed = false;
-                self.waker.supported = event.result >= 0;
-                self.waker.woken = true;
+                self.waker.note(event);
             } else {
                 completions.extend(self.ops.complete(event.data as u32, event.result));
             }
         }
-        if !self.waker.armed && self.waker.event.is_pending() {
-            self.waker.woken = true;
-        }
+        self.waker.look();
         Ok(())
     }
 
@@ -196,10 +154,7 @@ impl Drop for AioBackend {
             }
             completions.clear();
         }
-        if self.waker.armed {
-            // Destroying the queue would withdraw the poll as well, only later.
-            let _ = self.context.cancel(&mut self.waker.block);
-        }
+        self.waker.withdraw(&self.context);
     }
 }
 
@@ -239,34 +194,29 @@ impl Backend for AioBackend {
     fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
         let enough = completions.len() + min as usize;
         loop {
-            self.arm_waker();
+            self.waker.arm(&self.context);
             self.submit_collected()?;
             completions.append(&mut self.ended);
-            let satisfied = completions.len() >= enough || self.waker.woken;
+            let satisfied = completions.len() >= enough || self.waker.is_woken();
             if !satisfied && !self.collected.is_empty() && self.in_kernel() == 0 {
                 self.stalled()?;
                 continue;
             }
             self.fetch(!satisfied, completions)?;
-            if completions.len() >= enough || self.waker.woken {
+            if completions.len() >= enough || self.waker.is_woken() {
                 break;
             }
         }
         // Events have made room for what the kernel had left.
         self.submit_collected()?;
         completions.append(&mut self.ended);
-        if min > 0 && self.waker.woken {
-            self.waker.woken = false;
-            self.waker.event.drain();
+        if min > 0 {
+            self.waker.clear();
         }
         Ok(())
     }
 
     fn waker(&self) -> Arc<dyn Wake> {
-        self.waker.event.clone()
+        self.waker.event().clone()
     }
-}
-
-fn ptr_of(block: &mut ControlBlock) -> *mut ControlBlock {
-    block
 }

@@ -8,26 +8,24 @@ mod buffers;
 mod entry;
 mod files;
 mod ring;
+mod waker;
 
 use std::sync::Arc;
 
 use deepnvme_mem::Region;
-use io_uring::{cqueue, opcode, types};
 
 use self::buffers::BufferTable;
 use self::files::{FileTable, Lease};
 use self::ring::Ring;
-use super::eventfd::WakeEvent;
+use self::waker::{WAKE_DATA, Waker};
 use super::inflight::InFlight;
 use super::{Backend, BackendKind, BackendSetup, Wake};
 use crate::config::SubmitMode;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::op::{Completion, Op, Submit};
 
 /// The deepest queue: the kernel's largest ring, less the entry that polls the waker.
 const DEPTH_MAX: u32 = 32 * 1024 - 1;
-/// What completions of the waker's poll carry where those of ops carry their slot.
-const WAKE_DATA: u64 = u64::MAX;
 
 /// The `io_uring` backend.
 pub struct UringBackend {
@@ -38,17 +36,7 @@ pub struct UringBackend {
     files: FileTable,
     buffers: BufferTable,
     submit: SubmitMode,
-    waker: WakerPoll,
-}
-
-/// The poll of the waker's eventfd that is always in the ring.
-struct WakerPoll {
-    event: Arc<WakeEvent>,
-    armed: bool,
-    /// One poll for many wakes; off on kernels before 5.13.
-    multishot: bool,
-    /// A wake has been seen and no blocking `reap` has ended by it yet.
-    woken: bool,
+    waker: Waker,
 }
 
 impl UringBackend {
@@ -61,12 +49,7 @@ impl UringBackend {
         let ring = Ring::open(depth + 1)?;
         let files = FileTable::new(&ring.submitter());
         let buffers = BufferTable::new(&ring.submitter());
-        let waker = WakerPoll {
-            event: WakeEvent::new()?,
-            armed: false,
-            multishot: true,
-            woken: false,
-        };
+        let waker = Waker::new()?;
         let ops = InFlight::new(depth);
         let leases = vec![
             Lease {
@@ -98,21 +81,9 @@ impl UringBackend {
         )
     }
 
-    fn arm_waker(&mut self) {
-        if self.waker.armed {
-            return;
-        }
-        let poll = opcode::PollAdd::new(types::Fd(self.waker.event.raw_fd()), libc::POLLIN as u32)
-            .multi(self.waker.multishot)
-            .build()
-            .user_data(WAKE_DATA);
-        // SAFETY: a poll touches no memory, and the ring's own reference keeps the eventfd open.
-        self.waker.armed = unsafe { self.ring.push(&poll) };
-    }
-
     /// Submits, and waits for one completion if `wait`.
     fn enter(&mut self, wait: bool) -> Result<()> {
-        self.arm_waker();
+        self.waker.arm(&mut self.ring);
         let queued = self.ring.queued() as u32;
         self.ring.enter(wait, self.ops.len().saturating_sub(queued))
     }
@@ -137,23 +108,6 @@ impl UringBackend {
                 files.give_back(leases[index as usize]);
                 completions.push(completion);
             }
-        }
-        Ok(())
-    }
-}
-
-impl WakerPoll {
-    fn note(&mut self, entry: &cqueue::Entry) -> Result<()> {
-        if !cqueue::more(entry.flags()) {
-            self.armed = false;
-        }
-        if entry.result() >= 0 {
-            self.woken = true;
-        } else if self.multishot {
-            self.multishot = false;
-        } else {
-            let errno = crate::op::Errno::from_raw_os_error(-entry.result());
-            return Err(Error::os("io_uring poll of the waker", errno));
         }
         Ok(())
     }
@@ -227,7 +181,7 @@ impl Backend for UringBackend {
     fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
         let enough = completions.len() + min as usize;
         self.harvest(completions)?;
-        let mut satisfied = completions.len() >= enough || self.waker.woken;
+        let mut satisfied = completions.len() >= enough || self.waker.is_woken();
         loop {
             if !satisfied || self.ring.has_work() {
                 self.enter(!satisfied)?;
@@ -236,14 +190,13 @@ impl Backend for UringBackend {
             if satisfied {
                 break;
             }
-            satisfied = completions.len() >= enough || self.waker.woken;
+            satisfied = completions.len() >= enough || self.waker.is_woken();
             if satisfied && self.ring.queued() == 0 {
                 break;
             }
         }
-        if min > 0 && self.waker.woken {
-            self.waker.woken = false;
-            self.waker.event.drain();
+        if min > 0 {
+            self.waker.clear();
         }
         self.files
             .sweep(&self.ring.submitter(), self.ops.len() == 0);
@@ -251,7 +204,7 @@ impl Backend for UringBackend {
     }
 
     fn waker(&self) -> Arc<dyn Wake> {
-        self.waker.event.clone()
+        self.waker.event().clone()
     }
 
     fn register(&mut self, memory: &Region) -> bool {

@@ -1,0 +1,82 @@
+//! The poll of the waker's eventfd that is always in the ring, and in no one's count of ops.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use io_uring::{cqueue, opcode, types};
+
+use super::ring::Ring;
+use crate::backend::eventfd::WakeEvent;
+use crate::error::{Error, Result};
+use crate::op::Errno;
+
+/// What completions of the poll carry where those of ops carry their slot.
+pub(super) const WAKE_DATA: u64 = u64::MAX;
+
+/// The eventfd, its poll, and whether it has fired.
+pub(super) struct Waker {
+    event: Arc<WakeEvent>,
+    armed: bool,
+    /// One poll for many wakes; off on kernels before 5.13.
+    multishot: bool,
+    /// A wake has been seen and no blocking `reap` has ended by it yet.
+    woken: bool,
+}
+
+impl Waker {
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self {
+            event: WakeEvent::new()?,
+            armed: false,
+            multishot: true,
+            woken: false,
+        })
+    }
+
+    /// What other threads wake with.
+    pub(super) fn event(&self) -> &Arc<WakeEvent> {
+        &self.event
+    }
+
+    /// Whether a blocking `reap` is to end.
+    pub(super) fn is_woken(&self) -> bool {
+        self.woken
+    }
+
+    /// A blocking `reap` ends by the wakes so far.
+    pub(super) fn clear(&mut self) {
+        if self.woken {
+            self.woken = false;
+            self.event.drain();
+        }
+    }
+
+    /// Puts the poll into the ring if it is not there.
+    pub(super) fn arm(&mut self, ring: &mut Ring) {
+        if self.armed {
+            return;
+        }
+        let poll = opcode::PollAdd::new(types::Fd(self.event.raw_fd()), libc::POLLIN as u32)
+            .multi(self.multishot)
+            .build()
+            .user_data(WAKE_DATA);
+        // SAFETY: a poll touches no memory of ours, and the ring's own reference keeps the eventfd open.
+        self.armed = unsafe { ring.push(&poll) };
+    }
+
+    /// Takes note of a completion of the poll.
+    pub(super) fn note(&mut self, entry: &cqueue::Entry) -> Result<()> {
+        if !cqueue::more(entry.flags()) {
+            self.armed = false;
+        }
+        if entry.result() >= 0 {
+            self.woken = true;
+        } else if self.multishot {
+            self.multishot = false;
+        } else {
+            let errno = Errno::from_raw_os_error(-entry.result());
+            return Err(Error::os("io_uring poll", errno));
+        }
+        Ok(())
+    }
+}
