@@ -1,10 +1,58 @@
-//! The deepnvme engine.
+//! The deepnvme engine: any byte range of a file, to or from any memory, at the speed of the device.
+//!
+//! The way of a request: `engine` lays it out (`split`: ranges to blocks, purely), `queue` offers its blocks,
+//! each `worker` moves them through its own `backend` and settles what comes back, `pending` is the caller's end.
+//!
+//! ```
+//! use deepnvme_io::{Access, Config, DirectMode, Engine, OpenOptions, Target, TensorFile, WriteOptions};
+//! use deepnvme_mem::{Buffer, Region};
+//!
+//! # fn main() -> deepnvme_io::Result<()> {
+//! # let folder = std::env::temp_dir();
+//! # let path = folder.join(format!("deepnvme-doc-{}", std::process::id()));
+//! let engine = Engine::new(Config::default())?;
+//! let options = OpenOptions { access: Access::ReadWrite, create: true, direct: DirectMode::Preferred };
+//! let file = TensorFile::open(&Target::from(&path), options)?;
+//!
+//! let (_, written) = engine.write(&file, 0, Region::from_vec(vec![7; 100_000]), WriteOptions::default())?.wait();
+//! assert_eq!(written?.bytes, 100_000);
+//!
+//! let target = Buffer::zeroed(1000).expect("1000 bytes").into_region();
+//! let (target, read) = engine.read(&file, 99_000, target)?.wait();
+//! read?;
+//! let bytes = target.and_then(|target| target.into_buffer().ok()).expect("the memory comes home");
+//! assert_eq!(bytes.as_slice(), [7; 1000]);
+//! # let _ = std::fs::remove_file(path);
+//! # Ok(())
+//! # }
+//! ```
 #![deny(unsafe_code)]
 
 pub mod backend;
 pub mod config;
+mod engine;
 pub mod error;
+mod file;
+pub mod handover;
+mod job;
 pub mod op;
+mod pending;
+pub mod probe;
+mod queue;
+pub mod split;
+mod stats;
+pub mod stream;
+pub mod stripe;
+mod sync;
+mod worker;
 
 pub use config::{BackendChoice, Config, DirectMode, SubmitMode};
+pub use engine::{BackendFactory, Engine, ReadItem, WriteItem};
 pub use error::{Error, ErrorKind, Result};
+pub use file::{Access, DirectState, OpenOptions, Target, TensorFile};
+pub use job::{Durability, Progress, Transfer, WriteExtent, WriteOptions};
+pub use pending::{Home, Pending};
+pub use queue::REQUESTS_MAX;
+pub use stats::{LatencySummary, StatsSnapshot};
+pub use stripe::StripeSet;
+pub use worker::{RETRIES_AT_ONCE, RETRIES_MAX, RETRY_PAUSE};

@@ -1,0 +1,374 @@
+//! The engine: owns the workers, takes requests, adds up what they did.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use deepnvme_mem::{Device, Region, RegionMut};
+
+use crate::backend::{self, Backend, BackendKind, BackendSetup};
+use crate::config::Config;
+use crate::error::{Error, ErrorKind, Result};
+use crate::file::TensorFile;
+use crate::job::{Job, Memory, WriteOptions};
+use crate::pending::Pending;
+use crate::probe::Probe;
+use crate::queue::{self, Queue};
+use crate::split::{Direction, Plan, Segment};
+use crate::stats::{self, StatsSnapshot, WorkerStats};
+use crate::worker::{Worker, WorkerSetup};
+
+/// Makes the backend of one worker, on that worker's thread.
+pub type BackendFactory = Arc<dyn Fn(&BackendSetup) -> Result<Box<dyn Backend>> + Send + Sync>;
+
+/// One tensor to read.
+#[derive(Debug)]
+pub struct ReadItem {
+    /// From which file.
+    pub file: Arc<TensorFile>,
+    /// From where in it, in bytes.
+    pub offset: u64,
+    /// Into which memory; its length is how much is read.
+    pub target: RegionMut,
+}
+
+/// One tensor to write.
+#[derive(Debug)]
+pub struct WriteItem {
+    /// To which file.
+    pub file: Arc<TensorFile>,
+    /// To where in it, in bytes.
+    pub offset: u64,
+    /// From which memory; its length is how much is written.
+    pub source: Region,
+}
+
+/// Moves bytes between files and memory. Shared freely between threads; dropping it finishes what was submitted.
+#[derive(Debug)]
+pub struct Engine {
+    config: Config,
+    probe: Probe,
+    backend: BackendKind,
+    backend_reason: String,
+    queue: Arc<Queue>,
+    stats: Vec<Arc<WorkerStats>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Engine {
+    /// Starts the workers with the backend that the settings choose.
+    ///
+    /// # Errors
+    /// `InvalidInput` for settings out of range; `Unsupported` when the backend that was asked for does not work here.
+    pub fn new(config: Config) -> Result<Self> {
+        config.validate()?;
+        let probe = Probe::run();
+        let (kind, reason) = probe.choose(config.backend)?;
+        let factory: BackendFactory = Arc::new(move |setup| backend::open(kind, setup));
+        Self::start(config, probe, reason, &factory)
+    }
+
+    /// Starts the workers with backends of the caller's making.
+    ///
+    /// # Errors
+    /// `InvalidInput` for settings out of range; whatever the factory returns.
+    pub fn with_backends(config: Config, factory: BackendFactory) -> Result<Self> {
+        config.validate()?;
+        Self::start(config, Probe::run(), "made by the caller".into(), &factory)
+    }
+
+    fn start(
+        config: Config,
+        probe: Probe,
+        backend_reason: String,
+        factory: &BackendFactory,
+    ) -> Result<Self> {
+        let queue = Arc::new(Queue::new(config.workers));
+        let stats: Vec<_> = (0..config.workers)
+            .map(|_| Arc::new(WorkerStats::new()))
+            .collect();
+        let mut engine = Self {
+            backend: BackendKind::Threads,
+            probe,
+            backend_reason,
+            queue,
+            stats,
+            threads: Vec::new(),
+            config,
+        };
+        for worker_index in 0..engine.config.workers {
+            engine.backend = engine.start_worker(worker_index, factory)?;
+        }
+        Ok(engine)
+    }
+
+    /// Starts one worker and waits until its backend is open.
+    fn start_worker(&mut self, worker_index: u32, factory: &BackendFactory) -> Result<BackendKind> {
+        let config = &self.config;
+        let setup = WorkerSetup {
+            queue: Arc::clone(&self.queue),
+            stats: Arc::clone(&self.stats[worker_index as usize]),
+            worker_index,
+            slot_bytes: config.block_bytes as usize,
+            slots: config.slots_per_worker() as usize,
+            lock_pool: config.lock_pool,
+        };
+        let backend_setup = BackendSetup {
+            queue_depth: config.queue_depth,
+            submit: config.submit,
+            worker_index,
+        };
+        let factory = Arc::clone(factory);
+        let (report, opened) = std::sync::mpsc::sync_channel(1);
+        let run = move || {
+            let backend = match factory(&backend_setup) {
+                Ok(backend) => backend,
+                Err(error) => return drop(report.send(Err(error))),
+            };
+            let kind = backend.kind();
+            let worker = Worker::new(&setup, backend);
+            drop(report.send(Ok(kind)));
+            if let Err(error) = worker.run() {
+                tracing::error!(worker_index, %error, "a worker's backend broke down");
+                setup.queue.worker_lost(&error);
+            }
+        };
+        let thread = std::thread::Builder::new().name(format!("deepnvme-{worker_index}"));
+        let thread = thread.spawn(run).map_err(|error| {
+            let errno =
+                rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN);
+            Error::os("start a worker thread", errno)
+                .because("lower `workers`, or raise the limit with `ulimit -u`")
+        })?;
+        self.threads.push(thread);
+        let died = || {
+            Error::new(
+                ErrorKind::Io,
+                "engine",
+                "a worker thread ended before its backend was open",
+            )
+        };
+        opened.recv().map_err(|_| died())?
+    }
+
+    /// The settings.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What works on this machine, found when the engine was made.
+    #[must_use]
+    pub fn probe(&self) -> &Probe {
+        &self.probe
+    }
+
+    /// What moves the bytes.
+    #[must_use]
+    pub fn backend_kind(&self) -> BackendKind {
+        self.backend
+    }
+
+    /// Why that backend.
+    #[must_use]
+    pub fn backend_reason(&self) -> &str {
+        &self.backend_reason
+    }
+
+    /// What the engine has done so far.
+    #[must_use]
+    pub fn stats(&self) -> StatsSnapshot {
+        let mut sum = stats::snapshot(self.backend, self.stats.iter().map(|worker| &**worker));
+        (sum.requests, sum.requests_failed) = self.queue.ended();
+        sum
+    }
+
+    /// Reads `target.len()` bytes at `offset`. Returns at once, whatever the size.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a range beyond 2^63 or device memory; `Closed` in a forked child.
+    pub fn read(
+        &self,
+        file: &Arc<TensorFile>,
+        offset: u64,
+        target: RegionMut,
+    ) -> Result<Pending<RegionMut>> {
+        let item = ReadItem {
+            file: Arc::clone(file),
+            offset,
+            target,
+        };
+        let job = self.read_job(vec![item])?;
+        Ok(Pending::new(job, Arc::clone(&self.queue)))
+    }
+
+    /// Reads many ranges as one request; ranges that touch become large transfers.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_batch(&self, items: Vec<ReadItem>) -> Result<Pending<Vec<RegionMut>>> {
+        let job = self.read_job(items)?;
+        Ok(Pending::new(job, Arc::clone(&self.queue)))
+    }
+
+    /// Writes `source` at `offset`. Returns at once, whatever the size.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn write(
+        &self,
+        file: &Arc<TensorFile>,
+        offset: u64,
+        source: Region,
+        options: WriteOptions,
+    ) -> Result<Pending<Region>> {
+        let item = WriteItem {
+            file: Arc::clone(file),
+            offset,
+            source,
+        };
+        let job = self.write_job(vec![item], options)?;
+        Ok(Pending::new(job, Arc::clone(&self.queue)))
+    }
+
+    /// Writes many ranges as one request; ranges that touch become large transfers.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read); also `InvalidInput` when two ranges overlap.
+    pub fn write_batch(
+        &self,
+        items: Vec<WriteItem>,
+        options: WriteOptions,
+    ) -> Result<Pending<Vec<Region>>> {
+        let job = self.write_job(items, options)?;
+        Ok(Pending::new(job, Arc::clone(&self.queue)))
+    }
+
+    fn read_job(&self, items: Vec<ReadItem>) -> Result<Arc<Job>> {
+        let mut layout = RequestLayout::default();
+        let mut targets = Vec::with_capacity(items.len());
+        for ReadItem {
+            file,
+            offset,
+            target,
+        } in items
+        {
+            check_device(target.device(), Direction::Read, &file)?;
+            let address = target.is_contiguous().then(|| target.addr());
+            layout.add(file, offset, target.len(), address);
+            targets.push(target);
+        }
+        self.submit(
+            Direction::Read,
+            layout,
+            Memory::Targets(targets),
+            WriteOptions::default(),
+        )
+    }
+
+    fn write_job(&self, items: Vec<WriteItem>, options: WriteOptions) -> Result<Arc<Job>> {
+        let mut layout = RequestLayout::default();
+        let mut sources = Vec::with_capacity(items.len());
+        for WriteItem {
+            file,
+            offset,
+            source,
+        } in items
+        {
+            check_device(source.device(), Direction::Write, &file)?;
+            let address = source.is_contiguous().then(|| source.addr());
+            layout.add(file, offset, source.len(), address);
+            sources.push(source);
+        }
+        self.submit(Direction::Write, layout, Memory::Sources(sources), options)
+    }
+
+    fn submit(
+        &self,
+        direction: Direction,
+        layout: RequestLayout,
+        memory: Memory,
+        options: WriteOptions,
+    ) -> Result<Arc<Job>> {
+        if self.queue.is_foreign() {
+            return Err(queue::forked());
+        }
+        let RequestLayout {
+            files, segments, ..
+        } = layout;
+        let geometries: Vec<_> = files.iter().map(|file| file.geometry()).collect();
+        let name_file = |error: Error| match files.first() {
+            Some(file) => error.at_path(file.path()),
+            None => error,
+        };
+        let plan = Plan::new(direction, &geometries, segments, self.config.block_bytes)
+            .map_err(name_file)?;
+        let span = tracing::debug_span!(
+            "request",
+            verb = direction.name(),
+            path = files
+                .first()
+                .map(|file| tracing::field::display(file.path().display())),
+            files = files.len(),
+            bytes = plan.bytes_total(),
+            blocks = plan.block_count(),
+        );
+        let job = Arc::new(Job::new(plan, files, memory, options, span));
+        if job.plan.block_count() == 0 && !job.needs_preparing() {
+            self.queue.blocks_done(&job);
+        } else {
+            self.queue.push(&job)?;
+        }
+        Ok(job)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if self.queue.is_foreign() {
+            // The threads are the parent's; there is nothing to join, and their locks may be held for ever.
+            return;
+        }
+        self.queue.close();
+        for thread in self.threads.drain(..) {
+            // A worker that panicked has said so on stderr; there is no one left to tell.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The files and segments of a request, while they are collected.
+#[derive(Default)]
+struct RequestLayout {
+    files: Vec<Arc<TensorFile>>,
+    known: std::collections::HashMap<usize, u32>,
+    segments: Vec<Segment>,
+}
+
+impl RequestLayout {
+    fn add(&mut self, file: Arc<TensorFile>, offset: u64, len: usize, address: Option<usize>) {
+        let identity = Arc::as_ptr(&file) as usize;
+        let files = &mut self.files;
+        let file = *self.known.entry(identity).or_insert_with(|| {
+            files.push(file);
+            files.len() as u32 - 1
+        });
+        let item = self.segments.len() as u32;
+        self.segments.push(Segment {
+            file,
+            item,
+            offset,
+            len: len as u64,
+            address,
+        });
+    }
+}
+
+fn check_device(device: Device, direction: Direction, file: &TensorFile) -> Result<()> {
+    match device {
+        Device::Host => Ok(()),
+        Device::Cuda { index } => {
+            let detail = format!("the memory is on cuda:{index}; move it to the host first");
+            Err(Error::new(ErrorKind::Unsupported, direction.name(), detail).at_path(file.path()))
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! What direct I/O needs on one file: the kernel's word (`statx`), else a try.
+
+use std::os::fd::BorrowedFd;
+
+use deepnvme_mem::{Alignment, Buffer};
+use rustix::fs::{AtFlags, Statx, StatxFlags, statx};
+use rustix::io::{Errno, pread};
+
+use crate::split::FileAlignment;
+
+/// Alignments that a file system without `STATX_DIOALIGN` is tried with, smallest first.
+const CANDIDATES: [u64; 4] = [512, 1024, 2048, 4096];
+
+/// Assumed where neither `statx` nor a try can tell: every direct file system in use takes a page.
+const ASSUMED: Alignment = Alignment::PAGE;
+
+/// What is known about direct I/O on a file.
+pub(super) enum Found {
+    Aligned(FileAlignment),
+    /// There is none, because of this.
+    None(&'static str),
+}
+
+/// What `statx` says of a descriptor, with the alignment fields where the kernel has them.
+pub(super) fn stat(fd: BorrowedFd<'_>) -> Result<Statx, Errno> {
+    statx(
+        fd,
+        c"",
+        AtFlags::EMPTY_PATH,
+        StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN,
+    )
+}
+
+/// Asks `statx` of a descriptor open for direct I/O, else tries small reads on it.
+pub(super) fn find(fd: BorrowedFd<'_>, stat: &Statx) -> Found {
+    if stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0 {
+        let memory = Alignment::new(u64::from(stat.stx_dio_mem_align));
+        let offset = Alignment::new(u64::from(stat.stx_dio_offset_align));
+        return match (memory, offset) {
+            (Some(memory), Some(offset)) => Found::Aligned(FileAlignment { memory, offset }),
+            _ => Found::None("the file system reports that this file has no direct I/O"),
+        };
+    }
+    let alignment = try_reads(fd);
+    Found::Aligned(FileAlignment {
+        memory: alignment,
+        offset: alignment,
+    })
+}
+
+/// The smallest alignment with which a read is not refused. A file that cannot be read, or is empty, says nothing.
+fn try_reads(fd: BorrowedFd<'_>) -> Alignment {
+    let Ok(mut page) = Buffer::zeroed(Alignment::PAGE.bytes() as usize * 2) else {
+        return ASSUMED;
+    };
+    for bytes in CANDIDATES {
+        // The address is aligned to the candidate and no better, so that a pass proves it for memory as well.
+        let at = bytes as usize;
+        match pread(fd, &mut page.as_mut_slice()[at..at + at.min(4096)], 0) {
+            Ok(0) => return ASSUMED,
+            Ok(_) => return Alignment::new(bytes).unwrap_or(ASSUMED),
+            Err(Errno::INVAL) => {}
+            Err(_) => return ASSUMED,
+        }
+    }
+    ASSUMED
+}

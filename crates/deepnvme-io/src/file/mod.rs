@@ -1,0 +1,284 @@
+//! An open file (or stripe set) with a direct and a buffered descriptor for each part.
+//!
+//! `open` finds a file by name, `adopt` takes over a descriptor, `part` holds the two descriptors of one
+//! part, `alignment` asks the kernel what direct I/O needs.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::OFlags;
+
+use crate::config::DirectMode;
+use crate::error::{Error, ErrorKind, Result};
+use crate::split::Geometry;
+use crate::stripe::{Layout, StripeSet};
+
+mod alignment;
+mod part;
+
+pub(crate) use part::Part;
+
+/// What a file is opened for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Access {
+    /// Reads only.
+    Read,
+    /// Writes only.
+    Write,
+    /// Both.
+    ReadWrite,
+}
+
+impl Access {
+    fn flags(self) -> OFlags {
+        match self {
+            Self::Read => OFlags::RDONLY,
+            Self::Write => OFlags::WRONLY,
+            Self::ReadWrite => OFlags::RDWR,
+        }
+    }
+}
+
+/// How to open a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OpenOptions {
+    /// What for.
+    pub access: Access,
+    /// Make the file where it is missing (mode 0666, less the umask).
+    pub create: bool,
+    /// Whether to bypass the page cache.
+    pub direct: DirectMode,
+}
+
+/// What a path argument names.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Target {
+    /// One file.
+    Path(PathBuf),
+    /// One logical file over several.
+    Stripes(StripeSet),
+}
+
+impl Target {
+    /// The path that errors name: the file, or the manifest of the set.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        match self {
+            Self::Path(path) => path.clone(),
+            Self::Stripes(set) => set.manifest_path(),
+        }
+    }
+}
+
+impl<P: Into<PathBuf>> From<P> for Target {
+    fn from(path: P) -> Self {
+        Self::Path(path.into())
+    }
+}
+
+/// Whether a file's transfers bypass the page cache, and if not, why.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum DirectState {
+    /// They do.
+    Direct {
+        /// What every memory address must be a multiple of, to go without a copy.
+        memory_alignment_bytes: u64,
+        /// What every offset and length is made a multiple of.
+        offset_alignment_bytes: u64,
+    },
+    /// They go through the page cache.
+    Buffered {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// An open file, or the parts of an open stripe set. Shared by the requests in flight on it; closed with the last.
+#[derive(Debug)]
+pub struct TensorFile {
+    path: PathBuf,
+    parts: Vec<Part>,
+    layout: Layout,
+}
+
+impl TensorFile {
+    /// Opens a path or a stripe set. A path that ends in `.stripes.json` and holds a manifest is a stripe set.
+    ///
+    /// # Errors
+    /// The kernel's refusal, with the path; `Unsupported` when direct I/O is required and not to be had.
+    pub fn open(target: &Target, options: OpenOptions) -> Result<Arc<Self>> {
+        match target {
+            Target::Path(path) if is_manifest(path) => {
+                Self::open_stripes(&StripeSet::from_manifest(path)?, options)
+            }
+            Target::Path(path) => Ok(Arc::new(Self {
+                path: path.clone(),
+                parts: vec![Part::open(path, options)?],
+                layout: Layout::SINGLE,
+            })),
+            Target::Stripes(set) => Self::open_stripes(set, options),
+        }
+    }
+
+    fn open_stripes(set: &StripeSet, options: OpenOptions) -> Result<Arc<Self>> {
+        let manifest = set.manifest_path();
+        if manifest.exists() {
+            let stored = StripeSet::from_manifest(&manifest)?;
+            if stored.stripe_bytes() != set.stripe_bytes()
+                || stored.parts().len() != set.parts().len()
+            {
+                let detail = format!(
+                    "the set was written with stripe_bytes {} over {} parts, and is opened with {} over {}",
+                    stored.stripe_bytes(),
+                    stored.parts().len(),
+                    set.stripe_bytes(),
+                    set.parts().len()
+                );
+                return Err(Error::new(ErrorKind::InvalidInput, "open", detail).at_path(manifest));
+            }
+        }
+        let parts = set
+            .parts()
+            .iter()
+            .map(|path| Part::open(path, options))
+            .collect::<Result<Vec<_>>>()?;
+        if options.create && !manifest.exists() {
+            set.write_manifest()?;
+        }
+        let layout = if parts.len() == 1 {
+            Layout::SINGLE
+        } else {
+            Layout {
+                parts: parts.len() as u64,
+                stripe_bytes: set.stripe_bytes(),
+            }
+        };
+        Ok(Arc::new(Self {
+            path: manifest,
+            parts,
+            layout,
+        }))
+    }
+
+    /// Takes a duplicate of an open descriptor; the caller's own stays as it is, and stays the caller's to close.
+    ///
+    /// # Errors
+    /// `InvalidInput` when it is no regular file or block device, or not open for `access`.
+    pub fn from_fd(
+        fd: BorrowedFd<'_>,
+        path: Option<&Path>,
+        access: Access,
+        direct: DirectMode,
+    ) -> Result<Arc<Self>> {
+        let part = Part::adopt(fd, path, access, direct)?;
+        Ok(Arc::new(Self {
+            path: part.path().to_path_buf(),
+            parts: vec![part],
+            layout: Layout::SINGLE,
+        }))
+    }
+
+    /// The path that errors name.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether transfers bypass the page cache; of a stripe set, the first part that does not decides.
+    #[must_use]
+    pub fn direct(&self) -> DirectState {
+        let states = self.parts.iter().map(Part::direct_state);
+        let mut last = None;
+        for state in states {
+            if matches!(state, DirectState::Buffered { .. }) {
+                return state;
+            }
+            last = Some(state);
+        }
+        last.unwrap_or(DirectState::Buffered {
+            reason: "the set has no parts".into(),
+        })
+    }
+
+    /// Bytes in the file now.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn len(&self) -> Result<u64> {
+        let mut bytes = 0;
+        for (index, part) in self.parts.iter().enumerate() {
+            bytes = bytes.max(self.layout.logical_end(index, part.len()?));
+        }
+        Ok(bytes)
+    }
+
+    /// Whether the file has no bytes now.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn is_empty(&self) -> Result<bool> {
+        Ok(self.len()? == 0)
+    }
+
+    /// Makes the file that long: cuts what is beyond, allocates what is missing where the file system can.
+    ///
+    /// # Errors
+    /// `NoSpace`, saying how much was needed and how much is free, or another refusal.
+    pub fn set_len(&self, bytes: u64) -> Result<()> {
+        for (index, part) in self.parts.iter().enumerate() {
+            part.set_len(self.layout.part_bytes(bytes, index))?;
+        }
+        Ok(())
+    }
+
+    /// Cuts what is beyond `bytes`; allocates nothing.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn cut(&self, bytes: u64) -> Result<()> {
+        for (index, part) in self.parts.iter().enumerate() {
+            part.cut(self.layout.part_bytes(bytes, index))?;
+        }
+        Ok(())
+    }
+
+    /// A descriptor of the first part, for those who lock or stat it.
+    #[must_use]
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.parts[0].any().as_fd()
+    }
+
+    pub(crate) fn geometry(&self) -> Geometry {
+        let mut direct = self.parts[0].alignment();
+        for part in &self.parts[1..] {
+            direct = match (direct, part.alignment()) {
+                (Some(a), Some(b)) => Some(crate::split::FileAlignment {
+                    memory: a.memory.max(b.memory),
+                    offset: a.offset.max(b.offset),
+                }),
+                _ => None,
+            };
+        }
+        Geometry {
+            direct,
+            layout: self.layout,
+        }
+    }
+
+    pub(crate) fn part_at(&self, offset: u64) -> (&Part, u64) {
+        let (part, at) = self.layout.locate(offset);
+        (&self.parts[part], at)
+    }
+
+    pub(crate) fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+}
+
+fn is_manifest(path: &Path) -> bool {
+    path.as_os_str()
+        .as_encoded_bytes()
+        .ends_with(crate::stripe::MANIFEST_SUFFIX.as_bytes())
+        && path.is_file()
+}

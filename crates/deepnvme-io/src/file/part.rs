@@ -1,0 +1,258 @@
+//! One part file: a direct and a buffered descriptor, each opened when first needed.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use rustix::fs::{self, FallocateFlags, FileType, Mode, OFlags, Statx};
+use rustix::io::Errno;
+
+use super::alignment::{self, Found};
+use super::{Access, DirectState, OpenOptions};
+use crate::config::DirectMode;
+use crate::error::{Error, ErrorKind, Result};
+use crate::split::{Channel, FileAlignment};
+
+const DISABLED: &str = "direct I/O was disabled";
+
+/// One open file of the file system.
+#[derive(Debug)]
+pub(crate) struct Part {
+    path: PathBuf,
+    access: Access,
+    /// Open for direct I/O, with its alignment.
+    direct: Option<(Arc<OwnedFd>, FileAlignment)>,
+    /// Open through the page cache; reopened from the direct one when an edge first needs it.
+    buffered: OnceLock<Arc<OwnedFd>>,
+    required: bool,
+    /// Why transfers are buffered, decided at the opening or at the first refusal of a direct one.
+    buffered_reason: OnceLock<String>,
+}
+
+impl Part {
+    pub(super) fn open(path: &Path, options: OpenOptions) -> Result<Self> {
+        let mut flags = options.access.flags() | OFlags::CLOEXEC;
+        if options.create {
+            flags |= OFlags::CREATE;
+        }
+        let open = |extra: OFlags| fs::open(path, flags | extra, Mode::from_raw_mode(0o666));
+        let fail = |errno: Errno| Error::os("open", errno).at_path(path);
+        let mut part = Self::empty(path.to_path_buf(), options.access, options.direct);
+        if options.direct != DirectMode::Disabled {
+            match open(OFlags::DIRECT) {
+                Ok(fd) => part.take_direct(fd, &fail)?,
+                Err(Errno::INVAL | Errno::OPNOTSUPP) => {
+                    part.refuse_direct("the file system refuses O_DIRECT")?
+                }
+                Err(errno) => return Err(fail(errno)),
+            }
+        }
+        if part.direct.is_none() {
+            let fd = open(OFlags::empty()).map_err(fail)?;
+            check_type(&alignment::stat(fd.as_fd()).map_err(fail)?, path)?;
+            let _ = part.buffered.set(Arc::new(fd));
+        }
+        Ok(part)
+    }
+
+    pub(super) fn adopt(
+        fd: BorrowedFd<'_>,
+        path: Option<&Path>,
+        access: Access,
+        direct: DirectMode,
+    ) -> Result<Self> {
+        let path = path.map_or_else(|| name_of(fd), Path::to_path_buf);
+        let fail = |errno: Errno| Error::os("open", errno).at_path(&path);
+        let flags = fs::fcntl_getfl(fd).map_err(fail)?;
+        let own = rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(fail)?;
+        check_type(&alignment::stat(own.as_fd()).map_err(fail)?, &path)?;
+        check_access(flags, access).map_err(|error| error.at_path(&path))?;
+        let mut part = Self::empty(path.clone(), access, direct);
+        if flags.contains(OFlags::DIRECT) {
+            part.take_direct(own, &fail)?;
+        } else {
+            if direct != DirectMode::Disabled {
+                match reopen(own.as_fd(), access, OFlags::DIRECT) {
+                    Ok(direct) => part.take_direct(direct, &fail)?,
+                    Err(_) => {
+                        part.refuse_direct("the descriptor cannot be reopened with O_DIRECT")?
+                    }
+                }
+            }
+            // Linux appends every write to an O_APPEND descriptor, whatever its offset.
+            let buffered = if flags.contains(OFlags::APPEND) && access != Access::Read {
+                reopen(own.as_fd(), access, OFlags::empty()).map_err(fail)?
+            } else {
+                own
+            };
+            let _ = part.buffered.set(Arc::new(buffered));
+        }
+        Ok(part)
+    }
+
+    fn empty(path: PathBuf, access: Access, mode: DirectMode) -> Self {
+        let buffered_reason = OnceLock::new();
+        if mode == DirectMode::Disabled {
+            let _ = buffered_reason.set(DISABLED.into());
+        }
+        let required = mode == DirectMode::Required;
+        Self {
+            path,
+            access,
+            direct: None,
+            buffered: OnceLock::new(),
+            required,
+            buffered_reason,
+        }
+    }
+
+    fn take_direct(&mut self, fd: OwnedFd, fail: &dyn Fn(Errno) -> Error) -> Result<()> {
+        let stat = alignment::stat(fd.as_fd()).map_err(fail)?;
+        check_type(&stat, &self.path)?;
+        match alignment::find(fd.as_fd(), &stat) {
+            Found::Aligned(alignment) => self.direct = Some((Arc::new(fd), alignment)),
+            Found::None(reason) => self.refuse_direct(reason)?,
+        }
+        Ok(())
+    }
+
+    /// Notes that direct I/O does not work on this file; an error where it is required.
+    pub(crate) fn refuse_direct(&self, reason: &str) -> Result<()> {
+        if self.required {
+            let detail = format!(
+                "{reason}, and direct I/O is required; use direct=\"preferred\" or another folder"
+            );
+            return Err(Error::new(ErrorKind::Unsupported, "open", detail).at_path(&self.path));
+        }
+        let _ = self.buffered_reason.set(reason.into());
+        Ok(())
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn alignment(&self) -> Option<FileAlignment> {
+        let (_, alignment) = self.direct.as_ref()?;
+        self.buffered_reason.get().is_none().then_some(*alignment)
+    }
+
+    pub(super) fn direct_state(&self) -> DirectState {
+        match (self.alignment(), self.buffered_reason.get()) {
+            (Some(alignment), _) => DirectState::Direct {
+                memory_alignment_bytes: alignment.memory.bytes(),
+                offset_alignment_bytes: alignment.offset.bytes(),
+            },
+            (None, reason) => DirectState::Buffered {
+                reason: reason.cloned().unwrap_or_default(),
+            },
+        }
+    }
+
+    /// The descriptor of a channel. The buffered one is opened here when it is first needed.
+    pub(crate) fn descriptor(&self, channel: Channel) -> Result<Arc<OwnedFd>> {
+        if let (Channel::Direct, Some((fd, _))) = (channel, &self.direct) {
+            return Ok(Arc::clone(fd));
+        }
+        if let Some(fd) = self.buffered.get() {
+            return Ok(Arc::clone(fd));
+        }
+        let reopened = reopen(self.any().as_fd(), self.access, OFlags::empty());
+        let fd = reopened
+            .map_err(|errno| Error::os("reopen without O_DIRECT", errno).at_path(&self.path))?;
+        Ok(Arc::clone(self.buffered.get_or_init(|| Arc::new(fd))))
+    }
+
+    /// Whichever descriptor there is.
+    pub(crate) fn any(&self) -> &Arc<OwnedFd> {
+        match (&self.direct, self.buffered.get()) {
+            (Some((fd, _)), _) | (None, Some(fd)) => fd,
+            (None, None) => unreachable!("a part is opened with one descriptor at least"),
+        }
+    }
+
+    pub(super) fn len(&self) -> Result<u64> {
+        let stat = alignment::stat(self.any().as_fd());
+        stat.map(|stat| stat.stx_size)
+            .map_err(|errno| Error::os("stat", errno).at_path(&self.path))
+    }
+
+    pub(super) fn cut(&self, bytes: u64) -> Result<()> {
+        if self.len()? <= bytes {
+            return Ok(());
+        }
+        fs::ftruncate(self.any(), bytes)
+            .map_err(|errno| Error::os("truncate", errno).at_path(&self.path))
+    }
+
+    pub(super) fn set_len(&self, bytes: u64) -> Result<()> {
+        let fail = |operation, errno| Error::os(operation, errno).at_path(&self.path);
+        let stat = alignment::stat(self.any().as_fd()).map_err(|errno| fail("stat", errno))?;
+        if FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice {
+            return Ok(());
+        }
+        if stat.stx_size > bytes {
+            return fs::ftruncate(self.any(), bytes).map_err(|errno| fail("truncate", errno));
+        }
+        if stat.stx_size == bytes {
+            return Ok(());
+        }
+        match fs::fallocate(self.any(), FallocateFlags::empty(), 0, bytes) {
+            Ok(()) => Ok(()),
+            // Not every file system can; then the writes extend the file as they land.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
+            Err(errno) => Err(self.no_space(fail("allocate", errno), stat.stx_size, bytes)),
+        }
+    }
+
+    /// Adds to a refusal what was needed and what is free, and takes back what the attempt may have added.
+    fn no_space(&self, error: Error, bytes_before: u64, bytes: u64) -> Error {
+        let _ = fs::ftruncate(self.any(), bytes_before);
+        if error.kind() != ErrorKind::NoSpace {
+            return error;
+        }
+        let free_bytes = fs::fstatvfs(self.any()).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
+        let detail = format!(
+            "{bytes} bytes are needed ({} more than the file has) and {free_bytes} are free; {}",
+            bytes - bytes_before,
+            error.detail()
+        );
+        error.because(detail)
+    }
+}
+
+/// A second, independent open file description of the same file.
+fn reopen(fd: BorrowedFd<'_>, access: Access, extra: OFlags) -> Result<OwnedFd, Errno> {
+    let name = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    fs::open(
+        name,
+        access.flags() | OFlags::CLOEXEC | extra,
+        Mode::empty(),
+    )
+}
+
+fn name_of(fd: BorrowedFd<'_>) -> PathBuf {
+    let link = PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    std::fs::read_link(&link).unwrap_or(link)
+}
+
+fn check_type(stat: &Statx, path: &Path) -> Result<()> {
+    match FileType::from_raw_mode(stat.stx_mode.into()) {
+        FileType::RegularFile | FileType::BlockDevice => Ok(()),
+        FileType::Directory => Err(Error::os("open", Errno::ISDIR).at_path(path)),
+        other => {
+            let detail =
+                format!("it is a {other:?}; only regular files and block devices have offsets");
+            Err(Error::new(ErrorKind::InvalidInput, "open", detail).at_path(path))
+        }
+    }
+}
+
+fn check_access(flags: OFlags, access: Access) -> Result<()> {
+    let has = flags & OFlags::ACCMODE;
+    if has == OFlags::RDWR || has == access.flags() {
+        return Ok(());
+    }
+    let detail = format!("the descriptor is not open for {access:?}; open it in another mode");
+    Err(Error::new(ErrorKind::InvalidInput, "open", detail))
+}

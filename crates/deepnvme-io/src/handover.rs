@@ -1,0 +1,103 @@
+//! A value that one thread puts once and others wait for: how the result of a request reaches its owner.
+//!
+//! The interleavings are checked by `tests/loom.rs`.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use crate::sync::{Condvar, Mutex, lock, wait, wait_timeout};
+
+/// Empty, then full for ever.
+#[derive(Debug)]
+pub struct Handover<T> {
+    state: Mutex<State<T>>,
+    filled: Condvar,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    value: Option<T>,
+    notify: Vec<OwnedFd>,
+}
+
+impl<T: Clone> Handover<T> {
+    /// Empty.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            state: Mutex::new(State {
+                value: None,
+                notify: Vec::new(),
+            }),
+            filled: Condvar::new(),
+        }
+    }
+
+    /// Fills it, and wakes all who wait. Only the first value counts.
+    pub fn put(&self, value: T) {
+        let notify = {
+            let mut state = lock(&self.state);
+            if state.value.is_some() {
+                return;
+            }
+            state.value = Some(value);
+            std::mem::take(&mut state.notify)
+        };
+        self.filled.notify_all();
+        notify.iter().for_each(signal);
+    }
+
+    /// The value, if it is there.
+    pub fn get(&self) -> Option<T> {
+        lock(&self.state).value.clone()
+    }
+
+    /// Waits for the value.
+    pub fn wait(&self) -> T {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(value) = &state.value {
+                return value.clone();
+            }
+            state = wait(&self.filled, state);
+        }
+    }
+
+    /// Waits for the value, at most that long.
+    pub fn wait_timeout(&self, timeout: Duration) -> Option<T> {
+        let deadline = Instant::now().checked_add(timeout);
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(value) = &state.value {
+                return Some(value.clone());
+            }
+            let left = match deadline {
+                Some(deadline) => deadline.checked_duration_since(Instant::now())?,
+                None => Duration::from_secs(3600),
+            };
+            state = wait_timeout(&self.filled, state, left);
+        }
+    }
+
+    /// Writes to that eventfd once, when the value is there (at once, if it is).
+    pub fn notify(&self, eventfd: OwnedFd) {
+        let mut state = lock(&self.state);
+        if state.value.is_none() {
+            state.notify.push(eventfd);
+            return;
+        }
+        drop(state);
+        signal(&eventfd);
+    }
+}
+
+impl<T: Clone> Default for Handover<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A full counter already says what the write would; there is no one to tell of any other refusal.
+fn signal(eventfd: &OwnedFd) {
+    let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
+}

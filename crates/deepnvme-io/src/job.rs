@@ -1,0 +1,283 @@
+//! A request on its way: what is left to claim, what has been done, what went wrong first.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
+use std::time::Instant;
+
+use deepnvme_mem::{Region, RegionMut};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::file::TensorFile;
+use crate::handover::Handover;
+use crate::op::Pieces;
+use crate::split::{Block, Direction, Plan};
+use crate::sync::{Mutex, lock};
+
+/// What must be true of the file when a write is reported as done.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Durability {
+    /// The kernel has taken the bytes; a power cut may lose them.
+    #[default]
+    None,
+    /// The bytes and the size are on the device (`fdatasync`).
+    Data,
+    /// The bytes, the metadata and the file's name in its folder are on the device (`fsync` of both).
+    Full,
+}
+
+/// What a write means for the rest of the file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum WriteExtent {
+    /// Changes the range; the file grows if the range ends beyond it.
+    #[default]
+    InPlace,
+    /// Makes the file end where the write ends: longer ones are cut, shorter ones are allocated first.
+    WholeFile,
+}
+
+/// How a write treats its file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct WriteOptions {
+    /// Default `InPlace`.
+    pub extent: WriteExtent,
+    /// Default `None`.
+    pub durability: Durability,
+}
+
+/// What a finished request moved.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Transfer {
+    /// Bytes, as asked for.
+    pub bytes: u64,
+}
+
+/// How far a request is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Progress {
+    /// Bytes that have arrived.
+    pub bytes_done: u64,
+    /// Bytes of the request.
+    pub bytes_total: u64,
+}
+
+/// What a cancellation found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Cancelled {
+    /// Every block was claimed already.
+    Nothing,
+    /// Some blocks are in flight; the last of them completes the job.
+    Rest,
+    /// No block is in flight: whoever cancelled completes the job.
+    All,
+}
+
+/// The caller's memory, in the caller's order.
+#[derive(Debug)]
+pub(crate) enum Memory {
+    Targets(Vec<RegionMut>),
+    Sources(Vec<Region>),
+}
+
+/// One request. Workers share it; the last to let go of a block reports it as done.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) plan: Plan,
+    pub(crate) files: Vec<Arc<TensorFile>>,
+    pub(crate) options: WriteOptions,
+    pub(crate) span: tracing::Span,
+    pub(crate) submitted: Instant,
+    /// The memory while the job runs, and until `Pending` takes it home.
+    memory: RwLock<Option<Memory>>,
+    next_block: AtomicU64,
+    unfinished_blocks: AtomicU64,
+    unfinished_syncs: AtomicU64,
+    bytes_done: AtomicU64,
+    error: Mutex<Option<Error>>,
+    pub(crate) outcome: Handover<Result<Transfer>>,
+}
+
+impl Job {
+    pub(crate) fn new(
+        plan: Plan,
+        files: Vec<Arc<TensorFile>>,
+        memory: Memory,
+        options: WriteOptions,
+        span: tracing::Span,
+    ) -> Self {
+        Self {
+            unfinished_blocks: AtomicU64::new(plan.block_count()),
+            plan,
+            files,
+            options,
+            span,
+            submitted: Instant::now(),
+            memory: RwLock::new(Some(memory)),
+            next_block: AtomicU64::new(0),
+            unfinished_syncs: AtomicU64::new(0),
+            bytes_done: AtomicU64::new(0),
+            error: Mutex::new(None),
+            outcome: Handover::new(),
+        }
+    }
+
+    /// The index of a block that nobody has yet.
+    pub(crate) fn claim(&self) -> Option<u64> {
+        let count = self.plan.block_count();
+        if self.next_block.load(Ordering::Relaxed) >= count {
+            return None;
+        }
+        let index = self.next_block.fetch_add(1, Ordering::Relaxed);
+        (index < count).then_some(index)
+    }
+
+    /// Notes a failure of a claimed block (only the first counts) and takes back what nobody has claimed.
+    pub(crate) fn fail(&self, error: Error) {
+        let mut first = lock(&self.error);
+        first.get_or_insert(error);
+        self.give_up();
+    }
+
+    /// Takes back what nobody has claimed, and notes why if that was anything.
+    pub(crate) fn cancel(&self, error: Error) -> Cancelled {
+        // The lock keeps `complete` from looking for the error between the two steps.
+        let mut first = lock(&self.error);
+        let (unclaimed, is_last) = self.give_up();
+        if unclaimed == 0 {
+            return Cancelled::Nothing;
+        }
+        first.get_or_insert(error);
+        if is_last {
+            Cancelled::All
+        } else {
+            Cancelled::Rest
+        }
+    }
+
+    fn give_up(&self) -> (u64, bool) {
+        let count = self.plan.block_count();
+        let claimed = self.next_block.swap(count, Ordering::Relaxed).min(count);
+        let unclaimed = count - claimed;
+        let before = self
+            .unfinished_blocks
+            .fetch_sub(unclaimed, Ordering::AcqRel);
+        (unclaimed, unclaimed > 0 && before == unclaimed)
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        lock(&self.error).is_some()
+    }
+
+    /// Notes that one claimed block is done with. True for the last one.
+    pub(crate) fn finish_block(&self, bytes: u64) -> bool {
+        self.bytes_done.fetch_add(bytes, Ordering::Relaxed);
+        self.unfinished_blocks.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    pub(crate) fn expect_syncs(&self, count: u64) {
+        self.unfinished_syncs.store(count, Ordering::Release);
+    }
+
+    /// Notes that one sync is done. True for the last one.
+    pub(crate) fn finish_sync(&self) -> bool {
+        self.unfinished_syncs.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Reports the outcome to whoever waits. The caller must hold no op of this job any more.
+    pub(crate) fn complete(&self) {
+        let error = lock(&self.error).clone();
+        let bytes_done = self.bytes_done.load(Ordering::Relaxed);
+        let outcome = match error {
+            Some(error) => Err(error.after_bytes(bytes_done)),
+            None => Ok(Transfer {
+                bytes: self.plan.bytes_total(),
+            }),
+        };
+        let elapsed_us = self.submitted.elapsed().as_micros() as u64;
+        let ok = outcome.is_ok();
+        self.span
+            .in_scope(|| tracing::debug!(elapsed_us, bytes_done, ok, "done"));
+        self.outcome.put(outcome);
+    }
+
+    pub(crate) fn progress(&self) -> Progress {
+        Progress {
+            bytes_done: self.bytes_done.load(Ordering::Relaxed),
+            bytes_total: self.plan.bytes_total(),
+        }
+    }
+
+    /// The memory, once the job is done; `None` if it was taken already.
+    pub(crate) fn take_memory(&self) -> Option<Memory> {
+        self.memory
+            .write()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .take()
+    }
+
+    fn with_memory<T>(&self, use_it: impl FnOnce(&Memory) -> T) -> Result<T> {
+        let memory = self
+            .memory
+            .read()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let gone = || {
+            Error::new(
+                ErrorKind::Io,
+                self.plan.direction().name(),
+                "the request's memory is gone",
+            )
+        };
+        memory.as_ref().map(use_it).ok_or_else(gone)
+    }
+
+    /// The caller's memory of a block, as the pieces of an op.
+    pub(crate) fn pieces(&self, block: &Block) -> Result<Pieces> {
+        let segments = &self.plan.segments()[block.segments.clone()];
+        self.with_memory(|memory| {
+            let piece = |segment: &crate::split::Segment| {
+                let start = segment.offset.max(block.range.start);
+                let end = (segment.offset + segment.len).min(block.range.end);
+                let range = (start - segment.offset) as usize..(end - segment.offset) as usize;
+                match memory {
+                    Memory::Targets(targets) => {
+                        targets[segment.item as usize].region().slice(range)
+                    }
+                    Memory::Sources(sources) => sources[segment.item as usize].slice(range),
+                }
+            };
+            segments.iter().map(piece).collect()
+        })
+    }
+
+    /// Copies between a slot that holds the block's `io` range and the caller's memory.
+    pub(crate) fn copy(&self, block: &Block, slot: &mut deepnvme_mem::Slot) -> Result<()> {
+        let segments = &self.plan.segments()[block.segments.clone()];
+        self.with_memory(|memory| {
+            for segment in segments {
+                let start = segment.offset.max(block.range.start);
+                let end = (segment.offset + segment.len).min(block.range.end);
+                let (at, from) = (
+                    (start - block.io.start) as usize,
+                    (start - segment.offset) as usize,
+                );
+                let len = (end - start) as usize;
+                match memory {
+                    Memory::Targets(targets) => {
+                        slot.scatter(at, &targets[segment.item as usize], from, len)
+                    }
+                    Memory::Sources(sources) => {
+                        slot.gather(at, &sources[segment.item as usize], from, len)
+                    }
+                }
+            }
+        })
+    }
+
+    /// The file of a block.
+    pub(crate) fn file(&self, block: &Block) -> &Arc<TensorFile> {
+        &self.files[block.file]
+    }
+
+    pub(crate) fn needs_preparing(&self) -> bool {
+        self.plan.direction() == Direction::Write && self.options.extent == WriteExtent::WholeFile
+    }
+}

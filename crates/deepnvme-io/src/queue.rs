@@ -1,0 +1,378 @@
+//! Where requests wait for workers, and where workers wait for requests.
+//!
+//! Requests take turns: a worker claims one block of the first request and puts the request last, so that a
+//! small request never waits for the end of a large one.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
+
+use crate::backend::Wake;
+use crate::error::{Error, ErrorKind, Result};
+use crate::job::{Cancelled, Durability, Job};
+use crate::op::OpKind;
+use crate::split::Channel;
+use crate::sync::{Mutex, lock};
+
+/// Most requests that wait at once.
+pub const REQUESTS_MAX: usize = 1 << 20;
+
+/// One thing for a worker to do.
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// Give the file its final size.
+    Prepare(Arc<Job>),
+    /// Move that block.
+    Block(Arc<Job>, u64),
+    /// Sync that descriptor.
+    Sync(Arc<Job>, SyncTarget),
+}
+
+#[derive(Debug)]
+pub(crate) struct SyncTarget {
+    pub(crate) file: Arc<OwnedFd>,
+    pub(crate) kind: OpKind,
+    pub(crate) path: std::path::PathBuf,
+}
+
+#[derive(Debug)]
+enum Entry {
+    Prepare(Arc<Job>),
+    Blocks(Arc<Job>),
+    Sync(Arc<Job>, SyncTarget),
+}
+
+#[derive(Debug)]
+struct State {
+    entries: VecDeque<Entry>,
+    is_closed: bool,
+}
+
+/// Shared by the engine, its workers and its pendings.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    state: Mutex<State>,
+    seats: Vec<Seat>,
+    pid: u32,
+    requests: AtomicU64,
+    requests_failed: AtomicU64,
+    lost: AtomicU64,
+}
+
+/// Where one worker can be found.
+#[derive(Default)]
+pub(crate) struct Seat {
+    posture: AtomicU8,
+    thread: OnceLock<Thread>,
+    waker: OnceLock<Arc<dyn Wake>>,
+}
+
+impl std::fmt::Debug for Seat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Seat")
+            .field("posture", &self.posture)
+            .finish_non_exhaustive()
+    }
+}
+
+const RUNNING: u8 = 0;
+const PARKED: u8 = 1;
+const REAPING: u8 = 2;
+const NOTIFIED: u8 = 3;
+
+impl Seat {
+    pub(crate) fn sit(&self, waker: Arc<dyn Wake>) {
+        let _ = self.thread.set(std::thread::current());
+        let _ = self.waker.set(waker);
+    }
+
+    /// Before looking for work: whatever was notified until here will be seen.
+    pub(crate) fn run(&self) {
+        self.posture.store(RUNNING, Ordering::SeqCst);
+    }
+
+    /// Sleeps until notified; returns at once if that has happened since `run`.
+    pub(crate) fn park(&self) {
+        if self
+            .posture
+            .compare_exchange(RUNNING, PARKED, Ordering::SeqCst, Ordering::SeqCst)
+            .is_err()
+        {
+            return;
+        }
+        while self.posture.load(Ordering::SeqCst) == PARKED {
+            std::thread::park();
+        }
+    }
+
+    /// Announces a blocking reap. False if there is news since `run`: then do not block.
+    pub(crate) fn may_reap(&self) -> bool {
+        self.posture
+            .compare_exchange(RUNNING, REAPING, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
+    }
+
+    /// True if this roused the worker.
+    fn notify(&self) -> bool {
+        match self.posture.swap(NOTIFIED, Ordering::SeqCst) {
+            PARKED => {
+                if let Some(thread) = self.thread.get() {
+                    thread.unpark();
+                }
+                true
+            }
+            REAPING => {
+                if let Some(waker) = self.waker.get() {
+                    waker.wake();
+                }
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Queue {
+    pub(crate) fn new(workers: u32) -> Self {
+        Self {
+            state: Mutex::new(State {
+                entries: VecDeque::new(),
+                is_closed: false,
+            }),
+            seats: (0..workers).map(|_| Seat::default()).collect(),
+            pid: std::process::id(),
+            requests: AtomicU64::new(0),
+            requests_failed: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn seat(&self, worker_index: u32) -> &Seat {
+        &self.seats[worker_index as usize]
+    }
+
+    /// Whether this process was forked from the one that owns the threads.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.pid != std::process::id()
+    }
+
+    /// Takes a new request.
+    pub(crate) fn push(&self, job: &Arc<Job>) -> Result<()> {
+        {
+            let mut state = lock(&self.state);
+            if state.is_closed {
+                return Err(Error::new(
+                    ErrorKind::Closed,
+                    job.plan.direction().name(),
+                    "the engine is closed",
+                ));
+            }
+            if state.entries.len() >= REQUESTS_MAX {
+                let detail =
+                    format!("{REQUESTS_MAX} requests are waiting; wait for some of them first");
+                return Err(Error::new(
+                    ErrorKind::Busy,
+                    job.plan.direction().name(),
+                    detail,
+                ));
+            }
+            state.entries.push_back(if job.needs_preparing() {
+                Entry::Prepare(Arc::clone(job))
+            } else {
+                Entry::Blocks(Arc::clone(job))
+            });
+        }
+        let hands = if job.needs_preparing() {
+            1
+        } else {
+            job.plan.block_count().max(1)
+        };
+        self.rouse(hands);
+        Ok(())
+    }
+
+    /// The next thing to do, if there is one.
+    pub(crate) fn next(&self) -> Option<Work> {
+        let mut state = lock(&self.state);
+        loop {
+            match state.entries.pop_front()? {
+                Entry::Prepare(job) => return Some(Work::Prepare(job)),
+                Entry::Sync(job, target) => return Some(Work::Sync(job, target)),
+                Entry::Blocks(job) => {
+                    if let Some(index) = job.claim() {
+                        state.entries.push_back(Entry::Blocks(Arc::clone(&job)));
+                        return Some(Work::Block(job, index));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether a worker that has nothing in flight may leave.
+    pub(crate) fn is_over(&self) -> bool {
+        let state = lock(&self.state);
+        state.is_closed && state.entries.is_empty()
+    }
+
+    /// No new requests; the workers leave when the queued ones are done.
+    pub(crate) fn close(&self) {
+        lock(&self.state).is_closed = true;
+        self.rouse(u64::MAX);
+    }
+
+    /// Offers the blocks of a job whose file is ready. A failed or empty one goes on to its end.
+    pub(crate) fn prepared(&self, job: &Arc<Job>) {
+        if job.plan.block_count() == 0 {
+            return self.blocks_done(job);
+        }
+        lock(&self.state)
+            .entries
+            .push_back(Entry::Blocks(Arc::clone(job)));
+        self.rouse(job.plan.block_count());
+    }
+
+    /// After the last block of a job: its syncs, or its end.
+    pub(crate) fn blocks_done(&self, job: &Arc<Job>) {
+        let targets = if job.has_failed() {
+            Ok(Vec::new())
+        } else {
+            sync_targets(job)
+        };
+        let targets = targets.unwrap_or_else(|error| {
+            job.fail(error);
+            Vec::new()
+        });
+        if targets.is_empty() {
+            return self.complete(job);
+        }
+        let hands = targets.len() as u64;
+        job.expect_syncs(hands);
+        let entries = targets
+            .into_iter()
+            .map(|target| Entry::Sync(Arc::clone(job), target));
+        lock(&self.state).entries.extend(entries);
+        self.rouse(hands);
+    }
+
+    /// After one of the syncs of a job.
+    pub(crate) fn sync_done(&self, job: &Arc<Job>, error: Option<Error>) {
+        if let Some(error) = error {
+            job.fail(error);
+        }
+        if job.finish_sync() {
+            self.complete(job);
+        }
+    }
+
+    fn complete(&self, job: &Job) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.requests_failed
+            .fetch_add(u64::from(job.has_failed()), Ordering::Relaxed);
+        job.complete();
+    }
+
+    /// Requests that have ended, and those of them that failed.
+    pub(crate) fn ended(&self) -> (u64, u64) {
+        (
+            self.requests.load(Ordering::Relaxed),
+            self.requests_failed.load(Ordering::Relaxed),
+        )
+    }
+
+    /// Gives up what no worker has claimed of a job.
+    pub(crate) fn cancel(&self, job: &Arc<Job>, error: Error) -> bool {
+        match job.cancel(error) {
+            Cancelled::Nothing => false,
+            Cancelled::Rest => true,
+            Cancelled::All => {
+                self.complete(job);
+                true
+            }
+        }
+    }
+
+    /// After a worker's backend broke down for good. The last one takes the waiting requests along.
+    pub(crate) fn worker_lost(&self, error: &Error) {
+        if self.lost.fetch_add(1, Ordering::AcqRel) + 1 < self.seats.len() as u64 {
+            return;
+        }
+        let entries = {
+            let mut state = lock(&self.state);
+            state.is_closed = true;
+            std::mem::take(&mut state.entries)
+        };
+        for entry in entries {
+            match entry {
+                Entry::Prepare(job) | Entry::Blocks(job) => {
+                    self.cancel(&job, error.clone());
+                }
+                Entry::Sync(job, _) => self.sync_done(&job, Some(error.clone())),
+            }
+        }
+    }
+
+    /// Wakes as many workers as there is work for.
+    fn rouse(&self, hands: u64) {
+        let mut left = hands;
+        for seat in &self.seats {
+            if left == 0 {
+                return;
+            }
+            left -= u64::from(seat.notify());
+        }
+    }
+}
+
+/// The error of every call on an engine that was made before a fork.
+pub(crate) fn forked() -> Error {
+    let detail =
+        "the engine belongs to the process before the fork; make a new one in this process";
+    Error::new(ErrorKind::Closed, "engine", detail)
+}
+
+/// The descriptors to sync at the end of a write: each part, and for full durability each folder.
+fn sync_targets(job: &Job) -> Result<Vec<SyncTarget>> {
+    let kind = match job.options.durability {
+        Durability::None => return Ok(Vec::new()),
+        Durability::Data => OpKind::SyncData,
+        Durability::Full => OpKind::SyncAll,
+    };
+    let mut targets = Vec::new();
+    let mut folders = std::collections::BTreeSet::new();
+    for file in &job.files {
+        for part in file.parts() {
+            let (descriptor, path) = (part.descriptor(Channel::Direct)?, part.path().to_path_buf());
+            if job.options.durability == Durability::Full {
+                folders.extend(
+                    path.parent()
+                        .map(|folder| match folder.as_os_str().is_empty() {
+                            true => std::path::PathBuf::from("."),
+                            false => folder.to_path_buf(),
+                        }),
+                );
+            }
+            targets.push(SyncTarget {
+                file: descriptor,
+                kind,
+                path,
+            });
+        }
+    }
+    for folder in folders {
+        use rustix::fs::{Mode, OFlags, open};
+        let fd = open(
+            &folder,
+            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .map_err(|errno| Error::os("open folder to sync", errno).at_path(&folder))?;
+        targets.push(SyncTarget {
+            file: Arc::new(fd),
+            kind: OpKind::SyncAll,
+            path: folder,
+        });
+    }
+    Ok(targets)
+}

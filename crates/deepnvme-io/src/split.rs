@@ -1,0 +1,407 @@
+//! From a request to blocks: which byte ranges become one op each, through which descriptor, from which memory.
+//!
+//! All of it is arithmetic on values. Blocks are computed one at a time, by index, so that a request of
+//! any size is accepted in the same time.
+//!
+//! Rules for a file that is open for direct I/O:
+//! - Blocks end at multiples of the block size (and of the stripe), counted from the start of the file.
+//! - A *read* block whose range or memory is not aligned widens its range and goes through a bounce slot.
+//! - A *write* never widens: the ragged edges of a range, up to the page that holds them, go through the page
+//!   cache, where the kernel merges them with their neighbours under its own lock. Direct writes therefore
+//!   never share a page with an edge, so concurrent requests to adjacent ranges cannot lose each other's bytes.
+
+use std::ops::Range;
+
+use deepnvme_mem::Alignment;
+
+use crate::config::limits::BLOCK_BYTES_MIN;
+use crate::error::{Error, ErrorKind, Result};
+use crate::op::PIECES_MAX;
+use crate::stripe::Layout;
+
+/// Largest hole between two ranges of one read that is read along rather than skipped.
+pub const GAP_BYTES_MAX: u64 = 4096;
+
+/// File to memory, or memory to file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Direction {
+    /// File to memory.
+    Read,
+    /// Memory to file.
+    Write,
+}
+
+impl Direction {
+    /// The verb that errors and spans use.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+        }
+    }
+}
+
+/// What direct I/O on a file asks of memory addresses, and of offsets and lengths.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FileAlignment {
+    /// Of every memory address.
+    pub memory: Alignment,
+    /// Of every file offset and length.
+    pub offset: Alignment,
+}
+
+/// What splitting needs to know about one file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Geometry {
+    /// `None` where the file goes through the page cache.
+    pub direct: Option<FileAlignment>,
+    /// How the file lies over its parts.
+    pub layout: Layout,
+}
+
+/// One tensor's range of one file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Segment {
+    /// Index into the request's files.
+    pub file: u32,
+    /// Index into the request's memory, in the caller's order.
+    pub item: u32,
+    /// Where in the file.
+    pub offset: u64,
+    /// Bytes, not 0.
+    pub len: u64,
+    /// Where in memory, or `None` where the memory is not contiguous.
+    pub address: Option<usize>,
+}
+
+impl Segment {
+    fn end(&self) -> u64 {
+        self.offset + self.len
+    }
+}
+
+/// The descriptor that an op goes through.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Channel {
+    /// Past the page cache.
+    Direct,
+    /// Through the page cache.
+    Buffered,
+}
+
+/// The memory that an op uses.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Via {
+    /// The caller's own.
+    Caller,
+    /// A bounce slot, with a copy.
+    Slot,
+}
+
+/// One op's worth of a request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Block {
+    /// Index into the request's files.
+    pub file: usize,
+    /// The bytes that are wanted, as a range of the file.
+    pub range: Range<u64>,
+    /// The bytes that the op moves: `range`, widened to the alignment where a direct read needs it.
+    pub io: Range<u64>,
+    /// The segments that overlap `range`.
+    pub segments: Range<usize>,
+    /// Direct or buffered.
+    pub channel: Channel,
+    /// Caller's memory or slot.
+    pub via: Via,
+}
+
+/// A run of segments that touch (or nearly, for reads), as one range of one file.
+#[derive(Clone, Debug)]
+struct Extent {
+    segments: Range<usize>,
+    range: Range<u64>,
+    unit_bytes: u64,
+    geometry: Geometry,
+    /// The page-aligned middle of a direct write with ragged edges; `None` where every cut is at a unit.
+    middle: Option<Range<u64>>,
+    blocks_before: u64,
+}
+
+/// A request, ready to be asked for its blocks.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    direction: Direction,
+    segments: Vec<Segment>,
+    extents: Vec<Extent>,
+    block_count: u64,
+    bytes_total: u64,
+}
+
+impl Plan {
+    /// Lays out a request: sorts its segments by place, joins those that touch.
+    ///
+    /// # Errors
+    /// `InvalidInput` when a range ends beyond 2^63, two writes overlap, or a file's alignment exceeds `block_bytes`.
+    pub fn new(
+        direction: Direction,
+        geometries: &[Geometry],
+        mut segments: Vec<Segment>,
+        block_bytes: u64,
+    ) -> Result<Self> {
+        let too_far = |s: &Segment| {
+            s.offset
+                .checked_add(s.len)
+                .is_none_or(|end| end > i64::MAX as u64)
+        };
+        if let Some(segment) = segments.iter().find(|segment| too_far(segment)) {
+            return Err(
+                invalid(direction, "the range ends beyond the largest file offset")
+                    .at_offset(segment.offset),
+            );
+        }
+        segments.retain(|segment| segment.len > 0);
+        let bytes_total = segments.iter().map(|segment| segment.len).sum();
+        if !segments.is_sorted_by_key(|segment| (segment.file, segment.offset)) {
+            segments.sort_unstable_by_key(|segment| (segment.file, segment.offset));
+        }
+        let mut plan = Self {
+            direction,
+            segments,
+            extents: Vec::new(),
+            block_count: 0,
+            bytes_total,
+        };
+        let mut start = 0;
+        for end in 1..=plan.segments.len() {
+            if end < plan.segments.len() && plan.joins(end)? {
+                continue;
+            }
+            plan.push_extent(start..end, geometries, block_bytes)?;
+            start = end;
+        }
+        Ok(plan)
+    }
+
+    /// Whether the segment at `index` continues the one before it.
+    fn joins(&self, index: usize) -> Result<bool> {
+        let (before, this) = (&self.segments[index - 1], &self.segments[index]);
+        if before.file != this.file {
+            return Ok(false);
+        }
+        if self.direction == Direction::Write && this.offset < before.end() {
+            let detail = "two ranges of one batch overlap; write them one after the other";
+            return Err(invalid(self.direction, detail).at_offset(this.offset));
+        }
+        let gap_max = if self.direction == Direction::Read {
+            GAP_BYTES_MAX
+        } else {
+            0
+        };
+        Ok(this.offset >= before.end() && this.offset - before.end() <= gap_max)
+    }
+
+    fn push_extent(
+        &mut self,
+        segments: Range<usize>,
+        geometries: &[Geometry],
+        block_bytes: u64,
+    ) -> Result<()> {
+        let first = self.segments[segments.start];
+        let range = first.offset..self.segments[segments.end - 1].end();
+        let geometry = geometries[first.file as usize];
+        let unit_bytes = unit_bytes(block_bytes, geometry.layout.stripe_bytes);
+        let mut middle = None;
+        if let Some(alignment) = geometry.direct {
+            let page_bytes = alignment.offset.bytes().max(BLOCK_BYTES_MIN);
+            if !unit_bytes.is_multiple_of(page_bytes) {
+                return Err(invalid(
+                    self.direction,
+                    &format!(
+                        "the file's direct I/O alignment is {page_bytes} bytes; set block_bytes to a multiple of it"
+                    ),
+                ));
+            }
+            let inner =
+                range.start.next_multiple_of(page_bytes)..range.end / page_bytes * page_bytes;
+            if self.direction == Direction::Write && inner != range {
+                middle = Some(inner);
+            }
+        }
+        let mut extent = Extent {
+            segments,
+            range,
+            unit_bytes,
+            geometry,
+            middle,
+            blocks_before: self.block_count,
+        };
+        self.block_count += extent.block_count();
+        extent.blocks_before = self.block_count - extent.block_count();
+        self.extents.push(extent);
+        Ok(())
+    }
+
+    /// Which way the bytes go.
+    #[must_use]
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// How many blocks there are.
+    #[must_use]
+    pub fn block_count(&self) -> u64 {
+        self.block_count
+    }
+
+    /// How many bytes the caller asked for.
+    #[must_use]
+    pub fn bytes_total(&self) -> u64 {
+        self.bytes_total
+    }
+
+    /// The segments in file order.
+    #[must_use]
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// The block of that index.
+    ///
+    /// # Panics
+    /// When `index` is not below [`block_count`](Self::block_count).
+    #[must_use]
+    pub fn block(&self, index: u64) -> Block {
+        assert!(
+            index < self.block_count,
+            "block {index} of {}",
+            self.block_count
+        );
+        let at = self
+            .extents
+            .partition_point(|extent| extent.blocks_before <= index)
+            - 1;
+        let extent = &self.extents[at];
+        let (range, is_edge) = extent.block_range(index - extent.blocks_before);
+        let inside = &self.segments[extent.segments.clone()];
+        let first =
+            extent.segments.start + inside.partition_point(|segment| segment.end() <= range.start);
+        let last =
+            extent.segments.start + inside.partition_point(|segment| segment.offset < range.end);
+        let mut block = Block {
+            file: self.segments[extent.segments.start].file as usize,
+            io: range.clone(),
+            range,
+            segments: first..last,
+            channel: Channel::Buffered,
+            via: Via::Caller,
+        };
+        self.route(&mut block, extent.geometry.direct.filter(|_| !is_edge));
+        block
+    }
+
+    /// Chooses channel and memory of a block, and widens what must be.
+    fn route(&self, block: &mut Block, direct: Option<FileAlignment>) {
+        let alignment = direct.unwrap_or(FileAlignment {
+            memory: Alignment::ONE,
+            offset: Alignment::ONE,
+        });
+        if direct.is_some() {
+            block.channel = Channel::Direct;
+        }
+        if !self.caller_memory_fits(block, alignment) {
+            block.via = Via::Slot;
+            if self.direction == Direction::Read {
+                let end = block.range.end.next_multiple_of(alignment.offset.bytes());
+                block.io = alignment.offset.floor(block.range.start)..end;
+            }
+        }
+    }
+
+    /// Whether the op can use the caller's memory as it lies: no hole, few pieces, each contiguous and aligned.
+    fn caller_memory_fits(&self, block: &Block, alignment: FileAlignment) -> bool {
+        let segments = &self.segments[block.segments.clone()];
+        if segments.len() > PIECES_MAX {
+            return false;
+        }
+        let mut expected = block.range.start;
+        for segment in segments {
+            let start = segment.offset.max(block.range.start);
+            let end = segment.end().min(block.range.end);
+            let Some(address) = segment.address else {
+                return false;
+            };
+            let address = address as u64 + (start - segment.offset);
+            let aligned = alignment.offset.is_aligned(start)
+                && alignment.offset.is_aligned(end)
+                && alignment.memory.is_aligned(address);
+            if start != expected || !aligned {
+                return false;
+            }
+            expected = end;
+        }
+        expected == block.range.end
+    }
+}
+
+impl Extent {
+    fn block_count(&self) -> u64 {
+        match &self.middle {
+            None => self.units(&self.range),
+            Some(middle) if middle.start > middle.end => 1,
+            Some(middle) => {
+                let head = u64::from(middle.start > self.range.start);
+                let tail = u64::from(self.range.end > middle.end);
+                head + self.units(middle) + tail
+            }
+        }
+    }
+
+    /// Blocks of a range that is cut at multiples of the unit.
+    fn units(&self, range: &Range<u64>) -> u64 {
+        if range.is_empty() {
+            return 0;
+        }
+        range.end.div_ceil(self.unit_bytes) - range.start / self.unit_bytes
+    }
+
+    /// The range of the block of that index in this extent, and whether it is a ragged edge.
+    fn block_range(&self, index: u64) -> (Range<u64>, bool) {
+        let Some(middle) = &self.middle else {
+            return (self.unit(&self.range, index), false);
+        };
+        if middle.start > middle.end {
+            return (self.range.clone(), true);
+        }
+        let head = u64::from(middle.start > self.range.start);
+        if index < head {
+            return (self.range.start..middle.start, true);
+        }
+        if index - head < self.units(middle) {
+            return (self.unit(middle, index - head), false);
+        }
+        (middle.end..self.range.end, true)
+    }
+
+    fn unit(&self, range: &Range<u64>, index: u64) -> Range<u64> {
+        let unit_start = (range.start / self.unit_bytes + index) * self.unit_bytes;
+        unit_start.max(range.start)..(unit_start.saturating_add(self.unit_bytes)).min(range.end)
+    }
+}
+
+/// The largest multiple of a page that is at most a block and divides the stripe, so that no block crosses parts.
+fn unit_bytes(block_bytes: u64, stripe_bytes: u64) -> u64 {
+    if stripe_bytes == u64::MAX {
+        return block_bytes;
+    }
+    (stripe_bytes.div_ceil(block_bytes)..=stripe_bytes / BLOCK_BYTES_MIN)
+        .find(|pieces| {
+            stripe_bytes.is_multiple_of(*pieces)
+                && (stripe_bytes / pieces).is_multiple_of(BLOCK_BYTES_MIN)
+        })
+        .map_or(BLOCK_BYTES_MIN, |pieces| stripe_bytes / pieces)
+}
+
+fn invalid(direction: Direction, detail: &str) -> Error {
+    Error::new(ErrorKind::InvalidInput, direction.name(), detail)
+}

@@ -1,0 +1,185 @@
+//! What an engine has done: counters per worker, added up when asked.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+use crate::backend::BackendKind;
+use crate::split::{Channel, Direction, Via};
+use crate::sync::{Mutex, lock};
+
+/// Longest latency that the histogram tells apart; longer ones count as this.
+const LATENCY_US_MAX: u64 = 600_000_000;
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters { $(pub(crate) $name: AtomicU64),* }
+
+        /// A moment's figures of an engine; they only grow.
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct StatsSnapshot {
+            $($(#[$doc])* pub $name: u64,)*
+            /// What moves the bytes.
+            pub backend: BackendKind,
+            /// Whether the bounce pool is page-locked, and if not, why; `None` while no transfer has needed it.
+            pub pool_lock: Option<deepnvme_mem::LockState>,
+            /// Bounce memory that the engine holds now.
+            pub pool_bytes: u64,
+            /// Latency of the blocks, from submission to completion.
+            pub latency: LatencySummary,
+            /// The first reason why a file's transfers were buffered although direct I/O was wanted.
+            pub buffered_reason: Option<String>,
+        }
+
+        impl Counters {
+            fn add_to(&self, snapshot: &mut StatsSnapshot) {
+                $(snapshot.$name += self.$name.load(Ordering::Relaxed);)*
+            }
+        }
+
+        impl StatsSnapshot {
+            fn zero(backend: BackendKind) -> Self {
+                Self {
+                    $($name: 0,)*
+                    backend,
+                    pool_lock: None,
+                    pool_bytes: 0,
+                    latency: LatencySummary::default(),
+                    buffered_reason: None,
+                }
+            }
+
+            /// The counters by name, for reports.
+            #[must_use]
+            pub fn counters(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name)),*]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Requests that have ended, in whatever way.
+    requests,
+    /// Requests that ended in an error.
+    requests_failed,
+    /// Ops that were handed to the backend, with those submitted again.
+    ops,
+    /// Bytes read from files.
+    bytes_read,
+    /// Bytes written to files.
+    bytes_written,
+    /// Of both: moved past the page cache, straight from or to the caller's memory.
+    bytes_direct,
+    /// Of both: moved past the page cache, through a bounce slot.
+    bytes_bounced,
+    /// Of both: moved through the page cache.
+    bytes_buffered,
+    /// Ops that were interrupted or refused for now (EINTR, EAGAIN), and submitted again.
+    retries,
+    /// Ops that moved less than asked, and were continued.
+    short_transfers,
+    /// Syncs of files and folders.
+    syncs,
+}
+
+/// Latency of blocks in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LatencySummary {
+    /// Blocks counted.
+    pub count: u64,
+    /// Shortest.
+    pub min_us: u64,
+    /// Half were faster.
+    pub p50_us: u64,
+    /// 99 of 100 were faster.
+    pub p99_us: u64,
+    /// Longest.
+    pub max_us: u64,
+}
+
+/// The figures of one worker.
+#[derive(Debug)]
+pub(crate) struct WorkerStats {
+    pub(crate) counters: Counters,
+    latency: Mutex<Option<Histogram<u64>>>,
+    pub(crate) pool: Mutex<Option<(deepnvme_mem::LockState, u64)>>,
+    pub(crate) buffered_reason: Mutex<Option<String>>,
+}
+
+impl WorkerStats {
+    pub(crate) fn new() -> Self {
+        let histogram = Histogram::new_with_bounds(1, LATENCY_US_MAX, 2).ok();
+        Self {
+            counters: Counters::default(),
+            latency: Mutex::new(histogram),
+            pool: Mutex::new(None),
+            buffered_reason: Mutex::new(None),
+        }
+    }
+
+    pub(crate) fn count(counter: &AtomicU64, by: u64) {
+        counter.fetch_add(by, Ordering::Relaxed);
+    }
+
+    pub(crate) fn block_done(
+        &self,
+        direction: Direction,
+        channel: Channel,
+        via: Via,
+        bytes: u64,
+        took: Duration,
+    ) {
+        let counters = &self.counters;
+        let by_direction = match direction {
+            Direction::Read => &counters.bytes_read,
+            Direction::Write => &counters.bytes_written,
+        };
+        let by_way = match (channel, via) {
+            (Channel::Direct, Via::Caller) => &counters.bytes_direct,
+            (Channel::Direct, Via::Slot) => &counters.bytes_bounced,
+            (Channel::Buffered, _) => &counters.bytes_buffered,
+        };
+        Self::count(by_direction, bytes);
+        Self::count(by_way, bytes);
+        if let Some(latency) = &mut *lock(&self.latency) {
+            latency.saturating_record((took.as_micros() as u64).max(1));
+        }
+    }
+}
+
+/// Adds up the workers.
+pub(crate) fn snapshot<'a>(
+    backend: BackendKind,
+    workers: impl Iterator<Item = &'a WorkerStats>,
+) -> StatsSnapshot {
+    let mut sum = StatsSnapshot::zero(backend);
+    let mut latency = Histogram::<u64>::new_with_bounds(1, LATENCY_US_MAX, 2).ok();
+    for worker in workers {
+        worker.counters.add_to(&mut sum);
+        if let (Some(all), Some(one)) = (&mut latency, &*lock(&worker.latency)) {
+            // Both have the same bounds, so that every value fits.
+            let _ = all.add(one);
+        }
+        if let Some((state, bytes)) = &*lock(&worker.pool) {
+            sum.pool_lock = Some(state.clone());
+            sum.pool_bytes += bytes;
+        }
+        if sum.buffered_reason.is_none() {
+            sum.buffered_reason
+                .clone_from(&lock(&worker.buffered_reason));
+        }
+    }
+    if let Some(latency) = latency.filter(|latency| !latency.is_empty()) {
+        sum.latency = LatencySummary {
+            count: latency.len(),
+            min_us: latency.min(),
+            p50_us: latency.value_at_quantile(0.5),
+            p99_us: latency.value_at_quantile(0.99),
+            max_us: latency.max(),
+        };
+    }
+    sum
+}

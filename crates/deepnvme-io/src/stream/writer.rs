@@ -1,0 +1,233 @@
+//! A sequential writer: the caller's bytes are copied into a buffer while full buffers are on their way to disk.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Arc;
+
+use deepnvme_mem::{Buffer, Region, RegionMut};
+
+use super::replace::Replacement;
+use super::{BUFFER_BYTES, BUFFERS};
+use crate::config::DirectMode;
+use crate::engine::Engine;
+use crate::error::{Error, ErrorKind, Result};
+use crate::file::{Access, OpenOptions, Target, TensorFile};
+use crate::job::{Durability, WriteExtent, WriteOptions};
+use crate::pending::Pending;
+
+/// First allocation ahead of the writer; it doubles up to [`AHEAD_BYTES_MAX`].
+const AHEAD_BYTES_MIN: u64 = 64 << 20;
+/// Largest allocation ahead of the writer.
+const AHEAD_BYTES_MAX: u64 = 4 << 30;
+
+/// Writes a file from its start; it appears under its name, whole, when committed. Dropping it before leaves
+/// nothing behind.
+#[derive(Debug)]
+pub struct FileWriter {
+    // Dropped first to last: the requests in flight are waited for before the temporary is removed.
+    in_flight: VecDeque<(Pending<Region>, RegionMut)>,
+    current: Option<Buffer>,
+    current_bytes: usize,
+    spare: Vec<Buffer>,
+    buffers: usize,
+    engine: Arc<Engine>,
+    file: Arc<TensorFile>,
+    replacement: Option<Replacement>,
+    submitted_bytes: u64,
+    allocated_bytes: u64,
+    durability: Durability,
+    failed: Option<Error>,
+}
+
+impl FileWriter {
+    /// Opens a private temporary beside `path`.
+    ///
+    /// # Errors
+    /// The folder's refusal.
+    pub fn create(engine: Arc<Engine>, path: &Path, durability: Durability) -> Result<Self> {
+        let replacement = Replacement::new(path)?;
+        let direct = match engine.config().direct {
+            // Edges go through the page cache, so that a writer cannot promise never to use it.
+            DirectMode::Required | DirectMode::Preferred => DirectMode::Preferred,
+            DirectMode::Disabled => DirectMode::Disabled,
+        };
+        let options = OpenOptions {
+            access: Access::ReadWrite,
+            create: false,
+            direct,
+        };
+        let file = TensorFile::open(&Target::from(replacement.temporary()), options)?;
+        Ok(Self {
+            in_flight: VecDeque::with_capacity(BUFFERS),
+            current: None,
+            current_bytes: 0,
+            spare: Vec::new(),
+            buffers: 0,
+            engine,
+            file,
+            replacement: Some(replacement),
+            submitted_bytes: 0,
+            allocated_bytes: 0,
+            durability,
+            failed: None,
+        })
+    }
+
+    /// Bytes written so far.
+    #[must_use]
+    pub fn position(&self) -> u64 {
+        self.submitted_bytes + self.current_bytes as u64
+    }
+
+    /// Takes all of `bytes`; waits only while every buffer is on its way to disk.
+    ///
+    /// # Errors
+    /// The first failure of any earlier part; the writer is of no use after that.
+    pub fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
+        self.check()?;
+        while !bytes.is_empty() {
+            let mut buffer = match self.current.take() {
+                Some(buffer) => buffer,
+                None => self.next_buffer()?,
+            };
+            let room = buffer.len() - self.current_bytes;
+            let (now, later) = bytes.split_at(room.min(bytes.len()));
+            buffer.as_mut_slice()[self.current_bytes..self.current_bytes + now.len()]
+                .copy_from_slice(now);
+            self.current_bytes += now.len();
+            bytes = later;
+            if self.current_bytes == buffer.len() {
+                self.submit(buffer)?;
+            } else {
+                self.current = Some(buffer);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the rest, makes it as durable as asked, and gives the file its name.
+    ///
+    /// # Errors
+    /// The first failure; the file that had the name before is then intact, and the temporary is gone.
+    pub fn commit(mut self) -> Result<()> {
+        self.check()?;
+        let bytes = self.position();
+        if let Some(buffer) = self.current.take() {
+            self.submit(buffer)?;
+        }
+        while !self.in_flight.is_empty() {
+            self.reclaim()?;
+        }
+        // Cuts what was allocated ahead; the empty write syncs.
+        let options = WriteOptions {
+            extent: WriteExtent::InPlace,
+            durability: if self.durability == Durability::None {
+                Durability::None
+            } else {
+                Durability::Data
+            },
+        };
+        self.file.cut(bytes)?;
+        let (_, synced) = self
+            .engine
+            .write(&self.file, bytes, Region::from_vec(Vec::new()), options)?
+            .wait();
+        synced?;
+        match self.replacement.take() {
+            Some(replacement) => replacement.commit(self.durability == Durability::Full),
+            None => Ok(()),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+
+    fn next_buffer(&mut self) -> Result<Buffer> {
+        if let Some(buffer) = self.spare.pop() {
+            return Ok(buffer);
+        }
+        if self.buffers < BUFFERS {
+            self.buffers += 1;
+            return Buffer::zeroed(BUFFER_BYTES).map_err(|error| no_memory(&error));
+        }
+        self.reclaim()?;
+        self.spare
+            .pop()
+            .ok_or_else(|| Error::new(ErrorKind::Io, "write", "a buffer did not come home"))
+    }
+
+    fn submit(&mut self, buffer: Buffer) -> Result<()> {
+        let bytes = std::mem::take(&mut self.current_bytes);
+        self.allocate_ahead(self.submitted_bytes + bytes as u64);
+        let memory = buffer.into_region();
+        let source = memory.region().slice(0..bytes);
+        let pending = self.engine.write(
+            &self.file,
+            self.submitted_bytes,
+            source,
+            WriteOptions::default(),
+        )?;
+        self.submitted_bytes += bytes as u64;
+        self.in_flight.push_back((pending, memory));
+        Ok(())
+    }
+
+    /// Allocates in large steps, so that writes land inside the file: file systems run those side by side, and
+    /// extending ones one by one. A full disk is left to the write that really needs the space.
+    fn allocate_ahead(&mut self, needed_bytes: u64) {
+        if needed_bytes <= self.allocated_bytes
+            || (self.allocated_bytes == 0 && needed_bytes < BUFFER_BYTES as u64)
+        {
+            return;
+        }
+        let step = self.allocated_bytes.clamp(AHEAD_BYTES_MIN, AHEAD_BYTES_MAX);
+        let target = needed_bytes + step;
+        self.allocated_bytes = if self.file.set_len(target).is_ok() {
+            target
+        } else {
+            u64::MAX
+        };
+    }
+
+    /// Waits for the oldest buffer.
+    fn reclaim(&mut self) -> Result<()> {
+        let Some((pending, memory)) = self.in_flight.pop_front() else {
+            return Ok(());
+        };
+        let (source, result) = pending.wait();
+        drop(source);
+        if let Ok(buffer) = memory.into_buffer() {
+            self.spare.push(buffer);
+        } else {
+            self.buffers -= 1;
+        }
+        if let Err(error) = result {
+            let target = self
+                .replacement
+                .as_ref()
+                .map(|replacement| replacement.target().to_path_buf());
+            let error = target.map_or(error.clone(), |target| error.at_path(target));
+            self.failed = Some(error.clone());
+            return Err(error);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for FileWriter {
+    fn drop(&mut self) {
+        while let Some((pending, memory)) = self.in_flight.pop_front() {
+            pending.cancel();
+            let _ = pending.wait();
+            drop(memory);
+        }
+    }
+}
+
+fn no_memory(error: &std::io::Error) -> Error {
+    Error::os(
+        "allocate a buffer",
+        rustix::io::Errno::from_io_error(error).unwrap_or(rustix::io::Errno::NOMEM),
+    )
+}

@@ -1,0 +1,270 @@
+//! One logical file over several part files, as RAID-0 lays out disks: where each byte lies, and the manifest.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// Most parts of a stripe set.
+pub const PARTS_MAX: usize = 256;
+/// Smallest stripe, and what every stripe size is a multiple of: parts keep the alignment of the whole.
+pub const STRIPE_BYTES_MIN: u64 = 4096;
+/// Largest stripe.
+pub const STRIPE_BYTES_MAX: u64 = 1 << 30;
+/// Stripe size where none is given: large enough for one op, small enough that a tensor uses every disk.
+pub const STRIPE_BYTES_DEFAULT: u64 = 1 << 20;
+/// Largest manifest that is read.
+pub const MANIFEST_BYTES_MAX: u64 = 1 << 20;
+/// What the manifest's name ends with; it lies beside the first part.
+pub const MANIFEST_SUFFIX: &str = ".stripes.json";
+
+const FORMAT: &str = "deepnvme-stripes";
+const VERSION: u32 = 1;
+
+/// The parts of one logical file, in order, and the size of a stripe.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct StripeSet {
+    parts: Vec<PathBuf>,
+    stripe_bytes: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Manifest {
+    format: String,
+    version: u32,
+    stripe_bytes: u64,
+    parts: Vec<PathBuf>,
+}
+
+impl StripeSet {
+    /// A set of part files, one per disk.
+    ///
+    /// # Errors
+    /// `InvalidInput` when there is no part, more than [`PARTS_MAX`], one twice, or the stripe size is out of range.
+    pub fn new(parts: Vec<PathBuf>, stripe_bytes: u64) -> Result<Self> {
+        if parts.is_empty() || parts.len() > PARTS_MAX {
+            return Err(invalid(format!(
+                "a stripe set has 1 to {PARTS_MAX} parts, not {}",
+                parts.len()
+            )));
+        }
+        let in_range = (STRIPE_BYTES_MIN..=STRIPE_BYTES_MAX).contains(&stripe_bytes);
+        if !in_range || !stripe_bytes.is_multiple_of(STRIPE_BYTES_MIN) {
+            return Err(invalid(format!(
+                "stripe_bytes is {stripe_bytes}; it must be a multiple of {STRIPE_BYTES_MIN}, up to {STRIPE_BYTES_MAX}"
+            )));
+        }
+        let mut seen = std::collections::HashSet::new();
+        if let Some(twice) = parts.iter().find(|part| !seen.insert(part.as_path())) {
+            return Err(invalid(format!(
+                "the part {} is named twice",
+                twice.display()
+            )));
+        }
+        Ok(Self {
+            parts,
+            stripe_bytes,
+        })
+    }
+
+    /// The part files, in order.
+    #[must_use]
+    pub fn parts(&self) -> &[PathBuf] {
+        &self.parts
+    }
+
+    /// Bytes of one stripe.
+    #[must_use]
+    pub fn stripe_bytes(&self) -> u64 {
+        self.stripe_bytes
+    }
+
+    /// Where the manifest lies: beside the first part.
+    #[must_use]
+    pub fn manifest_path(&self) -> PathBuf {
+        let mut name = self.parts[0].clone().into_os_string();
+        name.push(MANIFEST_SUFFIX);
+        name.into()
+    }
+
+    /// Reads the set that a manifest names.
+    ///
+    /// # Errors
+    /// When the manifest is missing, larger than [`MANIFEST_BYTES_MAX`], or not one.
+    pub fn from_manifest(path: &Path) -> Result<Self> {
+        let os = |error: &std::io::Error| io_error("open stripe manifest", error).at_path(path);
+        let bytes = fs::metadata(path).map_err(|error| os(&error))?.len();
+        if bytes > MANIFEST_BYTES_MAX {
+            return Err(invalid(format!(
+                "it has {bytes} bytes, more than {MANIFEST_BYTES_MAX}"
+            ))
+            .at_path(path));
+        }
+        let text = fs::read_to_string(path).map_err(|error| os(&error))?;
+        let manifest: Manifest = serde_json::from_str(&text)
+            .map_err(|error| invalid(format!("not a stripe manifest: {error}")).at_path(path))?;
+        if manifest.format != FORMAT || manifest.version != VERSION {
+            return Err(invalid(format!(
+                "format {:?} version {}; this build reads {FORMAT:?} version {VERSION}",
+                manifest.format, manifest.version
+            ))
+            .at_path(path));
+        }
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let parts = manifest
+            .parts
+            .into_iter()
+            .map(|part| folder.join(part))
+            .collect();
+        Self::new(parts, manifest.stripe_bytes).map_err(|error| error.at_path(path))
+    }
+
+    /// Writes the manifest beside the first part: privately first, then under its name at once.
+    ///
+    /// # Errors
+    /// When the folder refuses it.
+    pub fn write_manifest(&self) -> Result<()> {
+        let path = self.manifest_path();
+        let parts = self
+            .parts
+            .iter()
+            .map(|part| std::path::absolute(part).unwrap_or_else(|_| part.clone()));
+        let manifest = Manifest {
+            format: FORMAT.into(),
+            version: VERSION,
+            stripe_bytes: self.stripe_bytes,
+            parts: parts.collect(),
+        };
+        let text = serde_json::to_string_pretty(&manifest).map_err(|error| {
+            invalid(format!("a part's name is not UTF-8: {error}")).at_path(&path)
+        })?;
+        let mut temporary = path.clone().into_os_string();
+        temporary.push(format!(".{}.tmp", std::process::id()));
+        let written = fs::File::create(&temporary)
+            .and_then(|mut file| {
+                file.write_all(text.as_bytes())
+                    .and_then(|()| file.sync_all())
+            })
+            .and_then(|()| fs::rename(&temporary, &path));
+        written.map_err(|error| {
+            let _ = fs::remove_file(&temporary);
+            io_error("write stripe manifest", &error).at_path(&path)
+        })
+    }
+}
+
+fn invalid(detail: String) -> Error {
+    Error::new(ErrorKind::InvalidInput, "stripe set", detail)
+}
+
+fn io_error(operation: &'static str, error: &std::io::Error) -> Error {
+    match rustix::io::Errno::from_io_error(error) {
+        Some(errno) => Error::os(operation, errno),
+        None => Error::new(ErrorKind::Io, operation, error.to_string()),
+    }
+}
+
+/// The arithmetic of a layout: which part holds a logical byte. One part is the identity.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Layout {
+    /// Part files, at least 1.
+    pub parts: u64,
+    /// Bytes of one stripe; `u64::MAX` where there is one part.
+    pub stripe_bytes: u64,
+}
+
+impl Layout {
+    /// A plain file.
+    pub const SINGLE: Self = Self {
+        parts: 1,
+        stripe_bytes: u64::MAX,
+    };
+
+    /// The part of the byte at `offset`, and its offset there.
+    #[must_use]
+    pub fn locate(self, offset: u64) -> (usize, u64) {
+        if self.parts == 1 {
+            return (0, offset);
+        }
+        let stripe = offset / self.stripe_bytes;
+        let within = offset % self.stripe_bytes;
+        (
+            (stripe % self.parts) as usize,
+            stripe / self.parts * self.stripe_bytes + within,
+        )
+    }
+
+    /// Bytes of part `part` when the logical file has `bytes`.
+    #[must_use]
+    pub fn part_bytes(self, bytes: u64, part: usize) -> u64 {
+        if self.parts == 1 {
+            return bytes;
+        }
+        let row = self.stripe_bytes * self.parts;
+        let rest = bytes % row;
+        let before = self.stripe_bytes * part as u64;
+        bytes / row * self.stripe_bytes + rest.saturating_sub(before).min(self.stripe_bytes)
+    }
+
+    /// Logical bytes of a file whose part `part` has `part_bytes`: where that part's last byte ends.
+    #[must_use]
+    pub fn logical_end(self, part: usize, part_bytes: u64) -> u64 {
+        if self.parts == 1 || part_bytes == 0 {
+            return part_bytes;
+        }
+        let last = part_bytes - 1;
+        let stripe = last / self.stripe_bytes * self.parts + part as u64;
+        stripe * self.stripe_bytes + last % self.stripe_bytes + 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn every_byte_has_one_place_and_sizes_add_up(parts in 1u64..9, stripes in 1u64..5, bytes in 0u64..400_000) {
+            let layout = if parts == 1 { Layout::SINGLE } else { Layout { parts, stripe_bytes: stripes * 4096 } };
+            let sizes: Vec<u64> = (0..parts as usize).map(|part| layout.part_bytes(bytes, part)).collect();
+            prop_assert_eq!(sizes.iter().sum::<u64>(), bytes);
+            let logical = sizes.iter().enumerate().map(|(part, size)| layout.logical_end(part, *size)).max();
+            prop_assert_eq!(logical, Some(bytes));
+            for offset in (0..bytes).step_by(1733) {
+                let (part, at) = layout.locate(offset);
+                prop_assert!(at < sizes[part]);
+                prop_assert_eq!(layout.logical_end(part, at + 1), offset + 1);
+            }
+        }
+    }
+
+    #[test]
+    fn the_manifest_comes_back_and_hostile_ones_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let parts = vec![folder.path().join("a"), folder.path().join("b")];
+        let set = StripeSet::new(parts.clone(), 8192).unwrap();
+        set.write_manifest().unwrap();
+        assert_eq!(StripeSet::from_manifest(&set.manifest_path()).unwrap(), set);
+        assert_eq!(
+            StripeSet::new(parts, 5000).unwrap_err().kind(),
+            ErrorKind::InvalidInput
+        );
+        for text in [
+            "",
+            "[]",
+            r#"{"format":"deepnvme-stripes","version":1,"stripe_bytes":0,"parts":["a"]}"#,
+            r#"{"format":"deepnvme-stripes","version":1,"stripe_bytes":4096,"parts":[]}"#,
+            r#"{"format":"deepnvme-stripes","version":9,"stripe_bytes":4096,"parts":["a"]}"#,
+        ] {
+            fs::write(set.manifest_path(), text).unwrap();
+            let error = StripeSet::from_manifest(&set.manifest_path()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{text}");
+            assert_eq!(error.path(), Some(set.manifest_path().as_path()));
+        }
+    }
+}

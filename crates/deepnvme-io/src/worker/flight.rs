@@ -1,0 +1,277 @@
+//! One block (or sync) on its way, and the table of all that a worker has in the air.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use deepnvme_mem::Slot;
+
+use super::verdict::{self, Attempt, Headway, Verdict};
+use super::{RETRIES_AT_ONCE, RETRIES_MAX, RETRY_PAUSE};
+use crate::error::{Error, ErrorKind, Result};
+use crate::job::Job;
+use crate::op::{Errno, Op, OpKind, Pieces, Token};
+use crate::split::{Block, Channel, Direction, Via};
+
+#[derive(Debug)]
+pub(super) enum Task {
+    Block {
+        block: Block,
+        /// As planned, or buffered after the file refused a direct transfer.
+        channel: Channel,
+        /// The op's offset in its part file when it began.
+        base: u64,
+        step_bytes: usize,
+    },
+    Sync {
+        path: PathBuf,
+    },
+}
+
+#[derive(Debug)]
+pub(super) struct Flight {
+    pub(super) job: Arc<Job>,
+    pub(super) task: Task,
+    pub(super) slot: Option<Slot>,
+    pub(super) started: Instant,
+    headway: Headway,
+}
+
+impl Flight {
+    pub(super) fn sync(job: Arc<Job>, path: PathBuf) -> Self {
+        Self::new(job, Task::Sync { path }, None)
+    }
+
+    pub(super) fn block(job: Arc<Job>, block: Block, slot: Option<Slot>) -> Self {
+        let channel = block.channel;
+        Self::new(
+            job,
+            Task::Block {
+                block,
+                channel,
+                base: 0,
+                step_bytes: 1,
+            },
+            slot,
+        )
+    }
+
+    fn new(job: Arc<Job>, task: Task, slot: Option<Slot>) -> Self {
+        Self {
+            job,
+            task,
+            slot,
+            started: Instant::now(),
+            headway: Headway {
+                reached: 0,
+                retries: 0,
+            },
+        }
+    }
+
+    /// The block's op (its token is yet to be set). Fills the slot of a write.
+    pub(super) fn first_op(&mut self) -> Result<Op> {
+        let Task::Block {
+            block,
+            channel,
+            base,
+            step_bytes,
+        } = &mut self.task
+        else {
+            return Err(Error::new(ErrorKind::Io, "read", "a sync has no blocks"));
+        };
+        let (part, offset) = self.job.file(block).part_at(block.io.start);
+        *base = offset;
+        match part.alignment() {
+            Some(alignment) if *channel == Channel::Direct => {
+                *step_bytes = alignment.offset.max(alignment.memory).bytes() as usize;
+            }
+            _ => *channel = Channel::Buffered,
+        }
+        let direction = self.job.plan.direction();
+        let pieces = match &mut self.slot {
+            None => self.job.pieces(block)?,
+            Some(slot) => {
+                if direction == Direction::Write {
+                    self.job.copy(block, slot)?;
+                }
+                let io_bytes = (block.io.end - block.io.start) as usize;
+                Pieces::from_iter([slot.region().slice(0..io_bytes)])
+            }
+        };
+        let kind = match direction {
+            Direction::Read => OpKind::Read,
+            Direction::Write => OpKind::Write,
+        };
+        Ok(Op {
+            token: Token(0),
+            kind,
+            file: part.descriptor(*channel)?,
+            offset,
+            pieces,
+        })
+    }
+
+    /// Decides what a completion of this block's op means.
+    pub(super) fn judge(&mut self, op: &Op, result: Result<usize, Errno>) -> Verdict {
+        let Task::Block {
+            block,
+            channel,
+            base,
+            step_bytes,
+        } = &self.task
+        else {
+            return Verdict::Done;
+        };
+        let direction = self.job.plan.direction();
+        let attempt = Attempt {
+            before: (op.offset - base) as usize,
+            needed: (block.range.end - block.io.start) as usize,
+            step_bytes: *step_bytes,
+            is_direct: *channel == Channel::Direct,
+            is_read: direction == Direction::Read,
+            operation: direction.name(),
+        };
+        match verdict::judge(&mut self.headway, attempt, result) {
+            Verdict::Retry => {
+                self.pause_if_late();
+                Verdict::Retry
+            }
+            Verdict::Fail(error) => {
+                let at = block.io.start + self.headway.reached as u64;
+                let file = self.job.file(block);
+                let path = if file.parts().len() == 1 {
+                    file.path()
+                } else {
+                    file.part_at(at).0.path()
+                };
+                Verdict::Fail(error.at_path(path).at_offset(at))
+            }
+            other => other,
+        }
+    }
+
+    /// Whether a refused sync is tried again.
+    pub(super) fn may_retry(&mut self, errno: Errno) -> bool {
+        self.headway.retries += 1;
+        let may =
+            matches!(errno, Errno::INTR | Errno::AGAIN) && self.headway.retries <= RETRIES_MAX;
+        if may {
+            self.pause_if_late();
+        }
+        may
+    }
+
+    fn pause_if_late(&self) {
+        if self.headway.retries > RETRIES_AT_ONCE {
+            std::thread::sleep(RETRY_PAUSE);
+        }
+    }
+
+    /// Turns a refused direct op into a buffered one; an error where direct I/O is required.
+    pub(super) fn go_buffered(&mut self, mut op: Op, reason: &str) -> Result<Op> {
+        let Task::Block {
+            block,
+            channel,
+            step_bytes,
+            ..
+        } = &mut self.task
+        else {
+            return Ok(op);
+        };
+        let (part, _) = self.job.file(block).part_at(block.io.start);
+        part.refuse_direct(reason)
+            .map_err(|error| error.at_offset(block.io.start))?;
+        *channel = Channel::Buffered;
+        *step_bytes = 1;
+        op.file = part.descriptor(Channel::Buffered)?;
+        Ok(op)
+    }
+
+    /// Hands the bytes of a bounced read to the caller's memory.
+    pub(super) fn copy_home(&mut self) -> Result<()> {
+        match (&self.task, &mut self.slot) {
+            (Task::Block { block, .. }, Some(slot)) if block.via == Via::Slot => {
+                if self.job.plan.direction() == Direction::Read {
+                    return self.job.copy(block, slot);
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Names the range that the file does not have, and how much of it is there.
+    pub(super) fn end_of_file(&self) -> Error {
+        let Task::Block { block, .. } = &self.task else {
+            return Error::new(ErrorKind::UnexpectedEof, "read", "");
+        };
+        let file = self.job.file(block);
+        let reached = block.io.start + self.headway.reached as u64;
+        let file_bytes = file.len().unwrap_or(reached);
+        let segments = &self.job.plan.segments()[block.segments.clone()];
+        let missing = segments
+            .iter()
+            .find(|segment| segment.offset + segment.len > file_bytes);
+        let (offset, bytes) = missing
+            .or(segments.first())
+            .map_or((reached, 0), |s| (s.offset, s.len));
+        let there = file_bytes.saturating_sub(offset).min(bytes);
+        let detail = format!(
+            "the file ends too early: it has {file_bytes} bytes; {bytes} were asked for, of which {there} are there"
+        );
+        Error::new(ErrorKind::UnexpectedEof, "read", detail)
+            .at_path(file.path())
+            .at_offset(offset)
+    }
+}
+
+/// A worker's flights, by token.
+#[derive(Debug)]
+pub(super) struct Flights {
+    places: Vec<Option<Flight>>,
+    free: Vec<u32>,
+}
+
+impl Flights {
+    pub(super) fn new(capacity: u32) -> Self {
+        Self {
+            places: (0..capacity).map(|_| None).collect(),
+            free: (0..capacity).rev().collect(),
+        }
+    }
+
+    pub(super) fn len(&self) -> u32 {
+        (self.places.len() - self.free.len()) as u32
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Only called while there is room: the worker never has more flights than its queue is deep.
+    pub(super) fn insert(&mut self, flight: Flight) -> Token {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.places.push(None);
+            self.places.len() as u32 - 1
+        });
+        self.places[place as usize] = Some(flight);
+        Token(u64::from(place))
+    }
+
+    pub(super) fn get_mut(&mut self, token: Token) -> Option<&mut Flight> {
+        self.places.get_mut(token.0 as usize)?.as_mut()
+    }
+
+    pub(super) fn remove(&mut self, token: Token) -> Option<Flight> {
+        let flight = self.places.get_mut(token.0 as usize)?.take()?;
+        self.free.push(token.0 as u32);
+        Some(flight)
+    }
+
+    pub(super) fn drain(&mut self) -> Vec<Flight> {
+        let flights = self.places.iter_mut().filter_map(Option::take).collect();
+        self.free = (0..self.places.len() as u32).rev().collect();
+        flights
+    }
+}

@@ -1,0 +1,229 @@
+//! The laws of splitting, over random requests: every wanted byte in exactly one block, every direct op aligned.
+
+use deepnvme_io::split::{Block, Channel, Direction, FileAlignment, Geometry, Plan, Segment, Via};
+use deepnvme_io::stripe::Layout;
+use deepnvme_mem::Alignment;
+use proptest::prelude::*;
+
+const PAGE: u64 = 4096;
+
+fn geometries() -> impl Strategy<Value = Geometry> {
+    let alignment = (0u32..4, 9u32..13).prop_map(|(memory, offset)| FileAlignment {
+        memory: Alignment::new(1 << (memory * 3)).unwrap(),
+        offset: Alignment::new(1 << offset).unwrap(),
+    });
+    let layout = prop_oneof![
+        Just(Layout::SINGLE),
+        (2u64..5, 1u64..9).prop_map(|(parts, pages)| Layout {
+            parts,
+            stripe_bytes: pages * PAGE
+        }),
+    ];
+    (proptest::option::of(alignment), layout)
+        .prop_map(|(direct, layout)| Geometry { direct, layout })
+}
+
+/// Ranges in file order with gaps between them; some touch.
+fn segments() -> impl Strategy<Value = Vec<Segment>> {
+    let lengths = prop_oneof![Just(512u64), Just(4096), 1u64..10_000, 1u64..200];
+    let gaps = prop_oneof![4 => Just(0u64), 1 => 1u64..20_000, 1 => Just(4096)];
+    let address = proptest::option::weighted(0.9, prop_oneof![Just(1usize << 20), 0usize..10_000]);
+    proptest::collection::vec((gaps, lengths, address), 1..12).prop_map(|list| {
+        let mut offset = 0;
+        let place = |(index, (gap, len, address)): (usize, (u64, u64, Option<usize>))| {
+            let start = offset + gap;
+            offset = start + len;
+            Segment {
+                file: 0,
+                item: index as u32,
+                offset: start,
+                len,
+                address,
+            }
+        };
+        list.into_iter().enumerate().map(place).collect()
+    })
+}
+
+fn blocks(plan: &Plan) -> Vec<Block> {
+    (0..plan.block_count())
+        .map(|index| plan.block(index))
+        .collect()
+}
+
+fn check(
+    direction: Direction,
+    geometry: Geometry,
+    segments: &[Segment],
+    block_bytes: u64,
+) -> Result<(), TestCaseError> {
+    let plan = Plan::new(direction, &[geometry], segments.to_vec(), block_bytes).unwrap();
+    let mut moved: Vec<std::ops::Range<u64>> = Vec::new();
+    for block in blocks(&plan) {
+        prop_assert!(!block.range.is_empty());
+        prop_assert!(block.io.start <= block.range.start && block.range.end <= block.io.end);
+        prop_assert!(
+            block.io.end - block.io.start <= block_bytes,
+            "an op fits a slot"
+        );
+        let parts = (
+            geometry.layout.locate(block.io.start).0,
+            geometry.layout.locate(block.io.end - 1).0,
+        );
+        prop_assert_eq!(parts.0, parts.1, "an op stays in one part");
+        if direction == Direction::Write {
+            prop_assert_eq!(&block.io, &block.range, "a write never widens");
+        }
+        check_alignment(geometry, segments, &block)?;
+        for segment in &plan.segments()[block.segments.clone()] {
+            let start = segment.offset.max(block.range.start);
+            let end = (segment.offset + segment.len).min(block.range.end);
+            prop_assert!(start < end, "every segment of a block overlaps it");
+            moved.push(start..end);
+        }
+    }
+    moved.sort_by_key(|range| range.start);
+    for pair in moved.windows(2) {
+        prop_assert!(pair[0].end <= pair[1].start, "no byte moves twice");
+    }
+    prop_assert_eq!(
+        moved
+            .iter()
+            .map(|range| range.end - range.start)
+            .sum::<u64>(),
+        plan.bytes_total()
+    );
+    Ok(())
+}
+
+fn check_alignment(
+    geometry: Geometry,
+    segments: &[Segment],
+    block: &Block,
+) -> Result<(), TestCaseError> {
+    let Channel::Direct = block.channel else {
+        return Ok(());
+    };
+    let alignment = geometry
+        .direct
+        .expect("direct blocks only where there is direct I/O");
+    prop_assert!(
+        alignment.offset.is_aligned(block.io.start) && alignment.offset.is_aligned(block.io.end)
+    );
+    if block.via == Via::Caller {
+        for segment in segments
+            .iter()
+            .filter(|s| s.offset < block.range.end && s.offset + s.len > block.range.start)
+        {
+            let start = segment.offset.max(block.range.start);
+            let end = (segment.offset + segment.len).min(block.range.end);
+            let address = segment.address.expect("contiguous") as u64 + (start - segment.offset);
+            prop_assert!(alignment.memory.is_aligned(address));
+            prop_assert!(alignment.offset.is_aligned(end - start));
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn reads_obey_the_laws(geometry in geometries(), segments in segments(), pages in 1u64..9) {
+        check(Direction::Read, geometry, &segments, pages * PAGE)?;
+    }
+
+    #[test]
+    fn writes_obey_the_laws(geometry in geometries(), segments in segments(), pages in 1u64..9) {
+        check(Direction::Write, geometry, &segments, pages * PAGE)?;
+    }
+
+    /// What makes concurrent writes to adjacent ranges safe: pages that hold an edge are never written directly.
+    #[test]
+    fn direct_writes_are_whole_pages(geometry in geometries(), segments in segments(), pages in 1u64..9) {
+        let plan = Plan::new(Direction::Write, &[geometry], segments, pages * PAGE).unwrap();
+        for block in blocks(&plan) {
+            if block.channel == Channel::Direct {
+                prop_assert_eq!((block.range.start % PAGE, block.range.end % PAGE), (0, 0));
+            }
+        }
+    }
+
+    #[test]
+    fn the_order_of_the_callers_list_does_not_matter(geometry in geometries(), segments in segments(), seed in 0usize..7) {
+        let mut shuffled = segments.clone();
+        let middle = seed % shuffled.len();
+        shuffled.rotate_left(middle);
+        let one = Plan::new(Direction::Write, &[geometry], segments, PAGE * 4).unwrap();
+        let other = Plan::new(Direction::Write, &[geometry], shuffled, PAGE * 4).unwrap();
+        prop_assert_eq!(blocks(&one), blocks(&other));
+    }
+}
+
+#[test]
+fn overlapping_writes_are_refused_and_overlapping_reads_are_not() {
+    let geometry = Geometry {
+        direct: None,
+        layout: Layout::SINGLE,
+    };
+    let segment = |offset| Segment {
+        file: 0,
+        item: 0,
+        offset,
+        len: 100,
+        address: Some(0),
+    };
+    let both = vec![segment(0), segment(99)];
+    assert!(Plan::new(Direction::Write, &[geometry], both.clone(), PAGE).is_err());
+    assert_eq!(
+        Plan::new(Direction::Read, &[geometry], both, PAGE)
+            .unwrap()
+            .bytes_total(),
+        200
+    );
+}
+
+#[test]
+fn a_range_beyond_the_largest_offset_is_refused() {
+    let geometry = Geometry {
+        direct: None,
+        layout: Layout::SINGLE,
+    };
+    for (offset, len) in [(u64::MAX, 1), (i64::MAX as u64, 1), (1, u64::MAX)] {
+        let segment = Segment {
+            file: 0,
+            item: 0,
+            offset,
+            len,
+            address: Some(0),
+        };
+        assert!(Plan::new(Direction::Read, &[geometry], vec![segment], PAGE).is_err());
+    }
+}
+
+#[test]
+fn ten_thousand_adjacent_tensors_become_large_transfers() {
+    let alignment = Alignment::new(512).unwrap();
+    let geometry = Geometry {
+        direct: Some(FileAlignment {
+            memory: alignment,
+            offset: alignment,
+        }),
+        layout: Layout::SINGLE,
+    };
+    let mut offset = 0;
+    let segments: Vec<_> = (0..10_000u32)
+        .map(|item| {
+            let len = 4096 + u64::from(item) * 7 % 60_000;
+            let segment = Segment {
+                file: 0,
+                item,
+                offset,
+                len,
+                address: Some(64 + item as usize * 65_536),
+            };
+            offset += len;
+            segment
+        })
+        .collect();
+    let plan = Plan::new(Direction::Read, &[geometry], segments, 1 << 20).unwrap();
+    assert_eq!(plan.block_count(), offset.div_ceil(1 << 20));
+}
