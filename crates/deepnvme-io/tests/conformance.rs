@@ -1,0 +1,76 @@
+//! Every backend, real, simulated or decorated, keeps the same contract; only the constructors differ.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{MakeBackend, REAL_BACKENDS, real};
+use deepnvme_io::backend::BackendKind;
+use deepnvme_testkit::faults::{FaultPlan, Faults};
+use deepnvme_testkit::simulated::SimDisk;
+
+fn simulated_by(seed: u64) -> Option<MakeBackend> {
+    let carrier = real(BackendKind::Threads)?;
+    let disk = SimDisk::new(seed);
+    Some(Box::new(move |setup| {
+        Box::new(disk.backend(setup, carrier(setup)))
+    }))
+}
+
+fn decorated(kind: BackendKind, plan: FaultPlan) -> Option<MakeBackend> {
+    let inner = real(kind)?;
+    let faults = Faults::new(plan);
+    Some(Box::new(move |setup| Box::new(faults.wrap(inner(setup)))))
+}
+
+/// Late and out of order, but never wrong: the contract allows all of it.
+fn dawdling() -> FaultPlan {
+    FaultPlan {
+        seed: 7,
+        slow: 200,
+        slow_max: Duration::from_millis(2),
+        reorder: true,
+        ..FaultPlan::default()
+    }
+}
+
+/// A module of tests for each constructor.
+macro_rules! backends {
+    ($($name:ident: $make:expr;)*) => {
+        $(
+            mod $name {
+                use super::*;
+
+                deepnvme_testkit::conformance_tests!($make);
+            }
+        )*
+    };
+}
+
+backends! {
+    uring: real(BackendKind::Uring);
+    aio: real(BackendKind::Aio);
+    threads: real(BackendKind::Threads);
+    simulated_one: simulated_by(1);
+    simulated_two: simulated_by(2);
+    decorated_without_faults: decorated(BackendKind::Threads, FaultPlan::default());
+    dawdling_uring: decorated(BackendKind::Uring, dawdling());
+    dawdling_aio: decorated(BackendKind::Aio, dawdling());
+}
+
+#[test]
+fn the_real_backends_say_what_they_are() {
+    for kind in REAL_BACKENDS {
+        let Some(make) = real(kind) else { continue };
+        let setup = deepnvme_io::backend::BackendSetup {
+            queue_depth: 3,
+            submit: deepnvme_io::SubmitMode::Single,
+            worker_index: 2,
+        };
+        let backend = make(&setup);
+        assert_eq!(
+            (backend.kind(), backend.depth(), backend.in_flight()),
+            (kind, 3, 0)
+        );
+    }
+}

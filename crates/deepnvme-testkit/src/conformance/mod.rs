@@ -1,0 +1,117 @@
+//! What every backend promises, as functions that take a constructor and panic where the promise is broken.
+//!
+//! - [`queue`]: accepting, refusing, handing back, counting.
+//! - [`flow`]: many ops, both submit modes, two queues.
+//! - [`waking`]: `reap` that waits, and what ends it.
+//! - [`transfer`]: the right bytes at the right place, up to the end of the file.
+//! - [`vectored`]: ops with several pieces of memory.
+//! - [`refusal`]: errors and syncs.
+//! - [`memory`]: registered memory, and who owns an op's memory for how long.
+//! - [`random`]: many ops against a model.
+//!
+//! [`all`] lists them; [`conformance_tests!`](crate::conformance_tests) makes a test of each. Files lie in
+//! [`base_dir`](crate::data::base_dir).
+
+mod bench;
+pub mod flow;
+pub mod memory;
+pub mod queue;
+pub mod random;
+pub mod refusal;
+pub mod transfer;
+pub mod vectored;
+pub mod waking;
+
+pub use bench::Bench;
+use deepnvme_io::backend::{Backend, BackendSetup};
+
+/// Makes the backend under test.
+pub type Make<'a> = &'a dyn Fn(&BackendSetup) -> Box<dyn Backend>;
+
+/// One promise.
+pub type Check = fn(Make<'_>);
+
+/// Expands the list of checks in one of two ways. The one place that names them all.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! for_each_check {
+    ($way:ident { $($argument:tt)* }) => {
+        $crate::expand_checks! {
+            $way { $($argument)* }
+            queue accepted_ops_come_back_exactly_once,
+            queue a_full_queue_hands_the_op_back,
+            queue memory_file_and_token_come_home,
+            queue reap_appends_at_least_min,
+            queue depth_one_works,
+            flow a_window_slides_over_many_ops,
+            flow both_submit_modes_complete,
+            flow two_backends_do_not_mix,
+            waking reap_zero_does_not_wait,
+            waking a_wake_ends_a_reap,
+            waking a_wake_before_the_reap_counts,
+            waking a_wake_loses_no_completion,
+            waking a_wake_after_the_end_is_harmless,
+            transfer reads_stop_at_the_end_of_the_file,
+            transfer reads_past_the_end_are_empty,
+            transfer reads_leave_the_memory_around_alone,
+            transfer writes_land_at_their_offset_and_nowhere_else,
+            transfer writes_extend_the_file,
+            vectored pieces_are_filled_in_order,
+            vectored pieces_are_written_in_order,
+            vectored the_most_pieces_work,
+            transfer offsets_beyond_four_gibibytes_work,
+            transfer large_ops_work,
+            transfer direct_files_work_and_are_not_realigned,
+            refusal a_write_to_a_read_only_file_is_refused,
+            refusal a_read_of_a_write_only_file_is_refused,
+            refusal a_read_of_a_folder_is_refused,
+            refusal a_refusal_leaves_its_neighbours_alone,
+            refusal syncs_complete_with_zero,
+            refusal a_sync_of_a_pipe_is_refused,
+            memory registered_memory_works_like_any,
+            memory memory_can_be_registered_again,
+            memory many_registrations_are_harmless,
+            memory ops_in_flight_hold_their_memory,
+            memory drop_waits_for_ops_in_flight,
+            memory drop_releases_what_was_never_flushed,
+            random random_ops_agree_with_a_model,
+        }
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! expand_checks {
+    (list {} $($module:ident $name:ident,)*) => {
+        &[$((stringify!($name), $crate::conformance::$module::$name as $crate::conformance::Check)),*]
+    };
+    (tests { $make:expr } $($module:ident $name:ident,)*) => {
+        $(
+            #[test]
+            fn $name() {
+                if let Some(make) = $make {
+                    let check = || $crate::conformance::$module::$name(&make);
+                    $crate::watchdog::guard(stringify!($name), $crate::conformance::CHECK_TIME_MAX, check);
+                }
+            }
+        )*
+    };
+}
+
+/// Makes one `#[test]` of each check. The argument is an expression for the constructor: `Some(closure)`, or
+/// `None` after having said why the backend cannot be tested here.
+#[macro_export]
+macro_rules! conformance_tests {
+    ($make:expr) => {
+        $crate::for_each_check!(tests { $make });
+    };
+}
+
+/// A check that takes longer hangs.
+pub const CHECK_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(60);
+
+/// Every check, by name.
+#[must_use]
+pub fn all() -> &'static [(&'static str, Check)] {
+    crate::for_each_check!(list {})
+}

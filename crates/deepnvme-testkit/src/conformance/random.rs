@@ -1,0 +1,155 @@
+//! Many ops, many in flight, in random order, against a model.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use deepnvme_io::op::{Completion, OpKind, Token};
+use deepnvme_mem::Region;
+
+use super::{Bench, Make};
+use crate::data::{TestFile, bytes_of, difference, random_bytes, region_at, region_holding};
+use crate::model::{Ground, Model, Program, Step, overlap};
+use crate::rng::Rng;
+
+const FILE_BYTES: u64 = 1 << 20;
+const STEPS: usize = 300;
+
+/// What must come home for a token, and the range it occupies until then.
+struct Expected {
+    range: Range<u64>,
+    write: bool,
+    read: Option<Vec<u8>>,
+}
+
+impl Expected {
+    /// Whether the outcome depends on which of the two comes first: they share a byte, or the end of the file.
+    fn conflicts_with(&self, step: &Step) -> bool {
+        let share_end = self.range.end.min(step.range().end) > FILE_BYTES;
+        (self.write || step.is_write()) && (share_end || overlap(&self.range, step.range()))
+    }
+}
+
+/// Random programs of reads and writes, plain and vectored, agree with a plain vector. Ops that overlap a write
+/// in flight wait for it, as the backend gives no order.
+///
+/// # Panics
+/// When the backend breaks the promise, as every check.
+pub fn random_ops_agree_with_a_model(make: Make<'_>) {
+    for seed in 0..3 {
+        let content = random_bytes(seed, FILE_BYTES as usize);
+        let file = TestFile::holding(&content);
+        let mut model = Model::new(0, content);
+        let mut bench = Bench::new(make, [1, 8, 64][seed as usize]);
+        let mut rng = Rng::keyed(seed, &[9]);
+        let mut flights: HashMap<Token, Expected> = HashMap::new();
+        let ground = Ground {
+            range: 0..FILE_BYTES + 5000,
+            block_bytes: 16 << 10,
+            step_bytes_max: 100 << 10,
+        };
+        for step in Program::new(seed, STEPS, &ground).steps {
+            if step.range().is_empty() {
+                continue;
+            }
+            if flights.values().any(|flight| flight.conflicts_with(&step)) {
+                while !flights.is_empty() {
+                    bring_home(seed, &mut bench, &mut flights);
+                }
+            } else if bench.backend.in_flight() == bench.backend.depth() {
+                bring_home(seed, &mut bench, &mut flights);
+            }
+            start(&mut bench, &file, &mut model, &mut flights, &mut rng, &step);
+        }
+        while !flights.is_empty() {
+            bring_home(seed, &mut bench, &mut flights);
+        }
+        assert_eq!(
+            difference(&file.bytes(), model.bytes()),
+            None,
+            "seed {seed}: the file is not the model"
+        );
+    }
+}
+
+fn start(
+    bench: &mut Bench,
+    file: &TestFile,
+    model: &mut Model,
+    flights: &mut HashMap<Token, Expected>,
+    rng: &mut Rng,
+    step: &Step,
+) {
+    let range = step.range().clone();
+    let len = (range.end - range.start) as usize;
+    let (kind, memory, read) = match step {
+        Step::Write {
+            skew, data_seed, ..
+        } => {
+            let bytes = random_bytes(*data_seed, len);
+            model.write(range.start, &bytes);
+            (OpKind::Write, region_holding(*skew, &bytes).region(), None)
+        }
+        Step::Read { skew, .. } => (
+            OpKind::Read,
+            region_at(*skew, len).region(),
+            Some(model.read(&range).to_vec()),
+        ),
+    };
+    let op = bench.op(kind, &file.file, range.start, &cut(rng, &memory));
+    let token = bench.submit(op);
+    flights.insert(
+        token,
+        Expected {
+            range,
+            write: step.is_write(),
+            read,
+        },
+    );
+}
+
+/// The memory in one piece, or in a few.
+fn cut(rng: &mut Rng, memory: &Region) -> Vec<Region> {
+    let mut cuts: Vec<usize> = (0..rng.below(4))
+        .map(|_| rng.below(memory.len() as u64) as usize)
+        .collect();
+    cuts.extend([0, memory.len()]);
+    cuts.sort_unstable();
+    cuts.dedup();
+    cuts.windows(2)
+        .map(|pair| memory.slice(pair[0]..pair[1]))
+        .collect()
+}
+
+fn bring_home(seed: u64, bench: &mut Bench, flights: &mut HashMap<Token, Expected>) {
+    for completion in bench.reap_some() {
+        settle(seed, flights, &completion);
+    }
+}
+
+fn settle(seed: u64, flights: &mut HashMap<Token, Expected>, completion: &Completion) {
+    let token = completion.op.token;
+    let expected = flights
+        .remove(&token)
+        .unwrap_or_else(|| panic!("seed {seed}: {token:?} came back twice"));
+    let len = (expected.range.end - expected.range.start) as usize;
+    let moved = completion
+        .result
+        .unwrap_or_else(|errno| panic!("seed {seed}: {:?} gave {errno}", completion.op));
+    let Some(bytes) = expected.read else {
+        assert_eq!(
+            moved, len,
+            "seed {seed}: a write to {:?} was short",
+            expected.range
+        );
+        return;
+    };
+    assert_eq!(
+        moved,
+        bytes.len(),
+        "seed {seed}: a read of {:?}",
+        expected.range
+    );
+    let found: Vec<u8> = completion.op.pieces.iter().flat_map(bytes_of).collect();
+    let wrong = difference(&found[..moved], &bytes);
+    assert_eq!(wrong, None, "seed {seed}: a read of {:?}", expected.range);
+}

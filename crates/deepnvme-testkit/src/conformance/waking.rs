@@ -1,0 +1,137 @@
+//! `reap` that waits, and what ends it.
+//!
+//! A broken promise here is a hang: run these under [`watchdog::guard`](crate::watchdog::guard).
+
+use std::time::{Duration, Instant};
+
+use deepnvme_io::op::OpKind;
+
+use super::{Bench, Make};
+use crate::data::{TestFile, random_bytes, region_at};
+
+/// Long enough for a thread to be really waiting, short enough for a test.
+const A_MOMENT: Duration = Duration::from_millis(30);
+
+/// `reap(0)` only looks: it returns with nothing in flight, and while ops are in flight.
+///
+/// # Panics
+/// When the backend breaks the promise, as every check.
+pub fn reap_zero_does_not_wait(make: Make<'_>) {
+    let file = TestFile::holding(&random_bytes(1, 1 << 20));
+    let mut bench = Bench::new(make, 4);
+    let mut completions = Vec::new();
+    for _ in 0..100 {
+        bench
+            .backend
+            .reap(0, &mut completions)
+            .expect("the queue works");
+    }
+    assert!(completions.is_empty());
+    let op = bench.op(
+        OpKind::Read,
+        &file.file,
+        0,
+        &[region_at(0, 1 << 20).region()],
+    );
+    bench.submit(op);
+    // Looking again and again is enough to bring the op home: nobody else has to flush.
+    while completions.is_empty() {
+        bench
+            .backend
+            .reap(0, &mut completions)
+            .expect("the queue works");
+        std::thread::yield_now();
+    }
+    assert_eq!(completions[0].result, Ok(1 << 20));
+}
+
+/// A wake from another thread ends a `reap` that waits for more than is in flight.
+pub fn a_wake_ends_a_reap(make: Make<'_>) {
+    let mut bench = Bench::new(make, 4);
+    for _ in 0..5 {
+        let waker = bench.backend.waker();
+        let started = Instant::now();
+        let thread = std::thread::spawn(move || {
+            std::thread::sleep(A_MOMENT);
+            waker.wake();
+        });
+        let mut completions = Vec::new();
+        // A wake of the round before may end this call early, once; ours must end the one that waits.
+        while started.elapsed() < A_MOMENT {
+            bench
+                .backend
+                .reap(1, &mut completions)
+                .expect("the queue works");
+        }
+        assert!(completions.is_empty(), "nothing was in flight");
+        thread.join().expect("the waking thread");
+    }
+}
+
+/// A wake that comes before the `reap` is not lost, also if it comes several times.
+pub fn a_wake_before_the_reap_counts(make: Make<'_>) {
+    let mut bench = Bench::new(make, 4);
+    let mut completions = Vec::new();
+    for wakes in [1, 2, 1000] {
+        let waker = bench.backend.waker();
+        std::thread::spawn(move || (0..wakes).for_each(|_| waker.wake()))
+            .join()
+            .expect("the waking thread");
+        bench
+            .backend
+            .reap(1, &mut completions)
+            .expect("the queue works");
+    }
+    assert!(completions.is_empty(), "nothing was in flight");
+}
+
+/// Wakes at any time neither lose a completion nor bring one twice.
+pub fn a_wake_loses_no_completion(make: Make<'_>) {
+    const ROUNDS: u64 = 200;
+    let file = TestFile::holding(&random_bytes(2, 64 << 10));
+    let mut bench = Bench::new(make, 8);
+    let waker = bench.backend.waker();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                waker.wake();
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        });
+        let mut home = std::collections::BTreeSet::new();
+        for _ in 0..ROUNDS {
+            for index in 0..8 {
+                let op = bench.op(
+                    OpKind::Read,
+                    &file.file,
+                    index * 8192,
+                    &[region_at(0, 8192).region()],
+                );
+                bench.submit(op);
+            }
+            for completion in bench.reap(8) {
+                assert!(
+                    home.insert(completion.op.token),
+                    "{:?} came back twice",
+                    completion.op.token
+                );
+            }
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(home.len() as u64, 8 * ROUNDS);
+    });
+}
+
+/// A waker may outlive its backend.
+pub fn a_wake_after_the_end_is_harmless(make: Make<'_>) {
+    let bench = Bench::new(make, 2);
+    let (one, other) = (bench.backend.waker(), bench.backend.waker());
+    one.wake();
+    drop(bench);
+    one.wake();
+    other.wake();
+    let mut next = Bench::new(make, 2);
+    let file = TestFile::holding(b"still works");
+    assert_eq!(next.read(&file.file, 0, &region_at(0, 11).region()), Ok(11));
+}

@@ -1,0 +1,239 @@
+//! The decorator: cuts, refuses and delays on the way in and out of another backend.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use deepnvme_io::Result;
+use deepnvme_io::backend::{Backend, BackendKind, Wake};
+use deepnvme_io::op::{Completion, Op, Pieces, Submit, Token};
+use deepnvme_mem::Region;
+
+use super::{Fate, Faults};
+use crate::rng::Rng;
+
+/// While an op is in the inner backend and another is held back, how often to look after both.
+const POLL: Duration = Duration::from_micros(200);
+
+/// Another backend, with faults.
+pub struct FaultBackend {
+    inner: Box<dyn Backend>,
+    faults: Faults,
+    rng: Rng,
+    /// Ops that the inner backend has, by the token that it knows them by.
+    inside: HashMap<Token, Inside>,
+    next_token: u64,
+    /// Completions that are kept for later.
+    held: Vec<(Instant, Completion)>,
+    waker: Arc<FaultWake>,
+}
+
+/// What an op was before it went in.
+struct Inside {
+    token: Token,
+    pieces: Pieces,
+    fate: Fate,
+    delay: Option<Duration>,
+}
+
+struct FaultWake {
+    woken: Mutex<bool>,
+    changed: Condvar,
+    inner: Arc<dyn Wake>,
+}
+
+impl Wake for FaultWake {
+    fn wake(&self) {
+        *self.woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+        self.inner.wake();
+    }
+}
+
+impl FaultWake {
+    fn take(&self) -> bool {
+        std::mem::take(&mut *self.woken.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn wait(&self, limit: Duration) {
+        let guard = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(
+            self.changed
+                .wait_timeout_while(guard, limit, |woken| !*woken),
+        );
+    }
+}
+
+impl FaultBackend {
+    pub(super) fn new(inner: Box<dyn Backend>, faults: Faults) -> Self {
+        let waker = FaultWake {
+            woken: Mutex::new(false),
+            changed: Condvar::new(),
+            inner: inner.waker(),
+        };
+        let rng = Rng::keyed(faults.plan().seed, &[0x0bac_0000]);
+        Self {
+            inner,
+            faults,
+            rng,
+            inside: HashMap::new(),
+            next_token: 0,
+            held: Vec::new(),
+            waker: Arc::new(waker),
+        }
+    }
+
+    /// Takes home what the inner backend has finished, as it was before it went in.
+    fn collect(&mut self, min: u32) -> Result<()> {
+        let mut finished = Vec::new();
+        self.inner.reap(min, &mut finished)?;
+        let now = Instant::now();
+        for mut completion in finished {
+            let before = self
+                .inside
+                .remove(&completion.op.token)
+                .expect("the inner backend returns what it was given");
+            completion.op.token = before.token;
+            completion.op.pieces = before.pieces;
+            if let Fate::FailAfterwards(errno) = before.fate {
+                completion.result = completion.result.and(Err(errno));
+            }
+            self.held
+                .push((now + before.delay.unwrap_or_default(), completion));
+        }
+        Ok(())
+    }
+
+    /// Moves the held completions that are due to `completions`.
+    fn release(&mut self, min: usize, completions: &mut Vec<Completion>) {
+        let now = Instant::now();
+        let (mut due, later): (Vec<_>, Vec<_>) = std::mem::take(&mut self.held)
+            .into_iter()
+            .partition(|h| h.0 <= now);
+        self.held = later;
+        if self.faults.plan().reorder && due.len() > 1 {
+            self.rng.shuffle(&mut due);
+            self.faults.count_reordered(due.len() as u64);
+            // What nobody waits for may as well come a call later.
+            let spare = due.len().saturating_sub(min.max(1));
+            let keep_back = self.rng.below(spare as u64 + 1) as usize;
+            self.held.extend(due.drain(due.len() - keep_back..));
+        }
+        completions.extend(due.into_iter().map(|(_, completion)| completion));
+    }
+
+    /// Waits until something changes: an op in the inner backend, a held one falling due, or a wake.
+    fn wait(&mut self) -> Result<()> {
+        let Some(earliest) = self.held.iter().map(|(due, _)| *due).min() else {
+            return self.collect(1);
+        };
+        let left = earliest.saturating_duration_since(Instant::now());
+        let limit = if self.inside.is_empty() {
+            left
+        } else {
+            left.min(POLL)
+        };
+        self.waker.wait(limit);
+        Ok(())
+    }
+}
+
+impl Backend for FaultBackend {
+    fn kind(&self) -> BackendKind {
+        self.inner.kind()
+    }
+
+    fn depth(&self) -> u32 {
+        self.inner.depth()
+    }
+
+    fn in_flight(&self) -> u32 {
+        (self.inside.len() + self.held.len()) as u32
+    }
+
+    fn submit(&mut self, mut op: Op) -> Submit {
+        if self.in_flight() >= self.depth() {
+            return Submit::Busy(op);
+        }
+        let (fate, delay) = self.faults.decide(&op);
+        if let Fate::Fail(errno) = fate {
+            let due = Instant::now() + delay.unwrap_or_default();
+            self.held.push((
+                due,
+                Completion {
+                    op,
+                    result: Err(errno),
+                },
+            ));
+            return Submit::Queued;
+        }
+        let before = Inside {
+            token: op.token,
+            pieces: op.pieces.clone(),
+            fate,
+            delay,
+        };
+        if let Fate::Short(bytes) = fate {
+            op.pieces = first_bytes(&op.pieces, bytes);
+        }
+        op.token = Token(self.next_token);
+        self.next_token += 1;
+        let token = op.token;
+        match self.inner.submit(op) {
+            Submit::Queued => {
+                self.inside.insert(token, before);
+                Submit::Queued
+            }
+            Submit::Busy(mut op) => {
+                op.token = before.token;
+                op.pieces = before.pieces;
+                Submit::Busy(op)
+            }
+        }
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.inner.flush()
+    }
+
+    fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
+        let before = completions.len();
+        loop {
+            self.collect(0)?;
+            let missing = (min as usize).saturating_sub(completions.len() - before);
+            self.release(missing, completions);
+            let enough = completions.len() - before >= min as usize;
+            if enough || self.waker.take() {
+                return Ok(());
+            }
+            self.wait()?;
+        }
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        self.waker.clone()
+    }
+
+    fn register(&mut self, memory: &Region) -> bool {
+        self.inner.register(memory)
+    }
+
+    fn unregister(&mut self, memory: &Region) {
+        self.inner.unregister(memory);
+    }
+}
+
+/// The pieces that hold the first `bytes` of a transfer.
+fn first_bytes(pieces: &Pieces, bytes: usize) -> Pieces {
+    let mut left = bytes;
+    let mut first = Pieces::new();
+    for piece in pieces {
+        if left == 0 {
+            break;
+        }
+        let len = piece.len().min(left);
+        first.push(piece.slice(0..len));
+        left -= len;
+    }
+    first
+}

@@ -1,0 +1,180 @@
+//! A seeded decorator that makes any backend fail, stutter, dawdle and reorder.
+//!
+//! [`FaultPlan`] says how often what happens, [`Faults`] counts what did, [`FaultBackend`] does it.
+//! What befalls an op is a function of the seed, the op's place, and how often that place has been tried:
+//! the threads of an engine may run in any order, the faults stay the same.
+
+mod backend;
+mod plan;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+pub use backend::FaultBackend;
+use deepnvme_io::backend::Backend;
+use deepnvme_io::op::{Errno, Op, OpKind};
+use plan::Fate;
+pub use plan::FaultPlan;
+
+use crate::rng::Rng;
+
+/// What has been injected so far, by all backends of one [`Faults`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FaultCounts {
+    /// Ops seen.
+    pub ops: u64,
+    /// Transfers cut short.
+    pub short: u64,
+    /// EINTR.
+    pub eintr: u64,
+    /// EAGAIN.
+    pub eagain: u64,
+    /// EIO of a transfer.
+    pub eio: u64,
+    /// ENOSPC.
+    pub enospc: u64,
+    /// EIO of a sync.
+    pub sync_eio: u64,
+    /// Held back.
+    pub slow: u64,
+    /// Handed out in another order than they came.
+    pub reordered: u64,
+}
+
+impl FaultCounts {
+    /// Faults that no retry may hide from the caller.
+    #[must_use]
+    pub const fn fatal(&self) -> u64 {
+        self.eio + self.enospc + self.sync_eio
+    }
+}
+
+/// A plan at work: shared by the backends of one engine. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Faults(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    plan: FaultPlan,
+    counters: Counters,
+    /// How often each place has been tried.
+    tries: Mutex<HashMap<(OpKind, u64, usize), u64>>,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    ops: AtomicU64,
+    short: AtomicU64,
+    eintr: AtomicU64,
+    eagain: AtomicU64,
+    eio: AtomicU64,
+    enospc: AtomicU64,
+    sync_eio: AtomicU64,
+    slow: AtomicU64,
+    reordered: AtomicU64,
+}
+
+impl Faults {
+    /// The plan, with nothing injected yet.
+    #[must_use]
+    pub fn new(plan: FaultPlan) -> Self {
+        Self(Arc::new(Inner {
+            plan,
+            counters: Counters::default(),
+            tries: Mutex::default(),
+        }))
+    }
+
+    /// A backend that does what `inner` does, but for the faults.
+    pub fn wrap(&self, inner: Box<dyn Backend>) -> FaultBackend {
+        FaultBackend::new(inner, self.clone())
+    }
+
+    /// What the faults are drawn from.
+    #[must_use]
+    pub fn plan(&self) -> &FaultPlan {
+        &self.0.plan
+    }
+
+    /// What has been injected so far.
+    #[must_use]
+    pub fn counts(&self) -> FaultCounts {
+        let counters = &self.0.counters;
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        FaultCounts {
+            ops: read(&counters.ops),
+            short: read(&counters.short),
+            eintr: read(&counters.eintr),
+            eagain: read(&counters.eagain),
+            eio: read(&counters.eio),
+            enospc: read(&counters.enospc),
+            sync_eio: read(&counters.sync_eio),
+            slow: read(&counters.slow),
+            reordered: read(&counters.reordered),
+        }
+    }
+
+    /// Decides what befalls the op, counts it, and how long its completion is held back.
+    fn decide(&self, op: &Op) -> (Fate, Option<Duration>) {
+        let Inner {
+            plan,
+            counters,
+            tries,
+        } = &*self.0;
+        let bytes = op.bytes();
+        let nth_op = counters.ops.fetch_add(1, Ordering::Relaxed);
+        let nth_try = {
+            let mut tries = tries.lock().unwrap_or_else(PoisonError::into_inner);
+            let count = tries.entry((op.kind, op.offset, bytes)).or_default();
+            *count += 1;
+            *count
+        };
+        let mut rng = Rng::keyed(
+            plan.seed,
+            &[op.kind as u64, op.offset, bytes as u64, nth_try],
+        );
+        let delay = rng
+            .chance(plan.slow)
+            .then(|| plan.slow_max.mul_f64(rng.below(1001) as f64 / 1000.0));
+        if delay.is_some() {
+            counters.slow.fetch_add(1, Ordering::Relaxed);
+        }
+        let fate = if plan.eio_after_ops.is_some_and(|limit| nth_op >= limit)
+            || plan.hits_bad_sector(op)
+        {
+            Fate::Fail(Errno::IO)
+        } else {
+            plan.draw(op, bytes, &mut rng)
+        };
+        counters.count(op.kind, fate);
+        (fate, delay)
+    }
+
+    fn count_reordered(&self, completions: u64) {
+        self.0
+            .counters
+            .reordered
+            .fetch_add(completions, Ordering::Relaxed);
+    }
+}
+
+impl Counters {
+    fn count(&self, kind: OpKind, fate: Fate) {
+        let sync = matches!(kind, OpKind::SyncData | OpKind::SyncAll);
+        let counter = match fate {
+            Fate::Nothing => return,
+            Fate::Short(_) => &self.short,
+            Fate::Fail(Errno::INTR) => &self.eintr,
+            Fate::Fail(Errno::AGAIN) => &self.eagain,
+            Fate::Fail(Errno::NOSPC) => &self.enospc,
+            Fate::Fail(_) | Fate::FailAfterwards(_) if sync => &self.sync_eio,
+            Fate::Fail(_) | Fate::FailAfterwards(_) => &self.eio,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,139 @@
+//! What one file has been through: what is durable, and what a power cut could still take back.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use deepnvme_io::op::Op;
+
+use crate::rng::Rng;
+
+/// A power cut tears a write between sectors, never inside one.
+pub(super) const SECTOR_BYTES: usize = 512;
+
+/// Names a write in the journal.
+pub(super) type WriteId = u64;
+
+/// The content that is safe, and the writes since, in the order in which they took effect.
+#[derive(Debug, Default)]
+pub(super) struct Journal {
+    durable: Vec<u8>,
+    writes: Vec<Written>,
+    next_id: WriteId,
+}
+
+#[derive(Debug)]
+struct Written {
+    id: WriteId,
+    offset: usize,
+    bytes: Vec<u8>,
+    /// Whether the writer has been told. Before that, no sync can promise the write.
+    reported: bool,
+}
+
+impl Journal {
+    /// A journal that starts with the file as it is, or `None` for what has no content.
+    pub(super) fn of_file(file: &OwnedFd) -> Option<Self> {
+        let kind = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(file).ok()?.st_mode);
+        if !kind.is_file() {
+            return None;
+        }
+        // Opened anew, since the op's descriptor may be write-only or direct.
+        let durable = std::fs::read(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
+        Some(Self {
+            durable,
+            ..Self::default()
+        })
+    }
+
+    /// Records that the first `written` bytes of the op are in the file.
+    pub(super) fn record(&mut self, op: &Op, written: usize) -> WriteId {
+        let mut bytes = vec![0; written];
+        let mut at = 0;
+        for piece in &op.pieces {
+            let len = piece.len().min(written - at);
+            if len > 0 {
+                piece
+                    .slice(0..len)
+                    .copy_to_slice(0, &mut bytes[at..at + len]);
+                at += len;
+            }
+        }
+        self.next_id += 1;
+        self.writes.push(Written {
+            id: self.next_id,
+            offset: op.offset as usize,
+            bytes,
+            reported: false,
+        });
+        self.next_id
+    }
+
+    /// Notes that the writer knows of the write.
+    pub(super) fn report(&mut self, id: WriteId) {
+        if let Some(write) = self.writes.iter_mut().find(|write| write.id == id) {
+            write.reported = true;
+        }
+    }
+
+    /// The writes that a sync submitted now must make durable: those whose completion has been handed out.
+    pub(super) fn promised(&self) -> Vec<WriteId> {
+        self.writes
+            .iter()
+            .filter(|write| write.reported)
+            .map(|write| write.id)
+            .collect()
+    }
+
+    /// Makes the promised writes, and the present shorter length of the file, durable.
+    pub(super) fn sync(&mut self, promised: &[WriteId], file: impl AsFd) {
+        let (safe, at_risk) = std::mem::take(&mut self.writes)
+            .into_iter()
+            .partition(|w| promised.contains(&w.id));
+        self.writes = at_risk;
+        let safe: Vec<Written> = safe;
+        for write in &safe {
+            write.apply(&mut self.durable, |_| true);
+        }
+        if let Ok(stat) = rustix::fs::fstat(file) {
+            let len = stat.st_size as usize;
+            if len < self.durable.len() || self.writes.is_empty() {
+                self.durable.resize(len, 0);
+            }
+        }
+    }
+
+    pub(super) const fn unsynced(&self) -> usize {
+        self.writes.len()
+    }
+
+    /// One of the contents that a power cut could leave.
+    pub(super) fn crash_image(&self, rng: &mut Rng) -> Vec<u8> {
+        let mut image = self.durable.clone();
+        for write in &self.writes {
+            match rng.below(3) {
+                0 => {}
+                1 => write.apply(&mut image, |_| true),
+                _ => write.apply(&mut image, |_| rng.chance(500)),
+            }
+        }
+        image
+    }
+}
+
+impl Written {
+    /// Puts the sectors that are kept into the image, which grows when they lie past its end.
+    fn apply(&self, image: &mut Vec<u8>, mut keep: impl FnMut(usize) -> bool) {
+        let end = self.offset + self.bytes.len();
+        let mut start = self.offset;
+        while start < end {
+            let sector_end = ((start / SECTOR_BYTES + 1) * SECTOR_BYTES).min(end);
+            if keep(start / SECTOR_BYTES) {
+                if image.len() < sector_end {
+                    image.resize(sector_end, 0);
+                }
+                image[start..sector_end]
+                    .copy_from_slice(&self.bytes[start - self.offset..sector_end - self.offset]);
+            }
+            start = sector_end;
+        }
+    }
+}

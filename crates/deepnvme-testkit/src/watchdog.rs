@@ -1,0 +1,47 @@
+//! Turns a hang into a message: a test that does not end in time ends its process and says which one it was.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Runs the test; when it takes longer than `limit`, prints its name and ends the process.
+///
+/// Nothing gentler is possible, since a thread that waits for the kernel cannot be unwound.
+#[allow(clippy::print_stderr, reason = "the last words of a hanging test")]
+pub fn guard<T>(name: &str, limit: Duration, test: impl FnOnce() -> T) -> T {
+    let (done, ended) = mpsc::channel::<()>();
+    let what = name.to_owned();
+    let watcher = std::thread::spawn(move || {
+        if ended.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
+            eprintln!(
+                "watchdog: {what} hangs: not done after {} s; ending the process",
+                limit.as_secs()
+            );
+            std::process::abort();
+        }
+    });
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(test));
+    drop(done);
+    watcher.join().expect("the watchdog only waits");
+    match result {
+        Ok(value) => value,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    #[test]
+    fn a_test_that_ends_is_left_alone() {
+        assert_eq!(super::guard("quick", Duration::from_secs(60), || 7), 7);
+    }
+
+    #[test]
+    #[should_panic(expected = "its own words")]
+    fn a_panic_passes_through() {
+        super::guard("panics", Duration::from_secs(60), || {
+            panic!("its own words")
+        });
+    }
+}
