@@ -12,9 +12,7 @@ use deepnvme_testkit::simulated::SimDisk;
 fn simulated_by(seed: u64) -> Option<MakeBackend> {
     let carrier = real(BackendKind::Threads)?;
     let disk = SimDisk::new(seed);
-    Some(Box::new(move |setup| {
-        Box::new(disk.backend(setup, carrier(setup)))
-    }))
+    Some(Box::new(move |setup| Box::new(disk.backend(setup, carrier(setup)))))
 }
 
 fn decorated(kind: BackendKind, plan: FaultPlan) -> Option<MakeBackend> {
@@ -25,13 +23,7 @@ fn decorated(kind: BackendKind, plan: FaultPlan) -> Option<MakeBackend> {
 
 /// Late and out of order, but never wrong: the contract allows all of it.
 fn dawdling() -> FaultPlan {
-    FaultPlan {
-        seed: 7,
-        slow: 200,
-        slow_max: Duration::from_millis(2),
-        reorder: true,
-        ..FaultPlan::default()
-    }
+    FaultPlan { seed: 7, slow: 200, slow_max: Duration::from_millis(2), reorder: true, ..FaultPlan::default() }
 }
 
 /// A module of tests for each constructor.
@@ -68,9 +60,6 @@ fn the_real_backends_say_what_they_are() {
             worker_index: 2,
         };
         let backend = make(&setup);
-        assert_eq!(
-            (backend.kind(), backend.depth(), backend.in_flight()),
-            (kind, 3, 0)
-        );
+        assert_eq!((backend.kind(), backend.depth(), backend.in_flight()), (kind, 3, 0));
     }
 }

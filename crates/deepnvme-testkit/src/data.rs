@@ -28,14 +28,8 @@ pub fn random_bytes(seed: u64, len: usize) -> Vec<u8> {
 /// When the memory cannot be mapped.
 #[must_use]
 pub fn region_at(skew: usize, len: usize) -> RegionMut {
-    let whole = Buffer::zeroed(skew + len)
-        .expect("memory for a test")
-        .into_region();
-    if skew == 0 {
-        whole
-    } else {
-        whole.split_at(skew).1
-    }
+    let whole = Buffer::zeroed(skew + len).expect("memory for a test").into_region();
+    if skew == 0 { whole } else { whole.split_at(skew).1 }
 }
 
 /// Memory like [`region_at`]'s that holds the bytes.
@@ -61,15 +55,9 @@ pub fn difference(found: &[u8], expected: &[u8]) -> Option<String> {
         return None;
     }
     if found.len() != expected.len() {
-        return Some(format!(
-            "{} bytes where {} were expected",
-            found.len(),
-            expected.len()
-        ));
+        return Some(format!("{} bytes where {} were expected", found.len(), expected.len()));
     }
-    let wrong: Vec<usize> = (0..found.len())
-        .filter(|at| found[*at] != expected[*at])
-        .collect();
+    let wrong: Vec<usize> = (0..found.len()).filter(|at| found[*at] != expected[*at]).collect();
     let (first, last) = (wrong[0], wrong[wrong.len() - 1]);
     Some(format!(
         "{} of {} bytes differ, from byte {first} (found {:#04x}, expected {:#04x}) to byte {last}",
@@ -119,16 +107,8 @@ impl TestFile {
         let dir = temp_dir();
         let path = dir.path().join("data.bin");
         std::fs::write(&path, bytes).expect("a file in the test folder");
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .open(&path)
-            .expect("the file just written");
-        Self {
-            path,
-            file: Arc::new(file.into()),
-            dir,
-        }
+        let file = File::options().read(true).write(true).open(&path).expect("the file just written");
+        Self { path, file: Arc::new(file.into()), dir }
     }
 
     /// What the file holds now, read without any backend.
@@ -196,15 +176,7 @@ mod tests {
     fn a_difference_names_its_place() {
         assert_eq!(difference(b"abc", b"abc"), None);
         let message = difference(b"abcd", b"aXcY").unwrap();
-        assert!(
-            message.contains("2 of 4")
-                && message.contains("from byte 1")
-                && message.contains("to byte 3")
-        );
-        assert!(
-            difference(b"ab", b"abc")
-                .unwrap()
-                .contains("2 bytes where 3")
-        );
+        assert!(message.contains("2 of 4") && message.contains("from byte 1") && message.contains("to byte 3"));
+        assert!(difference(b"ab", b"abc").unwrap().contains("2 bytes where 3"));
     }
 }

@@ -100,10 +100,7 @@ mod tests {
         };
         assert_eq!(numbers(7), numbers(7));
         assert_ne!(numbers(7), numbers(8));
-        assert_ne!(
-            Rng::keyed(7, &[1, 2]).next_u64(),
-            Rng::keyed(7, &[2, 1]).next_u64()
-        );
+        assert_ne!(Rng::keyed(7, &[1, 2]).next_u64(), Rng::keyed(7, &[2, 1]).next_u64());
     }
 
     #[test]
@@ -131,9 +128,7 @@ mod tests {
             for seed in 0..8 {
                 let mut bytes = vec![0; len];
                 Rng::new(seed).fill(&mut bytes);
-                seen.iter_mut()
-                    .zip(bytes)
-                    .for_each(|(all, byte)| *all |= byte);
+                seen.iter_mut().zip(bytes).for_each(|(all, byte)| *all |= byte);
             }
             assert!(seen.iter().all(|byte| *byte != 0), "length {len}");
         }

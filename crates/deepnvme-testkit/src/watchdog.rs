@@ -12,10 +12,7 @@ pub fn guard<T>(name: &str, limit: Duration, test: impl FnOnce() -> T) -> T {
     let what = name.to_owned();
     let watcher = std::thread::spawn(move || {
         if ended.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
-            eprintln!(
-                "watchdog: {what} hangs: not done after {} s; ending the process",
-                limit.as_secs()
-            );
+            eprintln!("watchdog: {what} hangs: not done after {} s; ending the process", limit.as_secs());
             std::process::abort();
         }
     });
@@ -40,8 +37,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "its own words")]
     fn a_panic_passes_through() {
-        super::guard("panics", Duration::from_secs(60), || {
-            panic!("its own words")
-        });
+        super::guard("panics", Duration::from_secs(60), || panic!("its own words"));
     }
 }

@@ -1,10 +1,5 @@
 //! The fault decorator at work over a real backend: what it injects is what the op's owner sees.
-#![allow(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "these are tests"
-)]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
 use std::time::{Duration, Instant};
 
@@ -35,16 +30,8 @@ fn write_all(faults: &Faults) -> Vec<Outcome> {
     let mut home = Vec::new();
     for index in 0..OPS {
         let bytes = random_bytes(index, OP_BYTES);
-        let (one, other) = (
-            region_holding(3, &bytes[..1000]),
-            region_holding(0, &bytes[1000..]),
-        );
-        let op = bench.op(
-            OpKind::Write,
-            &file.file,
-            index * OP_BYTES as u64,
-            &[one.region(), other.region()],
-        );
+        let (one, other) = (region_holding(3, &bytes[..1000]), region_holding(0, &bytes[1000..]));
+        let op = bench.op(OpKind::Write, &file.file, index * OP_BYTES as u64, &[one.region(), other.region()]);
         bench.submit(op);
         if bench.backend.in_flight() == 16 {
             home.extend(bench.reap_some());
@@ -56,35 +43,20 @@ fn write_all(faults: &Faults) -> Vec<Outcome> {
         .map(|completion| {
             let at = completion.op.offset as usize;
             let memory: Vec<u8> = completion.op.pieces.iter().flat_map(bytes_of).collect();
-            assert_eq!(
-                memory,
-                random_bytes((at / OP_BYTES) as u64, OP_BYTES),
-                "the op came home with other memory"
-            );
-            (
-                completion.result,
-                memory,
-                content[at..at + OP_BYTES].to_vec(),
-            )
+            assert_eq!(memory, random_bytes((at / OP_BYTES) as u64, OP_BYTES), "the op came home with other memory");
+            (completion.result, memory, content[at..at + OP_BYTES].to_vec())
         })
         .collect()
 }
 
 #[test]
 fn a_short_transfer_really_moves_less() {
-    let faults = Faults::new(FaultPlan {
-        seed: 1,
-        short: 500,
-        ..FaultPlan::default()
-    });
+    let faults = Faults::new(FaultPlan { seed: 1, short: 500, ..FaultPlan::default() });
     let mut short = 0;
     for (result, memory, found) in write_all(&faults) {
         let moved = result.expect("only short transfers were asked for");
         assert_eq!(found[..moved], memory[..moved]);
-        assert!(
-            found[moved..].iter().all(|byte| *byte == 0xee),
-            "more was moved than reported"
-        );
+        assert!(found[moved..].iter().all(|byte| *byte == 0xee), "more was moved than reported");
         short += u64::from(moved < OP_BYTES);
     }
     assert!(short > 50);
@@ -93,37 +65,16 @@ fn a_short_transfer_really_moves_less() {
 
 #[test]
 fn an_injected_error_is_reported_and_counted() {
-    let plan = FaultPlan {
-        seed: 2,
-        eintr: 100,
-        eagain: 100,
-        eio: 200,
-        enospc: 200,
-        ..FaultPlan::default()
-    };
+    let plan = FaultPlan { seed: 2, eintr: 100, eagain: 100, eio: 200, enospc: 200, ..FaultPlan::default() };
     let faults = Faults::new(plan);
     let results = write_all(&faults);
-    let of = |errno| {
-        results
-            .iter()
-            .filter(|(result, ..)| *result == Err(errno))
-            .count() as u64
-    };
+    let of = |errno| results.iter().filter(|(result, ..)| *result == Err(errno)).count() as u64;
     let counts = faults.counts();
-    assert_eq!(
-        (of(Errno::INTR), of(Errno::AGAIN)),
-        (counts.eintr, counts.eagain)
-    );
-    assert_eq!(
-        (of(Errno::IO), of(Errno::NOSPC)),
-        (counts.eio, counts.enospc)
-    );
+    assert_eq!((of(Errno::INTR), of(Errno::AGAIN)), (counts.eintr, counts.eagain));
+    assert_eq!((of(Errno::IO), of(Errno::NOSPC)), (counts.eio, counts.enospc));
     assert!(counts.eintr > 0 && counts.eagain > 0 && counts.eio > 0 && counts.enospc > 0);
     let (mut done, mut undone) = (0, 0);
-    for (_, memory, found) in results
-        .iter()
-        .filter(|(result, ..)| *result == Err(Errno::IO))
-    {
+    for (_, memory, found) in results.iter().filter(|(result, ..)| *result == Err(Errno::IO)) {
         if found == memory {
             done += 1;
         } else {
@@ -131,39 +82,24 @@ fn an_injected_error_is_reported_and_counted() {
             undone += 1;
         }
     }
-    assert!(
-        done > 0 && undone > 0,
-        "a write that fails with EIO may or may not have changed the file"
-    );
+    assert!(done > 0 && undone > 0, "a write that fails with EIO may or may not have changed the file");
 }
 
 #[test]
 fn a_slow_completion_is_late_and_a_wake_is_not() {
     let slow = Duration::from_millis(100);
-    let faults = Faults::new(FaultPlan {
-        slow: 1000,
-        slow_max: slow,
-        ..FaultPlan::default()
-    });
+    let faults = Faults::new(FaultPlan { slow: 1000, slow_max: slow, ..FaultPlan::default() });
     let file = TestFile::holding(&random_bytes(1, OP_BYTES));
     let mut bench = bench(&faults);
     let started = Instant::now();
     for index in 0..8 {
-        let op = bench.op(
-            OpKind::Read,
-            &file.file,
-            index,
-            &[region_holding(0, &[1; 100]).region()],
-        );
+        let op = bench.op(OpKind::Read, &file.file, index, &[region_holding(0, &[1; 100]).region()]);
         bench.submit(op);
     }
     let mut home = Vec::new();
     bench.backend.waker().wake();
     bench.backend.reap(8, &mut home).expect("the queue works");
-    assert!(
-        home.len() < 8 && started.elapsed() < slow / 2,
-        "the wake did not end the reap"
-    );
+    assert!(home.len() < 8 && started.elapsed() < slow / 2, "the wake did not end the reap");
     bench.reap(8 - home.len());
     assert!(started.elapsed() > slow / 4, "nothing was held back");
     assert_eq!(faults.counts().slow, 8);
@@ -171,16 +107,8 @@ fn a_slow_completion_is_late_and_a_wake_is_not() {
 
 #[test]
 fn completions_come_home_in_another_order() {
-    let faults = Faults::new(FaultPlan {
-        seed: 4,
-        reorder: true,
-        ..FaultPlan::default()
-    });
+    let faults = Faults::new(FaultPlan { seed: 4, reorder: true, ..FaultPlan::default() });
     let results = write_all(&faults);
-    assert!(
-        results
-            .iter()
-            .all(|(result, memory, found)| *result == Ok(OP_BYTES) && memory == found)
-    );
+    assert!(results.iter().all(|(result, memory, found)| *result == Ok(OP_BYTES) && memory == found));
     assert!(faults.counts().reordered > 10);
 }

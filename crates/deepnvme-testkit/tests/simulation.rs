@@ -1,10 +1,5 @@
 //! The simulated backend: its schedule is its seed, and its power can be cut.
-#![allow(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "these are tests"
-)]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,20 +15,9 @@ const BLOCK: usize = 4096;
 
 fn bench(disk: &SimDisk, worker_index: u32) -> Bench {
     let make = |setup: &BackendSetup| -> Box<dyn Backend> {
-        let carrier = BackendSetup {
-            queue_depth: 1,
-            submit: SubmitMode::Single,
-            worker_index: 0,
-        };
-        let carrier =
-            backend::open(BackendKind::Threads, &carrier).expect("threads work everywhere");
-        Box::new(disk.backend(
-            &BackendSetup {
-                worker_index,
-                ..setup.clone()
-            },
-            carrier,
-        ))
+        let carrier = BackendSetup { queue_depth: 1, submit: SubmitMode::Single, worker_index: 0 };
+        let carrier = backend::open(BackendKind::Threads, &carrier).expect("threads work everywhere");
+        Box::new(disk.backend(&BackendSetup { worker_index, ..setup.clone() }, carrier))
     };
     Bench::new(&make, 32)
 }
@@ -44,19 +28,10 @@ fn order_of_completions(seed: u64) -> Vec<u64> {
     let disk = SimDisk::new(seed);
     let mut bench = bench(&disk, 0);
     for index in 0..32 {
-        let op = bench.op(
-            OpKind::Read,
-            &file.file,
-            512 * index,
-            &[region_at(0, 512).region()],
-        );
+        let op = bench.op(OpKind::Read, &file.file, 512 * index, &[region_at(0, 512).region()]);
         bench.submit(op);
     }
-    bench
-        .reap(32)
-        .iter()
-        .map(|completion| completion.op.token.0)
-        .collect()
+    bench.reap(32).iter().map(|completion| completion.op.token.0).collect()
 }
 
 #[test]
@@ -67,10 +42,7 @@ fn the_schedule_is_a_function_of_the_seed() {
         assert_eq!(order_of_completions(seed), order_of_completions(seed));
     }
     let sorted: Vec<u64> = (1..33).collect();
-    assert!(
-        !orders.contains(&sorted),
-        "ops came home in the order of their submission"
-    );
+    assert!(!orders.contains(&sorted), "ops came home in the order of their submission");
 }
 
 #[test]
@@ -80,45 +52,22 @@ fn what_was_synced_survives_and_what_was_not_is_at_risk() {
     let disk = SimDisk::new(3);
     let mut bench = bench(&disk, 0);
     let (first, second) = (random_bytes(2, BLOCK), random_bytes(3, 2 * BLOCK));
-    assert_eq!(
-        bench.write(&file.file, 0, &region_holding(0, &first).region()),
-        Ok(BLOCK)
-    );
+    assert_eq!(bench.write(&file.file, 0, &region_holding(0, &first).region()), Ok(BLOCK));
     assert_eq!(disk.unsynced_writes(&*file.file), 1);
     let sync = bench.op(OpKind::SyncData, &file.file, 0, &[]);
     assert_eq!(bench.run(sync).result, Ok(0));
     assert_eq!(disk.unsynced_writes(&*file.file), 0);
-    assert_eq!(
-        bench.write(
-            &file.file,
-            3 * BLOCK as u64,
-            &region_holding(0, &second).region()
-        ),
-        Ok(2 * BLOCK)
-    );
+    assert_eq!(bench.write(&file.file, 3 * BLOCK as u64, &region_holding(0, &second).region()), Ok(2 * BLOCK));
 
     let (mut whole, mut lost, mut torn) = (0, 0, 0);
     for crash_seed in 0..200 {
-        let image = disk
-            .crash_image(&*file.file, crash_seed)
-            .expect("the file was written");
+        let image = disk.crash_image(&*file.file, crash_seed).expect("the file was written");
         assert_eq!(image[..BLOCK], first, "a synced write was lost");
-        assert_eq!(
-            image[BLOCK..3 * BLOCK],
-            old[BLOCK..3 * BLOCK],
-            "bytes that nobody wrote have changed"
-        );
+        assert_eq!(image[BLOCK..3 * BLOCK], old[BLOCK..3 * BLOCK], "bytes that nobody wrote have changed");
         for (sector, bytes) in image[3 * BLOCK..].chunks(512).enumerate() {
             let new = &second[sector * 512..(sector + 1) * 512];
-            let before = if sector < 8 {
-                &old[3 * BLOCK + sector * 512..][..512]
-            } else {
-                &[0; 512][..]
-            };
-            assert!(
-                bytes == new || bytes == before,
-                "sector {sector} is neither old nor new"
-            );
+            let before = if sector < 8 { &old[3 * BLOCK + sector * 512..][..512] } else { &[0; 512][..] };
+            assert!(bytes == new || bytes == before, "sector {sector} is neither old nor new");
         }
         match image.get(3 * BLOCK..) {
             Some(tail) if tail == second => whole += 1,
@@ -126,10 +75,7 @@ fn what_was_synced_survives_and_what_was_not_is_at_risk() {
             _ => torn += 1,
         }
     }
-    assert!(
-        whole > 20 && lost > 20 && torn > 20,
-        "{whole} whole, {lost} lost, {torn} torn"
-    );
+    assert!(whole > 20 && lost > 20 && torn > 20, "{whole} whole, {lost} lost, {torn} torn");
 }
 
 #[test]
@@ -139,12 +85,7 @@ fn a_sync_promises_only_what_was_reported_before_it() {
         let file = TestFile::holding(&random_bytes(1, BLOCK));
         let disk = SimDisk::new(seed);
         let mut bench = bench(&disk, 0);
-        let write = bench.op(
-            OpKind::Write,
-            &file.file,
-            0,
-            &[region_holding(0, &random_bytes(9, BLOCK)).region()],
-        );
+        let write = bench.op(OpKind::Write, &file.file, 0, &[region_holding(0, &random_bytes(9, BLOCK)).region()]);
         bench.submit(write);
         let sync = bench.op(OpKind::SyncAll, &file.file, 0, &[]);
         bench.submit(sync);
@@ -157,28 +98,16 @@ fn a_sync_promises_only_what_was_reported_before_it() {
 #[test]
 fn descriptors_of_one_file_and_backends_of_one_disk_share_its_fate() {
     let file = TestFile::holding(&random_bytes(1, BLOCK));
-    let again: Arc<std::os::fd::OwnedFd> = Arc::new(
-        std::fs::File::options()
-            .read(true)
-            .write(true)
-            .open(&file.path)
-            .expect("the test file")
-            .into(),
-    );
+    let again: Arc<std::os::fd::OwnedFd> =
+        Arc::new(std::fs::File::options().read(true).write(true).open(&file.path).expect("the test file").into());
     let disk = SimDisk::new(1);
     let (mut writer, mut syncer) = (bench(&disk, 0), bench(&disk, 1));
     let bytes = random_bytes(2, BLOCK);
-    assert_eq!(
-        writer.write(&file.file, 0, &region_holding(0, &bytes).region()),
-        Ok(BLOCK)
-    );
+    assert_eq!(writer.write(&file.file, 0, &region_holding(0, &bytes).region()), Ok(BLOCK));
     let sync = syncer.op(OpKind::SyncData, &again, 0, &[]);
     assert_eq!(syncer.run(sync).result, Ok(0));
     assert_eq!(disk.crash_image(&*again, 5), Some(bytes));
-    assert_eq!(
-        disk.crash_image(&*TestFile::holding(b"other").file, 5),
-        None
-    );
+    assert_eq!(disk.crash_image(&*TestFile::holding(b"other").file, 5), None);
 }
 
 #[test]
@@ -187,19 +116,9 @@ fn a_truncated_file_stays_short_once_synced() {
     let disk = SimDisk::new(1);
     let mut bench = bench(&disk, 0);
     let bytes = random_bytes(2, BLOCK);
-    assert_eq!(
-        bench.write(&file.file, 0, &region_holding(0, &bytes).region()),
-        Ok(BLOCK)
-    );
-    std::fs::File::options()
-        .write(true)
-        .open(&file.path)
-        .and_then(|file| file.set_len(BLOCK as u64))
-        .expect("cut");
-    assert_eq!(
-        disk.crash_image(&*file.file, 0).map(|image| image.len()),
-        Some(4 * BLOCK)
-    );
+    assert_eq!(bench.write(&file.file, 0, &region_holding(0, &bytes).region()), Ok(BLOCK));
+    std::fs::File::options().write(true).open(&file.path).and_then(|file| file.set_len(BLOCK as u64)).expect("cut");
+    assert_eq!(disk.crash_image(&*file.file, 0).map(|image| image.len()), Some(4 * BLOCK));
     let sync = bench.op(OpKind::SyncAll, &file.file, 0, &[]);
     assert_eq!(bench.run(sync).result, Ok(0));
     assert_eq!(disk.crash_image(&*file.file, 0), Some(bytes));

@@ -28,38 +28,17 @@ impl Bench {
     /// # Panics
     /// When what was made is not empty, or not as deep as asked.
     pub fn with_mode(make: Make<'_>, depth: u32, submit: SubmitMode) -> Self {
-        let backend = make(&BackendSetup {
-            queue_depth: depth,
-            submit,
-            worker_index: 0,
-        });
-        assert_eq!(
-            backend.in_flight(),
-            0,
-            "a new backend has nothing in flight"
-        );
-        assert_eq!(
-            backend.depth(),
-            depth,
-            "a backend is as deep as it was asked to be"
-        );
-        Self {
-            backend,
-            next_token: 0,
-        }
+        let backend = make(&BackendSetup { queue_depth: depth, submit, worker_index: 0 });
+        assert_eq!(backend.in_flight(), 0, "a new backend has nothing in flight");
+        assert_eq!(backend.depth(), depth, "a backend is as deep as it was asked to be");
+        Self { backend, next_token: 0 }
     }
 
     /// An op with the next number.
     pub fn op(&mut self, kind: OpKind, file: &Arc<OwnedFd>, offset: u64, pieces: &[Region]) -> Op {
         self.next_token += 1;
         let pieces = pieces.iter().cloned().collect();
-        Op {
-            token: Token(self.next_token),
-            kind,
-            file: file.clone(),
-            offset,
-            pieces,
-        }
+        Op { token: Token(self.next_token), kind, file: file.clone(), offset, pieces }
     }
 
     /// Submits an op that must be taken.
@@ -70,11 +49,9 @@ impl Bench {
         let token = op.token;
         match self.backend.submit(op) {
             Submit::Queued => token,
-            Submit::Busy(op) => panic!(
-                "{op:?} was refused with {} of {} ops in flight",
-                self.backend.in_flight(),
-                self.backend.depth()
-            ),
+            Submit::Busy(op) => {
+                panic!("{op:?} was refused with {} of {} ops in flight", self.backend.in_flight(), self.backend.depth())
+            }
         }
     }
 
@@ -85,21 +62,11 @@ impl Bench {
     pub fn reap(&mut self, count: usize) -> Vec<Completion> {
         let mut completions = Vec::with_capacity(count);
         while completions.len() < count {
-            assert!(
-                self.backend.in_flight() > 0,
-                "{} of {count} ops never came home",
-                count - completions.len()
-            );
+            assert!(self.backend.in_flight() > 0, "{} of {count} ops never came home", count - completions.len());
             let missing = (count - completions.len()) as u32;
-            self.backend
-                .reap(missing.min(self.backend.in_flight()), &mut completions)
-                .expect("the queue works");
+            self.backend.reap(missing.min(self.backend.in_flight()), &mut completions).expect("the queue works");
         }
-        assert_eq!(
-            completions.len(),
-            count,
-            "more ops came home than were in flight"
-        );
+        assert_eq!(completions.len(), count, "more ops came home than were in flight");
         completions
     }
 
@@ -111,9 +78,7 @@ impl Bench {
         let mut completions = Vec::new();
         while completions.is_empty() {
             assert!(self.backend.in_flight() > 0, "no op is in flight");
-            self.backend
-                .reap(1, &mut completions)
-                .expect("the queue works");
+            self.backend.reap(1, &mut completions).expect("the queue works");
         }
         completions
     }
@@ -125,23 +90,13 @@ impl Bench {
     }
 
     /// Reads into the memory and says what the kernel said.
-    pub fn read(
-        &mut self,
-        file: &Arc<OwnedFd>,
-        offset: u64,
-        memory: &Region,
-    ) -> Result<usize, Errno> {
+    pub fn read(&mut self, file: &Arc<OwnedFd>, offset: u64, memory: &Region) -> Result<usize, Errno> {
         let op = self.op(OpKind::Read, file, offset, std::slice::from_ref(memory));
         self.run(op).result
     }
 
     /// Writes the memory and says what the kernel said.
-    pub fn write(
-        &mut self,
-        file: &Arc<OwnedFd>,
-        offset: u64,
-        memory: &Region,
-    ) -> Result<usize, Errno> {
+    pub fn write(&mut self, file: &Arc<OwnedFd>, offset: u64, memory: &Region) -> Result<usize, Errno> {
         let op = self.op(OpKind::Write, file, offset, std::slice::from_ref(memory));
         self.run(op).result
     }

@@ -16,18 +16,10 @@ pub fn a_window_slides_over_many_ops(make: Make<'_>) {
     let mut bench = Bench::new(make, 7);
     let mut completions = Vec::new();
     for index in 0..OPS {
-        let op = bench.op(
-            OpKind::Read,
-            &file.file,
-            512 * index as u64,
-            &[region_at(0, 512).region()],
-        );
+        let op = bench.op(OpKind::Read, &file.file, 512 * index as u64, &[region_at(0, 512).region()]);
         bench.submit(op);
         if bench.backend.in_flight() == 7 {
-            bench
-                .backend
-                .reap(1, &mut completions)
-                .expect("the queue works");
+            bench.backend.reap(1, &mut completions).expect("the queue works");
         }
     }
     let rest = bench.reap(bench.backend.in_flight() as usize);
@@ -36,11 +28,7 @@ pub fn a_window_slides_over_many_ops(make: Make<'_>) {
     for completion in completions {
         let at = completion.op.offset as usize;
         assert_eq!(completion.result, Ok(512));
-        assert_eq!(
-            bytes_of(&completion.op.pieces[0]),
-            content[at..at + 512],
-            "the op at {at} has other bytes"
-        );
+        assert_eq!(bytes_of(&completion.op.pieces[0]), content[at..at + 512], "the op at {at} has other bytes");
     }
 }
 
@@ -53,28 +41,15 @@ pub fn both_submit_modes_complete(make: Make<'_>) {
         bench.backend.flush().expect("an empty flush");
         for (index, bytes) in content.chunks(PIECE_BYTES).enumerate() {
             let source = region_holding(0, bytes).region();
-            let op = bench.op(
-                OpKind::Write,
-                &file.file,
-                (index * PIECE_BYTES) as u64,
-                &[source],
-            );
+            let op = bench.op(OpKind::Write, &file.file, (index * PIECE_BYTES) as u64, &[source]);
             bench.submit(op);
             if index % 3 == 0 {
                 bench.backend.flush().expect("the queue works");
             }
         }
         assert_eq!(bench.backend.in_flight(), 8, "only reap brings ops home");
-        assert!(
-            bench
-                .reap(8)
-                .iter()
-                .all(|completion| completion.result == Ok(PIECE_BYTES))
-        );
-        assert!(
-            file.bytes() == content,
-            "other bytes were written in mode {mode:?}"
-        );
+        assert!(bench.reap(8).iter().all(|completion| completion.result == Ok(PIECE_BYTES)));
+        assert!(file.bytes() == content, "other bytes were written in mode {mode:?}");
     }
 }
 
@@ -87,23 +62,14 @@ pub fn two_backends_do_not_mix(make: Make<'_>) {
         for (side, bench) in benches.iter_mut().enumerate() {
             for index in 0..8 {
                 let offset = ((side * 32 + round * 8 + index) * PIECE_BYTES) as u64;
-                let op = bench.op(
-                    OpKind::Read,
-                    &file.file,
-                    offset,
-                    &[region_at(0, PIECE_BYTES).region()],
-                );
+                let op = bench.op(OpKind::Read, &file.file, offset, &[region_at(0, PIECE_BYTES).region()]);
                 bench.submit(op);
             }
         }
         for (side, bench) in benches.iter_mut().enumerate() {
             for completion in bench.reap(8) {
                 let at = completion.op.offset as usize;
-                assert_eq!(
-                    at / PIECE_BYTES / 32,
-                    side,
-                    "an op came home to another backend"
-                );
+                assert_eq!(at / PIECE_BYTES / 32, side, "an op came home to another backend");
                 assert_eq!(completion.result, Ok(PIECE_BYTES));
                 assert!(bytes_of(&completion.op.pieces[0]) == content[at..at + PIECE_BYTES]);
             }

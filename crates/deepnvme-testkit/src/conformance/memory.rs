@@ -4,9 +4,7 @@ use deepnvme_io::op::OpKind;
 use deepnvme_mem::{Buffer, Region, RegionMut};
 
 use super::{Bench, Make};
-use crate::data::{
-    TestFile, bytes_of, difference, open_direct, random_bytes, region_at, region_holding,
-};
+use crate::data::{TestFile, bytes_of, difference, open_direct, random_bytes, region_at, region_holding};
 
 const SLOT_BYTES: usize = 16 << 10;
 
@@ -36,18 +34,11 @@ pub fn memory_can_be_registered_again(make: Make<'_>) {
     for _ in 0..20 {
         exercise(&mut bench, &file, &content, &arena);
         bench.backend.unregister(&arena.region());
-        assert_eq!(
-            bench.backend.register(&arena.region()),
-            first,
-            "a registration cannot be repeated"
-        );
+        assert_eq!(bench.backend.register(&arena.region()), first, "a registration cannot be repeated");
     }
     bench.backend.unregister(&arena.region());
     bench.backend.unregister(&arena.region());
-    assert!(
-        arena.into_buffer().is_ok(),
-        "forgotten memory is still held by the backend"
-    );
+    assert!(arena.into_buffer().is_ok(), "forgotten memory is still held by the backend");
     let other = region_at(0, 8 * SLOT_BYTES);
     exercise(&mut bench, &file, &content, &other);
 }
@@ -65,10 +56,7 @@ pub fn many_registrations_are_harmless(make: Make<'_>) {
         exercise(&mut bench, &file, &content, arena);
     }
     drop(bench);
-    assert!(
-        arenas.into_iter().all(|arena| arena.into_buffer().is_ok()),
-        "memory outlived its backend"
-    );
+    assert!(arenas.into_iter().all(|arena| arena.into_buffer().is_ok()), "memory outlived its backend");
 }
 
 /// While an op is in flight, and in its completion, its memory has an owner.
@@ -79,18 +67,12 @@ pub fn ops_in_flight_hold_their_memory(make: Make<'_>) {
     let target = Buffer::zeroed(1 << 20).expect("memory").into_region();
     let op = bench.op(OpKind::Read, &file.file, 0, &[target.region()]);
     bench.submit(op);
-    let target = target
-        .into_buffer()
-        .expect_err("memory with I/O in flight was given away");
+    let target = target.into_buffer().expect_err("memory with I/O in flight was given away");
     let completions = bench.reap(1);
-    let target = target
-        .into_buffer()
-        .expect_err("memory in a completion was given away");
+    let target = target.into_buffer().expect_err("memory in a completion was given away");
     assert!(bytes_of(&completions[0].op.pieces[0]) == content);
     drop(completions);
-    let buffer = target
-        .into_buffer()
-        .expect("the backend still holds memory of an op that is home");
+    let buffer = target.into_buffer().expect("the backend still holds memory of an op that is home");
     assert!(buffer.as_slice() == content);
 }
 
@@ -106,24 +88,14 @@ pub fn drop_waits_for_ops_in_flight(make: Make<'_>) {
         let mut targets = Vec::new();
         for index in 0..4 {
             let target = Buffer::zeroed(OP_BYTES).expect("memory").into_region();
-            let op = bench.op(
-                OpKind::Read,
-                &fd,
-                index * OP_BYTES as u64,
-                &[target.region()],
-            );
+            let op = bench.op(OpKind::Read, &fd, index * OP_BYTES as u64, &[target.region()]);
             bench.submit(op);
             targets.push(target);
         }
         for index in 4..8 {
             let bytes = random_bytes(100 * round + index, OP_BYTES);
             let at = index as usize * OP_BYTES;
-            let op = bench.op(
-                OpKind::Write,
-                &fd,
-                at as u64,
-                &[region_holding(0, &bytes).region()],
-            );
+            let op = bench.op(OpKind::Write, &fd, at as u64, &[region_holding(0, &bytes).region()]);
             bench.submit(op);
             expected[at..at + OP_BYTES].copy_from_slice(&bytes);
         }
@@ -132,23 +104,12 @@ pub fn drop_waits_for_ops_in_flight(make: Make<'_>) {
         for (index, target) in targets.into_iter().enumerate() {
             let mut buffer = target.into_buffer().expect("memory outlived its backend");
             let at = index * OP_BYTES;
-            assert_eq!(
-                difference(buffer.as_slice(), &expected[at..at + OP_BYTES]),
-                None,
-                "a read was abandoned"
-            );
+            assert_eq!(difference(buffer.as_slice(), &expected[at..at + OP_BYTES]), None, "a read was abandoned");
             buffer.as_mut_slice().fill(0xee);
             std::thread::sleep(std::time::Duration::from_millis(2));
-            assert!(
-                buffer.as_slice().iter().all(|byte| *byte == 0xee),
-                "the kernel wrote after the drop"
-            );
+            assert!(buffer.as_slice().iter().all(|byte| *byte == 0xee), "the kernel wrote after the drop");
         }
-        assert_eq!(
-            difference(&file.bytes(), &expected),
-            None,
-            "a write was abandoned"
-        );
+        assert_eq!(difference(&file.bytes(), &expected), None, "a write was abandoned");
     }
 }
 
@@ -161,28 +122,15 @@ pub fn drop_releases_what_was_never_flushed(make: Make<'_>) {
     bench.submit(op);
     drop(bench);
     assert!(target.into_buffer().is_ok(), "memory outlived its backend");
-    assert_eq!(
-        std::sync::Arc::strong_count(&file.file),
-        1,
-        "a file outlived its backend"
-    );
+    assert_eq!(std::sync::Arc::strong_count(&file.file), 1, "a file outlived its backend");
 }
 
 /// Reads the file into slots of the arena and into other memory at once, and writes from the arena.
 fn exercise(bench: &mut Bench, file: &TestFile, content: &[u8], arena: &RegionMut) {
-    let slot = |index: usize| {
-        arena
-            .region()
-            .slice(index * SLOT_BYTES..(index + 1) * SLOT_BYTES)
-    };
+    let slot = |index: usize| arena.region().slice(index * SLOT_BYTES..(index + 1) * SLOT_BYTES);
     let outside = region_at(64, SLOT_BYTES).region();
     for index in 0..7 {
-        let op = bench.op(
-            OpKind::Read,
-            &file.file,
-            (index * SLOT_BYTES) as u64,
-            &[slot(index)],
-        );
+        let op = bench.op(OpKind::Read, &file.file, (index * SLOT_BYTES) as u64, &[slot(index)]);
         bench.submit(op);
     }
     let op = bench.op(OpKind::Read, &file.file, 99, std::slice::from_ref(&outside));
@@ -192,36 +140,19 @@ fn exercise(bench: &mut Bench, file: &TestFile, content: &[u8], arena: &RegionMu
     }
     for index in 0..7 {
         let expected = &content[index * SLOT_BYTES..(index + 1) * SLOT_BYTES];
-        assert_eq!(
-            difference(&bytes_of(&slot(index)), expected),
-            None,
-            "slot {index}"
-        );
+        assert_eq!(difference(&bytes_of(&slot(index)), expected), None, "slot {index}");
     }
-    assert_eq!(
-        difference(&bytes_of(&outside), &content[99..99 + SLOT_BYTES]),
-        None
-    );
+    assert_eq!(difference(&bytes_of(&outside), &content[99..99 + SLOT_BYTES]), None);
 
     let bytes = random_bytes(77, 1000);
     arena.copy_from_slice(7 * SLOT_BYTES + 5, &bytes);
     let end = content.len() as u64;
-    let source: Region = arena
-        .region()
-        .slice(7 * SLOT_BYTES + 5..7 * SLOT_BYTES + 1005);
+    let source: Region = arena.region().slice(7 * SLOT_BYTES + 5..7 * SLOT_BYTES + 1005);
     assert_eq!(bench.write(&file.file, end, &source), Ok(1000));
     // Several slices of the arena in one op, and one that is half outside.
-    let pieces = [
-        slot(0).slice(0..100),
-        outside.slice(0..100),
-        slot(2).slice(7..107),
-    ];
+    let pieces = [slot(0).slice(0..100), outside.slice(0..100), slot(2).slice(7..107)];
     let op = bench.op(OpKind::Read, &file.file, end, &pieces);
     assert_eq!(bench.run(op).result, Ok(300));
     let found: Vec<u8> = pieces.iter().flat_map(bytes_of).collect();
-    assert_eq!(
-        difference(&found, &bytes[..300]),
-        None,
-        "a vectored read into registered memory"
-    );
+    assert_eq!(difference(&found, &bytes[..300]), None, "a vectored read into registered memory");
 }

@@ -42,11 +42,7 @@ pub fn random_ops_agree_with_a_model(make: Make<'_>) {
         let mut bench = Bench::new(make, [1, 8, 64][seed as usize]);
         let mut rng = Rng::keyed(seed, &[9]);
         let mut flights: HashMap<Token, Expected> = HashMap::new();
-        let ground = Ground {
-            range: 0..FILE_BYTES + 5000,
-            block_bytes: 16 << 10,
-            step_bytes_max: 100 << 10,
-        };
+        let ground = Ground { range: 0..FILE_BYTES + 5000, block_bytes: 16 << 10, step_bytes_max: 100 << 10 };
         for step in Program::new(seed, STEPS, &ground).steps {
             if step.range().is_empty() {
                 continue;
@@ -63,11 +59,7 @@ pub fn random_ops_agree_with_a_model(make: Make<'_>) {
         while !flights.is_empty() {
             bring_home(seed, &mut bench, &mut flights);
         }
-        assert_eq!(
-            difference(&file.bytes(), model.bytes()),
-            None,
-            "seed {seed}: the file is not the model"
-        );
+        assert_eq!(difference(&file.bytes(), model.bytes()), None, "seed {seed}: the file is not the model");
     }
 }
 
@@ -82,42 +74,25 @@ fn start(
     let range = step.range().clone();
     let len = (range.end - range.start) as usize;
     let (kind, memory, read) = match step {
-        Step::Write {
-            skew, data_seed, ..
-        } => {
+        Step::Write { skew, data_seed, .. } => {
             let bytes = random_bytes(*data_seed, len);
             model.write(range.start, &bytes);
             (OpKind::Write, region_holding(*skew, &bytes).region(), None)
         }
-        Step::Read { skew, .. } => (
-            OpKind::Read,
-            region_at(*skew, len).region(),
-            Some(model.read(&range).to_vec()),
-        ),
+        Step::Read { skew, .. } => (OpKind::Read, region_at(*skew, len).region(), Some(model.read(&range).to_vec())),
     };
     let op = bench.op(kind, &file.file, range.start, &cut(rng, &memory));
     let token = bench.submit(op);
-    flights.insert(
-        token,
-        Expected {
-            range,
-            write: step.is_write(),
-            read,
-        },
-    );
+    flights.insert(token, Expected { range, write: step.is_write(), read });
 }
 
 /// The memory in one piece, or in a few.
 fn cut(rng: &mut Rng, memory: &Region) -> Vec<Region> {
-    let mut cuts: Vec<usize> = (0..rng.below(4))
-        .map(|_| rng.below(memory.len() as u64) as usize)
-        .collect();
+    let mut cuts: Vec<usize> = (0..rng.below(4)).map(|_| rng.below(memory.len() as u64) as usize).collect();
     cuts.extend([0, memory.len()]);
     cuts.sort_unstable();
     cuts.dedup();
-    cuts.windows(2)
-        .map(|pair| memory.slice(pair[0]..pair[1]))
-        .collect()
+    cuts.windows(2).map(|pair| memory.slice(pair[0]..pair[1])).collect()
 }
 
 fn bring_home(seed: u64, bench: &mut Bench, flights: &mut HashMap<Token, Expected>) {
@@ -128,27 +103,14 @@ fn bring_home(seed: u64, bench: &mut Bench, flights: &mut HashMap<Token, Expecte
 
 fn settle(seed: u64, flights: &mut HashMap<Token, Expected>, completion: &Completion) {
     let token = completion.op.token;
-    let expected = flights
-        .remove(&token)
-        .unwrap_or_else(|| panic!("seed {seed}: {token:?} came back twice"));
+    let expected = flights.remove(&token).unwrap_or_else(|| panic!("seed {seed}: {token:?} came back twice"));
     let len = (expected.range.end - expected.range.start) as usize;
-    let moved = completion
-        .result
-        .unwrap_or_else(|errno| panic!("seed {seed}: {:?} gave {errno}", completion.op));
+    let moved = completion.result.unwrap_or_else(|errno| panic!("seed {seed}: {:?} gave {errno}", completion.op));
     let Some(bytes) = expected.read else {
-        assert_eq!(
-            moved, len,
-            "seed {seed}: a write to {:?} was short",
-            expected.range
-        );
+        assert_eq!(moved, len, "seed {seed}: a write to {:?} was short", expected.range);
         return;
     };
-    assert_eq!(
-        moved,
-        bytes.len(),
-        "seed {seed}: a read of {:?}",
-        expected.range
-    );
+    assert_eq!(moved, bytes.len(), "seed {seed}: a read of {:?}", expected.range);
     let found: Vec<u8> = completion.op.pieces.iter().flat_map(bytes_of).collect();
     let wrong = difference(&found[..moved], &bytes);
     assert_eq!(wrong, None, "seed {seed}: a read of {:?}", expected.range);

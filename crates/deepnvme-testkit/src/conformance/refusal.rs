@@ -14,13 +14,7 @@ fn read_only(file: &TestFile) -> Arc<OwnedFd> {
 }
 
 fn write_only(file: &TestFile) -> Arc<OwnedFd> {
-    Arc::new(
-        File::options()
-            .write(true)
-            .open(&file.path)
-            .expect("the test file")
-            .into(),
-    )
+    Arc::new(File::options().write(true).open(&file.path).expect("the test file").into())
 }
 
 /// A write through a descriptor that is open for reading is EBADF, and its memory comes home.
@@ -32,12 +26,7 @@ pub fn a_write_to_a_read_only_file_is_refused(make: Make<'_>) {
     let file = TestFile::holding(&content);
     let mut bench = Bench::new(make, 2);
     let source = region_at(0, 100).region();
-    let op = bench.op(
-        OpKind::Write,
-        &read_only(&file),
-        0,
-        std::slice::from_ref(&source),
-    );
+    let op = bench.op(OpKind::Write, &read_only(&file), 0, std::slice::from_ref(&source));
     let completion = bench.run(op);
     assert_eq!(completion.result, Err(Errno::BADF));
     assert_eq!(completion.op.pieces[0].addr(), source.addr());
@@ -62,10 +51,7 @@ pub fn a_read_of_a_folder_is_refused(make: Make<'_>) {
     let folder: Arc<OwnedFd> = Arc::new(File::open(file.dir()).expect("the test folder").into());
     let mut bench = Bench::new(make, 2);
     let result = bench.read(&folder, 0, &region_at(0, 512).region());
-    assert!(
-        matches!(result, Err(Errno::ISDIR | Errno::INVAL)),
-        "reading a folder gave {result:?}"
-    );
+    assert!(matches!(result, Err(Errno::ISDIR | Errno::INVAL)), "reading a folder gave {result:?}");
 }
 
 /// One refused op among good ones: each gets its own result.
@@ -95,27 +81,14 @@ pub fn syncs_complete_with_zero(make: Make<'_>) {
     let file = TestFile::holding(&random_bytes(4, 8192));
     let folder: Arc<OwnedFd> = Arc::new(File::open(file.dir()).expect("the test folder").into());
     let mut bench = Bench::new(make, 8);
-    let write = bench.op(
-        OpKind::Write,
-        &file.file,
-        0,
-        &[region_holding(0, &random_bytes(5, 4096)).region()],
-    );
+    let write = bench.op(OpKind::Write, &file.file, 0, &[region_holding(0, &random_bytes(5, 4096)).region()]);
     bench.submit(write);
-    for (kind, fd) in [
-        (OpKind::SyncData, &file.file),
-        (OpKind::SyncAll, &file.file),
-        (OpKind::SyncAll, &folder),
-    ] {
+    for (kind, fd) in [(OpKind::SyncData, &file.file), (OpKind::SyncAll, &file.file), (OpKind::SyncAll, &folder)] {
         let op = bench.op(kind, fd, 0, &[]);
         bench.submit(op);
     }
     for completion in bench.reap(4) {
-        let expected = if completion.op.kind == OpKind::Write {
-            4096
-        } else {
-            0
-        };
+        let expected = if completion.op.kind == OpKind::Write { 4096 } else { 0 };
         assert_eq!(completion.result, Ok(expected), "{:?}", completion.op);
         assert!(completion.op.kind == OpKind::Write || completion.op.pieces.is_empty());
     }

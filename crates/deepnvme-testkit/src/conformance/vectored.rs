@@ -15,11 +15,7 @@ pub fn pieces_are_filled_in_order(make: Make<'_>) {
     let content = random_bytes(5, total + 77);
     let file = TestFile::holding(&content);
     let mut bench = Bench::new(make, 2);
-    let targets: Vec<RegionMut> = ODD_SIZES
-        .iter()
-        .enumerate()
-        .map(|(skew, len)| region_at(skew, *len))
-        .collect();
+    let targets: Vec<RegionMut> = ODD_SIZES.iter().enumerate().map(|(skew, len)| region_at(skew, *len)).collect();
     let pieces: Vec<Region> = targets.iter().map(RegionMut::region).collect();
     let op = bench.op(OpKind::Read, &file.file, 77, &pieces);
     assert_eq!(bench.run(op).result, Ok(total));
@@ -36,16 +32,10 @@ pub fn pieces_are_filled_in_order(make: Make<'_>) {
 pub fn pieces_are_written_in_order(make: Make<'_>) {
     let file = TestFile::holding(&[]);
     let mut bench = Bench::new(make, 2);
-    let contents: Vec<Vec<u8>> = ODD_SIZES
-        .iter()
-        .enumerate()
-        .map(|(seed, len)| random_bytes(seed as u64, *len))
-        .collect();
-    let pieces: Vec<Region> = contents
-        .iter()
-        .enumerate()
-        .map(|(skew, bytes)| region_holding(skew, bytes).region())
-        .collect();
+    let contents: Vec<Vec<u8>> =
+        ODD_SIZES.iter().enumerate().map(|(seed, len)| random_bytes(seed as u64, *len)).collect();
+    let pieces: Vec<Region> =
+        contents.iter().enumerate().map(|(skew, bytes)| region_holding(skew, bytes).region()).collect();
     let op = bench.op(OpKind::Write, &file.file, 0, &pieces);
     assert_eq!(bench.run(op).result, Ok(ODD_SIZES.iter().sum()));
     assert_eq!(difference(&file.bytes(), &contents.concat()), None);
@@ -57,9 +47,7 @@ pub fn the_most_pieces_work(make: Make<'_>) {
     let file = TestFile::holding(&content);
     let mut bench = Bench::new(make, 4);
     let whole = region_at(0, PIECES_MAX * 16).region();
-    let pieces: Vec<Region> = (0..PIECES_MAX)
-        .map(|index| whole.slice(index * 16..index * 16 + 10))
-        .collect();
+    let pieces: Vec<Region> = (0..PIECES_MAX).map(|index| whole.slice(index * 16..index * 16 + 10)).collect();
     let op = bench.op(OpKind::Read, &file.file, 0, &pieces);
     assert_eq!(bench.run(op).result, Ok(PIECES_MAX * 10));
     let found: Vec<u8> = pieces.iter().flat_map(bytes_of).collect();

@@ -21,25 +21,14 @@ pub fn reap_zero_does_not_wait(make: Make<'_>) {
     let mut bench = Bench::new(make, 4);
     let mut completions = Vec::new();
     for _ in 0..100 {
-        bench
-            .backend
-            .reap(0, &mut completions)
-            .expect("the queue works");
+        bench.backend.reap(0, &mut completions).expect("the queue works");
     }
     assert!(completions.is_empty());
-    let op = bench.op(
-        OpKind::Read,
-        &file.file,
-        0,
-        &[region_at(0, 1 << 20).region()],
-    );
+    let op = bench.op(OpKind::Read, &file.file, 0, &[region_at(0, 1 << 20).region()]);
     bench.submit(op);
     // Looking again and again is enough to bring the op home: nobody else has to flush.
     while completions.is_empty() {
-        bench
-            .backend
-            .reap(0, &mut completions)
-            .expect("the queue works");
+        bench.backend.reap(0, &mut completions).expect("the queue works");
         std::thread::yield_now();
     }
     assert_eq!(completions[0].result, Ok(1 << 20));
@@ -58,10 +47,7 @@ pub fn a_wake_ends_a_reap(make: Make<'_>) {
         let mut completions = Vec::new();
         // A wake of the round before may end this call early, once; ours must end the one that waits.
         while started.elapsed() < A_MOMENT {
-            bench
-                .backend
-                .reap(1, &mut completions)
-                .expect("the queue works");
+            bench.backend.reap(1, &mut completions).expect("the queue works");
         }
         assert!(completions.is_empty(), "nothing was in flight");
         thread.join().expect("the waking thread");
@@ -74,13 +60,8 @@ pub fn a_wake_before_the_reap_counts(make: Make<'_>) {
     let mut completions = Vec::new();
     for wakes in [1, 2, 1000] {
         let waker = bench.backend.waker();
-        std::thread::spawn(move || (0..wakes).for_each(|_| waker.wake()))
-            .join()
-            .expect("the waking thread");
-        bench
-            .backend
-            .reap(1, &mut completions)
-            .expect("the queue works");
+        std::thread::spawn(move || (0..wakes).for_each(|_| waker.wake())).join().expect("the waking thread");
+        bench.backend.reap(1, &mut completions).expect("the queue works");
     }
     assert!(completions.is_empty(), "nothing was in flight");
 }
@@ -102,20 +83,11 @@ pub fn a_wake_loses_no_completion(make: Make<'_>) {
         let mut home = std::collections::BTreeSet::new();
         for _ in 0..ROUNDS {
             for index in 0..8 {
-                let op = bench.op(
-                    OpKind::Read,
-                    &file.file,
-                    index * 8192,
-                    &[region_at(0, 8192).region()],
-                );
+                let op = bench.op(OpKind::Read, &file.file, index * 8192, &[region_at(0, 8192).region()]);
                 bench.submit(op);
             }
             for completion in bench.reap(8) {
-                assert!(
-                    home.insert(completion.op.token),
-                    "{:?} came back twice",
-                    completion.op.token
-                );
+                assert!(home.insert(completion.op.token), "{:?} came back twice", completion.op.token);
             }
         }
         stop.store(true, std::sync::atomic::Ordering::Relaxed);

@@ -57,30 +57,15 @@ impl FaultWake {
 
     fn wait(&self, limit: Duration) {
         let guard = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(
-            self.changed
-                .wait_timeout_while(guard, limit, |woken| !*woken),
-        );
+        drop(self.changed.wait_timeout_while(guard, limit, |woken| !*woken));
     }
 }
 
 impl FaultBackend {
     pub(super) fn new(inner: Box<dyn Backend>, faults: Faults) -> Self {
-        let waker = FaultWake {
-            woken: Mutex::new(false),
-            changed: Condvar::new(),
-            inner: inner.waker(),
-        };
+        let waker = FaultWake { woken: Mutex::new(false), changed: Condvar::new(), inner: inner.waker() };
         let rng = Rng::keyed(faults.plan().seed, &[0x0bac_0000]);
-        Self {
-            inner,
-            faults,
-            rng,
-            inside: HashMap::new(),
-            next_token: 0,
-            held: Vec::new(),
-            waker: Arc::new(waker),
-        }
+        Self { inner, faults, rng, inside: HashMap::new(), next_token: 0, held: Vec::new(), waker: Arc::new(waker) }
     }
 
     /// Takes home what the inner backend has finished, as it was before it went in.
@@ -89,17 +74,13 @@ impl FaultBackend {
         self.inner.reap(min, &mut finished)?;
         let now = Instant::now();
         for mut completion in finished {
-            let before = self
-                .inside
-                .remove(&completion.op.token)
-                .expect("the inner backend returns what it was given");
+            let before = self.inside.remove(&completion.op.token).expect("the inner backend returns what it was given");
             completion.op.token = before.token;
             completion.op.pieces = before.pieces;
             if let Fate::FailAfterwards(errno) = before.fate {
                 completion.result = completion.result.and(Err(errno));
             }
-            self.held
-                .push((now + before.delay.unwrap_or_default(), completion));
+            self.held.push((now + before.delay.unwrap_or_default(), completion));
         }
         Ok(())
     }
@@ -107,9 +88,7 @@ impl FaultBackend {
     /// Moves the held completions that are due to `completions`.
     fn release(&mut self, min: usize, completions: &mut Vec<Completion>) {
         let now = Instant::now();
-        let (mut due, later): (Vec<_>, Vec<_>) = std::mem::take(&mut self.held)
-            .into_iter()
-            .partition(|h| h.0 <= now);
+        let (mut due, later): (Vec<_>, Vec<_>) = std::mem::take(&mut self.held).into_iter().partition(|h| h.0 <= now);
         self.held = later;
         if self.faults.plan().reorder && due.len() > 1 {
             self.rng.shuffle(&mut due);
@@ -128,11 +107,7 @@ impl FaultBackend {
             return self.collect(1);
         };
         let left = earliest.saturating_duration_since(Instant::now());
-        let limit = if self.inside.is_empty() {
-            left
-        } else {
-            left.min(POLL)
-        };
+        let limit = if self.inside.is_empty() { left } else { left.min(POLL) };
         self.waker.wait(limit);
         Ok(())
     }
@@ -158,21 +133,10 @@ impl Backend for FaultBackend {
         let (fate, delay) = self.faults.decide(&op);
         if let Fate::Fail(errno) = fate {
             let due = Instant::now() + delay.unwrap_or_default();
-            self.held.push((
-                due,
-                Completion {
-                    op,
-                    result: Err(errno),
-                },
-            ));
+            self.held.push((due, Completion { op, result: Err(errno) }));
             return Submit::Queued;
         }
-        let before = Inside {
-            token: op.token,
-            pieces: op.pieces.clone(),
-            fate,
-            delay,
-        };
+        let before = Inside { token: op.token, pieces: op.pieces.clone(), fate, delay };
         if let Fate::Short(bytes) = fate {
             op.pieces = first_bytes(&op.pieces, bytes);
         }

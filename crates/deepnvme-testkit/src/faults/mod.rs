@@ -80,11 +80,7 @@ impl Faults {
     /// The plan, with nothing injected yet.
     #[must_use]
     pub fn new(plan: FaultPlan) -> Self {
-        Self(Arc::new(Inner {
-            plan,
-            counters: Counters::default(),
-            tries: Mutex::default(),
-        }))
+        Self(Arc::new(Inner { plan, counters: Counters::default(), tries: Mutex::default() }))
     }
 
     /// A backend that does what `inner` does, but for the faults.
@@ -118,11 +114,7 @@ impl Faults {
 
     /// Decides what befalls the op, counts it, and how long its completion is held back.
     fn decide(&self, op: &Op) -> (Fate, Option<Duration>) {
-        let Inner {
-            plan,
-            counters,
-            tries,
-        } = &*self.0;
+        let Inner { plan, counters, tries } = &*self.0;
         let bytes = op.bytes();
         let nth_op = counters.ops.fetch_add(1, Ordering::Relaxed);
         let nth_try = {
@@ -131,19 +123,12 @@ impl Faults {
             *count += 1;
             *count
         };
-        let mut rng = Rng::keyed(
-            plan.seed,
-            &[op.kind as u64, op.offset, bytes as u64, nth_try],
-        );
-        let delay = rng
-            .chance(plan.slow)
-            .then(|| plan.slow_max.mul_f64(rng.below(1001) as f64 / 1000.0));
+        let mut rng = Rng::keyed(plan.seed, &[op.kind as u64, op.offset, bytes as u64, nth_try]);
+        let delay = rng.chance(plan.slow).then(|| plan.slow_max.mul_f64(rng.below(1001) as f64 / 1000.0));
         if delay.is_some() {
             counters.slow.fetch_add(1, Ordering::Relaxed);
         }
-        let fate = if plan.eio_after_ops.is_some_and(|limit| nth_op >= limit)
-            || plan.hits_bad_sector(op)
-        {
+        let fate = if plan.eio_after_ops.is_some_and(|limit| nth_op >= limit) || plan.hits_bad_sector(op) {
             Fate::Fail(Errno::IO)
         } else {
             plan.draw(op, bytes, &mut rng)
@@ -153,10 +138,7 @@ impl Faults {
     }
 
     fn count_reordered(&self, completions: u64) {
-        self.0
-            .counters
-            .reordered
-            .fetch_add(completions, Ordering::Relaxed);
+        self.0.counters.reordered.fetch_add(completions, Ordering::Relaxed);
     }
 }
 

@@ -55,10 +55,7 @@ pub(super) enum Fate {
 impl FaultPlan {
     pub(super) fn hits_bad_sector(&self, op: &Op) -> bool {
         let transfer = matches!(op.kind, OpKind::Read | OpKind::Write);
-        transfer
-            && self
-                .eio_at_byte
-                .is_some_and(|bad| (op.offset..op.offset + op.bytes() as u64).contains(&bad))
+        transfer && self.eio_at_byte.is_some_and(|bad| (op.offset..op.offset + op.bytes() as u64).contains(&bad))
     }
 
     pub(super) fn draw(&self, op: &Op, bytes: usize, rng: &mut Rng) -> Fate {
@@ -69,18 +66,10 @@ impl FaultPlan {
             return Fate::Fail(Errno::AGAIN);
         }
         if matches!(op.kind, OpKind::SyncData | OpKind::SyncAll) {
-            return if rng.chance(self.sync_eio) {
-                Fate::Fail(Errno::IO)
-            } else {
-                Fate::Nothing
-            };
+            return if rng.chance(self.sync_eio) { Fate::Fail(Errno::IO) } else { Fate::Nothing };
         }
         if rng.chance(self.eio) {
-            return if rng.chance(500) {
-                Fate::Fail(Errno::IO)
-            } else {
-                Fate::FailAfterwards(Errno::IO)
-            };
+            return if rng.chance(500) { Fate::Fail(Errno::IO) } else { Fate::FailAfterwards(Errno::IO) };
         }
         if op.kind == OpKind::Write && rng.chance(self.enospc) {
             return Fate::Fail(Errno::NOSPC);
@@ -96,8 +85,7 @@ impl FaultPlan {
 
 /// Where to cut a transfer short: on a block for a direct file, on a sector or anywhere for a buffered one.
 fn cut_bytes(op: &Op, bytes: u64, rng: &mut Rng) -> Option<u64> {
-    let direct =
-        rustix::fs::fcntl_getfl(op.file.as_fd()).is_ok_and(|flags| flags.contains(OFlags::DIRECT));
+    let direct = rustix::fs::fcntl_getfl(op.file.as_fd()).is_ok_and(|flags| flags.contains(OFlags::DIRECT));
     let unit = match (direct, rng.chance(500)) {
         (true, _) => DIRECT_CUT_BYTES,
         (false, true) if bytes > 512 => 512,

@@ -42,9 +42,7 @@ impl Model {
     /// # Panics
     /// When it starts before the model does.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) {
-        let at = offset
-            .checked_sub(self.start)
-            .expect("a write before the model's range") as usize;
+        let at = offset.checked_sub(self.start).expect("a write before the model's range") as usize;
         if bytes.is_empty() {
             return;
         }
@@ -61,10 +59,7 @@ impl Model {
     /// When it starts before the model does.
     #[must_use]
     pub fn read(&self, range: &Range<u64>) -> &[u8] {
-        let at = range
-            .start
-            .checked_sub(self.start)
-            .expect("a read before the model's range") as usize;
+        let at = range.start.checked_sub(self.start).expect("a read before the model's range") as usize;
         let end = (range.end - self.start) as usize;
         &self.bytes[at.min(self.bytes.len())..end.min(self.bytes.len())]
     }
@@ -76,15 +71,10 @@ impl Model {
 /// When the file has fewer bytes than there are threads.
 #[must_use]
 pub fn lanes(seed: u64, file_bytes: u64, count: usize) -> Vec<Range<u64>> {
-    assert!(
-        file_bytes >= count as u64,
-        "a file of {file_bytes} bytes has no room for {count} lanes"
-    );
+    assert!(file_bytes >= count as u64, "a file of {file_bytes} bytes has no room for {count} lanes");
     let mut rng = Rng::keyed(seed, &[file_bytes, count as u64]);
     let share = file_bytes / count as u64;
-    let mut cuts: Vec<u64> = (1..count as u64)
-        .map(|lane| lane * share - rng.below(share.min(1000)))
-        .collect();
+    let mut cuts: Vec<u64> = (1..count as u64).map(|lane| lane * share - rng.below(share.min(1000))).collect();
     cuts.insert(0, 0);
     cuts.push(file_bytes);
     cuts.windows(2).map(|cut| cut[0]..cut[1]).collect()
@@ -119,14 +109,8 @@ mod tests {
         for seed in 0..20 {
             let lanes = lanes(seed, 1 << 20, 5);
             assert_eq!((lanes.len(), lanes[0].start, lanes[4].end), (5, 0, 1 << 20));
-            assert!(
-                lanes
-                    .windows(2)
-                    .all(|pair| pair[0].end == pair[1].start && !pair[1].is_empty())
-            );
+            assert!(lanes.windows(2).all(|pair| pair[0].end == pair[1].start && !pair[1].is_empty()));
         }
-        assert!(
-            overlap(&(0..5), &(4..6)) && !overlap(&(0..5), &(5..6)) && !overlap(&(3..3), &(3..3))
-        );
+        assert!(overlap(&(0..5), &(4..6)) && !overlap(&(0..5), &(5..6)) && !overlap(&(3..3), &(3..3)));
     }
 }

@@ -77,11 +77,7 @@ impl Program {
             last_end = range.end;
             let skew = pick_skew(&mut rng);
             steps.push(if rng.chance(600) {
-                Step::Write {
-                    range,
-                    skew,
-                    data_seed: rng.next_u64(),
-                }
+                Step::Write { range, skew, data_seed: rng.next_u64() }
             } else {
                 Step::Read { range, skew }
             });
@@ -116,11 +112,7 @@ fn near(rng: &mut Rng, boundary: u64) -> u64 {
 
 fn pick_range(rng: &mut Rng, ground: &Ground, last_end: u64) -> Range<u64> {
     let room = &ground.range;
-    let bytes = pick_bytes(
-        rng,
-        ground.block_bytes,
-        ground.step_bytes_max.min(room.end - room.start),
-    );
+    let bytes = pick_bytes(rng, ground.block_bytes, ground.step_bytes_max.min(room.end - room.start));
     let latest = room.end - bytes;
     let wish = match rng.below(8) {
         // Adjacent to the transfer before, so that two requests share a block.
@@ -129,8 +121,7 @@ fn pick_range(rng: &mut Rng, ground: &Ground, last_end: u64) -> Range<u64> {
         3 => room.start,
         4 => latest,
         5 => rng.within(room.start..latest + 1).next_multiple_of(512),
-        6 => (rng.within(room.start..latest + 1).next_multiple_of(4096) + rng.within(0..3))
-            .saturating_sub(1),
+        6 => (rng.within(room.start..latest + 1).next_multiple_of(4096) + rng.within(0..3)).saturating_sub(1),
         _ => rng.within(room.start..latest + 1),
     };
     let offset = wish.clamp(room.start, latest);
@@ -153,11 +144,7 @@ mod tests {
     use super::{Ground, Program, Step, pick_bytes};
     use crate::rng::Rng;
 
-    const GROUND: Ground = Ground {
-        range: 1001..3_000_001,
-        block_bytes: 65536,
-        step_bytes_max: 1 << 20,
-    };
+    const GROUND: Ground = Ground { range: 1001..3_000_001, block_bytes: 65536, step_bytes_max: 1 << 20 };
 
     #[test]
     fn a_program_stays_on_its_ground_and_a_longer_one_starts_the_same() {
@@ -167,38 +154,20 @@ mod tests {
                 let range = step.range();
                 range.start >= 1001 && range.end <= 3_000_001 && range.end - range.start <= 1 << 20
             }));
-            assert_eq!(
-                Program::new(seed, 20, &GROUND).steps[..],
-                program.steps[..20]
-            );
+            assert_eq!(Program::new(seed, 20, &GROUND).steps[..], program.steps[..20]);
         }
     }
 
     #[test]
     fn programs_reach_the_boundaries() {
         let mut rng = Rng::new(5);
-        let sizes: BTreeSet<u64> = (0..4000)
-            .map(|_| pick_bytes(&mut rng, 65536, 1 << 20))
-            .collect();
-        for wanted in [
-            0, 1, 511, 512, 513, 4095, 4096, 4097, 65535, 65536, 65537, 131_073,
-        ] {
+        let sizes: BTreeSet<u64> = (0..4000).map(|_| pick_bytes(&mut rng, 65536, 1 << 20)).collect();
+        for wanted in [0, 1, 511, 512, 513, 4095, 4096, 4097, 65535, 65536, 65537, 131_073] {
             assert!(sizes.contains(&wanted), "{wanted} was never tried");
         }
-        assert!(
-            sizes
-                .last()
-                .is_some_and(|largest| *largest > 900_000 && *largest <= 1 << 20)
-        );
-        let steps: Vec<Step> = (0..50)
-            .flat_map(|seed| Program::new(seed, 20, &GROUND).steps)
-            .collect();
-        let adjacent = steps
-            .windows(2)
-            .filter(|pair| pair[0].range().end == pair[1].range().start);
-        assert!(
-            adjacent.count() > 50,
-            "adjacent transfers share blocks and must be common"
-        );
+        assert!(sizes.last().is_some_and(|largest| *largest > 900_000 && *largest <= 1 << 20));
+        let steps: Vec<Step> = (0..50).flat_map(|seed| Program::new(seed, 20, &GROUND).steps).collect();
+        let adjacent = steps.windows(2).filter(|pair| pair[0].range().end == pair[1].range().start);
+        assert!(adjacent.count() > 50, "adjacent transfers share blocks and must be common");
     }
 }

@@ -58,10 +58,7 @@ impl SimWake {
 
     fn wait(&self) {
         let guard = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut guard = self
-            .changed
-            .wait_while(guard, |woken| !*woken)
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut guard = self.changed.wait_while(guard, |woken| !*woken).unwrap_or_else(PoisonError::into_inner);
         *guard = false;
     }
 }
@@ -69,34 +66,18 @@ impl SimWake {
 impl SimBackend {
     pub(super) fn new(disk: SimDisk, depth: u32, carrier: Box<dyn Backend>, rng: Rng) -> Self {
         assert!(depth > 0, "a queue has room for one op at least");
-        Self {
-            disk,
-            depth,
-            carrier,
-            rng,
-            now_reaps: 0,
-            flights: Vec::new(),
-            waker: Arc::default(),
-        }
+        Self { disk, depth, carrier, rng, now_reaps: 0, flights: Vec::new(), waker: Arc::default() }
     }
 
     /// Lets the op at `index` change the file or its memory, if it has not yet.
     fn take_effect(&mut self, index: usize) -> Result<()> {
         let flight = self.flights.swap_remove(index);
-        let Flight {
-            due_reaps,
-            stage,
-            promised,
-        } = flight;
+        let Flight { due_reaps, stage, promised } = flight;
         let stage = match stage {
             Stage::Accepted(op) => self.carry(op, &promised)?,
             done @ Stage::TookEffect(..) => done,
         };
-        self.flights.push(Flight {
-            due_reaps,
-            stage,
-            promised,
-        });
+        self.flights.push(Flight { due_reaps, stage, promised });
         let last = self.flights.len() - 1;
         self.flights.swap(index, last);
         Ok(())
@@ -107,18 +88,16 @@ impl SimBackend {
             // The journal must know the file as it was before its first write.
             self.disk.with_journal(&op, |_| ());
         }
-        let Submit::Queued = self.carrier.submit(op) else {
-            panic!("the carrier has one op at a time")
-        };
+        let Submit::Queued = self.carrier.submit(op) else { panic!("the carrier has one op at a time") };
         let mut completions = Vec::with_capacity(1);
         while completions.is_empty() {
             self.carrier.reap(1, &mut completions)?;
         }
         let completion = completions.swap_remove(0);
         let id = match (completion.op.kind, completion.result) {
-            (OpKind::Write, Ok(written)) => self.disk.with_journal(&completion.op, |journal| {
-                journal.record(&completion.op, written)
-            }),
+            (OpKind::Write, Ok(written)) => {
+                self.disk.with_journal(&completion.op, |journal| journal.record(&completion.op, written))
+            }
             (OpKind::SyncData | OpKind::SyncAll, Ok(_)) => {
                 self.disk.with_journal(&completion.op, |journal| {
                     journal.sync(promised, &*completion.op.file);
@@ -144,8 +123,7 @@ impl SimBackend {
                 unreachable!("it has just taken effect")
             };
             if let Some(id) = id {
-                self.disk
-                    .with_journal(&completion.op, |journal| journal.report(id));
+                self.disk.with_journal(&completion.op, |journal| journal.report(id));
             }
             completions.push(completion);
         }
@@ -179,18 +157,13 @@ impl Backend for SimBackend {
             return Submit::Busy(op);
         }
         let promised = match op.kind {
-            OpKind::SyncData | OpKind::SyncAll => self
-                .disk
-                .with_journal(&op, |journal| journal.promised())
-                .unwrap_or_default(),
+            OpKind::SyncData | OpKind::SyncAll => {
+                self.disk.with_journal(&op, |journal| journal.promised()).unwrap_or_default()
+            }
             OpKind::Read | OpKind::Write => Vec::new(),
         };
         let due_reaps = self.now_reaps + self.rng.below(DELAY_REAPS_MAX + 1);
-        self.flights.push(Flight {
-            due_reaps,
-            stage: Stage::Accepted(op),
-            promised,
-        });
+        self.flights.push(Flight { due_reaps, stage: Stage::Accepted(op), promised });
         Submit::Queued
     }
 
@@ -228,10 +201,7 @@ impl Backend for SimBackend {
 
 impl Drop for SimBackend {
     fn drop(&mut self) {
-        while let Some(Flight {
-            stage, promised, ..
-        }) = self.flights.pop()
-        {
+        while let Some(Flight { stage, promised, .. }) = self.flights.pop() {
             if let Stage::Accepted(op) = stage {
                 // A carrier that fails here has dropped the op, and there is nobody left to tell.
                 let _ = self.carry(op, &promised);

@@ -38,10 +38,7 @@ impl Journal {
         }
         // Opened anew, since the op's descriptor may be write-only or direct.
         let durable = std::fs::read(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
-        Some(Self {
-            durable,
-            ..Self::default()
-        })
+        Some(Self { durable, ..Self::default() })
     }
 
     /// Records that the first `written` bytes of the op are in the file.
@@ -51,19 +48,12 @@ impl Journal {
         for piece in &op.pieces {
             let len = piece.len().min(written - at);
             if len > 0 {
-                piece
-                    .slice(0..len)
-                    .copy_to_slice(0, &mut bytes[at..at + len]);
+                piece.slice(0..len).copy_to_slice(0, &mut bytes[at..at + len]);
                 at += len;
             }
         }
         self.next_id += 1;
-        self.writes.push(Written {
-            id: self.next_id,
-            offset: op.offset as usize,
-            bytes,
-            reported: false,
-        });
+        self.writes.push(Written { id: self.next_id, offset: op.offset as usize, bytes, reported: false });
         self.next_id
     }
 
@@ -76,18 +66,12 @@ impl Journal {
 
     /// The writes that a sync submitted now must make durable: those whose completion has been handed out.
     pub(super) fn promised(&self) -> Vec<WriteId> {
-        self.writes
-            .iter()
-            .filter(|write| write.reported)
-            .map(|write| write.id)
-            .collect()
+        self.writes.iter().filter(|write| write.reported).map(|write| write.id).collect()
     }
 
     /// Makes the promised writes, and the present shorter length of the file, durable.
     pub(super) fn sync(&mut self, promised: &[WriteId], file: impl AsFd) {
-        let (safe, at_risk) = std::mem::take(&mut self.writes)
-            .into_iter()
-            .partition(|w| promised.contains(&w.id));
+        let (safe, at_risk) = std::mem::take(&mut self.writes).into_iter().partition(|w| promised.contains(&w.id));
         self.writes = at_risk;
         let safe: Vec<Written> = safe;
         for write in &safe {
@@ -130,8 +114,7 @@ impl Written {
                 if image.len() < sector_end {
                     image.resize(sector_end, 0);
                 }
-                image[start..sector_end]
-                    .copy_from_slice(&self.bytes[start - self.offset..sector_end - self.offset]);
+                image[start..sector_end].copy_from_slice(&self.bytes[start - self.offset..sector_end - self.offset]);
             }
             start = sector_end;
         }

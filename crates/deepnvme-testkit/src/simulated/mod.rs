@@ -38,10 +38,7 @@ impl SimDisk {
     /// A disk on which every file is durable as it is when a backend first touches it.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self {
-            seed,
-            files: Arc::default(),
-        }
+        Self { seed, files: Arc::default() }
     }
 
     /// A backend on this disk. `carrier` moves the bytes of one op at a time.
@@ -58,9 +55,7 @@ impl SimDisk {
     #[must_use]
     pub fn crash_image(&self, file: impl AsFd, crash_seed: u64) -> Option<Vec<u8>> {
         let key = file_key(file).expect("statx of an open file");
-        self.files()
-            .get(&key)
-            .map(|journal| journal.crash_image(&mut Rng::keyed(self.seed, &[crash_seed])))
+        self.files().get(&key).map(|journal| journal.crash_image(&mut Rng::keyed(self.seed, &[crash_seed])))
     }
 
     /// Writes to the file that a power cut now could lose.
@@ -92,11 +87,5 @@ impl SimDisk {
 fn file_key(file: impl AsFd) -> rustix::io::Result<FileKey> {
     let flags = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
     let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, flags)?;
-    Ok((
-        stat.stx_dev_major,
-        stat.stx_dev_minor,
-        stat.stx_ino,
-        stat.stx_btime.tv_sec,
-        stat.stx_btime.tv_nsec,
-    ))
+    Ok((stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino, stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec))
 }

@@ -40,12 +40,7 @@ pub(crate) struct Broken {
 
 impl Broken {
     pub(crate) fn new(defect: Defect, inner: Box<dyn Backend>) -> Self {
-        Self {
-            defect,
-            inner: Some(inner),
-            kept: Vec::new(),
-            count: 0,
-        }
+        Self { defect, inner: Some(inner), kept: Vec::new(), count: 0 }
     }
 
     fn inner(&mut self) -> &mut dyn Backend {
@@ -82,13 +77,7 @@ impl Broken {
 
 /// A second op of the same everything.
 fn twin(op: &Op) -> Op {
-    Op {
-        token: op.token,
-        kind: op.kind,
-        file: op.file.clone(),
-        offset: op.offset,
-        pieces: op.pieces.clone(),
-    }
+    Op { token: op.token, kind: op.kind, file: op.file.clone(), offset: op.offset, pieces: op.pieces.clone() }
 }
 
 impl Backend for Broken {
@@ -126,15 +115,11 @@ impl Backend for Broken {
     fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
         let mut own = Vec::new();
         self.inner().reap(min, &mut own)?;
-        own.iter_mut()
-            .for_each(|completion| self.spoil_completion(completion));
+        own.iter_mut().for_each(|completion| self.spoil_completion(completion));
         match self.defect {
             Defect::LosesOps if self.count > 3 => drop(own.pop()),
             Defect::ReturnsOpsTwice => {
-                let again = own.first().map(|one| Completion {
-                    op: twin(&one.op),
-                    result: one.result,
-                });
+                let again = own.first().map(|one| Completion { op: twin(&one.op), result: one.result });
                 own.extend(again);
             }
             Defect::ClearsTheVector => completions.clear(),
@@ -145,10 +130,7 @@ impl Backend for Broken {
     }
 
     fn waker(&self) -> Arc<dyn Wake> {
-        self.inner
-            .as_ref()
-            .map(|inner| inner.waker())
-            .expect("only drop takes it")
+        self.inner.as_ref().map(|inner| inner.waker()).expect("only drop takes it")
     }
 }
 

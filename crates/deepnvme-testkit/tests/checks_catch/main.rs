@@ -1,10 +1,5 @@
 //! Every check can fail: backends that each break one promise are caught by the check of that promise.
-#![allow(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "these are tests"
-)]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
 mod broken;
 
@@ -16,15 +11,8 @@ use deepnvme_testkit::data::random_bytes;
 /// The checks that a backend with this defect fails.
 fn failures(defect: Defect, checks: &[&str]) -> Vec<String> {
     let make = |setup: &BackendSetup| -> Box<dyn Backend> {
-        let doubled = BackendSetup {
-            queue_depth: setup.queue_depth * 2,
-            ..setup.clone()
-        };
-        let setup = if defect == Defect::TakesTooMany {
-            &doubled
-        } else {
-            setup
-        };
+        let doubled = BackendSetup { queue_depth: setup.queue_depth * 2, ..setup.clone() };
+        let setup = if defect == Defect::TakesTooMany { &doubled } else { setup };
         let inner = backend::open(BackendKind::Threads, setup).expect("threads work everywhere");
         Box::new(Broken::new(defect, inner))
     };
@@ -32,10 +20,7 @@ fn failures(defect: Defect, checks: &[&str]) -> Vec<String> {
     checks
         .iter()
         .filter(|name| {
-            let (_, check) = listed
-                .iter()
-                .find(|(listed, _)| listed == *name)
-                .expect("a listed check");
+            let (_, check) = listed.iter().find(|(listed, _)| listed == *name).expect("a listed check");
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(&make))).is_err()
         })
         .map(|name| (*name).to_owned())
@@ -45,77 +30,19 @@ fn failures(defect: Defect, checks: &[&str]) -> Vec<String> {
 #[test]
 fn each_defect_is_caught_by_the_check_of_its_promise() {
     let cases: &[(Defect, &[&str])] = &[
-        (
-            Defect::LosesOps,
-            &[
-                "accepted_ops_come_back_exactly_once",
-                "random_ops_agree_with_a_model",
-            ],
-        ),
-        (
-            Defect::ReturnsOpsTwice,
-            &[
-                "accepted_ops_come_back_exactly_once",
-                "a_window_slides_over_many_ops",
-            ],
-        ),
-        (
-            Defect::TakesTooMany,
-            &["a_full_queue_hands_the_op_back", "depth_one_works"],
-        ),
+        (Defect::LosesOps, &["accepted_ops_come_back_exactly_once", "random_ops_agree_with_a_model"]),
+        (Defect::ReturnsOpsTwice, &["accepted_ops_come_back_exactly_once", "a_window_slides_over_many_ops"]),
+        (Defect::TakesTooMany, &["a_full_queue_hands_the_op_back", "depth_one_works"]),
         (Defect::SaysItIsDeeper, &["a_full_queue_hands_the_op_back"]),
-        (
-            Defect::ChangesTokens,
-            &[
-                "memory_file_and_token_come_home",
-                "accepted_ops_come_back_exactly_once",
-            ],
-        ),
-        (
-            Defect::TruncatesTokens,
-            &["memory_file_and_token_come_home"],
-        ),
+        (Defect::ChangesTokens, &["memory_file_and_token_come_home", "accepted_ops_come_back_exactly_once"]),
+        (Defect::TruncatesTokens, &["memory_file_and_token_come_home"]),
         (Defect::ChangesOffsets, &["memory_file_and_token_come_home"]),
-        (
-            Defect::SwapsPieces,
-            &[
-                "pieces_are_filled_in_order",
-                "pieces_are_written_in_order",
-                "the_most_pieces_work",
-            ],
-        ),
-        (
-            Defect::KeepsOnePiece,
-            &[
-                "pieces_are_filled_in_order",
-                "registered_memory_works_like_any",
-            ],
-        ),
-        (
-            Defect::ReadsPastTheOp,
-            &[
-                "reads_leave_the_memory_around_alone",
-                "many_registrations_are_harmless",
-            ],
-        ),
-        (
-            Defect::MovesWritesByOne,
-            &[
-                "writes_land_at_their_offset_and_nowhere_else",
-                "writes_extend_the_file",
-            ],
-        ),
-        (
-            Defect::TruncatesOffsets,
-            &["offsets_beyond_four_gibibytes_work"],
-        ),
-        (
-            Defect::ClaimsFullReads,
-            &[
-                "reads_stop_at_the_end_of_the_file",
-                "reads_past_the_end_are_empty",
-            ],
-        ),
+        (Defect::SwapsPieces, &["pieces_are_filled_in_order", "pieces_are_written_in_order", "the_most_pieces_work"]),
+        (Defect::KeepsOnePiece, &["pieces_are_filled_in_order", "registered_memory_works_like_any"]),
+        (Defect::ReadsPastTheOp, &["reads_leave_the_memory_around_alone", "many_registrations_are_harmless"]),
+        (Defect::MovesWritesByOne, &["writes_land_at_their_offset_and_nowhere_else", "writes_extend_the_file"]),
+        (Defect::TruncatesOffsets, &["offsets_beyond_four_gibibytes_work"]),
+        (Defect::ClaimsFullReads, &["reads_stop_at_the_end_of_the_file", "reads_past_the_end_are_empty"]),
         (
             Defect::HidesErrors,
             &[
@@ -128,20 +55,8 @@ fn each_defect_is_caught_by_the_check_of_its_promise() {
         ),
         (Defect::ClaimsSyncedBytes, &["syncs_complete_with_zero"]),
         (Defect::ClearsTheVector, &["reap_appends_at_least_min"]),
-        (
-            Defect::KeepsMemory,
-            &[
-                "ops_in_flight_hold_their_memory",
-                "drop_releases_what_was_never_flushed",
-            ],
-        ),
-        (
-            Defect::AbandonsOps,
-            &[
-                "drop_waits_for_ops_in_flight",
-                "drop_releases_what_was_never_flushed",
-            ],
-        ),
+        (Defect::KeepsMemory, &["ops_in_flight_hold_their_memory", "drop_releases_what_was_never_flushed"]),
+        (Defect::AbandonsOps, &["drop_waits_for_ops_in_flight", "drop_releases_what_was_never_flushed"]),
         (
             Defect::FailsAll,
             &[
@@ -154,22 +69,14 @@ fn each_defect_is_caught_by_the_check_of_its_promise() {
         ),
     ];
     for (defect, checks) in cases {
-        assert_eq!(
-            failures(*defect, checks),
-            *checks,
-            "{defect:?} got past a check"
-        );
-        assert!(
-            failures(Defect::None, checks).is_empty(),
-            "a sound backend fails a check of {defect:?}"
-        );
+        assert_eq!(failures(*defect, checks), *checks, "{defect:?} got past a check");
+        assert!(failures(Defect::None, checks).is_empty(), "a sound backend fails a check of {defect:?}");
     }
 }
 
 #[test]
 fn the_list_names_every_check_once() {
-    let names: std::collections::BTreeSet<&str> =
-        conformance::all().iter().map(|(name, _)| *name).collect();
+    let names: std::collections::BTreeSet<&str> = conformance::all().iter().map(|(name, _)| *name).collect();
     assert_eq!(names.len(), conformance::all().len());
     assert!(names.len() > 30);
     assert_ne!(random_bytes(1, 100), random_bytes(2, 100));
