@@ -21,11 +21,7 @@ impl Alignment {
     /// The alignment of `bytes` bytes, or `None` when that is not a power of two.
     #[must_use]
     pub const fn new(bytes: u64) -> Option<Self> {
-        if bytes.is_power_of_two() {
-            Some(Self(bytes))
-        } else {
-            None
-        }
+        if bytes.is_power_of_two() { Some(Self(bytes)) } else { None }
     }
 
     /// The alignment in bytes.
@@ -46,10 +42,7 @@ impl Alignment {
     /// When that multiple does not fit 64 bits. File offsets and memory addresses stay far below.
     #[must_use]
     pub const fn ceil(self, value: u64) -> u64 {
-        assert!(
-            value <= self.floor(u64::MAX),
-            "rounding up must not pass 2^64"
-        );
+        assert!(value <= self.floor(u64::MAX), "rounding up must not pass 2^64");
         self.floor(value + self.mask())
     }
 
@@ -76,10 +69,7 @@ mod tests {
             assert_eq!(Alignment::new(bytes), None);
         }
         for power in 0..64 {
-            assert_eq!(
-                Alignment::new(1 << power).map(Alignment::bytes),
-                Some(1 << power)
-            );
+            assert_eq!(Alignment::new(1 << power).map(Alignment::bytes), Some(1 << power));
         }
         assert!(Alignment::ONE < Alignment::PAGE && Alignment::PAGE < Alignment::HUGE);
     }

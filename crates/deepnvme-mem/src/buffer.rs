@@ -35,19 +35,9 @@ impl Buffer {
     /// # Errors
     /// `ENOMEM` when there is no such range of addresses.
     pub fn zeroed(len: usize) -> io::Result<Self> {
-        let mapping = if len == 0 {
-            None
-        } else {
-            Some(Mapping::new(len)?)
-        };
-        let huge_advised = len as u64 >= Alignment::HUGE.bytes()
-            && mapping.as_ref().is_some_and(Mapping::advise_huge);
-        Ok(Self {
-            mapping,
-            len,
-            lock_state: LockState::NotAsked,
-            huge_advised,
-        })
+        let mapping = if len == 0 { None } else { Some(Mapping::new(len)?) };
+        let huge_advised = len as u64 >= Alignment::HUGE.bytes() && mapping.as_ref().is_some_and(Mapping::advise_huge);
+        Ok(Self { mapping, len, lock_state: LockState::NotAsked, huge_advised })
     }
 
     /// `len` bytes of memory, all zero, locked into RAM where the kernel allows it; [`Buffer::lock_state`] tells.
@@ -121,9 +111,7 @@ impl Buffer {
     /// The first byte, or an aligned address of nothing.
     fn start(&self) -> *mut u8 {
         let nothing = ptr::without_provenance_mut(Alignment::PAGE.bytes() as usize);
-        self.mapping
-            .as_ref()
-            .map_or(nothing, |mapping| NonNull::as_ptr(mapping.start()))
+        self.mapping.as_ref().map_or(nothing, |mapping| NonNull::as_ptr(mapping.start()))
     }
 }
 
@@ -133,15 +121,7 @@ mod tests {
 
     #[test]
     fn starts_zeroed_and_on_a_page() {
-        for len in [
-            1,
-            4095,
-            4096,
-            100_000,
-            (2 << 20) - 1,
-            2 << 20,
-            (5 << 20) + 3,
-        ] {
+        for len in [1, 4095, 4096, 100_000, (2 << 20) - 1, 2 << 20, (5 << 20) + 3] {
             let mut buffer = Buffer::zeroed(len).unwrap();
             assert_eq!((buffer.len(), buffer.addr() % 4096), (len, 0));
             assert!(buffer.as_slice().iter().all(|byte| *byte == 0));
@@ -173,14 +153,8 @@ mod tests {
     #[test]
     fn absurd_sizes_are_errors() {
         for len in [usize::MAX, usize::MAX - 4096, isize::MAX as usize] {
-            assert_eq!(
-                Buffer::zeroed(len).unwrap_err().kind(),
-                io::ErrorKind::OutOfMemory
-            );
-            assert_eq!(
-                Buffer::locked(len).unwrap_err().kind(),
-                io::ErrorKind::OutOfMemory
-            );
+            assert_eq!(Buffer::zeroed(len).unwrap_err().kind(), io::ErrorKind::OutOfMemory);
+            assert_eq!(Buffer::locked(len).unwrap_err().kind(), io::ErrorKind::OutOfMemory);
         }
     }
 
@@ -190,9 +164,6 @@ mod tests {
         buffer.as_mut_slice()[8999] = 42;
         let address = buffer.addr();
         let back = buffer.into_region().into_buffer().unwrap();
-        assert_eq!(
-            (back.addr(), back.len(), back.as_slice()[8999]),
-            (address, 9000, 42)
-        );
+        assert_eq!((back.addr(), back.len(), back.as_slice()[8999]), (address, 9000, 42));
     }
 }

@@ -11,6 +11,7 @@
 //!   them at any time.
 //! - [`Strided`]: the row-major byte order of a tensor whose elements do not lie side by side.
 //! - [`Pool`] and [`Slot`]: one arena cut into equal slots that return themselves when dropped.
+//! - [`dlpack`]: tensors handed over to, and taken from, other libraries without copying.
 //!
 //! # Model checking
 //! The hand-over of slots between threads is checked over every interleaving by `loom`:
@@ -20,8 +21,11 @@
 
 mod alignment;
 mod buffer;
+pub mod dlpack;
 
 mod lock;
+#[cfg(all(test, loom))]
+mod loom_tests;
 mod mapping;
 mod pool;
 mod region;

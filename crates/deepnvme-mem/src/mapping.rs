@@ -29,24 +29,13 @@ impl Mapping {
         assert!(len > 0, "a mapping has at least one byte");
         let mapped_bytes = whole_pages(len)?;
         let huge = Alignment::HUGE.bytes() as usize;
-        if len < huge {
-            Self::anywhere(mapped_bytes)
-        } else {
-            Self::on_boundary(mapped_bytes, huge)
-        }
+        if len < huge { Self::anywhere(mapped_bytes) } else { Self::on_boundary(mapped_bytes, huge) }
     }
 
     /// Asks for huge pages; whether the kernel took the advice.
     pub(crate) fn advise_huge(&self) -> bool {
         // SAFETY: the range is exactly this mapping, and the advice changes no byte of it.
-        unsafe {
-            madvise(
-                self.start.as_ptr().cast(),
-                self.mapped_bytes,
-                Advice::LinuxHugepage,
-            )
-        }
-        .is_ok()
+        unsafe { madvise(self.start.as_ptr().cast(), self.mapped_bytes, Advice::LinuxHugepage) }.is_ok()
     }
 
     pub(crate) fn start(&self) -> NonNull<u8> {
@@ -56,13 +45,9 @@ impl Mapping {
     fn anywhere(mapped_bytes: usize) -> io::Result<Self> {
         let writable = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: an anonymous mapping at an address of the kernel's choice touches no memory in use.
-        let start =
-            unsafe { mmap_anonymous(ptr::null_mut(), mapped_bytes, writable, MapFlags::PRIVATE) }?;
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), mapped_bytes, writable, MapFlags::PRIVATE) }?;
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Self {
-            start,
-            mapped_bytes,
-        })
+        Ok(Self { start, mapped_bytes })
     }
 
     /// Maps `boundary` bytes more than needed and gives back what sticks out on either side.
@@ -101,18 +86,13 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the range is this mapping's own, and its last owner is going away.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.mapped_bytes) };
-        debug_assert!(
-            unmapped.is_ok(),
-            "unmapping a whole mapping does not fail: {unmapped:?}"
-        );
+        debug_assert!(unmapped.is_ok(), "unmapping a whole mapping does not fail: {unmapped:?}");
     }
 }
 
 /// `len` in whole pages, or `ENOMEM` when no allocation can be that large.
 fn whole_pages(len: usize) -> io::Result<usize> {
-    let rounded = len
-        .checked_next_multiple_of(rustix::param::page_size())
-        .ok_or(Errno::NOMEM)?;
+    let rounded = len.checked_next_multiple_of(rustix::param::page_size()).ok_or(Errno::NOMEM)?;
     if rounded > isize::MAX as usize {
         return Err(Errno::NOMEM.into());
     }
@@ -154,11 +134,7 @@ mod tests {
     fn absurd_sizes_are_errors() {
         for len in [usize::MAX, isize::MAX as usize, usize::MAX / 2 + 2, 1 << 55] {
             let refused = Mapping::new(len).unwrap_err();
-            assert_eq!(
-                refused.raw_os_error(),
-                Some(Errno::NOMEM.raw_os_error()),
-                "for {len}"
-            );
+            assert_eq!(refused.raw_os_error(), Some(Errno::NOMEM.raw_os_error()), "for {len}");
         }
     }
 }

@@ -55,36 +55,19 @@ impl Pool {
     /// `ENOMEM` when there is no such memory, `InvalidInput` when a slot would have no bytes.
     pub fn new(slot_bytes: usize, slots: usize, lock: bool) -> io::Result<Self> {
         if slot_bytes == 0 {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "a slot of a pool needs at least one byte",
-            ));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a slot of a pool needs at least one byte"));
         }
         let page_bytes = Alignment::PAGE.bytes() as usize;
-        let stride_bytes = slot_bytes
-            .checked_next_multiple_of(page_bytes)
-            .ok_or(Errno::NOMEM)?;
+        let stride_bytes = slot_bytes.checked_next_multiple_of(page_bytes).ok_or(Errno::NOMEM)?;
         let bound_bytes = stride_bytes.checked_mul(slots).ok_or(Errno::NOMEM)?;
-        let arena = if lock {
-            Buffer::locked(bound_bytes)
-        } else {
-            Buffer::zeroed(bound_bytes)
-        }?;
+        let arena = if lock { Buffer::locked(bound_bytes) } else { Buffer::zeroed(bound_bytes) }?;
         let lock_state = arena.lock_state().clone();
         let mut free = Vec::new();
         free.try_reserve_exact(slots).map_err(|_| Errno::NOMEM)?;
         free.extend((0..slots).rev());
         let (free, returned) = (Mutex::new(free), Condvar::new());
         let arena = arena.into_region();
-        let shared = Arc::new(Shared {
-            arena,
-            lock_state,
-            slot_bytes,
-            stride_bytes,
-            slots,
-            free,
-            returned,
-        });
+        let shared = Arc::new(Shared { arena, lock_state, slot_bytes, stride_bytes, slots, free, returned });
         Ok(Self { shared })
     }
 
@@ -106,9 +89,7 @@ impl Pool {
                 drop(free);
                 return Some(Slot::new(Arc::clone(&self.shared), index));
             }
-            let left = deadline.map_or(Duration::MAX, |deadline| {
-                deadline.saturating_duration_since(Instant::now())
-            });
+            let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return None;
             }
@@ -178,16 +159,29 @@ impl Shared {
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shared {
-            slots,
-            slot_bytes,
-            lock_state,
-            ..
-        } = &*self.shared;
-        write!(
-            f,
-            "Pool({} of {slots} slots of {slot_bytes} bytes free, {lock_state:?})",
-            self.free()
-        )
+        let Shared { slots, slot_bytes, lock_state, .. } = &*self.shared;
+        write!(f, "Pool({} of {slots} slots of {slot_bytes} bytes free, {lock_state:?})", self.free())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_arena_goes_with_the_last_clone_slot_or_region() {
+        for last in 0..4 {
+            let pool = Pool::new(4096, 2, false).unwrap();
+            let arena = pool.arena().0.watch_owner();
+            let slot = pool.try_take().unwrap();
+            let region = pool.try_take().unwrap().region();
+            let mut holders: Vec<Box<dyn Send>> =
+                vec![Box::new(pool.clone()), Box::new(pool), Box::new(slot), Box::new(region)];
+            let kept = holders.swap_remove(last);
+            drop(holders);
+            assert!(arena.upgrade().is_some(), "holder {last} is alive");
+            drop(kept);
+            assert!(arena.upgrade().is_none(), "holder {last} was the last");
+        }
     }
 }

@@ -38,16 +38,8 @@ impl Region {
     /// # Panics
     /// When [`Strided::check`] finds fault with the layout.
     #[must_use]
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "a layout belongs to one tensor"
-    )]
-    pub unsafe fn from_strided(
-        ptr: *mut u8,
-        strides: Strided,
-        device: Device,
-        owner: Owner,
-    ) -> Self {
+    #[expect(clippy::needless_pass_by_value, reason = "a layout belongs to one tensor")]
+    pub unsafe fn from_strided(ptr: *mut u8, strides: Strided, device: Device, owner: Owner) -> Self {
         Self(Span::strided(ptr, &strides, device, owner))
     }
 
@@ -133,10 +125,6 @@ impl Drop for Parts {
 
 pub(crate) fn from_vec(bytes: Vec<u8>) -> Span {
     let mut bytes = std::mem::ManuallyDrop::new(bytes);
-    let parts = Parts {
-        start: bytes.as_mut_ptr(),
-        len: bytes.len(),
-        capacity: bytes.capacity(),
-    };
+    let parts = Parts { start: bytes.as_mut_ptr(), len: bytes.len(), capacity: bytes.capacity() };
     Span::flat(parts.start, parts.len, Device::Host, Arc::new(parts))
 }

@@ -39,16 +39,8 @@ impl RegionMut {
     /// # Panics
     /// When [`Strided::check`] finds fault with the layout.
     #[must_use]
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "a layout belongs to one tensor"
-    )]
-    pub unsafe fn from_strided(
-        ptr: *mut u8,
-        strides: Strided,
-        device: Device,
-        owner: Owner,
-    ) -> Self {
+    #[expect(clippy::needless_pass_by_value, reason = "a layout belongs to one tensor")]
+    pub unsafe fn from_strided(ptr: *mut u8, strides: Strided, device: Device, owner: Owner) -> Self {
         Self(Span::strided(ptr, &strides, device, owner))
     }
 
@@ -100,10 +92,7 @@ impl RegionMut {
     /// When the region is not contiguous or `mid` is not inside it.
     #[must_use]
     pub fn split_at(self, mid: usize) -> (Self, Self) {
-        (
-            Self(self.0.slice(0..mid)),
-            Self(self.0.slice(mid..self.len())),
-        )
+        (Self(self.0.slice(0..mid)), Self(self.0.slice(mid..self.len())))
     }
 
     /// Copies `source` over the logical bytes from `at` on. See the type about copies at the same time.

@@ -37,22 +37,13 @@ pub(crate) unsafe fn copy_row<const GATHER: bool>(
 /// # Safety
 /// The side that is read is valid for reads of `len` bytes, the other for writes.
 pub(crate) unsafe fn copy_piece<const GATHER: bool>(strided: *mut u8, flat: *mut u8, len: usize) {
-    let (source, target) = if GATHER {
-        (strided, flat)
-    } else {
-        (flat, strided)
-    };
+    let (source, target) = if GATHER { (strided, flat) } else { (flat, strided) };
     // SAFETY: passed on to the caller. The two sides may be parts of one arena, therefore not `copy_nonoverlapping`.
     unsafe { ptr::copy(source, target, len) }
 }
 
 /// `copy_row` for runs that fit a register. No alignment is assumed: a tensor may start anywhere.
-unsafe fn copy_items<T: Copy, const GATHER: bool>(
-    strided: *mut u8,
-    stride_bytes: isize,
-    flat: *mut u8,
-    count: usize,
-) {
+unsafe fn copy_items<T: Copy, const GATHER: bool>(strided: *mut u8, stride_bytes: isize, flat: *mut u8, count: usize) {
     for index in 0..count {
         // SAFETY: passed on to the caller; integers of any bits are values, and both accesses allow any address.
         unsafe {

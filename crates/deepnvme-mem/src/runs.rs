@@ -27,10 +27,7 @@ impl Runs {
     /// When [`Strided::check`] finds fault with the layout.
     pub(crate) fn new(layout: &Strided) -> Self {
         let checked = layout.check();
-        assert!(
-            checked.is_ok(),
-            "a layout must be checked before memory is described with it: {checked:?}"
-        );
+        assert!(checked.is_ok(), "a layout must be checked before memory is described with it: {checked:?}");
         let total_bytes = layout.total_bytes();
         let mut run_bytes = layout.item_bytes;
         let mut dims: Vec<Dim> = Vec::new();
@@ -38,18 +35,11 @@ impl Runs {
             match dims.last_mut() {
                 None if stride_bytes == run_bytes as isize => run_bytes *= count,
                 Some(inner) if Some(stride_bytes) == inner.span_bytes() => inner.count *= count,
-                _ => dims.push(Dim {
-                    count,
-                    stride_bytes,
-                }),
+                _ => dims.push(Dim { count, stride_bytes }),
             }
         }
         dims.reverse();
-        Self {
-            run_bytes,
-            dims,
-            total_bytes,
-        }
+        Self { run_bytes, dims, total_bytes }
     }
 
     pub(crate) fn total_bytes(&self) -> usize {
@@ -79,17 +69,8 @@ impl Runs {
         unsafe { self.copy::<false>(start, to, source.cast_mut(), len) }
     }
 
-    unsafe fn copy<const GATHER: bool>(
-        &self,
-        start: *mut u8,
-        at: usize,
-        flat: *mut u8,
-        len: usize,
-    ) {
-        assert!(
-            at <= self.total_bytes && len <= self.total_bytes - at,
-            "a copy stays inside the tensor"
-        );
+    unsafe fn copy<const GATHER: bool>(&self, start: *mut u8, at: usize, flat: *mut u8, len: usize) {
+        assert!(at <= self.total_bytes && len <= self.total_bytes - at, "a copy stays inside the tensor");
         if len == 0 {
             return;
         }
@@ -100,31 +81,17 @@ impl Runs {
         unsafe {
             if within > 0 {
                 let piece = left.min(self.run_bytes - within);
-                copy_piece::<GATHER>(
-                    start.offset(self.offset_bytes(run)).add(within),
-                    flat,
-                    piece,
-                );
+                copy_piece::<GATHER>(start.offset(self.offset_bytes(run)).add(within), flat, piece);
                 (flat, left, run) = (flat.add(piece), left - piece, run + 1);
             }
             let whole_runs = left / self.run_bytes;
             self.for_each_row(run, whole_runs, |offset_bytes, stride_bytes, count| {
-                copy_row::<GATHER>(
-                    start.offset(offset_bytes),
-                    stride_bytes,
-                    flat,
-                    self.run_bytes,
-                    count,
-                );
+                copy_row::<GATHER>(start.offset(offset_bytes), stride_bytes, flat, self.run_bytes, count);
                 flat = flat.add(count * self.run_bytes);
             });
             left -= whole_runs * self.run_bytes;
             if left > 0 {
-                copy_piece::<GATHER>(
-                    start.offset(self.offset_bytes(run + whole_runs)),
-                    flat,
-                    left,
-                );
+                copy_piece::<GATHER>(start.offset(self.offset_bytes(run + whole_runs)), flat, left);
             }
         }
     }
@@ -173,8 +140,7 @@ impl Runs {
                     break;
                 }
                 *index = 0;
-                offset_bytes =
-                    offset_bytes.wrapping_sub(dim.stride_bytes.wrapping_mul(dim.count as isize));
+                offset_bytes = offset_bytes.wrapping_sub(dim.stride_bytes.wrapping_mul(dim.count as isize));
             }
         }
     }
@@ -183,7 +149,6 @@ impl Runs {
 impl Dim {
     /// Bytes from the first item to where the item after the last one would be.
     fn span_bytes(self) -> Option<isize> {
-        self.stride_bytes
-            .checked_mul(isize::try_from(self.count).ok()?)
+        self.stride_bytes.checked_mul(isize::try_from(self.count).ok()?)
     }
 }

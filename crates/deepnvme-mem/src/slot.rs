@@ -34,10 +34,7 @@ impl Slot {
         let memory = shared.memory(index);
         let lease = std::sync::Arc::new(Lease { shared, index });
         // The lease holds the pool's arena, so that it may take the arena's place as the owner.
-        Self {
-            index,
-            memory: RegionMut(memory.owned_by(lease)),
-        }
+        Self { index, memory: RegionMut(memory.owned_by(lease)) }
     }
 
     /// Which slot of the pool this is, counted from the start of the arena.
@@ -110,18 +107,10 @@ impl Slot {
 
     fn assert_inside(&self, at: usize, len: usize) {
         let inside = at.checked_add(len).is_some_and(|end| end <= self.len());
-        assert!(
-            inside,
-            "{len} bytes at {at} are outside a slot of {} bytes",
-            self.len()
-        );
+        assert!(inside, "{len} bytes at {at} are outside a slot of {} bytes", self.len());
     }
 
     fn assert_quiet(&self) {
-        assert!(
-            self.memory.0.is_only_holder(),
-            "slot {} is lent out while a region of it is alive",
-            self.index
-        );
+        assert!(self.memory.0.is_only_holder(), "slot {} is lent out while a region of it is alive", self.index);
     }
 }

@@ -47,34 +47,15 @@ unsafe impl Sync for Span {}
 
 impl Span {
     pub(crate) fn flat(start: *mut u8, len: usize, device: Device, owner: Owner) -> Self {
-        assert!(
-            isize::try_from(len).is_ok(),
-            "a region of {len} bytes is larger than any memory"
-        );
-        Self {
-            start,
-            len,
-            device,
-            owner,
-            runs: None,
-        }
+        assert!(isize::try_from(len).is_ok(), "a region of {len} bytes is larger than any memory");
+        Self { start, len, device, owner, runs: None }
     }
 
     pub(crate) fn strided(start: *mut u8, layout: &Strided, device: Device, owner: Owner) -> Self {
         let runs = Runs::new(layout);
         let len = runs.total_bytes();
-        let runs = if runs.is_contiguous() {
-            None
-        } else {
-            Some(Arc::new(runs))
-        };
-        Self {
-            start,
-            len,
-            device,
-            owner,
-            runs,
-        }
+        let runs = if runs.is_contiguous() { None } else { Some(Arc::new(runs)) };
+        Self { start, len, device, owner, runs }
     }
 
     pub(crate) fn addr(&self) -> usize {
@@ -94,17 +75,10 @@ impl Span {
     }
 
     pub(crate) fn slice(&self, range: Range<usize>) -> Self {
-        assert!(
-            self.is_contiguous(),
-            "only a contiguous region can be sliced"
-        );
+        assert!(self.is_contiguous(), "only a contiguous region can be sliced");
         let Range { start, end } = range;
         let inside = start <= end && end <= self.len;
-        assert!(
-            inside,
-            "slice {start}..{end} is outside a region of {} bytes",
-            self.len
-        );
+        assert!(inside, "slice {start}..{end} is outside a region of {} bytes", self.len);
         let mut part = self.clone();
         (part.start, part.len) = (self.start.wrapping_add(start), end - start);
         part
@@ -123,6 +97,12 @@ impl Span {
         alone
     }
 
+    /// Becomes dead when the memory is freed.
+    #[cfg(test)]
+    pub(crate) fn watch_owner(&self) -> std::sync::Weak<dyn Any + Send + Sync> {
+        Arc::downgrade(&self.owner)
+    }
+
     pub(crate) fn start(&self) -> *mut u8 {
         self.start
     }
@@ -133,20 +113,8 @@ impl Span {
         if !self.owner.downcast_ref().is_some_and(is_all_of) {
             return Err(self);
         }
-        let Self {
-            start,
-            len,
-            device,
-            owner,
-            runs,
-        } = self;
-        let restore = |owner| Self {
-            start,
-            len,
-            device,
-            owner,
-            runs,
-        };
+        let Self { start, len, device, owner, runs } = self;
+        let restore = |owner| Self { start, len, device, owner, runs };
         match owner.downcast().map(Arc::<Buffer>::try_unwrap) {
             Ok(Ok(buffer)) => Ok(buffer),
             Ok(Err(shared)) => Err(restore(shared)),
@@ -186,33 +154,15 @@ impl Span {
     }
 
     fn assert_copyable(&self, at: usize, len: usize) {
-        assert!(
-            self.device == Device::Host,
-            "the processor cannot copy memory of {:?}",
-            self.device
-        );
+        assert!(self.device == Device::Host, "the processor cannot copy memory of {:?}", self.device);
         let inside = at.checked_add(len).is_some_and(|end| end <= self.len);
-        assert!(
-            inside,
-            "{len} bytes at {at} are outside a region of {} bytes",
-            self.len
-        );
+        assert!(inside, "{len} bytes at {at} are outside a region of {} bytes", self.len);
     }
 }
 
 impl fmt::Debug for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} bytes at {:#x} on {:?}",
-            self.len,
-            self.addr(),
-            self.device
-        )?;
-        if let Some(runs) = &self.runs {
-            write!(f, ", in {runs:?}")
-        } else {
-            Ok(())
-        }
+        write!(f, "{} bytes at {:#x} on {:?}", self.len, self.addr(), self.device)?;
+        if let Some(runs) = &self.runs { write!(f, ", in {runs:?}") } else { Ok(()) }
     }
 }

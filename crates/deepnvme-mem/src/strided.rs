@@ -31,13 +31,24 @@ impl Strided {
     /// # Errors
     /// `InvalidInput` with what [`Strided::check`] found.
     pub fn new(shape: Vec<usize>, stride_bytes: Vec<isize>, item_bytes: usize) -> io::Result<Self> {
-        let layout = Self {
-            shape,
-            stride_bytes,
-            item_bytes,
-        };
+        let layout = Self { shape, stride_bytes, item_bytes };
         layout.check()?;
         Ok(layout)
+    }
+
+    /// The layout of items that lie side by side in row-major order, checked.
+    ///
+    /// # Errors
+    /// `InvalidInput` with what [`Strided::check`] found.
+    pub fn contiguous(shape: Vec<usize>, item_bytes: usize) -> io::Result<Self> {
+        let mut stride_bytes = vec![0; shape.len()];
+        let mut bytes = item_bytes;
+        for (stride, count) in stride_bytes.iter_mut().zip(&shape).rev() {
+            // What does not fit is refused by the check, but for empty tensors, which use no stride.
+            *stride = isize::try_from(bytes).unwrap_or(isize::MAX);
+            bytes = bytes.saturating_mul((*count).max(1));
+        }
+        Self::new(shape, stride_bytes, item_bytes)
     }
 
     /// Whether the layout makes sense and fits an address space.
@@ -49,9 +60,7 @@ impl Strided {
         let refuse = |message: String| Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         let (dims, strides) = (self.shape.len(), self.stride_bytes.len());
         if dims != strides {
-            return refuse(format!(
-                "a shape of {dims} dimensions has {strides} strides; give one for each"
-            ));
+            return refuse(format!("a shape of {dims} dimensions has {strides} strides; give one for each"));
         }
         if dims > DIMS_MAX {
             return refuse(format!("{dims} dimensions are more than {DIMS_MAX}"));
@@ -60,16 +69,10 @@ impl Strided {
             return refuse("an item needs at least one byte".to_owned());
         }
         if self.total_bytes() > isize::MAX as usize {
-            return refuse(format!(
-                "shape {:?} of {}-byte items exceeds any memory",
-                self.shape, self.item_bytes
-            ));
+            return refuse(format!("shape {:?} of {}-byte items exceeds any memory", self.shape, self.item_bytes));
         }
         if self.total_bytes() > 0 && self.reach_bytes().is_none() {
-            return refuse(format!(
-                "strides {:?} of shape {:?} exceed any memory",
-                self.stride_bytes, self.shape
-            ));
+            return refuse(format!("strides {:?} of shape {:?} exceed any memory", self.stride_bytes, self.shape));
         }
         Ok(())
     }
@@ -80,9 +83,7 @@ impl Strided {
         if self.shape.contains(&0) {
             return 0;
         }
-        self.shape
-            .iter()
-            .fold(self.item_bytes, |bytes, count| bytes.saturating_mul(*count))
+        self.shape.iter().fold(self.item_bytes, |bytes, count| bytes.saturating_mul(*count))
     }
 
     /// Whether two different indices may share a byte.
@@ -94,10 +95,8 @@ impl Strided {
         if self.total_bytes() == 0 {
             return false;
         }
-        let mut dims: Vec<(usize, usize)> = self
-            .wide_dims()
-            .map(|(count, stride)| (stride.unsigned_abs(), count))
-            .collect();
+        let mut dims: Vec<(usize, usize)> =
+            self.wide_dims().map(|(count, stride)| (stride.unsigned_abs(), count)).collect();
         dims.sort_unstable();
         // From the finest stride up: each must step over all that the finer ones reach.
         let mut reach_bytes = self.item_bytes;
@@ -114,21 +113,28 @@ impl Strided {
     fn reach_bytes(&self) -> Option<usize> {
         let mut reach_bytes = self.item_bytes;
         for (count, stride) in self.wide_dims() {
-            reach_bytes = stride
-                .unsigned_abs()
-                .checked_mul(count - 1)?
-                .checked_add(reach_bytes)?;
+            reach_bytes = stride.unsigned_abs().checked_mul(count - 1)?.checked_add(reach_bytes)?;
         }
         (reach_bytes <= isize::MAX as usize).then_some(reach_bytes)
     }
 
+    /// Bytes that the elements of a checked layout take below the first one's address, and from it on.
+    pub(crate) fn reach_around(&self) -> (usize, usize) {
+        let (mut below_bytes, mut above_bytes) = (0, self.item_bytes);
+        for (count, stride) in self.wide_dims() {
+            let reach_bytes = stride.unsigned_abs() * (count - 1);
+            if stride < 0 {
+                below_bytes += reach_bytes;
+            } else {
+                above_bytes += reach_bytes;
+            }
+        }
+        (below_bytes, above_bytes)
+    }
+
     /// Count and stride of the dimensions that have a second item; the others never use their stride.
     pub(crate) fn wide_dims(&self) -> impl DoubleEndedIterator<Item = (usize, isize)> {
-        let dims = self
-            .shape
-            .iter()
-            .copied()
-            .zip(self.stride_bytes.iter().copied());
+        let dims = self.shape.iter().copied().zip(self.stride_bytes.iter().copied());
         dims.filter(|(count, _)| *count > 1)
     }
 }
@@ -146,39 +152,18 @@ mod tests {
         assert!(!layout(&[], &[], 8).may_overlap());
         assert!(!layout(&[4, 5], &[20, 4], 4).may_overlap());
         assert!(!layout(&[5, 4], &[4, 20], 4).may_overlap(), "a transpose");
-        assert!(
-            !layout(&[4, 5], &[-20, -4], 4).may_overlap(),
-            "flipped both ways"
-        );
-        assert!(
-            !layout(&[4, 2], &[40, 8], 4).may_overlap(),
-            "every second column"
-        );
-        assert!(
-            !layout(&[1, 5], &[0, 4], 4).may_overlap(),
-            "the stride of a single item is unused"
-        );
-        assert!(
-            !layout(&[0, 5], &[0, 0], 4).may_overlap(),
-            "nothing overlaps nothing"
-        );
+        assert!(!layout(&[4, 5], &[-20, -4], 4).may_overlap(), "flipped both ways");
+        assert!(!layout(&[4, 2], &[40, 8], 4).may_overlap(), "every second column");
+        assert!(!layout(&[1, 5], &[0, 4], 4).may_overlap(), "the stride of a single item is unused");
+        assert!(!layout(&[0, 5], &[0, 0], 4).may_overlap(), "nothing overlaps nothing");
     }
 
     #[test]
     fn shared_bytes_are_found() {
         assert!(layout(&[3, 5], &[0, 4], 4).may_overlap(), "expanded");
-        assert!(
-            layout(&[4, 3], &[4, 4], 4).may_overlap(),
-            "a sliding window"
-        );
-        assert!(
-            layout(&[4], &[2], 4).may_overlap(),
-            "items that lap over the next"
-        );
-        assert!(
-            layout(&[2, 2], &[4, -4], 4).may_overlap(),
-            "(0, 0) and (1, 1)"
-        );
+        assert!(layout(&[4, 3], &[4, 4], 4).may_overlap(), "a sliding window");
+        assert!(layout(&[4], &[2], 4).may_overlap(), "items that lap over the next");
+        assert!(layout(&[2, 2], &[4, -4], 4).may_overlap(), "(0, 0) and (1, 1)");
     }
 
     #[test]
@@ -193,12 +178,7 @@ mod tests {
         assert!(refused(&[2], &[1], 0).contains("at least one byte"));
         assert!(refused(&[usize::MAX, 3], &[0, 0], 1).contains("exceeds any memory"));
         assert!(refused(&[2, 2], &[isize::MAX, isize::MIN], 1).contains("strides"));
-        assert!(
-            layout(&[usize::MAX, 0], &[isize::MAX, 3], 9)
-                .check()
-                .is_ok(),
-            "an empty tensor reaches nowhere"
-        );
+        assert!(layout(&[usize::MAX, 0], &[isize::MAX, 3], 9).check().is_ok(), "an empty tensor reaches nowhere");
     }
 
     #[test]

@@ -1,0 +1,159 @@
+//! The structs of DLPack 1.x, as C lays them out. The names are DLPack's own.
+
+use std::ffi::c_void;
+
+/// Where a tensor's memory lives.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DLDevice {
+    /// One of the constants below, or of DLPack's many others.
+    pub device_type: i32,
+    /// Which device of that type; 0 for the processor.
+    pub device_id: i32,
+}
+
+impl DLDevice {
+    /// `kDLCPU`.
+    pub const CPU: i32 = 1;
+    /// `kDLCUDA`.
+    pub const CUDA: i32 = 2;
+    /// `kDLCUDAHost`: the processor's memory, pinned by CUDA.
+    pub const CUDA_HOST: i32 = 3;
+}
+
+/// The type of an element. An element of `lanes` values of `bits` each; `lanes` is 1 but for vectors.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DLDataType {
+    /// One of the constants below, or another of DLPack's.
+    pub code: u8,
+    /// Bits of one value.
+    pub bits: u8,
+    /// Values in one element.
+    pub lanes: u16,
+}
+
+impl DLDataType {
+    /// `kDLInt`.
+    pub const INT: u8 = 0;
+    /// `kDLUInt`.
+    pub const UINT: u8 = 1;
+    /// `kDLFloat`.
+    pub const FLOAT: u8 = 2;
+    /// `kDLBfloat`.
+    pub const BFLOAT: u8 = 4;
+    /// `kDLComplex`.
+    pub const COMPLEX: u8 = 5;
+    /// `kDLBool`.
+    pub const BOOL: u8 = 6;
+    /// Bytes.
+    pub const U8: Self = Self { code: Self::UINT, bits: 8, lanes: 1 };
+
+    /// Bytes of one element, or `None` where an element does not fill whole bytes.
+    #[must_use]
+    pub const fn item_bytes(self) -> Option<usize> {
+        let bits = self.bits as usize * self.lanes as usize;
+        if bits > 0 && bits.is_multiple_of(8) { Some(bits / 8) } else { None }
+    }
+}
+
+/// A tensor, without its owner.
+#[repr(C)]
+#[derive(Debug)]
+pub struct DLTensor {
+    /// The memory; the first element is `byte_offset` further on.
+    pub data: *mut c_void,
+    /// Where the memory lives.
+    pub device: DLDevice,
+    /// Dimensions.
+    pub ndim: i32,
+    /// The type of an element.
+    pub dtype: DLDataType,
+    /// `ndim` counts of elements.
+    pub shape: *mut i64,
+    /// `ndim` strides, in elements; null for a contiguous row-major tensor.
+    pub strides: *mut i64,
+    /// Bytes from `data` to the first element.
+    pub byte_offset: u64,
+}
+
+/// A tensor with its owner, as before DLPack 1.0.
+#[repr(C)]
+#[derive(Debug)]
+pub struct DLManagedTensor {
+    /// The tensor.
+    pub dl_tensor: DLTensor,
+    /// The owner, for the deleter.
+    pub manager_ctx: *mut c_void,
+    /// Frees the tensor and this struct. May be null: then there is nothing to free.
+    pub deleter: Option<unsafe extern "C" fn(*mut Self)>,
+}
+
+/// The version of DLPack that a struct follows.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DLPackVersion {
+    /// Structs of another major version are laid out differently.
+    pub major: u32,
+    /// Grows as constants are added.
+    pub minor: u32,
+}
+
+/// A tensor with its owner, since DLPack 1.0.
+#[repr(C)]
+#[derive(Debug)]
+pub struct DLManagedTensorVersioned {
+    /// Comes first in every version.
+    pub version: DLPackVersion,
+    /// The owner, for the deleter.
+    pub manager_ctx: *mut c_void,
+    /// Frees the tensor and this struct. May be null: then there is nothing to free.
+    pub deleter: Option<unsafe extern "C" fn(*mut Self)>,
+    /// The `FLAG_*` bits.
+    pub flags: u64,
+    /// The tensor.
+    pub dl_tensor: DLTensor,
+}
+
+/// The flag of a tensor that must not be changed.
+pub const FLAG_READ_ONLY: u64 = 1 << 0;
+/// The flag of elements below a byte that take a whole byte each, instead of being packed.
+pub const FLAG_SUBBYTE_PADDED: u64 = 1 << 2;
+/// The version that these structs follow.
+pub const VERSION: DLPackVersion = DLPackVersion { major: 1, minor: 1 };
+
+#[cfg(test)]
+mod tests {
+    use std::mem::{offset_of, size_of};
+
+    use super::*;
+
+    /// The offsets that a C compiler gives the structs of `dlpack.h` on a 64-bit machine.
+    #[test]
+    #[cfg(target_pointer_width = "64")]
+    fn the_layout_is_that_of_c() {
+        assert_eq!((size_of::<DLDevice>(), size_of::<DLDataType>()), (8, 4));
+        assert_eq!(offset_of!(DLTensor, device), 8);
+        assert_eq!(offset_of!(DLTensor, ndim), 16);
+        assert_eq!(offset_of!(DLTensor, dtype), 20);
+        assert_eq!(offset_of!(DLTensor, shape), 24);
+        assert_eq!(offset_of!(DLTensor, strides), 32);
+        assert_eq!(offset_of!(DLTensor, byte_offset), 40);
+        assert_eq!(size_of::<DLTensor>(), 48);
+        assert_eq!(offset_of!(DLManagedTensor, manager_ctx), 48);
+        assert_eq!(size_of::<DLManagedTensor>(), 64);
+        assert_eq!(offset_of!(DLManagedTensorVersioned, manager_ctx), 8);
+        assert_eq!(offset_of!(DLManagedTensorVersioned, deleter), 16);
+        assert_eq!(offset_of!(DLManagedTensorVersioned, flags), 24);
+        assert_eq!(offset_of!(DLManagedTensorVersioned, dl_tensor), 32);
+        assert_eq!(size_of::<DLManagedTensorVersioned>(), 80);
+    }
+
+    #[test]
+    fn elements_fill_whole_bytes_or_have_no_size() {
+        let bytes = |bits, lanes| DLDataType { code: DLDataType::FLOAT, bits, lanes }.item_bytes();
+        assert_eq!((bytes(8, 1), bytes(16, 4), bytes(128, 1)), (Some(1), Some(8), Some(16)));
+        assert_eq!((bytes(4, 2), bytes(4, 1), bytes(0, 1), bytes(8, 0)), (Some(1), None, None, None));
+        assert_eq!(bytes(255, u16::MAX), None);
+    }
+}

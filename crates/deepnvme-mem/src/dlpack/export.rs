@@ -1,0 +1,122 @@
+//! Our memory as somebody else's tensor.
+
+use std::fmt;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+
+use super::abi::{DLDataType, DLDevice, DLTensor};
+use super::managed::Managed;
+use crate::region_mut::RegionMut;
+use crate::span::Device;
+use crate::strided::Strided;
+
+/// A tensor made for another library, which frees itself unless it is taken.
+pub struct Exported<M: Managed> {
+    managed: NonNull<M>,
+}
+
+// SAFETY: all that hangs on the pointer, a `RegionMut` and two lists of numbers, may be sent and dropped anywhere.
+unsafe impl<M: Managed> Send for Exported<M> {}
+
+impl<M: Managed> Exported<M> {
+    /// The pointer for a capsule. From here on the memory is freed by the tensor's deleter, or by [`release`].
+    #[must_use]
+    pub fn into_raw(self) -> NonNull<M> {
+        ManuallyDrop::new(self).managed
+    }
+}
+
+impl<M: Managed> Drop for Exported<M> {
+    fn drop(&mut self) {
+        // SAFETY: the tensor is alive, since nobody took it, and this is its end.
+        unsafe { release(self.managed) }
+    }
+}
+
+impl<M: Managed> fmt::Debug for Exported<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Exported({:?})", self.managed)
+    }
+}
+
+/// Makes a contiguous tensor of the first bytes of `memory`; the deleter drops `memory`, on whatever thread it is called.
+///
+/// ```
+/// use deepnvme_mem::Buffer;
+/// use deepnvme_mem::dlpack::{DLDataType, DLManagedTensor, export};
+/// let memory = Buffer::locked(4096)?.into_region();
+/// let tensor = export::<DLManagedTensor>(memory, &[64, 64], DLDataType::U8)?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+///
+/// # Errors
+/// `InvalidInput` when the memory is not contiguous, too small for the shape, or elements do not fill whole bytes.
+pub fn export<M: Managed>(memory: RegionMut, shape: &[usize], dtype: DLDataType) -> io::Result<Exported<M>> {
+    let refuse = |message: String| io::Error::new(io::ErrorKind::InvalidInput, message);
+    let item_bytes = dtype.item_bytes().ok_or_else(|| refuse(format!("{dtype:?} does not fill whole bytes")))?;
+    let layout = Strided::contiguous(shape.to_vec(), item_bytes)?;
+    if !memory.is_contiguous() {
+        return Err(refuse("only contiguous memory can be made a tensor; copy it first".to_owned()));
+    }
+    if layout.total_bytes() > memory.len() {
+        let (needed, given) = (layout.total_bytes(), memory.len());
+        return Err(refuse(format!("a tensor of shape {shape:?} takes {needed} bytes, the memory has {given}")));
+    }
+    let counts = shape.iter().map(|count| i64::try_from(*count)).collect::<Result<Vec<i64>, _>>();
+    let counts = counts.map_err(|_| refuse(format!("shape {shape:?} does not fit DLPack's 64 bits")))?;
+    let in_items = |bytes: &isize| (*bytes / item_bytes as isize) as i64;
+    let strides = layout.stride_bytes.iter().map(in_items).collect();
+    let (data, device) = (memory.0.start().cast(), dl_device(memory.device()));
+    let mut holder = Box::new(Holder { counts, strides, _memory: memory });
+    let tensor = DLTensor {
+        data,
+        device,
+        ndim: shape.len() as i32,
+        dtype,
+        shape: holder.counts.as_mut_ptr(),
+        strides: holder.strides.as_mut_ptr(),
+        byte_offset: 0,
+    };
+    let managed = Box::new(M::assemble(tensor, Box::into_raw(holder).cast(), delete::<M>));
+    // SAFETY: a box is never null.
+    let managed = unsafe { NonNull::new_unchecked(Box::into_raw(managed)) };
+    Ok(Exported { managed })
+}
+
+/// Calls the deleter of a tensor, where it has one.
+///
+/// # Safety
+/// `managed` is a live managed tensor, nobody else frees it, and nobody uses it or its memory any more.
+pub unsafe fn release<M: Managed>(managed: NonNull<M>) {
+    // SAFETY: the caller vouches for the tensor; the reference ends before the deleter frees what it pointed at.
+    unsafe {
+        let deleter = managed.as_ref().deleter();
+        if let Some(deleter) = deleter {
+            deleter(managed.as_ptr());
+        }
+    }
+}
+
+/// What a tensor of ours points into.
+struct Holder {
+    counts: Vec<i64>,
+    strides: Vec<i64>,
+    _memory: RegionMut,
+}
+
+/// The deleter of every tensor of ours.
+unsafe extern "C" fn delete<M: Managed>(managed: *mut M) {
+    // SAFETY: DLPack calls the deleter once, with the pointer that `export` gave out: a box whose context is another.
+    unsafe {
+        let managed = Box::from_raw(managed);
+        drop(Box::from_raw(managed.manager_ctx().cast::<Holder>()));
+    }
+}
+
+fn dl_device(device: Device) -> DLDevice {
+    match device {
+        Device::Host => DLDevice { device_type: DLDevice::CPU, device_id: 0 },
+        Device::Cuda { index } => DLDevice { device_type: DLDevice::CUDA, device_id: index as i32 },
+    }
+}

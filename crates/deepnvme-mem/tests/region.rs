@@ -1,0 +1,182 @@
+//! Regions: who keeps memory alive, what copies may reach, and how a buffer comes home.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use deepnvme_mem::{Buffer, Device, Region, RegionMut, Strided};
+
+fn bytes_of(region: &Region) -> Vec<u8> {
+    let mut bytes = vec![0; region.len()];
+    region.copy_to_slice(0, &mut bytes);
+    bytes
+}
+
+/// Memory of a GPU that nobody has: its address is never followed.
+fn on_gpu(len: usize) -> RegionMut {
+    let start = ptr::without_provenance_mut(1 << 30);
+    // SAFETY: the processor copies no memory of a GPU, which is what the tests show.
+    unsafe { RegionMut::from_raw(start, len, Device::Cuda { index: 0 }, Arc::new(())) }
+}
+
+#[test]
+fn a_vector_becomes_a_region_in_place() {
+    let vector: Vec<u8> = (0..200).collect();
+    let address = vector.as_ptr().addr();
+    let region = Region::from_vec(vector);
+    assert_eq!((region.addr(), region.len(), region.device()), (address, 200, Device::Host));
+    assert!(region.is_contiguous() && !region.is_empty());
+    let part = region.slice(50..60).slice(2..9);
+    drop(region);
+    assert_eq!((part.addr(), bytes_of(&part)), (address + 52, (52..59).collect()));
+    assert!(part.slice(7..7).is_empty());
+    assert!(Region::from_vec(Vec::new()).is_empty());
+}
+
+#[test]
+fn the_owner_goes_with_the_last_of_its_regions() {
+    struct Tell(Arc<AtomicBool>);
+    impl Drop for Tell {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let gone = Arc::new(AtomicBool::new(false));
+    let owner = Arc::new(Tell(Arc::clone(&gone)));
+    // SAFETY: no bytes are claimed.
+    let target = unsafe { RegionMut::from_raw(ptr::null_mut(), 0, Device::Host, owner) };
+    let source = target.region();
+    let (left, right) = target.split_at(0);
+    drop((left, source));
+    assert!(!gone.load(Ordering::SeqCst));
+    thread::spawn(move || drop(right)).join().unwrap();
+    assert!(gone.load(Ordering::SeqCst));
+}
+
+#[test]
+fn copies_land_where_they_should() {
+    let target = RegionMut::from_vec(vec![0; 10]);
+    target.copy_from_slice(3, &[1, 2, 3]);
+    target.copy_from_slice(10, &[]);
+    assert_eq!(bytes_of(&target.region()), [0, 0, 0, 1, 2, 3, 0, 0, 0, 0]);
+    let (left, right) = target.split_at(4);
+    right.copy_from_slice(0, &[9; 6]);
+    left.copy_from_slice(0, &[8]);
+    assert_eq!((left.len(), right.len(), right.addr()), (4, 6, left.addr() + 4));
+    assert_eq!(bytes_of(&left.region()), [8, 0, 0, 1]);
+    let mut middle = [0; 2];
+    right.region().copy_to_slice(4, &mut middle);
+    assert_eq!(middle, [9, 9]);
+}
+
+#[test]
+fn many_threads_fill_one_region() {
+    const PART: usize = 70_001;
+    let target = RegionMut::from_vec(vec![0; 8 * PART]);
+    thread::scope(|scope| {
+        for part in 0..8 {
+            let target = &target;
+            scope.spawn(move || target.copy_from_slice(part * PART, &vec![part as u8 + 1; PART]));
+        }
+    });
+    let bytes = bytes_of(&target.region());
+    for (part, chunk) in bytes.chunks(PART).enumerate() {
+        assert!(chunk.iter().all(|byte| *byte == part as u8 + 1));
+    }
+}
+
+#[test]
+fn a_buffer_comes_home_only_whole_and_alone() {
+    let buffer = Buffer::zeroed(8192).unwrap();
+    let region = buffer.into_region();
+    let reader = region.region();
+    let region = region.into_buffer().unwrap_err();
+    assert_eq!(region.len(), 8192, "a reader is alive");
+    let part = reader.slice(0..1);
+    drop(reader);
+    let region = region.into_buffer().unwrap_err();
+    drop(part);
+
+    let (left, right) = region.split_at(4096);
+    let left = left.into_buffer().unwrap_err();
+    drop(right);
+    let left = left.into_buffer().unwrap_err();
+    assert_eq!(left.len(), 4096, "half a buffer never turns into a whole one");
+    drop(left);
+
+    let (whole, nothing) = Buffer::zeroed(100).unwrap().into_region().split_at(100);
+    let whole = whole.into_buffer().unwrap_err();
+    drop(nothing);
+    assert_eq!(whole.into_buffer().unwrap().len(), 100);
+}
+
+#[test]
+fn other_memory_is_no_buffer() {
+    let region = RegionMut::from_vec(vec![1, 2, 3]).into_buffer().unwrap_err();
+    assert_eq!(bytes_of(&region.region()), [1, 2, 3]);
+    assert_eq!(on_gpu(5).into_buffer().unwrap_err().device(), Device::Cuda { index: 0 });
+}
+
+#[test]
+fn lengths_beyond_four_gibibytes_work() {
+    let len = (5 << 30) + 3;
+    let target = Buffer::zeroed(len).unwrap().into_region();
+    target.copy_from_slice(len - 3, &[1, 2, 3]);
+    let tail = target.region().slice(len - 4..len);
+    assert_eq!(bytes_of(&tail), [0, 1, 2, 3]);
+    drop(tail);
+    let (_, right) = target.split_at(len - 2);
+    assert_eq!(bytes_of(&right.region()), [2, 3]);
+}
+
+#[test]
+fn descriptions_tell_where_and_how_much() {
+    let region = Region::from_vec(vec![0; 12]);
+    let said = format!("{region:?}");
+    assert!(said.contains("12 bytes at 0x") && said.contains("Host"), "{said}");
+    assert!(format!("{:?}", on_gpu(7)).contains("7 bytes at 0x40000000 on Cuda { index: 0 }"));
+}
+
+#[test]
+#[should_panic(expected = "3 bytes at 8 are outside a region of 10 bytes")]
+fn writing_past_the_end_is_refused() {
+    RegionMut::from_vec(vec![0; 10]).copy_from_slice(8, &[0; 3]);
+}
+
+#[test]
+#[should_panic(expected = "are outside a region of 10 bytes")]
+fn a_position_beyond_all_numbers_is_refused() {
+    Region::from_vec(vec![0; 10]).copy_to_slice(usize::MAX, &mut [0; 3]);
+}
+
+#[test]
+#[should_panic(expected = "slice 4..11 is outside a region of 10 bytes")]
+fn a_slice_past_the_end_is_refused() {
+    let _ = Region::from_vec(vec![0; 10]).slice(4..11);
+}
+
+#[test]
+#[should_panic(expected = "the processor cannot copy memory of Cuda { index: 0 }")]
+fn the_memory_of_a_gpu_is_not_copied() {
+    on_gpu(16).copy_from_slice(0, &[1]);
+}
+
+#[test]
+#[should_panic(expected = "only a contiguous region can be sliced")]
+fn a_strided_region_is_not_sliced() {
+    let layout = Strided::new(vec![2, 2], vec![4, 8], 4).unwrap();
+    // SAFETY: no byte of it is ever read.
+    let region = unsafe { Region::from_strided(ptr::null_mut(), layout, Device::Cuda { index: 0 }, Arc::new(())) };
+    let _ = region.slice(0..8);
+}
+
+#[test]
+#[should_panic(expected = "a layout must be checked")]
+fn a_layout_that_was_not_checked_is_refused() {
+    let layout = Strided { shape: vec![2], stride_bytes: vec![], item_bytes: 1 };
+    // SAFETY: no byte of it is ever read.
+    let _ = unsafe { Region::from_strided(ptr::null_mut(), layout, Device::Host, Arc::new(())) };
+}
