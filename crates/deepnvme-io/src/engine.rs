@@ -71,38 +71,25 @@ impl Engine {
     ///
     /// # Errors
     /// `InvalidInput` for settings out of range; whatever the factory returns.
+    #[expect(clippy::needless_pass_by_value, reason = "every worker's thread keeps it")]
     pub fn with_backends(config: Config, factory: BackendFactory) -> Result<Self> {
         config.validate()?;
         Self::start(config, Probe::run(), "made by the caller".into(), &factory)
     }
 
-    fn start(
-        config: Config,
-        probe: Probe,
-        backend_reason: String,
-        factory: &BackendFactory,
-    ) -> Result<Self> {
+    fn start(config: Config, probe: Probe, backend_reason: String, factory: &BackendFactory) -> Result<Self> {
         let queue = Arc::new(Queue::new(config.workers));
-        let stats: Vec<_> = (0..config.workers)
-            .map(|_| Arc::new(WorkerStats::new()))
-            .collect();
-        let mut engine = Self {
-            backend: BackendKind::Threads,
-            probe,
-            backend_reason,
-            queue,
-            stats,
-            threads: Vec::new(),
-            config,
-        };
+        let stats: Vec<_> = (0..config.workers).map(|_| Arc::new(WorkerStats::new())).collect();
+        let mut engine =
+            Self { backend: BackendKind::Threads, probe, backend_reason, queue, stats, threads: Vec::new(), config };
         for worker_index in 0..engine.config.workers {
-            engine.backend = engine.start_worker(worker_index, factory)?;
+            engine.backend = engine.start_worker(worker_index, Arc::clone(factory))?;
         }
         Ok(engine)
     }
 
     /// Starts one worker and waits until its backend is open.
-    fn start_worker(&mut self, worker_index: u32, factory: &BackendFactory) -> Result<BackendKind> {
+    fn start_worker(&mut self, worker_index: u32, factory: BackendFactory) -> Result<BackendKind> {
         let config = &self.config;
         let setup = WorkerSetup {
             queue: Arc::clone(&self.queue),
@@ -112,12 +99,7 @@ impl Engine {
             slots: config.slots_per_worker() as usize,
             lock_pool: config.lock_pool,
         };
-        let backend_setup = BackendSetup {
-            queue_depth: config.queue_depth,
-            submit: config.submit,
-            worker_index,
-        };
-        let factory = Arc::clone(factory);
+        let backend_setup = BackendSetup { queue_depth: config.queue_depth, submit: config.submit, worker_index };
         let (report, opened) = std::sync::mpsc::sync_channel(1);
         let run = move || {
             let backend = match factory(&backend_setup) {
@@ -127,26 +109,21 @@ impl Engine {
             let kind = backend.kind();
             let worker = Worker::new(&setup, backend);
             drop(report.send(Ok(kind)));
-            if let Err(error) = worker.run() {
-                tracing::error!(worker_index, %error, "a worker's backend broke down");
+            // A panic drops the worker's claims, which fails their requests; the thread's own end is told here.
+            let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| worker.run()));
+            let panicked = || Err(Error::new(ErrorKind::Io, "engine", "a worker panicked; report this as a bug"));
+            if let Err(error) = ran.unwrap_or_else(|_| panicked()) {
+                tracing::error!(worker_index, %error, "a worker ended early");
                 setup.queue.worker_lost(&error);
             }
         };
         let thread = std::thread::Builder::new().name(format!("deepnvme-{worker_index}"));
         let thread = thread.spawn(run).map_err(|error| {
-            let errno =
-                rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN);
-            Error::os("start a worker thread", errno)
-                .because("lower `workers`, or raise the limit with `ulimit -u`")
+            let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN);
+            Error::os("start a worker thread", errno).because("lower `workers`, or raise the limit with `ulimit -u`")
         })?;
         self.threads.push(thread);
-        let died = || {
-            Error::new(
-                ErrorKind::Io,
-                "engine",
-                "a worker thread ended before its backend was open",
-            )
-        };
+        let died = || Error::new(ErrorKind::Io, "engine", "a worker thread ended before its backend was open");
         opened.recv().map_err(|_| died())?
     }
 
@@ -186,17 +163,8 @@ impl Engine {
     ///
     /// # Errors
     /// `InvalidInput` for a range beyond 2^63 or device memory; `Closed` in a forked child.
-    pub fn read(
-        &self,
-        file: &Arc<TensorFile>,
-        offset: u64,
-        target: RegionMut,
-    ) -> Result<Pending<RegionMut>> {
-        let item = ReadItem {
-            file: Arc::clone(file),
-            offset,
-            target,
-        };
+    pub fn read(&self, file: &Arc<TensorFile>, offset: u64, target: RegionMut) -> Result<Pending<RegionMut>> {
+        let item = ReadItem { file: Arc::clone(file), offset, target };
         let job = self.read_job(vec![item])?;
         Ok(Pending::new(job, Arc::clone(&self.queue)))
     }
@@ -221,11 +189,7 @@ impl Engine {
         source: Region,
         options: WriteOptions,
     ) -> Result<Pending<Region>> {
-        let item = WriteItem {
-            file: Arc::clone(file),
-            offset,
-            source,
-        };
+        let item = WriteItem { file: Arc::clone(file), offset, source };
         let job = self.write_job(vec![item], options)?;
         Ok(Pending::new(job, Arc::clone(&self.queue)))
     }
@@ -234,11 +198,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`read`](Self::read); also `InvalidInput` when two ranges overlap.
-    pub fn write_batch(
-        &self,
-        items: Vec<WriteItem>,
-        options: WriteOptions,
-    ) -> Result<Pending<Vec<Region>>> {
+    pub fn write_batch(&self, items: Vec<WriteItem>, options: WriteOptions) -> Result<Pending<Vec<Region>>> {
         let job = self.write_job(items, options)?;
         Ok(Pending::new(job, Arc::clone(&self.queue)))
     }
@@ -246,34 +206,19 @@ impl Engine {
     fn read_job(&self, items: Vec<ReadItem>) -> Result<Arc<Job>> {
         let mut layout = RequestLayout::default();
         let mut targets = Vec::with_capacity(items.len());
-        for ReadItem {
-            file,
-            offset,
-            target,
-        } in items
-        {
+        for ReadItem { file, offset, target } in items {
             check_device(target.device(), Direction::Read, &file)?;
             let address = target.is_contiguous().then(|| target.addr());
             layout.add(file, offset, target.len(), address);
             targets.push(target);
         }
-        self.submit(
-            Direction::Read,
-            layout,
-            Memory::Targets(targets),
-            WriteOptions::default(),
-        )
+        self.submit(Direction::Read, layout, Memory::Targets(targets), WriteOptions::default())
     }
 
     fn write_job(&self, items: Vec<WriteItem>, options: WriteOptions) -> Result<Arc<Job>> {
         let mut layout = RequestLayout::default();
         let mut sources = Vec::with_capacity(items.len());
-        for WriteItem {
-            file,
-            offset,
-            source,
-        } in items
-        {
+        for WriteItem { file, offset, source } in items {
             check_device(source.device(), Direction::Write, &file)?;
             let address = source.is_contiguous().then(|| source.addr());
             layout.add(file, offset, source.len(), address);
@@ -292,27 +237,22 @@ impl Engine {
         if self.queue.is_foreign() {
             return Err(queue::forked());
         }
-        let RequestLayout {
-            files, segments, ..
-        } = layout;
+        let RequestLayout { files, file_ends, segments, .. } = layout;
         let geometries: Vec<_> = files.iter().map(|file| file.geometry()).collect();
         let name_file = |error: Error| match files.first() {
             Some(file) => error.at_path(file.path()),
             None => error,
         };
-        let plan = Plan::new(direction, &geometries, segments, self.config.block_bytes)
-            .map_err(name_file)?;
+        let plan = Plan::new(direction, &geometries, segments, self.config.block_bytes).map_err(name_file)?;
         let span = tracing::debug_span!(
             "request",
             verb = direction.name(),
-            path = files
-                .first()
-                .map(|file| tracing::field::display(file.path().display())),
+            path = files.first().map(|file| tracing::field::display(file.path().display())),
             files = files.len(),
             bytes = plan.bytes_total(),
             blocks = plan.block_count(),
         );
-        let job = Arc::new(Job::new(plan, files, memory, options, span));
+        let job = Arc::new(Job::new(plan, (files, file_ends), memory, options, span));
         if job.plan.block_count() == 0 && !job.needs_preparing() {
             self.queue.blocks_done(&job);
         } else {
@@ -340,6 +280,7 @@ impl Drop for Engine {
 #[derive(Default)]
 struct RequestLayout {
     files: Vec<Arc<TensorFile>>,
+    file_ends: Vec<u64>,
     known: std::collections::HashMap<usize, u32>,
     segments: Vec<Segment>,
 }
@@ -347,19 +288,15 @@ struct RequestLayout {
 impl RequestLayout {
     fn add(&mut self, file: Arc<TensorFile>, offset: u64, len: usize, address: Option<usize>) {
         let identity = Arc::as_ptr(&file) as usize;
-        let files = &mut self.files;
         let file = *self.known.entry(identity).or_insert_with(|| {
-            files.push(file);
-            files.len() as u32 - 1
+            self.files.push(file);
+            self.file_ends.push(0);
+            self.files.len() as u32 - 1
         });
+        let end = &mut self.file_ends[file as usize];
+        *end = (*end).max(offset.saturating_add(len as u64));
         let item = self.segments.len() as u32;
-        self.segments.push(Segment {
-            file,
-            item,
-            offset,
-            len: len as u64,
-            address,
-        });
+        self.segments.push(Segment { file, item, offset, len: len as u64, address });
     }
 }
 

@@ -24,13 +24,7 @@ impl<T: Clone> Handover<T> {
     /// Empty.
     #[must_use]
     pub fn new() -> Self {
-        Self {
-            state: Mutex::new(State {
-                value: None,
-                notify: Vec::new(),
-            }),
-            filled: Condvar::new(),
-        }
+        Self { state: Mutex::new(State { value: None, notify: Vec::new() }), filled: Condvar::new() }
     }
 
     /// Fills it, and wakes all who wait. Only the first value counts.

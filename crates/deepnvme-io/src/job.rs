@@ -83,6 +83,8 @@ pub(crate) enum Memory {
 pub(crate) struct Job {
     pub(crate) plan: Plan,
     pub(crate) files: Vec<Arc<TensorFile>>,
+    /// Where the request ends in each file: its final size, if the request makes it whole.
+    pub(crate) file_ends: Vec<u64>,
     pub(crate) options: WriteOptions,
     pub(crate) span: tracing::Span,
     pub(crate) submitted: Instant,
@@ -99,7 +101,7 @@ pub(crate) struct Job {
 impl Job {
     pub(crate) fn new(
         plan: Plan,
-        files: Vec<Arc<TensorFile>>,
+        (files, file_ends): (Vec<Arc<TensorFile>>, Vec<u64>),
         memory: Memory,
         options: WriteOptions,
         span: tracing::Span,
@@ -108,6 +110,7 @@ impl Job {
             unfinished_blocks: AtomicU64::new(plan.block_count()),
             plan,
             files,
+            file_ends,
             options,
             span,
             submitted: Instant::now(),
@@ -146,20 +149,14 @@ impl Job {
             return Cancelled::Nothing;
         }
         first.get_or_insert(error);
-        if is_last {
-            Cancelled::All
-        } else {
-            Cancelled::Rest
-        }
+        if is_last { Cancelled::All } else { Cancelled::Rest }
     }
 
     fn give_up(&self) -> (u64, bool) {
         let count = self.plan.block_count();
         let claimed = self.next_block.swap(count, Ordering::Relaxed).min(count);
         let unclaimed = count - claimed;
-        let before = self
-            .unfinished_blocks
-            .fetch_sub(unclaimed, Ordering::AcqRel);
+        let before = self.unfinished_blocks.fetch_sub(unclaimed, Ordering::AcqRel);
         (unclaimed, unclaimed > 0 && before == unclaimed)
     }
 
@@ -188,44 +185,26 @@ impl Job {
         let bytes_done = self.bytes_done.load(Ordering::Relaxed);
         let outcome = match error {
             Some(error) => Err(error.after_bytes(bytes_done)),
-            None => Ok(Transfer {
-                bytes: self.plan.bytes_total(),
-            }),
+            None => Ok(Transfer { bytes: self.plan.bytes_total() }),
         };
         let elapsed_us = self.submitted.elapsed().as_micros() as u64;
         let ok = outcome.is_ok();
-        self.span
-            .in_scope(|| tracing::debug!(elapsed_us, bytes_done, ok, "done"));
+        self.span.in_scope(|| tracing::debug!(elapsed_us, bytes_done, ok, "done"));
         self.outcome.put(outcome);
     }
 
     pub(crate) fn progress(&self) -> Progress {
-        Progress {
-            bytes_done: self.bytes_done.load(Ordering::Relaxed),
-            bytes_total: self.plan.bytes_total(),
-        }
+        Progress { bytes_done: self.bytes_done.load(Ordering::Relaxed), bytes_total: self.plan.bytes_total() }
     }
 
     /// The memory, once the job is done; `None` if it was taken already.
     pub(crate) fn take_memory(&self) -> Option<Memory> {
-        self.memory
-            .write()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .take()
+        self.memory.write().unwrap_or_else(std::sync::PoisonError::into_inner).take()
     }
 
     fn with_memory<T>(&self, use_it: impl FnOnce(&Memory) -> T) -> Result<T> {
-        let memory = self
-            .memory
-            .read()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let gone = || {
-            Error::new(
-                ErrorKind::Io,
-                self.plan.direction().name(),
-                "the request's memory is gone",
-            )
-        };
+        let memory = self.memory.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let gone = || Error::new(ErrorKind::Io, self.plan.direction().name(), "the request's memory is gone");
         memory.as_ref().map(use_it).ok_or_else(gone)
     }
 
@@ -238,9 +217,7 @@ impl Job {
                 let end = (segment.offset + segment.len).min(block.range.end);
                 let range = (start - segment.offset) as usize..(end - segment.offset) as usize;
                 match memory {
-                    Memory::Targets(targets) => {
-                        targets[segment.item as usize].region().slice(range)
-                    }
+                    Memory::Targets(targets) => targets[segment.item as usize].region().slice(range),
                     Memory::Sources(sources) => sources[segment.item as usize].slice(range),
                 }
             };
@@ -255,18 +232,11 @@ impl Job {
             for segment in segments {
                 let start = segment.offset.max(block.range.start);
                 let end = (segment.offset + segment.len).min(block.range.end);
-                let (at, from) = (
-                    (start - block.io.start) as usize,
-                    (start - segment.offset) as usize,
-                );
+                let (at, from) = ((start - block.io.start) as usize, (start - segment.offset) as usize);
                 let len = (end - start) as usize;
                 match memory {
-                    Memory::Targets(targets) => {
-                        slot.scatter(at, &targets[segment.item as usize], from, len)
-                    }
-                    Memory::Sources(sources) => {
-                        slot.gather(at, &sources[segment.item as usize], from, len)
-                    }
+                    Memory::Targets(targets) => slot.scatter(at, &targets[segment.item as usize], from, len),
+                    Memory::Sources(sources) => slot.gather(at, &sources[segment.item as usize], from, len),
                 }
             }
         })

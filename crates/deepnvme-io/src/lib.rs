@@ -29,6 +29,7 @@
 #![deny(unsafe_code)]
 
 pub mod backend;
+mod claim;
 pub mod config;
 mod engine;
 pub mod error;

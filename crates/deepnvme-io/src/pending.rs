@@ -32,21 +32,13 @@ mod sealed {
 
 impl Home for Vec<RegionMut> {
     fn from_memory(memory: MemoryHome) -> Option<Self> {
-        if let Memory::Targets(targets) = memory.0 {
-            Some(targets)
-        } else {
-            None
-        }
+        if let Memory::Targets(targets) = memory.0 { Some(targets) } else { None }
     }
 }
 
 impl Home for Vec<Region> {
     fn from_memory(memory: MemoryHome) -> Option<Self> {
-        if let Memory::Sources(sources) = memory.0 {
-            Some(sources)
-        } else {
-            None
-        }
+        if let Memory::Sources(sources) = memory.0 { Some(sources) } else { None }
     }
 }
 
@@ -72,20 +64,13 @@ pub struct Pending<T> {
 
 impl<T> std::fmt::Debug for Pending<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pending")
-            .field("done", &self.is_done())
-            .field("progress", &self.progress())
-            .finish()
+        f.debug_struct("Pending").field("done", &self.is_done()).field("progress", &self.progress()).finish()
     }
 }
 
 impl<T> Pending<T> {
     pub(crate) fn new(job: Arc<Job>, queue: Arc<Queue>) -> Self {
-        Self {
-            job,
-            queue,
-            home: PhantomData,
-        }
+        Self { job, queue, home: PhantomData }
     }
 
     /// Whether the result is there.
@@ -122,11 +107,7 @@ impl<T> Pending<T> {
             return false;
         }
         let detail = "cancelled by the caller; the part that had been started was finished";
-        let error = Error::new(
-            ErrorKind::Cancelled,
-            self.job.plan.direction().name(),
-            detail,
-        );
+        let error = Error::new(ErrorKind::Cancelled, self.job.plan.direction().name(), detail);
         self.queue.cancel(&self.job, error)
     }
 
@@ -145,11 +126,6 @@ impl<T: Home> Pending<T> {
             return (None, Err(crate::queue::forked()));
         }
         let outcome = self.job.outcome.wait();
-        (
-            self.job
-                .take_memory()
-                .and_then(|memory| T::from_memory(MemoryHome(memory))),
-            outcome,
-        )
+        (self.job.take_memory().and_then(|memory| T::from_memory(MemoryHome(memory))), outcome)
     }
 }

@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 
 use crate::backend::Wake;
+use crate::claim::{Claim, Duty};
 use crate::error::{Error, ErrorKind, Result};
 use crate::job::{Cancelled, Durability, Job};
 use crate::op::OpKind;
@@ -23,11 +24,11 @@ pub const REQUESTS_MAX: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) enum Work {
     /// Give the file its final size.
-    Prepare(Arc<Job>),
+    Prepare(Claim),
     /// Move that block.
-    Block(Arc<Job>, u64),
+    Block(Claim, u64),
     /// Sync that descriptor.
-    Sync(Arc<Job>, SyncTarget),
+    Sync(Claim, SyncTarget),
 }
 
 #[derive(Debug)]
@@ -71,9 +72,7 @@ pub(crate) struct Seat {
 
 impl std::fmt::Debug for Seat {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Seat")
-            .field("posture", &self.posture)
-            .finish_non_exhaustive()
+        f.debug_struct("Seat").field("posture", &self.posture).finish_non_exhaustive()
     }
 }
 
@@ -95,11 +94,7 @@ impl Seat {
 
     /// Sleeps until notified; returns at once if that has happened since `run`.
     pub(crate) fn park(&self) {
-        if self
-            .posture
-            .compare_exchange(RUNNING, PARKED, Ordering::SeqCst, Ordering::SeqCst)
-            .is_err()
-        {
+        if self.posture.compare_exchange(RUNNING, PARKED, Ordering::SeqCst, Ordering::SeqCst).is_err() {
             return;
         }
         while self.posture.load(Ordering::SeqCst) == PARKED {
@@ -109,9 +104,7 @@ impl Seat {
 
     /// Announces a blocking reap. False if there is news since `run`: then do not block.
     pub(crate) fn may_reap(&self) -> bool {
-        self.posture
-            .compare_exchange(RUNNING, REAPING, Ordering::SeqCst, Ordering::SeqCst)
-            .is_ok()
+        self.posture.compare_exchange(RUNNING, REAPING, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
     /// True if this roused the worker.
@@ -137,10 +130,7 @@ impl Seat {
 impl Queue {
     pub(crate) fn new(workers: u32) -> Self {
         Self {
-            state: Mutex::new(State {
-                entries: VecDeque::new(),
-                is_closed: false,
-            }),
+            state: Mutex::new(State { entries: VecDeque::new(), is_closed: false }),
             seats: (0..workers).map(|_| Seat::default()).collect(),
             pid: std::process::id(),
             requests: AtomicU64::new(0),
@@ -163,20 +153,11 @@ impl Queue {
         {
             let mut state = lock(&self.state);
             if state.is_closed {
-                return Err(Error::new(
-                    ErrorKind::Closed,
-                    job.plan.direction().name(),
-                    "the engine is closed",
-                ));
+                return Err(Error::new(ErrorKind::Closed, job.plan.direction().name(), "the engine is closed"));
             }
             if state.entries.len() >= REQUESTS_MAX {
-                let detail =
-                    format!("{REQUESTS_MAX} requests are waiting; wait for some of them first");
-                return Err(Error::new(
-                    ErrorKind::Busy,
-                    job.plan.direction().name(),
-                    detail,
-                ));
+                let detail = format!("{REQUESTS_MAX} requests are waiting; wait for some of them first");
+                return Err(Error::new(ErrorKind::Busy, job.plan.direction().name(), detail));
             }
             state.entries.push_back(if job.needs_preparing() {
                 Entry::Prepare(Arc::clone(job))
@@ -184,26 +165,23 @@ impl Queue {
                 Entry::Blocks(Arc::clone(job))
             });
         }
-        let hands = if job.needs_preparing() {
-            1
-        } else {
-            job.plan.block_count().max(1)
-        };
+        let hands = if job.needs_preparing() { 1 } else { job.plan.block_count().max(1) };
         self.rouse(hands);
         Ok(())
     }
 
     /// The next thing to do, if there is one.
-    pub(crate) fn next(&self) -> Option<Work> {
+    pub(crate) fn next(self: &Arc<Self>) -> Option<Work> {
+        let claim = |job, duty| Claim::new(job, Arc::clone(self), duty);
         let mut state = lock(&self.state);
         loop {
             match state.entries.pop_front()? {
-                Entry::Prepare(job) => return Some(Work::Prepare(job)),
-                Entry::Sync(job, target) => return Some(Work::Sync(job, target)),
+                Entry::Prepare(job) => return Some(Work::Prepare(claim(job, Duty::Prepare))),
+                Entry::Sync(job, target) => return Some(Work::Sync(claim(job, Duty::Sync), target)),
                 Entry::Blocks(job) => {
                     if let Some(index) = job.claim() {
                         state.entries.push_back(Entry::Blocks(Arc::clone(&job)));
-                        return Some(Work::Block(job, index));
+                        return Some(Work::Block(claim(job, Duty::Block), index));
                     }
                 }
             }
@@ -227,19 +205,13 @@ impl Queue {
         if job.plan.block_count() == 0 {
             return self.blocks_done(job);
         }
-        lock(&self.state)
-            .entries
-            .push_back(Entry::Blocks(Arc::clone(job)));
+        lock(&self.state).entries.push_back(Entry::Blocks(Arc::clone(job)));
         self.rouse(job.plan.block_count());
     }
 
     /// After the last block of a job: its syncs, or its end.
     pub(crate) fn blocks_done(&self, job: &Arc<Job>) {
-        let targets = if job.has_failed() {
-            Ok(Vec::new())
-        } else {
-            sync_targets(job)
-        };
+        let targets = if job.has_failed() { Ok(Vec::new()) } else { sync_targets(job) };
         let targets = targets.unwrap_or_else(|error| {
             job.fail(error);
             Vec::new()
@@ -249,36 +221,21 @@ impl Queue {
         }
         let hands = targets.len() as u64;
         job.expect_syncs(hands);
-        let entries = targets
-            .into_iter()
-            .map(|target| Entry::Sync(Arc::clone(job), target));
+        let entries = targets.into_iter().map(|target| Entry::Sync(Arc::clone(job), target));
         lock(&self.state).entries.extend(entries);
         self.rouse(hands);
     }
 
-    /// After one of the syncs of a job.
-    pub(crate) fn sync_done(&self, job: &Arc<Job>, error: Option<Error>) {
-        if let Some(error) = error {
-            job.fail(error);
-        }
-        if job.finish_sync() {
-            self.complete(job);
-        }
-    }
-
-    fn complete(&self, job: &Job) {
+    /// Reports a job whose every piece has ended.
+    pub(crate) fn complete(&self, job: &Job) {
         self.requests.fetch_add(1, Ordering::Relaxed);
-        self.requests_failed
-            .fetch_add(u64::from(job.has_failed()), Ordering::Relaxed);
+        self.requests_failed.fetch_add(u64::from(job.has_failed()), Ordering::Relaxed);
         job.complete();
     }
 
     /// Requests that have ended, and those of them that failed.
     pub(crate) fn ended(&self) -> (u64, u64) {
-        (
-            self.requests.load(Ordering::Relaxed),
-            self.requests_failed.load(Ordering::Relaxed),
-        )
+        (self.requests.load(Ordering::Relaxed), self.requests_failed.load(Ordering::Relaxed))
     }
 
     /// Gives up what no worker has claimed of a job.
@@ -294,7 +251,7 @@ impl Queue {
     }
 
     /// After a worker's backend broke down for good. The last one takes the waiting requests along.
-    pub(crate) fn worker_lost(&self, error: &Error) {
+    pub(crate) fn worker_lost(self: &Arc<Self>, error: &Error) {
         if self.lost.fetch_add(1, Ordering::AcqRel) + 1 < self.seats.len() as u64 {
             return;
         }
@@ -308,7 +265,7 @@ impl Queue {
                 Entry::Prepare(job) | Entry::Blocks(job) => {
                     self.cancel(&job, error.clone());
                 }
-                Entry::Sync(job, _) => self.sync_done(&job, Some(error.clone())),
+                Entry::Sync(job, _) => Claim::new(job, Arc::clone(self), Duty::Sync).end(Err(error.clone())),
             }
         }
     }
@@ -327,8 +284,7 @@ impl Queue {
 
 /// The error of every call on an engine that was made before a fork.
 pub(crate) fn forked() -> Error {
-    let detail =
-        "the engine belongs to the process before the fork; make a new one in this process";
+    let detail = "the engine belongs to the process before the fork; make a new one in this process";
     Error::new(ErrorKind::Closed, "engine", detail)
 }
 
@@ -345,34 +301,19 @@ fn sync_targets(job: &Job) -> Result<Vec<SyncTarget>> {
         for part in file.parts() {
             let (descriptor, path) = (part.descriptor(Channel::Direct)?, part.path().to_path_buf());
             if job.options.durability == Durability::Full {
-                folders.extend(
-                    path.parent()
-                        .map(|folder| match folder.as_os_str().is_empty() {
-                            true => std::path::PathBuf::from("."),
-                            false => folder.to_path_buf(),
-                        }),
-                );
+                folders.extend(path.parent().map(|folder| match folder.as_os_str().is_empty() {
+                    true => std::path::PathBuf::from("."),
+                    false => folder.to_path_buf(),
+                }));
             }
-            targets.push(SyncTarget {
-                file: descriptor,
-                kind,
-                path,
-            });
+            targets.push(SyncTarget { file: descriptor, kind, path });
         }
     }
     for folder in folders {
         use rustix::fs::{Mode, OFlags, open};
-        let fd = open(
-            &folder,
-            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
-        .map_err(|errno| Error::os("open folder to sync", errno).at_path(&folder))?;
-        targets.push(SyncTarget {
-            file: Arc::new(fd),
-            kind: OpKind::SyncAll,
-            path: folder,
-        });
+        let fd = open(&folder, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|errno| Error::os("open folder to sync", errno).at_path(&folder))?;
+        targets.push(SyncTarget { file: Arc::new(fd), kind: OpKind::SyncAll, path: folder });
     }
     Ok(targets)
 }

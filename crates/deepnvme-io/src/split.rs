@@ -149,29 +149,16 @@ impl Plan {
         mut segments: Vec<Segment>,
         block_bytes: u64,
     ) -> Result<Self> {
-        let too_far = |s: &Segment| {
-            s.offset
-                .checked_add(s.len)
-                .is_none_or(|end| end > i64::MAX as u64)
-        };
+        let too_far = |s: &Segment| s.offset.checked_add(s.len).is_none_or(|end| end > i64::MAX as u64);
         if let Some(segment) = segments.iter().find(|segment| too_far(segment)) {
-            return Err(
-                invalid(direction, "the range ends beyond the largest file offset")
-                    .at_offset(segment.offset),
-            );
+            return Err(invalid(direction, "the range ends beyond the largest file offset").at_offset(segment.offset));
         }
         segments.retain(|segment| segment.len > 0);
         let bytes_total = segments.iter().map(|segment| segment.len).sum();
         if !segments.is_sorted_by_key(|segment| (segment.file, segment.offset)) {
             segments.sort_unstable_by_key(|segment| (segment.file, segment.offset));
         }
-        let mut plan = Self {
-            direction,
-            segments,
-            extents: Vec::new(),
-            block_count: 0,
-            bytes_total,
-        };
+        let mut plan = Self { direction, segments, extents: Vec::new(), block_count: 0, bytes_total };
         let mut start = 0;
         for end in 1..=plan.segments.len() {
             if end < plan.segments.len() && plan.joins(end)? {
@@ -193,20 +180,11 @@ impl Plan {
             let detail = "two ranges of one batch overlap; write them one after the other";
             return Err(invalid(self.direction, detail).at_offset(this.offset));
         }
-        let gap_max = if self.direction == Direction::Read {
-            GAP_BYTES_MAX
-        } else {
-            0
-        };
+        let gap_max = if self.direction == Direction::Read { GAP_BYTES_MAX } else { 0 };
         Ok(this.offset >= before.end() && this.offset - before.end() <= gap_max)
     }
 
-    fn push_extent(
-        &mut self,
-        segments: Range<usize>,
-        geometries: &[Geometry],
-        block_bytes: u64,
-    ) -> Result<()> {
+    fn push_extent(&mut self, segments: Range<usize>, geometries: &[Geometry], block_bytes: u64) -> Result<()> {
         let first = self.segments[segments.start];
         let range = first.offset..self.segments[segments.end - 1].end();
         let geometry = geometries[first.file as usize];
@@ -222,20 +200,12 @@ impl Plan {
                     ),
                 ));
             }
-            let inner =
-                range.start.next_multiple_of(page_bytes)..range.end / page_bytes * page_bytes;
+            let inner = range.start.next_multiple_of(page_bytes)..range.end / page_bytes * page_bytes;
             if self.direction == Direction::Write && inner != range {
                 middle = Some(inner);
             }
         }
-        let mut extent = Extent {
-            segments,
-            range,
-            unit_bytes,
-            geometry,
-            middle,
-            blocks_before: self.block_count,
-        };
+        let mut extent = Extent { segments, range, unit_bytes, geometry, middle, blocks_before: self.block_count };
         self.block_count += extent.block_count();
         extent.blocks_before = self.block_count - extent.block_count();
         self.extents.push(extent);
@@ -272,22 +242,13 @@ impl Plan {
     /// When `index` is not below [`block_count`](Self::block_count).
     #[must_use]
     pub fn block(&self, index: u64) -> Block {
-        assert!(
-            index < self.block_count,
-            "block {index} of {}",
-            self.block_count
-        );
-        let at = self
-            .extents
-            .partition_point(|extent| extent.blocks_before <= index)
-            - 1;
+        assert!(index < self.block_count, "block {index} of {}", self.block_count);
+        let at = self.extents.partition_point(|extent| extent.blocks_before <= index) - 1;
         let extent = &self.extents[at];
         let (range, is_edge) = extent.block_range(index - extent.blocks_before);
         let inside = &self.segments[extent.segments.clone()];
-        let first =
-            extent.segments.start + inside.partition_point(|segment| segment.end() <= range.start);
-        let last =
-            extent.segments.start + inside.partition_point(|segment| segment.offset < range.end);
+        let first = extent.segments.start + inside.partition_point(|segment| segment.end() <= range.start);
+        let last = extent.segments.start + inside.partition_point(|segment| segment.offset < range.end);
         let mut block = Block {
             file: self.segments[extent.segments.start].file as usize,
             io: range.clone(),
@@ -302,10 +263,7 @@ impl Plan {
 
     /// Chooses channel and memory of a block, and widens what must be.
     fn route(&self, block: &mut Block, direct: Option<FileAlignment>) {
-        let alignment = direct.unwrap_or(FileAlignment {
-            memory: Alignment::ONE,
-            offset: Alignment::ONE,
-        });
+        let alignment = direct.unwrap_or(FileAlignment { memory: Alignment::ONE, offset: Alignment::ONE });
         if direct.is_some() {
             block.channel = Channel::Direct;
         }
@@ -395,10 +353,7 @@ fn unit_bytes(block_bytes: u64, stripe_bytes: u64) -> u64 {
         return block_bytes;
     }
     (stripe_bytes.div_ceil(block_bytes)..=stripe_bytes / BLOCK_BYTES_MIN)
-        .find(|pieces| {
-            stripe_bytes.is_multiple_of(*pieces)
-                && (stripe_bytes / pieces).is_multiple_of(BLOCK_BYTES_MIN)
-        })
+        .find(|pieces| stripe_bytes.is_multiple_of(*pieces) && (stripe_bytes / pieces).is_multiple_of(BLOCK_BYTES_MIN))
         .map_or(BLOCK_BYTES_MIN, |pieces| stripe_bytes / pieces)
 }
 

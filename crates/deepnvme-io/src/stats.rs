@@ -124,14 +124,7 @@ impl WorkerStats {
         counter.fetch_add(by, Ordering::Relaxed);
     }
 
-    pub(crate) fn block_done(
-        &self,
-        direction: Direction,
-        channel: Channel,
-        via: Via,
-        bytes: u64,
-        took: Duration,
-    ) {
+    pub(crate) fn block_done(&self, direction: Direction, channel: Channel, via: Via, bytes: u64, took: Duration) {
         let counters = &self.counters;
         let by_direction = match direction {
             Direction::Read => &counters.bytes_read,
@@ -151,10 +144,7 @@ impl WorkerStats {
 }
 
 /// Adds up the workers.
-pub(crate) fn snapshot<'a>(
-    backend: BackendKind,
-    workers: impl Iterator<Item = &'a WorkerStats>,
-) -> StatsSnapshot {
+pub(crate) fn snapshot<'a>(backend: BackendKind, workers: impl Iterator<Item = &'a WorkerStats>) -> StatsSnapshot {
     let mut sum = StatsSnapshot::zero(backend);
     let mut latency = Histogram::<u64>::new_with_bounds(1, LATENCY_US_MAX, 2).ok();
     for worker in workers {
@@ -168,8 +158,7 @@ pub(crate) fn snapshot<'a>(
             sum.pool_bytes += bytes;
         }
         if sum.buffered_reason.is_none() {
-            sum.buffered_reason
-                .clone_from(&lock(&worker.buffered_reason));
+            sum.buffered_reason.clone_from(&lock(&worker.buffered_reason));
         }
     }
     if let Some(latency) = latency.filter(|latency| !latency.is_empty()) {

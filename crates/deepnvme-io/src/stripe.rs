@@ -47,10 +47,7 @@ impl StripeSet {
     /// `InvalidInput` when there is no part, more than [`PARTS_MAX`], one twice, or the stripe size is out of range.
     pub fn new(parts: Vec<PathBuf>, stripe_bytes: u64) -> Result<Self> {
         if parts.is_empty() || parts.len() > PARTS_MAX {
-            return Err(invalid(format!(
-                "a stripe set has 1 to {PARTS_MAX} parts, not {}",
-                parts.len()
-            )));
+            return Err(invalid(format!("a stripe set has 1 to {PARTS_MAX} parts, not {}", parts.len())));
         }
         let in_range = (STRIPE_BYTES_MIN..=STRIPE_BYTES_MAX).contains(&stripe_bytes);
         if !in_range || !stripe_bytes.is_multiple_of(STRIPE_BYTES_MIN) {
@@ -60,15 +57,9 @@ impl StripeSet {
         }
         let mut seen = std::collections::HashSet::new();
         if let Some(twice) = parts.iter().find(|part| !seen.insert(part.as_path())) {
-            return Err(invalid(format!(
-                "the part {} is named twice",
-                twice.display()
-            )));
+            return Err(invalid(format!("the part {} is named twice", twice.display())));
         }
-        Ok(Self {
-            parts,
-            stripe_bytes,
-        })
+        Ok(Self { parts, stripe_bytes })
     }
 
     /// The part files, in order.
@@ -99,10 +90,7 @@ impl StripeSet {
         let os = |error: &std::io::Error| io_error("open stripe manifest", error).at_path(path);
         let bytes = fs::metadata(path).map_err(|error| os(&error))?.len();
         if bytes > MANIFEST_BYTES_MAX {
-            return Err(invalid(format!(
-                "it has {bytes} bytes, more than {MANIFEST_BYTES_MAX}"
-            ))
-            .at_path(path));
+            return Err(invalid(format!("it has {bytes} bytes, more than {MANIFEST_BYTES_MAX}")).at_path(path));
         }
         let text = fs::read_to_string(path).map_err(|error| os(&error))?;
         let manifest: Manifest = serde_json::from_str(&text)
@@ -115,11 +103,7 @@ impl StripeSet {
             .at_path(path));
         }
         let folder = path.parent().unwrap_or(Path::new(""));
-        let parts = manifest
-            .parts
-            .into_iter()
-            .map(|part| folder.join(part))
-            .collect();
+        let parts = manifest.parts.into_iter().map(|part| folder.join(part)).collect();
         Self::new(parts, manifest.stripe_bytes).map_err(|error| error.at_path(path))
     }
 
@@ -129,26 +113,19 @@ impl StripeSet {
     /// When the folder refuses it.
     pub fn write_manifest(&self) -> Result<()> {
         let path = self.manifest_path();
-        let parts = self
-            .parts
-            .iter()
-            .map(|part| std::path::absolute(part).unwrap_or_else(|_| part.clone()));
+        let parts = self.parts.iter().map(|part| std::path::absolute(part).unwrap_or_else(|_| part.clone()));
         let manifest = Manifest {
             format: FORMAT.into(),
             version: VERSION,
             stripe_bytes: self.stripe_bytes,
             parts: parts.collect(),
         };
-        let text = serde_json::to_string_pretty(&manifest).map_err(|error| {
-            invalid(format!("a part's name is not UTF-8: {error}")).at_path(&path)
-        })?;
+        let text = serde_json::to_string_pretty(&manifest)
+            .map_err(|error| invalid(format!("a part's name is not UTF-8: {error}")).at_path(&path))?;
         let mut temporary = path.clone().into_os_string();
         temporary.push(format!(".{}.tmp", std::process::id()));
         let written = fs::File::create(&temporary)
-            .and_then(|mut file| {
-                file.write_all(text.as_bytes())
-                    .and_then(|()| file.sync_all())
-            })
+            .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
             .and_then(|()| fs::rename(&temporary, &path));
         written.map_err(|error| {
             let _ = fs::remove_file(&temporary);
@@ -179,10 +156,7 @@ pub struct Layout {
 
 impl Layout {
     /// A plain file.
-    pub const SINGLE: Self = Self {
-        parts: 1,
-        stripe_bytes: u64::MAX,
-    };
+    pub const SINGLE: Self = Self { parts: 1, stripe_bytes: u64::MAX };
 
     /// The part of the byte at `offset`, and its offset there.
     #[must_use]
@@ -192,10 +166,7 @@ impl Layout {
         }
         let stripe = offset / self.stripe_bytes;
         let within = offset % self.stripe_bytes;
-        (
-            (stripe % self.parts) as usize,
-            stripe / self.parts * self.stripe_bytes + within,
-        )
+        ((stripe % self.parts) as usize, stripe / self.parts * self.stripe_bytes + within)
     }
 
     /// Bytes of part `part` when the logical file has `bytes`.
@@ -250,10 +221,7 @@ mod tests {
         let set = StripeSet::new(parts.clone(), 8192).unwrap();
         set.write_manifest().unwrap();
         assert_eq!(StripeSet::from_manifest(&set.manifest_path()).unwrap(), set);
-        assert_eq!(
-            StripeSet::new(parts, 5000).unwrap_err().kind(),
-            ErrorKind::InvalidInput
-        );
+        assert_eq!(StripeSet::new(parts, 5000).unwrap_err().kind(), ErrorKind::InvalidInput);
         for text in [
             "",
             "[]",

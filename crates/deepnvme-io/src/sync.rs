@@ -9,24 +9,13 @@ pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-    condvar
-        .wait(guard)
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
+    condvar.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-pub(crate) fn wait_timeout<'a, T>(
-    condvar: &Condvar,
-    guard: MutexGuard<'a, T>,
-    timeout: Duration,
-) -> MutexGuard<'a, T> {
-    condvar
-        .wait_timeout(guard, timeout)
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
-        .0
+pub(crate) fn wait_timeout<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>, timeout: Duration) -> MutexGuard<'a, T> {
+    condvar.wait_timeout(guard, timeout).unwrap_or_else(std::sync::PoisonError::into_inner).0
 }

@@ -14,13 +14,9 @@ fn geometries() -> impl Strategy<Value = Geometry> {
     });
     let layout = prop_oneof![
         Just(Layout::SINGLE),
-        (2u64..5, 1u64..9).prop_map(|(parts, pages)| Layout {
-            parts,
-            stripe_bytes: pages * PAGE
-        }),
+        (2u64..5, 1u64..9).prop_map(|(parts, pages)| Layout { parts, stripe_bytes: pages * PAGE }),
     ];
-    (proptest::option::of(alignment), layout)
-        .prop_map(|(direct, layout)| Geometry { direct, layout })
+    (proptest::option::of(alignment), layout).prop_map(|(direct, layout)| Geometry { direct, layout })
 }
 
 /// Ranges in file order with gaps between them; some touch.
@@ -33,22 +29,14 @@ fn segments() -> impl Strategy<Value = Vec<Segment>> {
         let place = |(index, (gap, len, address)): (usize, (u64, u64, Option<usize>))| {
             let start = offset + gap;
             offset = start + len;
-            Segment {
-                file: 0,
-                item: index as u32,
-                offset: start,
-                len,
-                address,
-            }
+            Segment { file: 0, item: index as u32, offset: start, len, address }
         };
         list.into_iter().enumerate().map(place).collect()
     })
 }
 
 fn blocks(plan: &Plan) -> Vec<Block> {
-    (0..plan.block_count())
-        .map(|index| plan.block(index))
-        .collect()
+    (0..plan.block_count()).map(|index| plan.block(index)).collect()
 }
 
 fn check(
@@ -62,14 +50,8 @@ fn check(
     for block in blocks(&plan) {
         prop_assert!(!block.range.is_empty());
         prop_assert!(block.io.start <= block.range.start && block.range.end <= block.io.end);
-        prop_assert!(
-            block.io.end - block.io.start <= block_bytes,
-            "an op fits a slot"
-        );
-        let parts = (
-            geometry.layout.locate(block.io.start).0,
-            geometry.layout.locate(block.io.end - 1).0,
-        );
+        prop_assert!(block.io.end - block.io.start <= block_bytes, "an op fits a slot");
+        let parts = (geometry.layout.locate(block.io.start).0, geometry.layout.locate(block.io.end - 1).0);
         prop_assert_eq!(parts.0, parts.1, "an op stays in one part");
         if direction == Direction::Write {
             prop_assert_eq!(&block.io, &block.range, "a write never widens");
@@ -86,35 +68,18 @@ fn check(
     for pair in moved.windows(2) {
         prop_assert!(pair[0].end <= pair[1].start, "no byte moves twice");
     }
-    prop_assert_eq!(
-        moved
-            .iter()
-            .map(|range| range.end - range.start)
-            .sum::<u64>(),
-        plan.bytes_total()
-    );
+    prop_assert_eq!(moved.iter().map(|range| range.end - range.start).sum::<u64>(), plan.bytes_total());
     Ok(())
 }
 
-fn check_alignment(
-    geometry: Geometry,
-    segments: &[Segment],
-    block: &Block,
-) -> Result<(), TestCaseError> {
+fn check_alignment(geometry: Geometry, segments: &[Segment], block: &Block) -> Result<(), TestCaseError> {
     let Channel::Direct = block.channel else {
         return Ok(());
     };
-    let alignment = geometry
-        .direct
-        .expect("direct blocks only where there is direct I/O");
-    prop_assert!(
-        alignment.offset.is_aligned(block.io.start) && alignment.offset.is_aligned(block.io.end)
-    );
+    let alignment = geometry.direct.expect("direct blocks only where there is direct I/O");
+    prop_assert!(alignment.offset.is_aligned(block.io.start) && alignment.offset.is_aligned(block.io.end));
     if block.via == Via::Caller {
-        for segment in segments
-            .iter()
-            .filter(|s| s.offset < block.range.end && s.offset + s.len > block.range.start)
-        {
+        for segment in segments.iter().filter(|s| s.offset < block.range.end && s.offset + s.len > block.range.start) {
             let start = segment.offset.max(block.range.start);
             let end = (segment.offset + segment.len).min(block.range.end);
             let address = segment.address.expect("contiguous") as u64 + (start - segment.offset);
@@ -160,41 +125,18 @@ proptest! {
 
 #[test]
 fn overlapping_writes_are_refused_and_overlapping_reads_are_not() {
-    let geometry = Geometry {
-        direct: None,
-        layout: Layout::SINGLE,
-    };
-    let segment = |offset| Segment {
-        file: 0,
-        item: 0,
-        offset,
-        len: 100,
-        address: Some(0),
-    };
+    let geometry = Geometry { direct: None, layout: Layout::SINGLE };
+    let segment = |offset| Segment { file: 0, item: 0, offset, len: 100, address: Some(0) };
     let both = vec![segment(0), segment(99)];
     assert!(Plan::new(Direction::Write, &[geometry], both.clone(), PAGE).is_err());
-    assert_eq!(
-        Plan::new(Direction::Read, &[geometry], both, PAGE)
-            .unwrap()
-            .bytes_total(),
-        200
-    );
+    assert_eq!(Plan::new(Direction::Read, &[geometry], both, PAGE).unwrap().bytes_total(), 200);
 }
 
 #[test]
 fn a_range_beyond_the_largest_offset_is_refused() {
-    let geometry = Geometry {
-        direct: None,
-        layout: Layout::SINGLE,
-    };
+    let geometry = Geometry { direct: None, layout: Layout::SINGLE };
     for (offset, len) in [(u64::MAX, 1), (i64::MAX as u64, 1), (1, u64::MAX)] {
-        let segment = Segment {
-            file: 0,
-            item: 0,
-            offset,
-            len,
-            address: Some(0),
-        };
+        let segment = Segment { file: 0, item: 0, offset, len, address: Some(0) };
         assert!(Plan::new(Direction::Read, &[geometry], vec![segment], PAGE).is_err());
     }
 }
@@ -202,24 +144,13 @@ fn a_range_beyond_the_largest_offset_is_refused() {
 #[test]
 fn ten_thousand_adjacent_tensors_become_large_transfers() {
     let alignment = Alignment::new(512).unwrap();
-    let geometry = Geometry {
-        direct: Some(FileAlignment {
-            memory: alignment,
-            offset: alignment,
-        }),
-        layout: Layout::SINGLE,
-    };
+    let geometry =
+        Geometry { direct: Some(FileAlignment { memory: alignment, offset: alignment }), layout: Layout::SINGLE };
     let mut offset = 0;
     let segments: Vec<_> = (0..10_000u32)
         .map(|item| {
             let len = 4096 + u64::from(item) * 7 % 60_000;
-            let segment = Segment {
-                file: 0,
-                item,
-                offset,
-                len,
-                address: Some(64 + item as usize * 65_536),
-            };
+            let segment = Segment { file: 0, item, offset, len, address: Some(64 + item as usize * 65_536) };
             offset += len;
             segment
         })

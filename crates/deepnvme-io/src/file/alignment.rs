@@ -23,12 +23,7 @@ pub(super) enum Found {
 
 /// What `statx` says of a descriptor, with the alignment fields where the kernel has them.
 pub(super) fn stat(fd: BorrowedFd<'_>) -> Result<Statx, Errno> {
-    statx(
-        fd,
-        c"",
-        AtFlags::EMPTY_PATH,
-        StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN,
-    )
+    statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN)
 }
 
 /// Asks `statx` of a descriptor open for direct I/O, else tries small reads on it.
@@ -42,10 +37,7 @@ pub(super) fn find(fd: BorrowedFd<'_>, stat: &Statx) -> Found {
         };
     }
     let alignment = try_reads(fd);
-    Found::Aligned(FileAlignment {
-        memory: alignment,
-        offset: alignment,
-    })
+    Found::Aligned(FileAlignment { memory: alignment, offset: alignment })
 }
 
 /// The smallest alignment with which a read is not refused. A file that cannot be read, or is empty, says nothing.

@@ -109,9 +109,7 @@ impl TensorFile {
     /// The kernel's refusal, with the path; `Unsupported` when direct I/O is required and not to be had.
     pub fn open(target: &Target, options: OpenOptions) -> Result<Arc<Self>> {
         match target {
-            Target::Path(path) if is_manifest(path) => {
-                Self::open_stripes(&StripeSet::from_manifest(path)?, options)
-            }
+            Target::Path(path) if is_manifest(path) => Self::open_stripes(&StripeSet::from_manifest(path)?, options),
             Target::Path(path) => Ok(Arc::new(Self {
                 path: path.clone(),
                 parts: vec![Part::open(path, options)?],
@@ -125,9 +123,7 @@ impl TensorFile {
         let manifest = set.manifest_path();
         if manifest.exists() {
             let stored = StripeSet::from_manifest(&manifest)?;
-            if stored.stripe_bytes() != set.stripe_bytes()
-                || stored.parts().len() != set.parts().len()
-            {
+            if stored.stripe_bytes() != set.stripe_bytes() || stored.parts().len() != set.parts().len() {
                 let detail = format!(
                     "the set was written with stripe_bytes {} over {} parts, and is opened with {} over {}",
                     stored.stripe_bytes(),
@@ -138,45 +134,25 @@ impl TensorFile {
                 return Err(Error::new(ErrorKind::InvalidInput, "open", detail).at_path(manifest));
             }
         }
-        let parts = set
-            .parts()
-            .iter()
-            .map(|path| Part::open(path, options))
-            .collect::<Result<Vec<_>>>()?;
+        let parts = set.parts().iter().map(|path| Part::open(path, options)).collect::<Result<Vec<_>>>()?;
         if options.create && !manifest.exists() {
             set.write_manifest()?;
         }
         let layout = if parts.len() == 1 {
             Layout::SINGLE
         } else {
-            Layout {
-                parts: parts.len() as u64,
-                stripe_bytes: set.stripe_bytes(),
-            }
+            Layout { parts: parts.len() as u64, stripe_bytes: set.stripe_bytes() }
         };
-        Ok(Arc::new(Self {
-            path: manifest,
-            parts,
-            layout,
-        }))
+        Ok(Arc::new(Self { path: manifest, parts, layout }))
     }
 
     /// Takes a duplicate of an open descriptor; the caller's own stays as it is, and stays the caller's to close.
     ///
     /// # Errors
     /// `InvalidInput` when it is no regular file or block device, or not open for `access`.
-    pub fn from_fd(
-        fd: BorrowedFd<'_>,
-        path: Option<&Path>,
-        access: Access,
-        direct: DirectMode,
-    ) -> Result<Arc<Self>> {
+    pub fn from_fd(fd: BorrowedFd<'_>, path: Option<&Path>, access: Access, direct: DirectMode) -> Result<Arc<Self>> {
         let part = Part::adopt(fd, path, access, direct)?;
-        Ok(Arc::new(Self {
-            path: part.path().to_path_buf(),
-            parts: vec![part],
-            layout: Layout::SINGLE,
-        }))
+        Ok(Arc::new(Self { path: part.path().to_path_buf(), parts: vec![part], layout: Layout::SINGLE }))
     }
 
     /// The path that errors name.
@@ -196,9 +172,7 @@ impl TensorFile {
             }
             last = Some(state);
         }
-        last.unwrap_or(DirectState::Buffered {
-            reason: "the set has no parts".into(),
-        })
+        last.unwrap_or(DirectState::Buffered { reason: "the set has no parts".into() })
     }
 
     /// Bytes in the file now.
@@ -253,17 +227,13 @@ impl TensorFile {
         let mut direct = self.parts[0].alignment();
         for part in &self.parts[1..] {
             direct = match (direct, part.alignment()) {
-                (Some(a), Some(b)) => Some(crate::split::FileAlignment {
-                    memory: a.memory.max(b.memory),
-                    offset: a.offset.max(b.offset),
-                }),
+                (Some(a), Some(b)) => {
+                    Some(crate::split::FileAlignment { memory: a.memory.max(b.memory), offset: a.offset.max(b.offset) })
+                }
                 _ => None,
             };
         }
-        Geometry {
-            direct,
-            layout: self.layout,
-        }
+        Geometry { direct, layout: self.layout }
     }
 
     pub(crate) fn part_at(&self, offset: u64) -> (&Part, u64) {
@@ -277,8 +247,5 @@ impl TensorFile {
 }
 
 fn is_manifest(path: &Path) -> bool {
-    path.as_os_str()
-        .as_encoded_bytes()
-        .ends_with(crate::stripe::MANIFEST_SUFFIX.as_bytes())
-        && path.is_file()
+    path.as_os_str().as_encoded_bytes().ends_with(crate::stripe::MANIFEST_SUFFIX.as_bytes()) && path.is_file()
 }

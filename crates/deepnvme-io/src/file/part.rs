@@ -41,9 +41,7 @@ impl Part {
         if options.direct != DirectMode::Disabled {
             match open(OFlags::DIRECT) {
                 Ok(fd) => part.take_direct(fd, &fail)?,
-                Err(Errno::INVAL | Errno::OPNOTSUPP) => {
-                    part.refuse_direct("the file system refuses O_DIRECT")?
-                }
+                Err(Errno::INVAL | Errno::OPNOTSUPP) => part.refuse_direct("the file system refuses O_DIRECT")?,
                 Err(errno) => return Err(fail(errno)),
             }
         }
@@ -55,12 +53,7 @@ impl Part {
         Ok(part)
     }
 
-    pub(super) fn adopt(
-        fd: BorrowedFd<'_>,
-        path: Option<&Path>,
-        access: Access,
-        direct: DirectMode,
-    ) -> Result<Self> {
+    pub(super) fn adopt(fd: BorrowedFd<'_>, path: Option<&Path>, access: Access, direct: DirectMode) -> Result<Self> {
         let path = path.map_or_else(|| name_of(fd), Path::to_path_buf);
         let fail = |errno: Errno| Error::os("open", errno).at_path(&path);
         let flags = fs::fcntl_getfl(fd).map_err(fail)?;
@@ -74,9 +67,7 @@ impl Part {
             if direct != DirectMode::Disabled {
                 match reopen(own.as_fd(), access, OFlags::DIRECT) {
                     Ok(direct) => part.take_direct(direct, &fail)?,
-                    Err(_) => {
-                        part.refuse_direct("the descriptor cannot be reopened with O_DIRECT")?
-                    }
+                    Err(_) => part.refuse_direct("the descriptor cannot be reopened with O_DIRECT")?,
                 }
             }
             // Linux appends every write to an O_APPEND descriptor, whatever its offset.
@@ -96,14 +87,7 @@ impl Part {
             let _ = buffered_reason.set(DISABLED.into());
         }
         let required = mode == DirectMode::Required;
-        Self {
-            path,
-            access,
-            direct: None,
-            buffered: OnceLock::new(),
-            required,
-            buffered_reason,
-        }
+        Self { path, access, direct: None, buffered: OnceLock::new(), required, buffered_reason }
     }
 
     fn take_direct(&mut self, fd: OwnedFd, fail: &dyn Fn(Errno) -> Error) -> Result<()> {
@@ -119,9 +103,7 @@ impl Part {
     /// Notes that direct I/O does not work on this file; an error where it is required.
     pub(crate) fn refuse_direct(&self, reason: &str) -> Result<()> {
         if self.required {
-            let detail = format!(
-                "{reason}, and direct I/O is required; use direct=\"preferred\" or another folder"
-            );
+            let detail = format!("{reason}, and direct I/O is required; use direct=\"preferred\" or another folder");
             return Err(Error::new(ErrorKind::Unsupported, "open", detail).at_path(&self.path));
         }
         let _ = self.buffered_reason.set(reason.into());
@@ -143,9 +125,7 @@ impl Part {
                 memory_alignment_bytes: alignment.memory.bytes(),
                 offset_alignment_bytes: alignment.offset.bytes(),
             },
-            (None, reason) => DirectState::Buffered {
-                reason: reason.cloned().unwrap_or_default(),
-            },
+            (None, reason) => DirectState::Buffered { reason: reason.cloned().unwrap_or_default() },
         }
     }
 
@@ -158,8 +138,7 @@ impl Part {
             return Ok(Arc::clone(fd));
         }
         let reopened = reopen(self.any().as_fd(), self.access, OFlags::empty());
-        let fd = reopened
-            .map_err(|errno| Error::os("reopen without O_DIRECT", errno).at_path(&self.path))?;
+        let fd = reopened.map_err(|errno| Error::os("reopen without O_DIRECT", errno).at_path(&self.path))?;
         Ok(Arc::clone(self.buffered.get_or_init(|| Arc::new(fd))))
     }
 
@@ -173,16 +152,14 @@ impl Part {
 
     pub(super) fn len(&self) -> Result<u64> {
         let stat = alignment::stat(self.any().as_fd());
-        stat.map(|stat| stat.stx_size)
-            .map_err(|errno| Error::os("stat", errno).at_path(&self.path))
+        stat.map(|stat| stat.stx_size).map_err(|errno| Error::os("stat", errno).at_path(&self.path))
     }
 
     pub(super) fn cut(&self, bytes: u64) -> Result<()> {
         if self.len()? <= bytes {
             return Ok(());
         }
-        fs::ftruncate(self.any(), bytes)
-            .map_err(|errno| Error::os("truncate", errno).at_path(&self.path))
+        fs::ftruncate(self.any(), bytes).map_err(|errno| Error::os("truncate", errno).at_path(&self.path))
     }
 
     pub(super) fn set_len(&self, bytes: u64) -> Result<()> {
@@ -224,11 +201,7 @@ impl Part {
 /// A second, independent open file description of the same file.
 fn reopen(fd: BorrowedFd<'_>, access: Access, extra: OFlags) -> Result<OwnedFd, Errno> {
     let name = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    fs::open(
-        name,
-        access.flags() | OFlags::CLOEXEC | extra,
-        Mode::empty(),
-    )
+    fs::open(name, access.flags() | OFlags::CLOEXEC | extra, Mode::empty())
 }
 
 fn name_of(fd: BorrowedFd<'_>) -> PathBuf {
@@ -241,8 +214,7 @@ fn check_type(stat: &Statx, path: &Path) -> Result<()> {
         FileType::RegularFile | FileType::BlockDevice => Ok(()),
         FileType::Directory => Err(Error::os("open", Errno::ISDIR).at_path(path)),
         other => {
-            let detail =
-                format!("it is a {other:?}; only regular files and block devices have offsets");
+            let detail = format!("it is a {other:?}; only regular files and block devices have offsets");
             Err(Error::new(ErrorKind::InvalidInput, "open", detail).at_path(path))
         }
     }

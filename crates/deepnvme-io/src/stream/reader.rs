@@ -41,21 +41,10 @@ impl FileReader {
     /// # Errors
     /// The kernel's refusal, with the path.
     pub fn open(engine: Arc<Engine>, target: &Target) -> Result<Self> {
-        let options = OpenOptions {
-            access: Access::Read,
-            create: false,
-            direct: engine.config().direct,
-        };
+        let options = OpenOptions { access: Access::Read, create: false, direct: engine.config().direct };
         let file = TensorFile::open(target, options)?;
         let file_bytes = file.len()?;
-        Ok(Self {
-            ahead: VecDeque::new(),
-            current: None,
-            engine,
-            file,
-            file_bytes,
-            next_bytes: FIRST_BYTES,
-        })
+        Ok(Self { ahead: VecDeque::new(), current: None, engine, file, file_bytes, next_bytes: FIRST_BYTES })
     }
 
     /// Bytes in the file when it was opened.
@@ -102,18 +91,13 @@ impl FileReader {
     }
 
     fn holds(&self, offset: u64) -> bool {
-        self.current
-            .as_ref()
-            .is_some_and(|(start, _, bytes)| (*start..start + *bytes as u64).contains(&offset))
+        self.current.as_ref().is_some_and(|(start, _, bytes)| (*start..start + *bytes as u64).contains(&offset))
     }
 
     /// Makes the buffer that holds `offset` the current one, and keeps others coming.
     fn go_to(&mut self, offset: u64) -> Result<()> {
         let mut spare = self.current.take().map(|(_, buffer, _)| buffer);
-        let is_next = self
-            .ahead
-            .front()
-            .is_some_and(|window| window.offset == offset);
+        let is_next = self.ahead.front().is_some_and(|window| window.offset == offset);
         if is_next {
             self.next_bytes = (self.next_bytes * 2).min(BUFFER_BYTES);
         } else {
@@ -127,10 +111,7 @@ impl FileReader {
         let mut next = window.offset + window.bytes as u64;
         if is_next {
             // Reading in order: keep the others busy while this one is used.
-            next = self
-                .ahead
-                .back()
-                .map_or(next, |last| last.offset + last.bytes as u64);
+            next = self.ahead.back().map_or(next, |last| last.offset + last.bytes as u64);
             while self.ahead.len() + 2 < BUFFERS && next < self.file_bytes {
                 next += self.request(next, spare.take())? as u64;
             }
@@ -141,8 +122,7 @@ impl FileReader {
         let (memory, result) = window.pending.wait();
         let Transfer { .. } = result?;
         let buffer = memory.and_then(|memory| memory.into_buffer().ok());
-        let buffer = buffer
-            .ok_or_else(|| Error::new(ErrorKind::Io, "read", "a buffer did not come home"))?;
+        let buffer = buffer.ok_or_else(|| Error::new(ErrorKind::Io, "read", "a buffer did not come home"))?;
         self.current = Some((offset, buffer, bytes));
         Ok(())
     }
@@ -156,17 +136,12 @@ impl FileReader {
         let buffer = match spare.filter(|buffer| buffer.len() == bytes) {
             Some(buffer) => buffer,
             None => Buffer::zeroed(bytes).map_err(|error| {
-                let errno =
-                    rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::NOMEM);
+                let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::NOMEM);
                 Error::os("allocate a buffer", errno)
             })?,
         };
         let pending = self.engine.read(&self.file, offset, buffer.into_region())?;
-        self.ahead.push_back(Window {
-            offset,
-            bytes,
-            pending,
-        });
+        self.ahead.push_back(Window { offset, bytes, pending });
         Ok(bytes)
     }
 }

@@ -38,9 +38,7 @@ impl Replacement {
         let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
         let Some(name) = target.file_name() else {
             let detail = "the path has no file name";
-            return Err(
-                Error::new(ErrorKind::InvalidInput, "open for writing", detail).at_path(path),
-            );
+            return Err(Error::new(ErrorKind::InvalidInput, "open for writing", detail).at_path(path));
         };
         if target.is_dir() {
             return Err(Error::os("open for writing", rustix::io::Errno::ISDIR).at_path(path));
@@ -52,28 +50,14 @@ impl Replacement {
         remove_stale(folder, &prefix);
         loop {
             let mut unique = prefix.clone();
-            unique.push(format!(
-                "{}-{}",
-                std::process::id(),
-                COUNTER.fetch_add(1, Ordering::Relaxed)
-            ));
+            unique.push(format!("{}-{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed)));
             let temporary = folder.join(unique);
-            let opened = File::options()
-                .read(true)
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(&temporary);
+            let opened = File::options().read(true).write(true).create_new(true).mode(0o600).open(&temporary);
             match opened {
                 Ok(file) => {
                     // A file system without locks only loses the clearing of stale temporaries.
                     let _ = flock(file.as_fd(), FlockOperation::NonBlockingLockExclusive);
-                    return Ok(Self {
-                        target,
-                        temporary,
-                        file,
-                        is_committed: false,
-                    });
+                    return Ok(Self { target, temporary, file, is_committed: false });
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(os("open for writing", &error).at_path(path)),
@@ -105,9 +89,7 @@ impl Replacement {
         };
         let fail = |operation, error: &io::Error| os(operation, error).at_path(&self.target);
         let permissions = fs::Permissions::from_mode(mode);
-        self.file
-            .set_permissions(permissions)
-            .map_err(|error| fail("set permissions", &error))?;
+        self.file.set_permissions(permissions).map_err(|error| fail("set permissions", &error))?;
         fs::rename(&self.temporary, &self.target).map_err(|error| fail("rename", &error))?;
         self.is_committed = true;
         if sync_folder {
@@ -149,11 +131,7 @@ fn remove_stale(folder: &Path, prefix: &std::ffi::OsStr) {
         return;
     };
     for entry in entries.flatten() {
-        if !entry
-            .file_name()
-            .as_encoded_bytes()
-            .starts_with(prefix.as_encoded_bytes())
-        {
+        if !entry.file_name().as_encoded_bytes().starts_with(prefix.as_encoded_bytes()) {
             continue;
         }
         let Ok(file) = File::options().read(true).write(true).open(entry.path()) else {
@@ -169,8 +147,7 @@ fn remove_stale(folder: &Path, prefix: &std::ffi::OsStr) {
 fn umask() -> u32 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
-    line.and_then(|text| u32::from_str_radix(text.trim(), 8).ok())
-        .unwrap_or(0o022)
+    line.and_then(|text| u32::from_str_radix(text.trim(), 8).ok()).unwrap_or(0o022)
 }
 
 fn os(operation: &'static str, error: &io::Error) -> Error {

@@ -51,11 +51,7 @@ impl FileWriter {
             DirectMode::Required | DirectMode::Preferred => DirectMode::Preferred,
             DirectMode::Disabled => DirectMode::Disabled,
         };
-        let options = OpenOptions {
-            access: Access::ReadWrite,
-            create: false,
-            direct,
-        };
+        let options = OpenOptions { access: Access::ReadWrite, create: false, direct };
         let file = TensorFile::open(&Target::from(replacement.temporary()), options)?;
         Ok(Self {
             in_flight: VecDeque::with_capacity(BUFFERS),
@@ -92,8 +88,7 @@ impl FileWriter {
             };
             let room = buffer.len() - self.current_bytes;
             let (now, later) = bytes.split_at(room.min(bytes.len()));
-            buffer.as_mut_slice()[self.current_bytes..self.current_bytes + now.len()]
-                .copy_from_slice(now);
+            buffer.as_mut_slice()[self.current_bytes..self.current_bytes + now.len()].copy_from_slice(now);
             self.current_bytes += now.len();
             bytes = later;
             if self.current_bytes == buffer.len() {
@@ -121,17 +116,10 @@ impl FileWriter {
         // Cuts what was allocated ahead; the empty write syncs.
         let options = WriteOptions {
             extent: WriteExtent::InPlace,
-            durability: if self.durability == Durability::None {
-                Durability::None
-            } else {
-                Durability::Data
-            },
+            durability: if self.durability == Durability::None { Durability::None } else { Durability::Data },
         };
         self.file.cut(bytes)?;
-        let (_, synced) = self
-            .engine
-            .write(&self.file, bytes, Region::from_vec(Vec::new()), options)?
-            .wait();
+        let (_, synced) = self.engine.write(&self.file, bytes, Region::from_vec(Vec::new()), options)?.wait();
         synced?;
         match self.replacement.take() {
             Some(replacement) => replacement.commit(self.durability == Durability::Full),
@@ -152,9 +140,7 @@ impl FileWriter {
             return Buffer::zeroed(BUFFER_BYTES).map_err(|error| no_memory(&error));
         }
         self.reclaim()?;
-        self.spare
-            .pop()
-            .ok_or_else(|| Error::new(ErrorKind::Io, "write", "a buffer did not come home"))
+        self.spare.pop().ok_or_else(|| Error::new(ErrorKind::Io, "write", "a buffer did not come home"))
     }
 
     fn submit(&mut self, buffer: Buffer) -> Result<()> {
@@ -162,12 +148,7 @@ impl FileWriter {
         self.allocate_ahead(self.submitted_bytes + bytes as u64);
         let memory = buffer.into_region();
         let source = memory.region().slice(0..bytes);
-        let pending = self.engine.write(
-            &self.file,
-            self.submitted_bytes,
-            source,
-            WriteOptions::default(),
-        )?;
+        let pending = self.engine.write(&self.file, self.submitted_bytes, source, WriteOptions::default())?;
         self.submitted_bytes += bytes as u64;
         self.in_flight.push_back((pending, memory));
         Ok(())
@@ -176,18 +157,12 @@ impl FileWriter {
     /// Allocates in large steps, so that writes land inside the file: file systems run those side by side, and
     /// extending ones one by one. A full disk is left to the write that really needs the space.
     fn allocate_ahead(&mut self, needed_bytes: u64) {
-        if needed_bytes <= self.allocated_bytes
-            || (self.allocated_bytes == 0 && needed_bytes < BUFFER_BYTES as u64)
-        {
+        if needed_bytes <= self.allocated_bytes || (self.allocated_bytes == 0 && needed_bytes < BUFFER_BYTES as u64) {
             return;
         }
         let step = self.allocated_bytes.clamp(AHEAD_BYTES_MIN, AHEAD_BYTES_MAX);
         let target = needed_bytes + step;
-        self.allocated_bytes = if self.file.set_len(target).is_ok() {
-            target
-        } else {
-            u64::MAX
-        };
+        self.allocated_bytes = if self.file.set_len(target).is_ok() { target } else { u64::MAX };
     }
 
     /// Waits for the oldest buffer.
@@ -203,10 +178,7 @@ impl FileWriter {
             self.buffers -= 1;
         }
         if let Err(error) = result {
-            let target = self
-                .replacement
-                .as_ref()
-                .map(|replacement| replacement.target().to_path_buf());
+            let target = self.replacement.as_ref().map(|replacement| replacement.target().to_path_buf());
             let error = target.map_or(error.clone(), |target| error.at_path(target));
             self.failed = Some(error.clone());
             return Err(error);
@@ -226,8 +198,5 @@ impl Drop for FileWriter {
 }
 
 fn no_memory(error: &std::io::Error) -> Error {
-    Error::os(
-        "allocate a buffer",
-        rustix::io::Errno::from_io_error(error).unwrap_or(rustix::io::Errno::NOMEM),
-    )
+    Error::os("allocate a buffer", rustix::io::Errno::from_io_error(error).unwrap_or(rustix::io::Errno::NOMEM))
 }

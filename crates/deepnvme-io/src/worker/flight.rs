@@ -1,15 +1,14 @@
 //! One block (or sync) on its way, and the table of all that a worker has in the air.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Instant;
 
 use deepnvme_mem::Slot;
 
 use super::verdict::{self, Attempt, Headway, Verdict};
 use super::{RETRIES_AT_ONCE, RETRIES_MAX, RETRY_PAUSE};
+use crate::claim::Claim;
 use crate::error::{Error, ErrorKind, Result};
-use crate::job::Job;
 use crate::op::{Errno, Op, OpKind, Pieces, Token};
 use crate::split::{Block, Channel, Direction, Via};
 
@@ -30,7 +29,7 @@ pub(super) enum Task {
 
 #[derive(Debug)]
 pub(super) struct Flight {
-    pub(super) job: Arc<Job>,
+    pub(super) claim: Claim,
     pub(super) task: Task,
     pub(super) slot: Option<Slot>,
     pub(super) started: Instant,
@@ -38,49 +37,25 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    pub(super) fn sync(job: Arc<Job>, path: PathBuf) -> Self {
-        Self::new(job, Task::Sync { path }, None)
+    pub(super) fn sync(claim: Claim, path: PathBuf) -> Self {
+        Self::new(claim, Task::Sync { path }, None)
     }
 
-    pub(super) fn block(job: Arc<Job>, block: Block, slot: Option<Slot>) -> Self {
+    pub(super) fn block(claim: Claim, block: Block, slot: Option<Slot>) -> Self {
         let channel = block.channel;
-        Self::new(
-            job,
-            Task::Block {
-                block,
-                channel,
-                base: 0,
-                step_bytes: 1,
-            },
-            slot,
-        )
+        Self::new(claim, Task::Block { block, channel, base: 0, step_bytes: 1 }, slot)
     }
 
-    fn new(job: Arc<Job>, task: Task, slot: Option<Slot>) -> Self {
-        Self {
-            job,
-            task,
-            slot,
-            started: Instant::now(),
-            headway: Headway {
-                reached: 0,
-                retries: 0,
-            },
-        }
+    fn new(claim: Claim, task: Task, slot: Option<Slot>) -> Self {
+        Self { claim, task, slot, started: Instant::now(), headway: Headway { reached: 0, retries: 0 } }
     }
 
     /// The block's op (its token is yet to be set). Fills the slot of a write.
     pub(super) fn first_op(&mut self) -> Result<Op> {
-        let Task::Block {
-            block,
-            channel,
-            base,
-            step_bytes,
-        } = &mut self.task
-        else {
+        let Task::Block { block, channel, base, step_bytes } = &mut self.task else {
             return Err(Error::new(ErrorKind::Io, "read", "a sync has no blocks"));
         };
-        let (part, offset) = self.job.file(block).part_at(block.io.start);
+        let (part, offset) = self.claim.job().file(block).part_at(block.io.start);
         *base = offset;
         match part.alignment() {
             Some(alignment) if *channel == Channel::Direct => {
@@ -88,12 +63,12 @@ impl Flight {
             }
             _ => *channel = Channel::Buffered,
         }
-        let direction = self.job.plan.direction();
+        let direction = self.claim.job().plan.direction();
         let pieces = match &mut self.slot {
-            None => self.job.pieces(block)?,
+            None => self.claim.job().pieces(block)?,
             Some(slot) => {
                 if direction == Direction::Write {
-                    self.job.copy(block, slot)?;
+                    self.claim.job().copy(block, slot)?;
                 }
                 let io_bytes = (block.io.end - block.io.start) as usize;
                 Pieces::from_iter([slot.region().slice(0..io_bytes)])
@@ -103,27 +78,15 @@ impl Flight {
             Direction::Read => OpKind::Read,
             Direction::Write => OpKind::Write,
         };
-        Ok(Op {
-            token: Token(0),
-            kind,
-            file: part.descriptor(*channel)?,
-            offset,
-            pieces,
-        })
+        Ok(Op { token: Token(0), kind, file: part.descriptor(*channel)?, offset, pieces })
     }
 
     /// Decides what a completion of this block's op means.
     pub(super) fn judge(&mut self, op: &Op, result: Result<usize, Errno>) -> Verdict {
-        let Task::Block {
-            block,
-            channel,
-            base,
-            step_bytes,
-        } = &self.task
-        else {
+        let Task::Block { block, channel, base, step_bytes } = &self.task else {
             return Verdict::Done;
         };
-        let direction = self.job.plan.direction();
+        let direction = self.claim.job().plan.direction();
         let attempt = Attempt {
             before: (op.offset - base) as usize,
             needed: (block.range.end - block.io.start) as usize,
@@ -139,12 +102,8 @@ impl Flight {
             }
             Verdict::Fail(error) => {
                 let at = block.io.start + self.headway.reached as u64;
-                let file = self.job.file(block);
-                let path = if file.parts().len() == 1 {
-                    file.path()
-                } else {
-                    file.part_at(at).0.path()
-                };
+                let file = self.claim.job().file(block);
+                let path = if file.parts().len() == 1 { file.path() } else { file.part_at(at).0.path() };
                 Verdict::Fail(error.at_path(path).at_offset(at))
             }
             other => other,
@@ -154,8 +113,7 @@ impl Flight {
     /// Whether a refused sync is tried again.
     pub(super) fn may_retry(&mut self, errno: Errno) -> bool {
         self.headway.retries += 1;
-        let may =
-            matches!(errno, Errno::INTR | Errno::AGAIN) && self.headway.retries <= RETRIES_MAX;
+        let may = matches!(errno, Errno::INTR | Errno::AGAIN) && self.headway.retries <= RETRIES_MAX;
         if may {
             self.pause_if_late();
         }
@@ -170,18 +128,11 @@ impl Flight {
 
     /// Turns a refused direct op into a buffered one; an error where direct I/O is required.
     pub(super) fn go_buffered(&mut self, mut op: Op, reason: &str) -> Result<Op> {
-        let Task::Block {
-            block,
-            channel,
-            step_bytes,
-            ..
-        } = &mut self.task
-        else {
+        let Task::Block { block, channel, step_bytes, .. } = &mut self.task else {
             return Ok(op);
         };
-        let (part, _) = self.job.file(block).part_at(block.io.start);
-        part.refuse_direct(reason)
-            .map_err(|error| error.at_offset(block.io.start))?;
+        let (part, _) = self.claim.job().file(block).part_at(block.io.start);
+        part.refuse_direct(reason).map_err(|error| error.at_offset(block.io.start))?;
         *channel = Channel::Buffered;
         *step_bytes = 1;
         op.file = part.descriptor(Channel::Buffered)?;
@@ -192,8 +143,8 @@ impl Flight {
     pub(super) fn copy_home(&mut self) -> Result<()> {
         match (&self.task, &mut self.slot) {
             (Task::Block { block, .. }, Some(slot)) if block.via == Via::Slot => {
-                if self.job.plan.direction() == Direction::Read {
-                    return self.job.copy(block, slot);
+                if self.claim.job().plan.direction() == Direction::Read {
+                    return self.claim.job().copy(block, slot);
                 }
                 Ok(())
             }
@@ -206,23 +157,17 @@ impl Flight {
         let Task::Block { block, .. } = &self.task else {
             return Error::new(ErrorKind::UnexpectedEof, "read", "");
         };
-        let file = self.job.file(block);
+        let file = self.claim.job().file(block);
         let reached = block.io.start + self.headway.reached as u64;
         let file_bytes = file.len().unwrap_or(reached);
-        let segments = &self.job.plan.segments()[block.segments.clone()];
-        let missing = segments
-            .iter()
-            .find(|segment| segment.offset + segment.len > file_bytes);
-        let (offset, bytes) = missing
-            .or(segments.first())
-            .map_or((reached, 0), |s| (s.offset, s.len));
+        let segments = &self.claim.job().plan.segments()[block.segments.clone()];
+        let missing = segments.iter().find(|segment| segment.offset + segment.len > file_bytes);
+        let (offset, bytes) = missing.or(segments.first()).map_or((reached, 0), |s| (s.offset, s.len));
         let there = file_bytes.saturating_sub(offset).min(bytes);
         let detail = format!(
             "the file ends too early: it has {file_bytes} bytes; {bytes} were asked for, of which {there} are there"
         );
-        Error::new(ErrorKind::UnexpectedEof, "read", detail)
-            .at_path(file.path())
-            .at_offset(offset)
+        Error::new(ErrorKind::UnexpectedEof, "read", detail).at_path(file.path()).at_offset(offset)
     }
 }
 
@@ -235,10 +180,7 @@ pub(super) struct Flights {
 
 impl Flights {
     pub(super) fn new(capacity: u32) -> Self {
-        Self {
-            places: (0..capacity).map(|_| None).collect(),
-            free: (0..capacity).rev().collect(),
-        }
+        Self { places: (0..capacity).map(|_| None).collect(), free: (0..capacity).rev().collect() }
     }
 
     pub(super) fn len(&self) -> u32 {

@@ -1,0 +1,83 @@
+//! The duty to end one piece of a job's work.
+//!
+//! Whoever takes work takes a claim with it. A claim that is dropped without having been ended (its worker broke
+//! down, or panicked) fails the job, so that nobody waits for ever.
+
+use std::sync::Arc;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::job::Job;
+use crate::queue::Queue;
+
+/// What is claimed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Duty {
+    /// To give the file its final size.
+    Prepare,
+    /// To move one block.
+    Block,
+    /// To sync one file or folder.
+    Sync,
+}
+
+/// One piece of a job, to be ended exactly once.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    job: Arc<Job>,
+    queue: Arc<Queue>,
+    duty: Duty,
+    is_ended: bool,
+}
+
+impl Claim {
+    pub(crate) fn new(job: Arc<Job>, queue: Arc<Queue>, duty: Duty) -> Self {
+        Self { job, queue, duty, is_ended: false }
+    }
+
+    pub(crate) fn job(&self) -> &Job {
+        &self.job
+    }
+
+    /// Reports how it went: the bytes that the caller got or gave, or the failure. Nothing of the job's memory may be
+    /// in use by this piece any more.
+    pub(crate) fn end(mut self, result: Result<u64>) {
+        self.report(result);
+    }
+
+    fn report(&mut self, result: Result<u64>) {
+        self.is_ended = true;
+        let bytes = match result {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                if self.duty == Duty::Prepare && self.queue.cancel(&self.job, error.clone()) {
+                    // No block was ever claimed, so that this has ended the job.
+                    return;
+                }
+                self.job.fail(error);
+                0
+            }
+        };
+        match self.duty {
+            Duty::Prepare => self.queue.prepared(&self.job),
+            Duty::Block => {
+                if self.job.finish_block(bytes) {
+                    self.queue.blocks_done(&self.job);
+                }
+            }
+            Duty::Sync => {
+                if self.job.finish_sync() {
+                    self.queue.complete(&self.job);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if !self.is_ended {
+            let detail = "the worker that moved this block stopped; make a new engine, and report this as a bug";
+            self.report(Err(Error::new(ErrorKind::Io, self.job.plan.direction().name(), detail)));
+        }
+    }
+}
