@@ -45,7 +45,9 @@ impl Mapping {
     fn anywhere(mapped_bytes: usize) -> io::Result<Self> {
         let writable = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: an anonymous mapping at an address of the kernel's choice touches no memory in use.
-        let start = unsafe { mmap_anonymous(ptr::null_mut(), mapped_bytes, writable, MapFlags::PRIVATE) }?;
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), mapped_bytes, writable, MapFlags::PRIVATE) };
+        // Of what we ask for, only the size can be wrong; sandboxes and valgrind say so with another number.
+        let start = start.map_err(|errno| if errno == Errno::INVAL { Errno::NOMEM } else { errno })?;
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
         Ok(Self { start, mapped_bytes })
     }
