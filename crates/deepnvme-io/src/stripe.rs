@@ -112,7 +112,14 @@ impl StripeSet {
     /// # Errors
     /// When the folder refuses it.
     pub fn write_manifest(&self) -> Result<()> {
-        let path = self.manifest_path();
+        self.write_manifest_to(&self.manifest_path())
+    }
+
+    /// Writes the manifest under that path, replacing what is there at once.
+    ///
+    /// # Errors
+    /// When the folder refuses it.
+    pub fn write_manifest_to(&self, path: &Path) -> Result<()> {
         let parts = self.parts.iter().map(|part| std::path::absolute(part).unwrap_or_else(|_| part.clone()));
         let manifest = Manifest {
             format: FORMAT.into(),
@@ -121,15 +128,15 @@ impl StripeSet {
             parts: parts.collect(),
         };
         let text = serde_json::to_string_pretty(&manifest)
-            .map_err(|error| invalid(format!("a part's name is not UTF-8: {error}")).at_path(&path))?;
-        let mut temporary = path.clone().into_os_string();
+            .map_err(|error| invalid(format!("a part's name is not UTF-8: {error}")).at_path(path))?;
+        let mut temporary = path.as_os_str().to_os_string();
         temporary.push(format!(".{}.tmp", std::process::id()));
         let written = fs::File::create(&temporary)
             .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
-            .and_then(|()| fs::rename(&temporary, &path));
+            .and_then(|()| fs::rename(&temporary, path));
         written.map_err(|error| {
             let _ = fs::remove_file(&temporary);
-            io_error("write stripe manifest", &error).at_path(&path)
+            io_error("write stripe manifest", &error).at_path(path)
         })
     }
 }

@@ -121,19 +121,14 @@ impl TensorFile {
 
     fn open_stripes(set: &StripeSet, options: OpenOptions) -> Result<Arc<Self>> {
         let manifest = set.manifest_path();
-        if manifest.exists() {
-            let stored = StripeSet::from_manifest(&manifest)?;
-            if stored.stripe_bytes() != set.stripe_bytes() || stored.parts().len() != set.parts().len() {
-                let detail = format!(
-                    "the set was written with stripe_bytes {} over {} parts, and is opened with {} over {}",
-                    stored.stripe_bytes(),
-                    stored.parts().len(),
-                    set.stripe_bytes(),
-                    set.parts().len()
-                );
-                return Err(Error::new(ErrorKind::InvalidInput, "open", detail).at_path(manifest));
-            }
+        let stored = if manifest.exists() { Some(StripeSet::from_manifest(&manifest)?) } else { None };
+        if let Some(stored) = stored.as_ref().filter(|stored| stored.parts().len() != set.parts().len()) {
+            let (was, is) = (stored.parts().len(), set.parts().len());
+            let detail = format!("the set was written over {was} parts, and is opened with {is}; name all of them");
+            return Err(Error::new(ErrorKind::InvalidInput, "open", detail).at_path(manifest));
         }
+        // The manifest knows which files hold the parts and how they were striped.
+        let set = stored.as_ref().unwrap_or(set);
         let parts = set.parts().iter().map(|path| Part::open(path, options)).collect::<Result<Vec<_>>>()?;
         if options.create && !manifest.exists() {
             set.write_manifest()?;

@@ -6,10 +6,11 @@
 
 mod reader;
 mod replace;
+mod temporary;
 mod writer;
 
 pub use reader::FileReader;
-pub use replace::{Replacement, TEMPORARY_MARK};
+pub use replace::{PART_MARK, Replacement, TEMPORARY_MARK};
 pub use writer::FileWriter;
 
 /// Bytes of one buffer of a stream.

@@ -1,71 +1,73 @@
-//! Replacing a file at once: a private temporary beside it, then its name.
+//! Replacing a file, or a stripe set, at once: private files first, then one rename.
 //!
-//! The temporary is locked (`flock`) while its writer lives, so that the next writer can tell a stale one, left
-//! by a killed process, from one in use, and removes it.
+//! A single file gets the name itself. The parts of a stripe set cannot all be renamed at once, so new parts keep
+//! names of their own and the rename of the manifest, which lists them, is the one moment of change.
 
-use std::fs::{self, File};
-use std::io;
-use std::os::fd::AsFd;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{FlockOperation, flock};
-
+use super::temporary::{self, Temporary};
 use crate::error::{Error, ErrorKind, Result};
+use crate::file::Target;
+use crate::stripe::StripeSet;
 
 /// What the names of temporaries contain, after the name of the file that they will replace.
 pub const TEMPORARY_MARK: &str = ".deepnvme-tmp-";
+/// What the names of a stripe set's rewritten parts contain, after the name of the part as the caller gave it.
+pub const PART_MARK: &str = ".part-";
 
-static COUNTER: AtomicU64 = AtomicU64::new(0);
-
-/// A temporary that becomes the file when committed, and vanishes otherwise.
+/// Private files that become the target when committed, and vanish otherwise.
 #[derive(Debug)]
 pub struct Replacement {
     target: PathBuf,
-    temporary: PathBuf,
-    file: File,
-    is_committed: bool,
+    files: Vec<Temporary>,
+    stripes: Option<StripeSet>,
 }
 
 impl Replacement {
-    /// Makes the temporary, readable by its owner alone, and removes stale ones of the same file. A symbolic link
-    /// is followed: what it points to is replaced, not the link.
+    /// Makes the private files, and removes stale ones of the same target. A symbolic link is followed: what it
+    /// points to is replaced, not the link.
     ///
     /// # Errors
-    /// The refusal of the folder, with its path; `InvalidInput` where the path has no file name or is a folder.
-    pub fn new(path: &Path) -> Result<Self> {
-        let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-        let Some(name) = target.file_name() else {
-            let detail = "the path has no file name";
-            return Err(Error::new(ErrorKind::InvalidInput, "open for writing", detail).at_path(path));
-        };
-        if target.is_dir() {
-            return Err(Error::os("open for writing", rustix::io::Errno::ISDIR).at_path(path));
-        }
-        let folder = folder_of(&target);
-        let mut prefix = std::ffi::OsString::from(".");
-        prefix.push(short(name));
-        prefix.push(TEMPORARY_MARK);
-        remove_stale(folder, &prefix);
-        loop {
-            let mut unique = prefix.clone();
-            unique.push(format!("{}-{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed)));
-            let temporary = folder.join(unique);
-            let opened = File::options().read(true).write(true).create_new(true).mode(0o600).open(&temporary);
-            match opened {
-                Ok(file) => {
-                    // A file system without locks only loses the clearing of stale temporaries.
-                    let _ = flock(file.as_fd(), FlockOperation::NonBlockingLockExclusive);
-                    return Ok(Self { target, temporary, file, is_committed: false });
-                }
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(os("open for writing", &error).at_path(path)),
-            }
+    /// The refusal of the folder, with the path; `InvalidInput` where the path has no file name.
+    pub fn new(target: &Target) -> Result<Self> {
+        match target {
+            Target::Path(path) => Self::single(path),
+            Target::Stripes(set) => Self::striped(set),
         }
     }
 
-    /// The file that will be replaced.
+    fn single(path: &Path) -> Result<Self> {
+        let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        if target.is_dir() {
+            return Err(Error::os("open for writing", rustix::io::Errno::ISDIR).at_path(path));
+        }
+        if target.file_name().is_none() {
+            let detail = "the path has no file name";
+            return Err(Error::new(ErrorKind::InvalidInput, "open for writing", detail).at_path(path));
+        }
+        let folder = temporary::folder_of(&target);
+        let prefix = temporary::prefix(".", &target, TEMPORARY_MARK);
+        temporary::remove_stale(folder, &prefix, |_| true);
+        let file = Temporary::new(folder, &prefix).map_err(|error| error.at_path(path))?;
+        Ok(Self { target, files: vec![file], stripes: None })
+    }
+
+    fn striped(set: &StripeSet) -> Result<Self> {
+        let manifest = set.manifest_path();
+        let mut files = Vec::with_capacity(set.parts().len());
+        for part in set.parts() {
+            let folder = temporary::folder_of(part);
+            let prefix = temporary::prefix("", part, PART_MARK);
+            temporary::remove_stale(folder, &prefix, |path| !is_listed(&manifest, path));
+            files.push(Temporary::new(folder, &prefix).map_err(|error| error.at_path(part))?);
+        }
+        let parts = files.iter().map(|file| file.path().to_path_buf()).collect();
+        let stripes = StripeSet::new(parts, set.stripe_bytes())?;
+        Ok(Self { target: manifest, files, stripes: Some(stripes) })
+    }
+
+    /// What will be replaced: the file, or the manifest of the set.
     #[must_use]
     pub fn target(&self) -> &Path {
         &self.target
@@ -73,86 +75,47 @@ impl Replacement {
 
     /// Where the bytes go until then.
     #[must_use]
-    pub fn temporary(&self) -> &Path {
-        &self.temporary
+    pub fn temporary(&self) -> Target {
+        match &self.stripes {
+            Some(set) => Target::Stripes(set.clone()),
+            None => Target::Path(self.files[0].path().to_path_buf()),
+        }
     }
 
-    /// Gives the temporary the permissions and the name of the file. What must be on disk before that, the caller
-    /// has synced; with `sync_folder` the name is on disk when this returns.
+    /// Makes the change. What must be on disk before that, the caller has synced; with `sync_folders` the names are
+    /// on disk when this returns.
     ///
     /// # Errors
-    /// The refusal of the rename or of the sync; the old file is then intact.
-    pub fn commit(mut self, sync_folder: bool) -> Result<()> {
-        let mode = match fs::metadata(&self.target) {
-            Ok(old) => old.permissions().mode() & 0o7777,
-            Err(_) => 0o666 & !umask(),
+    /// The refusal of the rename or of the sync.
+    pub fn commit(mut self, sync_folders: bool) -> Result<()> {
+        for file in &self.files {
+            file.take_mode_of(&self.target)?;
+        }
+        let Some(set) = self.stripes.take() else {
+            let renamed = fs::rename(self.files[0].path(), &self.target);
+            renamed.map_err(|error| temporary::os("rename", &error).at_path(&self.target))?;
+            self.files[0].keep();
+            return if sync_folders { temporary::sync_folder_of(&self.target) } else { Ok(()) };
         };
-        let fail = |operation, error: &io::Error| os(operation, error).at_path(&self.target);
-        let permissions = fs::Permissions::from_mode(mode);
-        self.file.set_permissions(permissions).map_err(|error| fail("set permissions", &error))?;
-        fs::rename(&self.temporary, &self.target).map_err(|error| fail("rename", &error))?;
-        self.is_committed = true;
-        if sync_folder {
-            let folder = folder_of(&self.target);
-            let synced = File::open(folder).and_then(|folder| folder.sync_all());
-            synced.map_err(|error| os("sync folder", &error).at_path(folder))?;
+        if sync_folders {
+            set.parts().iter().try_for_each(|part| temporary::sync_folder_of(part))?;
+        }
+        let old = StripeSet::from_manifest(&self.target).ok();
+        set.write_manifest_to(&self.target)?;
+        self.files.iter_mut().for_each(Temporary::keep);
+        if sync_folders {
+            temporary::sync_folder_of(&self.target)?;
+        }
+        // The old parts belong to no file any more; a reader that has them open keeps them until it closes.
+        for part in old.iter().flat_map(|old| old.parts()) {
+            let _ = fs::remove_file(part);
         }
         Ok(())
     }
 }
 
-impl Drop for Replacement {
-    fn drop(&mut self) {
-        if !self.is_committed {
-            // Whoever could be told has already been told of the failure that led here.
-            let _ = fs::remove_file(&self.temporary);
-        }
-    }
-}
-
-/// The folder of a path, `.` for a bare name.
-fn folder_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    }
-}
-
-/// So much of a name that the temporary's own name stays within the 255 bytes of file systems.
-fn short(name: &std::ffi::OsStr) -> std::ffi::OsString {
-    use std::os::unix::ffi::{OsStrExt, OsStringExt};
-    let bytes = name.as_bytes();
-    std::ffi::OsString::from_vec(bytes[..bytes.len().min(180)].to_vec())
-}
-
-/// Removes temporaries of the same file that no living writer holds.
-fn remove_stale(folder: &Path, prefix: &std::ffi::OsStr) {
-    let Ok(entries) = fs::read_dir(folder) else {
-        return;
-    };
-    for entry in entries.flatten() {
-        if !entry.file_name().as_encoded_bytes().starts_with(prefix.as_encoded_bytes()) {
-            continue;
-        }
-        let Ok(file) = File::options().read(true).write(true).open(entry.path()) else {
-            continue;
-        };
-        if flock(file.as_fd(), FlockOperation::NonBlockingLockExclusive).is_ok() {
-            let _ = fs::remove_file(entry.path());
-        }
-    }
-}
-
-/// The process's umask, without changing it.
-fn umask() -> u32 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
-    line.and_then(|text| u32::from_str_radix(text.trim(), 8).ok()).unwrap_or(0o022)
-}
-
-fn os(operation: &'static str, error: &io::Error) -> Error {
-    match rustix::io::Errno::from_io_error(error) {
-        Some(errno) => Error::os(operation, errno),
-        None => Error::new(ErrorKind::Io, operation, error.to_string()),
-    }
+/// Whether the manifest lists that part now.
+fn is_listed(manifest: &Path, part: &Path) -> bool {
+    let absolute = std::path::absolute(part).unwrap_or_else(|_| part.to_path_buf());
+    StripeSet::from_manifest(manifest).is_ok_and(|set| set.parts().contains(&absolute))
 }

@@ -1,7 +1,6 @@
 //! A sequential writer: the caller's bytes are copied into a buffer while full buffers are on their way to disk.
 
 use std::collections::VecDeque;
-use std::path::Path;
 use std::sync::Arc;
 
 use deepnvme_mem::{Buffer, Region, RegionMut};
@@ -40,19 +39,19 @@ pub struct FileWriter {
 }
 
 impl FileWriter {
-    /// Opens a private temporary beside `path`.
+    /// Opens a private temporary beside the target.
     ///
     /// # Errors
     /// The folder's refusal.
-    pub fn create(engine: Arc<Engine>, path: &Path, durability: Durability) -> Result<Self> {
-        let replacement = Replacement::new(path)?;
+    pub fn create(engine: Arc<Engine>, target: &Target, durability: Durability) -> Result<Self> {
+        let replacement = Replacement::new(target)?;
         let direct = match engine.config().direct {
             // Edges go through the page cache, so that a writer cannot promise never to use it.
             DirectMode::Required | DirectMode::Preferred => DirectMode::Preferred,
             DirectMode::Disabled => DirectMode::Disabled,
         };
         let options = OpenOptions { access: Access::ReadWrite, create: false, direct };
-        let file = TensorFile::open(&Target::from(replacement.temporary()), options)?;
+        let file = TensorFile::open(&replacement.temporary(), options)?;
         Ok(Self {
             in_flight: VecDeque::with_capacity(BUFFERS),
             current: None,
