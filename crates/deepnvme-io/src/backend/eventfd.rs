@@ -22,12 +22,9 @@ pub(super) struct WakeEvent {
 impl WakeEvent {
     /// Makes one that is not readable yet.
     pub(super) fn new() -> Result<Arc<Self>> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| Error::os("eventfd", errno))?;
-        Ok(Arc::new(Self {
-            event,
-            pending: AtomicBool::new(false),
-        }))
+        let event =
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| Error::os("eventfd", errno))?;
+        Ok(Arc::new(Self { event, pending: AtomicBool::new(false) }))
     }
 
     /// The descriptor to poll for reading.
@@ -70,15 +67,7 @@ mod tests {
 
     fn is_readable(event: &WakeEvent) -> bool {
         let mut fds = [PollFd::new(&event.event, PollFlags::IN)];
-        poll(
-            &mut fds,
-            Some(&Timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            }),
-        )
-        .unwrap()
-            == 1
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
     }
 
     #[test]
@@ -92,10 +81,7 @@ mod tests {
         assert!(!is_readable(&event) && !event.is_pending());
         event.drain();
         event.wake();
-        assert!(
-            is_readable(&event),
-            "a stale drain must not swallow the next wake"
-        );
+        assert!(is_readable(&event), "a stale drain must not swallow the next wake");
     }
 
     #[test]
@@ -113,14 +99,7 @@ mod tests {
             let mut seen = 0;
             while seen < WAKES {
                 let mut fds = [PollFd::new(&event.event, PollFlags::IN)];
-                let ready = poll(
-                    &mut fds,
-                    Some(&Timespec {
-                        tv_sec: 10,
-                        tv_nsec: 0,
-                    }),
-                )
-                .unwrap();
+                let ready = poll(&mut fds, Some(&Timespec { tv_sec: 10, tv_nsec: 0 })).unwrap();
                 assert_eq!(ready, 1, "a wake was lost after {seen} of {WAKES}");
                 event.drain();
                 seen = announced.load(Ordering::Relaxed);

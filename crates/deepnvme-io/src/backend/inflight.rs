@@ -28,20 +28,14 @@ pub(super) enum Memory {
     /// One piece, cut to what one call can move.
     Piece { addr: usize, len: usize },
     /// Several, described by `count` iovecs that live as long as the op is in flight.
-    Pieces {
-        iovecs: *const libc::iovec,
-        count: usize,
-    },
+    Pieces { iovecs: *const libc::iovec, count: usize },
 }
 
 impl InFlight {
     /// Room for `depth` ops.
     pub(super) fn new(depth: u32) -> Self {
         let slots = (0..depth).map(|_| Slot::default()).collect();
-        Self {
-            slots,
-            free: (0..depth).rev().collect(),
-        }
+        Self { slots, free: (0..depth).rev().collect() }
     }
 
     /// Ops held.
@@ -59,28 +53,20 @@ impl InFlight {
     /// # Panics
     /// When it is full; the caller looks first.
     pub(super) fn insert(&mut self, op: Op) -> (u32, Memory) {
-        assert!(
-            !self.free.is_empty(),
-            "no slot is free; check is_full first"
-        );
+        assert!(!self.free.is_empty(), "no slot is free; check is_full first");
         let index = self.free.pop().unwrap_or_default();
         let slot = &mut self.slots[index as usize];
         let memory = match op.pieces.as_slice() {
             [] => Memory::None,
-            [piece] => Memory::Piece {
-                addr: piece.addr(),
-                len: piece.len().min(TRANSFER_BYTES_MAX),
-            },
+            [piece] => Memory::Piece { addr: piece.addr(), len: piece.len().min(TRANSFER_BYTES_MAX) },
             pieces => {
                 slot.iovecs.clear();
-                slot.iovecs.extend(pieces.iter().map(|piece| libc::iovec {
-                    iov_base: piece.addr() as *mut libc::c_void,
-                    iov_len: piece.len(),
-                }));
-                Memory::Pieces {
-                    iovecs: slot.iovecs.as_ptr(),
-                    count: slot.iovecs.len(),
-                }
+                slot.iovecs.extend(
+                    pieces
+                        .iter()
+                        .map(|piece| libc::iovec { iov_base: piece.addr() as *mut libc::c_void, iov_len: piece.len() }),
+                );
+                Memory::Pieces { iovecs: slot.iovecs.as_ptr(), count: slot.iovecs.len() }
             }
         };
         slot.op = Some(op);
@@ -96,10 +82,7 @@ impl InFlight {
     pub(super) fn complete(&mut self, index: u32, kernel_result: i64) -> Option<Completion> {
         let op = self.slots.get_mut(index as usize)?.op.take()?;
         self.free.push(index);
-        Some(Completion {
-            op,
-            result: result_of(kernel_result),
-        })
+        Some(Completion { op, result: result_of(kernel_result) })
     }
 }
 
@@ -124,28 +107,17 @@ mod tests {
 
     fn op(token: u64, pieces: Pieces) -> Op {
         let file = Arc::new(File::open("/dev/null").unwrap().into());
-        Op {
-            token: Token(token),
-            kind: OpKind::Read,
-            file,
-            offset: 0,
-            pieces,
-        }
+        Op { token: Token(token), kind: OpKind::Read, file, offset: 0, pieces }
     }
 
     #[test]
     fn hands_every_op_back_under_its_number() {
         let mut ops = InFlight::new(3);
-        let numbers: Vec<u32> = (0..3)
-            .map(|token| ops.insert(op(token, smallvec![])).0)
-            .collect();
+        let numbers: Vec<u32> = (0..3).map(|token| ops.insert(op(token, smallvec![])).0).collect();
         assert!(ops.is_full() && ops.len() == 3);
         let back = ops.complete(numbers[1], -i64::from(libc::EIO)).unwrap();
         assert_eq!((back.op.token, back.result), (Token(1), Err(Errno::IO)));
-        assert!(
-            ops.complete(numbers[1], 0).is_none(),
-            "an op comes home once"
-        );
+        assert!(ops.complete(numbers[1], 0).is_none(), "an op comes home once");
         assert_eq!(ops.insert(op(7, smallvec![])).0, numbers[1]);
         assert_eq!(ops.complete(numbers[0], 4096).unwrap().result, Ok(4096));
         assert!(ops.get(99).is_none() && ops.complete(99, 0).is_none());
@@ -160,14 +132,9 @@ mod tests {
         assert!(matches!(memory, Memory::Piece { addr: a, len: 100 } if a == addr));
         let pieces = smallvec![whole.slice(0..10), whole.slice(60..100)];
         let (number, memory) = ops.insert(op(1, pieces));
-        let Memory::Pieces { iovecs, count: 2 } = memory else {
-            panic!("two pieces are vectored, not {memory:?}")
-        };
+        let Memory::Pieces { iovecs, count: 2 } = memory else { panic!("two pieces are vectored, not {memory:?}") };
         let slot = &ops.slots[number as usize];
         assert_eq!(iovecs, slot.iovecs.as_ptr());
-        assert_eq!(
-            (slot.iovecs[1].iov_base as usize, slot.iovecs[1].iov_len),
-            (addr + 60, 40)
-        );
+        assert_eq!((slot.iovecs[1].iov_base as usize, slot.iovecs[1].iov_len), (addr + 60, 40));
     }
 }

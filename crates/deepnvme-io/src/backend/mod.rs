@@ -114,9 +114,7 @@ pub fn open(kind: BackendKind, setup: &BackendSetup) -> Result<Box<dyn Backend>>
         BackendKind::Aio => Box::new(aio::AioBackend::open(setup)?),
         BackendKind::Threads => Box::new(threads::ThreadsBackend::open(setup)?),
         BackendKind::Simulated => {
-            return Err(Error::invalid(
-                "a simulated backend is made by a test, not by its name",
-            ));
+            return Err(Error::invalid("a simulated backend is made by a test, not by its name"));
         }
     })
 }

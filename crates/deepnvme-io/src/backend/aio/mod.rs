@@ -72,8 +72,7 @@ impl AioBackend {
     fn submit_collected(&mut self) -> Result<()> {
         while !self.collected.is_empty() {
             let blocks = self.collected.make_contiguous();
-            let mut pointers: Vec<*mut ControlBlock> =
-                blocks.iter_mut().map(std::ptr::from_mut).collect();
+            let mut pointers: Vec<*mut ControlBlock> = blocks.iter_mut().map(std::ptr::from_mut).collect();
             // SAFETY: `ops` owns each op's memory, file and iovecs until its event has been fetched.
             match unsafe { self.context.submit(&mut pointers) } {
                 Ok(0) | Err(Errno::AGAIN) => return Ok(()),
@@ -102,19 +101,9 @@ impl AioBackend {
 
     /// Fetches events, waiting for the first if `wait`.
     fn fetch(&mut self, wait: bool, completions: &mut Vec<Completion>) -> Result<()> {
-        let zero = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        let timeout = if wait {
-            self.waker.patience()
-        } else {
-            Some(zero)
-        };
-        let fetched = match self
-            .context
-            .events(usize::from(wait), &mut self.events, timeout)
-        {
+        let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let timeout = if wait { self.waker.patience() } else { Some(zero) };
+        let fetched = match self.context.events(usize::from(wait), &mut self.events, timeout) {
             Ok(fetched) => fetched,
             Err(Errno::INTR) => 0,
             Err(errno) => return Err(Error::os("io_getevents", errno)),
@@ -177,8 +166,7 @@ impl Backend for AioBackend {
         }
         let (index, memory) = self.ops.insert(op);
         if let Some(op) = self.ops.get(index) {
-            self.collected
-                .push_back(block_of(op, memory).carrying(u64::from(index)));
+            self.collected.push_back(block_of(op, memory).carrying(u64::from(index)));
         }
         if self.submit == SubmitMode::Single {
             // What the kernel does not take now stays collected and goes with the next flush or reap.

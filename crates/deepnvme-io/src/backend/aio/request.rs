@@ -41,9 +41,7 @@ pub(super) fn set_up_error(errno: Errno, depth: u32) -> Error {
     if errno != Errno::AGAIN {
         return error;
     }
-    let read = |path: &str| {
-        std::fs::read_to_string(path).map_or("unknown".into(), |text| text.trim().to_owned())
-    };
+    let read = |path: &str| std::fs::read_to_string(path).map_or("unknown".into(), |text| text.trim().to_owned());
     let (used, max) = (read("/proc/sys/fs/aio-nr"), read("/proc/sys/fs/aio-max-nr"));
     error.because(format!(
         "the system's AIO ops are used up: {depth} more do not fit beside the {used} of {max} in use; raise the \

@@ -57,13 +57,7 @@ const _: () = assert!(mem::size_of::<ControlBlock>() == 64 && mem::size_of::<Eve
 
 impl ControlBlock {
     /// A transfer between `fd` at `offset` and `bytes` bytes (or that many iovecs) at `buffer`.
-    pub(super) fn new(
-        command: Command,
-        fd: RawFd,
-        buffer: usize,
-        bytes: usize,
-        offset: u64,
-    ) -> Self {
+    pub(super) fn new(command: Command, fd: RawFd, buffer: usize, bytes: usize, offset: u64) -> Self {
         Self {
             command: command as u16,
             fd: fd as u32,
@@ -109,14 +103,8 @@ impl Context {
     /// The memory that the blocks name, and the iovecs, stay valid until their events have been fetched.
     pub(super) unsafe fn submit(&self, blocks: &mut [*mut ControlBlock]) -> Result<usize, Errno> {
         // SAFETY: the array of pointers is valid for the call; the rest is promised by the caller.
-        let taken = unsafe {
-            libc::syscall(
-                libc::SYS_io_submit,
-                self.0,
-                blocks.len() as libc::c_long,
-                blocks.as_mut_ptr(),
-            )
-        };
+        let taken =
+            unsafe { libc::syscall(libc::SYS_io_submit, self.0, blocks.len() as libc::c_long, blocks.as_mut_ptr()) };
         checked(taken)
     }
 
@@ -146,14 +134,7 @@ impl Context {
     pub(super) fn cancel(&self, block: &mut ControlBlock) -> Result<(), Errno> {
         let mut event = Event::default();
         // SAFETY: both structures are valid for the call; the kernel only reads the block to find its op.
-        checked(unsafe {
-            libc::syscall(
-                libc::SYS_io_cancel,
-                self.0,
-                ptr::from_mut(block),
-                &raw mut event,
-            )
-        })?;
+        checked(unsafe { libc::syscall(libc::SYS_io_cancel, self.0, ptr::from_mut(block), &raw mut event) })?;
         Ok(())
     }
 }
@@ -166,6 +147,5 @@ impl Drop for Context {
 }
 
 fn checked(result: libc::c_long) -> Result<usize, Errno> {
-    usize::try_from(result)
-        .map_err(|_| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
+    usize::try_from(result).map_err(|_| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
 }

@@ -29,13 +29,7 @@ impl Waker {
     pub(super) fn new() -> Result<Self> {
         let event = WakeEvent::new()?;
         let block = Box::new(ControlBlock::poll(event.raw_fd()).carrying(WAKE_DATA));
-        Ok(Self {
-            event,
-            block,
-            armed: false,
-            supported: true,
-            woken: false,
-        })
+        Ok(Self { event, block, armed: false, supported: true, woken: false })
     }
 
     /// What other threads wake with.
@@ -73,10 +67,7 @@ impl Waker {
 
     /// The longest that a wait for events may take; without a poll it has to end to look for a wake.
     pub(super) fn patience(&self) -> Option<libc::timespec> {
-        (!self.armed).then_some(libc::timespec {
-            tv_sec: 0,
-            tv_nsec: LOOK_EVERY_NS,
-        })
+        (!self.armed).then_some(libc::timespec { tv_sec: 0, tv_nsec: LOOK_EVERY_NS })
     }
 
     /// Takes note of an event of the poll.

@@ -24,10 +24,7 @@ fn transfer(op: &Op) -> Result<usize, Errno> {
     let iovecs: SmallVec<[libc::iovec; IOVECS_INLINE]> = op
         .pieces
         .iter()
-        .map(|piece| libc::iovec {
-            iov_base: piece.addr() as *mut libc::c_void,
-            iov_len: piece.len(),
-        })
+        .map(|piece| libc::iovec { iov_base: piece.addr() as *mut libc::c_void, iov_len: piece.len() })
         .collect();
     let (fd, offset) = (op.file.as_raw_fd(), op.offset as libc::off64_t);
     let count = iovecs.len() as libc::c_int;

@@ -36,13 +36,7 @@ impl ThreadsBackend {
     pub fn open(setup: &BackendSetup) -> Result<Self> {
         let depth = setup.queue_depth.max(1);
         let pool = Pool::new(setup.worker_index, depth.min(THREADS_MAX));
-        Ok(Self {
-            pool,
-            collected: Vec::new(),
-            depth,
-            in_flight: 0,
-            submit: setup.submit,
-        })
+        Ok(Self { pool, collected: Vec::new(), depth, in_flight: 0, submit: setup.submit })
     }
 }
 

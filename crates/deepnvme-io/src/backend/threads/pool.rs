@@ -47,12 +47,7 @@ struct Done {
 impl Pool {
     /// A pool without threads yet.
     pub(super) fn new(worker_index: u32, threads_max: u32) -> Self {
-        Self {
-            shared: Arc::default(),
-            threads: Vec::new(),
-            threads_max: threads_max as usize,
-            worker_index,
-        }
+        Self { shared: Arc::default(), threads: Vec::new(), threads_max: threads_max as usize, worker_index }
     }
 
     /// The queues, for waiting and for waking.
@@ -87,10 +82,7 @@ impl Pool {
     fn start_thread(&mut self) -> bool {
         let shared = Arc::clone(&self.shared);
         let name = format!("dnvme-{}-io-{}", self.worker_index, self.threads.len());
-        let started = Builder::new()
-            .name(name)
-            .stack_size(STACK_BYTES)
-            .spawn(move || shared.serve());
+        let started = Builder::new().name(name).stack_size(STACK_BYTES).spawn(move || shared.serve());
         started.is_ok_and(|thread| {
             self.threads.push(thread);
             true
@@ -125,10 +117,7 @@ impl Shared {
                 return;
             } else {
                 jobs.idle += 1;
-                jobs = self
-                    .job_came
-                    .wait(jobs)
-                    .unwrap_or_else(PoisonError::into_inner);
+                jobs = self.job_came.wait(jobs).unwrap_or_else(PoisonError::into_inner);
                 jobs.idle -= 1;
             }
         }
@@ -160,10 +149,7 @@ impl Shared {
         let mut done = lock(&self.done);
         done.wanted = min as usize;
         while done.completions.len() < done.wanted && !done.woken {
-            done = self
-                .done_came
-                .wait(done)
-                .unwrap_or_else(PoisonError::into_inner);
+            done = self.done_came.wait(done).unwrap_or_else(PoisonError::into_inner);
         }
         if min > 0 {
             done.woken = false;

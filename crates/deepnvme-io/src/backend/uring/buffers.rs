@@ -40,20 +40,9 @@ struct Stretch {
 impl BufferTable {
     /// An empty table.
     pub(super) fn new(submitter: &Submitter<'_>) -> Self {
-        let enabled = submitter
-            .register_buffers_sparse(u32::from(BUFFERS_MAX))
-            .is_ok();
-        let free = if enabled {
-            (0..BUFFERS_MAX).rev().collect()
-        } else {
-            Vec::new()
-        };
-        Self {
-            regions: Vec::new(),
-            stretches: Vec::new(),
-            free,
-            enabled,
-        }
+        let enabled = submitter.register_buffers_sparse(u32::from(BUFFERS_MAX)).is_ok();
+        let free = if enabled { (0..BUFFERS_MAX).rev().collect() } else { Vec::new() };
+        Self { regions: Vec::new(), stretches: Vec::new(), free, enabled }
     }
 
     /// Whether the kernel gave us a table.
@@ -63,9 +52,7 @@ impl BufferTable {
 
     /// The entry that holds all of this memory, if one does.
     pub(super) fn find(&self, addr: usize, len: usize) -> Option<u16> {
-        let after = self
-            .stretches
-            .partition_point(|stretch| stretch.start <= addr);
+        let after = self.stretches.partition_point(|stretch| stretch.start <= addr);
         let stretch = self.stretches[..after].last()?;
         (addr + len <= stretch.end).then_some(stretch.entry)
     }
@@ -78,16 +65,11 @@ impl BufferTable {
             return true;
         }
         let parts = region.len().div_ceil(BUFFER_BYTES_MAX);
-        let pinnable =
-            region.device() == Device::Host && region.is_contiguous() && !region.is_empty();
+        let pinnable = region.device() == Device::Host && region.is_contiguous() && !region.is_empty();
         if !pinnable || parts > self.free.len() || self.overlaps(region) {
             return false;
         }
-        let mut registered = Registered {
-            region: region.clone(),
-            uses: 1,
-            entries: SmallVec::new(),
-        };
+        let mut registered = Registered { region: region.clone(), uses: 1, entries: SmallVec::new() };
         for part in 0..parts {
             let start = region.addr() + part * BUFFER_BYTES_MAX;
             let end = (start + BUFFER_BYTES_MAX).min(region.addr() + region.len());
@@ -98,9 +80,7 @@ impl BufferTable {
                 return false;
             }
             registered.entries.push(entry);
-            let place = self
-                .stretches
-                .partition_point(|stretch| stretch.start < start);
+            let place = self.stretches.partition_point(|stretch| stretch.start < start);
             self.stretches.insert(place, Stretch { start, end, entry });
         }
         self.regions.push(registered);
@@ -127,17 +107,13 @@ impl BufferTable {
     }
 
     fn position(&self, region: &Region) -> Option<usize> {
-        let is_same = |known: &Registered| {
-            known.region.addr() == region.addr() && known.region.len() == region.len()
-        };
+        let is_same = |known: &Registered| known.region.addr() == region.addr() && known.region.len() == region.len();
         self.regions.iter().position(is_same)
     }
 
     fn overlaps(&self, region: &Region) -> bool {
         let (start, end) = (region.addr(), region.addr() + region.len());
-        self.stretches
-            .iter()
-            .any(|stretch| stretch.start < end && start < stretch.end)
+        self.stretches.iter().any(|stretch| stretch.start < end && start < stretch.end)
     }
 
     fn release(&mut self, submitter: &Submitter<'_>, registered: &Registered) {
@@ -153,15 +129,8 @@ impl BufferTable {
 
 /// Fills one entry of the kernel's table, or empties it (address and length 0).
 fn update(submitter: &Submitter<'_>, entry: u16, addr: usize, len: usize) -> bool {
-    let iovec = libc::iovec {
-        iov_base: addr as *mut libc::c_void,
-        iov_len: len,
-    };
+    let iovec = libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: len };
     // SAFETY: the memory is alive: `Registered` holds its region until after the entry has been emptied,
     // and the kernel pins the pages, so they stay even if an op in flight outlives the entry.
-    unsafe {
-        submitter
-            .register_buffers_update(u32::from(entry), &[iovec], None)
-            .is_ok()
-    }
+    unsafe { submitter.register_buffers_update(u32::from(entry), &[iovec], None).is_ok() }
 }

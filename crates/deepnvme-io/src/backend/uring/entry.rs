@@ -35,11 +35,7 @@ pub(super) fn of(op: &Op, memory: Memory, lease: Lease, buffers: &BufferTable) -
         Memory::Pieces { iovecs, count } => (iovecs as usize, count as u32),
     };
     let is_vectored = matches!(memory, Memory::Pieces { .. });
-    let fixed = if is_vectored {
-        None
-    } else {
-        buffers.find(addr, len as usize)
-    };
+    let fixed = if is_vectored { None } else { buffers.find(addr, len as usize) };
     let to = ptr::with_exposed_provenance_mut::<u8>(addr);
     let from = ptr::with_exposed_provenance::<u8>(addr);
     let iovecs = ptr::with_exposed_provenance::<libc::iovec>(addr);

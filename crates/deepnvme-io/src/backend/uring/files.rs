@@ -45,16 +45,8 @@ impl FileTable {
     /// An empty table; without kernel support every file goes by its descriptor.
     pub(super) fn new(submitter: &Submitter<'_>) -> Self {
         let enabled = submitter.register_files_sparse(FILES_MAX as u32).is_ok();
-        let entries = if enabled {
-            (0..FILES_MAX).map(|_| Entry::default()).collect()
-        } else {
-            Vec::new()
-        };
-        Self {
-            entries,
-            recent: 0,
-            enabled,
-        }
+        let entries = if enabled { (0..FILES_MAX).map(|_| Entry::default()).collect() } else { Vec::new() };
+        Self { entries, recent: 0, enabled }
     }
 
     /// Whether the kernel gave us a table.
@@ -65,10 +57,7 @@ impl FileTable {
     /// Counts an op on `file` that is about to be submitted.
     pub(super) fn lease(&mut self, submitter: &Submitter<'_>, file: &Arc<OwnedFd>) -> Lease {
         let Some(index) = self.find(file).or_else(|| self.claim(submitter, file)) else {
-            return Lease {
-                entry: None,
-                registered: false,
-            };
+            return Lease { entry: None, registered: false };
         };
         self.recent = index;
         let entry = &mut self.entries[index];
@@ -76,14 +65,9 @@ impl FileTable {
         entry.in_flight += 1;
         // Exactly at the threshold, so that a refusal is not asked for again with every op.
         if !entry.registered && entry.ops_seen == OPS_BEFORE_REGISTERING {
-            entry.registered = submitter
-                .register_files_update(index as u32, &[file.as_raw_fd()])
-                .is_ok();
+            entry.registered = submitter.register_files_update(index as u32, &[file.as_raw_fd()]).is_ok();
         }
-        Lease {
-            entry: Some(index as u16),
-            registered: entry.registered,
-        }
+        Lease { entry: Some(index as u16), registered: entry.registered }
     }
 
     /// Takes back the lease of an op that is done.
@@ -100,19 +84,14 @@ impl FileTable {
     pub(super) fn sweep(&mut self, submitter: &Submitter<'_>, idle: bool) {
         for index in 0..self.entries.len() {
             let entry = &self.entries[index];
-            if entry.ops_seen > 0
-                && entry.in_flight == 0
-                && (idle || entry.file.strong_count() == 0)
-            {
+            if entry.ops_seen > 0 && entry.in_flight == 0 && (idle || entry.file.strong_count() == 0) {
                 self.clear(submitter, index);
             }
         }
     }
 
     fn find(&self, file: &Arc<OwnedFd>) -> Option<usize> {
-        let is_same = |entry: &Entry| {
-            entry.ops_seen > 0 && std::ptr::eq(entry.file.as_ptr(), Arc::as_ptr(file))
-        };
+        let is_same = |entry: &Entry| entry.ops_seen > 0 && std::ptr::eq(entry.file.as_ptr(), Arc::as_ptr(file));
         if self.entries.get(self.recent).is_some_and(is_same) {
             return Some(self.recent);
         }

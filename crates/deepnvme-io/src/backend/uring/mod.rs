@@ -51,22 +51,8 @@ impl UringBackend {
         let buffers = BufferTable::new(&ring.submitter());
         let waker = Waker::new()?;
         let ops = InFlight::new(depth);
-        let leases = vec![
-            Lease {
-                entry: None,
-                registered: false
-            };
-            depth as usize
-        ];
-        Ok(Self {
-            ring,
-            ops,
-            leases,
-            files,
-            buffers,
-            submit: setup.submit,
-            waker,
-        })
+        let leases = vec![Lease { entry: None, registered: false }; depth as usize];
+        Ok(Self { ring, ops, leases, files, buffers, submit: setup.submit, waker })
     }
 
     /// What this ring was given, in words.
@@ -90,14 +76,7 @@ impl UringBackend {
 
     /// Takes the completions that are in view.
     fn harvest(&mut self, completions: &mut Vec<Completion>) -> Result<()> {
-        let Self {
-            ring,
-            ops,
-            leases,
-            files,
-            waker,
-            ..
-        } = self;
+        let Self { ring, ops, leases, files, waker, .. } = self;
         for entry in ring.completions() {
             if entry.user_data() == WAKE_DATA {
                 waker.note(&entry)?;
@@ -198,8 +177,7 @@ impl Backend for UringBackend {
         if min > 0 {
             self.waker.clear();
         }
-        self.files
-            .sweep(&self.ring.submitter(), self.ops.len() == 0);
+        self.files.sweep(&self.ring.submitter(), self.ops.len() == 0);
         Ok(())
     }
 

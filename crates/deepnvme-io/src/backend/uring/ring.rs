@@ -39,15 +39,10 @@ impl Mode {
     fn build(self, entries: u32) -> io::Result<IoUring> {
         let mut builder = IoUring::builder();
         match self {
-            Self::DeferTaskrun => builder
-                .setup_single_issuer()
-                .setup_defer_taskrun()
-                .setup_taskrun_flag()
-                .setup_submit_all(),
-            Self::CoopTaskrun => builder
-                .setup_coop_taskrun()
-                .setup_taskrun_flag()
-                .setup_submit_all(),
+            Self::DeferTaskrun => {
+                builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all()
+            }
+            Self::CoopTaskrun => builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all(),
             Self::Plain => &mut builder,
         };
         builder.build(entries)
@@ -69,11 +64,7 @@ impl Ring {
             match mode.build(entries) {
                 Ok(inner) => {
                     check_ops(&inner)?;
-                    return Ok(Self {
-                        inner,
-                        mode,
-                        stalls: 0,
-                    });
+                    return Ok(Self { inner, mode, stalls: 0 });
                 }
                 Err(error) => refusal = errno_of(&error),
             }
@@ -157,9 +148,8 @@ impl Ring {
         self.stalls += 1;
         if self.stalls > STALLS_MAX {
             self.stalls = 0;
-            return Err(Error::os("io_uring_enter", Errno::AGAIN).because(
-                "the kernel has no memory for further requests; lower queue_depth or free memory",
-            ));
+            return Err(Error::os("io_uring_enter", Errno::AGAIN)
+                .because("the kernel has no memory for further requests; lower queue_depth or free memory"));
         }
         std::thread::sleep(STALL_PAUSE);
         Ok(())
@@ -169,14 +159,8 @@ impl Ring {
         // GETEVENTS also makes the kernel run deferred completions and show overflown ones.
         let flags = EnterFlags::GETEVENTS.bits();
         // SAFETY: the argument pointer is null (no signal mask); the queue's entries are valid by `push`.
-        let result = unsafe {
-            self.inner.submitter().enter::<libc::sigset_t>(
-                to_submit as u32,
-                u32::from(wait),
-                flags,
-                None,
-            )
-        };
+        let result =
+            unsafe { self.inner.submitter().enter::<libc::sigset_t>(to_submit as u32, u32::from(wait), flags, None) };
         result.map_err(|error| errno_of(&error))
     }
 }
@@ -184,11 +168,7 @@ impl Ring {
 /// Checks that the kernel knows every kind of entry that we submit.
 fn check_ops(ring: &IoUring) -> Result<()> {
     let mut probe = Probe::new();
-    match ring
-        .submitter()
-        .register_probe(&mut probe)
-        .map_err(|error| errno_of(&error))
-    {
+    match ring.submitter().register_probe(&mut probe).map_err(|error| errno_of(&error)) {
         Ok(()) => {}
         // Before Linux 5.6 there was neither this question nor plain reads and writes.
         Err(Errno::INVAL) => return Err(too_old()),
@@ -205,11 +185,7 @@ fn check_ops(ring: &IoUring) -> Result<()> {
         opcode::Fsync::CODE,
         opcode::PollAdd::CODE,
     ];
-    if needed.iter().all(|&code| probe.is_supported(code)) {
-        Ok(())
-    } else {
-        Err(too_old())
-    }
+    if needed.iter().all(|&code| probe.is_supported(code)) { Ok(()) } else { Err(too_old()) }
 }
 
 fn too_old() -> Error {

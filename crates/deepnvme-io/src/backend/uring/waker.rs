@@ -25,12 +25,7 @@ pub(super) struct Waker {
 
 impl Waker {
     pub(super) fn new() -> Result<Self> {
-        Ok(Self {
-            event: WakeEvent::new()?,
-            armed: false,
-            multishot: true,
-            woken: false,
-        })
+        Ok(Self { event: WakeEvent::new()?, armed: false, multishot: true, woken: false })
     }
 
     /// What other threads wake with.

@@ -1,0 +1,197 @@
+//! What works on this machine: each backend is tried for real, and a refusal is explained with its remedy.
+//!
+//! [`Probe::run`] tries, [`Probe::choose`] decides. Explaining is a pure function from an error number and
+//! a few facts about the process ([`Facts`]) to words.
+
+mod facts;
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use deepnvme_mem::Buffer;
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::rand::{GetRandomFlags, getrandom};
+use smallvec::smallvec;
+
+use self::facts::{Explanation, Facts, explain};
+use crate::backend::aio::AioBackend;
+use crate::backend::threads::{THREADS_MAX, ThreadsBackend};
+use crate::backend::uring::UringBackend;
+use crate::backend::{Backend, BackendKind, BackendSetup};
+use crate::config::{BackendChoice, SubmitMode};
+use crate::error::{Error, ErrorKind, Result};
+use crate::op::{Op, OpKind, Submit, Token};
+
+/// Bytes of the file that each backend has to read.
+const SAMPLE_BYTES: usize = 4096;
+/// What `getrandom` gives without being cut short by a signal.
+const RANDOM_BYTES_AT_ONCE: usize = 256;
+
+/// Whether a backend works here.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Availability {
+    /// It was set up and has read a file correctly.
+    Works {
+        /// What it was given: flags, tables, limits.
+        detail: String,
+    },
+    /// It cannot be used.
+    Missing {
+        /// The kernel's error number, where there was one.
+        errno: Option<i32>,
+        /// Why not.
+        reason: String,
+        /// What would change that.
+        remedy: String,
+    },
+}
+
+impl Availability {
+    /// Whether it works.
+    #[must_use]
+    pub fn works(&self) -> bool {
+        matches!(self, Self::Works { .. })
+    }
+}
+
+/// What works on this machine, backend by backend.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Probe {
+    /// `io_uring`.
+    pub uring: Availability,
+    /// Linux native AIO.
+    pub aio: Availability,
+    /// `preadv`/`pwritev` on threads.
+    pub threads: Availability,
+}
+
+impl Probe {
+    /// Sets each backend up, lets it read a small file in memory, and takes it down again.
+    #[must_use]
+    pub fn run() -> Self {
+        let [uring, aio, threads] =
+            [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads].map(|kind| match attempt(kind) {
+                Ok(detail) => Availability::Works { detail },
+                Err(error) => {
+                    let Explanation { reason, remedy } = explain(kind, &error, &Facts::gather());
+                    Availability::Missing { errno: error.errno(), reason, remedy }
+                }
+            });
+        Self { uring, aio, threads }
+    }
+
+    /// What was found out about one backend; `None` for those that only tests make.
+    #[must_use]
+    pub fn of(&self, kind: BackendKind) -> Option<&Availability> {
+        match kind {
+            BackendKind::Uring => Some(&self.uring),
+            BackendKind::Aio => Some(&self.aio),
+            BackendKind::Threads => Some(&self.threads),
+            BackendKind::Simulated => None,
+        }
+    }
+
+    /// The backend to use for a choice, and why.
+    ///
+    /// # Errors
+    /// `Unsupported`, with reason and remedy, when the backend that was asked for does not work here.
+    pub fn choose(&self, choice: BackendChoice) -> Result<(BackendKind, String)> {
+        match choice {
+            BackendChoice::Auto => self.first_that_works(),
+            BackendChoice::Uring => explicit(BackendKind::Uring, &self.uring),
+            BackendChoice::Aio => explicit(BackendKind::Aio, &self.aio),
+            BackendChoice::Threads => explicit(BackendKind::Threads, &self.threads),
+        }
+    }
+
+    fn first_that_works(&self) -> Result<(BackendKind, String)> {
+        let candidates =
+            [(BackendKind::Uring, &self.uring), (BackendKind::Aio, &self.aio), (BackendKind::Threads, &self.threads)];
+        let mut refusals = Vec::new();
+        for (kind, availability) in candidates {
+            match availability {
+                Availability::Works { detail } => {
+                    let found = format!("{} works here ({detail})", kind.name());
+                    let why = if refusals.is_empty() { found } else { format!("{found}; {}", refusals.join("; ")) };
+                    return Ok((kind, why));
+                }
+                Availability::Missing { reason, remedy, .. } => {
+                    refusals.push(format!("no {}: {reason} (remedy: {remedy})", kind.name()));
+                }
+            }
+        }
+        Err(Error::new(ErrorKind::Unsupported, "choose a backend", refusals.join("; ")))
+    }
+}
+
+fn explicit(kind: BackendKind, availability: &Availability) -> Result<(BackendKind, String)> {
+    match availability {
+        Availability::Works { detail } => Ok((kind, format!("{} was asked for ({detail})", kind.name()))),
+        Availability::Missing { reason, remedy, .. } => {
+            let detail = format!("{} was asked for, but {reason}; {remedy}", kind.name());
+            Err(Error::new(ErrorKind::Unsupported, "choose a backend", detail))
+        }
+    }
+}
+
+/// Sets the backend up and lets it read; says what it was given.
+fn attempt(kind: BackendKind) -> Result<String> {
+    let setup = BackendSetup { queue_depth: 2, submit: SubmitMode::Batch, worker_index: 0 };
+    match kind {
+        BackendKind::Uring => {
+            let mut backend = UringBackend::open(&setup)?;
+            read_sample(&mut backend)?;
+            Ok(backend.describe())
+        }
+        BackendKind::Aio => {
+            read_sample(&mut AioBackend::open(&setup)?)?;
+            Ok(facts::aio_use())
+        }
+        BackendKind::Threads | BackendKind::Simulated => {
+            read_sample(&mut ThreadsBackend::open(&setup)?)?;
+            Ok(format!("up to {THREADS_MAX} threads per worker"))
+        }
+    }
+}
+
+fn read_sample(backend: &mut dyn Backend) -> Result<()> {
+    let (file, content) = sample()?;
+    let target = Buffer::zeroed(SAMPLE_BYTES).map_err(|error| os_error("mmap", &error))?.into_region();
+    let pieces = smallvec![target.region()];
+    let op = Op { token: Token(0), kind: OpKind::Read, file: Arc::new(file), offset: 0, pieces };
+    let Submit::Queued = backend.submit(op) else {
+        return Err(wrong("it refused an op although nothing was in flight"));
+    };
+    let mut completions = Vec::new();
+    backend.reap(1, &mut completions)?;
+    let Some(completion) = completions.pop() else {
+        return Err(wrong("it answered without a completion"));
+    };
+    let bytes = completion.result.map_err(|errno| Error::os("read", errno))?;
+    let mut found = vec![0; SAMPLE_BYTES];
+    target.region().copy_to_slice(0, &mut found);
+    if bytes == SAMPLE_BYTES && found == content { Ok(()) } else { Err(wrong("it read other bytes than the file has")) }
+}
+
+/// A file in memory, so that the answer depends on no folder, and its random content.
+fn sample() -> Result<(OwnedFd, Vec<u8>)> {
+    let mut content = vec![0; SAMPLE_BYTES];
+    for chunk in content.chunks_mut(RANDOM_BYTES_AT_ONCE) {
+        getrandom(chunk, GetRandomFlags::empty()).map_err(|errno| Error::os("getrandom", errno))?;
+    }
+    let fd = memfd_create("deepnvme-probe", MemfdFlags::CLOEXEC).map_err(|errno| Error::os("memfd_create", errno))?;
+    let mut file = File::from(fd);
+    file.write_all(&content).map_err(|error| os_error("write", &error))?;
+    Ok((file.into(), content))
+}
+
+fn os_error(operation: &'static str, error: &std::io::Error) -> Error {
+    let errno = rustix::io::Errno::from_io_error(error).unwrap_or(rustix::io::Errno::IO);
+    Error::os(operation, errno)
+}
+
+fn wrong(what: &'static str) -> Error {
+    Error::new(ErrorKind::Io, "probe", what)
+}

@@ -1,0 +1,189 @@
+//! What the probe finds here, and what it finds where system calls are really forbidden.
+//!
+//! A test about forbidden calls runs itself again in a child process, which installs a seccomp filter first.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests fail like tests")]
+
+use std::process::Command;
+
+use deepnvme_io::backend::BackendKind;
+use deepnvme_io::probe::{Availability, Probe};
+use deepnvme_io::{
+    Access, BackendChoice, Config, DirectMode, Engine, ErrorKind, OpenOptions, Target, TensorFile, WriteOptions,
+};
+use deepnvme_mem::{Buffer, Region};
+
+/// Set in a child: the name of the test that it is to run behind its filter.
+const CHILD: &str = "DEEPNVME_TEST_BEHIND_FILTER";
+const URING: [libc::c_long; 3] = [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
+
+/// Makes `calls` fail with `errno` on this thread and on those that it starts, for good.
+fn forbid(calls: &[libc::c_long], errno: libc::c_int) {
+    const LOAD_NUMBER: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const SKIP_UNLESS_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    let step = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
+    // The number of the call is the first field of what a filter sees.
+    let mut program = vec![step(LOAD_NUMBER, 0, 0)];
+    for &call in calls {
+        program.push(step(SKIP_UNLESS_EQUAL, 1, call as u32));
+        program.push(step(RETURN, 0, libc::SECCOMP_RET_ERRNO | errno as u32));
+    }
+    program.push(step(RETURN, 0, libc::SECCOMP_RET_ALLOW));
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: both calls read their arguments only; the filter's steps live until they return.
+    let results = unsafe {
+        [
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
+            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter),
+        ]
+    };
+    assert_eq!(results, [0, 0], "no filter: {}", std::io::Error::last_os_error());
+}
+
+/// Runs `body` in a child process in which `calls` fail with `errno`.
+fn behind_filter(test: &str, calls: &[libc::c_long], errno: libc::c_int, body: fn()) {
+    if std::env::var(CHILD).is_ok_and(|name| name == test) {
+        forbid(calls, errno);
+        body();
+        println!("child of {test} is through");
+        return;
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    let output = child.args([test, "--exact", "--nocapture"]).env(CHILD, test).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "the child failed:\n{text}");
+    assert!(text.contains(&format!("child of {test} is through")), "the child ran nothing:\n{text}");
+}
+
+/// Writes and reads a file of odd size with an engine of the given choice; which backend did it.
+fn engine_round_trip(backend: BackendChoice) -> BackendKind {
+    let data: Vec<u8> = (0..3_000_001u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let engine = Engine::new(Config { backend, ..Config::default() }).unwrap();
+    let options = OpenOptions { access: Access::ReadWrite, create: true, direct: DirectMode::Preferred };
+    let file = TensorFile::open(&Target::from(folder.path().join("data")), options).unwrap();
+    let (_, written) = engine.write(&file, 0, Region::from_vec(data.clone()), WriteOptions::default()).unwrap().wait();
+    assert_eq!(written.unwrap().bytes, data.len() as u64);
+    let target = Buffer::zeroed(data.len()).unwrap().into_region();
+    let (target, read) = engine.read(&file, 0, target).unwrap().wait();
+    assert_eq!(read.unwrap().bytes, data.len() as u64);
+    let buffer = target.unwrap().into_buffer().unwrap();
+    assert!(buffer.as_slice() == data, "other bytes came back");
+    engine.backend_kind()
+}
+
+/// Reason and remedy of something that must not work.
+fn refusal(availability: &Availability) -> (Option<i32>, &str, &str) {
+    match availability {
+        Availability::Missing { errno, reason, remedy } => (*errno, reason, remedy),
+        Availability::Works { detail } => {
+            panic!("it works, although its calls are forbidden: {detail}")
+        }
+    }
+}
+
+#[test]
+fn threads_work_everywhere_and_every_answer_says_something() {
+    let probe = Probe::run();
+    assert!(probe.threads.works(), "{:?}", probe.threads);
+    for kind in [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads] {
+        match probe.of(kind).unwrap() {
+            Availability::Works { detail } => assert!(!detail.is_empty()),
+            Availability::Missing { reason, remedy, .. } => {
+                assert!(!reason.is_empty() && !remedy.is_empty())
+            }
+        }
+    }
+    assert!(probe.of(BackendKind::Simulated).is_none());
+}
+
+#[test]
+fn the_first_that_works_is_chosen_and_a_choice_is_honoured() {
+    let works = |detail: &str| Availability::Works { detail: detail.into() };
+    let missing = |reason: &str| Availability::Missing {
+        errno: Some(1),
+        reason: reason.into(),
+        remedy: format!("allow {reason}"),
+    };
+    let all = Probe { uring: works("flags"), aio: works("limits"), threads: works("number") };
+    let kind_of = |probe: &Probe, choice| probe.choose(choice).map(|(kind, _)| kind).map_err(|error| error.kind());
+    assert_eq!(kind_of(&all, BackendChoice::Auto), Ok(BackendKind::Uring));
+    assert_eq!(kind_of(&all, BackendChoice::Aio), Ok(BackendKind::Aio));
+    assert_eq!(kind_of(&all, BackendChoice::Threads), Ok(BackendKind::Threads));
+    let some = Probe { uring: missing("rings"), ..all.clone() };
+    let (kind, why) = some.choose(BackendChoice::Auto).unwrap();
+    assert_eq!(kind, BackendKind::Aio);
+    assert!(why.contains("limits") && why.contains("rings") && why.contains("allow rings"), "{why}");
+    let error = some.choose(BackendChoice::Uring).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("rings; allow rings"), "{error}");
+    let least = Probe { aio: missing("aio"), ..some };
+    assert_eq!(kind_of(&least, BackendChoice::Auto), Ok(BackendKind::Threads));
+    let none = Probe { threads: missing("threads"), ..least };
+    assert_eq!(kind_of(&none, BackendChoice::Auto), Err(ErrorKind::Unsupported));
+}
+
+#[test]
+fn falls_back_to_aio_where_a_filter_forbids_io_uring() {
+    behind_filter(
+        "falls_back_to_aio_where_a_filter_forbids_io_uring",
+        &[libc::SYS_io_uring_setup],
+        libc::EPERM,
+        || {
+            let probe = Probe::run();
+            let (errno, reason, remedy) = refusal(&probe.uring);
+            assert_eq!(errno, Some(libc::EPERM));
+            assert!(reason.contains("seccomp") && remedy.contains("io_uring_setup"), "{reason}; {remedy}");
+            assert!(probe.aio.works() && probe.threads.works(), "{probe:?}");
+            assert_eq!(engine_round_trip(BackendChoice::Auto), BackendKind::Aio);
+            let error = Engine::new(Config { backend: BackendChoice::Uring, ..Config::default() }).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.to_string().contains("seccomp"), "{error}");
+        },
+    );
+}
+
+#[test]
+fn falls_back_to_threads_where_the_kernel_has_neither() {
+    let calls = [&URING[..], &[libc::SYS_io_setup]].concat();
+    behind_filter("falls_back_to_threads_where_the_kernel_has_neither", &calls, libc::ENOSYS, || {
+        let probe = Probe::run();
+        for missing in [&probe.uring, &probe.aio] {
+            let (errno, reason, remedy) = refusal(missing);
+            assert_eq!(errno, Some(libc::ENOSYS));
+            assert!(reason.contains("does not have it") && remedy.contains("use Linux"), "{reason}; {remedy}");
+        }
+        assert_eq!(engine_round_trip(BackendChoice::Auto), BackendKind::Threads);
+        assert!(Engine::new(Config { backend: BackendChoice::Aio, ..Config::default() }).is_err());
+    });
+}
+
+#[test]
+fn falls_back_where_a_ring_can_be_made_but_not_entered() {
+    behind_filter(
+        "falls_back_where_a_ring_can_be_made_but_not_entered",
+        &[libc::SYS_io_uring_enter],
+        libc::EPERM,
+        || {
+            let probe = Probe::run();
+            let (errno, reason, _) = refusal(&probe.uring);
+            assert_eq!(errno, Some(libc::EPERM));
+            assert!(reason.contains("io_uring_enter"), "{reason}");
+            assert_eq!(engine_round_trip(BackendChoice::Auto), BackendKind::Aio);
+        },
+    );
+}
+
+#[test]
+fn io_uring_works_without_registration() {
+    behind_filter("io_uring_works_without_registration", &[libc::SYS_io_uring_register], libc::EPERM, || {
+        match Probe::run().uring {
+            Availability::Works { detail } => {
+                assert!(detail.contains("files: no") && detail.contains("buffers: no"), "{detail}");
+                assert_eq!(engine_round_trip(BackendChoice::Uring), BackendKind::Uring);
+            }
+            // The machine itself may have no io_uring; then there is nothing to register with.
+            Availability::Missing { reason, .. } => println!("SKIPPED: {reason}"),
+        }
+    });
+}
