@@ -146,7 +146,7 @@ fn attempt(kind: BackendKind) -> Result<String> {
             Ok(backend.describe())
         }
         BackendKind::Aio => {
-            read_sample(&mut AioBackend::open(&setup)?)?;
+            attempt_aio(setup)?;
             Ok(facts::aio_use())
         }
         BackendKind::Threads | BackendKind::Simulated => {
@@ -154,6 +154,21 @@ fn attempt(kind: BackendKind) -> Result<String> {
             Ok(format!("up to {THREADS_MAX} threads per worker"))
         }
     }
+}
+
+/// Tries native AIO on a thread of its own, which takes the queue down after it has answered: the kernel
+/// lets that wait for tens of milliseconds, and whoever starts an engine need not.
+fn attempt_aio(setup: BackendSetup) -> Result<()> {
+    let (answer, answered) = std::sync::mpsc::channel();
+    let run = move || {
+        let mut backend = match AioBackend::open(&setup) {
+            Ok(backend) => backend,
+            Err(error) => return drop(answer.send(Err(error))),
+        };
+        drop(answer.send(read_sample(&mut backend)));
+    };
+    std::thread::Builder::new().name("dnvme-probe".into()).spawn(run).map_err(|error| os_error("clone", &error))?;
+    answered.recv().unwrap_or_else(|_| Err(wrong("its thread ended without an answer")))
 }
 
 fn read_sample(backend: &mut dyn Backend) -> Result<()> {

@@ -8,21 +8,12 @@ use deepnvme_io::backend::{self, BackendKind, BackendSetup};
 use deepnvme_io::op::{OpKind, Submit};
 use smallvec::smallvec;
 
-use crate::support::{
-    KIB, KINDS, bytes_of, memory, memory_of, on_each, op, random, reap_all, scratch, submit,
-};
+use crate::support::{KIB, KINDS, bytes_of, memory, memory_of, on_each, op, random, reap_all, scratch, submit};
 
 #[test]
 fn dropping_waits_for_what_is_in_flight_and_lets_go_of_it() {
-    for (kind, is_flushed) in KINDS
-        .into_iter()
-        .flat_map(|kind| [(kind, false), (kind, true)])
-    {
-        let setup = BackendSetup {
-            queue_depth: 32,
-            submit: SubmitMode::Batch,
-            worker_index: 0,
-        };
+    for (kind, is_flushed) in KINDS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
+        let setup = BackendSetup { queue_depth: 32, submit: SubmitMode::Batch, worker_index: 0 };
         let Ok(mut backend) = backend::open(kind, &setup) else {
             continue;
         };
@@ -35,27 +26,15 @@ fn dropping_waits_for_what_is_in_flight_and_lets_go_of_it() {
         for index in 0..32 {
             let at = index * 64 * KIB;
             let piece = source.slice(at..at + 64 * KIB);
-            submit(
-                &mut *backend,
-                op(index as u64, OpKind::Write, &file, at, smallvec![piece]),
-            );
+            submit(&mut *backend, op(index as u64, OpKind::Write, &file, at, smallvec![piece]));
         }
         if is_flushed {
             backend.flush().unwrap();
         }
         drop(backend);
-        assert_eq!(
-            Arc::strong_count(&file),
-            1,
-            "{}: an op was kept",
-            kind.name()
-        );
+        assert_eq!(Arc::strong_count(&file), 1, "{}: an op was kept", kind.name());
         let found = std::fs::read(&scratch.path).unwrap();
-        assert!(
-            found == data,
-            "{}: an op that was accepted was not done",
-            kind.name()
-        );
+        assert!(found == data, "{}: an op that was accepted was not done", kind.name());
         drop(waker);
     }
 }
@@ -68,10 +47,7 @@ fn a_file_that_was_used_much_is_closed_with_its_last_owner() {
         let memory = memory(4096);
         let mut completions = Vec::new();
         let other = scratch.open(true);
-        submit(
-            backend,
-            op(0, OpKind::Read, &other, 0, smallvec![memory.clone()]),
-        );
+        submit(backend, op(0, OpKind::Read, &other, 0, smallvec![memory.clone()]));
         for token in 1..500 {
             let mut next = op(token, OpKind::Read, &file, 4096, smallvec![memory.clone()]);
             while let Submit::Busy(back) = backend.submit(next) {
@@ -80,43 +56,20 @@ fn a_file_that_was_used_much_is_closed_with_its_last_owner() {
             }
         }
         completions.append(&mut reap_all(backend));
-        assert!(
-            completions
-                .iter()
-                .all(|completion| completion.result == Ok(4096))
-        );
+        assert!(completions.iter().all(|completion| completion.result == Ok(4096)));
         drop(completions);
         // A lease is refused while another open file description exists, wherever it is kept.
         drop((file, other));
-        let only = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(&scratch.path)
-            .unwrap();
+        let only = OpenOptions::new().read(true).write(true).open(&scratch.path).unwrap();
         // SAFETY: a command without pointers on a descriptor that is open.
-        let lease = unsafe {
-            libc::fcntl(
-                std::os::fd::AsRawFd::as_raw_fd(&only),
-                libc::F_SETLEASE,
-                libc::F_WRLCK,
-            )
-        };
-        assert_eq!(
-            lease,
-            0,
-            "{}: something keeps the file open",
-            backend.kind().name()
-        );
+        let lease = unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&only), libc::F_SETLEASE, libc::F_WRLCK) };
+        assert_eq!(lease, 0, "{}: something keeps the file open", backend.kind().name());
     });
 }
 
 #[test]
 fn memory_can_be_registered_again_and_again() {
-    let setup = BackendSetup {
-        queue_depth: 8,
-        submit: SubmitMode::Batch,
-        worker_index: 0,
-    };
+    let setup = BackendSetup { queue_depth: 8, submit: SubmitMode::Batch, worker_index: 0 };
     let Ok(mut backend) = backend::open(BackendKind::Uring, &setup) else {
         return;
     };
@@ -126,30 +79,14 @@ fn memory_can_be_registered_again_and_again() {
         let whole = memory(64 * KIB);
         assert!(backend.register(&whole), "round {round}");
         assert!(backend.register(&whole), "the same memory twice is counted");
-        assert!(
-            !backend.register(&whole.slice(4096..8192)),
-            "memory inside other memory is refused"
-        );
-        submit(
-            &mut *backend,
-            op(
-                0,
-                OpKind::Read,
-                &file,
-                0,
-                smallvec![whole.slice(0..32 * KIB)],
-            ),
-        );
+        assert!(!backend.register(&whole.slice(4096..8192)), "memory inside other memory is refused");
+        submit(&mut *backend, op(0, OpKind::Read, &file, 0, smallvec![whole.slice(0..32 * KIB)]));
         backend.flush().unwrap();
         backend.unregister(&whole);
         let rest = smallvec![whole.slice(32 * KIB..64 * KIB)];
         submit(&mut *backend, op(1, OpKind::Read, &file, 32 * KIB, rest));
         let completions = reap_all(&mut *backend);
-        assert!(
-            completions
-                .iter()
-                .all(|completion| completion.result == Ok(32 * KIB))
-        );
+        assert!(completions.iter().all(|completion| completion.result == Ok(32 * KIB)));
         backend.unregister(&whole);
         backend.unregister(&whole);
         assert!(bytes_of(&whole) == random(14, 64 * KIB));

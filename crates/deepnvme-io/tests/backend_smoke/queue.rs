@@ -7,9 +7,7 @@ use deepnvme_io::backend::{self, BackendSetup};
 use deepnvme_io::op::{OpKind, Submit, Token};
 use smallvec::smallvec;
 
-use crate::support::{
-    KIB, KINDS, bytes_of, memory, on_each, one, op, random, reap_all, scratch, submit,
-};
+use crate::support::{KIB, KINDS, bytes_of, memory, on_each, one, op, random, reap_all, scratch, submit};
 
 #[test]
 fn a_full_queue_hands_the_op_back() {
@@ -18,21 +16,13 @@ fn a_full_queue_hands_the_op_back() {
         let file = scratch.open(false);
         for round in 0..50 {
             for token in 0..3 {
-                submit(
-                    backend,
-                    op(token, OpKind::Read, &file, 0, smallvec![memory(KIB)]),
-                );
+                submit(backend, op(token, OpKind::Read, &file, 0, smallvec![memory(KIB)]));
             }
             assert_eq!(backend.in_flight(), 3);
             let fourth = op(99 + round, OpKind::Read, &file, 0, smallvec![memory(KIB)]);
-            let Submit::Busy(back) = backend.submit(fourth) else {
-                panic!("3 in flight are all that fit")
-            };
+            let Submit::Busy(back) = backend.submit(fourth) else { panic!("3 in flight are all that fit") };
             assert_eq!((back.token, backend.in_flight()), (Token(99 + round), 3));
-            let tokens: Vec<u64> = reap_all(backend)
-                .iter()
-                .map(|completion| completion.op.token.0)
-                .collect();
+            let tokens: Vec<u64> = reap_all(backend).iter().map(|completion| completion.op.token.0).collect();
             assert_eq!(tokens, [0, 1, 2]);
         }
     });
@@ -47,10 +37,7 @@ fn reap_waits_for_as_many_as_it_is_asked_for() {
         for token in 0..16 {
             let at = token * 4096;
             let piece = memory.slice(at..at + 4096);
-            submit(
-                backend,
-                op(token as u64, OpKind::Read, &file, at, smallvec![piece]),
-            );
+            submit(backend, op(token as u64, OpKind::Read, &file, at, smallvec![piece]));
         }
         let mut completions = Vec::new();
         backend.flush().unwrap();
@@ -88,13 +75,7 @@ fn a_wake_ends_a_wait_early() {
         // A wake that is not needed does no harm to what follows.
         waker.wake();
         let scratch = scratch(&random(11, 4096));
-        let read = op(
-            0,
-            OpKind::Read,
-            &scratch.open(false),
-            0,
-            smallvec![memory(4096)],
-        );
+        let read = op(0, OpKind::Read, &scratch.open(false), 0, smallvec![memory(4096)]);
         assert_eq!(one(backend, read).result, Ok(4096));
     });
 }
@@ -102,11 +83,7 @@ fn a_wake_ends_a_wait_early() {
 #[test]
 fn a_waker_outlives_its_backend() {
     for kind in KINDS {
-        let setup = BackendSetup {
-            queue_depth: 4,
-            submit: SubmitMode::Batch,
-            worker_index: 0,
-        };
+        let setup = BackendSetup { queue_depth: 4, submit: SubmitMode::Batch, worker_index: 0 };
         if let Ok(backend) = backend::open(kind, &setup) {
             let waker = backend.waker();
             drop(backend);

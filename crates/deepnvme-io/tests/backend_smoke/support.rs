@@ -12,25 +12,17 @@ use deepnvme_io::backend::{self, Backend, BackendKind, BackendSetup};
 use deepnvme_io::op::{Completion, Op, OpKind, Pieces, Submit, Token};
 use deepnvme_mem::{Buffer, Region};
 
-pub(crate) const KINDS: [BackendKind; 3] =
-    [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
+pub(crate) const KINDS: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
 pub(crate) const KIB: usize = 1024;
 
 /// Runs `test` on each backend that works here; what does not work is said, and is `probe`'s business.
 pub(crate) fn on_each(queue_depth: u32, submit: SubmitMode, test: impl Fn(&mut dyn Backend)) {
     let mut ran = 0;
     for kind in KINDS {
-        let setup = BackendSetup {
-            queue_depth,
-            submit,
-            worker_index: 0,
-        };
+        let setup = BackendSetup { queue_depth, submit, worker_index: 0 };
         match backend::open(kind, &setup) {
             Ok(mut backend) => {
-                assert_eq!(
-                    (backend.kind(), backend.depth(), backend.in_flight()),
-                    (kind, queue_depth, 0)
-                );
+                assert_eq!((backend.kind(), backend.depth(), backend.in_flight()), (kind, queue_depth, 0));
                 test(&mut *backend);
                 ran += 1;
             }
@@ -61,20 +53,13 @@ pub(crate) fn scratch(content: &[u8]) -> Scratch {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("data");
     File::create(&path).unwrap().write_all(content).unwrap();
-    Scratch {
-        path,
-        _folder: folder,
-    }
+    Scratch { path, _folder: folder }
 }
 
 impl Scratch {
     pub(crate) fn open(&self, direct: bool) -> Arc<OwnedFd> {
         let flags = if direct { libc::O_DIRECT } else { 0 };
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(flags)
-            .open(&self.path);
+        let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(&self.path);
         Arc::new(file.unwrap().into())
     }
 }
@@ -95,20 +80,8 @@ pub(crate) fn bytes_of(region: &Region) -> Vec<u8> {
     bytes
 }
 
-pub(crate) fn op(
-    token: u64,
-    kind: OpKind,
-    file: &Arc<OwnedFd>,
-    offset: usize,
-    pieces: Pieces,
-) -> Op {
-    Op {
-        token: Token(token),
-        kind,
-        file: Arc::clone(file),
-        offset: offset as u64,
-        pieces,
-    }
+pub(crate) fn op(token: u64, kind: OpKind, file: &Arc<OwnedFd>, offset: usize, pieces: Pieces) -> Op {
+    Op { token: Token(token), kind, file: Arc::clone(file), offset: offset as u64, pieces }
 }
 
 pub(crate) fn submit(backend: &mut dyn Backend, op: Op) {

@@ -11,9 +11,7 @@ use deepnvme_io::op::{Errno, OpKind, PIECES_MAX, Pieces, Submit};
 use deepnvme_mem::Region;
 use smallvec::smallvec;
 
-use crate::support::{
-    KIB, bytes_of, memory, memory_of, on_each, one, op, random, reap_all, scratch, submit,
-};
+use crate::support::{KIB, bytes_of, memory, memory_of, on_each, one, op, random, reap_all, scratch, submit};
 
 /// Writes a file block by block through the backend and reads it back, more ops than the queue is deep.
 fn round_trip(backend: &mut dyn Backend, direct: bool, registered: bool) {
@@ -22,10 +20,7 @@ fn round_trip(backend: &mut dyn Backend, direct: bool, registered: bool) {
     let data = random(7, BLOCK * BLOCKS);
     let scratch = scratch(&[]);
     let file = scratch.open(direct);
-    for (kind, memory) in [
-        (OpKind::Write, memory_of(&data)),
-        (OpKind::Read, memory(data.len())),
-    ] {
+    for (kind, memory) in [(OpKind::Write, memory_of(&data)), (OpKind::Read, memory(data.len()))] {
         if registered {
             let pinned = backend.register(&memory);
             assert_eq!(pinned, backend.kind() == BackendKind::Uring);
@@ -41,23 +36,13 @@ fn round_trip(backend: &mut dyn Backend, direct: bool, registered: bool) {
         }
         completions.append(&mut reap_all(backend));
         assert_eq!(completions.len(), BLOCKS);
-        assert!(
-            completions
-                .iter()
-                .all(|completion| completion.result == Ok(BLOCK))
-        );
+        assert!(completions.iter().all(|completion| completion.result == Ok(BLOCK)));
         backend.unregister(&memory);
         if kind == OpKind::Read {
-            assert!(
-                bytes_of(&memory) == data,
-                "what was read is not what was written"
-            );
+            assert!(bytes_of(&memory) == data, "what was read is not what was written");
         }
     }
-    assert!(
-        std::fs::read(&scratch.path).unwrap() == data,
-        "the file differs"
-    );
+    assert!(std::fs::read(&scratch.path).unwrap() == data, "the file differs");
 }
 
 #[test]
@@ -75,23 +60,11 @@ fn single_submission_reaches_the_kernel_at_once() {
         round_trip(backend, true, false);
         let scratch = scratch(&random(1, 4096));
         let memory = memory(4096);
-        submit(
-            backend,
-            op(
-                0,
-                OpKind::Read,
-                &scratch.open(false),
-                0,
-                smallvec![memory.clone()],
-            ),
-        );
+        submit(backend, op(0, OpKind::Read, &scratch.open(false), 0, smallvec![memory.clone()]));
         let deadline = Instant::now() + Duration::from_secs(20);
         while bytes_of(&memory) != random(1, 4096) {
             // `reap` with 0 only looks, which is all that a backend needs here that was told `Single`.
-            assert!(
-                Instant::now() < deadline,
-                "the op did not start without a flush"
-            );
+            assert!(Instant::now() < deadline, "the op did not start without a flush");
             backend.reap(0, &mut Vec::new()).unwrap();
         }
         reap_all(backend);
@@ -106,25 +79,15 @@ fn vectored_ops_fill_their_pieces_in_order() {
         let file = scratch.open(false);
         let source = memory_of(&data);
         let cuts = [0, 1, 4096, 4097, 50_000, 100_000];
-        let cut = |region: &Region| -> Pieces {
-            cuts.windows(2).map(|w| region.slice(w[0]..w[1])).collect()
-        };
+        let cut = |region: &Region| -> Pieces { cuts.windows(2).map(|w| region.slice(w[0]..w[1])).collect() };
         let written = one(backend, op(1, OpKind::Write, &file, 5, cut(&source)));
         assert_eq!((written.result, written.op.bytes()), (Ok(100_000), 100_000));
         let target = memory(100_000);
-        assert_eq!(
-            one(backend, op(2, OpKind::Read, &file, 5, cut(&target))).result,
-            Ok(100_000)
-        );
+        assert_eq!(one(backend, op(2, OpKind::Read, &file, 5, cut(&target))).result, Ok(100_000));
         assert!(bytes_of(&target) == data);
         let file_bytes = std::fs::read(&scratch.path).unwrap();
-        assert!(
-            file_bytes[..5] == [0xAA; 5] && file_bytes[100_005..] == [0xAA; 5],
-            "neighbours were changed"
-        );
-        let many: Pieces = (0..PIECES_MAX)
-            .map(|piece| target.slice(piece..piece + 1))
-            .collect();
+        assert!(file_bytes[..5] == [0xAA; 5] && file_bytes[100_005..] == [0xAA; 5], "neighbours were changed");
+        let many: Pieces = (0..PIECES_MAX).map(|piece| target.slice(piece..piece + 1)).collect();
         let most = one(backend, op(3, OpKind::Read, &file, 5, many));
         assert_eq!(most.result, Ok(PIECES_MAX));
     });
@@ -136,11 +99,7 @@ fn the_end_of_the_file_is_a_short_read() {
         let scratch = scratch(&random(8, 5000));
         let file = scratch.open(false);
         let read = |backend: &mut dyn Backend, offset| {
-            one(
-                backend,
-                op(0, OpKind::Read, &file, offset, smallvec![memory(4096)]),
-            )
-            .result
+            one(backend, op(0, OpKind::Read, &file, offset, smallvec![memory(4096)])).result
         };
         assert_eq!(read(backend, 0), Ok(4096));
         assert_eq!(read(backend, 4096), Ok(904));
@@ -160,33 +119,14 @@ fn a_refused_op_is_its_own_failure() {
         submit(backend, op(0, OpKind::Read, &good, 0, bytes()));
         submit(backend, op(1, OpKind::Write, &read_only, 0, bytes()));
         submit(backend, op(2, OpKind::Read, &good, 4096, bytes()));
-        submit(
-            backend,
-            op(3, OpKind::SyncData, &Arc::new(pipe.into()), 0, smallvec![]),
-        );
+        submit(backend, op(3, OpKind::SyncData, &Arc::new(pipe.into()), 0, smallvec![]));
         submit(backend, op(4, OpKind::SyncAll, &good, 0, smallvec![]));
-        let results: Vec<_> = reap_all(backend)
-            .into_iter()
-            .map(|completion| completion.result)
-            .collect();
-        let expected = [
-            Ok(4096),
-            Err(Errno::BADF),
-            Ok(4096),
-            Err(Errno::INVAL),
-            Ok(0),
-        ];
+        let results: Vec<_> = reap_all(backend).into_iter().map(|completion| completion.result).collect();
+        let expected = [Ok(4096), Err(Errno::BADF), Ok(4096), Err(Errno::INVAL), Ok(0)];
         assert_eq!(results, expected, "{}", backend.kind().name());
         let misaligned = smallvec![memory(8192).slice(1..4097)];
-        let result = one(
-            backend,
-            op(5, OpKind::Read, &scratch.open(true), 0, misaligned),
-        )
-        .result;
-        assert!(
-            result == Err(Errno::INVAL) || result == Ok(4096),
-            "{result:?}"
-        );
+        let result = one(backend, op(5, OpKind::Read, &scratch.open(true), 0, misaligned)).result;
+        assert!(result == Err(Errno::INVAL) || result == Ok(4096), "{result:?}");
     });
 }
 
@@ -196,27 +136,10 @@ fn both_kinds_of_sync_work() {
         let scratch = scratch(&[]);
         let file = scratch.open(false);
         let data = random(10, 4096);
-        assert_eq!(
-            one(
-                backend,
-                op(0, OpKind::Write, &file, 0, smallvec![memory_of(&data)])
-            )
-            .result,
-            Ok(4096)
-        );
-        assert_eq!(
-            one(backend, op(1, OpKind::SyncData, &file, 0, smallvec![])).result,
-            Ok(0)
-        );
-        assert_eq!(
-            one(backend, op(2, OpKind::SyncAll, &file, 0, smallvec![])).result,
-            Ok(0)
-        );
-        let folder: Arc<OwnedFd> =
-            Arc::new(File::open(scratch.path.parent().unwrap()).unwrap().into());
-        assert_eq!(
-            one(backend, op(3, OpKind::SyncAll, &folder, 0, smallvec![])).result,
-            Ok(0)
-        );
+        assert_eq!(one(backend, op(0, OpKind::Write, &file, 0, smallvec![memory_of(&data)])).result, Ok(4096));
+        assert_eq!(one(backend, op(1, OpKind::SyncData, &file, 0, smallvec![])).result, Ok(0));
+        assert_eq!(one(backend, op(2, OpKind::SyncAll, &file, 0, smallvec![])).result, Ok(0));
+        let folder: Arc<OwnedFd> = Arc::new(File::open(scratch.path.parent().unwrap()).unwrap().into());
+        assert_eq!(one(backend, op(3, OpKind::SyncAll, &folder, 0, smallvec![])).result, Ok(0));
     });
 }
