@@ -17,6 +17,10 @@ use crate::split::{Direction, Plan, Segment};
 use crate::stats::{self, StatsSnapshot, WorkerStats};
 use crate::worker::{Worker, WorkerSetup};
 
+/// From this size on, memory that is about to be filled is worth asking huge pages for. Smaller tensors would only
+/// split the process's memory map into more pieces.
+const HUGE_ADVICE_BYTES_MIN: usize = 32 << 20;
+
 /// Makes the backend of one worker, on that worker's thread.
 pub type BackendFactory = Arc<dyn Fn(&BackendSetup) -> Result<Box<dyn Backend>> + Send + Sync>;
 
@@ -209,6 +213,9 @@ impl Engine {
         for ReadItem { file, offset, target } in items {
             check_device(target.device(), Direction::Read, &file)?;
             let address = target.is_contiguous().then(|| target.addr());
+            if target.len() >= HUGE_ADVICE_BYTES_MIN {
+                target.advise_huge();
+            }
             layout.add(file, offset, target.len(), address);
             targets.push(target);
         }

@@ -194,6 +194,10 @@ fn opening_what_cannot_be_opened_names_the_path() {
     assert_eq!((error.kind(), error.path()), (ErrorKind::NotFound, Some(missing.as_path())));
     let error = TensorFile::open(&Target::from(folder.path()), options).unwrap_err();
     assert_eq!(error.errno(), Some(rustix::io::Errno::ISDIR.raw_os_error()));
+    let pipe = folder.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let error = TensorFile::open(&Target::from(&pipe), options).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "at once, though nobody writes: {error}");
 }
 
 #[test]

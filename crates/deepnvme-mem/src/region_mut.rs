@@ -86,6 +86,12 @@ impl RegionMut {
         Region(self.0.clone())
     }
 
+    /// Asks the kernel to back this memory with huge pages where it has no pages yet: filling fresh memory then costs
+    /// one page fault for 2 MiB instead of 512. Changes no byte; false when the kernel does not take the advice.
+    pub fn advise_huge(&self) -> bool {
+        self.0.advise_huge()
+    }
+
     /// Two rights from one: to the bytes before `mid`, and to those from it on.
     ///
     /// # Panics

@@ -74,6 +74,11 @@ impl Span {
         self.runs.is_none()
     }
 
+    pub(crate) fn advise_huge(&self) -> bool {
+        let is_flat_host = self.device == Device::Host && self.is_contiguous();
+        is_flat_host && crate::mapping::advise_huge_inside(self.start, self.len)
+    }
+
     pub(crate) fn slice(&self, range: Range<usize>) -> Self {
         assert!(self.is_contiguous(), "only a contiguous region can be sliced");
         let Range { start, end } = range;

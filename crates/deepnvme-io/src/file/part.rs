@@ -35,7 +35,12 @@ impl Part {
         if options.create {
             flags |= OFlags::CREATE;
         }
-        let open = |extra: OFlags| fs::open(path, flags | extra, Mode::from_raw_mode(0o666));
+        // Without NONBLOCK, the opening of a pipe would wait for its other end.
+        let open = |extra: OFlags| {
+            let fd = fs::open(path, flags | extra | OFlags::NONBLOCK, Mode::from_raw_mode(0o666))?;
+            fs::fcntl_setfl(&fd, extra)?;
+            Ok(fd)
+        };
         let fail = |errno: Errno| Error::os("open", errno).at_path(path);
         let mut part = Self::empty(path.to_path_buf(), options.access, options.direct);
         if options.direct != DirectMode::Disabled {
