@@ -155,7 +155,7 @@ impl Part {
         }
     }
 
-    pub(super) fn len(&self) -> Result<u64> {
+    pub(crate) fn len(&self) -> Result<u64> {
         let stat = alignment::stat(self.any().as_fd());
         stat.map(|stat| stat.stx_size).map_err(|errno| Error::os("stat", errno).at_path(&self.path))
     }

@@ -100,6 +100,12 @@ impl Flight {
                 self.pause_if_late();
                 Verdict::Retry
             }
+            // Two short transfers in a row can end at the same place; only the file's length tells its end.
+            Verdict::EndOfFile if self.file_goes_on() && self.headway.retries < RETRIES_MAX => {
+                self.headway.retries += 1;
+                self.pause_if_late();
+                Verdict::Retry
+            }
             Verdict::Fail(error) => {
                 let at = block.io.start + self.headway.reached as u64;
                 let file = self.claim.job().file(block);
@@ -108,6 +114,15 @@ impl Flight {
             }
             other => other,
         }
+    }
+
+    /// Whether the file has bytes beyond those that this block has reached.
+    fn file_goes_on(&self) -> bool {
+        let Task::Block { block, base, .. } = &self.task else {
+            return false;
+        };
+        let (part, _) = self.claim.job().file(block).part_at(block.io.start);
+        part.len().is_ok_and(|bytes| bytes > base + self.headway.reached as u64)
     }
 
     /// Whether a refused sync is tried again.
