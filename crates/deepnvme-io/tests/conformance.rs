@@ -4,26 +4,18 @@ mod common;
 
 use std::time::Duration;
 
-use common::{MakeBackend, REAL_BACKENDS, real};
+use common::{REAL_BACKENDS, real, simulated_by};
 use deepnvme_io::backend::BackendKind;
 use deepnvme_testkit::faults::{FaultPlan, Faults};
-use deepnvme_testkit::simulated::SimDisk;
-
-fn simulated_by(seed: u64) -> Option<MakeBackend> {
-    let carrier = real(BackendKind::Threads)?;
-    let disk = SimDisk::new(seed);
-    Some(Box::new(move |setup| Box::new(disk.backend(setup, carrier(setup)))))
-}
-
-fn decorated(kind: BackendKind, plan: FaultPlan) -> Option<MakeBackend> {
-    let inner = real(kind)?;
-    let faults = Faults::new(plan);
-    Some(Box::new(move |setup| Box::new(faults.wrap(inner(setup)))))
-}
 
 /// Late and out of order, but never wrong: the contract allows all of it.
 fn dawdling() -> FaultPlan {
     FaultPlan { seed: 7, slow: 200, slow_max: Duration::from_millis(2), reorder: true, ..FaultPlan::default() }
+}
+
+/// A real backend behind the decorator.
+fn decorated(kind: BackendKind, plan: FaultPlan) -> Option<common::MakeBackend> {
+    common::decorated(kind, &Faults::new(plan))
 }
 
 /// A module of tests for each constructor.

@@ -1,9 +1,19 @@
-//! What the integration tests of the engine share: backends by name, and a visible way to skip.
+//! What the integration tests of the engine share: backends by name, lanes of a program, a visible way to skip.
 #![allow(dead_code, reason = "every test binary uses its own part")]
 #![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "these are tests")]
 
-use deepnvme_io::SubmitMode;
+pub(crate) mod lane;
+pub(crate) mod storm;
+
+use std::path::Path;
+use std::sync::Arc;
+
 use deepnvme_io::backend::{self, Backend, BackendKind, BackendSetup};
+use deepnvme_io::{
+    Access, BackendFactory, Config, DirectMode, DirectState, Engine, OpenOptions, SubmitMode, Target, TensorFile,
+};
+use deepnvme_testkit::faults::{FaultPlan, Faults};
+use deepnvme_testkit::simulated::SimDisk;
 
 /// The backends that move bytes for users.
 pub(crate) const REAL_BACKENDS: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
@@ -29,4 +39,52 @@ pub(crate) fn real(kind: BackendKind) -> Option<MakeBackend> {
         return None;
     }
     Some(Box::new(move |setup| backend::open(kind, setup).expect("it has just worked")))
+}
+
+/// A simulated backend whose schedule is that seed's.
+pub(crate) fn simulated_by(seed: u64) -> Option<MakeBackend> {
+    let carrier = real(BackendKind::Threads)?;
+    let disk = SimDisk::new(seed);
+    Some(Box::new(move |setup| Box::new(disk.backend(setup, carrier(setup)))))
+}
+
+/// A real backend with faults.
+pub(crate) fn decorated(kind: BackendKind, faults: &Faults) -> Option<MakeBackend> {
+    let (inner, faults) = (real(kind)?, faults.clone());
+    Some(Box::new(move |setup| Box::new(faults.wrap(inner(setup)))))
+}
+
+/// Faults that an engine hides: transfers cut short, interruptions, refusals for now, completions out of order.
+pub(crate) fn hidden_faults(seed: u64) -> FaultPlan {
+    FaultPlan { seed, short: 200, eintr: 50, eagain: 50, reorder: true, ..FaultPlan::default() }
+}
+
+/// An engine over backends of the test's making.
+pub(crate) fn engine(config: Config, make: MakeBackend) -> Engine {
+    let factory: BackendFactory = Arc::new(move |setup| Ok(make(setup)));
+    Engine::with_backends(config, factory).expect("an engine over a backend that works")
+}
+
+/// An engine small enough that short programs fill its queues and use up its slots.
+pub(crate) fn small_config(workers: u32, submit: SubmitMode) -> Config {
+    let block_bytes = 32 << 10;
+    let pool_bytes = Some(u64::from(workers) * block_bytes * 3);
+    Config { workers, queue_depth: 8, block_bytes, submit, pool_bytes, ..Config::default() }
+}
+
+/// Opens a file for both directions, making it where it is missing.
+pub(crate) fn open(path: &Path, direct: DirectMode) -> deepnvme_io::Result<Arc<TensorFile>> {
+    TensorFile::open(&Target::from(path), OpenOptions { access: Access::ReadWrite, create: true, direct })
+}
+
+/// Whether files of the test folder can bypass the page cache.
+pub(crate) fn direct_works() -> bool {
+    let file = deepnvme_testkit::data::TestFile::holding(&[7; 4096]);
+    match open(&file.path, DirectMode::Preferred).expect("the test file").direct() {
+        DirectState::Direct { .. } => true,
+        DirectState::Buffered { reason } => {
+            skipped(&format!("{} has no direct I/O: {reason}", file.dir().display()));
+            false
+        }
+    }
 }

@@ -77,9 +77,11 @@ impl FaultBackend {
             let before = self.inside.remove(&completion.op.token).expect("the inner backend returns what it was given");
             completion.op.token = before.token;
             completion.op.pieces = before.pieces;
-            if let Fate::FailAfterwards(errno) = before.fate {
-                completion.result = completion.result.and(Err(errno));
-            }
+            completion.result = match before.fate {
+                Fate::FailAfterwards(errno) => completion.result.and(Err(errno)),
+                Fate::Short { reported, .. } => completion.result.map(|moved| moved.min(reported)),
+                Fate::Nothing | Fate::Fail(_) => completion.result,
+            };
             self.held.push((now + before.delay.unwrap_or_default(), completion));
         }
         Ok(())
@@ -137,8 +139,8 @@ impl Backend for FaultBackend {
             return Submit::Queued;
         }
         let before = Inside { token: op.token, pieces: op.pieces.clone(), fate, delay };
-        if let Fate::Short(bytes) = fate {
-            op.pieces = first_bytes(&op.pieces, bytes);
+        if let Fate::Short { carried, .. } = fate {
+            op.pieces = first_bytes(&op.pieces, carried);
         }
         op.token = Token(self.next_token);
         self.next_token += 1;

@@ -147,7 +147,7 @@ impl Counters {
         let sync = matches!(kind, OpKind::SyncData | OpKind::SyncAll);
         let counter = match fate {
             Fate::Nothing => return,
-            Fate::Short(_) => &self.short,
+            Fate::Short { .. } => &self.short,
             Fate::Fail(Errno::INTR) => &self.eintr,
             Fate::Fail(Errno::AGAIN) => &self.eagain,
             Fate::Fail(Errno::NOSPC) => &self.enospc,

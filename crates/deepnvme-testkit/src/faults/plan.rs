@@ -9,7 +9,7 @@ use rustix::fs::OFlags;
 use crate::rng::Rng;
 
 /// A direct transfer that is cut short ends on such a boundary, which every device takes.
-const DIRECT_CUT_BYTES: u64 = 4096;
+const DIRECT_CUT_BYTES: usize = 4096;
 
 /// How often what goes wrong. All chances are per mille of the ops; the default is nothing at all.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -18,6 +18,9 @@ pub struct FaultPlan {
     pub seed: u64,
     /// Transfers that move fewer bytes than asked, at least one.
     pub short: u32,
+    /// Whether direct transfers, too, are reported to end at any byte, as a network or user-space file system may
+    /// do. Otherwise they are cut where every device allows it.
+    pub short_anywhere: bool,
     /// Ops that fail with EINTR before they do anything.
     pub eintr: u32,
     /// Ops that fail with EAGAIN before they do anything.
@@ -44,8 +47,12 @@ pub struct FaultPlan {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fate {
     Nothing,
-    /// Move only so many bytes.
-    Short(usize),
+    /// Move only so many bytes, and say so. `carried` is what goes to the inner backend, which a device may need
+    /// to be a little more.
+    Short {
+        reported: usize,
+        carried: usize,
+    },
     /// Fail without doing anything.
     Fail(Errno),
     /// Do it all, then say that it failed.
@@ -75,22 +82,27 @@ impl FaultPlan {
             return Fate::Fail(Errno::NOSPC);
         }
         if rng.chance(self.short)
-            && let Some(cut) = cut_bytes(op, bytes as u64, rng)
+            && let Some(fate) = self.cut(op, bytes, rng)
         {
-            return Fate::Short(cut as usize);
+            return fate;
         }
         Fate::Nothing
     }
-}
 
-/// Where to cut a transfer short: on a block for a direct file, on a sector or anywhere for a buffered one.
-fn cut_bytes(op: &Op, bytes: u64, rng: &mut Rng) -> Option<u64> {
-    let direct = rustix::fs::fcntl_getfl(op.file.as_fd()).is_ok_and(|flags| flags.contains(OFlags::DIRECT));
-    let unit = match (direct, rng.chance(500)) {
-        (true, _) => DIRECT_CUT_BYTES,
-        (false, true) if bytes > 512 => 512,
-        (false, _) => 1,
-    };
-    let units = bytes.checked_sub(1)? / unit;
-    (units > 0).then(|| unit * rng.within(1..units + 1))
+    /// Where to cut a transfer short: on a block for a direct file, on a sector or anywhere for a buffered one.
+    fn cut(&self, op: &Op, bytes: usize, rng: &mut Rng) -> Option<Fate> {
+        let is_direct = rustix::fs::fcntl_getfl(op.file.as_fd()).is_ok_and(|flags| flags.contains(OFlags::DIRECT));
+        let unit = match (is_direct && !self.short_anywhere, rng.chance(500)) {
+            (true, _) => DIRECT_CUT_BYTES,
+            (false, true) if bytes > 512 => 512,
+            (false, _) => 1,
+        };
+        let units = bytes.checked_sub(1)? / unit;
+        if units == 0 {
+            return None;
+        }
+        let reported = unit * rng.within(1..units as u64 + 1) as usize;
+        let carried = if is_direct { reported.next_multiple_of(DIRECT_CUT_BYTES).min(bytes) } else { reported };
+        Some(Fate::Short { reported, carried })
+    }
 }

@@ -72,23 +72,30 @@ fn a_dead_device_and_a_bad_sector_stay_so() {
 fn cuts_move_at_least_one_byte_and_stay_aligned_on_direct_files() {
     let file = TestFile::holding(&[0; 8192]);
     let faults = Faults::new(FaultPlan { seed: 3, short: 1000, ..FaultPlan::default() });
+    let anywhere = Faults::new(FaultPlan { short_anywhere: true, ..faults.plan().clone() });
     let direct = open_direct(&file.path);
     let mut unaligned = 0;
     for offset in 0..300 {
         for bytes in [1, 2, 512, 513, 4096, 20_000] {
             let mut op = op(&file, OpKind::Read, offset * 4096, bytes);
             match faults.decide(&op).0 {
-                Fate::Short(cut) => {
-                    assert!(cut > 0 && cut < bytes);
-                    unaligned += usize::from(cut % 512 != 0);
+                Fate::Short { reported, carried } => {
+                    assert!(reported > 0 && reported < bytes && carried == reported);
+                    unaligned += usize::from(reported % 512 != 0);
                 }
                 fate => assert_eq!((bytes, fate), (1, Fate::Nothing)),
             }
             let Some(direct) = &direct else { continue };
             op.file = Arc::clone(direct);
             match faults.decide(&op).0 {
-                Fate::Short(cut) => assert!(cut % 4096 == 0 && cut > 0 && cut < bytes),
+                Fate::Short { reported, carried } => {
+                    assert!(reported % 4096 == 0 && reported > 0 && reported < bytes && carried == reported);
+                }
                 fate => assert_eq!(fate, Fate::Nothing),
+            }
+            if let Fate::Short { reported, carried } = anywhere.decide(&op).0 {
+                assert!(reported > 0 && reported < bytes && carried <= bytes);
+                assert!(carried % 4096 == 0 || carried == bytes, "the device would refuse {carried} bytes");
             }
         }
     }

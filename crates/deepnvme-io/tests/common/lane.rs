@@ -1,0 +1,200 @@
+//! One thread's range of a file: runs a program on an engine and compares each step with the model.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use deepnvme_io::{
+    Durability, Engine, Error, ErrorKind, Pending, ReadItem, Result, TensorFile, Transfer, WriteExtent, WriteItem,
+    WriteOptions,
+};
+use deepnvme_mem::{Region, RegionMut};
+use deepnvme_testkit::data::{bytes_of, difference, random_bytes, region_at, region_holding};
+use deepnvme_testkit::model::{Model, Program, Step, overlap};
+use deepnvme_testkit::rng::Rng;
+
+/// Most requests of one lane in flight.
+const FLIGHTS_MAX: usize = 6;
+/// Most steps in one batch.
+const BATCH_MAX: usize = 5;
+
+/// A lane and what it has in flight.
+pub(crate) struct Lane<'a> {
+    engine: &'a Engine,
+    file: Arc<TensorFile>,
+    pub(crate) model: Model,
+    /// Where the file ended when the lane began. Only the last lane goes beyond it.
+    end: u64,
+    label: String,
+    flights: Vec<Flight>,
+}
+
+struct Flight {
+    steps: Vec<Step>,
+    waiting: Waiting,
+}
+
+enum Waiting {
+    Read(Pending<Vec<RegionMut>>, Vec<Vec<u8>>),
+    ReadOne(Pending<RegionMut>, Vec<u8>),
+    Write(Pending<Vec<Region>>),
+    WriteOne(Pending<Region>),
+}
+
+impl<'a> Lane<'a> {
+    /// A lane over the part of the file that the model knows. `label` goes in front of what failed.
+    pub(crate) fn new(engine: &'a Engine, file: Arc<TensorFile>, model: Model, label: String) -> Self {
+        let end = model.range().end;
+        Self { engine, file, model, end, label, flights: Vec::new() }
+    }
+
+    /// Runs the program, several requests in flight, some of them batches. Requests that overlap wait for another.
+    pub(crate) fn run(&mut self, program: &Program) {
+        let mut rng = Rng::keyed(program.seed, &[5]);
+        let mut steps = program.steps.as_slice();
+        while let [first, ..] = steps {
+            let count = if rng.chance(300) { self.batch_len(&steps[..steps.len().min(BATCH_MAX)]) } else { 1 };
+            let (batch, rest) = steps.split_at(count);
+            steps = rest;
+            let conflicts = |flight: &Flight| flight.steps.iter().any(|one| batch.iter().any(|b| self.clash(one, b)));
+            if self.flights.iter().any(conflicts) {
+                self.settle_all();
+            } else if self.flights.len() >= FLIGHTS_MAX {
+                let index = rng.below(self.flights.len() as u64) as usize;
+                let flight = self.flights.swap_remove(index);
+                self.settle(flight);
+            }
+            let waiting = if first.is_write() { self.write(batch, &mut rng) } else { self.read(batch) };
+            self.flights.push(Flight { steps: batch.to_vec(), waiting });
+        }
+        self.settle_all();
+    }
+
+    /// How many of the steps can be one batch: of one kind, apart from each other, and inside the file.
+    fn batch_len(&self, steps: &[Step]) -> usize {
+        let fits = |count: usize| {
+            let (last, before) = steps[..count].split_last().expect("at least one step");
+            last.is_write() == steps[0].is_write()
+                && last.range().end <= self.end
+                && before.iter().all(|step| !overlap(step.range(), last.range()))
+        };
+        (2..=steps.len()).take_while(|count| fits(1) && fits(*count)).last().unwrap_or(1)
+    }
+
+    /// Whether the outcome depends on which comes first: they share bytes, or the end of the file.
+    fn clash(&self, one: &Step, other: &Step) -> bool {
+        let share_end = one.range().end.min(other.range().end) > self.end;
+        (one.is_write() || other.is_write()) && (share_end || overlap(one.range(), other.range()))
+    }
+
+    fn write(&mut self, steps: &[Step], rng: &mut Rng) -> Waiting {
+        let durability = match rng.below(40) {
+            0 => Durability::Full,
+            1 => Durability::Data,
+            _ => Durability::None,
+        };
+        let options = WriteOptions { extent: WriteExtent::InPlace, durability };
+        let mut items = Vec::new();
+        for step in steps {
+            let Step::Write { range, skew, data_seed } = step else { unreachable!("a batch has one kind") };
+            let bytes = random_bytes(*data_seed, len_of(range));
+            self.model.write(range.start, &bytes);
+            let source = region_holding(*skew, &bytes).region();
+            items.push(WriteItem { file: Arc::clone(&self.file), offset: range.start, source });
+        }
+        if items.len() == 1 {
+            let WriteItem { file, offset, source } = items.swap_remove(0);
+            Waiting::WriteOne(self.accepted(self.engine.write(&file, offset, source, options)))
+        } else {
+            Waiting::Write(self.accepted(self.engine.write_batch(items, options)))
+        }
+    }
+
+    fn read(&self, steps: &[Step]) -> Waiting {
+        let mut expected: Vec<Vec<u8>> = steps.iter().map(|step| self.model.read(step.range()).to_vec()).collect();
+        if let [Step::Read { range, skew }] = steps {
+            let target = region_at(*skew, len_of(range));
+            let pending = self.accepted(self.engine.read(&self.file, range.start, target));
+            return Waiting::ReadOne(pending, expected.swap_remove(0));
+        }
+        let item = |step: &Step| {
+            let Step::Read { range, skew } = step else { unreachable!("a batch has one kind") };
+            ReadItem { file: Arc::clone(&self.file), offset: range.start, target: region_at(*skew, len_of(range)) }
+        };
+        let items = steps.iter().map(item).collect();
+        Waiting::Read(self.accepted(self.engine.read_batch(items)), expected)
+    }
+
+    fn accepted<T>(&self, pending: Result<T>) -> T {
+        pending.unwrap_or_else(|error| panic!("{}: a request was refused: {error}", self.label))
+    }
+
+    fn settle_all(&mut self) {
+        while let Some(flight) = self.flights.pop() {
+            self.settle(flight);
+        }
+    }
+
+    fn settle(&self, flight: Flight) {
+        let bytes: usize = flight.steps.iter().map(|step| len_of(step.range())).sum();
+        match flight.waiting {
+            Waiting::WriteOne(pending) => {
+                let (home, result) = pending.wait();
+                self.check_write(&flight.steps, home.as_slice(), bytes, result);
+            }
+            Waiting::Write(pending) => {
+                let (home, result) = pending.wait();
+                self.check_write(&flight.steps, &home.unwrap_or_default(), bytes, result);
+            }
+            Waiting::Read(pending, expected) => {
+                let (home, result) = pending.wait();
+                self.check_read(&flight.steps, &home.unwrap_or_default(), &expected, result);
+            }
+            Waiting::ReadOne(pending, expected) => {
+                let (home, result) = pending.wait();
+                let home: Vec<RegionMut> = home.into_iter().collect();
+                if expected.len() < bytes {
+                    assert_eq!(home.len(), 1, "{}: the memory did not come home", self.label);
+                    self.check_end_of_file(&flight.steps[0], &expected, result);
+                } else {
+                    self.check_read(&flight.steps, &home, &[expected], result);
+                }
+            }
+        }
+    }
+
+    fn check_write(&self, steps: &[Step], home: &[Region], bytes: usize, result: Result<Transfer>) {
+        match result {
+            Ok(transfer) => assert_eq!(transfer.bytes, bytes as u64, "{}: {steps:?}", self.label),
+            Err(error) => panic!("{}: {steps:?} failed: {error}", self.label),
+        }
+        let came: Vec<usize> = home.iter().map(Region::len).collect();
+        let went: Vec<usize> = steps.iter().map(|step| len_of(step.range())).collect();
+        assert_eq!(came, went, "{}: other memory came home", self.label);
+    }
+
+    fn check_read(&self, steps: &[Step], home: &[RegionMut], expected: &[Vec<u8>], result: Result<Transfer>) {
+        if let Err(error) = result {
+            panic!("{}: {steps:?} failed: {error}", self.label);
+        }
+        assert_eq!(home.len(), steps.len(), "{}: the memory did not come home", self.label);
+        for ((step, target), expected) in steps.iter().zip(home).zip(expected) {
+            let wrong = difference(&bytes_of(&target.region()), expected);
+            assert_eq!(wrong, None, "{}: {step:?} read other bytes", self.label);
+        }
+    }
+
+    fn check_end_of_file(&self, step: &Step, there: &[u8], result: Result<Transfer>) {
+        let error: Error = match result {
+            Ok(_) => panic!("{}: {step:?} read beyond the end of the file", self.label),
+            Err(error) => error,
+        };
+        assert_eq!(error.kind(), ErrorKind::UnexpectedEof, "{}: {step:?}: {error}", self.label);
+        assert_eq!(error.path(), Some(self.file.path()), "{}: {error}", self.label);
+        let says = format!("{} are there", there.len());
+        assert!(error.to_string().contains(&says), "{}: {step:?}: `{says}` is not in: {error}", self.label);
+    }
+}
+
+fn len_of(range: &Range<u64>) -> usize {
+    (range.end - range.start) as usize
+}

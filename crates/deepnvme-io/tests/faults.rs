@@ -1,0 +1,376 @@
+//! An engine over backends that fail: every request either moves exactly its bytes or reports the failure that was
+//! injected, with path and offset; memory always comes home; nothing hangs. A failing seed names itself.
+#![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail like tests")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use common::storm::{storm_of_reads, storm_of_writes};
+use common::{MakeBackend, decorated, hidden_faults, open, real, simulated_by};
+use deepnvme_io::backend::{Backend, BackendKind, BackendSetup, Wake};
+use deepnvme_io::op::{Completion, Op, Submit};
+use deepnvme_io::{Config, DirectMode, Durability, Engine, Error, ErrorKind, SubmitMode, WriteExtent, WriteOptions};
+use deepnvme_mem::RegionMut;
+use deepnvme_testkit::data::{TestFile, bytes_of, difference, random_bytes, region_at, region_holding};
+use deepnvme_testkit::faults::{FaultPlan, Faults};
+use deepnvme_testkit::rng::Rng;
+use deepnvme_testkit::watchdog;
+
+const SEEDS: u64 = 100;
+const SEED_TIME_MAX: Duration = Duration::from_secs(30);
+const BLOCK_BYTES: u64 = 16 << 10;
+
+/// The faults of a seed: a quarter of the seeds has only such as an engine hides.
+fn plan_of(seed: u64) -> FaultPlan {
+    let mut rng = Rng::keyed(seed, &[1]);
+    let mut often = |per_mille: u64| rng.below(per_mille) as u32;
+    let hidden = FaultPlan {
+        seed,
+        short: often(400),
+        eintr: often(150),
+        eagain: often(150),
+        slow: often(60),
+        slow_max: Duration::from_millis(3),
+        reorder: seed.is_multiple_of(2),
+        ..FaultPlan::default()
+    };
+    match seed % 4 {
+        0 => hidden,
+        1 => FaultPlan { eio: often(20), enospc: often(20), sync_eio: often(300), ..hidden },
+        2 => FaultPlan { eio: often(300), enospc: often(300), sync_eio: often(1000), ..hidden },
+        _ => FaultPlan { eio_after_ops: Some(u64::from(often(120))), ..hidden },
+    }
+}
+
+fn config_of(seed: u64) -> Config {
+    let workers = 1 + (seed / 3 % 3) as u32;
+    let submit = if seed % 5 < 3 { SubmitMode::Batch } else { SubmitMode::Single };
+    let pool_bytes = Some(u64::from(workers) * BLOCK_BYTES * 2);
+    Config { workers, queue_depth: 6, block_bytes: BLOCK_BYTES, submit, pool_bytes, ..Config::default() }
+}
+
+fn backend_of(seed: u64, faults: &Faults) -> Option<MakeBackend> {
+    match seed / 4 % 4 {
+        0 => decorated(BackendKind::Uring, faults),
+        1 => decorated(BackendKind::Aio, faults),
+        2 => decorated(BackendKind::Threads, faults),
+        _ => {
+            let (inner, faults) = (simulated_by(seed)?, faults.clone());
+            Some(Box::new(move |setup| Box::new(faults.wrap(inner(setup)))))
+        }
+    }
+}
+
+fn run_seed(seed: u64) -> Option<bool> {
+    let faults = Faults::new(plan_of(seed));
+    let engine = common::engine(config_of(seed), backend_of(seed, &faults)?);
+    let mut rng = Rng::keyed(seed, &[2]);
+    let file = TestFile::holding(&random_bytes(seed, rng.within(200_000..600_000) as usize));
+    let mode = if seed.is_multiple_of(3) { DirectMode::Disabled } else { DirectMode::Preferred };
+    let target = open(&file.path, mode).expect("the test file");
+    let mut failures = storm_of_writes(seed, &engine, &file, &target, &mut rng);
+    failures += storm_of_reads(seed, &engine, &file, &target, &mut rng);
+    let counts = faults.counts();
+    let what = format!("seed {seed}: {failures} requests failed, and these faults were injected: {counts:?}");
+    assert_eq!(failures > 0, counts.fatal() > 0, "{what}");
+    let stats = engine.stats();
+    assert_eq!(stats.requests_failed, failures, "{what}");
+    assert!(stats.retries >= counts.eintr + counts.eagain || failures > 0, "{what}; {} retries", stats.retries);
+    Some(failures > 0)
+}
+
+/// A hundred seeds of faults, over every backend.
+#[test]
+fn requests_succeed_exactly_or_report_what_was_injected() {
+    let (mut clean, mut failed) = (0, 0);
+    for seed in 0..SEEDS {
+        match watchdog::guard(&format!("faults, seed {seed}"), SEED_TIME_MAX, || run_seed(seed)) {
+            Some(true) => failed += 1,
+            Some(false) => clean += 1,
+            None => {}
+        }
+    }
+    assert!(clean >= SEEDS / 5 && failed >= SEEDS / 5, "{clean} clean and {failed} failed seeds prove little");
+}
+
+/// An engine over threads that fail like that.
+fn failing(plan: FaultPlan) -> (Engine, Faults) {
+    let faults = Faults::new(plan);
+    let make = decorated(BackendKind::Threads, &faults).expect("threads work everywhere");
+    (common::engine(config_of(3), make), faults)
+}
+
+const TIME_MAX: Duration = Duration::from_secs(60);
+const LEN: usize = 300_000;
+
+#[test]
+fn refusals_without_end_end_in_an_error() {
+    watchdog::guard("endless EAGAIN and EINTR", TIME_MAX, || {
+        let file = TestFile::holding(&random_bytes(1, LEN));
+        for (plan, errno) in [
+            (FaultPlan { eagain: 1000, ..FaultPlan::default() }, 11),
+            (FaultPlan { eintr: 1000, ..FaultPlan::default() }, 4),
+        ] {
+            let (engine, _) = failing(plan);
+            let target = open(&file.path, DirectMode::Preferred).expect("the test file");
+            let (home, result) = engine.read(&target, 5, region_at(1, 1000)).expect("accepted").wait();
+            let error = result.expect_err("nothing can have been read");
+            assert_eq!((error.errno(), error.path()), (Some(errno), Some(file.path.as_path())), "{error}");
+            assert!(error.to_string().contains("retries"), "it does not say that it tried: {error}");
+            assert_eq!(home.map(|home| home.len()), Some(1000));
+            let full = WriteOptions { durability: Durability::Full, ..WriteOptions::default() };
+            let write = engine.write(&target, 0, region_holding(0, &[]).region(), full).expect("accepted");
+            assert_eq!(write.wait().1.expect_err("no sync can have worked").errno(), Some(errno));
+        }
+    });
+}
+
+#[test]
+fn a_bad_sector_is_named_and_the_rest_of_the_file_is_not_affected() {
+    let content = random_bytes(2, LEN);
+    let file = TestFile::holding(&content);
+    let (engine, _) = failing(FaultPlan { eio_at_byte: Some(123_456), ..FaultPlan::default() });
+    for mode in [DirectMode::Preferred, DirectMode::Disabled] {
+        let target = open(&file.path, mode).expect("the test file");
+        let (home, result) = engine.read(&target, 0, region_at(0, LEN)).expect("accepted").wait();
+        let error = result.expect_err("the sector cannot be read");
+        let offset = error.offset().expect("an offset");
+        assert!((123_456 - BLOCK_BYTES..=123_456).contains(&offset), "the sector is not there: {error}");
+        assert!(error.bytes_done() < LEN as u64);
+        assert!(home.is_some());
+        for (offset, len) in [(0, 114_688), (131_072, LEN - 131_072)] {
+            let (home, result) = engine.read(&target, offset, region_at(3, len)).expect("accepted").wait();
+            result.expect("this part is readable");
+            let found = bytes_of(&home.expect("memory comes home").region());
+            assert_eq!(difference(&found, &content[offset as usize..offset as usize + len]), None);
+        }
+    }
+}
+
+#[test]
+fn a_failed_sync_fails_the_write_that_asked_for_it() {
+    let file = TestFile::holding(&random_bytes(3, LEN));
+    let (engine, faults) = failing(FaultPlan { sync_eio: 1000, ..FaultPlan::default() });
+    let target = open(&file.path, DirectMode::Preferred).expect("the test file");
+    for (durability, fails) in [(Durability::None, false), (Durability::Data, true), (Durability::Full, true)] {
+        let source = region_holding(0, &random_bytes(4, 10_000)).region();
+        let options = WriteOptions { extent: WriteExtent::InPlace, durability };
+        let (_, result) = engine.write(&target, 77, source, options).expect("accepted").wait();
+        assert_eq!(result.is_err(), fails, "{durability:?}");
+        if let Err(error) = result {
+            assert_eq!((error.kind(), error.operation(), error.errno()), (ErrorKind::Io, "sync", Some(5)));
+        }
+    }
+    assert!(faults.counts().sync_eio >= 2);
+}
+
+#[test]
+fn a_full_disk_is_no_space() {
+    let content = random_bytes(5, LEN);
+    let file = TestFile::holding(&content);
+    let (engine, _) = failing(FaultPlan { enospc: 1000, ..FaultPlan::default() });
+    let target = open(&file.path, DirectMode::Preferred).expect("the test file");
+    let source = region_holding(0, &random_bytes(6, LEN)).region();
+    let (home, result) = engine.write(&target, 1000, source, WriteOptions::default()).expect("accepted").wait();
+    let error = result.expect_err("the disk is full");
+    assert_eq!((error.kind(), error.errno(), error.bytes_done()), (ErrorKind::NoSpace, Some(28), 0));
+    assert_eq!(home.map(|home| home.len()), Some(LEN));
+    assert!(file.bytes() == content);
+    // Reads do not care.
+    engine.read(&target, 0, region_at(0, LEN)).expect("accepted").wait().1.expect("read");
+}
+
+#[test]
+fn short_transfers_of_any_length_are_continued() {
+    watchdog::guard("ragged short transfers", TIME_MAX, || {
+        for seed in 0..20 {
+            let content = random_bytes(seed, LEN);
+            let file = TestFile::holding(&content);
+            let plan = FaultPlan { seed, short: 700, short_anywhere: true, ..FaultPlan::default() };
+            let (engine, faults) = failing(plan);
+            let target = open(&file.path, DirectMode::Preferred).expect("the test file");
+            let (home, result) = engine.read(&target, 0, region_at(0, LEN)).expect("accepted").wait();
+            result.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            let found = bytes_of(&home.expect("memory comes home").region());
+            assert_eq!(difference(&found, &content), None, "seed {seed}");
+            let bytes = random_bytes(seed + 1000, LEN - 4096);
+            let source = region_holding(0, &bytes).region();
+            let (_, result) = engine.write(&target, 4096, source, WriteOptions::default()).expect("accepted").wait();
+            result.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            assert_eq!(difference(&file.bytes()[4096..], &bytes), None, "seed {seed}");
+            assert!(faults.counts().short > 10, "seed {seed}: {:?}", faults.counts());
+        }
+    });
+}
+
+#[test]
+fn a_device_that_dies_ends_every_request() {
+    watchdog::guard("a dying device", TIME_MAX, || {
+        let file = TestFile::holding(&random_bytes(7, LEN));
+        let (engine, faults) = failing(FaultPlan { eio_after_ops: Some(100), ..FaultPlan::default() });
+        let target = open(&file.path, DirectMode::Preferred).expect("the test file");
+        let read = || engine.read(&target, 100, RegionMut::from_vec(vec![0; 50_000])).expect("accepted");
+        for _ in 0..5 {
+            read().wait().1.expect("the device is still alive");
+        }
+        let pendings: Vec<_> = (0..300).map(|_| read()).collect();
+        let outcomes: Vec<_> = pendings.into_iter().map(deepnvme_io::Pending::wait).collect();
+        assert!(outcomes.iter().all(|(home, _)| home.is_some()), "memory did not come home");
+        // Each read takes several ops, and at most 100 have worked.
+        let failed = outcomes.iter().filter(|(_, result)| result.is_err()).count();
+        assert!(failed >= 270, "{failed} of 300 failed: {:?}", faults.counts());
+        assert_eq!(read().wait().1.expect_err("the device is dead").errno(), Some(5));
+    });
+}
+
+#[test]
+fn pending_requests_finish_although_nobody_waits() {
+    watchdog::guard("dropped pendings", TIME_MAX, || {
+        let expected = random_bytes(8, LEN);
+        let file = TestFile::holding(&vec![0; LEN]);
+        let plan = FaultPlan { slow: 1000, slow_max: Duration::from_millis(5), ..hidden_faults(8) };
+        let (engine, _) = failing(plan);
+        let target = open(&file.path, DirectMode::Preferred).expect("the test file");
+        for (index, bytes) in expected.chunks(7001).enumerate() {
+            let source = region_holding(index, bytes).region();
+            let write = engine.write(&target, index as u64 * 7001, source, WriteOptions::default());
+            drop(write.expect("accepted"));
+        }
+        drop(target);
+        drop(engine);
+        assert_eq!(difference(&file.bytes(), &expected), None);
+    });
+}
+
+#[test]
+fn a_cancelled_request_ends_and_gives_its_memory_back() {
+    watchdog::guard("cancel", TIME_MAX, || {
+        let file = TestFile::holding(&random_bytes(9, 4 << 20));
+        let plan = FaultPlan { slow: 1000, slow_max: Duration::from_millis(40), ..FaultPlan::default() };
+        let (engine, faults) = failing(plan);
+        let target = open(&file.path, DirectMode::Disabled).expect("the test file");
+        let pending = engine.read(&target, 0, region_at(0, 4 << 20)).expect("accepted");
+        assert!(!pending.wait_timeout(Duration::from_millis(5)), "256 slow blocks took no time");
+        assert!(pending.cancel(), "nothing was left to cancel");
+        let (home, result) = pending.wait();
+        let error = result.expect_err("cancelled");
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+        assert!(faults.counts().ops < 200, "a cancelled request went on: {:?}", faults.counts());
+        assert!(home.expect("memory comes home").into_buffer().is_ok(), "I/O still holds the memory");
+        let again = engine.read(&target, 0, region_at(0, 100)).expect("accepted");
+        again.wait().1.expect("the engine goes on");
+    });
+}
+
+#[test]
+fn progress_grows_while_the_request_is_in_flight() {
+    let file = TestFile::holding(&random_bytes(10, 2 << 20));
+    let plan = FaultPlan { slow: 1000, slow_max: Duration::from_millis(30), ..FaultPlan::default() };
+    let (engine, _) = failing(plan);
+    let target = open(&file.path, DirectMode::Disabled).expect("the test file");
+    let started = Instant::now();
+    let pending = engine.read(&target, 0, region_at(0, 2 << 20)).expect("accepted");
+    assert!(started.elapsed() < Duration::from_millis(20), "submitting waited for the transfer");
+    let mut seen = vec![0];
+    while !pending.wait_timeout(Duration::from_millis(1)) {
+        let progress = pending.progress();
+        assert_eq!(progress.bytes_total, 2 << 20);
+        assert!(progress.bytes_done >= seen[seen.len() - 1] && progress.bytes_done <= 2 << 20);
+        seen.push(progress.bytes_done);
+    }
+    seen.dedup();
+    assert!(seen.len() > 5, "progress came in {} steps", seen.len());
+    assert_eq!(pending.progress().bytes_done, 2 << 20);
+    pending.wait().1.expect("read");
+}
+
+/// A queue that the kernel takes away after so many reaps.
+struct BreakingQueue {
+    inner: Box<dyn Backend>,
+    reaps_left: u32,
+}
+
+impl Backend for BreakingQueue {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Simulated
+    }
+
+    fn depth(&self) -> u32 {
+        self.inner.depth()
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.inner.in_flight()
+    }
+
+    fn submit(&mut self, op: Op) -> Submit {
+        self.inner.submit(op)
+    }
+
+    fn flush(&mut self) -> deepnvme_io::Result<()> {
+        self.inner.flush()
+    }
+
+    fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> deepnvme_io::Result<()> {
+        if self.reaps_left == 0 {
+            return Err(Error::new(ErrorKind::Io, "reap", "the queue was taken away"));
+        }
+        self.reaps_left -= 1;
+        self.inner.reap(min, completions)
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        self.inner.waker()
+    }
+}
+
+#[test]
+fn queues_that_break_fail_requests_and_never_hang_them() {
+    for (workers, reaps) in [(1, 0), (1, 7), (2, 3), (3, 20)] {
+        let name = format!("{workers} queues that break after {reaps} reaps");
+        watchdog::guard(&name, TIME_MAX, || {
+            let file = TestFile::holding(&random_bytes(11, LEN));
+            let inner = real(BackendKind::Threads).expect("threads work everywhere");
+            let make: MakeBackend =
+                Box::new(move |setup| Box::new(BreakingQueue { inner: inner(setup), reaps_left: reaps }));
+            let engine = common::engine(Config { workers, pool_bytes: None, ..config_of(0) }, make);
+            let target = open(&file.path, DirectMode::Preferred).expect("the test file");
+            let mut failures = 0;
+            for round in 0..20 {
+                let reads: Vec<_> =
+                    (0..10).map(|at| engine.read(&target, at, RegionMut::from_vec(vec![0; 100_000]))).collect();
+                for read in reads {
+                    // Once every queue is gone, a request may also be refused at once.
+                    let Ok(pending) = read else {
+                        failures += 1;
+                        continue;
+                    };
+                    let (home, result) = pending.wait();
+                    assert!(home.is_some(), "{name}, round {round}: memory did not come home");
+                    failures += u32::from(result.is_err());
+                }
+            }
+            assert!(failures > 0, "{name}: no request failed");
+        });
+    }
+}
+
+#[test]
+fn a_backend_that_cannot_be_made_is_an_error_of_the_engine() {
+    let made = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&made);
+    let inner = real(BackendKind::Threads).expect("threads work everywhere");
+    let factory: deepnvme_io::BackendFactory = Arc::new(move |setup: &BackendSetup| {
+        if count.fetch_add(1, Ordering::Relaxed) == 2 {
+            return Err(Error::new(ErrorKind::Unsupported, "open", "the third queue is one too many"));
+        }
+        Ok(inner(setup))
+    });
+    let config = Config { workers: 4, ..Config::default() };
+    let error = Engine::with_backends(config, factory).expect_err("the third backend cannot be made");
+    assert!(error.to_string().contains("one too many"), "{error}");
+    assert_eq!(made.load(Ordering::Relaxed), 3);
+}
