@@ -27,10 +27,11 @@ mod lock;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod mapping;
+mod odometer;
+mod plane;
 mod pool;
 mod region;
 mod region_mut;
-mod rows;
 mod runs;
 mod slot;
 mod span;

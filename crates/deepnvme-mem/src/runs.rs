@@ -4,8 +4,9 @@
 //! the few dimensions that are left around them. A copy of any flat range is then a piece of a run, whole runs by the
 //! row, and a piece of a run. Memory: one entry per dimension, none per element.
 
-use crate::rows::{copy_piece, copy_row};
-use crate::strided::{DIMS_MAX, Strided};
+use crate::odometer::{Dim, Odometer};
+use crate::plane::{Plane, copy_piece};
+use crate::strided::Strided;
 
 /// A layout, ready to copy.
 #[derive(Debug)]
@@ -13,13 +14,6 @@ pub(crate) struct Runs {
     run_bytes: usize,
     dims: Vec<Dim>,
     total_bytes: usize,
-}
-
-/// One dimension around the runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Dim {
-    count: usize,
-    stride_bytes: isize,
 }
 
 impl Runs {
@@ -85,9 +79,9 @@ impl Runs {
                 (flat, left, run) = (flat.add(piece), left - piece, run + 1);
             }
             let whole_runs = left / self.run_bytes;
-            self.for_each_row(run, whole_runs, |offset_bytes, stride_bytes, count| {
-                copy_row::<GATHER>(start.offset(offset_bytes), stride_bytes, flat, self.run_bytes, count);
-                flat = flat.add(count * self.run_bytes);
+            self.for_each_plane(run, whole_runs, |offset_bytes, plane| {
+                plane.copy::<GATHER>(start.offset(offset_bytes), flat);
+                flat = flat.add(plane.flat_bytes());
             });
             left -= whole_runs * self.run_bytes;
             if left > 0 {
@@ -107,48 +101,30 @@ impl Runs {
         offset_bytes
     }
 
-    /// Visits `runs` runs from `first` on, as rows of the innermost dimension: offset of the first run of the row,
-    /// bytes from one to the next, how many.
-    fn for_each_row(&self, first: usize, runs: usize, mut visit: impl FnMut(isize, isize, usize)) {
+    /// Visits `runs` runs from `first` on: where the first run of a plane is, and the plane. A plane has one row, which
+    /// may be a part of the innermost dimension, or as many whole ones as there are before an outer dimension moves on.
+    fn for_each_plane(&self, first: usize, runs: usize, mut visit: impl FnMut(isize, Plane)) {
+        let mut plane = Plane { run_bytes: self.run_bytes, columns: runs, column_stride: 0, rows: 1, row_stride: 0 };
         let Some((inner, outer)) = self.dims.split_last() else {
             // Without dimensions around it there is one run, taken whole or not at all.
             if runs > 0 {
-                visit(0, 0, runs);
+                visit(0, plane);
             }
             return;
         };
-        let mut at = [0; DIMS_MAX];
-        let at = &mut at[..outer.len()];
-        let mut rest = first / inner.count;
-        for (index, dim) in at.iter_mut().zip(outer).rev() {
-            (*index, rest) = (rest % dim.count, rest / dim.count);
-        }
+        plane.column_stride = inner.stride_bytes;
+        plane.row_stride = outer.last().map_or(0, |dim| dim.stride_bytes);
+        let mut odometer = Odometer::new(outer, first / inner.count);
         let mut column = first % inner.count;
-        let mut offset_bytes = self.offset_bytes(first);
         let mut left = runs;
         while left > 0 {
-            let count = left.min(inner.count - column);
-            visit(offset_bytes, inner.stride_bytes, count);
-            left -= count;
-            offset_bytes -= column as isize * inner.stride_bytes;
+            plane.columns = left.min(inner.count - column);
+            let whole_rows = if column == 0 { left / inner.count } else { 1 };
+            plane.rows = odometer.ahead().min(whole_rows).max(1);
+            visit(odometer.offset_bytes + column as isize * inner.stride_bytes, plane);
+            left -= plane.rows * plane.columns;
+            odometer.advance(plane.rows);
             column = 0;
-            // On to the next row, like an odometer. Past an end the sum may wrap; taking the whole way back unwraps it.
-            for (index, dim) in at.iter_mut().zip(outer).rev() {
-                *index += 1;
-                offset_bytes = offset_bytes.wrapping_add(dim.stride_bytes);
-                if *index < dim.count {
-                    break;
-                }
-                *index = 0;
-                offset_bytes = offset_bytes.wrapping_sub(dim.stride_bytes.wrapping_mul(dim.count as isize));
-            }
         }
-    }
-}
-
-impl Dim {
-    /// Bytes from the first item to where the item after the last one would be.
-    fn span_bytes(self) -> Option<isize> {
-        self.stride_bytes.checked_mul(isize::try_from(self.count).ok()?)
     }
 }

@@ -55,6 +55,28 @@ fn known_layouts_are_copied_whole_and_in_every_part() {
 }
 
 #[test]
+fn planes_of_many_rows_are_copied_whatever_the_item() {
+    for item_bytes in [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 33, 64, 100] {
+        let item = item_bytes as isize;
+        let cases: [(&[usize], &[isize]); 5] = [
+            (&[600, 3], &[item, 600 * item]),
+            (&[600, 3], &[-5 * item, item]),
+            (&[20, 37], &[item, 20 * item]),
+            (&[2, 41, 9], &[9 * 41 * item, item, -41 * item]),
+            (&[30, 20], &[25 * item, item]),
+        ];
+        for (shape, stride_bytes) in cases {
+            let model = Model::new(shape, stride_bytes, item_bytes);
+            let total = model.layout.total_bytes();
+            for (from, len) in [(0, total), (1, total - 2), (total / 3 + 1, total / 2), (total / 7, 5)] {
+                check_gather(&model, from, len);
+                check_scatter(&model, from, len);
+            }
+        }
+    }
+}
+
+#[test]
 fn expanded_tensors_repeat_their_items() {
     let model = Model::new(&[3, 2], &[0, 4], 4);
     check_gather(&model, 0, 24);
