@@ -1,19 +1,20 @@
 //! What the probe finds here, and what it finds where system calls are really forbidden.
 //!
-//! A test about forbidden calls runs itself again in a child process, which installs a seccomp filter first.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests fail like tests")]
+//! A test about something forbidden runs itself again in a child process, which gives up the right first.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "helpers of tests fail like tests")]
 
 use std::process::Command;
 
-use deepnvme_io::backend::BackendKind;
+use deepnvme_io::backend::{self, BackendKind, BackendSetup};
 use deepnvme_io::probe::{Availability, Probe};
 use deepnvme_io::{
-    Access, BackendChoice, Config, DirectMode, Engine, ErrorKind, OpenOptions, Target, TensorFile, WriteOptions,
+    Access, BackendChoice, Config, DirectMode, Engine, ErrorKind, OpenOptions, SubmitMode, Target, TensorFile,
+    WriteOptions,
 };
 use deepnvme_mem::{Buffer, Region};
 
-/// Set in a child: the name of the test that it is to run behind its filter.
-const CHILD: &str = "DEEPNVME_TEST_BEHIND_FILTER";
+/// Set in a child: the name of the test that it is to run.
+const CHILD: &str = "DEEPNVME_TEST_CHILD";
 const URING: [libc::c_long; 3] = [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
 
 /// Makes `calls` fail with `errno` on this thread and on those that it starts, for good.
@@ -40,10 +41,10 @@ fn forbid(calls: &[libc::c_long], errno: libc::c_int) {
     assert_eq!(results, [0, 0], "no filter: {}", std::io::Error::last_os_error());
 }
 
-/// Runs `body` in a child process in which `calls` fail with `errno`.
-fn behind_filter(test: &str, calls: &[libc::c_long], errno: libc::c_int, body: fn()) {
+/// Runs `body` in a child process that has gone through `prepare` first.
+fn in_child(test: &str, prepare: impl FnOnce(), body: impl FnOnce()) {
     if std::env::var(CHILD).is_ok_and(|name| name == test) {
-        forbid(calls, errno);
+        prepare();
         body();
         println!("child of {test} is through");
         return;
@@ -53,6 +54,11 @@ fn behind_filter(test: &str, calls: &[libc::c_long], errno: libc::c_int, body: f
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "the child failed:\n{text}");
     assert!(text.contains(&format!("child of {test} is through")), "the child ran nothing:\n{text}");
+}
+
+/// Runs `body` in a child process in which `calls` fail with `errno`.
+fn behind_filter(test: &str, calls: &[libc::c_long], errno: libc::c_int, body: fn()) {
+    in_child(test, || forbid(calls, errno), body);
 }
 
 /// Writes and reads a file of odd size with an engine of the given choice; which backend did it.
@@ -90,7 +96,7 @@ fn threads_work_everywhere_and_every_answer_says_something() {
         match probe.of(kind).unwrap() {
             Availability::Works { detail } => assert!(!detail.is_empty()),
             Availability::Missing { reason, remedy, .. } => {
-                assert!(!reason.is_empty() && !remedy.is_empty())
+                assert!(!reason.is_empty() && !remedy.is_empty());
             }
         }
     }
@@ -110,7 +116,7 @@ fn the_first_that_works_is_chosen_and_a_choice_is_honoured() {
     assert_eq!(kind_of(&all, BackendChoice::Auto), Ok(BackendKind::Uring));
     assert_eq!(kind_of(&all, BackendChoice::Aio), Ok(BackendKind::Aio));
     assert_eq!(kind_of(&all, BackendChoice::Threads), Ok(BackendKind::Threads));
-    let some = Probe { uring: missing("rings"), ..all.clone() };
+    let some = Probe { uring: missing("rings"), ..all };
     let (kind, why) = some.choose(BackendChoice::Auto).unwrap();
     assert_eq!(kind, BackendKind::Aio);
     assert!(why.contains("limits") && why.contains("rings") && why.contains("allow rings"), "{why}");
@@ -186,4 +192,42 @@ fn io_uring_works_without_registration() {
             Availability::Missing { reason, .. } => println!("SKIPPED: {reason}"),
         }
     });
+}
+
+/// Lets this thread (and those that it starts) lock no more than `limit_bytes` of memory.
+fn limit_locked_memory(limit_bytes: u64) {
+    #[repr(C)]
+    struct Header {
+        version: u32,
+        pid: i32,
+    }
+    const VERSION_3: u32 = 0x2008_0522;
+    const CAP_IPC_LOCK: u32 = 14;
+    let header = Header { version: VERSION_3, pid: 0 };
+    // Effective, permitted and inheritable capabilities, the first 32 and the others.
+    let mut sets = [0u32; 6];
+    let limit = libc::rlimit { rlim_cur: limit_bytes, rlim_max: limit_bytes };
+    // SAFETY: the calls read and write the structures that they are given, which have the kernel's layout.
+    let results = unsafe {
+        let got = libc::syscall(libc::SYS_capget, &raw const header, sets.as_mut_ptr());
+        sets[0] &= !(1 << CAP_IPC_LOCK);
+        let set = libc::syscall(libc::SYS_capset, &raw const header, sets.as_ptr());
+        [got, set, libc::c_long::from(libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit))]
+    };
+    assert_eq!(results, [0; 3], "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn io_uring_works_where_memory_cannot_be_pinned() {
+    let body = || {
+        let setup = BackendSetup { queue_depth: 8, submit: SubmitMode::Batch, worker_index: 0 };
+        let Ok(mut backend) = backend::open(BackendKind::Uring, &setup) else {
+            println!("SKIPPED: {:?}", Probe::run().uring);
+            return;
+        };
+        let memory = |bytes| Buffer::zeroed(bytes).unwrap().into_region().region();
+        assert!(!backend.register(&memory(1 << 20)), "1 MiB was pinned where 256 KiB are allowed");
+        assert_eq!(engine_round_trip(BackendChoice::Uring), BackendKind::Uring);
+    };
+    in_child("io_uring_works_where_memory_cannot_be_pinned", || limit_locked_memory(256 << 10), body);
 }

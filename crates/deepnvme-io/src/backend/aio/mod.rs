@@ -8,6 +8,8 @@
 
 mod request;
 mod sys;
+#[cfg(test)]
+mod tests;
 mod waker;
 
 use std::collections::VecDeque;
@@ -49,8 +51,13 @@ impl AioBackend {
     /// # Errors
     /// What `io_setup` said: not in this kernel, forbidden, or the system's limit of AIO ops is used up.
     pub fn open(setup: &BackendSetup) -> Result<Self> {
+        // One more than the ops, for the poll of the waker.
+        Self::open_with_room(setup, setup.queue_depth.clamp(1, DEPTH_MAX) + 1)
+    }
+
+    fn open_with_room(setup: &BackendSetup, room: u32) -> Result<Self> {
         let depth = setup.queue_depth.clamp(1, DEPTH_MAX);
-        let context = Context::new(depth + 1).map_err(|errno| set_up_error(errno, depth))?;
+        let context = Context::new(room).map_err(|errno| set_up_error(errno, depth))?;
         Ok(Self {
             context,
             ops: InFlight::new(depth),

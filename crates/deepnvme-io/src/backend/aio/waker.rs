@@ -82,6 +82,12 @@ impl Waker {
         self.woken |= !self.armed && self.event.is_pending();
     }
 
+    /// As on a kernel that cannot poll.
+    #[cfg(test)]
+    pub(super) fn give_up_polling(&mut self) {
+        self.supported = false;
+    }
+
     /// Withdraws the poll. Destroying the queue would do so too, only later.
     pub(super) fn withdraw(&mut self, context: &Context) {
         if self.armed {

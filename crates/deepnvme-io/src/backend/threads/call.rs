@@ -8,6 +8,9 @@ use smallvec::SmallVec;
 use crate::backend::inflight::result_of;
 use crate::op::{Errno, Op, OpKind};
 
+/// Files are larger than 32 bits can say, so this crate is for systems where offsets have 64.
+const _: () = assert!(size_of::<libc::off_t>() == 8);
+
 /// Pieces up to which the list for the kernel lies on the stack.
 const IOVECS_INLINE: usize = 16;
 
@@ -26,13 +29,13 @@ fn transfer(op: &Op) -> Result<usize, Errno> {
         .iter()
         .map(|piece| libc::iovec { iov_base: piece.addr() as *mut libc::c_void, iov_len: piece.len() })
         .collect();
-    let (fd, offset) = (op.file.as_raw_fd(), op.offset as libc::off64_t);
+    let (fd, offset) = (op.file.as_raw_fd(), op.offset as libc::off_t);
     let count = iovecs.len() as libc::c_int;
     // SAFETY: the op keeps its file open and its memory alive; for a read it holds the right to change it.
     let moved = unsafe {
         match op.kind {
-            OpKind::Read => libc::preadv64(fd, iovecs.as_ptr(), count, offset),
-            _ => libc::pwritev64(fd, iovecs.as_ptr(), count, offset),
+            OpKind::Read => libc::preadv(fd, iovecs.as_ptr(), count, offset),
+            _ => libc::pwritev(fd, iovecs.as_ptr(), count, offset),
         }
     };
     if moved < 0 {

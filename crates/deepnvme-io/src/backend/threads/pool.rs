@@ -170,3 +170,48 @@ impl Wake for Shared {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use deepnvme_mem::Buffer;
+    use smallvec::smallvec;
+
+    use super::*;
+    use crate::op::{OpKind, Token};
+
+    fn read(token: u64) -> Op {
+        let file = Arc::new(File::open("/proc/self/exe").unwrap().into());
+        let pieces = smallvec![Buffer::zeroed(4).unwrap().into_region().region()];
+        Op { token: Token(token), kind: OpKind::Read, file, offset: 0, pieces }
+    }
+
+    #[test]
+    fn ops_are_done_even_if_no_thread_can_start() {
+        let mut pool = Pool::new(0, 0);
+        pool.run(&mut vec![read(1), read(2)]);
+        let mut completions = Vec::new();
+        pool.shared().take_done(2, &mut completions);
+        assert_eq!(completions.len(), 2);
+        for completion in completions {
+            let mut magic = [0; 4];
+            completion.op.pieces[0].copy_to_slice(0, &mut magic);
+            assert_eq!((completion.result, &magic), (Ok(4), b"\x7fELF"));
+        }
+    }
+
+    #[test]
+    fn threads_start_when_needed_and_no_more_than_allowed() {
+        let mut pool = Pool::new(7, 3);
+        assert!(pool.threads.is_empty());
+        pool.run(&mut vec![read(0)]);
+        assert_eq!(pool.threads.len(), 1);
+        assert_eq!(pool.threads[0].thread().name(), Some("dnvme-7-io-0"));
+        pool.run(&mut (1..50).map(read).collect());
+        assert_eq!(pool.threads.len(), 3);
+        let mut completions = Vec::new();
+        pool.shared().take_done(50, &mut completions);
+        assert_eq!(completions.len(), 50);
+    }
+}

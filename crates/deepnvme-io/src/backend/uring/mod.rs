@@ -8,6 +8,8 @@ mod buffers;
 mod entry;
 mod files;
 mod ring;
+#[cfg(test)]
+mod tests;
 mod waker;
 
 use std::sync::Arc;
@@ -16,7 +18,7 @@ use deepnvme_mem::Region;
 
 use self::buffers::BufferTable;
 use self::files::{FileTable, Lease};
-use self::ring::Ring;
+use self::ring::{Mode, Ring};
 use self::waker::{WAKE_DATA, Waker};
 use super::inflight::InFlight;
 use super::{Backend, BackendKind, BackendSetup, Wake};
@@ -45,8 +47,12 @@ impl UringBackend {
     /// # Errors
     /// What `io_uring_setup` said: not in this kernel, forbidden, no memory.
     pub fn open(setup: &BackendSetup) -> Result<Self> {
+        Self::open_in(setup, &Mode::ALL)
+    }
+
+    fn open_in(setup: &BackendSetup, modes: &[Mode]) -> Result<Self> {
         let depth = setup.queue_depth.clamp(1, DEPTH_MAX);
-        let ring = Ring::open(depth + 1)?;
+        let ring = Ring::open(depth + 1, modes)?;
         let files = FileTable::new(&ring.submitter());
         let buffers = BufferTable::new(&ring.submitter());
         let waker = Waker::new()?;
@@ -97,8 +103,10 @@ impl Drop for UringBackend {
         let mut completions = Vec::new();
         while self.ops.len() > 0 {
             if self.reap(1, &mut completions).is_err() {
-                // The kernel may still write into this memory, so it must never be freed.
-                std::mem::forget(std::mem::replace(&mut self.ops, InFlight::new(0)));
+                if self.ring.has_taken() {
+                    // The kernel may still write into this memory, so it must never be freed.
+                    std::mem::forget(std::mem::replace(&mut self.ops, InFlight::new(0)));
+                }
                 break;
             }
             completions.clear();

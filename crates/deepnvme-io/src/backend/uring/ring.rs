@@ -16,7 +16,7 @@ const STALL_PAUSE: Duration = Duration::from_millis(1);
 
 /// One way to set a ring up, best first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Mode {
+pub(super) enum Mode {
     /// Linux 6.1: completions are worked on only when this thread asks, without interrupting it.
     DeferTaskrun,
     /// Linux 5.19: completions do not interrupt this thread while it runs.
@@ -26,9 +26,10 @@ enum Mode {
 }
 
 impl Mode {
-    const ALL: [Self; 3] = [Self::DeferTaskrun, Self::CoopTaskrun, Self::Plain];
+    /// Best first.
+    pub(super) const ALL: [Self; 3] = [Self::DeferTaskrun, Self::CoopTaskrun, Self::Plain];
 
-    const fn flags(self) -> &'static str {
+    pub(super) const fn flags(self) -> &'static str {
         match self {
             Self::DeferTaskrun => "SINGLE_ISSUER, DEFER_TASKRUN",
             Self::CoopTaskrun => "COOP_TASKRUN",
@@ -53,18 +54,21 @@ impl Mode {
 pub(super) struct Ring {
     inner: IoUring,
     mode: Mode,
+    /// Refusals in a row while nothing was in flight.
     stalls: u32,
+    /// Whether the kernel has ever taken an entry.
+    has_taken: bool,
 }
 
 impl Ring {
-    /// Opens a ring of at least `entries` submissions.
-    pub(super) fn open(entries: u32) -> Result<Self> {
+    /// Opens a ring of at least `entries` submissions in the first of `modes` that this kernel has.
+    pub(super) fn open(entries: u32, modes: &[Mode]) -> Result<Self> {
         let mut refusal = Errno::INVAL;
-        for mode in Mode::ALL {
+        for &mode in modes {
             match mode.build(entries) {
                 Ok(inner) => {
                     check_ops(&inner)?;
-                    return Ok(Self { inner, mode, stalls: 0 });
+                    return Ok(Self { inner, mode, stalls: 0, has_taken: false });
                 }
                 Err(error) => refusal = errno_of(&error),
             }
@@ -105,6 +109,11 @@ impl Ring {
         self.inner.submission().is_full()
     }
 
+    /// Whether the kernel has taken any entry, ever; before that it cannot know of any memory.
+    pub(super) fn has_taken(&self) -> bool {
+        self.has_taken
+    }
+
     /// Whether a visit to the kernel would do something: submit, or bring completions into view.
     pub(super) fn has_work(&mut self) -> bool {
         let submission = self.inner.submission();
@@ -127,6 +136,7 @@ impl Ring {
             Err(Errno::AGAIN | Errno::BUSY) => 0,
             Err(errno) => return Err(Error::os("io_uring_enter", errno)),
         };
+        self.has_taken |= taken > 0;
         if taken > 0 || queued == 0 {
             self.stalls = 0;
             return Ok(());
