@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 use deepnvme_mem::{Alignment, Buffer};
-use rustix::fs::{AtFlags, Statx, StatxFlags, statx};
+use rustix::fs::{AtFlags, Statx, StatxFlags, fstatfs, statx};
 use rustix::io::{Errno, pread};
 
 use crate::split::FileAlignment;
@@ -13,6 +13,10 @@ const CANDIDATES: [u64; 4] = [512, 1024, 2048, 4096];
 
 /// Assumed where neither `statx` nor a try can tell: every direct file system in use takes a page.
 const ASSUMED: Alignment = Alignment::PAGE;
+
+/// `tmpfs` and `ramfs` keep files in the page cache and nowhere else: they take the flag for direct I/O, which
+/// nothing can keep, and say nothing of it in `statx`.
+const MEMORY_FILE_SYSTEMS: [u32; 2] = [0x0102_1994, 0x8584_58f6];
 
 /// What is known about direct I/O on a file.
 pub(super) enum Found {
@@ -35,6 +39,9 @@ pub(super) fn find(fd: BorrowedFd<'_>, stat: &Statx) -> Found {
             (Some(memory), Some(offset)) => Found::Aligned(FileAlignment { memory, offset }),
             _ => Found::None("the file system reports that this file has no direct I/O"),
         };
+    }
+    if fstatfs(fd).is_ok_and(|system| MEMORY_FILE_SYSTEMS.contains(&(system.f_type as u32))) {
+        return Found::None("the file system keeps its files in memory, where there is no direct I/O");
     }
     let alignment = try_reads(fd);
     Found::Aligned(FileAlignment { memory: alignment, offset: alignment })
