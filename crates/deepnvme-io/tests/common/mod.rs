@@ -3,6 +3,7 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "these are tests")]
 
 pub(crate) mod lane;
+pub(crate) mod mounts;
 pub(crate) mod storm;
 
 use std::path::Path;

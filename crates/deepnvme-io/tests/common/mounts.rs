@@ -1,0 +1,122 @@
+//! Small file systems of the test's own, on loop devices; skipped visibly where this needs rights or tools we lack.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use deepnvme_testkit::data::temp_dir;
+use tempfile::TempDir;
+
+use super::skipped;
+
+/// A mounted file system. Unmounted, and its loop device detached, when dropped.
+pub(crate) struct Mounted {
+    folder: PathBuf,
+    device: Option<String>,
+    dir: TempDir,
+}
+
+/// A file that is a block device. Detached when dropped.
+pub(crate) struct LoopDevice {
+    pub(crate) path: PathBuf,
+    _dir: TempDir,
+}
+
+impl Mounted {
+    /// Makes a file system of that size with `mkfs.<kind>` and mounts it. `None` after having said why not.
+    pub(crate) fn image(kind: &str, image_mib: u64, sector_bytes: u64, options: &str) -> Option<Self> {
+        let dir = temp_dir();
+        let made = attach(&dir, image_mib, sector_bytes).and_then(|device| {
+            let mut mounted = Self { folder: dir.path().to_path_buf(), device: Some(device.clone()), dir };
+            let quiet: &[&str] = if kind == "xfs" { &["-q", "-f"] } else { &["-q", "-F"] };
+            run(Command::new(format!("mkfs.{kind}")).args(quiet).arg(&device))?;
+            mounted.mount(&["-t", kind, "-o", options, &device])?;
+            Ok(mounted)
+        });
+        made.map_err(|why| skipped(&format!("no {kind} of our own: {why}"))).ok()
+    }
+
+    /// A tmpfs of that size.
+    pub(crate) fn tmpfs(size_mib: u64) -> Option<Self> {
+        let dir = temp_dir();
+        let mut mounted = Self { folder: dir.path().to_path_buf(), device: None, dir };
+        let made = mounted.mount(&["-t", "tmpfs", "-o", &format!("size={size_mib}m"), "none"]);
+        made.map_err(|why| skipped(&format!("no tmpfs of our own: {why}"))).ok()?;
+        Some(mounted)
+    }
+
+    /// An overlay whose changes go to that folder.
+    pub(crate) fn overlay(upper_base: &Path) -> Option<Self> {
+        let dir = temp_dir();
+        let [lower, upper, work] = ["lower", "upper", "work"].map(|name| upper_base.join(name));
+        for folder in [&lower, &upper, &work] {
+            std::fs::create_dir(folder).expect("a folder for the overlay");
+        }
+        let options = format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
+        let mut mounted = Self { folder: dir.path().to_path_buf(), device: None, dir };
+        let made = mounted.mount(&["-t", "overlay", "-o", &options, "none"]);
+        made.map_err(|why| skipped(&format!("no overlay of our own: {why}"))).ok()?;
+        Some(mounted)
+    }
+
+    /// Where it is mounted.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Makes it read-only from now on.
+    pub(crate) fn make_read_only(&self) {
+        run(Command::new("mount").args(["-o", "remount,ro"]).arg(&self.folder)).expect("a mount of ours");
+    }
+
+    fn mount(&mut self, arguments: &[&str]) -> Result<(), String> {
+        let folder = self.dir.path().join("mounted");
+        std::fs::create_dir(&folder).map_err(|error| error.to_string())?;
+        run(Command::new("mount").args(arguments).arg(&folder))?;
+        self.folder = folder;
+        Ok(())
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if self.folder != self.dir.path() {
+            let _ = run(Command::new("umount").arg(&self.folder));
+        }
+        if let Some(device) = &self.device {
+            let _ = run(Command::new("losetup").args(["-d", device]));
+        }
+    }
+}
+
+impl LoopDevice {
+    /// A block device of that size. `None` after having said why not.
+    pub(crate) fn new(image_mib: u64, sector_bytes: u64) -> Option<Self> {
+        let dir = temp_dir();
+        let device = attach(&dir, image_mib, sector_bytes);
+        let device = device.map_err(|why| skipped(&format!("no block device of our own: {why}"))).ok()?;
+        Some(Self { path: device.into(), _dir: dir })
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = run(Command::new("losetup").arg("-d").arg(&self.path));
+    }
+}
+
+fn attach(dir: &TempDir, image_mib: u64, sector_bytes: u64) -> Result<String, String> {
+    let image = dir.path().join("image");
+    let file = std::fs::File::create(&image).map_err(|error| error.to_string())?;
+    file.set_len(image_mib << 20).map_err(|error| error.to_string())?;
+    run(Command::new("losetup").args(["-f", "--show", "-b", &sector_bytes.to_string()]).arg(&image))
+}
+
+/// What the command printed, or why it failed.
+fn run(command: &mut Command) -> Result<String, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|error| format!("{name}: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    }
+    Err(format!("{name}: {}", String::from_utf8_lossy(&output.stderr).trim().replace('\n', " ")))
+}
