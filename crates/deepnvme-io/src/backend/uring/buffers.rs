@@ -21,6 +21,8 @@ pub(super) struct BufferTable {
     stretches: Vec<Stretch>,
     free: Vec<u16>,
     enabled: bool,
+    /// The most that one entry holds.
+    entry_bytes: usize,
 }
 
 struct Registered {
@@ -42,7 +44,7 @@ impl BufferTable {
     pub(super) fn new(submitter: &Submitter<'_>) -> Self {
         let enabled = submitter.register_buffers_sparse(u32::from(BUFFERS_MAX)).is_ok();
         let free = if enabled { (0..BUFFERS_MAX).rev().collect() } else { Vec::new() };
-        Self { regions: Vec::new(), stretches: Vec::new(), free, enabled }
+        Self { regions: Vec::new(), stretches: Vec::new(), free, enabled, entry_bytes: BUFFER_BYTES_MAX }
     }
 
     /// Whether the kernel gave us a table.
@@ -64,15 +66,15 @@ impl BufferTable {
             self.regions[known].uses += 1;
             return true;
         }
-        let parts = region.len().div_ceil(BUFFER_BYTES_MAX);
+        let parts = region.len().div_ceil(self.entry_bytes);
         let pinnable = region.device() == Device::Host && region.is_contiguous() && !region.is_empty();
         if !pinnable || parts > self.free.len() || self.overlaps(region) {
             return false;
         }
         let mut registered = Registered { region: region.clone(), uses: 1, entries: SmallVec::new() };
         for part in 0..parts {
-            let start = region.addr() + part * BUFFER_BYTES_MAX;
-            let end = (start + BUFFER_BYTES_MAX).min(region.addr() + region.len());
+            let start = region.addr() + part * self.entry_bytes;
+            let end = (start + self.entry_bytes).min(region.addr() + region.len());
             let Some(entry) = self.free.pop() else { break };
             if !update(submitter, entry, start, end - start) {
                 self.free.push(entry);
@@ -133,4 +135,62 @@ fn update(submitter: &Submitter<'_>, entry: u16, addr: usize, len: usize) -> boo
     // SAFETY: the memory is alive: `Registered` holds its region until after the entry has been emptied,
     // and the kernel pins the pages, so they stay even if an op in flight outlives the entry.
     unsafe { submitter.register_buffers_update(u32::from(entry), &[iovec], None).is_ok() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use deepnvme_mem::Buffer;
+    use io_uring::IoUring;
+
+    use super::*;
+
+    const ENTRY_BYTES: usize = 64 << 10;
+
+    /// A table whose entries hold 64 KiB, so that long regions are cheap; `None` where there is no `io_uring`.
+    fn small_table() -> Option<(IoUring, BufferTable)> {
+        let ring = IoUring::new(4).inspect_err(|error| eprintln!("SKIPPED: {error}")).ok()?;
+        let mut table = BufferTable::new(&ring.submitter());
+        table.entry_bytes = ENTRY_BYTES;
+        table.is_enabled().then_some((ring, table))
+    }
+
+    #[test]
+    fn a_long_region_takes_several_entries() {
+        let Some((ring, mut table)) = small_table() else { return };
+        let region = Buffer::zeroed(3 * ENTRY_BYTES + 100).unwrap().into_region().region();
+        let start = region.addr();
+        assert!(table.register(&ring.submitter(), &region));
+        let entries: Vec<_> = (0..4).map(|part| table.find(start + part * ENTRY_BYTES, 100)).collect();
+        let mut distinct = entries.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert!(distinct.len() == 4 && !distinct.contains(&None), "{entries:?}");
+        assert_eq!(table.find(start, ENTRY_BYTES), entries[0]);
+        assert_eq!(table.find(start + ENTRY_BYTES - 1, 2), None, "an op across two entries names its memory itself");
+        assert_eq!(table.find(start + region.len() - 1, 2), None);
+        assert_eq!(table.find(start - 1, 1), None);
+        table.unregister(&ring.submitter(), &region);
+        assert_eq!((table.find(start, 1), table.free.len()), (None, usize::from(BUFFERS_MAX)));
+    }
+
+    #[test]
+    fn a_region_that_is_refused_halfway_leaves_nothing_behind() {
+        let Some((ring, mut table)) = small_table() else { return };
+        // SAFETY: a new mapping of its own, which the test never unmaps.
+        let start = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            libc::mmap(std::ptr::null_mut(), 2 * ENTRY_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        };
+        assert_ne!(start, libc::MAP_FAILED);
+        // SAFETY: the second half of that mapping; nothing accesses it.
+        let result = unsafe { libc::mprotect(start.add(ENTRY_BYTES), ENTRY_BYTES, libc::PROT_NONE) };
+        assert_eq!(result, 0);
+        // SAFETY: the test never touches the bytes, and the kernel may not.
+        let region = unsafe { Region::from_raw(start.cast(), 2 * ENTRY_BYTES, Device::Host, Arc::new(())) };
+        assert!(!table.register(&ring.submitter(), &region));
+        assert_eq!((table.find(start as usize, 1), table.free.len()), (None, usize::from(BUFFERS_MAX)));
+        assert!(table.register(&ring.submitter(), &region.slice(0..ENTRY_BYTES)), "the first half can be pinned");
+    }
 }
