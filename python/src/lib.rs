@@ -1,1 +1,69 @@
+//! `deepnvme._deepnvme`: the engine as Python sees it. The package `deepnvme` re-exports it.
+//!
+//! The way of a call: `engine` has the methods, `module` the functions, on the engine of `default`; `request` understands
+//! the arguments with the help of `path` and `memory` (which asks `torch`, `array` and `dlpack` where the bytes
+//! are), and makes the request without the GIL; `flight` waits for it; `pending` is Python's end of a started one,
+//! and `orphans` looks after those that were dropped. `stream` is what `deepnvme.open` is made of; `exit` ends it all.
+//!
+//! No thread but Python's own ever takes the GIL. `memory` is the only file with unsafe code.
+#![deny(unsafe_code)]
 
+mod array;
+mod default;
+mod dlpack;
+mod engine;
+mod error;
+mod exit;
+mod flight;
+#[allow(unsafe_code)]
+mod memory;
+mod module;
+mod orphans;
+mod path;
+mod pending;
+mod pinned;
+mod probe;
+mod request;
+mod settings;
+mod stats;
+mod stream;
+mod stripes;
+mod torch;
+
+#[pyo3::pymodule(gil_used = false)]
+mod _deepnvme {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::engine::PyEngine;
+    #[pymodule_export]
+    use crate::exit::_at_exit;
+    #[pymodule_export]
+    use crate::module::{
+        default_engine, probe, read, read_batch, start_read, start_read_batch, start_write, start_write_batch, stats,
+        write, write_batch,
+    };
+    #[pymodule_export]
+    use crate::pending::{Pending, Progress};
+    #[pymodule_export]
+    use crate::pinned::_pinned_capsule;
+    #[pymodule_export]
+    use crate::probe::{BackendProbe, Probe};
+    #[pymodule_export]
+    use crate::stats::Stats;
+    #[pymodule_export]
+    use crate::stream::{FileReader, FileWriter};
+    #[pymodule_export]
+    use crate::stripes::StripeSet;
+
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "Python's name for it")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        let py = module.py();
+        py.import("atexit")?.call_method1("register", (module.getattr("_at_exit")?,))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,92 @@
+"""What can go wrong, as exceptions.
+
+Every failure of a transfer is a :class:`Error`, which is an :class:`OSError`. Where Python has a word of its
+own for the failure, the class is that too, so that both ``except deepnvme.Error`` and, say,
+``except FileNotFoundError`` catch it. Arguments that cannot be meant (a tensor on a GPU, a path that is a list)
+are refused before any I/O, as plain :class:`TypeError` or :class:`ValueError`.
+
+Example::
+
+    try:
+        deepnvme.read(tensor, "weights.bin")
+    except FileNotFoundError as error:
+        print(error.filename, error.errno)
+    except deepnvme.EndOfFileError as error:
+        print("only", error.bytes_done, "bytes were there")
+"""
+
+__all__ = [
+    "CancelledError",
+    "ClosedError",
+    "EndOfFileError",
+    "Error",
+    "InvalidArgumentError",
+    "IsFolderError",
+    "NotFolderError",
+    "NotFoundError",
+    "OutOfMemoryError",
+    "PermissionDeniedError",
+    "UnsupportedError",
+    "WaitTimeoutError",
+]
+
+
+class Error(OSError):
+    """A transfer failed. ``errno``, ``strerror`` and ``filename`` are as :class:`OSError` has them.
+
+    A full disk is an ``Error`` whose ``errno`` is ``errno.ENOSPC``.
+    """
+
+    offset: int | None = None
+    """Where in the file it failed, in bytes; ``None`` where no place was involved."""
+
+    bytes_done: int = 0
+    """Bytes of the request that had been moved by then."""
+
+    def __str__(self) -> str:
+        # OSError knows no failure but the kernel's, and would print its number and words only.
+        return super().__str__() if self.errno is not None else str(self.args[0] if self.args else "")
+
+
+class NotFoundError(Error, FileNotFoundError):
+    """The file, or the folder that it is to be made in, does not exist."""
+
+
+class PermissionDeniedError(Error, PermissionError):
+    """The file, its folder or its file system does not allow it."""
+
+
+class IsFolderError(Error, IsADirectoryError):
+    """The path names a folder."""
+
+
+class NotFolderError(Error, NotADirectoryError):
+    """A part of the path is not a folder."""
+
+
+class EndOfFileError(Error, EOFError):
+    """The file ended inside the range that was to be read; ``bytes_done`` says how many bytes there were."""
+
+
+class InvalidArgumentError(Error, ValueError):
+    """An argument is outside its documented range, or two contradict each other."""
+
+
+class OutOfMemoryError(Error, MemoryError):
+    """The kernel has no memory for it."""
+
+
+class UnsupportedError(Error):
+    """This kernel, file system or build does not have what was required."""
+
+
+class CancelledError(Error):
+    """The request was cancelled before it was done."""
+
+
+class ClosedError(Error, ValueError):
+    """The engine or file is closed, or belongs to the process that this one was forked from."""
+
+
+class WaitTimeoutError(Error, TimeoutError):
+    """The request was still in flight when the time was up. It goes on; wait again, or cancel it."""

@@ -1,0 +1,65 @@
+//! Where the bytes of a numpy array, or of anything with the buffer protocol, lie.
+
+use deepnvme_mem::Strided;
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyCapsule, PyType};
+
+use crate::memory::{self, Exported, Layout, Use};
+use crate::torch;
+
+/// The layout of a numpy array; `None` for anything else. Unlike the buffer protocol, numpy's own has every dtype.
+pub(crate) fn layout(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<Layout>> {
+    static NDARRAY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let py = object.py();
+    let class = match NDARRAY.get(py) {
+        Some(class) => class,
+        None => {
+            let Some(numpy) = torch::module(py, "numpy")? else { return Ok(None) };
+            let Ok(class) = numpy.getattr("ndarray") else { return Ok(None) };
+            let class = class.cast_into::<PyType>()?.unbind();
+            NDARRAY.get_or_init(py, || class)
+        }
+    };
+    if !object.is_instance(class.bind(py))? {
+        return Ok(None);
+    }
+    let dtype = object.getattr(intern!(py, "dtype"))?;
+    if dtype.getattr(intern!(py, "hasobject"))?.is_truthy()? {
+        return Err(PyTypeError::new_err(format!(
+            "an array of dtype {dtype} holds references to Python objects, not values; pickle it instead"
+        )));
+    }
+    let capsule = object.getattr(intern!(py, "__array_struct__"))?.cast_into::<PyCapsule>()?;
+    let exported = memory::array_struct(&capsule)?;
+    from_view(object, &exported, object.clone(), usage).map(Some)
+}
+
+/// The layout that an exporter told of; `keep` keeps its memory alive.
+pub(crate) fn from_view(
+    object: &Bound<'_, PyAny>,
+    exported: &Exported,
+    keep: Bound<'_, PyAny>,
+    usage: Use,
+) -> PyResult<Layout> {
+    let class = object.get_type();
+    let class = class.name()?;
+    if exported.holds_objects || exported.indirect {
+        return Err(PyTypeError::new_err(format!(
+            "the buffer of this {class} holds references or pointers, not values; copy the values into an array first"
+        )));
+    }
+    if usage == Use::Fill && exported.readonly {
+        return Err(PyValueError::new_err(format!(
+            "this {class} is read-only, so that nothing can be read into it; use a writable array, tensor or bytearray"
+        )));
+    }
+    let strided = exported.stride_bytes.clone().map(|stride_bytes| Strided {
+        shape: exported.shape.clone(),
+        stride_bytes,
+        item_bytes: exported.item_bytes,
+    });
+    Ok(Layout { address: exported.address, bytes: exported.bytes, strided, keep: keep.unbind() })
+}

@@ -1,0 +1,49 @@
+//! The engine that is made when nobody makes one.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use deepnvme_io::{Config, Engine};
+use pyo3::prelude::*;
+
+use crate::engine::PyEngine;
+
+struct Current {
+    engine: Py<PyEngine>,
+    pid: u32,
+}
+
+static CURRENT: Mutex<Option<Current>> = Mutex::new(None);
+
+/// The engine of the module-level functions: made when first needed, one per process.
+pub(crate) fn object(py: Python<'_>) -> PyResult<Py<PyEngine>> {
+    if let Some(current) = current(py) {
+        return Ok(current);
+    }
+    // Made without the lock: another thread may want it while this one waits. The first to store one wins.
+    let made = Py::new(py, PyEngine::open(py, Config::default())?)?;
+    if let Some(current) = current(py) {
+        return Ok(current);
+    }
+    let new = Current { engine: made.clone_ref(py), pid: std::process::id() };
+    let before = CURRENT.lock().unwrap_or_else(PoisonError::into_inner).replace(new);
+    // After a fork, the parent's engine is left alone: its threads do not exist here.
+    std::mem::forget(before.filter(|before| before.pid != std::process::id()));
+    Ok(made)
+}
+
+/// The default engine, unless there is none yet, it was closed, or it is the one of the process before a fork.
+fn current(py: Python<'_>) -> Option<Py<PyEngine>> {
+    let slot = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+    let current = slot.as_ref().filter(|current| current.pid == std::process::id())?;
+    (!current.engine.get().closed()).then(|| current.engine.clone_ref(py))
+}
+
+/// The engine itself, for a call on the default one.
+pub(crate) fn engine(py: Python<'_>) -> PyResult<Arc<Engine>> {
+    object(py)?.get().open_engine(py)
+}
+
+/// The engine of an optional argument.
+pub(crate) fn or_default(py: Python<'_>, chosen: Option<&Bound<'_, PyEngine>>) -> PyResult<Arc<Engine>> {
+    chosen.map_or_else(|| engine(py), |chosen| chosen.get().open_engine(py))
+}

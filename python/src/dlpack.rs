@@ -1,0 +1,60 @@
+//! The memory of objects that only speak DLPack.
+
+use deepnvme_mem::dlpack::{DLDevice, DLManagedTensor, DLManagedTensorVersioned, Imported, Managed};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyDict};
+
+use crate::memory::{self, Use};
+
+/// The newest DLPack that is understood; the producer may answer with an older one.
+const MAX_VERSION: (u32, u32) = (1, 1);
+
+/// The tensor of an object with `__dlpack__`; `None` for anything else.
+pub(crate) fn tensor(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<Imported>> {
+    let py = object.py();
+    let Ok(produce) = object.getattr(intern!(py, "__dlpack__")) else { return Ok(None) };
+    check_device(object)?;
+    let capsule = newest(&produce, usage)?.cast_into::<PyCapsule>()?;
+    let imported = if memory::has_name(&capsule, DLManagedTensorVersioned::CAPSULE_NAME) {
+        memory::take::<DLManagedTensorVersioned>(&capsule)
+    } else {
+        memory::take::<DLManagedTensor>(&capsule)
+    }?;
+    if usage == Use::Fill && imported.is_read_only() {
+        return Err(PyValueError::new_err(format!(
+            "this {} is read-only, so that nothing can be read into it; use a writable tensor",
+            object.get_type().name()?
+        )));
+    }
+    Ok(Some(imported))
+}
+
+fn check_device(object: &Bound<'_, PyAny>) -> PyResult<()> {
+    let py = object.py();
+    let (kind, index): (i32, i32) = object.call_method0(intern!(py, "__dlpack_device__"))?.extract()?;
+    if matches!(kind, DLDevice::CPU | DLDevice::CUDA_HOST) {
+        return Ok(());
+    }
+    let device = if kind == DLDevice::CUDA { format!("cuda:{index}") } else { format!("DLPack device type {kind}") };
+    Err(PyTypeError::new_err(format!(
+        "this {} is on {device}, and this version of deepnvme moves host memory only; copy it to the CPU first",
+        object.get_type().name()?
+    )))
+}
+
+/// Asks for the newest form, which can say that it is read-only, and for no copy of what is to be filled.
+/// Producers from before DLPack 1.0 take no such arguments.
+fn newest<'py>(produce: &Bound<'py, PyAny>, usage: Use) -> PyResult<Bound<'py, PyAny>> {
+    let py = produce.py();
+    let arguments = PyDict::new(py);
+    arguments.set_item(intern!(py, "max_version"), MAX_VERSION)?;
+    if usage == Use::Fill {
+        arguments.set_item(intern!(py, "copy"), false)?;
+    }
+    match produce.call((), Some(&arguments)) {
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => produce.call0(),
+        answer => answer,
+    }
+}

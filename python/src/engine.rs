@@ -1,0 +1,359 @@
+//! `deepnvme.Engine`.
+
+use std::sync::{Arc, PoisonError, RwLock, mpsc};
+
+use deepnvme_io::{Config, Engine};
+use pyo3::prelude::*;
+
+use crate::flight::SLICE;
+use crate::pending::Pending;
+use crate::probe::Probe;
+use crate::request::{Offset, Request};
+use crate::settings::{Typed, direct_word, submit_word};
+use crate::stats::Stats;
+use crate::{error, orphans};
+
+/// Moves tensors between files and memory.
+///
+/// Every argument is optional. An engine may be shared by threads; each has its own threads and memory, so that
+/// one per process is enough. It must not be used after ``fork``: make a new one in the child.
+///
+/// Args:
+///     backend: what moves the bytes: ``"io_uring"``, ``"aio"`` (Linux native AIO), ``"threads"``, or ``"auto"``
+///         (default): the first of them that works here. ``probe()`` says why.
+///     workers: threads that submit and reap, 1 to 64. Default: half the processors, 1 to 4.
+///     queue_depth: transfers in flight per worker, 1 to 4096. Default 32.
+///     block_bytes: bytes of the largest single transfer, a multiple of 4096 up to 64 MiB. Default 512 KiB.
+///     submit: ``"batch"`` (default) hands several transfers to the kernel at once, ``"single"`` each by itself.
+///     direct: whether to bypass the page cache: ``"preferred"`` (default) does where the file system can,
+///         ``"required"`` raises where it cannot, ``"disabled"`` never does. ``stats()`` says what happened.
+///     pool_bytes: upper bound of the engine's own memory, at least ``workers * block_bytes``. Default:
+///         ``workers * queue_depth * block_bytes``, 256 MiB at the most.
+///     lock_pool: page-lock that memory where ``RLIMIT_MEMLOCK`` allows. Default True.
+///
+/// Raises:
+///     ValueError: a setting is out of its range; the message names the range.
+///     deepnvme.errors.UnsupportedError: the backend that was asked for does not work here; the message says why.
+///
+/// Example:
+///     >>> with deepnvme.Engine(workers=2, block_bytes=1 << 20) as engine:
+///     ...     engine.write(tensor, "weights.bin")
+///     4096
+#[pyclass(frozen, name = "Engine", weakref, module = "deepnvme")]
+pub(crate) struct PyEngine {
+    inner: RwLock<Option<Arc<Engine>>>,
+    config: Config,
+    backend: &'static str,
+}
+
+#[pymethods]
+impl PyEngine {
+    #[new]
+    #[pyo3(signature = (*, backend="auto", workers=None, queue_depth=None, block_bytes=None, submit="batch",
+                        direct="preferred", pool_bytes=None, lock_pool=true))]
+    #[expect(clippy::too_many_arguments, reason = "each is a keyword of the Python signature")]
+    fn new(
+        py: Python<'_>,
+        backend: &str,
+        workers: Option<&Bound<'_, PyAny>>,
+        queue_depth: Option<&Bound<'_, PyAny>>,
+        block_bytes: Option<&Bound<'_, PyAny>>,
+        submit: &str,
+        direct: &str,
+        pool_bytes: Option<&Bound<'_, PyAny>>,
+        lock_pool: bool,
+    ) -> PyResult<Self> {
+        let typed = Typed { backend, workers, queue_depth, block_bytes, submit, direct, pool_bytes, lock_pool };
+        let config = typed.meaning()?;
+        Self::open(py, config)
+    }
+
+    /// Reads ``tensor.nbytes`` bytes at ``offset`` into ``tensor``, and returns that number.
+    ///
+    /// Any size, offset and memory alignment will do. The GIL is released meanwhile, and signals (Ctrl-C) are seen.
+    ///
+    /// Args:
+    ///     tensor: what to fill: a torch tensor in host memory (any shape, dtype and strides), a numpy array, or a
+    ///         writable object with the buffer protocol or DLPack.
+    ///     path: ``str``, ``bytes``, ``os.PathLike``, an open file descriptor (it stays open, and its position
+    ///         unchanged) or a ``StripeSet``.
+    ///     offset: where in the file, in bytes. Default 0.
+    ///
+    /// Raises:
+    ///     FileNotFoundError, PermissionError: as from ``open``.
+    ///     deepnvme.EndOfFileError: the file ends inside the range; ``bytes_done`` says how many bytes were there.
+    ///     TypeError, ValueError: the tensor cannot be filled (read-only, on a GPU, sparse, overlapping elements).
+    ///     deepnvme.Error: any other failure, with ``errno``, ``filename`` and ``offset``.
+    ///
+    /// Example:
+    ///     >>> deepnvme.write(tensor, "weights.bin")
+    ///     4096
+    ///     >>> deepnvme.read(tensor, "weights.bin")
+    ///     4096
+    #[pyo3(signature = (tensor, path, offset=Offset(0)), text_signature = "($self, tensor, path, offset=0)")]
+    fn read(
+        &self,
+        py: Python<'_>,
+        tensor: &Bound<'_, PyAny>,
+        path: &Bound<'_, PyAny>,
+        offset: Offset,
+    ) -> PyResult<u64> {
+        Request::read(tensor, path, offset)?.run(py, &*self.open_engine(py)?)
+    }
+
+    /// Writes the bytes of ``tensor`` to a file, and returns their number.
+    ///
+    /// Without ``offset`` the file becomes exactly the tensor: a longer old file is cut, a missing one made. With
+    /// ``offset`` only that range changes, and the file grows if the range ends beyond it. Elements are written in
+    /// row-major order, as ``tensor.contiguous()`` would hold them.
+    ///
+    /// Args:
+    ///     tensor: as for ``read``; it may be read-only, and its elements may overlap.
+    ///     path: as for ``read``. A missing file is made; its folder must exist.
+    ///     offset: where in the file, in bytes; ``None`` (default) writes the whole file.
+    ///     durability: what survives a power cut when this returns: ``"none"`` (default) promises nothing,
+    ///         ``"data"`` the bytes and the size, ``"full"`` also the file's name in its folder.
+    ///
+    /// Raises:
+    ///     deepnvme.Error: the write failed; a full disk has ``errno.ENOSPC``. The file may be half written: for
+    ///         files that are whole or absent, use ``deepnvme.open(path, "wb")``.
+    ///     TypeError, ValueError: the tensor cannot be written (on a GPU, sparse, without memory).
+    ///
+    /// Example:
+    ///     >>> deepnvme.write(tensor, "weights.bin", durability="full")
+    ///     4096
+    #[pyo3(signature = (tensor, path, offset=None, *, durability="none"))]
+    fn write(
+        &self,
+        py: Python<'_>,
+        tensor: &Bound<'_, PyAny>,
+        path: &Bound<'_, PyAny>,
+        offset: Option<Offset>,
+        durability: &str,
+    ) -> PyResult<u64> {
+        Request::write(tensor, path, offset, durability)?.run(py, &*self.open_engine(py)?)
+    }
+
+    /// Starts what ``read`` does, and returns at once, whatever the size. See ``Pending``.
+    ///
+    /// Example:
+    ///     >>> deepnvme.write(tensor, "weights.bin")
+    ///     4096
+    ///     >>> pending = deepnvme.start_read(tensor, "weights.bin")
+    ///     >>> pending.wait()
+    ///     4096
+    #[pyo3(signature = (tensor, path, offset=Offset(0)), text_signature = "($self, tensor, path, offset=0)")]
+    fn start_read(
+        &self,
+        py: Python<'_>,
+        tensor: &Bound<'_, PyAny>,
+        path: &Bound<'_, PyAny>,
+        offset: Offset,
+    ) -> PyResult<Pending> {
+        Request::read(tensor, path, offset)?.start(py, &*self.open_engine(py)?)
+    }
+
+    /// Starts what ``write`` does, and returns at once, whatever the size. See ``Pending``.
+    ///
+    /// Example:
+    ///     >>> pending = deepnvme.start_write(tensor, "weights.bin")
+    ///     >>> pending.wait()
+    ///     4096
+    #[pyo3(signature = (tensor, path, offset=None, *, durability="none"))]
+    fn start_write(
+        &self,
+        py: Python<'_>,
+        tensor: &Bound<'_, PyAny>,
+        path: &Bound<'_, PyAny>,
+        offset: Option<Offset>,
+        durability: &str,
+    ) -> PyResult<Pending> {
+        Request::write(tensor, path, offset, durability)?.start(py, &*self.open_engine(py)?)
+    }
+
+    /// Reads many tensors as one request, and returns the number of bytes. Ranges that lie side by side in a file
+    /// become large transfers, so that thousands of small tensors cost what their bytes cost.
+    ///
+    /// Args:
+    ///     items: tuples ``(path, offset, tensor)``, each as for ``read``.
+    ///
+    /// Raises:
+    ///     TypeError, ValueError: an item cannot be meant; the message says which.
+    ///     deepnvme.Error: as from ``read``; ``filename`` and ``offset`` say where.
+    ///
+    /// Example:
+    ///     >>> deepnvme.write(tensor, "weights.bin")
+    ///     4096
+    ///     >>> deepnvme.read_batch([("weights.bin", 0, tensor[:512]), ("weights.bin", 2048, tensor[512:])])
+    ///     4096
+    #[pyo3(signature = (items))]
+    fn read_batch(&self, py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<u64> {
+        Request::read_batch(items)?.run(py, &*self.open_engine(py)?)
+    }
+
+    /// Writes many tensors as one request, and returns the number of bytes.
+    ///
+    /// Args:
+    ///     items: tuples ``(path, offset, tensor)``. Either each has an offset, or each has ``None``: then every
+    ///         file becomes exactly its tensor.
+    ///     durability: as for ``write``, for all the files.
+    ///
+    /// Raises:
+    ///     TypeError, ValueError: an item cannot be meant, or two ranges overlap.
+    ///     deepnvme.Error: as from ``write``.
+    ///
+    /// Example:
+    ///     >>> deepnvme.write_batch([("parts.bin", 0, tensor[:512]), ("parts.bin", 2048, tensor[512:])])
+    ///     4096
+    #[pyo3(signature = (items, *, durability="none"))]
+    fn write_batch(&self, py: Python<'_>, items: &Bound<'_, PyAny>, durability: &str) -> PyResult<u64> {
+        Request::write_batch(items, durability)?.run(py, &*self.open_engine(py)?)
+    }
+
+    /// Starts what ``read_batch`` does, and returns one ``Pending`` for all of it.
+    #[pyo3(signature = (items))]
+    fn start_read_batch(&self, py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<Pending> {
+        Request::read_batch(items)?.start(py, &*self.open_engine(py)?)
+    }
+
+    /// Starts what ``write_batch`` does, and returns one ``Pending`` for all of it.
+    #[pyo3(signature = (items, *, durability="none"))]
+    fn start_write_batch(&self, py: Python<'_>, items: &Bound<'_, PyAny>, durability: &str) -> PyResult<Pending> {
+        Request::write_batch(items, durability)?.start(py, &*self.open_engine(py)?)
+    }
+
+    /// What this engine has done so far.
+    fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
+        Ok(Stats::from(self.open_engine(py)?.stats()))
+    }
+
+    /// What works on this machine, and why this backend was chosen.
+    fn probe(&self, py: Python<'_>) -> PyResult<Probe> {
+        Probe::of(py, &*self.open_engine(py)?)
+    }
+
+    /// Finishes what is in flight and ends the engine's threads. Later calls raise
+    /// ``deepnvme.errors.ClosedError``; closing twice does nothing.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        orphans::sweep(py);
+        let taken = self.inner.write().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(engine) = taken else { return Ok(()) };
+        // The engine's end waits for the device, perhaps long; another thread does that, so that Ctrl-C arrives here.
+        let (report, mut over) = mpsc::sync_channel::<()>(1);
+        std::thread::spawn(move || {
+            drop(engine);
+            drop(report);
+        });
+        loop {
+            let waited;
+            (over, waited) = py.detach(move || {
+                let waited = over.recv_timeout(SLICE);
+                (over, waited)
+            });
+            if !matches!(waited, Err(mpsc::RecvTimeoutError::Timeout)) {
+                return Ok(());
+            }
+            py.check_signals()?;
+        }
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (exc_type, exc_value, traceback))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        exc_type: Option<&Bound<'_, PyAny>>,
+        exc_value: Option<&Bound<'_, PyAny>>,
+        traceback: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let _ = (exc_type, exc_value, traceback);
+        self.close(py)
+    }
+
+    /// What moves the bytes: ``"io_uring"``, ``"aio"`` or ``"threads"``.
+    #[getter]
+    fn backend(&self) -> &'static str {
+        self.backend
+    }
+
+    /// Threads that submit and reap.
+    #[getter]
+    fn workers(&self) -> u32 {
+        self.config.workers
+    }
+
+    /// Transfers in flight per worker.
+    #[getter]
+    fn queue_depth(&self) -> u32 {
+        self.config.queue_depth
+    }
+
+    /// Bytes of the largest single transfer.
+    #[getter]
+    fn block_bytes(&self) -> u64 {
+        self.config.block_bytes
+    }
+
+    /// ``"batch"`` or ``"single"``.
+    #[getter]
+    fn submit(&self) -> &'static str {
+        submit_word(self.config.submit)
+    }
+
+    /// ``"preferred"``, ``"required"`` or ``"disabled"``.
+    #[getter]
+    fn direct(&self) -> &'static str {
+        direct_word(self.config.direct)
+    }
+
+    /// Upper bound of the engine's own memory, in bytes.
+    #[getter]
+    fn pool_bytes(&self) -> u64 {
+        self.config.pool_bound_bytes()
+    }
+
+    /// Whether ``close`` was called.
+    #[getter]
+    pub(crate) fn closed(&self) -> bool {
+        self.inner.read().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    fn __repr__(&self) -> String {
+        let state = if self.closed() { ", closed" } else { "" };
+        let Config { workers, queue_depth, block_bytes, .. } = self.config;
+        format!(
+            "<deepnvme.Engine {}, workers={workers}, queue_depth={queue_depth}, block_bytes={block_bytes}, \
+             direct={:?}{state}>",
+            self.backend,
+            self.direct()
+        )
+    }
+}
+
+impl PyEngine {
+    pub(crate) fn open(py: Python<'_>, config: Config) -> PyResult<Self> {
+        let engine = py.detach(|| Engine::new(config));
+        let engine = error::check(py, engine)?;
+        let (config, backend) = (engine.config().clone(), engine.backend_kind().name());
+        Ok(Self { inner: RwLock::new(Some(Arc::new(engine))), config, backend })
+    }
+
+    /// The engine, unless it was closed.
+    pub(crate) fn open_engine(&self, py: Python<'_>) -> PyResult<Arc<Engine>> {
+        let engine = self.inner.read().unwrap_or_else(PoisonError::into_inner).clone();
+        engine.ok_or_else(|| error::plain(py, "ClosedError", "the engine is closed; make a new one".into()))
+    }
+}
+
+impl Drop for PyEngine {
+    /// What is in flight is finished by a thread of its own: whoever dropped the last reference must not wait.
+    fn drop(&mut self) {
+        let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(engine) = inner.filter(|engine| Arc::strong_count(engine) == 1) {
+            std::thread::spawn(move || drop(engine));
+        }
+    }
+}

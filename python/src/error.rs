@@ -1,0 +1,79 @@
+//! From the engine's errors to Python's exceptions: the classes of `deepnvme.errors`.
+
+use deepnvme_io::{Error, ErrorKind};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use rustix::io::Errno;
+
+/// A failed call as the exception that Python code expects.
+pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
+    build(py, error).map_or_else(|failure| failure, PyErr::from_value)
+}
+
+/// Where `result` is an error, the exception.
+pub(crate) fn check<T>(py: Python<'_>, result: Result<T, Error>) -> PyResult<T> {
+    result.map_err(|error| raise(py, &error))
+}
+
+/// An exception of the class `name` of `deepnvme.errors` that no kernel call caused.
+pub(crate) fn plain(py: Python<'_>, name: &str, message: String) -> PyErr {
+    class(py, name).and_then(|class| class.call1((message,))).map_or_else(|failure| failure, PyErr::from_value)
+}
+
+/// The same, saying how far the request is.
+pub(crate) fn plain_after(py: Python<'_>, name: &str, message: String, bytes_done: u64) -> PyErr {
+    let error = plain(py, name, message);
+    match error.value(py).setattr(intern!(py, "bytes_done"), bytes_done) {
+        Ok(()) => error,
+        Err(failure) => failure,
+    }
+}
+
+fn build<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>> {
+    let class = class(py, class_name(error))?;
+    let path = error.path().map(|path| path.as_os_str());
+    let value = match error.errno() {
+        Some(errno) => class.call1((errno, strerror(error, errno), path))?,
+        None => {
+            let value = class.call1((error.to_string(),))?;
+            value.setattr(intern!(py, "filename"), path)?;
+            value
+        }
+    };
+    value.setattr(intern!(py, "offset"), error.offset())?;
+    value.setattr(intern!(py, "bytes_done"), error.bytes_done())?;
+    Ok(value)
+}
+
+fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+    let module = py.import(intern!(py, "deepnvme.errors"))?;
+    module.getattr(name).map_err(|_| PyRuntimeError::new_err(format!("deepnvme.errors has no class {name}")))
+}
+
+fn class_name(error: &Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::NotFound => "NotFoundError",
+        ErrorKind::PermissionDenied => "PermissionDeniedError",
+        ErrorKind::UnexpectedEof => "EndOfFileError",
+        ErrorKind::InvalidInput => "InvalidArgumentError",
+        ErrorKind::Unsupported => "UnsupportedError",
+        ErrorKind::Cancelled => "CancelledError",
+        ErrorKind::Closed => "ClosedError",
+        ErrorKind::NoSpace | ErrorKind::Busy | ErrorKind::Io => match error.errno().map(Errno::from_raw_os_error) {
+            Some(Errno::ISDIR) => "IsFolderError",
+            Some(Errno::NOTDIR) => "NotFolderError",
+            Some(Errno::NOMEM) => "OutOfMemoryError",
+            _ => "Error",
+        },
+    }
+}
+
+/// What Python prints between the number and the file name: the verb, the place, the kernel's words, the remedy.
+fn strerror(error: &Error, errno: i32) -> String {
+    let kernel = std::io::Error::from_raw_os_error(errno).to_string();
+    let words = kernel.split(" (os error").next().unwrap_or_default();
+    let place = error.offset().map_or_else(String::new, |offset| format!(" at offset {offset}"));
+    let remedy = if error.detail().is_empty() { String::new() } else { format!("; {}", error.detail()) };
+    format!("{}{place}: {words}{remedy}", error.operation())
+}

@@ -1,0 +1,107 @@
+//! The functions of the package: the methods of `Engine`, on the default engine.
+
+use pyo3::prelude::*;
+
+use crate::default;
+use crate::engine::PyEngine;
+use crate::pending::Pending;
+use crate::probe::Probe;
+use crate::request::{Offset, Request};
+use crate::stats::Stats;
+
+/// The engine of the module-level functions: made with default settings when first needed, one per process. A
+/// process that was forked gets its own.
+#[pyfunction]
+pub(crate) fn default_engine(py: Python<'_>) -> PyResult<Py<PyEngine>> {
+    default::object(py)
+}
+
+/// ``Engine.read`` on the default engine.
+#[pyfunction]
+#[pyo3(signature = (tensor, path, offset=Offset(0)), text_signature = "(tensor, path, offset=0)")]
+pub(crate) fn read(
+    py: Python<'_>,
+    tensor: &Bound<'_, PyAny>,
+    path: &Bound<'_, PyAny>,
+    offset: Offset,
+) -> PyResult<u64> {
+    Request::read(tensor, path, offset)?.run(py, &*default::engine(py)?)
+}
+
+/// ``Engine.write`` on the default engine.
+#[pyfunction]
+#[pyo3(signature = (tensor, path, offset=None, *, durability="none"))]
+pub(crate) fn write(
+    py: Python<'_>,
+    tensor: &Bound<'_, PyAny>,
+    path: &Bound<'_, PyAny>,
+    offset: Option<Offset>,
+    durability: &str,
+) -> PyResult<u64> {
+    Request::write(tensor, path, offset, durability)?.run(py, &*default::engine(py)?)
+}
+
+/// ``Engine.start_read`` on the default engine.
+#[pyfunction]
+#[pyo3(signature = (tensor, path, offset=Offset(0)), text_signature = "(tensor, path, offset=0)")]
+pub(crate) fn start_read(
+    py: Python<'_>,
+    tensor: &Bound<'_, PyAny>,
+    path: &Bound<'_, PyAny>,
+    offset: Offset,
+) -> PyResult<Pending> {
+    Request::read(tensor, path, offset)?.start(py, &*default::engine(py)?)
+}
+
+/// ``Engine.start_write`` on the default engine.
+#[pyfunction]
+#[pyo3(signature = (tensor, path, offset=None, *, durability="none"))]
+pub(crate) fn start_write(
+    py: Python<'_>,
+    tensor: &Bound<'_, PyAny>,
+    path: &Bound<'_, PyAny>,
+    offset: Option<Offset>,
+    durability: &str,
+) -> PyResult<Pending> {
+    Request::write(tensor, path, offset, durability)?.start(py, &*default::engine(py)?)
+}
+
+/// ``Engine.read_batch`` on the default engine.
+#[pyfunction]
+#[pyo3(signature = (items))]
+pub(crate) fn read_batch(py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<u64> {
+    Request::read_batch(items)?.run(py, &*default::engine(py)?)
+}
+
+/// ``Engine.write_batch`` on the default engine.
+#[pyfunction]
+#[pyo3(signature = (items, *, durability="none"))]
+pub(crate) fn write_batch(py: Python<'_>, items: &Bound<'_, PyAny>, durability: &str) -> PyResult<u64> {
+    Request::write_batch(items, durability)?.run(py, &*default::engine(py)?)
+}
+
+/// ``Engine.start_read_batch`` on the default engine.
+#[pyfunction]
+#[pyo3(signature = (items))]
+pub(crate) fn start_read_batch(py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<Pending> {
+    Request::read_batch(items)?.start(py, &*default::engine(py)?)
+}
+
+/// ``Engine.start_write_batch`` on the default engine.
+#[pyfunction]
+#[pyo3(signature = (items, *, durability="none"))]
+pub(crate) fn start_write_batch(py: Python<'_>, items: &Bound<'_, PyAny>, durability: &str) -> PyResult<Pending> {
+    Request::write_batch(items, durability)?.start(py, &*default::engine(py)?)
+}
+
+/// What the default engine has done so far.
+#[pyfunction]
+pub(crate) fn stats(py: Python<'_>) -> PyResult<Stats> {
+    Ok(Stats::from(default::engine(py)?.stats()))
+}
+
+/// What works on this machine, and which backend the default engine uses, and why.
+#[pyfunction]
+pub(crate) fn probe(py: Python<'_>) -> PyResult<Probe> {
+    Probe::of(py, &*default::engine(py)?)
+}

@@ -1,0 +1,224 @@
+//! `deepnvme.Pending`: a request that has been started.
+
+use std::os::fd::IntoRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use deepnvme_io::{Error, Result};
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::flight::Flight;
+use crate::{error, exit, orphans};
+
+/// A request in flight, made by `start_read`, `start_write` and their batches.
+///
+/// The tensor and the file stay alive until the request is done, also when the `Pending` is dropped. Do not
+/// change a tensor that is being written, nor use one that is being read into, before the request is done.
+#[pyclass(frozen, weakref, module = "deepnvme")]
+pub(crate) struct Pending {
+    verb: &'static str,
+    bytes_total: u64,
+    flight: Mutex<Option<Arc<Flight>>>,
+    outcome: OnceLock<Result<u64>>,
+    is_observed: AtomicBool,
+}
+
+#[pymethods]
+impl Pending {
+    /// Waits until the request is done and returns the number of bytes moved.
+    ///
+    /// The GIL is released meanwhile, and signals (Ctrl-C) are seen.
+    ///
+    /// Args:
+    ///     timeout: seconds to wait at most; ``None`` (default) waits as long as it takes.
+    ///
+    /// Raises:
+    ///     TimeoutError: it is still in flight (``deepnvme.errors.WaitTimeoutError``). It goes on: wait again, or
+    ///         cancel it.
+    ///     deepnvme.Error: the transfer failed. Each later ``wait`` raises it again.
+    ///
+    /// Example:
+    ///     >>> pending = deepnvme.start_write(tensor, "weights.bin")
+    ///     >>> pending.wait() == tensor.nbytes
+    ///     True
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<u64> {
+        orphans::sweep(py);
+        let limit = timeout.map_or(Ok(None), duration)?;
+        if let Some(flight) = self.flight() {
+            let is_done = flight.wait(py, limit)?;
+            if !is_done {
+                return Err(self.timed_out(py, timeout.unwrap_or_default()));
+            }
+        }
+        self.settle();
+        self.is_observed.store(true, Ordering::Relaxed);
+        match self.outcome.get() {
+            Some(Ok(bytes)) => Ok(*bytes),
+            Some(Err(error)) => Err(error::raise(py, error)),
+            None => Err(error::plain(py, "Error", "the request ended without a result".into())),
+        }
+    }
+
+    /// Whether the request is done: it succeeded, failed or was cancelled. Never blocks.
+    fn done(&self, py: Python<'_>) -> bool {
+        orphans::sweep(py);
+        self.settle();
+        self.outcome.get().is_some()
+    }
+
+    /// How far the request is, readable while it is in flight.
+    fn progress(&self) -> Progress {
+        let bytes_total = self.bytes_total;
+        self.settle();
+        match (self.outcome.get(), self.flight()) {
+            (Some(Ok(bytes)), _) => Progress { bytes_done: *bytes, bytes_total },
+            (Some(Err(error)), _) => Progress { bytes_done: error.bytes_done(), bytes_total },
+            (None, Some(flight)) => Progress { bytes_done: flight.progress().bytes_done, bytes_total },
+            (None, None) => Progress { bytes_done: 0, bytes_total },
+        }
+    }
+
+    /// Gives up the part that has not been started yet.
+    ///
+    /// Returns True when that was anything; ``wait`` then raises ``deepnvme.errors.CancelledError`` as soon as the
+    /// part that had been started is done. A cancelled write leaves the file half written.
+    fn cancel(&self) -> bool {
+        self.flight().is_some_and(|flight| flight.cancel())
+    }
+
+    /// A new eventfd that becomes readable when the request is done. The caller closes it.
+    fn _completion_fd(&self) -> PyResult<i32> {
+        let failed = |error: rustix::io::Errno| PyOSError::new_err((error.raw_os_error(), "eventfd was refused"));
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
+        let own = event.try_clone()?;
+        match self.flight() {
+            Some(flight) if !flight.is_foreign() => flight.notify(own),
+            _ => drop(rustix::io::write(&own, &1u64.to_ne_bytes())),
+        }
+        Ok(event.into_raw_fd())
+    }
+
+    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        let module = py.import(intern!(py, "deepnvme._await"))?;
+        let coroutine = module.call_method1(intern!(py, "completion"), (slf,))?;
+        coroutine.call_method0(intern!(py, "__await__"))
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// Waits; raises the failure of the request unless another exception is on its way.
+    #[pyo3(signature = (exc_type, exc_value, traceback))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        exc_type: Option<&Bound<'_, PyAny>>,
+        exc_value: Option<&Bound<'_, PyAny>>,
+        traceback: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let _ = (exc_value, traceback);
+        if exc_type.is_none() {
+            return self.wait(py, None).map(drop);
+        }
+        if let Some(flight) = self.flight() {
+            flight.wait(py, None)?;
+        }
+        Ok(())
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let Progress { bytes_done, bytes_total } = self.progress();
+        let state = match self.outcome.get() {
+            None => "in flight".to_owned(),
+            Some(Ok(_)) => "done".to_owned(),
+            Some(Err(error)) => error::raise(py, error).value(py).get_type().to_string(),
+        };
+        format!("<deepnvme.Pending {}: {state}, {bytes_done} of {bytes_total} bytes>", self.verb)
+    }
+}
+
+impl Pending {
+    pub(crate) fn new(verb: &'static str, flight: Flight) -> Self {
+        let flight = Arc::new(flight);
+        exit::note(&flight);
+        Self {
+            verb,
+            bytes_total: flight.progress().bytes_total,
+            flight: Mutex::new(Some(flight)),
+            outcome: OnceLock::new(),
+            is_observed: AtomicBool::new(false),
+        }
+    }
+
+    fn flight(&self) -> Option<Arc<Flight>> {
+        self.flight.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// If the request is done: keeps its outcome, and lets go of its memory.
+    fn settle(&self) {
+        let mut slot = self.flight.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(outcome) = slot.as_ref().and_then(|flight| flight.result()) else { return };
+        let _ = self.outcome.set(outcome);
+        let flight = slot.take();
+        drop(slot);
+        drop(flight);
+    }
+
+    fn timed_out(&self, py: Python<'_>, seconds: f64) -> PyErr {
+        let Progress { bytes_done, bytes_total } = self.progress();
+        let message = format!(
+            "{} still in flight after {seconds} s, {bytes_done} of {bytes_total} bytes done; wait again, or cancel it",
+            self.verb
+        );
+        error::plain_after(py, "WaitTimeoutError", message, bytes_done)
+    }
+
+    fn unobserved_failure(&self) -> Option<&Error> {
+        let is_observed = self.is_observed.load(Ordering::Relaxed);
+        self.outcome.get().and_then(|outcome| outcome.as_ref().err()).filter(|_| !is_observed)
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.settle();
+        if let Some(flight) = self.flight() {
+            return orphans::adopt(flight);
+        }
+        if let Some(error) = self.unobserved_failure() {
+            Python::try_attach(|py| orphans::warn_of(py, error));
+        }
+    }
+}
+
+fn duration(seconds: f64) -> PyResult<Option<Duration>> {
+    if seconds.is_nan() {
+        return Err(PyValueError::new_err("timeout is not a number; pass seconds, or None to wait for ever"));
+    }
+    // Longer than any process lives is for ever.
+    Ok(Duration::try_from_secs_f64(seconds.max(0.0)).ok())
+}
+
+/// How far a request is, in bytes.
+#[pyclass(frozen, eq, get_all, module = "deepnvme")]
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// Bytes that have arrived.
+    bytes_done: u64,
+    /// Bytes of the request.
+    bytes_total: u64,
+}
+
+#[pymethods]
+impl Progress {
+    fn __repr__(&self) -> String {
+        format!("Progress(bytes_done={}, bytes_total={})", self.bytes_done, self.bytes_total)
+    }
+}

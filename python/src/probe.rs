@@ -1,0 +1,101 @@
+//! `deepnvme.Probe`: what works on this machine, and which backend an engine uses, and why.
+
+use deepnvme_io::Engine;
+use deepnvme_io::backend::BackendKind;
+use deepnvme_io::probe::Availability;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::stats::figures;
+
+figures! {
+    /// Whether one backend works on this machine, and if not, why, and what would change that.
+    BackendProbe {
+        /// ``"io_uring"``, ``"aio"`` or ``"threads"``.
+        name: String,
+        /// Whether it was set up and has read a file correctly.
+        works: bool,
+        /// What it was given by the kernel, where it works.
+        detail: Option<String>,
+        /// The kernel's error number, where it does not work and there was one.
+        errno: Option<i32>,
+        /// Why it does not work.
+        reason: Option<String>,
+        /// What would make it work.
+        remedy: Option<String>,
+    }
+}
+
+impl BackendProbe {
+    fn new(kind: BackendKind, found: &Availability) -> Self {
+        let name = kind.name().to_owned();
+        match found.clone() {
+            Availability::Works { detail } => {
+                Self { name, works: true, detail: Some(detail), errno: None, reason: None, remedy: None }
+            }
+            Availability::Missing { errno, reason, remedy } => {
+                Self { name, works: false, detail: None, errno, reason: Some(reason), remedy: Some(remedy) }
+            }
+        }
+    }
+}
+
+/// What works on this machine, found by trying, and which backend this engine uses.
+///
+/// Example:
+///     >>> probe = deepnvme.probe()
+///     >>> probe.threads.works
+///     True
+#[pyclass(frozen, get_all, module = "deepnvme")]
+pub(crate) struct Probe {
+    /// What moves the bytes of this engine: ``"io_uring"``, ``"aio"`` or ``"threads"``.
+    backend: String,
+    /// Why that one.
+    backend_reason: String,
+    /// What was found out about ``io_uring``.
+    io_uring: Py<BackendProbe>,
+    /// What was found out about Linux native AIO.
+    aio: Py<BackendProbe>,
+    /// What was found out about plain system calls on threads.
+    threads: Py<BackendProbe>,
+}
+
+#[pymethods]
+impl Probe {
+    /// The same by name, ready for JSON.
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let found = PyDict::new(py);
+        found.set_item("backend", &self.backend)?;
+        found.set_item("backend_reason", &self.backend_reason)?;
+        for (name, backend) in [("io_uring", &self.io_uring), ("aio", &self.aio), ("threads", &self.threads)] {
+            found.set_item(name, backend.get().to_dict(py)?)?;
+        }
+        Ok(found)
+    }
+
+    fn __repr__(&self) -> String {
+        let word = |backend: &Py<BackendProbe>| if backend.get().works { "works" } else { "missing" };
+        format!(
+            "<deepnvme.Probe backend={:?} ({}); io_uring {}, aio {}, threads {}>",
+            self.backend,
+            self.backend_reason,
+            word(&self.io_uring),
+            word(&self.aio),
+            word(&self.threads)
+        )
+    }
+}
+
+impl Probe {
+    pub(crate) fn of(py: Python<'_>, engine: &Engine) -> PyResult<Self> {
+        let probe = engine.probe();
+        let found = |kind, found| Py::new(py, BackendProbe::new(kind, found));
+        Ok(Self {
+            backend: engine.backend_kind().name().into(),
+            backend_reason: engine.backend_reason().into(),
+            io_uring: found(BackendKind::Uring, &probe.uring)?,
+            aio: found(BackendKind::Aio, &probe.aio)?,
+            threads: found(BackendKind::Threads, &probe.threads)?,
+        })
+    }
+}

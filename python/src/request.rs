@@ -1,0 +1,205 @@
+//! From Python's arguments to a request of the engine, in both tenses: done, and started.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use deepnvme_io::{Access, Engine, ReadItem, Result, TensorFile, WriteExtent, WriteItem, WriteOptions};
+use deepnvme_mem::{Region, RegionMut};
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::flight::{Flight, Kind, SLICE};
+use crate::memory;
+use crate::path::Place;
+use crate::pending::Pending;
+use crate::settings::durability;
+use crate::{error, orphans};
+
+/// A place in a file, in bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Offset(pub(crate) u64);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Offset {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        object.extract::<u64>().map(Self).map_err(|error| {
+            if error.is_instance_of::<PyOverflowError>(object.py()) {
+                return PyValueError::new_err(format!("offset is {}; it must be between 0 and 2^63", &*object));
+            }
+            error
+        })
+    }
+}
+
+/// Opens the file and submits, on a thread that has let go of the GIL.
+type Make = Box<dyn FnOnce(&Engine) -> Result<Kind> + Send>;
+
+/// A request that has been understood, but not been made. Making it needs no GIL.
+pub(crate) struct Request {
+    verb: &'static str,
+    make: Make,
+}
+
+impl Request {
+    pub(crate) fn read(tensor: &Bound<'_, PyAny>, path: &Bound<'_, PyAny>, offset: Offset) -> PyResult<Self> {
+        let (target, place) = (memory::target(tensor)?, Place::new(path)?);
+        let make = move |engine: &Engine| {
+            let file = place.open(Access::Read, engine.config().direct)?;
+            engine.read(&file, offset.0, target).map(Kind::Read)
+        };
+        Ok(Self { verb: "read", make: Box::new(make) })
+    }
+
+    pub(crate) fn write(
+        tensor: &Bound<'_, PyAny>,
+        path: &Bound<'_, PyAny>,
+        offset: Option<Offset>,
+        durability_word: &str,
+    ) -> PyResult<Self> {
+        let options = WriteOptions { extent: extent(offset.is_none()), durability: durability(durability_word)? };
+        let (source, place) = (memory::source(tensor)?, Place::new(path)?);
+        let make = move |engine: &Engine| {
+            let file = place.open(Access::Write, engine.config().direct)?;
+            engine.write(&file, offset.map_or(0, |offset| offset.0), source, options).map(Kind::Write)
+        };
+        Ok(Self { verb: "write", make: Box::new(make) })
+    }
+
+    pub(crate) fn read_batch(items: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let batch = Batch::<RegionMut>::collect(items, memory::target)?;
+        let make = move |engine: &Engine| {
+            let files = open_all(batch.places, Access::Read, engine)?;
+            let items = batch.items.into_iter().map(|(file, offset, target)| {
+                let (file, offset) = (Arc::clone(&files[file]), offset.unwrap_or(0));
+                ReadItem { file, offset, target }
+            });
+            engine.read_batch(items.collect()).map(Kind::ReadBatch)
+        };
+        Ok(Self { verb: "read_batch", make: Box::new(make) })
+    }
+
+    pub(crate) fn write_batch(items: &Bound<'_, PyAny>, durability_word: &str) -> PyResult<Self> {
+        let durability = durability(durability_word)?;
+        let batch = Batch::<Region>::collect(items, memory::source)?;
+        let without_offset = batch.items.iter().filter(|(_, offset, _)| offset.is_none()).count();
+        if without_offset != 0 && without_offset != batch.items.len() {
+            return Err(PyValueError::new_err(format!(
+                "{without_offset} of {} items have no offset; give each one an offset (to change that range of its \
+                 file), or none (to make each file exactly its tensor)",
+                batch.items.len()
+            )));
+        }
+        let options = WriteOptions { extent: extent(without_offset > 0), durability };
+        let make = move |engine: &Engine| {
+            let files = open_all(batch.places, Access::Write, engine)?;
+            let items = batch.items.into_iter().map(|(file, offset, source)| {
+                let (file, offset) = (Arc::clone(&files[file]), offset.unwrap_or(0));
+                WriteItem { file, offset, source }
+            });
+            engine.write_batch(items.collect(), options).map(Kind::WriteBatch)
+        };
+        Ok(Self { verb: "write_batch", make: Box::new(make) })
+    }
+
+    /// Makes the request, and waits until it is done.
+    pub(crate) fn run(self, py: Python<'_>, engine: &Engine) -> PyResult<u64> {
+        orphans::sweep(py);
+        // Most requests are done within the first slice: they let go of the GIL once.
+        let flight = py.detach(|| {
+            let flight = Flight::new((self.make)(engine)?);
+            flight.wait_quietly(SLICE);
+            Ok(flight)
+        });
+        run_flight(py, error::check(py, flight)?)
+    }
+
+    /// Makes the request, and returns while it is in flight.
+    pub(crate) fn start(self, py: Python<'_>, engine: &Engine) -> PyResult<Pending> {
+        orphans::sweep(py);
+        let flight = py.detach(|| (self.make)(engine).map(Flight::new));
+        Ok(Pending::new(self.verb, error::check(py, flight)?))
+    }
+}
+
+/// Waits for a request; if it is interrupted, the request is given up.
+pub(crate) fn run_flight(py: Python<'_>, flight: Flight) -> PyResult<u64> {
+    if let Err(interrupt) = py.check_signals().and_then(|()| flight.wait(py, None)) {
+        if !flight.abandon(py) {
+            orphans::adopt(Arc::new(flight));
+        }
+        return Err(interrupt);
+    }
+    match flight.result() {
+        Some(result) => error::check(py, result),
+        None => Err(error::plain(py, "Error", "the request ended without a result".into())),
+    }
+}
+
+fn extent(is_whole_file: bool) -> WriteExtent {
+    if is_whole_file { WriteExtent::WholeFile } else { WriteExtent::InPlace }
+}
+
+fn open_all(places: Vec<Place>, access: Access, engine: &Engine) -> Result<Vec<Arc<TensorFile>>> {
+    places.into_iter().map(|place| place.open(access, engine.config().direct)).collect()
+}
+
+/// The items of a batch; each file is named once.
+struct Batch<R> {
+    places: Vec<Place>,
+    items: Vec<(usize, Option<u64>, R)>,
+}
+
+impl<R> Batch<R> {
+    fn collect(items: &Bound<'_, PyAny>, region: fn(&Bound<'_, PyAny>) -> PyResult<R>) -> PyResult<Self> {
+        let mut known: HashMap<Place, usize> = HashMap::new();
+        let mut batch = Self { places: Vec::new(), items: Vec::with_capacity(items.len().unwrap_or(0)) };
+        // Neighbours mostly name their file by the same object, which need not be understood again.
+        let mut last: Option<(Bound<'_, PyAny>, usize)> = None;
+        for (index, item) in items.try_iter()?.enumerate() {
+            let (path, offset, tensor) = parts(&item?).map_err(|error| in_item(items.py(), index, error))?;
+            let file = match &last {
+                Some((same, file)) if same.is(&path) => *file,
+                _ => {
+                    let place = Place::new(&path).map_err(|error| in_item(items.py(), index, error))?;
+                    *known.entry(place).or_insert_with_key(|place| {
+                        batch.places.push(place.clone());
+                        batch.places.len() - 1
+                    })
+                }
+            };
+            let region = region(&tensor).map_err(|error| in_item(items.py(), index, error))?;
+            batch.items.push((file, offset.map(|offset| offset.0), region));
+            last = Some((path, file));
+        }
+        Ok(batch)
+    }
+}
+
+type Parts<'py> = (Bound<'py, PyAny>, Option<Offset>, Bound<'py, PyAny>);
+
+fn parts<'py>(item: &Bound<'py, PyAny>) -> PyResult<Parts<'py>> {
+    let Ok(tuple) = item.cast::<PyTuple>() else {
+        return Err(PyTypeError::new_err(format!(
+            "an item is a tuple (path, offset, tensor), not {}",
+            item.get_type().name()?
+        )));
+    };
+    if tuple.len() != 3 {
+        return Err(PyValueError::new_err(format!(
+            "an item is a tuple (path, offset, tensor), not one of {} elements",
+            tuple.len()
+        )));
+    }
+    Ok((tuple.get_item(0)?, tuple.get_item(1)?.extract()?, tuple.get_item(2)?))
+}
+
+/// The same refusal, saying which item it is about.
+fn in_item(py: Python<'_>, index: usize, error: PyErr) -> PyErr {
+    let is_plain = error.is_instance_of::<PyTypeError>(py) || error.is_instance_of::<PyValueError>(py);
+    if !is_plain {
+        return error;
+    }
+    PyErr::from_type(error.get_type(py), format!("item {index}: {}", error.value(py)))
+}

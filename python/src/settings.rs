@@ -1,0 +1,107 @@
+//! The words that Python callers choose settings with.
+
+use deepnvme_io::{BackendChoice, Config, DirectMode, Durability, SubmitMode};
+use pyo3::exceptions::{PyOverflowError, PyValueError};
+use pyo3::prelude::*;
+
+/// The settings of `Engine(...)` as they were typed.
+pub(crate) struct Typed<'a, 'py> {
+    pub(crate) backend: &'a str,
+    pub(crate) workers: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) queue_depth: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) block_bytes: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) submit: &'a str,
+    pub(crate) direct: &'a str,
+    pub(crate) pool_bytes: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) lock_pool: bool,
+}
+
+impl Typed<'_, '_> {
+    /// What they mean. Ranges are the engine's to check.
+    pub(crate) fn meaning(&self) -> PyResult<Config> {
+        let defaults = Config::default();
+        Ok(Config {
+            backend: backend(self.backend)?,
+            workers: small("workers", self.workers)?.unwrap_or(defaults.workers),
+            queue_depth: small("queue_depth", self.queue_depth)?.unwrap_or(defaults.queue_depth),
+            block_bytes: whole("block_bytes", self.block_bytes)?.unwrap_or(defaults.block_bytes),
+            submit: submit(self.submit)?,
+            direct: direct(self.direct)?,
+            pool_bytes: whole("pool_bytes", self.pool_bytes)?,
+            lock_pool: self.lock_pool,
+        })
+    }
+}
+
+fn backend(word: &str) -> PyResult<BackendChoice> {
+    match word {
+        "auto" => Ok(BackendChoice::Auto),
+        "io_uring" => Ok(BackendChoice::Uring),
+        "aio" => Ok(BackendChoice::Aio),
+        "threads" => Ok(BackendChoice::Threads),
+        _ => Err(unknown("backend", word, "\"auto\", \"io_uring\", \"aio\" or \"threads\"")),
+    }
+}
+
+fn submit(word: &str) -> PyResult<SubmitMode> {
+    match word {
+        "batch" => Ok(SubmitMode::Batch),
+        "single" => Ok(SubmitMode::Single),
+        _ => Err(unknown("submit", word, "\"batch\" or \"single\"")),
+    }
+}
+
+fn direct(word: &str) -> PyResult<DirectMode> {
+    match word {
+        "preferred" => Ok(DirectMode::Preferred),
+        "required" => Ok(DirectMode::Required),
+        "disabled" => Ok(DirectMode::Disabled),
+        _ => Err(unknown("direct", word, "\"preferred\", \"required\" or \"disabled\"")),
+    }
+}
+
+/// When a write counts as done.
+pub(crate) fn durability(word: &str) -> PyResult<Durability> {
+    match word {
+        "none" => Ok(Durability::None),
+        "data" => Ok(Durability::Data),
+        "full" => Ok(Durability::Full),
+        _ => Err(unknown("durability", word, "\"none\", \"data\" or \"full\"")),
+    }
+}
+
+pub(crate) fn submit_word(mode: SubmitMode) -> &'static str {
+    match mode {
+        SubmitMode::Batch => "batch",
+        SubmitMode::Single => "single",
+    }
+}
+
+pub(crate) fn direct_word(mode: DirectMode) -> &'static str {
+    match mode {
+        DirectMode::Preferred => "preferred",
+        DirectMode::Required => "required",
+        DirectMode::Disabled => "disabled",
+    }
+}
+
+fn unknown(name: &str, word: &str, words: &str) -> PyErr {
+    PyValueError::new_err(format!("{name} is {word:?}; it must be {words}"))
+}
+
+/// A whole number that is not negative, from anything that Python takes for an integer.
+pub(crate) fn whole(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
+    let Some(value) = value else { return Ok(None) };
+    match value.extract::<u64>() {
+        Ok(number) => Ok(Some(number)),
+        Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => {
+            Err(PyValueError::new_err(format!("{name} is {value}; it must be between 0 and {}", i64::MAX)))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The same where the engine takes 32 bits; larger numbers become the largest, which it refuses by name.
+fn small(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u32>> {
+    Ok(whole(name, value)?.map(|number| u32::try_from(number).unwrap_or(u32::MAX)))
+}

@@ -1,0 +1,100 @@
+//! `deepnvme.StripeSet`: one logical file over several, one per NVMe.
+
+use std::path::PathBuf;
+
+use deepnvme_io::stripe::STRIPE_BYTES_DEFAULT;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::path::file_name;
+use crate::{error, settings};
+
+/// One logical file over several part files, laid out as RAID-0 lays out disks, so that several NVMe add up
+/// without RAID. Every argument that takes a path takes a set as well.
+///
+/// The first write leaves a manifest beside the first part, ``<first part>.stripes.json``; that path, too, names
+/// the set wherever a path is taken.
+///
+/// Args:
+///     paths: the part files in order, one per NVMe, 1 to 256. Their folders must exist.
+///     stripe_bytes: bytes that go to one part before the next has its turn, a multiple of 4096. Default 1 MiB.
+///
+/// Raises:
+///     ValueError: no part, too many, one twice, or ``stripe_bytes`` out of range.
+///
+/// Example:
+///     >>> parts = deepnvme.StripeSet(["disk0.part", "disk1.part"], stripe_bytes=4096)
+///     >>> deepnvme.write(tensor, parts)
+///     4096
+///     >>> deepnvme.read(tensor, parts)
+///     4096
+#[pyclass(frozen, eq, hash, module = "deepnvme")]
+#[derive(PartialEq, Eq, Hash)]
+pub(crate) struct StripeSet(deepnvme_io::StripeSet);
+
+#[pymethods]
+impl StripeSet {
+    #[new]
+    #[pyo3(signature = (paths, *, stripe_bytes=None), text_signature = "(paths, *, stripe_bytes=1048576)")]
+    fn new(paths: &Bound<'_, PyAny>, stripe_bytes: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        let stripe_bytes = settings::whole("stripe_bytes", stripe_bytes)?.unwrap_or(STRIPE_BYTES_DEFAULT);
+        let parts = paths.try_iter()?.map(|part| file_name(&part?)).collect::<PyResult<Vec<PathBuf>>>()?;
+        error::check(paths.py(), deepnvme_io::StripeSet::new(parts, stripe_bytes)).map(Self)
+    }
+
+    /// The set that a manifest names.
+    ///
+    /// Args:
+    ///     path: of the manifest, ``<first part>.stripes.json``.
+    ///
+    /// Raises:
+    ///     FileNotFoundError: there is none.
+    ///     ValueError: the file is not a manifest.
+    #[staticmethod]
+    #[pyo3(signature = (path))]
+    fn from_manifest(path: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = path.py();
+        let path = file_name(path)?;
+        let set = py.detach(|| deepnvme_io::StripeSet::from_manifest(&path));
+        error::check(py, set).map(Self)
+    }
+
+    /// The part files, in order.
+    #[getter]
+    fn paths<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.0.parts().iter().map(|part| part.as_os_str()))
+    }
+
+    /// Bytes that go to one part before the next has its turn.
+    #[getter]
+    fn stripe_bytes(&self) -> u64 {
+        self.0.stripe_bytes()
+    }
+
+    /// Where the manifest lies.
+    #[getter]
+    fn manifest_path(&self) -> std::ffi::OsString {
+        self.0.manifest_path().into_os_string()
+    }
+
+    fn __getnewargs_ex__<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<((Bound<'py, PyTuple>,), Bound<'py, pyo3::types::PyDict>)> {
+        let keywords = pyo3::types::PyDict::new(py);
+        keywords.set_item("stripe_bytes", self.stripe_bytes())?;
+        Ok(((self.paths(py)?,), keywords))
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let paths = self.0.parts().iter().map(|part| part.as_os_str());
+        let paths = pyo3::types::PyList::new(py, paths)?.repr()?;
+        Ok(format!("StripeSet({paths}, stripe_bytes={})", self.stripe_bytes()))
+    }
+}
+
+impl StripeSet {
+    pub(crate) fn set(&self) -> &deepnvme_io::StripeSet {
+        &self.0
+    }
+}

@@ -1,0 +1,140 @@
+//! Where a torch tensor's bytes lie. torch is never imported: who has a tensor has imported it.
+
+use deepnvme_mem::Strided;
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyType};
+
+use crate::memory::{Layout, Use};
+
+/// What of torch is needed to recognise a tensor.
+struct Torch {
+    tensor: Py<PyType>,
+    strided: Py<PyAny>,
+}
+
+/// torch, if this process has imported it.
+fn imported(py: Python<'_>) -> PyResult<Option<&Torch>> {
+    static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
+    if let Some(torch) = TORCH.get(py) {
+        return Ok(Some(torch));
+    }
+    let Some(module) = module(py, "torch")? else { return Ok(None) };
+    // An import that is still running has not come to its classes yet.
+    let (Ok(tensor), Ok(strided)) = (module.getattr("Tensor"), module.getattr("strided")) else { return Ok(None) };
+    let torch = Torch { tensor: tensor.cast_into::<PyType>()?.unbind(), strided: strided.unbind() };
+    Ok(Some(TORCH.get_or_init(py, || torch)))
+}
+
+/// A module that has been imported already.
+pub(crate) fn module<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
+    static MODULES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
+    let modules = MODULES.get_or_try_init(py, || -> PyResult<Py<PyDict>> {
+        Ok(py.import("sys")?.getattr("modules")?.cast_into::<PyDict>()?.unbind())
+    })?;
+    modules.bind(py).get_item(name)
+}
+
+/// The layout of a tensor; `None` for anything else.
+pub(crate) fn layout(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<Layout>> {
+    let py = object.py();
+    let Some(torch) = imported(py)? else { return Ok(None) };
+    let class = torch.tensor.bind(py);
+    if !object.get_type().is(class) && !object.is_instance(class)? {
+        return Ok(None);
+    }
+    check_kind(object, torch)?;
+    let resolved = resolve(object, usage)?;
+    describe(&resolved).map(Some)
+}
+
+fn is_true(tensor: &Bound<'_, PyAny>, name: &Bound<'_, pyo3::types::PyString>) -> PyResult<bool> {
+    tensor.getattr(name)?.is_truthy()
+}
+
+/// Refuses tensors whose bytes are not one block of host memory, and says what to do instead.
+fn check_kind(tensor: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<()> {
+    let py = tensor.py();
+    let refuse = |what: String, remedy: &str| Err(PyTypeError::new_err(format!("this tensor {what}; {remedy}")));
+    if is_true(tensor, intern!(py, "is_nested"))? {
+        return refuse("is nested".into(), "transfer each tensor of tensor.unbind()");
+    }
+    let layout = tensor.getattr(intern!(py, "layout"))?;
+    if !layout.is(&torch.strided) {
+        return refuse(
+            format!("has the layout {layout}, which is not one block of memory"),
+            "transfer tensor.to_dense(), or the tensors that it is made of (indices() and values())",
+        );
+    }
+    if is_true(tensor, intern!(py, "is_quantized"))? {
+        return refuse("is quantised".into(), "transfer tensor.int_repr(), and keep its scale and zero point yourself");
+    }
+    if is_true(tensor, intern!(py, "is_cpu"))? {
+        return Ok(());
+    }
+    if is_true(tensor, intern!(py, "is_meta"))? {
+        return refuse("is on the meta device and has no bytes".into(), "make a real one with torch.empty_like");
+    }
+    let device = tensor.getattr(intern!(py, "device"))?;
+    refuse(
+        format!("is on {device}, and this version of deepnvme moves host memory only"),
+        "write tensor.cpu(), or read into a CPU tensor and copy it over with tensor.copy_()",
+    )
+}
+
+/// Conjugation and negation that torch has only noted are carried out before a write. A read cannot undo them.
+fn resolve<'py>(tensor: &Bound<'py, PyAny>, usage: Use) -> PyResult<Bound<'py, PyAny>> {
+    let py = tensor.py();
+    let noted = |name| tensor.call_method0(name).and_then(|answer| answer.is_truthy());
+    let conjugated = noted(intern!(py, "is_conj"))?;
+    if !conjugated && !noted(intern!(py, "is_neg"))? {
+        return Ok(tensor.clone());
+    }
+    match usage {
+        Use::Take => tensor.call_method0(intern!(py, "resolve_conj"))?.call_method0(intern!(py, "resolve_neg")),
+        Use::Fill => {
+            let (kind, remedy) = if conjugated { ("conjugate", "resolve_conj") } else { ("negative", "resolve_neg") };
+            Err(PyValueError::new_err(format!(
+                "this tensor is a lazy {kind} view of another, so that its bytes are not its values; read into \
+                 tensor.{remedy}() or into the tensor that it is a view of"
+            )))
+        }
+    }
+}
+
+fn describe(tensor: &Bound<'_, PyAny>) -> PyResult<Layout> {
+    let py = tensor.py();
+    let bytes: usize = tensor.getattr(intern!(py, "nbytes"))?.extract()?;
+    let address = match tensor.call_method0(intern!(py, "data_ptr")) {
+        Ok(address) => address.extract::<usize>()?,
+        Err(error) => return Err(no_memory(tensor, &error.to_string())?),
+    };
+    if address == 0 && bytes > 0 {
+        return Err(no_memory(tensor, "its data pointer is null")?);
+    }
+    let contiguous = tensor.call_method0(intern!(py, "is_contiguous"))?.is_truthy()?;
+    let strided = if contiguous { None } else { Some(strides(tensor)?) };
+    // The storage and not the tensor: `tensor.data = other` and `set_()` free a tensor's storage under it.
+    let keep = tensor.call_method0(intern!(py, "untyped_storage"))?.unbind();
+    Ok(Layout { address, bytes, strided, keep })
+}
+
+fn strides(tensor: &Bound<'_, PyAny>) -> PyResult<Strided> {
+    let py = tensor.py();
+    let item_bytes: usize = tensor.call_method0(intern!(py, "element_size"))?.extract()?;
+    let shape: Vec<usize> = tensor.getattr(intern!(py, "shape"))?.extract()?;
+    let strides: Vec<isize> = tensor.call_method0(intern!(py, "stride"))?.extract()?;
+    let stride_bytes = strides.into_iter().map(|stride| stride.saturating_mul(item_bytes as isize)).collect();
+    Ok(Strided { shape, stride_bytes, item_bytes })
+}
+
+/// Wrappers of other tensors (DTensor, fake and functional tensors, those inside vmap) have no bytes of their own.
+fn no_memory(tensor: &Bound<'_, PyAny>, cause: &str) -> PyResult<PyErr> {
+    let class = tensor.get_type();
+    let name = class.name()?;
+    Ok(PyValueError::new_err(format!(
+        "this {name} has no memory of its own ({cause}); transfer the tensor that it wraps (of a DTensor, to_local())"
+    )))
+}

@@ -1,0 +1,56 @@
+"""What all tests of the Python face share."""
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import deepnvme
+
+BACKENDS = ("io_uring", "aio", "threads")
+
+
+@pytest.fixture
+def random_bytes() -> Callable[[int], bytes]:
+    """Bytes that differ at every call and are the same in every run."""
+    generator = np.random.default_rng(20260917)
+
+    def make(count: int) -> bytes:
+        return generator.bytes(count)
+
+    return make
+
+
+@pytest.fixture(params=BACKENDS)
+def engine(request: pytest.FixtureRequest) -> Iterator[deepnvme.Engine]:
+    """An engine of each backend, small enough that tests cross its blocks and its pool."""
+    try:
+        engine = deepnvme.Engine(backend=request.param, workers=2, queue_depth=4, block_bytes=16384)
+    except deepnvme.errors.UnsupportedError as error:
+        pytest.skip(f"{request.param} does not work here: {error}")
+    with engine:
+        yield engine
+
+
+@pytest.fixture
+def slow_engine() -> Iterator[deepnvme.Engine]:
+    """An engine that needs a system call for every 4 KiB, one after the other: some MiB are seconds of work."""
+    with deepnvme.Engine(backend="threads", workers=1, queue_depth=1, block_bytes=4096) as engine:
+        yield engine
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """Run a program in a process of its own, in an empty folder; it must end by itself, and in time."""
+
+    def run(program: str, *, status: int = 0, options: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, *options, "-c", textwrap.dedent(program)]
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+        assert ended.returncode == status, f"status {ended.returncode}\n{ended.stdout}\n{ended.stderr}"
+        return ended
+
+    return run
