@@ -1,0 +1,98 @@
+"""``python -m storagebench``: the whole comparison, or some of its rows."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from storagebench import environment, lineup, plot, record, settings, table, targets
+from storagebench.rounds import RowResult, run_row
+from storagebench.rows import calls, large, small
+from storagebench.rows.base import Bench, Row
+from storagebench.summary import summarise
+
+ROWS: tuple[type[Row], ...] = (
+    large.WriteNewPinned,
+    large.WriteOverPinned,
+    large.ReadPinned,
+    large.WriteNewPlain,
+    large.ReadPlain,
+    large.ReadFresh,
+    small.SmallRead,
+    small.SmallWrite,
+    calls.SmallCall,
+    calls.InFlight,
+)
+
+
+def main() -> int:
+    """Run the rows that were asked for; returns 1 when deepnvme failed in one of them."""
+    arguments = _arguments()
+    rows = _rows(arguments.rows)
+    scratch: Path = arguments.scratch.resolve()
+    scratch.mkdir(parents=True, exist_ok=True)
+    size = settings.fitting_bytes(arguments.mib * settings.MIB, scratch)
+    if size < arguments.mib * settings.MIB:
+        print(f"memory or disk is short: {size // settings.MIB} MiB instead of {arguments.mib}", file=sys.stderr)
+    make = settings.quick if arguments.quick else settings.full
+    bench = Bench(make(arguments.rounds, size), scratch)
+    taking_part = lineup.assemble(bench)
+    results: list[RowResult] = []
+    path = Path()
+    try:
+        for row_type in rows:
+            row = row_type(bench)
+            results.append(run_row(row, taking_part.of(row.group), arguments.rounds))
+            print(table.render(summarise(results[-1]), results[-1]), flush=True)
+            # After every row, so that a crash in a later one costs only that one.
+            path = record.write(
+                arguments.results,
+                "quick" if arguments.quick else arguments.rows.replace(",", "+"),
+                settings=bench.settings,
+                environment=environment.describe(scratch),
+                lineup=taking_part,
+                results=results,
+                verdicts=targets.judge(results),
+            )
+    finally:
+        taking_part.close()
+        bench.close()
+    _finish(path, results, taking_part)
+    return int(any(name.startswith("deepnvme") for result in results for name in result.failed))
+
+
+def _finish(path: Path, results: list[RowResult], taking_part: lineup.Lineup) -> None:
+    print("\nTargets")
+    for verdict in targets.judge(results):
+        print(f"  {verdict}")
+    for name, reason in taking_part.missing.items():
+        print(f"skipped: {name}: {reason}")
+    print("\nWritten:", ", ".join(made.name for made in [path, *plot.draw(path)]))
+
+
+def _rows(asked: str) -> list[type[Row]]:
+    words = asked.split(",")
+    known = {"all", *(row.group for row in ROWS), *(row.key for row in ROWS)}
+    unknown = [word for word in words if word not in known]
+    if unknown:
+        raise SystemExit(f"--rows: unknown {', '.join(unknown)}; choose from {', '.join(sorted(known))}")
+    return [row for row in ROWS if {"all", row.group, row.key} & set(words)]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="storagebench", description=__doc__)
+    parser.add_argument("--rows", default="all", help="all, large, small, calls, or row names, with commas between")
+    parser.add_argument("--rounds", type=int, default=7, help="measured rounds (default 7)")
+    parser.add_argument("--mib", type=int, default=2048, help="size of the large tensor in MiB (default 2048)")
+    parser.add_argument("--scratch", type=Path, default=Path("scratch"), help="folder on the disk to measure")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the records")
+    parser.add_argument("--quick", action="store_true", help="small counts and sweeps: does everything work?")
+    arguments = parser.parse_args()
+    if arguments.rounds < 1 or arguments.mib < 1:
+        parser.error("--rounds and --mib are at least 1")
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Cold means cold: the page cache is dropped before a read, and the file is checked not to be in it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+_DROP = Path("/proc/sys/vm/drop_caches")
+_PROBES = 64
+
+
+def drop_method() -> str:
+    """Say how files are made cold here: ``drop_caches`` (root) or ``posix_fadvise``."""
+    return "drop_caches" if os.access(_DROP, os.W_OK) else "posix_fadvise"
+
+
+def make_cold(path: Path) -> None:
+    """Write out all dirty pages and drop `path` from the page cache.
+
+    Raises:
+        RuntimeError: when parts of the file are still cached, since a warm read is no disk read.
+    """
+    os.sync()
+    if drop_method() == "drop_caches":
+        _DROP.write_text("3")
+    else:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+    cached = cached_probes(path)
+    if cached:
+        raise RuntimeError(f"{cached} of {_PROBES} probed pages are still in the page cache; a cold read needs 0")
+
+
+def cached_probes(path: Path) -> int:
+    """Return how many of 64 evenly spread pages of `path` are in the page cache (0 where that is unknown)."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        step = max(1, os.fstat(descriptor).st_size // _PROBES)
+        return sum(_is_cached(descriptor, index * step) for index in range(_PROBES))
+    finally:
+        os.close(descriptor)
+
+
+def _is_cached(descriptor: int, offset: int) -> bool:
+    # RWF_NOWAIT answers only from the page cache and starts no I/O.
+    try:
+        return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+            return False
+        raise
+
+
+def settle() -> None:
+    """Let the disk finish what the last contestant left behind, outside any timing."""
+    os.sync()

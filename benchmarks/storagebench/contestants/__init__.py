@@ -1,0 +1,1 @@
+"""Who is compared: one file for each contestant, all behind ``base.Contestant``."""

@@ -1,0 +1,102 @@
+"""One fio job: its command line, and what fio itself reports about it.
+
+fio is a process of its own, so its start, its buffer filling and (for a new file) its creation and
+preallocation of the file lie outside the figures here: the wall time is the runtime that fio reports, which
+contains the closing fsync, and the CPU time is its own user and system share of that runtime.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from storagebench.measure import Sample
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Engine = Literal["libaio", "io_uring", "io_uring-fixed", "psync"]
+
+
+class FioFailed(RuntimeError):
+    """fio returned an error, or a report that does not say what was asked for."""
+
+
+@dataclass(frozen=True)
+class FioSetting:
+    """Engine, block size and depth of one job."""
+
+    engine: Engine
+    block_bytes: int
+    depth: int
+
+    def __str__(self) -> str:
+        return f"{self.engine} bs={self.block_bytes >> 10}k iodepth={self.depth}"
+
+    def arguments(self) -> list[str]:
+        """Return fio's options for this setting."""
+        chosen = [f"--bs={self.block_bytes}", f"--iodepth={self.depth}"]
+        if self.engine == "io_uring-fixed":
+            return [*chosen, "--ioengine=io_uring", "--fixedbufs=1", "--registerfiles=1"]
+        return [*chosen, f"--ioengine={self.engine}"]
+
+
+@cache
+def version() -> str | None:
+    """Return fio's version, or None where it is not installed."""
+    if shutil.which("fio") is None:
+        return None
+    return subprocess.run(["fio", "--version"], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def transfer(setting: FioSetting, rw: Literal["read", "write"], path: Path, size: int) -> Sample:
+    """Read or write the first `size` bytes of `path` in order, direct; writes end with an fsync."""
+    arguments = [f"--rw={rw}", f"--size={size}"]
+    if rw == "write":
+        arguments.append("--end_fsync=1")
+    report = _run(setting, arguments, path)
+    # fio moves whole blocks only, so of a size that is no multiple it leaves out the rest.
+    return _sample(report, rw, size // setting.block_bytes * setting.block_bytes)
+
+
+def random_reads(setting: FioSetting, path: Path, size: int, count: int) -> Sample:
+    """Read `count` random blocks of the first `size` bytes of `path`, direct."""
+    arguments = ["--rw=randread", f"--size={size}", f"--number_ios={count}", "--norandommap=1"]
+    report = _run(setting, arguments, path)
+    sample = _sample(report, "read", count * setting.block_bytes)
+    percentile = report["read"]["clat_ns"]["percentile"]
+    sample.extra["median_us"] = percentile["50.000000"] / 1e3
+    sample.extra["p99_us"] = percentile["99.000000"] / 1e3
+    return sample
+
+
+def _run(setting: FioSetting, arguments: list[str], path: Path) -> dict[str, Any]:
+    command = [
+        "fio",
+        "--name=transfer",
+        f"--filename={path.name}",
+        "--direct=1",
+        "--output-format=json",
+        *setting.arguments(),
+        *arguments,
+    ]
+    done = subprocess.run(command, cwd=path.parent, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise FioFailed(f"fio {setting}: exit {done.returncode}: {(done.stderr or done.stdout).strip()[-400:]}")
+    # Warnings may precede the report on the same stream.
+    job: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+    return job
+
+
+def _sample(job: dict[str, Any], direction: str, size: int) -> Sample:
+    side = job[direction]
+    if job["error"] or side["io_bytes"] != size:
+        raise FioFailed(f"fio {direction}: error {job['error']}, {side['io_bytes']} bytes instead of {size}")
+    # fio reports whole milliseconds; a job shorter than one counts as one.
+    wall_s = max(1, side["runtime"]) / 1e3
+    cpu_s = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1e3
+    return Sample(wall_s, cpu_s, size)

@@ -1,0 +1,110 @@
+"""A row: one piece of work that every contestant does once in each round."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+
+from storagebench import data
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from storagebench.contestants.base import Contestant, Ending
+    from storagebench.measure import Sample
+    from storagebench.settings import Settings
+
+Unit = Literal["GB/s", "us", "reads/s"]
+
+
+@dataclass
+class Bench:
+    """What all rows share: the settings, the folder, and one large file in each contestant's format."""
+
+    settings: Settings
+    scratch: Path
+    reference: torch.Tensor = field(init=False)
+    _files: dict[Ending, Path] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.reference = data.random_tensor(self.settings.large_bytes)
+
+    def readable(self, ending: Ending) -> Path:
+        """Return the file that holds `reference` in this format, writing it when it is first asked for."""
+        if ending not in self._files:
+            path = self.scratch / f"read{ending}"
+            save(self.reference, path, ending)
+            self._files[ending] = path
+        return self._files[ending]
+
+    def close(self) -> None:
+        """Delete the files."""
+        for path in self._files.values():
+            path.unlink(missing_ok=True)
+        self._files.clear()
+
+
+class Row(ABC):
+    """One piece of work.
+
+    Class attributes: ``key`` (for the command line and the record), ``group`` (``large``, ``small``, ``calls``),
+    ``title`` (for people), ``unit`` of the main figure.
+    """
+
+    key: str
+    group: str
+    title: str
+    unit: Unit = "GB/s"
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Allocate memory and write files, once before the first round."""
+
+    @abstractmethod
+    def once(self, contestant: Contestant, *, every_byte: bool) -> Sample:
+        """Measure one contestant once and verify what it did: every byte, or 256 random pages.
+
+        Raises:
+            NotOffered: when the contestant cannot do this.
+            Mismatch: when it did not move the right bytes.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free memory and delete files."""
+
+    def cost(self, sample: Sample) -> float:
+        """Return the figure that ratios are made of, seconds for each byte; smaller is better."""
+        return sample.wall_s / sample.bytes_moved
+
+    def figure(self, sample: Sample) -> float:
+        """Return the main figure in ``unit``."""
+        return sample.gb_per_s
+
+
+def save(tensor: torch.Tensor, path: Path, ending: Ending) -> None:
+    """Write a tensor in one of the three formats."""
+    with path.open("wb") as file:
+        if ending == ".npy":
+            np.save(file, tensor.numpy())
+        elif ending == ".pt":
+            torch.save(tensor, file)
+        else:
+            file.write(tensor.numpy().data)
+
+
+def check_saved(name: str, path: Path, ending: Ending, wanted: torch.Tensor, *, every_byte: bool) -> None:
+    """Compare a file of one of the three formats with the tensor that was written."""
+    if ending == ".npy":
+        data.check_memory(name, torch.from_numpy(np.load(path)), wanted, every_byte=every_byte)
+    elif ending == ".pt":
+        data.check_memory(name, torch.load(path, mmap=True), wanted, every_byte=every_byte)
+    else:
+        data.check_file(name, path, wanted, every_byte=every_byte)

@@ -1,0 +1,169 @@
+"""One large tensor: durable writes and cold reads, from and to pinned, plain and fresh memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from storagebench import cache, data, memory
+from storagebench.measure import timed
+from storagebench.rows.base import Bench, Row, check_saved, save
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from storagebench.contestants.base import Contestant
+    from storagebench.measure import Sample
+
+
+class _Large(Row):
+    """Shared: the row's own tensor, and the copies in contestants' own locked memory."""
+
+    group = "large"
+    allocate: Callable[[int], torch.Tensor] = staticmethod(memory.plain)
+    locked_memory = False
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench)
+        self._tensor: torch.Tensor | None = None
+        self._locked: dict[str, tuple[Contestant, torch.Tensor]] = {}
+
+    def prepare(self) -> None:
+        """See the base."""
+        self._tensor = data.fill(self.allocate(self.bench.settings.large_bytes), self.bench.reference)
+
+    def close(self) -> None:
+        """See the base."""
+        for contestant, tensor in self._locked.values():
+            contestant.free_locked(tensor)
+        self._locked.clear()
+        self._tensor = None
+
+    def memory_of(self, contestant: Contestant) -> torch.Tensor:
+        """Return the tensor that this contestant uses in this row."""
+        if self._tensor is None:
+            raise RuntimeError("prepare() comes first")
+        if not self.locked_memory:
+            return self._tensor
+        if contestant.name not in self._locked:
+            tensor = contestant.locked(self._tensor)
+            if tensor is None:
+                return self._tensor
+            self._locked[contestant.name] = (contestant, tensor)
+        return self._locked[contestant.name][1]
+
+
+class _LargeWrite(_Large):
+    over_existing = False
+
+    def _path(self) -> Path:
+        return self.bench.scratch / f"{self.key}.raw"
+
+    def prepare(self) -> None:
+        """See the base."""
+        super().prepare()
+        if self.over_existing:
+            save(self.bench.reference, self._path(), ".raw")
+
+    def close(self) -> None:
+        """See the base."""
+        super().close()
+        self._path().unlink(missing_ok=True)
+
+    def once(self, contestant: Contestant, *, every_byte: bool) -> Sample:
+        """See the base; the old file is removed and the disk is quiet before the clock starts."""
+        source, path = self.memory_of(contestant), self._path()
+        data.stamp(source)
+        if self.over_existing:
+            action = contestant.overwrite(source, path)
+        else:
+            path.unlink(missing_ok=True)
+            action = contestant.write(source, path)
+        cache.settle()
+        sample, _ = timed(action, source.numel())
+        if contestant.group != "fio":
+            check_saved(contestant.name, path, contestant.ending, source, every_byte=every_byte)
+        if not self.over_existing:
+            path.unlink()
+        return sample
+
+
+class _LargeRead(_Large):
+    def once(self, contestant: Contestant, *, every_byte: bool) -> Sample:
+        """See the base; the file is cold before the clock starts."""
+        target, path = self.memory_of(contestant), self.bench.readable(contestant.ending)
+        data.stamp(target)
+        action = contestant.read(target, path)
+        cache.make_cold(path)
+        sample, _ = timed(action, target.numel())
+        if contestant.group != "fio":
+            data.check_memory(contestant.name, target, self.bench.reference, every_byte=every_byte)
+        return sample
+
+
+class WriteNewPinned(_LargeWrite):
+    """Durable write of pinned memory into a new file."""
+
+    key = "write-new-pinned"
+    title = "durable write, new file, pinned memory"
+    allocate = staticmethod(memory.pinned)
+    locked_memory = True
+
+
+class WriteOverPinned(_LargeWrite):
+    """Durable write of pinned memory over an existing file."""
+
+    key = "write-over-pinned"
+    title = "durable write, over an existing file, pinned memory"
+    allocate = staticmethod(memory.pinned)
+    locked_memory = True
+    over_existing = True
+
+
+class WriteNewPlain(_LargeWrite):
+    """Durable write of an ordinary tensor into a new file."""
+
+    key = "write-new-plain"
+    title = "durable write, new file, ordinary tensor"
+
+
+class ReadPinned(_LargeRead):
+    """Cold read into pinned memory."""
+
+    key = "read-pinned"
+    title = "cold read, pinned memory"
+    allocate = staticmethod(memory.pinned)
+    locked_memory = True
+
+
+class ReadPlain(_LargeRead):
+    """Cold read into an ordinary tensor whose pages exist."""
+
+    key = "read-plain"
+    title = "cold read, ordinary tensor"
+
+
+class ReadFresh(Row):
+    """Cold read into memory that does not exist before: page faults are part of it."""
+
+    key = "read-fresh"
+    group = "large"
+    title = "cold read, ordinary tensor made for it (page faults included)"
+
+    def prepare(self) -> None:
+        """See the base; each measurement makes its own tensor."""
+
+    def close(self) -> None:
+        """See the base."""
+
+    def once(self, contestant: Contestant, *, every_byte: bool) -> Sample:
+        """See the base."""
+        size, path = self.bench.settings.large_bytes, self.bench.readable(contestant.ending)
+        action = contestant.load(size, path)
+        cache.make_cold(path)
+        sample, loaded = timed(action, size)
+        if isinstance(loaded, torch.Tensor):
+            data.check_memory(contestant.name, loaded, self.bench.reference, every_byte=every_byte)
+        return sample

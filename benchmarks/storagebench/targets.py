@@ -1,0 +1,93 @@
+"""What deepnvme is to reach, judged on medians of per-round ratios: met, missed or not measured.
+
+The back end that is judged is the one that ``backend="auto"`` takes: the first of io_uring, aio and threads
+that works here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from storagebench.summary import Line, RowSummary, ratio_between, summarise
+
+if TYPE_CHECKING:
+    from storagebench.rounds import RowResult
+
+_LARGE_ALIGNED = ("write-new-pinned", "write-over-pinned", "read-pinned")
+_LARGE_PLAIN = ("write-new-plain", "read-plain")
+_ALIGNED_RATIO = 0.97
+_PLAIN_RATIO = 0.92
+_SMALL_RATIO = 0.8
+_OURS = ("deepnvme io_uring", "deepnvme aio", "deepnvme threads")
+_CPU_RIVAL = "fio libaio"
+_ONE_LARGE = ", one large"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One target: what was wanted, what was measured (None: it was not), and whether that is enough."""
+
+    text: str
+    wanted: str
+    measured: float | None
+    met: bool | None
+
+    def __str__(self) -> str:
+        if self.measured is None:
+            return f"not measured  {self.text} (wanted {self.wanted})"
+        return f"{'met' if self.met else 'MISSED':12}  {self.text}: {self.measured:.3f} (wanted {self.wanted})"
+
+
+def judge(results: list[RowResult]) -> list[Verdict]:
+    """Return the verdict on every target."""
+    by_key = {result.row.key: result for result in results}
+    summaries = {key: summarise(result) for key, result in by_key.items()}
+    verdicts = []
+    for keys, wanted in ((_LARGE_ALIGNED, _ALIGNED_RATIO), (_LARGE_PLAIN, _PLAIN_RATIO)):
+        for key in keys:
+            line = _our_line(summaries.get(key))
+            ratio = line.ratio_to_fio if line else None
+            verdicts.append(_at_least(f"{key}: speed against fio's best", ratio, wanted))
+    verdicts.extend(_cpu(key, summaries.get(key)) for key in _LARGE_ALIGNED)
+    for key, summary in summaries.items():
+        line = _our_line(summary)
+        verdicts.append(_ahead(key, line.ratio_to_deepspeed if line else None))
+    verdicts.extend(_small(by_key.get("small-read"), summaries.get("read-pinned")))
+    return verdicts
+
+
+def _our_line(summary: RowSummary | None) -> Line | None:
+    if summary is None:
+        return None
+    return next((line for name in _OURS if (line := summary.line(name))), None)
+
+
+def _at_least(text: str, measured: float | None, wanted: float) -> Verdict:
+    return Verdict(text, f">= {wanted}", measured, None if measured is None else measured >= wanted)
+
+
+def _ahead(key: str, ratio: float | None) -> Verdict:
+    return Verdict(f"{key}: speed against DeepSpeed", "> 1", ratio, None if ratio is None else ratio > 1)
+
+
+def _cpu(key: str, summary: RowSummary | None) -> Verdict:
+    """Judge CPU seconds per GB against fio's libaio job."""
+    text = f"{key}: CPU s/GB"
+    ours, fio = _our_line(summary), summary.line(_CPU_RIVAL) if summary else None
+    if ours is None or fio is None:
+        return Verdict(text, "<= fio libaio's", None, None)
+    wanted = f"<= fio libaio's {fio.cpu_s_per_gb:.3f}"
+    return Verdict(text, wanted, ours.cpu_s_per_gb, ours.cpu_s_per_gb <= fio.cpu_s_per_gb)
+
+
+def _small(small: RowResult | None, large: RowSummary | None) -> list[Verdict]:
+    """Judge the batch against the same bytes in one request, and against the large read of another row."""
+    line = _our_line(summarise(small)) if small else None
+    beside = ratio_between(small, line.name, line.name + _ONE_LARGE) if small and line else None
+    whole = large.line(line.name) if large and line else None
+    across = line.gb_per_s / whole.gb_per_s if line and whole else None
+    return [
+        _at_least("small-read: speed against the same bytes as one request", beside, _SMALL_RATIO),
+        _at_least("small-read: GB/s against read-pinned (not in the same rounds)", across, _SMALL_RATIO),
+    ]
