@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{REAL_BACKENDS, real, simulated_by};
+use common::{real, simulated_by};
 use deepnvme_io::backend::BackendKind;
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 
@@ -44,8 +44,7 @@ backends! {
 
 #[test]
 fn the_real_backends_say_what_they_are() {
-    for kind in REAL_BACKENDS {
-        let Some(make) = real(kind) else { continue };
+    for (kind, make) in common::all_real() {
         let setup = deepnvme_io::backend::BackendSetup {
             queue_depth: 3,
             submit: deepnvme_io::SubmitMode::Single,

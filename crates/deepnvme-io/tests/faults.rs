@@ -273,7 +273,7 @@ fn progress_grows_while_the_request_is_in_flight() {
     let target = open(&file.path, DirectMode::Disabled).expect("the test file");
     let started = Instant::now();
     let pending = engine.read(&target, 0, region_at(0, 2 << 20)).expect("accepted");
-    assert!(started.elapsed() < Duration::from_millis(20), "submitting waited for the transfer");
+    let submitted = started.elapsed();
     let mut seen = vec![0];
     while !pending.wait_timeout(Duration::from_millis(1)) {
         let progress = pending.progress();
@@ -283,6 +283,7 @@ fn progress_grows_while_the_request_is_in_flight() {
     }
     seen.dedup();
     assert!(seen.len() > 5, "progress came in {} steps", seen.len());
+    assert!(submitted < started.elapsed() / 2, "submitting took {submitted:?}: it waited for the transfer");
     assert_eq!(pending.progress().bytes_done, 2 << 20);
     pending.wait().1.expect("read");
 }

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use common::lane::Lane;
 use common::mounts::{LoopDevice, Mounted};
-use common::{REAL_BACKENDS, engine, open, real, skipped, small_config};
+use common::{all_real, available, engine, open, skipped, small_config};
 use deepnvme_io::{
     Access, Config, DirectMode, DirectState, Engine, ErrorKind, OpenOptions, SubmitMode, Target, TensorFile,
     WriteExtent, WriteOptions,
@@ -27,8 +27,7 @@ fn any_engine() -> Engine {
 
 /// Runs a random program on a new file of the folder, over every backend.
 fn exercise(folder: &Path, mode: DirectMode) {
-    for kind in REAL_BACKENDS {
-        let Some(make) = real(kind) else { continue };
+    for (kind, make) in all_real() {
         let engine = engine(small_config(2, SubmitMode::Batch), make);
         let path = folder.join(format!("{}.bin", kind.name()));
         let content = random_bytes(1, 500_001);
@@ -65,10 +64,11 @@ fn expect_buffered(folder: &Path, reason_says: &str) {
 
 #[test]
 fn ext4_and_xfs_of_both_sector_sizes_take_direct_io() {
-    for (kind, image_mib, sector_bytes) in
-        [("ext4", 48, 512), ("ext4", 48, 4096), ("xfs", 320, 512), ("xfs", 320, 4096)]
-    {
-        let Some(mounted) = Mounted::image(kind, image_mib, sector_bytes, "defaults") else { continue };
+    let wanted = [("ext4", 48, 512), ("ext4", 48, 4096), ("xfs", 320, 512), ("xfs", 320, 4096)];
+    let image = |(kind, image_mib, sector_bytes)| {
+        Mounted::image(kind, image_mib, sector_bytes, "defaults").map(|mounted| (mounted, sector_bytes))
+    };
+    for (mounted, sector_bytes) in available(wanted.map(image)) {
         expect_direct(mounted.folder(), sector_bytes);
         exercise(mounted.folder(), DirectMode::Required);
         exercise(mounted.folder(), DirectMode::Preferred);
@@ -77,9 +77,10 @@ fn ext4_and_xfs_of_both_sector_sizes_take_direct_io() {
 
 #[test]
 fn a_journalled_ext4_goes_through_the_page_cache() {
-    let Some(mounted) = Mounted::image("ext4", 48, 512, "data=journal") else { return };
-    expect_buffered(mounted.folder(), "direct I/O");
-    exercise(mounted.folder(), DirectMode::Preferred);
+    for mounted in available([Mounted::image("ext4", 48, 512, "data=journal")]) {
+        expect_buffered(mounted.folder(), "direct I/O");
+        exercise(mounted.folder(), DirectMode::Preferred);
+    }
 }
 
 #[test]
@@ -87,9 +88,9 @@ fn tmpfs_goes_through_the_page_cache() {
     let mounted = Mounted::tmpfs(16);
     let shared = Path::new("/dev/shm");
     let folder = match &mounted {
-        Some(mounted) => mounted.folder().to_path_buf(),
-        None if shared.is_dir() => tempfile::tempdir_in(shared).expect("a folder of tmpfs").keep(),
-        None => return,
+        Ok(mounted) => mounted.folder().to_path_buf(),
+        Err(_) if shared.is_dir() => tempfile::tempdir_in(shared).expect("a folder of tmpfs").keep(),
+        Err(why) => return skipped(why),
     };
     expect_buffered(&folder, "direct I/O");
     exercise(&folder, DirectMode::Preferred);
@@ -100,15 +101,14 @@ fn tmpfs_goes_through_the_page_cache() {
     let stats = stats_engine.stats();
     assert_eq!((stats.bytes_buffered, stats.bytes_direct, stats.bytes_bounced), (100_000, 0, 0));
     std::fs::remove_dir_all(&folder)
-        .or_else(|error| if mounted.is_some() { Ok(()) } else { Err(error) })
+        .or_else(|error| if mounted.is_ok() { Ok(()) } else { Err(error) })
         .expect("clean up");
 }
 
 #[test]
 fn an_overlay_works_in_whatever_state_it_reports() {
-    let (ext4, tmpfs) = (Mounted::image("ext4", 48, 512, "defaults"), Mounted::tmpfs(16));
-    for upper in [ext4, tmpfs].into_iter().flatten() {
-        let Some(overlay) = Mounted::overlay(upper.folder()) else { return };
+    let uppers = available([Mounted::image("ext4", 48, 512, "defaults"), Mounted::tmpfs(16)]);
+    for overlay in available(uppers.iter().map(|upper| Mounted::overlay(upper.folder()))) {
         let file = open(&overlay.folder().join("state.bin"), DirectMode::Preferred).expect("preferred");
         if let DirectState::Buffered { reason } = file.direct() {
             assert!(!reason.is_empty());
@@ -119,8 +119,7 @@ fn an_overlay_works_in_whatever_state_it_reports() {
 
 #[test]
 fn a_block_device_is_a_file_of_fixed_size() {
-    for sector_bytes in [512, 4096] {
-        let Some(device) = LoopDevice::new(8, sector_bytes) else { return };
+    for device in available([512, 4096].map(|sector_bytes| LoopDevice::new(8, sector_bytes))) {
         let engine = any_engine();
         let options = OpenOptions { access: Access::ReadWrite, create: false, direct: DirectMode::Preferred };
         let file = TensorFile::open(&Target::from(&device.path), options).expect("a block device is a file");
@@ -131,7 +130,7 @@ fn a_block_device_is_a_file_of_fixed_size() {
             let (home, result) = engine.read(&file, offset, region_at(1, 100_001)).expect("accepted").wait();
             result.expect("read");
             let home = bytes_of(&home.expect("memory comes home").region());
-            assert_eq!(difference(&home, &bytes), None, "at {offset}, sectors of {sector_bytes}");
+            assert_eq!(difference(&home, &bytes), None, "at {offset}");
         }
     }
 }
@@ -140,7 +139,7 @@ fn a_block_device_is_a_file_of_fixed_size() {
 fn a_full_disk_says_what_was_needed_and_keeps_what_was_there() {
     let systems =
         [Mounted::image("ext4", 48, 512, "defaults"), Mounted::image("xfs", 320, 512, "defaults"), Mounted::tmpfs(16)];
-    for mounted in systems.into_iter().flatten() {
+    for mounted in available(systems) {
         let engine = any_engine();
         let path = mounted.folder().join("grows.bin");
         let old = random_bytes(4, 300_000);
@@ -175,7 +174,12 @@ fn a_full_disk_says_what_was_needed_and_keeps_what_was_there() {
 
 #[test]
 fn a_read_only_file_system_refuses_writers_and_serves_readers() {
-    let Some(mounted) = Mounted::image("ext4", 48, 512, "defaults") else { return };
+    for mounted in available([Mounted::image("ext4", 48, 512, "defaults")]) {
+        check_read_only(&mounted);
+    }
+}
+
+fn check_read_only(mounted: &Mounted) {
     let path = mounted.folder().join("fixed.bin");
     let content = random_bytes(6, 50_000);
     std::fs::write(&path, &content).expect("still writable");
@@ -231,8 +235,7 @@ fn child_with_a_file_size_limit() {
     use rustix::process::{Resource, Rlimit, setrlimit};
     let folder = std::env::var_os(CHILD_FOLDER).expect("only its parent runs this");
     setrlimit(Resource::Fsize, Rlimit { current: Some(LIMIT_BYTES), maximum: None }).expect("lowering a limit");
-    for kind in REAL_BACKENDS {
-        let Some(make) = real(kind) else { continue };
+    for (kind, make) in all_real() {
         let engine = engine(Config::default(), make);
         let path = Path::new(&folder).join(format!("{}.bin", kind.name()));
         for mode in [DirectMode::Preferred, DirectMode::Disabled] {

@@ -87,7 +87,7 @@ fn an_injected_error_is_reported_and_counted() {
 
 #[test]
 fn a_slow_completion_is_late_and_a_wake_is_not() {
-    let slow = Duration::from_millis(100);
+    let slow = Duration::from_millis(1000);
     let faults = Faults::new(FaultPlan { slow: 1000, slow_max: slow, ..FaultPlan::default() });
     let file = TestFile::holding(&random_bytes(1, OP_BYTES));
     let mut bench = bench(&faults);

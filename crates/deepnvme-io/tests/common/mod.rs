@@ -1,11 +1,12 @@
 //! What the integration tests of the engine share: backends by name, lanes of a program, a visible way to skip.
 #![allow(dead_code, reason = "every test binary uses its own part")]
-#![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "these are tests")]
+#![allow(clippy::expect_used, clippy::panic, reason = "these are tests")]
 
 pub(crate) mod lane;
 pub(crate) mod mounts;
 pub(crate) mod storm;
 
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -22,9 +23,32 @@ pub(crate) const REAL_BACKENDS: [BackendKind; 3] = [BackendKind::Uring, BackendK
 /// A constructor of backends.
 pub(crate) type MakeBackend = Box<dyn Fn(&BackendSetup) -> Box<dyn Backend> + Send + Sync>;
 
-/// Says that something was not tested, and why; `cargo test -- --nocapture` shows it.
+/// Says that the calling test could not run here, and why: past the capture of the test harness, where whoever counts
+/// tests can see it.
 pub(crate) fn skipped(why: &str) {
-    println!("skipped: {why}");
+    say("skipped", why);
+}
+
+/// Of what a test would like to try, that which is to be had here. Says what is missing; the test is skipped when all is.
+pub(crate) fn available<T>(wanted: impl IntoIterator<Item = Result<T, String>>) -> Vec<T> {
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
+    for one in wanted {
+        match one {
+            Ok(one) => found.push(one),
+            Err(why) => missing.push(why),
+        }
+    }
+    if found.is_empty() {
+        skipped(&missing.join("; "));
+    } else {
+        missing.iter().for_each(|why| say("left out", why));
+    }
+    found
+}
+
+fn say(what: &str, why: &str) {
+    // The harness captures the printing macros, not the stream.
+    let _ = writeln!(std::io::stderr(), "{what}: {}", why.replace('\n', " "));
 }
 
 /// Why a real backend does not work on this machine, if it does not.
@@ -33,13 +57,22 @@ pub(crate) fn unavailable(kind: BackendKind) -> Option<String> {
     backend::open(kind, &setup).err().map(|error| error.to_string())
 }
 
-/// The constructor of a real backend, or `None` after saying why it does not work here.
-pub(crate) fn real(kind: BackendKind) -> Option<MakeBackend> {
-    if let Some(reason) = unavailable(kind) {
-        skipped(&format!("{} does not work here: {reason}", kind.name()));
-        return None;
+/// The constructor of a real backend, or why it does not work here.
+pub(crate) fn try_real(kind: BackendKind) -> Result<MakeBackend, String> {
+    match unavailable(kind) {
+        Some(reason) => Err(format!("{} does not work here: {reason}", kind.name())),
+        None => Ok(Box::new(move |setup| backend::open(kind, setup).expect("it has just worked"))),
     }
-    Some(Box::new(move |setup| backend::open(kind, setup).expect("it has just worked")))
+}
+
+/// The constructor of a real backend, or `None` after saying that the test is skipped, and why.
+pub(crate) fn real(kind: BackendKind) -> Option<MakeBackend> {
+    try_real(kind).map_err(|why| skipped(&why)).ok()
+}
+
+/// The real backends that work here, by kind.
+pub(crate) fn all_real() -> Vec<(BackendKind, MakeBackend)> {
+    available(REAL_BACKENDS.map(|kind| try_real(kind).map(|make| (kind, make))))
 }
 
 /// A simulated backend whose schedule is that seed's.

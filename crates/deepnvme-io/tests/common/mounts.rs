@@ -6,8 +6,6 @@ use std::process::Command;
 use deepnvme_testkit::data::temp_dir;
 use tempfile::TempDir;
 
-use super::skipped;
-
 /// A mounted file system. Unmounted, and its loop device detached, when dropped.
 pub(crate) struct Mounted {
     folder: PathBuf,
@@ -22,8 +20,8 @@ pub(crate) struct LoopDevice {
 }
 
 impl Mounted {
-    /// Makes a file system of that size with `mkfs.<kind>` and mounts it. `None` after having said why not.
-    pub(crate) fn image(kind: &str, image_mib: u64, sector_bytes: u64, options: &str) -> Option<Self> {
+    /// Makes a file system of that size with `mkfs.<kind>` and mounts it.
+    pub(crate) fn image(kind: &str, image_mib: u64, sector_bytes: u64, options: &str) -> Result<Self, String> {
         let dir = temp_dir();
         let made = attach(&dir, image_mib, sector_bytes).and_then(|device| {
             let mut mounted = Self { folder: dir.path().to_path_buf(), device: Some(device.clone()), dir };
@@ -32,20 +30,20 @@ impl Mounted {
             mounted.mount(&["-t", kind, "-o", options, &device])?;
             Ok(mounted)
         });
-        made.map_err(|why| skipped(&format!("no {kind} of our own: {why}"))).ok()
+        made.map_err(|why| format!("no {kind} of our own: {why}"))
     }
 
     /// A tmpfs of that size.
-    pub(crate) fn tmpfs(size_mib: u64) -> Option<Self> {
+    pub(crate) fn tmpfs(size_mib: u64) -> Result<Self, String> {
         let dir = temp_dir();
         let mut mounted = Self { folder: dir.path().to_path_buf(), device: None, dir };
         let made = mounted.mount(&["-t", "tmpfs", "-o", &format!("size={size_mib}m"), "none"]);
-        made.map_err(|why| skipped(&format!("no tmpfs of our own: {why}"))).ok()?;
-        Some(mounted)
+        made.map_err(|why| format!("no tmpfs of our own: {why}"))?;
+        Ok(mounted)
     }
 
     /// An overlay whose changes go to that folder.
-    pub(crate) fn overlay(upper_base: &Path) -> Option<Self> {
+    pub(crate) fn overlay(upper_base: &Path) -> Result<Self, String> {
         let dir = temp_dir();
         let [lower, upper, work] = ["lower", "upper", "work"].map(|name| upper_base.join(name));
         for folder in [&lower, &upper, &work] {
@@ -54,8 +52,8 @@ impl Mounted {
         let options = format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
         let mut mounted = Self { folder: dir.path().to_path_buf(), device: None, dir };
         let made = mounted.mount(&["-t", "overlay", "-o", &options, "none"]);
-        made.map_err(|why| skipped(&format!("no overlay of our own: {why}"))).ok()?;
-        Some(mounted)
+        made.map_err(|why| format!("no overlay of our own: {why}"))?;
+        Ok(mounted)
     }
 
     /// Where it is mounted.
@@ -89,12 +87,12 @@ impl Drop for Mounted {
 }
 
 impl LoopDevice {
-    /// A block device of that size. `None` after having said why not.
-    pub(crate) fn new(image_mib: u64, sector_bytes: u64) -> Option<Self> {
+    /// A block device of that size.
+    pub(crate) fn new(image_mib: u64, sector_bytes: u64) -> Result<Self, String> {
         let dir = temp_dir();
         let device = attach(&dir, image_mib, sector_bytes);
-        let device = device.map_err(|why| skipped(&format!("no block device of our own: {why}"))).ok()?;
-        Some(Self { path: device.into(), _dir: dir })
+        let device = device.map_err(|why| format!("no block device of our own: {why}"))?;
+        Ok(Self { path: device.into(), _dir: dir })
     }
 }
 
