@@ -184,6 +184,8 @@ impl Job {
         let error = lock(&self.error).clone();
         let bytes_done = self.bytes_done.load(Ordering::Relaxed);
         let outcome = match error {
+            // The end of a file has said itself how much was there.
+            Some(error) if error.kind() == ErrorKind::UnexpectedEof => Err(error),
             Some(error) => Err(error.after_bytes(bytes_done)),
             None => Ok(Transfer { bytes: self.plan.bytes_total() }),
         };

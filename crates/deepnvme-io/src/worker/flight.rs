@@ -182,7 +182,8 @@ impl Flight {
         let detail = format!(
             "the file ends too early: it has {file_bytes} bytes; {bytes} were asked for, of which {there} are there"
         );
-        Error::new(ErrorKind::UnexpectedEof, "read", detail).at_path(file.path()).at_offset(offset)
+        let error = Error::new(ErrorKind::UnexpectedEof, "read", detail);
+        error.at_path(file.path()).at_offset(offset).after_bytes(there)
     }
 }
 
