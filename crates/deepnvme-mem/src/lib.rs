@@ -18,6 +18,12 @@
 //! ```sh
 //! RUSTFLAGS="--cfg loom" cargo test -p deepnvme-mem --release --lib loom_
 //! ```
+//! The unsafe code runs under miri (a component of the nightly toolchain) too; `lock.rs` is left out, since it asks the
+//! kernel for what miri does not model:
+//! ```sh
+//! export MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" PROPTEST_CASES=4
+//! cargo +nightly miri test -p deepnvme-mem --test dlpack --test pool --test region --test strided
+//! ```
 
 mod alignment;
 mod buffer;

@@ -58,8 +58,9 @@ impl Span {
         Self { start, len, device, owner, runs }
     }
 
+    /// Exposed, since whoever asks makes a pointer for the kernel of it.
     pub(crate) fn addr(&self) -> usize {
-        self.start.addr()
+        self.start.expose_provenance()
     }
 
     pub(crate) fn len(&self) -> usize {

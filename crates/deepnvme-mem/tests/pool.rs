@@ -127,6 +127,7 @@ fn slots_outlive_their_pool() {
 #[test]
 fn no_slot_ever_has_two_holders() {
     const SLOTS: usize = 3;
+    const ROUNDS: usize = if cfg!(miri) { 4 } else { 500 };
     let pool = Pool::new(4096, SLOTS, false).unwrap();
     let holders: [AtomicUsize; SLOTS] = Default::default();
     let (sender, receiver) = mpsc::channel::<Region>();
@@ -136,7 +137,7 @@ fn no_slot_ever_has_two_holders() {
         for thread in 0..6_u8 {
             let (pool, holders, sender) = (&pool, &holders, sender.clone());
             scope.spawn(move || {
-                for round in 0..500_usize {
+                for round in 0..ROUNDS {
                     let mut slot = pool.take_timeout(Duration::from_secs(60)).unwrap();
                     let index = slot.index();
                     assert_eq!(holders[index].fetch_add(1, Ordering::SeqCst), 0);
@@ -163,6 +164,7 @@ fn a_pool_without_slots_has_none_to_give() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "miri has no kernel that could refuse")]
 fn absurd_pools_are_errors() {
     assert_eq!(Pool::new(0, 4, false).unwrap_err().kind(), ErrorKind::InvalidInput);
     for (slot_bytes, slots) in [(usize::MAX, 1), (1 << 40, 1 << 40), (1, usize::MAX), (1 << 62, 1)] {

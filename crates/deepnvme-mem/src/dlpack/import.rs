@@ -77,7 +77,7 @@ impl Imported {
     /// The address of the first element, `byte_offset` included.
     #[must_use]
     pub fn addr(&self) -> usize {
-        self.start.addr()
+        self.start.expose_provenance()
     }
 
     /// How far the first element is from the address that the tensor named. Already part of [`Imported::addr`].

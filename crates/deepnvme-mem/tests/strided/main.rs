@@ -28,6 +28,7 @@ fn check_scatter(model: &Model, to: usize, len: usize) {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "takes miri hours")]
 fn known_layouts_are_copied_whole_and_in_every_part() {
     let cases: &[(&[usize], &[isize], usize)] = &[
         (&[], &[], 5),
@@ -55,6 +56,7 @@ fn known_layouts_are_copied_whole_and_in_every_part() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "takes miri hours")]
 fn planes_of_many_rows_are_copied_whatever_the_item() {
     for item_bytes in [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 33, 64, 100] {
         let item = item_bytes as isize;
