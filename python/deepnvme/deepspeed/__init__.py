@@ -1,0 +1,63 @@
+"""DeepSpeed's DeepNVMe interface on the deepnvme engine: the same names, arguments and results.
+
+Use it directly, in place of DeepSpeed's ops::
+
+    from deepnvme.deepspeed import AsyncIOBuilder
+
+    handle = AsyncIOBuilder().load().aio_handle(block_size=1 << 20, queue_depth=32)
+
+or make an installed DeepSpeed use it everywhere, with nothing to compile::
+
+    import deepnvme.deepspeed
+
+    deepnvme.deepspeed.install()
+    import deepspeed
+
+On bad input an exception is raised where DeepSpeed's ops return -1, print a line or end the process. The ops need
+torch, which is imported with the first of them; `install` and the builders do without.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from .builders import AsyncIOBuilder, GDSBuilder, PinMemoryBuilder, UtilsBuilder
+from .gds import gds_handle
+from .installation import install, uninstall
+
+if TYPE_CHECKING:
+    from .async_io import aio_handle, aio_read, aio_write, deepspeed_memcpy
+    from .pin_memory import pin_handle
+    from .utils import cast_to_byte_tensor
+
+__all__ = [
+    "AsyncIOBuilder",
+    "GDSBuilder",
+    "PinMemoryBuilder",
+    "UtilsBuilder",
+    "aio_handle",
+    "aio_read",
+    "aio_write",
+    "cast_to_byte_tensor",
+    "deepspeed_memcpy",
+    "gds_handle",
+    "install",
+    "pin_handle",
+    "uninstall",
+]
+
+# Every process of a program on DeepSpeed calls `install`, also those that never see a tensor: torch can wait.
+_MODULES = {
+    "aio_handle": "async_io",
+    "aio_read": "async_io",
+    "aio_write": "async_io",
+    "cast_to_byte_tensor": "utils",
+    "deepspeed_memcpy": "async_io",
+    "pin_handle": "pin_memory",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

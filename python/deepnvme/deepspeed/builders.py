@@ -1,0 +1,70 @@
+"""The op builders, whose `load()` imports instead of compiling."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import ClassVar
+
+
+class _Builder:
+    """What DeepSpeed's code asks of an op builder. Nothing is built: the op is a module of this package."""
+
+    BUILD_VAR: ClassVar[str]
+    NAME: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.name = self.NAME
+
+    def absolute_name(self) -> str:
+        """The module that `load` returns."""
+        return f"{__package__}.{self.NAME}"
+
+    def is_compatible(self, verbose: bool = False) -> bool:  # noqa: ARG002 - DeepSpeed's signature
+        """Whether the op works here."""
+        return sys.platform == "linux"
+
+    def load(self, verbose: bool = False) -> ModuleType:  # noqa: ARG002 - DeepSpeed's signature
+        """The op."""
+        return importlib.import_module(self.absolute_name())
+
+
+class AsyncIOBuilder(_Builder):
+    """Loads `aio_handle`, `aio_read`, `aio_write`, `deepspeed_memcpy`.
+
+    >>> handle = AsyncIOBuilder().load().aio_handle(block_size=1 << 20)
+    """
+
+    BUILD_VAR = "DS_BUILD_AIO"
+    NAME = "async_io"
+
+
+class PinMemoryBuilder(_Builder):
+    """Loads `pin_handle`."""
+
+    BUILD_VAR = "DS_BUILD_PIN_MEMORY"
+    NAME = "pin_memory"
+
+
+class UtilsBuilder(_Builder):
+    """Loads `cast_to_byte_tensor`."""
+
+    BUILD_VAR = "DS_BUILD_UTILS"
+    NAME = "utils"
+
+
+class GDSBuilder(_Builder):
+    """Loads `gds_handle`, which raises `NotImplementedError`: not compatible in this version."""
+
+    BUILD_VAR = "DS_BUILD_GDS"
+    NAME = "gds"
+
+    def is_compatible(self, verbose: bool = False) -> bool:  # noqa: ARG002 - DeepSpeed's signature
+        """False: GPUDirect Storage is not in this version."""
+        return False
+
+
+BUILDERS: dict[str, type[_Builder]] = {
+    builder.__name__: builder for builder in (AsyncIOBuilder, GDSBuilder, PinMemoryBuilder, UtilsBuilder)
+}

@@ -1,0 +1,45 @@
+"""Calls back when a module has just been imported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+class ImportHook(MetaPathFinder):
+    """Finds nothing itself: lets the other finders find, and calls `imported` after the module has run."""
+
+    def __init__(self, wanted: Callable[[str], bool], imported: Callable[[ModuleType], None]) -> None:
+        self._wanted = wanted
+        self._imported = imported
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec that the other finders give, with a loader that calls back."""
+        if not self._wanted(fullname):
+            return None
+        for finder in sys.meta_path:
+            find_spec = getattr(finder, "find_spec", None)
+            if finder is self or find_spec is None:
+                continue
+            spec: ModuleSpec | None = find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    self._watch(spec.loader)
+                return spec
+        return None
+
+    def _watch(self, loader: Loader) -> None:
+        # On this loader object alone, and only for this one import: its class and its other answers stay as they are.
+        original = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            original(module)
+            self._imported(module)
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]

@@ -1,0 +1,96 @@
+"""`install()` and `uninstall()`: an installed DeepSpeed on this engine, and back."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import ModuleType
+
+from . import children, takeover
+from .builders import BUILDERS
+from .hooks import ImportHook
+from .patches import Patches
+
+
+class _Installation:
+    """All that `install` has changed."""
+
+    def __init__(self) -> None:
+        self._patches = Patches()
+        hook = ImportHook(takeover.wanted, self._change)
+        sys.meta_path.insert(0, hook)
+        self._patches.on_undo(lambda: sys.meta_path.remove(hook))
+        children.inherit(install, self._patches)
+        modules = _deepspeed_modules()
+        for module in modules:
+            if takeover.wanted(module.__name__):
+                self._change(module)
+        for module in modules:
+            takeover.rebind(module, self._patches)
+
+    def _change(self, module: ModuleType) -> None:
+        takeover.change(module, self._patches)
+
+    def undo(self) -> None:
+        self._patches.undo()
+        _release_names()
+
+
+class _Switch:
+    """Whether it is installed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._installation: _Installation | None = None
+
+    def on(self) -> None:
+        with self._lock:
+            if self._installation is None:
+                self._installation = _Installation()
+
+    def off(self) -> None:
+        with self._lock:
+            installation, self._installation = self._installation, None
+            if installation is not None:
+                installation.undo()
+
+
+_switch = _Switch()
+
+
+def install() -> None:
+    """Makes DeepSpeed use this engine for `async_io`, `pin_memory` and `utils`, in this process and its children.
+
+    Call it before or after `import deepspeed`; before is better, since a script that has itself imported
+    `UtilsBuilder` from DeepSpeed on a machine without a GPU keeps the one it has. Nothing is compiled from then on for
+    these ops, and they count as compatible and installed. `gds` counts as not compatible, and its handle raises.
+    Processes started by `multiprocessing` inherit the installation; any other program calls `install()` itself.
+
+    A second call changes nothing, and one `uninstall` undoes any number of calls. Ops and handles that DeepSpeed
+    has loaded already stay what they are, before and after.
+
+    >>> import deepnvme.deepspeed
+    >>> deepnvme.deepspeed.install()
+    >>> import deepspeed
+    """
+    _switch.on()
+
+
+def uninstall() -> None:
+    """Gives DeepSpeed its own ops back. Does nothing where they are not replaced."""
+    _switch.off()
+
+
+def _deepspeed_modules() -> list[ModuleType]:
+    # Programs put other things than modules there, too.
+    modules: list[tuple[str, object]] = list(sys.modules.items())
+    return [module for name, module in modules if isinstance(module, ModuleType) and takeover.belongs(name)]
+
+
+def _release_names() -> None:
+    # Modules that were imported meanwhile have bound our builders where the accelerator has none of its own.
+    for module in _deepspeed_modules():
+        for class_name, ours in BUILDERS.items():
+            if vars(module).get(class_name) is ours:
+                package = sys.modules.get("deepspeed.accelerator") or sys.modules["accelerator"]
+                setattr(module, class_name, package.get_accelerator().get_op_builder(class_name))

@@ -1,0 +1,46 @@
+"""Changes to somebody else's objects that can be taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+_MISSING: Any = object()
+
+
+class Patches:
+    """A list of changes, undone last first."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], object]] = []
+
+    def set_attribute(self, owner: Any, name: str, value: object) -> None:
+        """Sets an attribute of a class or module; one that the owner inherited is inherited again afterwards."""
+        before = vars(owner).get(name, _MISSING)
+        if before is value:
+            return
+        setattr(owner, name, value)
+        if before is _MISSING:
+            self.on_undo(lambda: delattr(owner, name))
+        else:
+            self.on_undo(lambda: setattr(owner, name, before))
+
+    def set_item(self, mapping: MutableMapping[str, Any], key: str, value: object) -> None:
+        """Sets an entry of a mapping."""
+        before = mapping.get(key, _MISSING)
+        if before is value:
+            return
+        mapping[key] = value
+        if before is _MISSING:
+            self.on_undo(lambda: mapping.pop(key, None))
+        else:
+            self.on_undo(lambda: mapping.update({key: before}))
+
+    def on_undo(self, action: Callable[[], object]) -> None:
+        """Calls `action` when the changes are undone."""
+        self._undo.append(action)
+
+    def undo(self) -> None:
+        """Takes all changes back."""
+        while self._undo:
+            self._undo.pop()()

@@ -1,0 +1,116 @@
+"""What is changed in which module of DeepSpeed.
+
+Every function here takes one module and changes it if it is the kind that the function is about, so it does not matter
+whether the module has been there for long or has just been imported.
+"""
+
+from __future__ import annotations
+
+import re
+from types import ModuleType
+from typing import Any
+
+from .builders import BUILDERS
+from .patches import Patches
+
+# Installed from a wheel the builders live in `deepspeed.ops.op_builder`; in a source tree also in `op_builder`.
+_OP_BUILDERS = re.compile(r"(deepspeed\.ops\.)?op_builder(\..+)?")
+_ACCELERATORS = re.compile(r"(deepspeed\.)?accelerator\.\w+_accelerator")
+_OTHERS = frozenset({"deepspeed.ops", "deepspeed.git_version_info"})
+_BY_OP_NAME = {builder.NAME: builder for builder in BUILDERS.values()}
+_WORKING_OPS = [builder.NAME for builder in BUILDERS.values() if builder().is_compatible()]
+
+
+def wanted(name: str) -> bool:
+    """Whether a module of this name is changed right after its import."""
+    return bool(_OP_BUILDERS.fullmatch(name) or _ACCELERATORS.fullmatch(name)) or name in _OTHERS
+
+
+def belongs(name: str) -> bool:
+    """Whether a module of this name is DeepSpeed's, and may hold names of builders."""
+    return name.partition(".")[0] in {"accelerator", "deepspeed", "op_builder"}
+
+
+def change(module: ModuleType, patches: Patches) -> None:
+    """Makes one module of DeepSpeed use our ops."""
+    name = module.__name__
+    if _OP_BUILDERS.fullmatch(name):
+        _change_builders(module, patches)
+    if _ACCELERATORS.fullmatch(name):
+        _change_accelerator(module, patches)
+    if name.endswith("op_builder.all_ops"):
+        _add_report_rows(module, patches)
+    if name == "deepspeed.git_version_info":
+        for op_name in _WORKING_OPS:
+            patches.set_item(module.installed_ops, op_name, True)
+    if name == "deepspeed.ops":
+        _change_compatible_ops(module, patches)
+
+
+def rebind(module: ModuleType, patches: Patches) -> None:
+    """Replaces builders that a module took, when it was imported, from an accelerator that has none."""
+    for class_name, ours in BUILDERS.items():
+        taken = vars(module).get(class_name)
+        if isinstance(taken, type) and getattr(taken, "NAME", None) != ours.NAME:
+            patches.set_attribute(module, class_name, ours)
+
+
+def _change_builders(module: ModuleType, patches: Patches) -> None:
+    for value in list(vars(module).values()):
+        if not isinstance(value, type) or value.__module__ != module.__name__:
+            continue
+        ours = _BY_OP_NAME.get(vars(value).get("NAME", ""))
+        if ours is None:
+            continue
+        # Plain functions, which become methods of DeepSpeed's class; ours use nothing of `self` but the name.
+        patches.set_attribute(value, "load", _loading(ours.NAME))
+        patches.set_attribute(value, "is_compatible", _answering(ours().is_compatible()))
+
+
+def _loading(op_name: str) -> Any:
+    def load(_self: object, verbose: bool = False) -> ModuleType:
+        return _BY_OP_NAME[op_name]().load(verbose)
+
+    return load
+
+
+def _answering(compatible: bool) -> Any:
+    def is_compatible(_self: object, verbose: bool = False) -> bool:  # noqa: ARG001 - DeepSpeed's signature
+        return compatible
+
+    return is_compatible
+
+
+def _change_accelerator(module: ModuleType, patches: Patches) -> None:
+    for value in list(vars(module).values()):
+        if isinstance(value, type) and value.__module__ == module.__name__ and "get_op_builder" in vars(value):
+            patches.set_attribute(value, "get_op_builder", _completing(vars(value)["get_op_builder"]))
+
+
+def _completing(original: Any) -> Any:
+    def get_op_builder(self: object, class_name: str) -> Any:
+        found = original(self, class_name)
+        ours = BUILDERS.get(class_name)
+        if ours is None or getattr(found, "NAME", None) == ours.NAME:
+            return found
+        return ours
+
+    return get_op_builder
+
+
+def _add_report_rows(module: ModuleType, patches: Patches) -> None:
+    for op_name in _WORKING_OPS:
+        if op_name not in module.ALL_OPS:
+            patches.set_item(module.ALL_OPS, op_name, _BY_OP_NAME[op_name]())
+
+
+def _change_compatible_ops(module: ModuleType, patches: Patches) -> None:
+    name = "__compatible_ops__"
+    answers = vars(module).get(name)
+    if answers is None:
+        # Newer versions compute it at the first access, with our builders then; what they said must go with us.
+        patches.on_undo(lambda: vars(module).pop(name, None))
+        return
+    for op_name, builder in _BY_OP_NAME.items():
+        if op_name in answers or builder().is_compatible():
+            patches.set_item(answers, op_name, builder().is_compatible())

@@ -1,0 +1,38 @@
+"""The op `utils`: `cast_to_byte_tensor`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+import torch
+
+import deepnvme
+
+from . import arguments
+
+
+@overload
+def cast_to_byte_tensor(src_tensor: torch.Tensor) -> torch.Tensor: ...
+
+
+@overload
+def cast_to_byte_tensor(src_tensor: Sequence[torch.Tensor]) -> list[torch.Tensor]: ...
+
+
+def cast_to_byte_tensor(src_tensor: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
+    """The bytes of a contiguous tensor as a 1-D uint8 tensor on the same memory, which it keeps alive.
+
+    For a sequence of tensors, the list of theirs. `ValueError` for a tensor that is not contiguous, as its bytes do
+    not lie in a row: cast `tensor.contiguous()`.
+
+    >>> cast_to_byte_tensor(torch.tensor([1, 2], dtype=torch.int16))
+    tensor([1, 0, 2, 0], dtype=torch.uint8)
+    """
+    if isinstance(src_tensor, (list, tuple)):
+        return [_as_bytes(tensor) for tensor in src_tensor]
+    return _as_bytes(src_tensor)
+
+
+def _as_bytes(value: object) -> torch.Tensor:
+    return deepnvme.as_bytes(arguments.tensor(value, "src_tensor").detach())
