@@ -1,0 +1,70 @@
+"""What the tests of the drop-in share: data, and a real DeepSpeed on our engine in which nothing may be compiled."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# The machine's GPUs have no part in these tests.
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+DEEPSPEED_OLDEST = (0, 19, 8)
+FILE_BYTES_MAX = 2 << 20
+
+
+@pytest.fixture
+def random_bytes() -> Callable[[int], Any]:
+    """Makes uint8 tensors of random content, another one at each call."""
+    torch = pytest.importorskip("torch")
+    generator = torch.Generator().manual_seed(20_240_807)
+
+    def make(count: int) -> Any:
+        return torch.randint(0, 256, (count,), dtype=torch.uint8, generator=generator)
+
+    return make
+
+
+@pytest.fixture
+def no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes every way to compile an op an error."""
+    extension = pytest.importorskip("torch.utils.cpp_extension")
+
+    def compile_op(*_args: object, **_keywords: object) -> None:
+        pytest.fail("an op was about to be compiled")
+
+    for name in ("load", "load_inline", "_jit_compile", "_write_ninja_file_and_build_library"):
+        monkeypatch.setattr(extension, name, compile_op)
+
+
+@pytest.fixture
+def on_our_engine(no_compiling: None) -> Iterator[Any]:
+    """The installed DeepSpeed, which uses our ops for the length of a test."""
+    deepspeed = pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'deepspeed>=0.19.8'")
+    version = tuple(int(part) for part in deepspeed.__version__.split("+")[0].split(".")[:3])
+    if version < DEEPSPEED_OLDEST:
+        pytest.skip(f"DeepSpeed {deepspeed.__version__} is older than 0.19.8")
+    from deepnvme.deepspeed import install, uninstall
+
+    install()
+    try:
+        yield deepspeed
+    finally:
+        uninstall()
+
+
+@pytest.fixture
+def file_size_limit() -> Iterator[int]:
+    """Files may not grow beyond 2 MiB for the length of a test: as on a full disk, a write fails halfway."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES_MAX, before[1]))
+    yield FILE_BYTES_MAX
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, ignored)

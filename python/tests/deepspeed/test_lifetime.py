@@ -1,0 +1,323 @@
+"""Handles are cheap, shared between threads, dropped at any time, and clear about processes."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+import deepnvme
+from deepnvme.deepspeed import aio_handle, engines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MIB = 1 << 20
+
+
+def engine_threads() -> int:
+    names = [(task / "comm").read_text(encoding="ascii") for task in Path("/proc/self/task").iterdir()]
+    return sum(name.startswith("deepnvme") for name in names)
+
+
+def run_python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """The settings of every engine that is made; none is on the shelf before or after."""
+    calls: list[dict[str, Any]] = []
+    original = deepnvme.Engine
+
+    def make(**settings: Any) -> deepnvme.Engine:
+        calls.append(settings)
+        return original(**settings)
+
+    gc.collect()
+    engines.shelf.clear()
+    monkeypatch.setattr(deepnvme, "Engine", make)
+    yield calls
+    gc.collect()
+    engines.shelf.clear()
+
+
+def test_settings_of_the_engine(tmp_path: Path, made: list[dict[str, Any]]) -> None:
+    for settings in ({}, {"block_size": 5000, "queue_depth": 3, "single_submit": True, "intra_op_parallelism": 2}):
+        aio_handle(**settings).sync_pwrite(torch.zeros(1), str(tmp_path / "file"))  # type: ignore[arg-type]
+    aio_handle(1 << 30, 1 << 20, False, False, 1000)
+    assert made == [
+        {
+            "workers": 1,
+            "queue_depth": 128,
+            "block_bytes": MIB,
+            "submit": "batch",
+            "pool_bytes": engines.POOL_BYTES_MAX,
+        },
+        {"workers": 2, "queue_depth": 3, "block_bytes": 8192, "submit": "single", "pool_bytes": 2 * 3 * 8192},
+    ]
+
+
+def test_idle_handles_cost_nothing(made: list[dict[str, Any]]) -> None:
+    before = engine_threads()
+    started = time.perf_counter()
+    handles = [aio_handle(intra_op_parallelism=8) for _ in range(1000)]
+    elapsed = time.perf_counter() - started
+    assert engine_threads() == before
+    assert made == []
+    # A handle of DeepSpeed takes 100 to 300 ms.
+    assert elapsed < 1
+    handles.clear()
+
+
+def test_engines_are_used_again(tmp_path: Path, made: list[dict[str, Any]]) -> None:
+    for index in range(20):
+        handle = aio_handle()
+        handle.sync_pwrite(torch.full((100,), index), str(tmp_path / "file"))
+        del handle
+    assert len(made) == 1
+
+
+def test_two_handles_do_not_share_an_engine(tmp_path: Path, made: list[dict[str, Any]]) -> None:
+    handles = [aio_handle(), aio_handle()]
+    for handle in handles:
+        handle.sync_pwrite(torch.zeros(100), str(tmp_path / "file"))
+    assert len(made) == 2
+
+
+def test_idle_engines_are_few(tmp_path: Path, made: list[dict[str, Any]]) -> None:
+    before = engine_threads()
+    for depth in range(1, 11):
+        aio_handle(queue_depth=depth).sync_pwrite(torch.zeros(100), str(tmp_path / "file"))
+    assert len(made) == 10
+    assert engine_threads() == before + engines.IDLE_MAX
+    engines.shelf.clear()
+    assert engine_threads() == before
+
+
+def test_dropping_a_handle_completes_its_operations(
+    tmp_path: Path, random_bytes: Callable[[int], torch.Tensor]
+) -> None:
+    handle = aio_handle()
+    sources = [random_bytes(4 * MIB + index) for index in range(8)]
+    for index, source in enumerate(sources):
+        handle.async_pwrite(source, str(tmp_path / f"file{index}"))
+    del handle
+    for index, source in enumerate(sources):
+        assert (tmp_path / f"file{index}").read_bytes() == source.numpy().tobytes()
+
+
+def test_dropping_the_tensors_does_no_harm(tmp_path: Path, random_bytes: Callable[[int], torch.Tensor]) -> None:
+    handle = aio_handle()
+    expected = []
+    for index in range(8):
+        source = random_bytes(2 * MIB)
+        expected.append(source.numpy().tobytes())
+        handle.async_pwrite(source, str(tmp_path / f"file{index}"))
+        del source
+    assert handle.wait() == 8
+    assert [(tmp_path / f"file{index}").read_bytes() for index in range(8)] == expected
+
+
+EXIT_WITH_PENDING = """
+    import sys, torch
+    from deepnvme.deepspeed import aio_handle
+    handle = aio_handle(intra_op_parallelism=2)
+    for index in range(8):
+        source = torch.full((4 << 20,), index, dtype=torch.uint8)
+        handle.async_pwrite(source, f"{sys.argv[1]}/file{index}")
+    if sys.argv[2] == "error":
+        raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize(("how", "status"), [("end", 0), ("error", 3)])
+def test_exit_with_operations_pending(tmp_path: Path, how: str, status: int) -> None:
+    done = run_python(EXIT_WITH_PENDING, str(tmp_path), how)
+    assert (done.returncode, done.stderr) == (status, "")
+    for index in range(8):
+        assert (tmp_path / f"file{index}").read_bytes() == bytes([index]) * (4 * MIB)
+
+
+def test_an_error_that_nobody_waited_for_is_shown_at_exit(tmp_path: Path) -> None:
+    program = """
+        import sys, torch
+        from deepnvme.deepspeed import aio_handle
+        open(sys.argv[1], "wb").close()
+        handle = aio_handle()
+        handle.async_pread(torch.zeros(1000), sys.argv[1])
+    """
+    done = run_python(program, str(tmp_path / "empty"))
+    assert "EndOfFileError" in done.stderr
+    assert str(tmp_path / "empty") in done.stderr
+
+
+def test_an_error_that_nobody_waited_for_is_shown_when_the_handle_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", shown.append)
+    (tmp_path / "empty").touch()
+    handle = aio_handle()
+    handle.async_pread(torch.zeros(1000), str(tmp_path / "empty"))
+    del handle
+    assert [type(entry.exc_value) for entry in shown] == [deepnvme.EndOfFileError]
+
+
+def test_neither_copied_nor_pickled() -> None:
+    handle = aio_handle()
+    for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="one in every process"):
+            attempt(handle)
+
+
+FORK = """
+    import os, sys, torch
+    from deepnvme.deepspeed import aio_handle
+    torch.set_num_threads(1)  # OpenMP does not survive a fork
+    handle = aio_handle()
+    name = sys.argv[1]
+    source = torch.arange(1 << 20)
+    handle.sync_pwrite(source, name)
+    handle.async_pread(torch.empty_like(source), name)
+    child = os.fork()
+    if child == 0:
+        for call in (handle.wait, lambda: handle.async_pread(torch.empty_like(source), name)):
+            try:
+                call()
+            except RuntimeError as error:
+                assert "fork" in str(error), error
+            else:
+                raise SystemExit("no error")
+        fresh = aio_handle()
+        target = torch.empty_like(source)
+        assert fresh.sync_pread(target, name) == 1
+        assert torch.equal(target, source)
+        del handle, fresh
+        sys.exit(17)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
+    assert handle.wait() == 1
+    print("parent went on")
+"""
+
+
+def test_fork(tmp_path: Path) -> None:
+    done = run_python(FORK, str(tmp_path / "file"))
+    assert (done.returncode, done.stdout) == (0, "parent went on\n"), done.stderr
+
+
+def test_one_handle_in_many_threads(tmp_path: Path, random_bytes: Callable[[int], torch.Tensor]) -> None:
+    handle = aio_handle(intra_op_parallelism=2)
+    counts: list[int] = []
+    failures: list[BaseException] = []
+    sources = [random_bytes(50_000 + index) for index in range(6)]
+
+    def work(number: int) -> None:
+        try:
+            name = str(tmp_path / f"file{number}")
+            for _ in range(30):
+                target = torch.zeros_like(sources[number])
+                handle.async_pwrite(sources[number], name)
+                handle.async_pread(target, name)
+                # The read may be counted by another thread's wait, but it is done after this one.
+                counts.append(handle.wait())
+                assert torch.equal(target, sources[number])
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert sum(counts) + handle.wait() == 6 * 30 * 2
+
+
+class SlowPending:
+    """Stands for a transfer that takes until it is released."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def wait(self) -> int:
+        assert self.released.wait(60)
+        return 0
+
+
+def test_submitting_does_not_wait_for_another_threads_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowPending()
+    handle = aio_handle()
+    (tmp_path / "file").write_bytes(bytes(100))
+    handle.sync_pread(torch.zeros(100, dtype=torch.uint8), str(tmp_path / "file"))
+    operations = handle._operations
+    engine = operations._engine
+    assert engine is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(operations, "_engine", FakeEngine(slow))
+        handle.async_pread(torch.zeros(100, dtype=torch.uint8), str(tmp_path / "file"))
+    counted: list[int] = []
+    waiter = threading.Thread(target=lambda: counted.append(handle.wait()))
+    waiter.start()
+    while not operations._claimed:
+        time.sleep(0.001)
+    started = time.perf_counter()
+    assert handle.async_pread(torch.zeros(100, dtype=torch.uint8), str(tmp_path / "file")) == 0
+    assert time.perf_counter() - started < 1
+    # Another wait stays until the operation that the first one waits for is done as well.
+    second = threading.Thread(target=lambda: counted.append(handle.wait()))
+    second.start()
+    second.join(0.1)
+    assert second.is_alive()
+    slow.released.set()
+    waiter.join(60)
+    second.join(60)
+    assert sorted(counted) == [1, 1]
+
+
+class FakeEngine:
+    """An engine whose transfers are one and the same."""
+
+    def __init__(self, pending: SlowPending) -> None:
+        self._pending = pending
+
+    def start_read(self, _tensor: torch.Tensor, _path: object, _offset: int) -> SlowPending:
+        return self._pending
+
+
+def test_an_interrupted_wait_has_counted_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowPending()
+    handle = aio_handle()
+    (tmp_path / "file").write_bytes(bytes(100))
+    buffer = torch.zeros(100, dtype=torch.uint8)
+    handle.async_pread(buffer, str(tmp_path / "file"))
+    with monkeypatch.context() as patch:
+        patch.setattr(handle._operations, "_engine", FakeEngine(slow))
+        handle.async_pread(buffer, str(tmp_path / "file"))
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        handle.wait()
+    handle.async_pread(buffer, str(tmp_path / "file"))
+    slow.released.set()
+    assert handle.wait() == 3
