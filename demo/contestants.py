@@ -93,7 +93,8 @@ class Deepnvme:
 
     def save(self, state: State, path: Path) -> None:
         header, entries = layout.plan(state)
-        items = [(path, 0, header), *((path, entry.offset, state[entry.name]) for entry in entries)]
+        items: list[tuple[Path, int, torch.Tensor | bytes]] = [(path, 0, header)]
+        items += [(path, entry.offset, state[entry.name]) for entry in entries]
         self._engine.write_batch(items, durability="full")
 
     def load(self, path: Path) -> State:

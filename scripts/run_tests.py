@@ -73,11 +73,11 @@ class Suite:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-LOOM = ["cargo", "test", "--package", "deepnvme-mem", "--package", "deepnvme-io", "--lib", "--tests", "--", "loom"]
-LOOM_ENVIRONMENT = {"RUSTFLAGS": "--cfg loom", "CARGO_TARGET_DIR": "target/loom", "LOOM_MAX_PREEMPTIONS": "3"}
+LOOM = {"RUSTFLAGS": "--cfg loom", "CARGO_TARGET_DIR": "target/loom"}
 SUITES = [
     Suite("rust", ["cargo", "test", "--workspace", "--no-fail-fast"], count_cargo),
-    Suite("loom", LOOM, count_cargo, LOOM_ENVIRONMENT),
+    Suite("loom", ["cargo", "test", "--package", "deepnvme-mem", "--lib", "loom_"], count_cargo, LOOM),
+    Suite("loom", ["cargo", "test", "--package", "deepnvme-io", "--test", "loom"], count_cargo, LOOM),
     Suite("valgrind", [sys.executable, "scripts/valgrind.py"], None),
     Suite("python", [sys.executable, "-m", "pytest"], count_pytest),
 ]

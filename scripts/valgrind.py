@@ -54,7 +54,7 @@ def main() -> int:
 def test_binaries() -> list[tuple[str, Path]]:
     """Build the test binaries as `cargo test` does and return their names and paths."""
     packages = [word for package in PACKAGES for word in ("--package", package)]
-    command = ["cargo", "test", "--no-run", "--message-format=json", *packages]
+    command = ["cargo", "test", "--no-run", "--message-format=json-render-diagnostics", *packages]
     messages = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
     found = []
     for line in messages.splitlines():

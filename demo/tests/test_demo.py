@@ -72,9 +72,9 @@ def test_an_evicted_file_is_cold_and_a_read_file_is_not(tmp_path: Path) -> None:
 def test_the_size_is_what_was_asked_for_or_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = {"w": torch.rand(1 << 20)}
     monkeypatch.setenv("DEMO_GB", "0.05")
-    monkeypatch.setattr(workload, "disk_bytes_per_s", lambda *_: 1e12)
+    monkeypatch.setattr(workload, "disk_pace", lambda *_: (1e-12, 1e-12))
     assert workload.choose_bytes(tmp_path, weights, 4, 3) == (50_000_000, [])
-    monkeypatch.setattr(workload, "disk_bytes_per_s", lambda *_: 1e6)
+    monkeypatch.setattr(workload, "disk_pace", lambda *_: (1e-6, 1e-7))
     size, reasons = workload.choose_bytes(tmp_path, weights, 4, 3)
     assert size < 50_000_000
     assert len(reasons) == 1
