@@ -108,6 +108,10 @@ fn contradictions_are_refused() {
     refused(ErrorKind::InvalidInput, "address space", |tensor| {
         (tensor.data, tensor.strides) = (ptr::without_provenance_mut(8), list(&NEGATIVE));
     });
+    refused(ErrorKind::InvalidInput, "address space", |tensor| {
+        // Two rows on, three items back: the lowest item would lie at address zero.
+        (tensor.data, tensor.strides) = (ptr::without_provenance_mut(24), list(&NEGATIVE));
+    });
     refused(ErrorKind::Unsupported, "whole bytes", |tensor| {
         tensor.dtype.bits = 0;
     });
