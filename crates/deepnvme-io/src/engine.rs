@@ -6,15 +6,16 @@ use std::thread::JoinHandle;
 use deepnvme_mem::{Device, Region, RegionMut};
 
 use crate::backend::{self, Backend, BackendKind, BackendSetup};
-use crate::config::Config;
+use crate::config::{Config, DirectMode};
 use crate::error::{Error, ErrorKind, Result};
-use crate::file::TensorFile;
+use crate::file::{DirectState, TensorFile};
 use crate::job::{Job, Memory, WriteOptions};
 use crate::pending::Pending;
 use crate::probe::Probe;
 use crate::queue::{self, Queue};
 use crate::split::{Direction, Plan, Segment};
 use crate::stats::{self, StatsSnapshot, WorkerStats};
+use crate::sync::lock;
 use crate::worker::{Worker, WorkerSetup};
 
 /// From this size on, memory that is about to be filled is worth asking huge pages for. Smaller tensors would only
@@ -245,6 +246,7 @@ impl Engine {
             return Err(queue::forked());
         }
         let RequestLayout { files, file_ends, segments, .. } = layout;
+        self.note_buffered(&files);
         let geometries: Vec<_> = files.iter().map(|file| file.geometry()).collect();
         let name_file = |error: Error| match files.first() {
             Some(file) => error.at_path(file.path()),
@@ -266,6 +268,22 @@ impl Engine {
             self.queue.push(&job)?;
         }
         Ok(job)
+    }
+}
+
+impl Engine {
+    /// Keeps the first reason why a file has no direct I/O, for `stats`: no fallback is silent.
+    fn note_buffered(&self, files: &[Arc<TensorFile>]) {
+        if self.config.direct == DirectMode::Disabled {
+            return;
+        }
+        let mut noted = lock(&self.stats[0].buffered_reason);
+        if noted.is_none() {
+            *noted = files.iter().find_map(|file| match file.direct() {
+                DirectState::Direct { .. } => None,
+                DirectState::Buffered { reason } => Some(reason),
+            });
+        }
     }
 }
 
