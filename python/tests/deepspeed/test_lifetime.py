@@ -321,3 +321,73 @@ def test_an_interrupted_wait_has_counted_nothing(tmp_path: Path, monkeypatch: py
     handle.async_pread(buffer, str(tmp_path / "file"))
     slow.released.set()
     assert handle.wait() == 3
+
+
+def link_target(entry: Path) -> str:
+    try:
+        return str(entry.readlink())
+    except OSError:
+        return ""
+
+
+def open_files_under(folder: Path) -> list[str]:
+    targets = [link_target(entry) for entry in Path("/proc/self/fd").iterdir()]
+    return [target for target in targets if target.startswith(str(folder))]
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    handle = aio_handle(intra_op_parallelism=2)
+    source = torch.zeros(100_000)
+    for _ in range(20):
+        name = tmp_path / "file"
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT)
+        handle.async_pwrite(source, descriptor)
+        handle.wait()
+        os.close(descriptor)
+        handle.sync_pread(source, str(name))
+        handle.async_pwrite(source, str(name), 4)
+        with pytest.raises(EOFError):
+            handle.sync_pread(source, str(name), 1 << 30)
+        assert handle.wait() == 0
+        name.unlink()
+        # The engine's threads may let go of the file a moment after the transfer is done.
+        deadline = time.monotonic() + 10
+        while open_files_under(tmp_path):
+            assert time.monotonic() < deadline, open_files_under(tmp_path)
+
+
+@pytest.mark.parametrize("method", ["sync_pread", "sync_pwrite", "pread", "pwrite", "read", "write", "wait"])
+def test_waiting_calls_let_other_threads_run(tmp_path: Path, method: str) -> None:
+    handle = aio_handle()
+    name = str(tmp_path / "file")
+    buffer = torch.zeros(MIB, dtype=torch.uint8)
+    handle.sync_pwrite(buffer, name)
+    extra = {"pread": [False, False], "pwrite": [False, False], "read": [False], "write": [False]}.get(method, [])
+    started, gate, passed = threading.Event(), threading.Lock(), threading.Event()
+
+    def work() -> None:
+        started.set()
+        with gate:
+            passed.set()
+
+    gate.acquire()
+    other = threading.Thread(target=work)
+    other.start()
+    assert started.wait(60)
+    interval = sys.getswitchinterval()
+    # From here on a thread runs only when this one lets it.
+    sys.setswitchinterval(600)
+    try:
+        gate.release()
+        for _ in range(100):
+            if method == "wait":
+                handle.async_pread(buffer, name)
+                handle.wait()
+            else:
+                getattr(handle, method)(buffer, name, *extra)
+            if passed.is_set():
+                break
+        assert passed.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+        other.join(60)
