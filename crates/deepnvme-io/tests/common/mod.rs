@@ -38,7 +38,7 @@ pub(crate) fn available<T>(wanted: impl IntoIterator<Item = Result<T, String>>) 
             Err(why) => missing.push(why),
         }
     }
-    if found.is_empty() {
+    if found.is_empty() && !missing.is_empty() {
         skipped(&missing.join("; "));
     } else {
         missing.iter().for_each(|why| say("left out", why));

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use deepnvme_testkit::data::temp_dir;
 use tempfile::TempDir;
@@ -78,7 +79,7 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         if self.folder != self.dir.path() {
-            let _ = run(Command::new("umount").arg(&self.folder));
+            unmount(&self.folder);
         }
         if let Some(device) = &self.device {
             let _ = run(Command::new("losetup").args(["-d", device]));
@@ -100,6 +101,18 @@ impl Drop for LoopDevice {
     fn drop(&mut self) {
         let _ = run(Command::new("losetup").arg("-d").arg(&self.path));
     }
+}
+
+/// A process that another test is just starting holds our descriptors for a moment; after that, whoever uses the
+/// folder keeps it to itself.
+fn unmount(folder: &Path) {
+    for _ in 0..50 {
+        if run(Command::new("umount").arg(folder)).is_ok() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let _ = run(Command::new("umount").arg("--lazy").arg(folder));
 }
 
 fn attach(dir: &TempDir, image_mib: u64, sector_bytes: u64) -> Result<String, String> {
