@@ -13,7 +13,7 @@ from deepnvme._deepnvme import StripeSet, _FileReader, _FileWriter
 
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Literal, TypeAlias
+    from typing import BinaryIO, Literal, TypeAlias
 
     from typing_extensions import Buffer
 
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
     _Name: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | int | StripeSet
     _Durability: TypeAlias = Literal["none", "data", "full"]
+
+    class _BinaryFile(io.BufferedIOBase, BinaryIO):
+        """For type checkers only: accepted wherever torch and numpy ask for an ``IO[bytes]``."""
+
+else:
+    _BinaryFile = io.BufferedIOBase
 
 
 @overload
@@ -76,7 +82,7 @@ def open(  # noqa: A001
     raise ValueError(msg)
 
 
-class _File(io.BufferedIOBase):
+class _File(_BinaryFile):
     """What both ends have in common: a name, and a handle until closed."""
 
     _handle: _FileReader | _FileWriter | None = None
@@ -105,6 +111,10 @@ class _File(io.BufferedIOBase):
         """Return False."""
         self._check_open()
         return False
+
+    def flush(self) -> None:
+        """Do nothing: until a written file is closed, nobody can see it."""
+        self._check_open()
 
     def detach(self) -> io.RawIOBase:
         """Refuse: there is no raw file underneath."""
@@ -149,10 +159,10 @@ class Reader(_File):
         """Read the next bytes: ``size`` at most, and no more than a buffer's worth."""
         return self._open_handle().read(io.DEFAULT_BUFFER_SIZE if size < 0 else size)
 
-    def peek(self, size: int = 0, /) -> bytes:
-        """Read what follows without moving on: at least one byte unless the end is reached."""
-        most = io.DEFAULT_BUFFER_SIZE
-        return self._open_handle().peek(min(size, most) if size > 0 else most)
+    def peek(self, size: int = 0, /) -> bytes:  # noqa: ARG002
+        """Read what follows without moving on: some KiB, whatever ``size`` says, unless the end comes before."""
+        # readline() asks for one byte and searches what it is given: one byte at a time would take for ever.
+        return self._open_handle().peek(io.DEFAULT_BUFFER_SIZE)
 
     def readinto(self, buffer: Buffer, /) -> int:
         """Fill ``buffer`` as far as the file goes; return how many bytes that were."""
@@ -210,10 +220,6 @@ class Writer(_File):
     def write(self, data: Buffer, /) -> int:
         """Write all bytes of ``data``, a contiguous buffer; return how many those were."""
         return self._open_handle().write(data)
-
-    def flush(self) -> None:
-        """Do nothing: until it is closed, nobody can see the file."""
-        self._check_open()
 
     def tell(self) -> int:
         """Return how many bytes were written."""

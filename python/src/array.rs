@@ -33,7 +33,8 @@ pub(crate) fn layout(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<L
         )));
     }
     let capsule = object.getattr(intern!(py, "__array_struct__"))?.cast_into::<PyCapsule>()?;
-    let exported = memory::array_struct(&capsule)?;
+    let readonly = !object.getattr(intern!(py, "flags"))?.getattr(intern!(py, "writeable"))?.is_truthy()?;
+    let exported = memory::array_struct(&capsule, readonly)?;
     from_view(object, &exported, object.clone(), usage).map(Some)
 }
 

@@ -215,10 +215,8 @@ struct RawArray {
     descr: *mut ffi::PyObject,
 }
 
-const ARRAY_WRITEABLE: c_int = 0x400;
-
-/// What an `__array_struct__` capsule says.
-pub(crate) fn array_struct(capsule: &Bound<'_, PyCapsule>) -> PyResult<Exported> {
+/// What an `__array_struct__` capsule says. Its flags are left alone: numpy clears them all for structured types.
+pub(crate) fn array_struct(capsule: &Bound<'_, PyCapsule>, readonly: bool) -> PyResult<Exported> {
     let raw = capsule.pointer_checked(None)?.cast::<RawArray>();
     // SAFETY: a capsule without a name that `__array_struct__` returned holds this struct, by numpy's protocol.
     let raw = unsafe { raw.as_ref() };
@@ -241,7 +239,7 @@ pub(crate) fn array_struct(capsule: &Bound<'_, PyCapsule>) -> PyResult<Exported>
         item_bytes,
         stride_bytes: (!is_row_major(&shape, strides, item_bytes)).then(|| strides.to_vec()),
         shape,
-        readonly: raw.flags & ARRAY_WRITEABLE == 0,
+        readonly,
         holds_objects: false,
         indirect: false,
     })

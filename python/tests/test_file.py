@@ -1,0 +1,366 @@
+"""``deepnvme.open``: a binary file like any other."""
+
+import gc
+import io
+import os
+import pickle
+import random
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import deepnvme
+
+RandomBytes = Callable[[int], bytes]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "file"
+
+
+def only(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_small_and_large_writes_make_one_file(path: Path, random_bytes: RandomBytes) -> None:
+    chooser = random.Random(5)
+    chunks = [random_bytes(chooser.choice([0, 1, 100, 4096, 65_537, 3_000_000])) for _ in range(40)]
+    with deepnvme.open(path, "wb") as file:
+        assert [file.write(chunk) for chunk in chunks] == [len(chunk) for chunk in chunks]
+        assert file.tell() == sum(map(len, chunks))
+        file.flush()
+        assert not path.exists(), "until it is closed nobody sees it"
+    assert path.read_bytes() == b"".join(chunks)
+    assert only(path.parent) == ["file"]
+
+
+def test_one_write_larger_than_all_buffers(path: Path, random_bytes: RandomBytes) -> None:
+    data = random_bytes(70_000_001)
+    with deepnvme.open(path, "wb", durability="none") as file:
+        assert file.write(data) == len(data)
+    assert path.read_bytes() == data
+    with deepnvme.open(path) as back:
+        assert back.read() == data
+
+
+@pytest.mark.parametrize("durability", ["none", "data", "full"])
+def test_empty_files(path: Path, durability: Any) -> None:
+    deepnvme.open(path, "wb", durability=durability).close()
+    assert path.read_bytes() == b""
+    with deepnvme.open(path) as file:
+        assert (file.read(), file.read(5), file.readinto(bytearray(5)), file.readline()) == (b"", b"", 0, b"")
+
+
+def test_what_can_be_written(path: Path) -> None:
+    with deepnvme.open(path, "wb") as file:
+        file.write(b"ab")
+        file.write(bytearray(b"cd"))
+        file.write(memoryview(b"ef"))
+        file.write(np.frombuffer(b"gh", np.uint8).copy())
+        file.writelines([b"ij", b"kl"])
+        with pytest.raises(TypeError):
+            file.write("text")  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            file.write(3)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="contiguous"):
+            file.write(memoryview(b"abcdef")[::2])
+    assert path.read_bytes() == b"abcdefghijkl"
+
+
+def test_random_reads_are_those_of_a_file(path: Path, random_bytes: RandomBytes) -> None:
+    path.write_bytes(random_bytes(9_000_007))
+    chooser = random.Random(7)
+    with deepnvme.open(path) as file, path.open("rb") as expected:
+        for _ in range(400):
+            size = chooser.choice([0, 1, 10, 4096, 70_000, 1_000_000, 5_000_000])
+            match chooser.randrange(7):
+                case 0:
+                    where = (chooser.randrange(9_500_000), os.SEEK_SET)
+                    assert file.seek(*where) == expected.seek(*where)
+                case 1:
+                    where = (-chooser.randrange(9_000_000), os.SEEK_END)
+                    assert file.seek(*where) == expected.seek(*where)
+                case 2:
+                    where = (-min(size, expected.tell()), os.SEEK_CUR)
+                    assert file.seek(*where) == expected.seek(*where)
+                case 3:
+                    ours, theirs = bytearray(size), bytearray(size)
+                    assert file.readinto(ours) == expected.readinto(theirs)
+                    assert ours == theirs
+                case 4:
+                    assert file.readline() == expected.readline()
+                case 5:
+                    peeked = file.peek(size)
+                    assert expected.peek(1).startswith(peeked[:1])
+                    assert len(peeked) > 0 or expected.tell() >= 9_000_007
+                case _:
+                    assert file.read(size) == expected.read(size)
+            assert file.tell() == expected.tell()
+        assert file.seek(0) == expected.seek(0) == 0
+        assert file.read() == expected.read()
+
+
+def test_reading_into_tensors_and_strided_memory(path: Path, random_bytes: RandomBytes) -> None:
+    data = random_bytes(20_000)
+    path.write_bytes(data)
+    with deepnvme.open(path) as file:
+        target = np.zeros((100, 100), np.uint8)
+        assert file.readinto(target.T) == 10_000
+        assert target.T.tobytes() == data[:10_000]
+        with pytest.raises(ValueError, match="read-only"):
+            file.readinto(b"12345")
+        assert file.tell() == 10_000
+        rest = bytearray(15_000)
+        assert file.readinto(rest) == 10_000
+        assert rest == data[10_000:] + bytes(5000)
+
+
+def test_seek_refuses_what_python_refuses(path: Path) -> None:
+    path.write_bytes(b"12345")
+    with deepnvme.open(path) as file:
+        assert file.seek(100) == 100
+        assert file.read(5) == b""
+        with pytest.raises(ValueError, match="before the start"):
+            file.seek(-1)
+        with pytest.raises(ValueError, match="whence is 7"):
+            file.seek(0, 7)
+
+
+def test_the_properties_of_both_ends(path: Path) -> None:
+    with deepnvme.open(path, "wb") as writer:
+        assert isinstance(writer, io.BufferedIOBase)
+        assert (writer.readable(), writer.writable(), writer.seekable()) == (False, True, False)
+        assert (writer.name, writer.mode, writer.closed, writer.isatty()) == (str(path), "wb", False, False)
+        for call in (writer.read, writer.fileno, writer.detach, lambda: writer.seek(0), writer.truncate):
+            with pytest.raises(io.UnsupportedOperation):
+                call()
+        assert repr(writer) == f"<deepnvme.Writer name={str(path)!r} mode='wb'>"
+    assert writer.closed
+    writer.close()
+    writer.discard()
+    with deepnvme.open(os.fsencode(path)) as reader:
+        assert (reader.readable(), reader.writable(), reader.seekable()) == (True, False, True)
+        assert (reader.name, reader.mode, reader.closed) == (os.fsencode(path), "rb", False)
+        for refused in (lambda: reader.write(b"x"), reader.fileno, reader.detach, reader.truncate):
+            with pytest.raises(io.UnsupportedOperation):
+                refused()
+    for closed in (writer, reader):
+        for use in (closed.tell, closed.fileno, closed.isatty, closed.flush, closed.__enter__):
+            with pytest.raises(ValueError, match="closed file"):
+                use()
+        assert "closed" in repr(closed)
+    with pytest.raises(ValueError, match="closed file"):
+        reader.read()
+    with pytest.raises(ValueError, match="closed file"):
+        writer.write(b"x")
+
+
+def test_an_exception_leaves_nothing_behind(path: Path, random_bytes: RandomBytes) -> None:
+    path.write_bytes(b"old")
+    with pytest.raises(KeyError), deepnvme.open(path, "wb") as file:
+        file.write(random_bytes(20_000_000))
+        raise KeyError
+    assert path.read_bytes() == b"old"
+    assert only(path.parent) == ["file"]
+
+
+def test_a_file_that_is_never_closed_is_thrown_away(path: Path, random_bytes: RandomBytes) -> None:
+    path.write_bytes(b"old")
+    file = deepnvme.open(path, "wb")
+    file.write(random_bytes(9_000_000))
+    assert len(only(path.parent)) == 2
+    with pytest.warns(ResourceWarning, match=r"unclosed file <deepnvme.Writer .*thrown away"):
+        del file
+        gc.collect()
+    assert path.read_bytes() == b"old"
+    assert only(path.parent) == ["file"]
+    reader = deepnvme.open(path)
+    with pytest.warns(ResourceWarning, match=r"unclosed file <deepnvme.Reader"):
+        del reader
+        gc.collect()
+
+
+def test_replacing_keeps_readers_of_the_old_file_whole(path: Path, random_bytes: RandomBytes) -> None:
+    old, new = random_bytes(10_000_000), random_bytes(5_000_000)
+    with deepnvme.open(path, "wb") as file:
+        file.write(old)
+    path.chmod(0o640)
+    with deepnvme.open(path) as reader:
+        start = reader.read(1000)
+        with deepnvme.open(path, "wb") as file:
+            file.write(new)
+        assert start + reader.read() == old
+    assert path.read_bytes() == new
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_the_errors_of_opening(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        deepnvme.open(tmp_path / "missing")
+    assert caught.value.filename == str(tmp_path / "missing")
+    with pytest.raises(FileNotFoundError):
+        deepnvme.open(tmp_path / "missing" / "file", "wb")
+    with pytest.raises(IsADirectoryError):
+        deepnvme.open(tmp_path)
+    with pytest.raises(IsADirectoryError):
+        deepnvme.open(tmp_path, "wb")
+    for mode in ("r", "w", "ab", "rb+", ""):
+        with pytest.raises(ValueError, match="must be 'rb' or 'wb'"):
+            deepnvme.open(tmp_path / "file", mode)
+    with pytest.raises(ValueError, match='"none", "data" or "full"'):
+        deepnvme.open(tmp_path / "file", "wb", durability="maybe")  # type: ignore[call-overload]
+    with pytest.raises(TypeError):
+        deepnvme.open([], "rb")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="needs a path"):
+        deepnvme.open(3, "wb")
+    assert only(tmp_path) == []
+
+
+def test_a_descriptor_can_be_read(path: Path) -> None:
+    path.write_bytes(b"1234567890")
+    fd = os.open(path, os.O_RDONLY)
+    os.lseek(fd, 5, os.SEEK_SET)
+    with deepnvme.open(fd) as file:
+        assert file.read() == b"1234567890"
+    assert os.read(fd, 5) == b"67890", "it stays open and where it was"
+    os.close(fd)
+
+
+def test_a_stripe_set_is_a_file_as_well(tmp_path: Path, random_bytes: RandomBytes) -> None:
+    parts = deepnvme.StripeSet([tmp_path / "a", tmp_path / "b"], stripe_bytes=8192)
+    data = random_bytes(10_000_001)
+    with deepnvme.open(parts, "wb") as file:
+        file.write(data)
+    assert len(only(tmp_path)) == 3, "two parts and a manifest"
+    target = bytearray(10_000_001)
+    assert deepnvme.read(target, parts) == 10_000_001
+    assert target == data
+    with deepnvme.open(parts) as back:
+        assert back.read() == data
+    with deepnvme.open(parts.manifest_path) as back:
+        back.seek(-5, os.SEEK_END)
+        assert back.read() == data[-5:]
+
+
+def test_a_file_that_shrinks_is_an_error(path: Path, random_bytes: RandomBytes) -> None:
+    path.write_bytes(random_bytes(20_000_000))
+    with deepnvme.open(path) as file:
+        os.truncate(path, 1000)
+        with pytest.raises(EOFError):
+            file.read()
+        assert file.tell() == 0
+
+
+def test_an_engine_can_be_given(path: Path, random_bytes: RandomBytes) -> None:
+    data = random_bytes(6_000_000)
+    with deepnvme.Engine(backend="threads") as engine:
+        with deepnvme.open(path, "wb", engine=engine) as writer:
+            writer.write(data)
+        with deepnvme.open(path, engine=engine) as reader:
+            assert reader.read() == data
+        stats = engine.stats()
+        assert (stats.bytes_written, stats.bytes_read >= 6_000_000) == (6_000_000, True)
+    with pytest.raises(deepnvme.errors.ClosedError):
+        deepnvme.open(path, engine=engine)
+
+
+@pytest.mark.parametrize("size", [0, 10, 100_000, 6_000_000])
+def test_pickle_and_numpy(path: Path, random_bytes: RandomBytes, size: int) -> None:
+    state: dict[str, Any] = {
+        "array": np.frombuffer(random_bytes(size), np.uint8),
+        "text": "tëxt",
+        "numbers": list(range(5000)),
+    }
+    for protocol in (0, 4, 5):
+        with deepnvme.open(path, "wb") as file:
+            pickle.dump(state, file, protocol)
+        with deepnvme.open(path) as back:
+            loaded = pickle.load(back)
+        assert np.array_equal(loaded.pop("array"), state["array"])
+        assert loaded == {"text": state["text"], "numbers": state["numbers"]}
+    with deepnvme.open(path, "wb") as file:
+        np.save(file, state["array"])
+        np.savez(file, first=state["array"], second=np.arange(10))
+    with deepnvme.open(path) as back:
+        assert np.array_equal(np.load(back), state["array"])
+
+
+def test_numpy_archives(path: Path, random_bytes: RandomBytes) -> None:
+    arrays: dict[str, Any] = {
+        "one": np.frombuffer(random_bytes(1_000_000), np.int32),
+        "two": np.arange(10).reshape(2, 5),
+    }
+    for save in (np.savez, np.savez_compressed):
+        with deepnvme.open(path, "wb") as file:
+            save(file, **arrays)
+        with deepnvme.open(path) as back, np.load(back) as archive:
+            assert all(np.array_equal(archive[name], array) for name, array in arrays.items())
+
+
+def test_zip_and_tar(path: Path, random_bytes: RandomBytes) -> None:
+    members = {f"m{index}": random_bytes(index * 70_001) for index in range(8)}
+    with deepnvme.open(path, "wb") as file, zipfile.ZipFile(file, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    with deepnvme.open(path) as back, zipfile.ZipFile(back) as archive:
+        assert archive.testzip() is None
+        assert {name: archive.read(name) for name in reversed(archive.namelist())} == members
+    for mode in ("w", "w:gz"):
+        with deepnvme.open(path, "wb") as file, tarfile.open(fileobj=file, mode=mode) as tar:
+            for name, data in members.items():
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+        with deepnvme.open(path) as back, tarfile.open(fileobj=back) as tar:
+            found = {member.name: tar.extractfile(member).read() for member in tar.getmembers()}  # type: ignore[union-attr]
+        assert found == members
+
+
+def test_text_lines(path: Path) -> None:
+    lines = [f"line {number}\n" for number in range(20_000)]
+    with deepnvme.open(path, "wb") as file, io.TextIOWrapper(file, "utf-8") as text:
+        text.writelines(lines)
+    with deepnvme.open(path) as back, io.TextIOWrapper(back, "utf-8") as text:
+        assert list(text) == lines
+    with deepnvme.open(path) as back:
+        assert [line.decode() for line in back] == lines
+
+
+def test_torch_save_and_load(path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(700, 900), torch.nn.Linear(900, 300).to(torch.bfloat16))
+    shared = torch.randn(1000)
+    state = {**model.state_dict(), "view": shared[10:20], "base": shared, "step": 3, "empty": torch.empty(0)}
+    for zipped in (True, False):
+        with deepnvme.open(path, "wb") as file:
+            torch.save(state, file, _use_new_zipfile_serialization=zipped)
+        loaded = []
+        for arguments in ({}, {"weights_only": False}, {"mmap": False, "weights_only": True}):
+            with deepnvme.open(path) as back:
+                loaded.append(torch.load(back, **arguments))
+        loaded.append(torch.load(path))
+        for found in loaded:
+            assert found.keys() == state.keys()
+            assert found["step"] == 3
+            for name, tensor in state.items():
+                assert not isinstance(tensor, torch.Tensor) or torch.equal(found[name], tensor)
+            assert found["view"].untyped_storage().data_ptr() == found["base"].untyped_storage().data_ptr()
+
+
+def test_safetensors(path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    safetensors = pytest.importorskip("safetensors.torch")
+    tensors = {"a": torch.randn(500, 300), "b": torch.arange(7)}
+    with deepnvme.open(path, "wb") as file:
+        file.write(safetensors.save(tensors))
+    found = safetensors.load_file(path)
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    with deepnvme.open(path) as back:
+        found = safetensors.load(back.read())
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())

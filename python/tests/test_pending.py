@@ -1,0 +1,228 @@
+"""``Pending``: waiting, looking, cancelling, and being forgotten."""
+
+import contextlib
+import gc
+import math
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import deepnvme
+
+RandomBytes = Callable[[int], bytes]
+
+MANY = 24 << 20
+"""Bytes that take a slow engine far longer than any look at it."""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "file"
+
+
+@pytest.fixture
+def slow(slow_engine: deepnvme.Engine, path: Path) -> Iterator[deepnvme.Pending]:
+    """A request that is in flight for a while."""
+    pending = slow_engine.start_write(bytes(MANY), path)
+    yield pending
+    pending.cancel()
+
+
+def test_wait_returns_the_bytes_again_and_again(path: Path, random_bytes: RandomBytes) -> None:
+    data = random_bytes(300_000)
+    pending = deepnvme.start_write(data, path, durability="data")
+    assert pending.wait() == 300_000
+    assert pending.wait(timeout=0) == 300_000
+    assert pending.done()
+    assert (pending.progress().bytes_done, pending.progress().bytes_total) == (300_000, 300_000)
+    assert path.read_bytes() == data
+    assert not pending.cancel(), "there is nothing to cancel any more"
+
+
+@pytest.mark.parametrize("timeout", [0, 0.0, 0.01, -1, -math.inf])
+def test_a_timeout_leaves_the_request_alone(slow: deepnvme.Pending, path: Path, timeout: float) -> None:
+    with pytest.raises(TimeoutError, match=rf"write still in flight .* of {MANY} bytes done; wait again") as caught:
+        slow.wait(timeout)
+    assert isinstance(caught.value, deepnvme.Error)
+    assert 0 <= caught.value.bytes_done < MANY
+    assert slow.wait() == MANY
+    assert path.stat().st_size == MANY
+
+
+def test_what_is_no_timeout(slow: deepnvme.Pending) -> None:
+    with pytest.raises(ValueError, match="not a number"):
+        slow.wait(math.nan)
+    with pytest.raises(TypeError):
+        slow.wait("1")  # type: ignore[arg-type]
+    slow.cancel()
+    with pytest.raises(deepnvme.errors.CancelledError):
+        slow.wait(math.inf)
+
+
+def test_progress_grows(slow: deepnvme.Pending) -> None:
+    assert "in flight" in repr(slow)
+    seen = [slow.progress().bytes_done]
+    while not slow.done():
+        progress = slow.progress()
+        assert progress.bytes_total == MANY
+        seen.append(progress.bytes_done)
+    assert seen == sorted(seen)
+    assert len({count for count in seen if count < MANY}) > 10
+    assert slow.progress().bytes_done == MANY
+    assert repr(slow.progress()) == f"Progress(bytes_done={MANY}, bytes_total={MANY})"
+    assert "write: done" in repr(slow)
+
+
+def test_cancel_gives_up_the_rest(slow: deepnvme.Pending) -> None:
+    assert slow.cancel()
+    with pytest.raises(deepnvme.errors.CancelledError, match="cancelled by the caller") as caught:
+        slow.wait()
+    assert caught.value.bytes_done == slow.progress().bytes_done < MANY
+    assert slow.done()
+    assert not slow.cancel()
+    with pytest.raises(deepnvme.Error):
+        slow.wait(0)
+    assert "CancelledError" in repr(slow)
+
+
+def test_starting_takes_no_time_whatever_the_size(tmp_path: Path) -> None:
+    with deepnvme.Engine() as engine:
+        took = {}
+        for size in (4096, 512 << 20):
+            source = np.ones(size, np.uint8)
+            best = math.inf
+            for index in range(5):
+                before = time.perf_counter()
+                pending = engine.start_write(source, tmp_path / f"{size}-{index}")
+                best = min(best, time.perf_counter() - before)
+                pending.cancel()
+                with contextlib.suppress(deepnvme.errors.CancelledError):
+                    pending.wait()
+            took[size] = best
+    assert took[512 << 20] < 1e-3, took
+
+
+def test_the_context_manager_waits(path: Path, random_bytes: RandomBytes) -> None:
+    data = random_bytes(500_000)
+    with deepnvme.start_write(data, path) as pending:
+        pass
+    assert pending.done()
+    assert path.read_bytes() == data
+
+
+def test_the_context_manager_raises_the_failure(path: Path) -> None:
+    path.write_bytes(b"12345")
+    with pytest.raises(EOFError), deepnvme.start_read(bytearray(10), path):
+        pass
+    with pytest.warns(ResourceWarning, match="nobody looked"):
+        with pytest.raises(KeyError, match="mine"), deepnvme.start_read(bytearray(10), path):
+            raise KeyError("mine")
+        gc.collect()
+
+
+def test_threads_wait_together(slow_engine: deepnvme.Engine, path: Path) -> None:
+    pending = slow_engine.start_write(bytes(MANY), path)
+    results: list[int] = []
+
+    def wait() -> None:
+        results.append(pending.wait())
+
+    threads = [threading.Thread(target=wait) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [MANY] * 8
+
+
+def test_many_requests_at_once(engine: deepnvme.Engine, path: Path, random_bytes: RandomBytes) -> None:
+    parts = [random_bytes(3000 + index) for index in range(300)]
+    offsets = np.cumsum([0] + [len(part) for part in parts])
+    writes = [engine.start_write(part, path, int(at)) for part, at in zip(parts, offsets, strict=False)]
+    assert [pending.wait() for pending in reversed(writes)] == [len(part) for part in reversed(parts)]
+    assert path.read_bytes() == b"".join(parts)
+    targets = [bytearray(len(part)) for part in parts]
+    reads = [engine.start_read(target, path, int(at)) for target, at in zip(targets, offsets, strict=False)]
+    for pending in reads:
+        pending.wait()
+    assert targets == parts
+
+
+def test_a_dropped_request_goes_on(slow_engine: deepnvme.Engine, path: Path, random_bytes: RandomBytes) -> None:
+    data = np.frombuffer(random_bytes(4 << 20), np.uint8).copy()
+    alive, expected = weakref.ref(data), data.tobytes()
+    slow_engine.start_write(data, path)
+    del data
+    gc.collect()
+    slow_engine.start_write(b"", path.with_name("other")).wait()
+    while slow_engine.stats().requests < 2:
+        pass
+    assert path.read_bytes() == expected
+    deepnvme.start_write(b"", path).wait()
+    assert alive() is None, "a later call lets go of the tensors of those that are done"
+
+
+def test_memory_does_not_pile_up(path: Path) -> None:
+    alive = 0
+
+    def gone() -> None:
+        nonlocal alive
+        alive -= 1
+
+    with deepnvme.Engine() as engine:
+        for index in range(2000):
+            source = np.full(100_000, index % 256, np.uint8)
+            alive += 1
+            weakref.finalize(source, gone)
+            engine.start_write(source, path, index % 10 * 100_000)
+            del source
+            if index % 50 == 49:
+                engine.read(bytearray(1), path)
+    for _ in range(2000 // 16):
+        deepnvme.read(bytearray(1), path)
+    assert alive == 0
+
+
+def test_a_failure_that_nobody_saw_is_a_warning(path: Path) -> None:
+    path.write_bytes(b"12345")
+    pending = deepnvme.start_read(bytearray(10), path)
+    while not pending.done():
+        pass
+    with pytest.warns(ResourceWarning, match=r"nobody looked at the failure of a request: read .*file.* 5"):
+        del pending
+    pending = deepnvme.start_read(bytearray(10), path)
+    with pytest.raises(EOFError):
+        pending.wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del pending
+
+
+def test_a_failure_after_the_pending_was_dropped_is_a_warning(path: Path) -> None:
+    path.write_bytes(bytes(1 << 20))
+    with deepnvme.Engine(backend="threads", workers=1, queue_depth=1, block_bytes=4096) as engine:
+        engine.start_read(bytearray((1 << 20) + 1), path)
+    with pytest.warns(ResourceWarning, match="nobody looked at the failure"):
+        deepnvme.read(bytearray(1), path)
+
+
+def test_a_cancelled_request_is_no_failure(slow: deepnvme.Pending) -> None:
+    slow.cancel()
+    while not slow.done():
+        pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gc.collect()
+
+
+def test_there_is_no_other_way_to_make_one() -> None:
+    with pytest.raises(TypeError):
+        deepnvme.Pending()
+    with pytest.raises(TypeError):
+        type("Other", (deepnvme.Pending,), {})

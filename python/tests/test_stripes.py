@@ -1,0 +1,121 @@
+"""``StripeSet``: several disks as one file."""
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import deepnvme
+
+RandomBytes = Callable[[int], bytes]
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> list[Path]:
+    folders = [tmp_path / f"nvme{index}" for index in range(3)]
+    for folder in folders:
+        folder.mkdir()
+    return [folder / "part" for folder in folders]
+
+
+@pytest.mark.parametrize("size", [0, 1, 8192, 8193, 100_001, 3_000_000])
+def test_the_bytes_are_laid_out_as_raid_0_does(
+    engine: deepnvme.Engine, parts: list[Path], random_bytes: RandomBytes, size: int
+) -> None:
+    stripes, data = deepnvme.StripeSet(parts, stripe_bytes=8192), random_bytes(size)
+    assert engine.write(data, stripes) == size
+    expected = [b"", b"", b""]
+    for index, start in enumerate(range(0, size, 8192)):
+        expected[index % 3] += data[start : start + 8192]
+    assert [part.read_bytes() for part in parts] == expected
+    target = bytearray(size)
+    assert engine.read(target, stripes) == size
+    assert target == data
+
+
+def test_offsets_and_batches(engine: deepnvme.Engine, parts: list[Path], random_bytes: RandomBytes) -> None:
+    stripes, data = deepnvme.StripeSet(parts, stripe_bytes=4096), bytearray(random_bytes(200_001))
+    engine.write(data, stripes)
+    for offset, length in ((0, 1), (4095, 2), (5000, 90_001), (200_000, 30_000)):
+        patch = random_bytes(length)
+        data[offset : offset + length] = patch
+        engine.start_write(patch, stripes, offset).wait()
+    target = np.zeros(len(data), np.uint8)
+    engine.read_batch([(stripes, 0, target[:77_777]), (stripes, 77_777, target[77_777:])])
+    assert target.tobytes() == data
+    with pytest.raises(EOFError):
+        engine.read(bytearray(10), stripes, len(data) - 5)
+    engine.write(b"12345", stripes)
+    assert sum(part.stat().st_size for part in parts) == 5
+
+
+def test_the_manifest_names_the_set(parts: list[Path], random_bytes: RandomBytes) -> None:
+    stripes, data = deepnvme.StripeSet(map(str, parts), stripe_bytes=16384), random_bytes(100_000)
+    assert stripes.manifest_path == f"{parts[0]}.stripes.json"
+    with pytest.raises(FileNotFoundError):
+        deepnvme.StripeSet.from_manifest(stripes.manifest_path)
+    deepnvme.write(data, stripes)
+    manifest = json.loads(Path(stripes.manifest_path).read_text())
+    assert manifest["stripe_bytes"] == 16384
+    back = deepnvme.StripeSet.from_manifest(os.fsencode(stripes.manifest_path))
+    assert (back.paths, back.stripe_bytes) == (tuple(map(str, parts)), 16384)
+    target = bytearray(100_000)
+    deepnvme.read(target, stripes.manifest_path)
+    assert target == data
+    target = bytearray(100_000)
+    deepnvme.read(target, deepnvme.StripeSet(parts, stripe_bytes=4096))
+    assert target == data, "the manifest knows how the parts were striped"
+    with pytest.raises(ValueError, match="written over 3 parts, and is opened with 2") as caught:
+        deepnvme.read(target, deepnvme.StripeSet(parts[:2], stripe_bytes=16384))
+    assert isinstance(caught.value, deepnvme.Error)
+    Path(stripes.manifest_path).write_text("{}")
+    with pytest.raises(ValueError, match="not a stripe manifest"):
+        deepnvme.StripeSet.from_manifest(stripes.manifest_path)
+
+
+def test_a_set_is_a_value() -> None:
+    first, same = deepnvme.StripeSet(["a", "b"]), deepnvme.StripeSet([Path("a"), b"b"])
+    other = deepnvme.StripeSet(["a", "b"], stripe_bytes=4096)
+    assert first == same != other
+    assert first.stripe_bytes == 1 << 20
+    assert len({first, same, other}) == 2
+    assert pickle.loads(pickle.dumps(other)) == other
+    assert eval(repr(other), {"StripeSet": deepnvme.StripeSet}) == other
+    assert first != "a"
+
+
+@pytest.mark.parametrize(
+    ("paths", "stripe_bytes", "message"),
+    [
+        ([], 4096, "1 to 256 parts, not 0"),
+        (["a"] * 2, 4096, "named twice"),
+        ([f"{index}" for index in range(257)], 4096, "not 257"),
+        (["a", "b"], 5000, "multiple of 4096"),
+        (["a", "b"], 0, "stripe_bytes is 0"),
+        (["a", "b"], -4096, "stripe_bytes is -4096"),
+        (["a\0", "b"], 4096, "null byte"),
+    ],
+)
+def test_what_is_no_set(paths: list[str], stripe_bytes: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        deepnvme.StripeSet(paths, stripe_bytes=stripe_bytes)
+
+
+def test_what_is_no_list_of_paths() -> None:
+    with pytest.raises(TypeError):
+        deepnvme.StripeSet([1, 2])  # type: ignore[list-item]
+    with pytest.raises(TypeError):
+        deepnvme.StripeSet(3)  # type: ignore[arg-type]
+
+
+def test_a_missing_part_is_named(parts: list[Path], random_bytes: RandomBytes) -> None:
+    stripes = deepnvme.StripeSet(parts, stripe_bytes=4096)
+    deepnvme.write(random_bytes(50_000), stripes)
+    parts[1].unlink()
+    with pytest.raises(FileNotFoundError) as caught:
+        deepnvme.read(bytearray(50_000), stripes)
+    assert caught.value.filename == str(parts[1])
