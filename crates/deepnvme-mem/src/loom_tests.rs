@@ -2,6 +2,8 @@
 //!
 //! Under `loom` waiting never times out, so that a wake-up that gets lost shows as a deadlock.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::any::Any;
 use std::sync::Weak;
 use std::time::Duration;
