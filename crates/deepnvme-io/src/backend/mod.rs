@@ -1,7 +1,8 @@
 //! The trait that every way of moving bytes implements, and its three implementations on Linux.
 //!
 //! A backend is one thread's queue and nothing more: it does not split, retry or align; `worker` does.
-//! This folder is the crate's only home of unsafe code.
+//! `uring` and `aio` share a slab of ops (`inflight`) and a waker (`eventfd`). This folder is the crate's only
+//! home of unsafe code.
 
 use std::sync::Arc;
 
@@ -12,8 +13,10 @@ use crate::error::{Error, Result};
 use crate::op::{Completion, Op, Submit};
 
 pub mod aio;
+mod call;
 mod eventfd;
 mod inflight;
+pub mod inline;
 pub mod threads;
 pub mod uring;
 
@@ -102,6 +105,44 @@ pub trait Backend {
 
     /// Forgets memory that `register` took, once no op in flight uses it.
     fn unregister(&mut self, _memory: &Region) {}
+}
+
+impl<B: Backend + ?Sized> Backend for Box<B> {
+    fn kind(&self) -> BackendKind {
+        (**self).kind()
+    }
+
+    fn depth(&self) -> u32 {
+        (**self).depth()
+    }
+
+    fn in_flight(&self) -> u32 {
+        (**self).in_flight()
+    }
+
+    fn submit(&mut self, op: Op) -> Submit {
+        (**self).submit(op)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        (**self).flush()
+    }
+
+    fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
+        (**self).reap(min, completions)
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        (**self).waker()
+    }
+
+    fn register(&mut self, memory: &Region) -> bool {
+        (**self).register(memory)
+    }
+
+    fn unregister(&mut self, memory: &Region) {
+        (**self).unregister(memory);
+    }
 }
 
 /// Opens a backend of the given kind, on the thread that will use it.

@@ -71,11 +71,11 @@ fn a_wake_needs_no_poll() {
     backend.waker.give_up_polling();
     for _ in 0..5 {
         let waker = backend.waker();
+        let started = std::time::Instant::now();
         let thread = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(5));
             waker.wake();
         });
-        let started = std::time::Instant::now();
         backend.reap(1, &mut Vec::new()).unwrap();
         assert!(started.elapsed() > Duration::from_millis(4), "nothing had happened yet");
         thread.join().unwrap();

@@ -4,7 +4,6 @@
 //! This file is the queue as the worker sees it. Ops in flight are bounded by the depth, those that
 //! are in a call at the same moment by [`THREADS_MAX`].
 
-mod call;
 mod pool;
 
 use std::sync::Arc;

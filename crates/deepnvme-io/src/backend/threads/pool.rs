@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
-use super::call::perform;
 use crate::backend::Wake;
+use crate::backend::call::perform;
 use crate::op::{Completion, Op};
 
 /// A thread only makes system calls; its stack can be small.

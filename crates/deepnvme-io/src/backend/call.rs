@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 
 use smallvec::SmallVec;
 
-use crate::backend::inflight::result_of;
+use super::inflight::result_of;
 use crate::op::{Errno, Op, OpKind};
 
 /// Files are larger than 32 bits can say, so this crate is for systems where offsets have 64.
