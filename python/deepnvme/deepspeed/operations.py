@@ -48,7 +48,8 @@ class Operation:
         try:
             self.finish()
         except Exception as error:  # noqa: BLE001 - whatever it is, it waits until the other operations are done
-            return error
+            # Without the frames, which would hold the list that this goes to, and all operations.
+            return error.with_traceback(None)
         return None
 
 
@@ -107,6 +108,29 @@ class Operations:
         Raises the first error, in the order of submission, once all are done; the count starts at zero again.
         Interrupted by `KeyboardInterrupt`, it has counted nothing.
         """
+        count, failure = self._await_all()
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                # The exception holds this frame, and must not be held by it.
+                del failure
+        return count
+
+    def close(self) -> None:
+        """Finishes what is pending and returns the engine; raises the first error that no `wait` has seen."""
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return
+        if os.getpid() != self._process:
+            engines.abandon((engine, self._unclaimed, self._claimed))
+            return
+        try:
+            self.wait()
+        finally:
+            engines.shelf.give_back(self._settings, engine)
+
+    def _await_all(self) -> tuple[int, Exception | None]:
         self._check_process()
         with self._lock:
             mine, self._unclaimed = self._unclaimed, [Batch()]
@@ -121,22 +145,7 @@ class Operations:
                 self._claimed = [batch for batch in self._claimed if batch not in mine]
                 if not counted:
                     self._unclaimed = mine + self._unclaimed
-        if failure is not None:
-            raise failure
-        return sum(len(batch.operations) for batch in mine)
-
-    def close(self) -> None:
-        """Finishes what is pending and returns the engine; raises the first error that no `wait` has seen."""
-        engine, self._engine = self._engine, None
-        if engine is None:
-            return
-        if os.getpid() != self._process:
-            engines.abandon((engine, self._unclaimed, self._claimed))
-            return
-        try:
-            self.wait()
-        finally:
-            engines.shelf.give_back(self._settings, engine)
+        return sum(len(batch.operations) for batch in mine), failure
 
     def _submit(
         self,

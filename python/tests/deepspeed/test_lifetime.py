@@ -23,6 +23,7 @@ import torch
 
 import deepnvme
 from deepnvme.deepspeed import aio_handle, engines
+from deepnvme.deepspeed.operations import Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -138,6 +139,25 @@ def test_dropping_the_tensors_does_no_harm(tmp_path: Path, random_bytes: Callabl
         del source
     assert handle.wait() == 8
     assert [(tmp_path / f"file{index}").read_bytes() for index in range(8)] == expected
+
+
+def test_an_error_of_wait_makes_no_cycle(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    handle = aio_handle()
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        handle.async_pread(torch.zeros(1000), str(tmp_path / "empty"))
+        with pytest.raises(EOFError):
+            handle.wait()
+        gc.collect()
+        # What refers to itself would keep the tensor's memory until some later collection.
+        assert not [item for item in gc.garbage if isinstance(item, Operation)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
 
 
 EXIT_WITH_PENDING = """
