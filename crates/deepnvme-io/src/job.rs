@@ -249,7 +249,15 @@ impl Job {
         &self.files[block.file]
     }
 
+    /// Whether the files must be given a size before the first block: a whole file's, or the share of each part of a set.
+    /// Gives each file the size that it has when the request is done.
+    pub(crate) fn set_file_sizes(&self) -> Result<()> {
+        self.files.iter().zip(&self.file_ends).try_for_each(|(file, bytes)| file.set_len(*bytes))
+    }
+
     pub(crate) fn needs_preparing(&self) -> bool {
-        self.plan.direction() == Direction::Write && self.options.extent == WriteExtent::WholeFile
+        let is_set = |file: &Arc<TensorFile>| file.parts().len() > 1;
+        let grows_sets = self.plan.block_count() > 0 && self.files.iter().any(is_set);
+        self.plan.direction() == Direction::Write && (self.options.extent == WriteExtent::WholeFile || grows_sets)
     }
 }

@@ -201,6 +201,18 @@ impl TensorFile {
         Ok(())
     }
 
+    /// Makes every part of a stripe set as long as its share of a file of `bytes`, so that the gap before a write beyond
+    /// the end is there to be read. A plain file does that by itself.
+    pub(crate) fn reach(&self, bytes: u64) -> Result<()> {
+        if self.parts.len() == 1 {
+            return Ok(());
+        }
+        for (index, part) in self.parts.iter().enumerate() {
+            part.reach(self.layout.part_bytes(bytes, index))?;
+        }
+        Ok(())
+    }
+
     /// Cuts what is beyond `bytes`; allocates nothing.
     ///
     /// # Errors

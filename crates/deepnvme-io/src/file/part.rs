@@ -187,6 +187,20 @@ impl Part {
         }
     }
 
+    /// Extends the part to `bytes`, if it is shorter. Never cuts it, and changes no byte, whoever writes at the same time:
+    /// that is why this allocates the last byte rather than truncates.
+    pub(super) fn reach(&self, bytes: u64) -> Result<()> {
+        let stat = alignment::stat(self.any().as_fd()).map_err(|errno| Error::os("stat", errno).at_path(&self.path))?;
+        if stat.stx_size >= bytes || FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice {
+            return Ok(());
+        }
+        match fs::fallocate(self.any(), FallocateFlags::empty(), bytes - 1, 1) {
+            // Where the file system cannot, a gap in the set reads as an early end until it is written.
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
+            Err(errno) => Err(Error::os("allocate", errno).at_path(&self.path)),
+        }
+    }
+
     /// Adds to a refusal what was needed and what is free, and takes back what the attempt may have added.
     fn no_space(&self, error: Error, bytes_before: u64, bytes: u64) -> Error {
         let _ = fs::ftruncate(self.any(), bytes_before);
