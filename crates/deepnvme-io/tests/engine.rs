@@ -1,5 +1,7 @@
 //! The engine as its callers see it: requests, pendings, whole files, descriptors, errors.
 
+mod common;
+
 use std::fs;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -14,6 +16,14 @@ use deepnvme_mem::{Region, RegionMut};
 
 const CHOICES: [BackendChoice; 3] = [BackendChoice::Uring, BackendChoice::Aio, BackendChoice::Threads];
 const WHOLE: WriteOptions = WriteOptions { extent: WriteExtent::WholeFile, durability: Durability::None };
+
+/// The choices that work on this machine.
+fn choices() -> Vec<BackendChoice> {
+    common::available(CHOICES.map(|backend| match Engine::new(Config { backend, ..Config::default() }) {
+        Ok(_) => Ok(backend),
+        Err(error) => Err(error.to_string()),
+    }))
+}
 
 fn engine(backend: BackendChoice) -> Engine {
     let config = Config { backend, workers: 2, queue_depth: 4, block_bytes: 16384, ..Config::default() };
@@ -58,7 +68,7 @@ fn folder() -> tempfile::TempDir {
 
 #[test]
 fn every_backend_moves_awkward_sizes_and_offsets_exactly() {
-    for choice in CHOICES {
+    for choice in choices() {
         for direct in [DirectMode::Preferred, DirectMode::Disabled] {
             let engine = engine(choice);
             let folder = folder();
@@ -85,7 +95,7 @@ fn every_backend_moves_awkward_sizes_and_offsets_exactly() {
 
 #[test]
 fn a_whole_file_write_cuts_a_longer_file_and_extends_a_shorter_one() {
-    for choice in CHOICES {
+    for choice in choices() {
         let engine = engine(choice);
         let folder = folder();
         let path = folder.path().join("file");
@@ -102,7 +112,7 @@ fn a_whole_file_write_cuts_a_longer_file_and_extends_a_shorter_one() {
 
 #[test]
 fn a_short_file_is_an_error_that_says_how_much_was_there() {
-    for choice in CHOICES {
+    for choice in choices() {
         let engine = engine(choice);
         let folder = folder();
         let path = folder.path().join("short");
@@ -120,7 +130,7 @@ fn a_short_file_is_an_error_that_says_how_much_was_there() {
 
 #[test]
 fn a_batch_over_several_files_and_holes_is_one_request() {
-    for choice in CHOICES {
+    for choice in choices() {
         let engine = engine(choice);
         let folder = folder();
         let paths: Vec<PathBuf> = (0..3).map(|index| folder.path().join(index.to_string())).collect();
@@ -202,7 +212,7 @@ fn opening_what_cannot_be_opened_names_the_path() {
 
 #[test]
 fn many_requests_from_many_threads_all_come_back() {
-    for choice in CHOICES {
+    for choice in choices() {
         let engine = Arc::new(engine(choice));
         let folder = folder();
         let path = folder.path().join("file");
@@ -235,7 +245,7 @@ fn many_requests_from_many_threads_all_come_back() {
 
 #[test]
 fn dropping_the_engine_finishes_what_was_submitted() {
-    for choice in CHOICES {
+    for choice in choices() {
         let folder = folder();
         let path = folder.path().join("file");
         let data = random(1 << 20, 11);
@@ -289,7 +299,7 @@ fn a_pending_can_be_watched_through_an_eventfd() {
 
 #[test]
 fn a_stripe_set_is_one_file_over_several() {
-    for choice in CHOICES {
+    for choice in choices() {
         let engine = engine(choice);
         let folder = folder();
         let parts: Vec<_> = (0..3).map(|index| folder.path().join(format!("disk{index}"))).collect();

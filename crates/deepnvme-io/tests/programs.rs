@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::lane::Lane;
+use common::place::Place;
 use common::{
     MakeBackend, decorated, direct_works, engine, hidden_faults, open, real, simulated_by, skipped, small_config,
 };
@@ -31,19 +32,19 @@ const GROWTH_BYTES: u64 = 200_000;
 const TIME_MAX: Duration = Duration::from_secs(120);
 
 /// One program per thread, each on a range of its own of one file; ranges begin and end anywhere.
-fn run_case(engine: &Engine, mode: DirectMode, seed: u64, length: usize, threads: usize) {
+fn run_case(engine: &Engine, place: Place, mode: DirectMode, seed: u64, length: usize, threads: usize) {
     let block_bytes = engine.config().block_bytes;
     let mut rng = Rng::new(seed);
     let file_bytes = rng.within(100_000..1_500_000);
     let content = random_bytes(seed, file_bytes as usize);
-    let file = TestFile::holding(&content);
-    let shared = open(&file.path, mode).expect("the test file");
+    let file = place.make(engine, &content);
+    let shared = file.open(mode);
     let share = rng.chance(500);
     let lanes = lanes(seed, file_bytes, threads);
     let models: Vec<Model> = std::thread::scope(|scope| {
         let run_lane = |(index, range): (usize, &std::ops::Range<u64>)| {
             let model = Model::new(range.start, content[range.start as usize..range.end as usize].to_vec());
-            let own = if share { Arc::clone(&shared) } else { open(&file.path, mode).expect("the test file") };
+            let own = if share { Arc::clone(&shared) } else { file.open(mode) };
             let growth = if index + 1 == threads { GROWTH_BYTES } else { 0 };
             let ground = Ground { range: range.start..range.end + growth, block_bytes, step_bytes_max: 400_000 };
             let label = format!("seed {seed}, length {length}, threads {threads}, {mode:?}, lane {index}");
@@ -57,23 +58,27 @@ fn run_case(engine: &Engine, mode: DirectMode, seed: u64, length: usize, threads
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|why| std::panic::resume_unwind(why))).collect()
     });
     let expected: Vec<u8> = models.iter().flat_map(|model| model.bytes().iter().copied()).collect();
-    let wrong = difference(&file.bytes(), &expected);
+    let wrong = difference(&file.bytes(engine), &expected);
     assert_eq!(wrong, None, "seed {seed}, length {length}, threads {threads}, {mode:?}: the file is not the model");
 }
 
 fn programs(name: &str, make: Option<MakeBackend>, submit: SubmitMode, mode: DirectMode) {
+    run_programs(name, make, small_config(2, submit), Place::File, mode);
+}
+
+fn run_programs(name: &str, make: Option<MakeBackend>, config: Config, place: Place, mode: DirectMode) {
     let Some(make) = make else { return };
     if mode == DirectMode::Required && !direct_works() {
         return;
     }
-    let engine = engine(small_config(2, submit), make);
+    let engine = engine(config, make);
     // The variable PROPTEST_CASES can ask for fewer.
     let cases = CASES.min(ProptestConfig::default().cases);
     let config = ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 60, ..Default::default() };
     let cases = (any::<u64>(), 1..40_usize, 1..4_usize);
     watchdog::guard(name, TIME_MAX, || {
         let run = |(seed, length, threads)| {
-            run_case(&engine, mode, seed, length, threads);
+            run_case(&engine, place, mode, seed, length, threads);
             Ok(())
         };
         if let Err(failure) = TestRunner::new(config).run(&cases, run) {
@@ -109,6 +114,52 @@ program_tests! {
     faulty_direct: decorated(BackendKind::Uring, &Faults::new(hidden_faults(1))), Batch, Required;
     faulty_preferred: decorated(BackendKind::Aio, &Faults::new(hidden_faults(2))), Single, Preferred;
     faulty_buffered: decorated(BackendKind::Threads, &Faults::new(hidden_faults(3))), Batch, Disabled;
+}
+
+/// Stripe sets are files, whether the stripe is smaller than a block, larger, or not a multiple of it.
+macro_rules! stripe_tests {
+    ($($name:ident: $make:expr, $parts:literal of $stripe_bytes:expr, $mode:ident;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                let place = Place::Stripes { parts: $parts, stripe_bytes: $stripe_bytes };
+                run_programs(stringify!($name), $make, small_config(2, SubmitMode::Batch), place, DirectMode::$mode);
+            }
+        )*
+    };
+}
+
+stripe_tests! {
+    small_stripes: real(BackendKind::Uring), 3 of 4096, Preferred;
+    odd_stripes: real(BackendKind::Aio), 2 of 36 << 10, Preferred;
+    large_stripes: real(BackendKind::Threads), 4 of 256 << 10, Disabled;
+    faulty_stripes: decorated(BackendKind::Uring, &Faults::new(hidden_faults(4))), 3 of 64 << 10, Preferred;
+}
+
+/// The settings at their limits, and unlike each other.
+macro_rules! settings_tests {
+    ($($name:ident: $workers:literal x $depth:literal x $block_bytes:expr, pool $pool_bytes:expr;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                let config = Config {
+                    workers: $workers,
+                    queue_depth: $depth,
+                    block_bytes: $block_bytes,
+                    pool_bytes: $pool_bytes,
+                    ..Config::default()
+                };
+                run_programs(stringify!($name), real(BackendKind::Uring), config, Place::File, DirectMode::Preferred);
+            }
+        )*
+    };
+}
+
+settings_tests! {
+    one_small_block_at_a_time: 1 x 1 x 4096, pool Some(4096);
+    many_workers_with_one_slot_each: 8 x 4 x 8192, pool Some(8 * 8192);
+    a_deep_queue_with_few_slots: 1 x 256 x 4096, pool Some(3 * 4096);
+    blocks_larger_than_most_requests: 2 x 4 x (2 << 20), pool None;
 }
 
 /// A write of the whole file makes it exactly the memory, whatever was there before.

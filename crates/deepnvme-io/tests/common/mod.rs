@@ -4,6 +4,7 @@
 
 pub(crate) mod lane;
 pub(crate) mod mounts;
+pub(crate) mod place;
 pub(crate) mod storm;
 
 use std::io::Write;
@@ -48,7 +49,9 @@ pub(crate) fn available<T>(wanted: impl IntoIterator<Item = Result<T, String>>) 
 
 fn say(what: &str, why: &str) {
     // The harness captures the printing macros, not the stream.
-    let _ = writeln!(std::io::stderr(), "{what}: {}", why.replace('\n', " "));
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or("a test");
+    let _ = writeln!(std::io::stderr(), "{what}: {test}: {}", why.replace('\n', " "));
 }
 
 /// Why a real backend does not work on this machine, if it does not.

@@ -1,0 +1,69 @@
+//! Where a program's file lies: in one file, or striped over several.
+
+use std::sync::Arc;
+
+use deepnvme_io::{
+    Access, DirectMode, Durability, Engine, OpenOptions, StripeSet, Target, TensorFile, WriteExtent, WriteOptions,
+};
+use deepnvme_testkit::data::{bytes_of, region_at, region_holding, temp_dir};
+use tempfile::TempDir;
+
+/// A kind of file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    /// One file of the file system.
+    File,
+    /// Several, as one.
+    Stripes { parts: usize, stripe_bytes: u64 },
+}
+
+/// A file of that kind.
+pub(crate) struct Placed {
+    target: Target,
+    _dir: TempDir,
+}
+
+impl Place {
+    /// A new file that holds the bytes.
+    pub(crate) fn make(self, engine: &Engine, content: &[u8]) -> Placed {
+        let dir = temp_dir();
+        let target = match self {
+            Self::File => Target::from(dir.path().join("data.bin")),
+            Self::Stripes { parts, stripe_bytes } => {
+                let path = |index| dir.path().join(format!("part{index}.bin"));
+                Target::Stripes(StripeSet::new((0..parts).map(path).collect(), stripe_bytes).expect("a sound set"))
+            }
+        };
+        let placed = Placed { target, _dir: dir };
+        match &placed.target {
+            Target::Path(path) => std::fs::write(path, content).expect("a file in the test folder"),
+            Target::Stripes(_) => {
+                let options = WriteOptions { extent: WriteExtent::WholeFile, durability: Durability::None };
+                let file = placed.open(DirectMode::Preferred);
+                let source = region_holding(0, content).region();
+                engine.write(&file, 0, source, options).expect("accepted").wait().1.expect("written");
+            }
+        }
+        placed
+    }
+}
+
+impl Placed {
+    /// Opens it for both directions.
+    pub(crate) fn open(&self, direct: DirectMode) -> Arc<TensorFile> {
+        let options = OpenOptions { access: Access::ReadWrite, create: true, direct };
+        TensorFile::open(&self.target, options).expect("the test file")
+    }
+
+    /// What it holds now.
+    pub(crate) fn bytes(&self, engine: &Engine) -> Vec<u8> {
+        if let Target::Path(path) = &self.target {
+            return std::fs::read(path).expect("the test file");
+        }
+        let file = self.open(DirectMode::Disabled);
+        let len = file.len().expect("a length") as usize;
+        let (home, result) = engine.read(&file, 0, region_at(0, len)).expect("accepted").wait();
+        result.expect("the whole set is readable");
+        bytes_of(&home.expect("memory comes home").region())
+    }
+}
