@@ -6,9 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 
-# The extension is built against this interpreter, and never links libpython.
-export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
-export PYO3_BUILD_EXTENSION_MODULE := 1
+# The extension is built for this interpreter, and never links libpython.
+lint test: export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
+lint test: export PYO3_BUILD_EXTENSION_MODULE := 1
 
 RUST := $(shell find crates python -name '*.rs' -o -name Cargo.toml) Cargo.toml $(wildcard Cargo.lock)
 PACKAGE := $(shell find python/deepnvme -name '*.py' -o -name '*.pyi' -o -name py.typed)
@@ -43,8 +43,8 @@ fmt: setup ## format the Rust and the Python code
 deny: ## licences, sources and advisories of all dependencies (compiles cargo-deny once, some minutes)
 	@scripts/deny.sh --install
 
-bench: $(STAMPS)/wheel ## compare with fio, DeepSpeed, Python and numpy
-	@$(MAKE) -C benchmarks
+bench: ## compare with fio, DeepSpeed, Python and numpy (a project of its own: see benchmarks/)
+	@$(MAKE) -C benchmarks PYTHON=$(abspath $(shell command -v $(PYTHON)))
 
 wheel: $(STAMPS)/wheel ## build the release wheel into target/wheels and install it in .venv
 setup: $(STAMPS)/dev $(STAMPS)/wheel ## make .venv with everything the tests need

@@ -13,8 +13,9 @@ from run_tests import Count, Suite, count_cargo, count_pytest, run, verdict
 CARGO = """\
      Running unittests src/lib.rs (target/debug/deps/deepnvme_io-1)
 test a ... ok
-skipped: no loop devices here
-test b ... skipped: not root
+skipped: mounts::a_full_disk: no loop devices here
+skipped: mounts::a_full_disk: no loop devices here
+test b ... skipped: b: not root
 ok
 test result: ok. 7 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.01s
    Doc-tests deepnvme_io
