@@ -54,7 +54,7 @@ pub struct Config {
     /// Default `Preferred`; a file may ask for another mode when it is opened.
     pub direct: DirectMode,
     /// Upper bound of all bounce memory of the engine together; at least one block per worker.
-    /// `None` (default): `workers * queue_depth * block_bytes`, 256 MiB at the most.
+    /// `None` (default): `workers * queue_depth * block_bytes`, 256 MiB at the most, and 1 MiB for small calls.
     pub pool_bytes: Option<u64>,
     /// Page-lock the pool where `RLIMIT_MEMLOCK` allows it. Default true.
     pub lock_pool: bool,
@@ -70,8 +70,15 @@ pub mod limits {
     pub const BLOCK_BYTES_MIN: u64 = 4096;
     /// Largest block.
     pub const BLOCK_BYTES_MAX: u64 = 64 << 20;
-    /// Bound of the pool where none is given.
+    /// Bound of the workers' slots where none is given.
     pub const POOL_BYTES_DEFAULT_MAX: u64 = 256 << 20;
+    /// Largest request that a waiting caller makes itself; larger ones gain more from a deep queue than they lose by
+    /// waking its worker.
+    pub const HAND_BYTES_MAX: u64 = 64 << 10;
+    /// Most callers at once that do so; the requests of the others go to the workers.
+    pub const HANDS_MAX: u64 = 16;
+    /// Bounce memory of one of them: such a request, widened at both ends by the largest usual alignment.
+    pub const HAND_SLOT_BYTES: u64 = HAND_BYTES_MAX + 2 * 4096;
 }
 
 impl Default for Config {
@@ -121,15 +128,32 @@ impl Config {
     #[must_use]
     pub fn slots_per_worker(&self) -> u32 {
         let asked = u64::from(self.workers) * u64::from(self.queue_depth) * self.block_bytes;
-        let bound = self.pool_bytes.unwrap_or(asked.min(limits::POOL_BYTES_DEFAULT_MAX));
+        let bound = match self.pool_bytes {
+            Some(pool_bytes) => pool_bytes - self.hand_slots() * limits::HAND_SLOT_BYTES,
+            None => asked.min(limits::POOL_BYTES_DEFAULT_MAX),
+        };
         let slots = bound / u64::from(self.workers) / self.block_bytes;
         slots.clamp(1, u64::from(self.queue_depth)) as u32
+    }
+
+    /// Bounce slots for small transfers that callers make themselves: none where a queue was chosen for every
+    /// transfer, and never at the price of a worker's last slot.
+    pub(crate) fn hand_slots(&self) -> u64 {
+        if !matches!(self.backend, BackendChoice::Auto | BackendChoice::Threads) {
+            return 0;
+        }
+        let spare_bytes = match self.pool_bytes {
+            Some(pool_bytes) => (pool_bytes / 16).min(pool_bytes - u64::from(self.workers) * self.block_bytes),
+            None => u64::MAX,
+        };
+        (spare_bytes / limits::HAND_SLOT_BYTES).min(limits::HANDS_MAX)
     }
 
     /// The most bounce memory that the engine ever holds, in bytes.
     #[must_use]
     pub fn pool_bound_bytes(&self) -> u64 {
-        u64::from(self.workers) * u64::from(self.slots_per_worker()) * self.block_bytes
+        let slots = u64::from(self.workers) * u64::from(self.slots_per_worker());
+        slots * self.block_bytes + self.hand_slots() * limits::HAND_SLOT_BYTES
     }
 }
 

@@ -16,7 +16,7 @@ use crate::queue::{self, Queue};
 use crate::split::{Direction, Plan, Segment};
 use crate::stats::{self, StatsSnapshot, WorkerStats};
 use crate::sync::lock;
-use crate::worker::{Worker, WorkerSetup};
+use crate::worker::{Hands, SlotSetup, Worker, WorkerSetup};
 
 /// From this size on, memory that is about to be filled is worth asking huge pages for. Smaller tensors would only
 /// split the process's memory map into more pieces.
@@ -57,6 +57,8 @@ pub struct Engine {
     queue: Arc<Queue>,
     stats: Vec<Arc<WorkerStats>>,
     threads: Vec<JoinHandle<()>>,
+    /// `None` over backends of the caller's making.
+    hands: Option<Hands>,
 }
 
 impl Engine {
@@ -69,7 +71,9 @@ impl Engine {
         let probe = Probe::run();
         let (kind, reason) = probe.choose(config.backend)?;
         let factory: BackendFactory = Arc::new(move |setup| backend::open(kind, setup));
-        Self::start(config, probe, reason, &factory)
+        let mut engine = Self::start(config, probe, reason, &factory)?;
+        engine.hands = Some(Hands::new(&engine.stats[0], &engine.config));
+        Ok(engine)
     }
 
     /// Starts the workers with backends of the caller's making.
@@ -85,8 +89,16 @@ impl Engine {
     fn start(config: Config, probe: Probe, backend_reason: String, factory: &BackendFactory) -> Result<Self> {
         let queue = Arc::new(Queue::new(config.workers));
         let stats: Vec<_> = (0..config.workers).map(|_| Arc::new(WorkerStats::new())).collect();
-        let mut engine =
-            Self { backend: BackendKind::Threads, probe, backend_reason, queue, stats, threads: Vec::new(), config };
+        let mut engine = Self {
+            backend: BackendKind::Threads,
+            probe,
+            backend_reason,
+            queue,
+            stats,
+            threads: Vec::new(),
+            hands: None,
+            config,
+        };
         for worker_index in 0..engine.config.workers {
             engine.backend = engine.start_worker(worker_index, Arc::clone(factory))?;
         }
@@ -100,9 +112,11 @@ impl Engine {
             queue: Arc::clone(&self.queue),
             stats: Arc::clone(&self.stats[worker_index as usize]),
             worker_index,
-            slot_bytes: config.block_bytes as usize,
-            slots: config.slots_per_worker() as usize,
-            lock_pool: config.lock_pool,
+            slots: SlotSetup {
+                slot_bytes: config.block_bytes as usize,
+                slots: config.slots_per_worker() as usize,
+                lock_pool: config.lock_pool,
+            },
         };
         let backend_setup = BackendSetup { queue_depth: config.queue_depth, submit: config.submit, worker_index };
         let (report, opened) = std::sync::mpsc::sync_channel(1);
@@ -170,8 +184,18 @@ impl Engine {
     /// `InvalidInput` for a range beyond 2^63 or device memory; `Closed` in a forked child.
     pub fn read(&self, file: &Arc<TensorFile>, offset: u64, target: RegionMut) -> Result<Pending<RegionMut>> {
         let item = ReadItem { file: Arc::clone(file), offset, target };
-        let job = self.read_job(vec![item])?;
-        Ok(Pending::new(job, Arc::clone(&self.queue)))
+        self.submit(self.read_job(vec![item])?)
+    }
+
+    /// As [`read`](Self::read), for a caller that waits at once: a small request is made on the calling thread, and
+    /// is done when this returns. That saves two switches between threads; it is so with the backends `Auto` and
+    /// `Threads` only.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_now(&self, file: &Arc<TensorFile>, offset: u64, target: RegionMut) -> Result<Pending<RegionMut>> {
+        let item = ReadItem { file: Arc::clone(file), offset, target };
+        self.submit_now(self.read_job(vec![item])?)
     }
 
     /// Reads many ranges as one request; ranges that touch become large transfers.
@@ -179,8 +203,7 @@ impl Engine {
     /// # Errors
     /// As [`read`](Self::read).
     pub fn read_batch(&self, items: Vec<ReadItem>) -> Result<Pending<Vec<RegionMut>>> {
-        let job = self.read_job(items)?;
-        Ok(Pending::new(job, Arc::clone(&self.queue)))
+        self.submit(self.read_job(items)?)
     }
 
     /// Writes `source` at `offset`. Returns at once, whatever the size.
@@ -195,8 +218,22 @@ impl Engine {
         options: WriteOptions,
     ) -> Result<Pending<Region>> {
         let item = WriteItem { file: Arc::clone(file), offset, source };
-        let job = self.write_job(vec![item], options)?;
-        Ok(Pending::new(job, Arc::clone(&self.queue)))
+        self.submit(self.write_job(vec![item], options)?)
+    }
+
+    /// As [`write`](Self::write), for a caller that waits at once; see [`read_now`](Self::read_now).
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn write_now(
+        &self,
+        file: &Arc<TensorFile>,
+        offset: u64,
+        source: Region,
+        options: WriteOptions,
+    ) -> Result<Pending<Region>> {
+        let item = WriteItem { file: Arc::clone(file), offset, source };
+        self.submit_now(self.write_job(vec![item], options)?)
     }
 
     /// Writes many ranges as one request; ranges that touch become large transfers.
@@ -204,8 +241,7 @@ impl Engine {
     /// # Errors
     /// As [`read`](Self::read); also `InvalidInput` when two ranges overlap.
     pub fn write_batch(&self, items: Vec<WriteItem>, options: WriteOptions) -> Result<Pending<Vec<Region>>> {
-        let job = self.write_job(items, options)?;
-        Ok(Pending::new(job, Arc::clone(&self.queue)))
+        self.submit(self.write_job(items, options)?)
     }
 
     fn read_job(&self, items: Vec<ReadItem>) -> Result<Arc<Job>> {
@@ -220,7 +256,7 @@ impl Engine {
             layout.add(file, offset, target.len(), address);
             targets.push(target);
         }
-        self.submit(Direction::Read, layout, Memory::Targets(targets), WriteOptions::default())
+        self.job(Direction::Read, layout, Memory::Targets(targets), WriteOptions::default())
     }
 
     fn write_job(&self, items: Vec<WriteItem>, options: WriteOptions) -> Result<Arc<Job>> {
@@ -232,10 +268,10 @@ impl Engine {
             layout.add(file, offset, source.len(), address);
             sources.push(source);
         }
-        self.submit(Direction::Write, layout, Memory::Sources(sources), options)
+        self.job(Direction::Write, layout, Memory::Sources(sources), options)
     }
 
-    fn submit(
+    fn job(
         &self,
         direction: Direction,
         layout: RequestLayout,
@@ -261,13 +297,27 @@ impl Engine {
             bytes = plan.bytes_total(),
             blocks = plan.block_count(),
         );
-        let job = Arc::new(Job::new(plan, (files, file_ends), memory, options, span));
+        Ok(Arc::new(Job::new(plan, (files, file_ends), memory, options, span)))
+    }
+
+    /// Offers the job to the workers.
+    fn submit<T>(&self, job: Arc<Job>) -> Result<Pending<T>> {
         if job.plan.block_count() == 0 && !job.needs_preparing() {
             self.queue.blocks_done(&job);
         } else {
             self.queue.push(&job)?;
         }
-        Ok(job)
+        Ok(Pending::new(job, Arc::clone(&self.queue)))
+    }
+
+    /// Makes a small job here and now, and offers any other to the workers.
+    fn submit_now<T>(&self, job: Arc<Job>) -> Result<Pending<T>> {
+        if let Some(hands) = &self.hands
+            && hands.make(&job, &self.queue)?
+        {
+            return Ok(Pending::new(job, Arc::clone(&self.queue)));
+        }
+        self.submit(job)
     }
 }
 

@@ -249,12 +249,17 @@ impl Job {
         &self.files[block.file]
     }
 
-    /// Whether the files must be given a size before the first block: a whole file's, or the share of each part of a set.
-    /// Gives each file the size that it has when the request is done.
+    /// Gives each file the size that the request makes it, or each part of a set its share of what is written.
     pub(crate) fn set_file_sizes(&self) -> Result<()> {
-        self.files.iter().zip(&self.file_ends).try_for_each(|(file, bytes)| file.set_len(*bytes))
+        if self.options.extent == WriteExtent::WholeFile {
+            return self.files.iter().zip(&self.file_ends).try_for_each(|(file, bytes)| file.set_len(*bytes));
+        }
+        // Empty items, which extend nothing, are in `file_ends` but not among the segments.
+        let mut ends = self.plan.segments().chunk_by(|a, b| a.file == b.file).filter_map(<[_]>::last);
+        ends.try_for_each(|last| self.files[last.file as usize].reach(last.offset + last.len))
     }
 
+    /// Whether the files must be given a size before the first block.
     pub(crate) fn needs_preparing(&self) -> bool {
         let is_set = |file: &Arc<TensorFile>| file.parts().len() > 1;
         let grows_sets = self.plan.block_count() > 0 && self.files.iter().any(is_set);

@@ -105,7 +105,7 @@ pub struct LatencySummary {
 pub(crate) struct WorkerStats {
     pub(crate) counters: Counters,
     latency: Mutex<Option<Histogram<u64>>>,
-    pub(crate) pool: Mutex<Option<(deepnvme_mem::LockState, u64)>>,
+    pool: Mutex<Option<(deepnvme_mem::LockState, u64)>>,
     pub(crate) buffered_reason: Mutex<Option<String>>,
 }
 
@@ -118,6 +118,13 @@ impl WorkerStats {
             pool: Mutex::new(None),
             buffered_reason: Mutex::new(None),
         }
+    }
+
+    /// Notes that bounce memory has been allocated.
+    pub(crate) fn pool_made(&self, state: deepnvme_mem::LockState, bytes: u64) {
+        let mut pool = lock(&self.pool);
+        let before = pool.as_ref().map_or(0, |(_, bytes)| *bytes);
+        *pool = Some((state, before + bytes));
     }
 
     pub(crate) fn count(counter: &AtomicU64, by: u64) {

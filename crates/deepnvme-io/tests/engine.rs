@@ -328,6 +328,37 @@ fn a_stripe_set_is_one_file_over_several() {
 }
 
 #[test]
+fn a_small_transfer_that_is_waited_for_is_made_by_its_caller() {
+    for (choice, by_caller) in
+        [(BackendChoice::Auto, true), (BackendChoice::Threads, true), (BackendChoice::Aio, false)]
+    {
+        let engine = engine(choice);
+        let folder = folder();
+        let file = open(&folder.path().join("file"), Access::ReadWrite, DirectMode::Preferred);
+        let data = random(60_000, 23);
+        let whole = WriteOptions { durability: Durability::Data, ..WHOLE };
+        let (_, result) = engine.write_now(&file, 0, Region::from_vec(data.clone()), whole).unwrap().wait();
+        result.unwrap();
+        for (offset, bytes) in [(0, 4096), (1, 1), (4095, 9000), (100, 0), (59_999, 1), (0, 60_000)] {
+            let target = RegionMut::from_vec(vec![0; bytes]);
+            let pending = engine.read_now(&file, offset, target).unwrap();
+            // The whole of the data takes more blocks than a caller makes itself.
+            if by_caller && bytes < 60_000 {
+                assert!(pending.is_done(), "{choice:?}: when it returns");
+            }
+            let (target, result) = pending.wait();
+            result.unwrap();
+            let mut out = vec![0; bytes];
+            target.unwrap().region().copy_to_slice(0, &mut out);
+            assert!(out == data[offset as usize..][..bytes], "{choice:?}");
+        }
+        let past_end = engine.read_now(&file, 59_000, RegionMut::from_vec(vec![0; 2000])).unwrap().wait().1;
+        assert!(past_end.unwrap_err().to_string().contains("of which 1000 are there"));
+        assert_eq!((engine.stats().requests, engine.stats().requests_failed), (8, 1));
+    }
+}
+
+#[test]
 fn settings_out_of_range_name_the_range() {
     let cases = [
         (Config { workers: 0, ..Config::default() }, "workers is 0; it must be between 1 and 64"),

@@ -115,7 +115,7 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Gives the files of a request their final size.
+/// Gives the files of a request their size.
 fn prepare(claim: Claim) {
     let job = claim.job();
     let sized = if job.has_failed() { Ok(()) } else { job.set_file_sizes() };

@@ -1,15 +1,16 @@
 //! What happens to an op that has come home.
 
-use super::Worker;
 use super::flight::{Flight, Task};
+use super::mover::Mover;
 use super::verdict::Verdict;
+use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::op::{Completion, Errno, Op, Token};
 use crate::split::Block;
 use crate::stats::WorkerStats;
 
-impl Worker<'_> {
+impl<B: Backend> Mover<B> {
     /// Acts on one completion.
     pub(super) fn settle(&mut self, completion: Completion) -> Result<()> {
         let Completion { op, result } = completion;
@@ -27,7 +28,7 @@ impl Worker<'_> {
         let error = match result {
             Ok(_) => None,
             Err(errno) if flight.may_retry(errno) => {
-                WorkerStats::count(&self.setup.stats.counters.retries, 1);
+                WorkerStats::count(&self.stats.counters.retries, 1);
                 return self.submit(op);
             }
             Err(errno) => Some(Error::os("sync", errno)),
@@ -43,7 +44,7 @@ impl Worker<'_> {
     }
 
     fn settle_block(&mut self, op: Op, result: Result<usize, Errno>) -> Result<()> {
-        let counters = &self.setup.stats.counters;
+        let counters = &self.stats.counters;
         let token = op.token;
         let Some(flight) = self.flights.get_mut(token) else { return Ok(()) };
         let error = match flight.judge(&op, result) {
@@ -60,7 +61,7 @@ impl Worker<'_> {
             }
             Verdict::GoBuffered(reason) => match flight.go_buffered(op, &reason) {
                 Ok(op) => {
-                    crate::sync::lock(&self.setup.stats.buffered_reason).get_or_insert(reason);
+                    crate::sync::lock(&self.stats.buffered_reason).get_or_insert(reason);
                     return self.submit(op);
                 }
                 Err(error) => return self.land(token, Some(error)),
@@ -85,7 +86,7 @@ impl Worker<'_> {
         }
         let bytes = wanted_bytes(claim.job(), &block);
         let direction = claim.job().plan.direction();
-        self.setup.stats.block_done(direction, channel, block.via, bytes, started.elapsed());
+        self.stats.block_done(direction, channel, block.via, bytes, started.elapsed());
         claim.end(Ok(bytes));
         Ok(())
     }

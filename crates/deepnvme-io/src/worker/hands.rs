@@ -1,0 +1,66 @@
+//! Small transfers that their caller waits for, made on the caller's own thread: no hand-over, no waking.
+
+use std::sync::Arc;
+
+use super::mover::{Mover, SlotSetup};
+use crate::backend::inline::InlineBackend;
+use crate::claim::{Claim, Duty};
+use crate::config::Config;
+use crate::config::limits::{HAND_BYTES_MAX, HAND_SLOT_BYTES};
+use crate::error::Result;
+use crate::job::Job;
+use crate::queue::Queue;
+use crate::split::Plan;
+use crate::stats::WorkerStats;
+use crate::sync::{Mutex, lock};
+
+/// Movers that callers borrow.
+pub(crate) struct Hands {
+    resting: Mutex<Vec<Mover<InlineBackend>>>,
+}
+
+impl std::fmt::Debug for Hands {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Hands({} resting)", lock(&self.resting).len())
+    }
+}
+
+impl Hands {
+    pub(crate) fn new(stats: &Arc<WorkerStats>, config: &Config) -> Self {
+        let slots = SlotSetup { slot_bytes: HAND_SLOT_BYTES as usize, slots: 1, lock_pool: config.lock_pool };
+        let mover = || Mover::new(InlineBackend::default(), Arc::clone(stats), slots);
+        Self { resting: Mutex::new((0..config.hand_slots()).map(|_| mover()).collect()) }
+    }
+
+    /// Makes the whole request now, if it is small and a mover is free; whether it did. Its syncs, if it has any,
+    /// go to the workers.
+    pub(crate) fn make(&self, job: &Arc<Job>, queue: &Arc<Queue>) -> Result<bool> {
+        if !is_small(&job.plan) {
+            return Ok(false);
+        }
+        let Some(mut mover) = lock(&self.resting).pop() else { return Ok(false) };
+        if job.needs_preparing()
+            && let Err(error) = job.set_file_sizes()
+        {
+            queue.cancel(job, error);
+        }
+        while let Some(index) = job.claim() {
+            let claim = Claim::new(Arc::clone(job), Arc::clone(queue), Duty::Block);
+            // The one slot is free: the block before has landed.
+            mover.start_block(claim, index)?;
+            while !mover.is_idle() {
+                mover.reap(true)?;
+            }
+        }
+        lock(&self.resting).push(mover);
+        Ok(true)
+    }
+}
+
+fn is_small(plan: &Plan) -> bool {
+    let blocks = plan.block_count();
+    // A block and two ragged edges at the most.
+    (1..=3).contains(&blocks)
+        && plan.bytes_total() <= HAND_BYTES_MAX
+        && (0..blocks).map(|index| plan.block(index).io).all(|io| io.end - io.start <= HAND_SLOT_BYTES)
+}
