@@ -33,8 +33,17 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Offset {
     }
 }
 
+/// Whether the caller waits at once.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tense {
+    /// It does, so that a small transfer is best made on its own thread.
+    Now,
+    /// It does not.
+    Later,
+}
+
 /// Opens the file and submits, on a thread that has let go of the GIL.
-type Make = Box<dyn FnOnce(&Engine) -> Result<Kind> + Send>;
+type Make = Box<dyn FnOnce(&Engine, Tense) -> Result<Kind> + Send>;
 
 /// A request that has been understood, but not been made. Making it needs no GIL.
 pub(crate) struct Request {
@@ -45,9 +54,10 @@ pub(crate) struct Request {
 impl Request {
     pub(crate) fn read(tensor: &Bound<'_, PyAny>, path: &Bound<'_, PyAny>, offset: Offset) -> PyResult<Self> {
         let (target, place) = (memory::target(tensor)?, Place::new(path)?);
-        let make = move |engine: &Engine| {
+        let make = move |engine: &Engine, tense| {
             let file = place.open(Access::Read, engine.config().direct)?;
-            engine.read(&file, offset.0, target).map(Kind::Read)
+            let read = if tense == Tense::Now { Engine::read_now } else { Engine::read };
+            read(engine, &file, offset.0, target).map(Kind::Read)
         };
         Ok(Self { verb: "read", make: Box::new(make) })
     }
@@ -60,16 +70,17 @@ impl Request {
     ) -> PyResult<Self> {
         let options = WriteOptions { extent: extent(offset.is_none()), durability: durability(durability_word)? };
         let (source, place) = (memory::source(tensor)?, Place::new(path)?);
-        let make = move |engine: &Engine| {
+        let make = move |engine: &Engine, tense| {
             let file = place.open(Access::Write, engine.config().direct)?;
-            engine.write(&file, offset.map_or(0, |offset| offset.0), source, options).map(Kind::Write)
+            let write = if tense == Tense::Now { Engine::write_now } else { Engine::write };
+            write(engine, &file, offset.map_or(0, |offset| offset.0), source, options).map(Kind::Write)
         };
         Ok(Self { verb: "write", make: Box::new(make) })
     }
 
     pub(crate) fn read_batch(items: &Bound<'_, PyAny>) -> PyResult<Self> {
         let batch = Batch::<RegionMut>::collect(items, memory::target)?;
-        let make = move |engine: &Engine| {
+        let make = move |engine: &Engine, _| {
             let files = open_all(batch.places, Access::Read, engine)?;
             let items = batch.items.into_iter().map(|(file, offset, target)| {
                 let (file, offset) = (Arc::clone(&files[file]), offset.unwrap_or(0));
@@ -92,7 +103,7 @@ impl Request {
             )));
         }
         let options = WriteOptions { extent: extent(without_offset > 0), durability };
-        let make = move |engine: &Engine| {
+        let make = move |engine: &Engine, _| {
             let files = open_all(batch.places, Access::Write, engine)?;
             let items = batch.items.into_iter().map(|(file, offset, source)| {
                 let (file, offset) = (Arc::clone(&files[file]), offset.unwrap_or(0));
@@ -108,7 +119,7 @@ impl Request {
         orphans::sweep(py);
         // Most requests are done within the first slice: they let go of the GIL once.
         let flight = py.detach(|| {
-            let flight = Flight::new((self.make)(engine)?);
+            let flight = Flight::new((self.make)(engine, Tense::Now)?);
             flight.wait_quietly(SLICE);
             Ok(flight)
         });
@@ -118,7 +129,7 @@ impl Request {
     /// Makes the request, and returns while it is in flight.
     pub(crate) fn start(self, py: Python<'_>, engine: &Engine) -> PyResult<Pending> {
         orphans::sweep(py);
-        let flight = py.detach(|| (self.make)(engine).map(Flight::new));
+        let flight = py.detach(|| (self.make)(engine, Tense::Later).map(Flight::new));
         Ok(Pending::new(self.verb, error::check(py, flight)?))
     }
 }
