@@ -1,7 +1,7 @@
 //! A request on its way: what is left to claim, what has been done, what went wrong first.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
 use deepnvme_mem::{Region, RegionMut};
@@ -82,7 +82,9 @@ pub(crate) enum Memory {
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) plan: Plan,
-    pub(crate) files: Vec<Arc<TensorFile>>,
+    /// The files while the job runs; let go of before its end is reported, so that a caller that has waited can
+    /// count on them being closed.
+    files: RwLock<Vec<Arc<TensorFile>>>,
     /// Where the request ends in each file: its final size, if the request makes it whole.
     pub(crate) file_ends: Vec<u64>,
     pub(crate) options: WriteOptions,
@@ -109,7 +111,7 @@ impl Job {
         Self {
             unfinished_blocks: AtomicU64::new(plan.block_count()),
             plan,
-            files,
+            files: RwLock::new(files),
             file_ends,
             options,
             span,
@@ -192,6 +194,7 @@ impl Job {
         let elapsed_us = self.submitted.elapsed().as_micros() as u64;
         let ok = outcome.is_ok();
         self.span.in_scope(|| tracing::debug!(elapsed_us, bytes_done, ok, "done"));
+        drop(std::mem::take(&mut *self.files.write().unwrap_or_else(PoisonError::into_inner)));
         self.outcome.put(outcome);
     }
 
@@ -201,11 +204,11 @@ impl Job {
 
     /// The memory, once the job is done; `None` if it was taken already.
     pub(crate) fn take_memory(&self) -> Option<Memory> {
-        self.memory.write().unwrap_or_else(std::sync::PoisonError::into_inner).take()
+        self.memory.write().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     fn with_memory<T>(&self, use_it: impl FnOnce(&Memory) -> T) -> Result<T> {
-        let memory = self.memory.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let memory = self.memory.read().unwrap_or_else(PoisonError::into_inner);
         let gone = || Error::new(ErrorKind::Io, self.plan.direction().name(), "the request's memory is gone");
         memory.as_ref().map(use_it).ok_or_else(gone)
     }
@@ -245,24 +248,29 @@ impl Job {
     }
 
     /// The file of a block.
-    pub(crate) fn file(&self, block: &Block) -> &Arc<TensorFile> {
-        &self.files[block.file]
+    pub(crate) fn file(&self, block: &Block) -> Arc<TensorFile> {
+        Arc::clone(&self.files()[block.file])
+    }
+
+    /// All files of the job; none once it is done.
+    pub(crate) fn files(&self) -> RwLockReadGuard<'_, Vec<Arc<TensorFile>>> {
+        self.files.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives each file the size that the request makes it, or each part of a set its share of what is written.
     pub(crate) fn set_file_sizes(&self) -> Result<()> {
         if self.options.extent == WriteExtent::WholeFile {
-            return self.files.iter().zip(&self.file_ends).try_for_each(|(file, bytes)| file.set_len(*bytes));
+            return self.files().iter().zip(&self.file_ends).try_for_each(|(file, bytes)| file.set_len(*bytes));
         }
         // Empty items, which extend nothing, are in `file_ends` but not among the segments.
         let mut ends = self.plan.segments().chunk_by(|a, b| a.file == b.file).filter_map(<[_]>::last);
-        ends.try_for_each(|last| self.files[last.file as usize].reach(last.offset + last.len))
+        ends.try_for_each(|last| self.files()[last.file as usize].reach(last.offset + last.len))
     }
 
     /// Whether the files must be given a size before the first block.
     pub(crate) fn needs_preparing(&self) -> bool {
         let is_set = |file: &Arc<TensorFile>| file.parts().len() > 1;
-        let grows_sets = self.plan.block_count() > 0 && self.files.iter().any(is_set);
+        let grows_sets = self.plan.block_count() > 0 && self.files().iter().any(is_set);
         self.plan.direction() == Direction::Write && (self.options.extent == WriteExtent::WholeFile || grows_sets)
     }
 }

@@ -297,7 +297,7 @@ fn sync_targets(job: &Job) -> Result<Vec<SyncTarget>> {
     };
     let mut targets = Vec::new();
     let mut folders = std::collections::BTreeSet::new();
-    for file in &job.files {
+    for file in job.files().iter() {
         for part in file.parts() {
             let (descriptor, path) = (part.descriptor(Channel::Direct)?, part.path().to_path_buf());
             if job.options.durability == Durability::Full {

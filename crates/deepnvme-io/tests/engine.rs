@@ -1,4 +1,5 @@
 //! The engine as its callers see it: requests, pendings, whole files, descriptors, errors.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 mod common;
 
@@ -193,6 +194,25 @@ fn a_descriptor_is_used_at_offsets_and_left_open() {
     let read_only = fs::File::open(&path).unwrap();
     let error = TensorFile::from_fd(read_only.as_fd(), None, Access::Write, DirectMode::Preferred).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
+}
+
+#[test]
+fn a_file_is_closed_when_its_last_request_has_been_waited_for() {
+    for choice in CHOICES {
+        let engine = engine(choice);
+        let folder = folder();
+        let path = folder.path().join("file");
+        for round in 0..200 {
+            let file = open(&path, Access::ReadWrite, DirectMode::Preferred);
+            let data = random(40_000 + round, 1);
+            let pending = engine.write(&file, 0, Region::from_vec(data), WHOLE).unwrap();
+            drop(file);
+            pending.wait().1.unwrap();
+            let links = fs::read_dir("/proc/self/fd").unwrap().map(|entry| fs::read_link(entry.unwrap().path()));
+            let open = links.filter(|link| link.as_ref().is_ok_and(|link| *link == path)).count();
+            assert_eq!(open, 0, "{choice:?}, round {round}");
+        }
+    }
 }
 
 #[test]

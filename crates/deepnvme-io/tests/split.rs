@@ -1,4 +1,5 @@
 //! The laws of splitting, over random requests: every wanted byte in exactly one block, every direct op aligned.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 use deepnvme_io::split::{Block, Channel, Direction, FileAlignment, Geometry, Plan, Segment, Via};
 use deepnvme_io::stripe::Layout;

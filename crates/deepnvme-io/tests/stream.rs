@@ -1,4 +1,5 @@
 //! Files as streams: whole or not at all, and readable in any order.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -55,7 +55,8 @@ impl Flight {
         let Task::Block { block, channel, base, step_bytes } = &mut self.task else {
             return Err(Error::new(ErrorKind::Io, "read", "a sync has no blocks"));
         };
-        let (part, offset) = self.claim.job().file(block).part_at(block.io.start);
+        let file = self.claim.job().file(block);
+        let (part, offset) = file.part_at(block.io.start);
         *base = offset;
         match part.alignment() {
             Some(alignment) if *channel == Channel::Direct => {
@@ -121,7 +122,8 @@ impl Flight {
         let Task::Block { block, base, .. } = &self.task else {
             return false;
         };
-        let (part, _) = self.claim.job().file(block).part_at(block.io.start);
+        let file = self.claim.job().file(block);
+        let (part, _) = file.part_at(block.io.start);
         part.len().is_ok_and(|bytes| bytes > base + self.headway.reached as u64)
     }
 
@@ -146,7 +148,8 @@ impl Flight {
         let Task::Block { block, channel, step_bytes, .. } = &mut self.task else {
             return Ok(op);
         };
-        let (part, _) = self.claim.job().file(block).part_at(block.io.start);
+        let file = self.claim.job().file(block);
+        let (part, _) = file.part_at(block.io.start);
         part.refuse_direct(reason).map_err(|error| error.at_offset(block.io.start))?;
         *channel = Channel::Buffered;
         *step_bytes = 1;
