@@ -28,7 +28,7 @@ use crate::{error, orphans};
 ///     direct: whether to bypass the page cache: ``"preferred"`` (default) does where the file system can,
 ///         ``"required"`` raises where it cannot, ``"disabled"`` never does. ``stats()`` says what happened.
 ///     pool_bytes: upper bound of the engine's own memory, at least ``workers * block_bytes``. Default:
-///         ``workers * queue_depth * block_bytes``, 256 MiB at the most.
+///         ``workers * queue_depth * block_bytes``, 256 MiB at the most, and 1 MiB for small calls.
 ///     lock_pool: page-lock that memory where ``RLIMIT_MEMLOCK`` allows. Default True.
 ///
 /// Raises:

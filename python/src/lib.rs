@@ -1,9 +1,10 @@
 //! `deepnvme._deepnvme`: the engine as Python sees it. The package `deepnvme` re-exports it.
 //!
-//! The way of a call: `engine` has the methods, `module` the functions, on the engine of `default`; `request` understands
-//! the arguments with the help of `path` and `memory` (which asks `torch`, `array` and `dlpack` where the bytes
-//! are), and makes the request without the GIL; `flight` waits for it; `pending` is Python's end of a started one,
-//! and `orphans` looks after those that were dropped. `stream` is what `deepnvme.open` is made of; `exit` ends it all.
+//! The way of a call: `engine` has the methods, and `module` the functions, on the engine of `default`; `request`
+//! understands the arguments with the help of `path` and `memory` (which asks `torch`, `array` and `dlpack` where the
+//! bytes are), and makes the request without the GIL; `flight` waits for it; `pending` is Python's end of a started
+//! one, and `orphans` looks after those that were dropped. `reader` and `writer` are what `deepnvme.open` is made of,
+//! `exit` ends it all.
 //!
 //! No thread but Python's own ever takes the GIL. `memory` is the only file with unsafe code.
 #![deny(unsafe_code)]
@@ -15,6 +16,7 @@ mod engine;
 mod error;
 mod exit;
 mod flight;
+mod handle;
 #[allow(unsafe_code)]
 mod memory;
 mod module;
@@ -23,12 +25,13 @@ mod path;
 mod pending;
 mod pinned;
 mod probe;
+mod reader;
 mod request;
 mod settings;
 mod stats;
-mod stream;
 mod stripes;
 mod torch;
+mod writer;
 
 #[pyo3::pymodule(gil_used = false)]
 mod _deepnvme {
@@ -50,11 +53,13 @@ mod _deepnvme {
     #[pymodule_export]
     use crate::probe::{BackendProbe, Probe};
     #[pymodule_export]
+    use crate::reader::FileReader;
+    #[pymodule_export]
     use crate::stats::Stats;
     #[pymodule_export]
-    use crate::stream::{FileReader, FileWriter};
-    #[pymodule_export]
     use crate::stripes::StripeSet;
+    #[pymodule_export]
+    use crate::writer::FileWriter;
 
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "Python's name for it")]

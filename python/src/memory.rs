@@ -264,16 +264,21 @@ pub(crate) fn with_bytes<T>(object: &Bound<'_, PyAny>, use_it: impl FnOnce(&[u8]
     use_it(unsafe { std::slice::from_raw_parts(start, memory.bytes) })
 }
 
-/// A new `bytes` object, and its memory to be filled before anybody else sees it.
+/// A new `bytes` object, and its memory, to be filled before anybody else sees it. Clearing it first would take
+/// as long as reading it from a fast disk.
 pub(crate) fn new_bytes(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyBytes>, RegionMut)> {
-    let mut start = ptr::null_mut();
-    let bytes = PyBytes::new_with(py, len, |memory| {
-        start = memory.as_mut_ptr();
-        Ok(())
-    })?;
+    let length = ffi::Py_ssize_t::try_from(len)?;
+    // SAFETY: without a source CPython leaves the bytes as they are, for the caller to fill.
+    let bytes = unsafe {
+        let made = ffi::PyBytes_FromStringAndSize(ptr::null(), length);
+        Bound::from_owned_ptr_or_err(py, made)?.cast_into_unchecked::<PyBytes>()
+    };
+    // SAFETY: the object is a `bytes`.
+    let start = unsafe { ffi::PyBytes_AsString(bytes.as_ptr()) };
     let owner = Arc::new(bytes.clone().unbind());
-    // SAFETY: the memory is the object's own, which the owner keeps; only the caller has a reference to it.
-    let region = unsafe { RegionMut::from_raw(start, len, Device::Host, owner) };
+    // SAFETY: the memory is the object's own, which the owner keeps, and only the caller has a reference to it. Until
+    // it is filled it is only written to; where that fails, the object goes unseen.
+    let region = unsafe { RegionMut::from_raw(start.cast(), len, Device::Host, owner) };
     Ok((bytes, region))
 }
 
@@ -298,6 +303,8 @@ pub(crate) fn take<M: Managed>(capsule: &Bound<'_, PyCapsule>) -> PyResult<Impor
 
 /// A capsule that hands a tensor of ours to whoever takes it, and frees it if nobody does.
 pub(crate) fn capsule<M: Managed>(py: Python<'_>, tensor: dl::Exported<M>) -> PyResult<Bound<'_, PyCapsule>> {
+    /// # Safety
+    /// For CPython to call, with a capsule that `capsule` made.
     unsafe extern "C" fn free_untaken<M: Managed>(capsule: *mut ffi::PyObject) {
         // SAFETY: CPython calls this once, with a capsule that `capsule` made. One that was taken has another name.
         unsafe {

@@ -174,63 +174,6 @@ def test_no_descriptor_leaks(tmp_path: Path, random_bytes: RandomBytes) -> None:
         assert time.monotonic() < deadline, "descriptors leak"
 
 
-def test_a_batch_is_one_request(engine: deepnvme.Engine, tmp_path: Path, random_bytes: RandomBytes) -> None:
-    paths = [tmp_path / "a", tmp_path / "b"]
-    parts = [random_bytes(size) for size in (1, 4096, 0, 12_345, 70_000, 333)]
-    items, at = [], dict.fromkeys(paths, 0)
-    for index, part in enumerate(parts):
-        path = paths[index % 2]
-        items.append((path, at[path], part))
-        at[path] += len(part)
-    total = sum(map(len, parts))
-    before = engine.stats().requests
-    assert engine.write_batch(items) == total
-    assert engine.stats().requests == before + 1
-    assert paths[0].read_bytes() == parts[0] + parts[2] + parts[4]
-    assert paths[1].read_bytes() == parts[1] + parts[3] + parts[5]
-    targets = [bytearray(len(part)) for part in parts]
-    reads = [(path, offset, target) for (path, offset, _), target in zip(items, targets, strict=True)]
-    assert engine.start_read_batch(iter(reads)).wait() == total
-    assert targets == parts
-
-
-def test_ten_thousand_small_tensors(tmp_path: Path, random_bytes: RandomBytes) -> None:
-    path, data = tmp_path / "file", np.frombuffer(random_bytes(10_000 * 512), np.uint8).reshape(10_000, 512)
-    with deepnvme.Engine() as engine:
-        engine.write_batch([(path, index * 512, row) for index, row in enumerate(data)])
-        target = np.empty_like(data)
-        engine.read_batch([(path, index * 512, row) for index, row in enumerate(target)])
-        assert np.array_equal(target, data)
-        assert engine.stats().ops < 2000, "neighbours travel together"
-
-
-def test_a_batch_without_offsets_makes_whole_files(tmp_path: Path, random_bytes: RandomBytes) -> None:
-    items = [(tmp_path / name, None, random_bytes(10_000)) for name in "abc"]
-    for path, _, _ in items:
-        path.write_bytes(random_bytes(50_000))
-    assert deepnvme.write_batch(items, durability="data") == 30_000
-    for path, _, data in items:
-        assert path.read_bytes() == data
-
-
-def test_a_batch_that_cannot_be_meant_is_refused(tmp_path: Path, random_bytes: RandomBytes) -> None:
-    path, data = tmp_path / "file", random_bytes(100)
-    with pytest.raises(ValueError, match="1 of 2 items have no offset"):
-        deepnvme.write_batch([(path, None, data), (path, 0, data)])
-    with pytest.raises(ValueError, match="overlap"):
-        deepnvme.write_batch([(path, 0, data), (path, 50, data)])
-    with pytest.raises(TypeError, match="item 1: tensor must be"):
-        deepnvme.read_batch([(path, 0, bytearray(1)), (path, 0, "text")])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match=r"item 0: .* 2 elements"):
-        deepnvme.read_batch([(path, 0)])  # type: ignore[list-item]
-    with pytest.raises(TypeError, match=r"item 0: .* not str"):
-        deepnvme.read_batch("ab")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="read-only"):
-        deepnvme.read_batch([(path, 0, data)])
-    assert deepnvme.read_batch([]) == 0
-    assert not path.exists() or path.stat().st_size == 0
-
-
 def test_offsets_are_checked(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for offset in (-1, 1 << 64):
@@ -240,56 +183,6 @@ def test_offsets_are_checked(tmp_path: Path) -> None:
         deepnvme.write(b"x", path, (1 << 63) - 1)
     with pytest.raises(TypeError):
         deepnvme.write(b"x", path, 1.0)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"workers": 0}, "workers is 0; it must be between 1 and 64"),
-        ({"workers": 65}, "workers is 65"),
-        ({"workers": -1}, "workers is -1"),
-        ({"workers": 1 << 40}, "workers is"),
-        ({"queue_depth": 0}, "queue_depth is 0; it must be between 1 and 4096"),
-        ({"block_bytes": 1000}, "block_bytes is 1000"),
-        ({"block_bytes": 5000}, "multiple of 4096"),
-        ({"block_bytes": 1 << 30}, "block_bytes is"),
-        ({"pool_bytes": 1}, "pool_bytes is 1; it must be at least"),
-        ({"backend": "uring"}, '"auto", "io_uring", "aio" or "threads"'),
-        ({"submit": "many"}, '"batch" or "single"'),
-        ({"direct": "yes"}, '"preferred", "required" or "disabled"'),
-    ],
-)
-def test_settings_are_checked(setting: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        deepnvme.Engine(**setting)
-
-
-def test_settings_of_the_wrong_type(tmp_path: Path) -> None:
-    with pytest.raises(TypeError):
-        deepnvme.Engine(workers=1.5)  # type: ignore[arg-type]
-    with pytest.raises(TypeError):
-        deepnvme.Engine(4)  # type: ignore[arg-type, call-arg]
-    with pytest.raises(TypeError):
-        deepnvme.Engine(threads=4)  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match='"none", "data" or "full"'):
-        deepnvme.write(b"x", tmp_path / "file", durability="yes")  # type: ignore[arg-type]
-
-
-def test_settings_can_be_read() -> None:
-    with deepnvme.Engine(
-        backend="threads",
-        workers=3,
-        queue_depth=5,
-        block_bytes=8192,
-        submit="single",
-        direct="disabled",
-        pool_bytes=1 << 20,
-        lock_pool=False,
-    ) as engine:
-        assert (engine.backend, engine.workers, engine.queue_depth, engine.block_bytes) == ("threads", 3, 5, 8192)
-        assert (engine.submit, engine.direct, engine.closed) == ("single", "disabled", False)
-        assert engine.pool_bytes <= 1 << 20
-        assert "workers=3" in repr(engine)
 
 
 def test_a_closed_engine_refuses(tmp_path: Path) -> None:

@@ -175,12 +175,13 @@ def test_memory_does_not_pile_up(path: Path) -> None:
         nonlocal alive
         alive -= 1
 
+    deepnvme.write(b"x", path)
     with deepnvme.Engine() as engine:
         for index in range(2000):
             source = np.full(100_000, index % 256, np.uint8)
             alive += 1
             weakref.finalize(source, gone)
-            engine.start_write(source, path, index % 10 * 100_000)
+            engine.start_write(source, path, index % 10 * 100_000 + 1)
             del source
             if index % 50 == 49:
                 engine.read(bytearray(1), path)

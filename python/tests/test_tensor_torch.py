@@ -91,7 +91,7 @@ def test_a_large_strided_tensor_needs_no_staging_copy(values: Callable[..., Any]
         target = torch.zeros(2048, 2048)
         engine.read(target.t(), path, offset=13)
         assert torch.equal(target.view(torch.int32), whole.view(torch.int32))
-        assert engine.stats().pool_bytes <= engine.pool_bytes == 2 * 4 * 65536
+        assert engine.stats().pool_bytes <= engine.pool_bytes < whole.nbytes // 8
 
 
 def test_expanded_tensors_are_written_but_not_read_into(values: Callable[..., Any], path: Path) -> None:
@@ -149,6 +149,7 @@ def test_tensors_without_a_block_of_host_memory_are_refused_by_name(path: Path, 
     assert not path.exists()
 
 
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 def test_fake_tensors_and_those_inside_vmap_are_refused(path: Path) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

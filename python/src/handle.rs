@@ -1,0 +1,66 @@
+//! An open stream behind a Python object: closed at most once, shared by threads, and left alone by forked children.
+
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::error;
+
+/// A stream of the engine until it is closed.
+pub(crate) struct Handle<T> {
+    stream: Mutex<Option<T>>,
+    pid: u32,
+}
+
+impl<T: Send> Handle<T> {
+    pub(crate) fn new(stream: T) -> Self {
+        Self { stream: Mutex::new(Some(stream)), pid: std::process::id() }
+    }
+
+    /// Uses the stream with the GIL released: other threads may hold the lock while they wait for the disk.
+    ///
+    /// # Errors
+    /// Where the stream is closed, or belongs to the process before a fork; else what `act` says.
+    pub(crate) fn with<R: Send>(
+        &self,
+        py: Python<'_>,
+        act: impl FnOnce(&mut T) -> deepnvme_io::Result<R> + Send,
+    ) -> PyResult<R> {
+        self.check_process(py)?;
+        let result = py.detach(|| {
+            let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+            stream.as_mut().map(act)
+        });
+        match result {
+            Some(result) => error::check(py, result),
+            None => Err(PyValueError::new_err("I/O operation on closed file")),
+        }
+    }
+
+    /// Takes the stream away and ends it with the GIL released. `None` where somebody has done that before.
+    pub(crate) fn end<R: Send>(&self, py: Python<'_>, act: impl FnOnce(T) -> R + Send) -> PyResult<Option<R>> {
+        self.check_process(py)?;
+        Ok(py.detach(|| {
+            let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner).take();
+            stream.map(act)
+        }))
+    }
+
+    fn check_process(&self, py: Python<'_>) -> PyResult<()> {
+        if self.pid == std::process::id() {
+            return Ok(());
+        }
+        let message = "the file was opened before the fork and belongs to the parent process; open it again here";
+        Err(error::plain(py, "ClosedError", message.into()))
+    }
+}
+
+impl<T> Drop for Handle<T> {
+    /// A stream that was opened before a fork is the parent's to end: its temporary file must not be removed here.
+    fn drop(&mut self) {
+        if self.pid != std::process::id() {
+            std::mem::forget(self.stream.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The writing end of `deepnvme.open`: what `deepnvme.Writer` calls.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use deepnvme_io::Target;
+use deepnvme_io::stream;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+
+use crate::engine::PyEngine;
+use crate::handle::Handle;
+use crate::path::Place;
+use crate::{default, error, memory, settings};
+
+/// Between two looks at signals a writer takes that many bytes.
+const STEP_BYTES: usize = 32 << 20;
+
+/// Writes a file from its start; it appears under its name when committed.
+#[pyclass(frozen, name = "_FileWriter", module = "deepnvme._deepnvme")]
+pub(crate) struct FileWriter {
+    handle: Handle<stream::FileWriter>,
+    position: AtomicU64,
+}
+
+#[pymethods]
+impl FileWriter {
+    #[new]
+    #[pyo3(signature = (path, engine, durability))]
+    fn new(
+        py: Python<'_>,
+        path: &Bound<'_, PyAny>,
+        engine: Option<&Bound<'_, PyEngine>>,
+        durability: &str,
+    ) -> PyResult<Self> {
+        let durability = settings::durability(durability)?;
+        let target = match Place::new(path)? {
+            Place::Path(path) => Target::Path(path),
+            Place::Stripes(set) => Target::Stripes(set),
+            Place::Descriptor(number) => {
+                return Err(PyTypeError::new_err(format!(
+                    "a file opened for writing is replaced at once, so that it needs a path, and {number} is a \
+                     descriptor; write to it with deepnvme.write"
+                )));
+            }
+        };
+        let engine = default::or_default(py, engine)?;
+        let writer = py.detach(|| stream::FileWriter::create(engine, &target, durability));
+        Ok(Self { handle: Handle::new(error::check(py, writer)?), position: AtomicU64::new(0) })
+    }
+
+    /// Takes all bytes of a contiguous buffer; how many those were.
+    fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<usize> {
+        memory::with_bytes(data, |bytes| {
+            if bytes.is_empty() {
+                self.handle.with(py, |_| Ok(()))?;
+            }
+            for step in bytes.chunks(STEP_BYTES) {
+                self.handle.with(py, |writer| writer.write(step))?;
+                self.position.fetch_add(step.len() as u64, Ordering::Relaxed);
+                py.check_signals()?;
+            }
+            Ok(bytes.len())
+        })
+    }
+
+    fn tell(&self) -> u64 {
+        self.position.load(Ordering::Relaxed)
+    }
+
+    /// Writes the rest, makes it durable as asked, and gives the file its name.
+    fn commit(&self, py: Python<'_>) -> PyResult<()> {
+        match self.handle.end(py, stream::FileWriter::commit)? {
+            Some(result) => error::check(py, result),
+            None => Ok(()),
+        }
+    }
+
+    /// Throws all of it away, in the process that opened it.
+    fn abort(&self, py: Python<'_>) {
+        let _ = self.handle.end(py, drop);
+    }
+}

@@ -1,0 +1,130 @@
+"""The end of the interpreter."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Run = Callable[..., Any]
+
+SLOW = """
+    import os, signal, sys, threading, time
+    import deepnvme
+    SIZE = 1 << 30
+    engine = deepnvme.Engine(backend="threads", workers=1, queue_depth=1, block_bytes=4096)
+
+    def interrupt_when_writing():
+        while engine.stats().bytes_written == 0:
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt_when_writing)
+"""
+
+
+def test_exit_finishes_what_is_in_flight(python: Run, tmp_path: Path) -> None:
+    python("""
+        import deepnvme
+        engine = deepnvme.Engine(backend="threads", workers=1, queue_depth=1, block_bytes=4096)
+        kept = engine.start_write(b"k" * (16 << 20), "kept")
+        engine.start_write(b"d" * (8 << 20), "dropped")
+        del engine
+        deepnvme.start_write(b"e" * (8 << 20), "default")
+    """)
+    sizes = {name: (tmp_path / name).read_bytes() for name in ("kept", "dropped", "default")}
+    assert sizes == {"kept": b"k" * (16 << 20), "dropped": b"d" * (8 << 20), "default": b"e" * (8 << 20)}
+
+
+def test_exit_warns_of_failures_that_nobody_saw(python: Run) -> None:
+    ended = python(
+        """
+        import deepnvme
+        deepnvme.write(b"12345", "file")
+        deepnvme.start_read(bytearray(10), "file")
+        kept = deepnvme.start_read(bytearray(11), "file")
+        """,
+        options=("-W", "always"),
+    )
+    assert ended.stderr.count("nobody looked at the failure") == 2, ended.stderr
+
+
+def test_ctrl_c_at_exit_gives_up(tmp_path: Path) -> None:
+    program = f"""{SLOW}
+    import atexit
+    pending = engine.start_write(bytearray(SIZE), "file")
+    atexit.register(lambda: print("leaving", flush=True))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "leaving\n"
+        process.send_signal(signal.SIGINT)
+        _, words = process.communicate(timeout=100)
+    assert process.returncode == 0, words
+    assert "KeyboardInterrupt" in words
+
+
+def test_exit_with_daemon_threads_at_work(python: Run) -> None:
+    for _ in range(5):
+        python("""
+            import threading
+            import deepnvme
+            deepnvme.write(bytes(1 << 20), "file")
+            working = threading.Semaphore(0)
+
+            def work(start):
+                target = bytearray(1 << 20)
+                while True:
+                    start(target, "file")
+                    working.release()
+
+            for start in (deepnvme.read, lambda *arguments: deepnvme.start_read(*arguments).wait()) * 2:
+                threading.Thread(target=work, args=(start,), daemon=True).start()
+            for _ in range(20):
+                working.acquire()
+        """)
+
+
+def test_exit_throws_unfinished_files_away(python: Run, tmp_path: Path) -> None:
+    ended = python(
+        """
+        import deepnvme
+        file = deepnvme.open("file", "wb")
+        file.write(bytes(20_000_000))
+        cycle = [deepnvme.open("other", "wb")]
+        cycle.append(cycle)
+        cycle[0].write(b"x")
+        del cycle
+        """,
+        options=("-W", "always"),
+    )
+    assert list(tmp_path.iterdir()) == []
+    assert ended.stderr.count("thrown away") == 2, ended.stderr
+
+
+def test_exit_after_sys_exit_and_exceptions(python: Run) -> None:
+    python("import deepnvme\ndeepnvme.start_write(bytes(1 << 20), 'file')\nraise SystemExit(3)", status=3)
+    python("import deepnvme\ndeepnvme.start_write(bytes(1 << 20), 'file')\nraise KeyError", status=1)
+
+
+def test_calls_in_other_exit_functions(python: Run) -> None:
+    python("""
+        import atexit
+        def late():
+            assert deepnvme.write(b"12345", "late") == 5
+            with deepnvme.open("later", "wb") as file:
+                file.write(b"12345")
+        atexit.register(late)
+        import deepnvme
+        deepnvme.write(b"x", "file")
+    """)
+
+
+def test_a_module_level_import_is_cheap(python: Run) -> None:
+    ended = python("import deepnvme, sys; print(*sys.modules)")
+    loaded = set(ended.stdout.split())
+    assert not loaded & {"torch", "numpy", "asyncio", "deepspeed", "ctypes", "inspect"}
+    assert "deepnvme.deepspeed" not in loaded

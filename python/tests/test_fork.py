@@ -1,0 +1,155 @@
+"""Forks: a child has a fresh engine, or a clear error."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+FORK = """
+    import os, sys, threading
+    import deepnvme
+
+    def in_child(work):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                work()
+            except BaseException as error:
+                print("in the child:", type(error).__name__, error, flush=True)
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
+def test_the_child_of_a_fork_has_a_fresh_default_engine(python: Run) -> None:
+    python(f"""{FORK}
+    deepnvme.write(b"parent", "file")
+    before = deepnvme.default_engine()
+
+    def work():
+        assert deepnvme.default_engine() is not before
+        target = bytearray(6)
+        assert deepnvme.read(target, "file") == 6 and target == b"parent"
+        deepnvme.start_write(b"child!", "other").wait()
+        with deepnvme.open("third", "wb") as file:
+            file.write(b"x" * 10_000_000)
+        in_child(lambda: deepnvme.write(b"grand", "grandchild"))
+
+    in_child(work)
+    target = bytearray(6)
+    deepnvme.read(target, "other")
+    assert target == b"child!"
+    assert deepnvme.default_engine() is before
+    """)
+
+
+def test_what_was_made_before_the_fork_raises_in_the_child(python: Run) -> None:
+    python(f"""{FORK}
+    engine = deepnvme.Engine(backend="threads", workers=1, queue_depth=1, block_bytes=4096)
+    pending = engine.start_write(bytes(64 << 20), "file")
+    writer = deepnvme.open("new", "wb", engine=engine)
+    writer.write(b"x" * 20_000_000)
+    engine.write(b"12345", "short")
+    reader = deepnvme.open("short", engine=engine)
+    names = sorted(os.listdir())
+
+    def work():
+        calls = [
+            lambda: engine.write(b"x", "other"),
+            lambda: engine.start_read(bytearray(1), "file"),
+            lambda: deepnvme.open("short", engine=engine).read(),
+            lambda: writer.write(b"y"),
+            lambda: writer.close(),
+            lambda: reader.read(),
+            lambda: pending.wait(),
+            lambda: pending.wait(5),
+        ]
+        for index, call in enumerate(calls):
+            try:
+                call()
+            except deepnvme.errors.ClosedError as error:
+                assert "fork" in str(error), error
+            else:
+                raise AssertionError(f"call {{index}} did not raise")
+        assert pending.done() and not pending.cancel()
+        repr(pending), repr(engine), pending.progress()
+        engine.close()
+
+    in_child(work)
+
+    def drop():
+        global engine, pending, writer, reader
+        import gc, warnings
+        warnings.simplefilter("ignore")
+        del engine, pending, writer, reader
+        gc.collect()
+        assert [name for name in names if not os.path.exists(name)] == [], "the parent's temporary is not the child's"
+
+    in_child(drop)
+    writer.close()
+    assert os.path.getsize("new") == 20_000_000
+    assert pending.wait() == 64 << 20
+    assert reader.read() == b"12345"
+    """)
+
+
+def test_the_child_exits_in_the_ordinary_way(python: Run) -> None:
+    ended = python("""
+        import os, sys
+        import deepnvme
+        engine = deepnvme.Engine(backend="threads", workers=1, queue_depth=1, block_bytes=4096)
+        pending = engine.start_write(bytes(32 << 20), "file")
+        forgotten = engine.start_write(bytes(4 << 20), "forgotten")
+        del forgotten
+        deepnvme.start_write(b"x", "default")
+        pid = os.fork()
+        if pid == 0:
+            print("child", flush=True)
+            sys.exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        assert pending.wait() == 32 << 20
+        print("parent")
+    """)
+    assert ended.stdout.split() == ["child", "parent"]
+
+
+def test_forks_while_other_threads_do_io(python: Run) -> None:
+    python(f"""{FORK}
+    stop = False
+    deepnvme.write(bytes(1 << 20), "file")
+
+    def traffic(index):
+        target = bytearray(1 << 20)
+        while not stop:
+            deepnvme.start_read(target, "file").wait()
+            deepnvme.start_write(target, f"file{{index}}")
+
+    threads = [threading.Thread(target=traffic, args=(index,)) for index in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(30):
+        in_child(lambda: deepnvme.read(bytearray(1 << 20), "file"))
+    stop = True
+    for thread in threads:
+        thread.join()
+    """)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_multiprocessing(tmp_path: Path, python: Run, method: str) -> None:
+    (tmp_path / "work.py").write_text("import deepnvme\ndef work(i):\n    return deepnvme.write(bytes(i), f'f{i}')\n")
+    python(f"""
+        import multiprocessing, sys
+        import deepnvme
+        sys.path.insert(0, ".")
+        import work
+        if __name__ == "__main__":
+            deepnvme.write(b"x", "parent")
+            with multiprocessing.get_context({method!r}).Pool(2) as pool:
+                assert pool.map(work.work, range(20)) == list(range(20))
+            assert deepnvme.write(b"x", "parent") == 1
+    """)
