@@ -48,7 +48,7 @@ fn child_that_bounces() {
 
     let config =
         Config { workers: 2, queue_depth: 16, block_bytes: 1 << 20, pool_bytes: Some(POOL_BYTES), ..Config::default() };
-    assert_eq!(config.pool_bound_bytes(), POOL_BYTES);
+    assert!(config.pool_bound_bytes() <= POOL_BYTES);
     let file = TestFile::holding(&[]);
     let target = open(&file.path, mode).expect("the test file");
     // One byte more shifts the memory off every alignment, so that all of it has to be bounced.
