@@ -4,15 +4,12 @@
 
 mod common;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use common::storm::{storm_of_reads, storm_of_writes};
-use common::{MakeBackend, decorated, hidden_faults, open, real, simulated_by};
-use deepnvme_io::backend::{Backend, BackendKind, BackendSetup, Wake};
-use deepnvme_io::op::{Completion, Op, Submit};
-use deepnvme_io::{Config, DirectMode, Durability, Engine, Error, ErrorKind, SubmitMode, WriteExtent, WriteOptions};
+use common::{MakeBackend, decorated, hidden_faults, open, simulated_by};
+use deepnvme_io::backend::BackendKind;
+use deepnvme_io::{Config, DirectMode, Durability, Engine, ErrorKind, SubmitMode, WriteExtent, WriteOptions};
 use deepnvme_mem::RegionMut;
 use deepnvme_testkit::data::{TestFile, bytes_of, difference, random_bytes, region_at, region_holding};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
@@ -286,92 +283,4 @@ fn progress_grows_while_the_request_is_in_flight() {
     assert!(submitted < started.elapsed() / 2, "submitting took {submitted:?}: it waited for the transfer");
     assert_eq!(pending.progress().bytes_done, 2 << 20);
     pending.wait().1.expect("read");
-}
-
-/// A queue that the kernel takes away after so many reaps.
-struct BreakingQueue {
-    inner: Box<dyn Backend>,
-    reaps_left: u32,
-}
-
-impl Backend for BreakingQueue {
-    fn kind(&self) -> BackendKind {
-        BackendKind::Simulated
-    }
-
-    fn depth(&self) -> u32 {
-        self.inner.depth()
-    }
-
-    fn in_flight(&self) -> u32 {
-        self.inner.in_flight()
-    }
-
-    fn submit(&mut self, op: Op) -> Submit {
-        self.inner.submit(op)
-    }
-
-    fn flush(&mut self) -> deepnvme_io::Result<()> {
-        self.inner.flush()
-    }
-
-    fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> deepnvme_io::Result<()> {
-        if self.reaps_left == 0 {
-            return Err(Error::new(ErrorKind::Io, "reap", "the queue was taken away"));
-        }
-        self.reaps_left -= 1;
-        self.inner.reap(min, completions)
-    }
-
-    fn waker(&self) -> Arc<dyn Wake> {
-        self.inner.waker()
-    }
-}
-
-#[test]
-fn queues_that_break_fail_requests_and_never_hang_them() {
-    for (workers, reaps) in [(1, 0), (1, 7), (2, 3), (3, 20)] {
-        let name = format!("{workers} queues that break after {reaps} reaps");
-        watchdog::guard(&name, TIME_MAX, || {
-            let file = TestFile::holding(&random_bytes(11, LEN));
-            let inner = real(BackendKind::Threads).expect("threads work everywhere");
-            let make: MakeBackend =
-                Box::new(move |setup| Box::new(BreakingQueue { inner: inner(setup), reaps_left: reaps }));
-            let engine = common::engine(Config { workers, pool_bytes: None, ..config_of(0) }, make);
-            let target = open(&file.path, DirectMode::Preferred).expect("the test file");
-            let mut failures = 0;
-            for round in 0..20 {
-                let reads: Vec<_> =
-                    (0..10).map(|at| engine.read(&target, at, RegionMut::from_vec(vec![0; 100_000]))).collect();
-                for read in reads {
-                    // Once every queue is gone, a request may also be refused at once.
-                    let Ok(pending) = read else {
-                        failures += 1;
-                        continue;
-                    };
-                    let (home, result) = pending.wait();
-                    assert!(home.is_some(), "{name}, round {round}: memory did not come home");
-                    failures += u32::from(result.is_err());
-                }
-            }
-            assert!(failures > 0, "{name}: no request failed");
-        });
-    }
-}
-
-#[test]
-fn a_backend_that_cannot_be_made_is_an_error_of_the_engine() {
-    let made = Arc::new(AtomicU32::new(0));
-    let count = Arc::clone(&made);
-    let inner = real(BackendKind::Threads).expect("threads work everywhere");
-    let factory: deepnvme_io::BackendFactory = Arc::new(move |setup: &BackendSetup| {
-        if count.fetch_add(1, Ordering::Relaxed) == 2 {
-            return Err(Error::new(ErrorKind::Unsupported, "open", "the third queue is one too many"));
-        }
-        Ok(inner(setup))
-    });
-    let config = Config { workers: 4, ..Config::default() };
-    let error = Engine::with_backends(config, factory).expect_err("the third backend cannot be made");
-    assert!(error.to_string().contains("one too many"), "{error}");
-    assert_eq!(made.load(Ordering::Relaxed), 3);
 }

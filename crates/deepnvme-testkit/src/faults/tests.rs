@@ -1,3 +1,5 @@
+//! The plan and its dice: what is drawn, how often, and that only the seed decides.
+
 use std::sync::Arc;
 
 use deepnvme_io::op::{Errno, Op, OpKind, Token};
