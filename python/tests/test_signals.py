@@ -68,9 +68,9 @@ def test_a_handler_that_raises_ends_the_wait(python: Run) -> None:
         raise RuntimeError("mine")
 
     signal.signal(signal.SIGINT, handler)
-    thread.start()
     pending = engine.start_write(bytearray(SIZE), "file")
     try:
+        thread.start()
         pending.wait()
     except RuntimeError as error:
         assert str(error) == "mine"
@@ -93,4 +93,5 @@ def test_a_handler_that_returns_does_not(python: Run) -> None:
         engine = deepnvme.Engine(backend="threads", workers=1, queue_depth=1, block_bytes=4096)
         while len(seen) < 5:
             assert engine.write(bytes(8 << 20), "file") == 8 << 20
+        signal.setitimer(signal.ITIMER_REAL, 0)
     """)

@@ -166,11 +166,22 @@ def test_fake_tensors_and_those_inside_vmap_are_refused(path: Path) -> None:
     torch.vmap(write)(torch.ones(3, 2))
 
 
+class _Elsewhere(torch.Tensor):  # type: ignore[misc, name-defined]
+    """A tensor that says it is on a GPU, for machines that have none."""
+
+    is_cpu = False
+    device = torch.device("cuda:1")
+
+
 def test_a_tensor_on_a_gpu_is_refused_with_the_remedy(path: Path) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU here")
-    with pytest.raises(TypeError, match=r"on cuda:0.*host memory only.*tensor\.cpu\(\)"):
-        deepnvme.write(torch.ones(3, device="cuda"), path)
+    elsewhere: list[Any] = [torch.ones(3).as_subclass(_Elsewhere)]
+    if torch.cuda.is_available():
+        elsewhere.append(torch.ones(3, device="cuda:0"))
+    for tensor in elsewhere:
+        for call in (deepnvme.write, deepnvme.read, deepnvme.start_write):
+            with pytest.raises(TypeError, match=r"is on cuda:\d.*host memory only; write tensor\.cpu\(\)"):
+                call(tensor, path)
+    assert not path.exists()
 
 
 def test_parameters_and_subclasses(values: Callable[..., Any], path: Path) -> None:
