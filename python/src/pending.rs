@@ -16,8 +16,9 @@ use crate::{error, exit, orphans};
 
 /// A request in flight, made by `start_read`, `start_write` and their batches.
 ///
-/// The tensor and the file stay alive until the request is done, also when the `Pending` is dropped. Do not
-/// change a tensor that is being written, nor use one that is being read into, before the request is done.
+/// The tensor and the file stay alive until the request is done, also when the ``Pending`` is dropped: then the next
+/// call of the package after that lets go of them, and a failure becomes a ``ResourceWarning``. Do not change a tensor
+/// that is being written, nor use one that is being read into, before the request is done.
 #[pyclass(frozen, weakref, module = "deepnvme")]
 pub(crate) struct Pending {
     verb: &'static str,
