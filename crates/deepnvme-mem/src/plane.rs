@@ -88,6 +88,9 @@ struct Line {
 }
 
 /// Copies `outer` lines of `inner` runs, with a loop of its own for each common size.
+///
+/// # Safety
+/// Every run is valid on both sides: for reads on the one copied from, for writes on the other.
 unsafe fn copy_block<const GATHER: bool>(run_bytes: usize, strided: *mut u8, flat: *mut u8, outer: Line, inner: Line) {
     macro_rules! by_size {
         ($($bytes:literal)*) => {
@@ -123,6 +126,9 @@ unsafe fn for_each_run(strided: *mut u8, flat: *mut u8, outer: Line, inner: Line
 }
 
 /// Copies a run of a size that is known here. No alignment is assumed: a tensor may start anywhere.
+///
+/// # Safety
+/// `BYTES` bytes are valid on both sides: for reads on the one copied from, for writes on the other.
 #[inline]
 unsafe fn copy_item<const BYTES: usize, const GATHER: bool>(strided: *mut u8, flat: *mut u8) {
     let (source, target) = if GATHER { (strided, flat) } else { (flat, strided) };

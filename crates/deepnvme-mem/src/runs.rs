@@ -63,6 +63,10 @@ impl Runs {
         unsafe { self.copy::<false>(start, to, source.cast_mut(), len) }
     }
 
+    /// Copies flat bytes from `at` on, out of the tensor or into it.
+    ///
+    /// # Safety
+    /// Every element and `len` bytes of `flat` are valid: for reads on the side copied from, for writes on the other.
     unsafe fn copy<const GATHER: bool>(&self, start: *mut u8, at: usize, flat: *mut u8, len: usize) {
         assert!(at <= self.total_bytes && len <= self.total_bytes - at, "a copy stays inside the tensor");
         if len == 0 {

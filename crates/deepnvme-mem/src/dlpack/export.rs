@@ -106,6 +106,9 @@ struct Holder {
 }
 
 /// The deleter of every tensor of ours.
+///
+/// # Safety
+/// `managed` came from `export`, and is passed here once.
 unsafe extern "C" fn delete<M: Managed>(managed: *mut M) {
     // SAFETY: DLPack calls the deleter once, with the pointer that `export` gave out: a box whose context is another.
     unsafe {

@@ -19,6 +19,9 @@ struct Foreign {
 }
 
 /// The deleter of such tensors.
+///
+/// # Safety
+/// `managed` was made by `foreign`, and is passed here once.
 pub(crate) unsafe extern "C" fn free_foreign<M: Managed>(managed: *mut M) {
     // SAFETY: `foreign` made both boxes, and a deleter is called once (the count would tell).
     unsafe {
