@@ -1,5 +1,6 @@
 """What all tests of the Python face share."""
 
+import signal
 import subprocess
 import sys
 import textwrap
@@ -10,6 +11,10 @@ import numpy as np
 import pytest
 
 import deepnvme
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts its background jobs deaf to Ctrl-C, and they pass that on to their children; the tests press it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BACKENDS = ("io_uring", "aio", "threads")
 

@@ -198,7 +198,7 @@ fn a_descriptor_is_used_at_offsets_and_left_open() {
 
 #[test]
 fn a_file_is_closed_when_its_last_request_has_been_waited_for() {
-    for choice in CHOICES {
+    for choice in choices() {
         let engine = engine(choice);
         let folder = folder();
         let path = folder.path().join("file");
