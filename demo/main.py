@@ -28,7 +28,7 @@ import report
 import workload
 from contestants import Contestant, State, contestants
 from embedding import SENTENCES, Embedder
-from measure import Cost, evict, measure, same_bits
+from measure import Cost, evict, measure, remove, same_bits
 
 ROUNDS = 3
 
@@ -96,7 +96,7 @@ def race(scratch: Path, runners: list[Contestant], state: State, keep: set[str])
             back, read = measure(runner.load, path)
             progress.step(f"{title}: verify")
             same_bits(state, back, runner.name)
-            path.unlink()
+            remove(path)
             outcome.costs[runner.name].append((write, read))
             if runner is runners[-1]:
                 outcome.weights = {name: back[name] for name in keep}

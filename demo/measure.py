@@ -61,6 +61,16 @@ def evict(path: Path) -> str:
     return way if left == 0 else f"{way}, which left {left:.0%} of a file in memory"
 
 
+def remove(path: Path) -> None:
+    """Delete it and wait until that is through, or the next write would pay for it."""
+    path.unlink()
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
 def cached_share(path: Path) -> float:
     """The share of the file's pages that lie in the page cache, as mincore says."""
     size = path.stat().st_size

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from measure import remove
+
 DEFAULT_GB = 2.0
 PATIENCE_S = 110.0  # for all rounds; with loading the model and the checks the demo stays under three minutes
 LEAVE_FREE_BYTES = 1 << 30  # of disk and of memory
@@ -89,7 +91,7 @@ def disk_pace(scratch: Path, weights: dict[str, torch.Tensor]) -> tuple[float, f
         file.flush()
         os.fsync(file.fileno())
     written = time.monotonic()
-    path.unlink()
+    remove(path)
     size = total_bytes(weights)
     return (written - begin) / size, (time.monotonic() - written) / size
 

@@ -21,8 +21,8 @@ use crate::{error, orphans};
 /// Args:
 ///     backend: what moves the bytes: ``"io_uring"``, ``"aio"`` (Linux native AIO), ``"threads"``, or ``"auto"``
 ///         (default): the first of them that works here. ``probe()`` says why.
-///     workers: threads that submit and reap, 1 to 64. Default: half the processors, 1 to 4.
-///     queue_depth: transfers in flight per worker, 1 to 4096. Default 32.
+///     workers: threads that submit and reap, 1 to 64. Default: one per processor, 4 at the most.
+///     queue_depth: transfers in flight per worker, 1 to 4096. Default 16.
 ///     block_bytes: bytes of the largest single transfer, a multiple of 4096 up to 64 MiB. Default 512 KiB.
 ///     submit: ``"batch"`` (default) hands several transfers to the kernel at once, ``"single"`` each by itself.
 ///     direct: whether to bypass the page cache: ``"preferred"`` (default) does where the file system can,

@@ -43,9 +43,9 @@ pub enum DirectMode {
 pub struct Config {
     /// Default `Auto`.
     pub backend: BackendChoice,
-    /// Threads that submit and reap, each with a queue of its own. 1 to 64; default: half the CPUs, 1 to 4.
+    /// Threads that submit and reap, each with a queue of its own. 1 to 64; default: one per CPU, 4 at the most.
     pub workers: u32,
-    /// Ops in flight per worker. 1 to 4096; default 32.
+    /// Ops in flight per worker. 1 to 4096; default 16.
     pub queue_depth: u32,
     /// Largest single op; a multiple of 4096, 4 KiB to 64 MiB; default 512 KiB.
     pub block_bytes: u64,
@@ -86,8 +86,8 @@ impl Default for Config {
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
         Self {
             backend: BackendChoice::Auto,
-            workers: (cpus / 2).clamp(1, 4),
-            queue_depth: 32,
+            workers: cpus.clamp(1, 4),
+            queue_depth: 16,
             block_bytes: 512 << 10,
             submit: SubmitMode::Batch,
             direct: DirectMode::Preferred,

@@ -257,20 +257,25 @@ impl Job {
         self.files.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives each file the size that the request makes it, or each part of a set its share of what is written.
+    /// Gives each file the size that the request makes it, or the room that a write in place needs.
     pub(crate) fn set_file_sizes(&self) -> Result<()> {
         if self.options.extent == WriteExtent::WholeFile {
             return self.files().iter().zip(&self.file_ends).try_for_each(|(file, bytes)| file.set_len(*bytes));
         }
         // Empty items, which extend nothing, are in `file_ends` but not among the segments.
-        let mut ends = self.plan.segments().chunk_by(|a, b| a.file == b.file).filter_map(<[_]>::last);
-        ends.try_for_each(|last| self.files()[last.file as usize].reach(last.offset + last.len))
+        for segments in self.plan.segments().chunk_by(|a, b| a.file == b.file) {
+            let last = segments[segments.len() - 1];
+            let written_bytes = segments.iter().map(|segment| segment.len).sum();
+            self.files()[last.file as usize].make_room(last.offset + last.len, written_bytes)?;
+        }
+        Ok(())
     }
 
     /// Whether the files must be given a size before the first block.
     pub(crate) fn needs_preparing(&self) -> bool {
-        let is_set = |file: &Arc<TensorFile>| file.parts().len() > 1;
-        let grows_sets = self.plan.block_count() > 0 && self.files().iter().any(is_set);
-        self.plan.direction() == Direction::Write && (self.options.extent == WriteExtent::WholeFile || grows_sets)
+        let wants_room = |file: &Arc<TensorFile>| file.wants_room(self.plan.bytes_total());
+        let is_whole = self.options.extent == WriteExtent::WholeFile;
+        let grows = || self.plan.block_count() > 0 && self.files().iter().any(wants_room);
+        self.plan.direction() == Direction::Write && (is_whole || grows())
     }
 }

@@ -19,6 +19,9 @@ mod part;
 
 pub(crate) use part::Part;
 
+/// Smallest write in place that is worth asking for the file's size first.
+const ROOM_BYTES_MIN: u64 = 4 << 20;
+
 /// What a file is opened for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Access {
@@ -201,16 +204,23 @@ impl TensorFile {
         Ok(())
     }
 
-    /// Makes every part of a stripe set as long as its share of a file of `bytes`, so that the gap before a write beyond
-    /// the end is there to be read. A plain file does that by itself.
-    pub(crate) fn reach(&self, bytes: u64) -> Result<()> {
-        if self.parts.len() == 1 {
-            return Ok(());
+    /// Before a write of `written_bytes` that ends at `end`. A plain file is allocated that far if much is written:
+    /// file systems run writes inside a file side by side, and extending ones one by one. Of a stripe set, every part
+    /// becomes as long as its share, so that the gap before a write beyond the end is there to be read; a plain file
+    /// does that by itself.
+    pub(crate) fn make_room(&self, end: u64, written_bytes: u64) -> Result<()> {
+        if let [part] = &self.parts[..] {
+            return if written_bytes >= ROOM_BYTES_MIN { part.grow(end, written_bytes) } else { Ok(()) };
         }
         for (index, part) in self.parts.iter().enumerate() {
-            part.reach(self.layout.part_bytes(bytes, index))?;
+            part.reach(self.layout.part_bytes(end, index))?;
         }
         Ok(())
+    }
+
+    /// Whether a write of that size wants [`make_room`](Self::make_room) first.
+    pub(crate) fn wants_room(&self, written_bytes: u64) -> bool {
+        self.parts.len() > 1 || written_bytes >= ROOM_BYTES_MIN
     }
 
     /// Cuts what is beyond `bytes`; allocates nothing.

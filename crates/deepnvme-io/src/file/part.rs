@@ -201,6 +201,17 @@ impl Part {
         }
     }
 
+    /// Allocates what a write of `written_bytes` that ends at `end` adds to the part. The write itself reports a full
+    /// disk: it knows what has been written by then.
+    pub(super) fn grow(&self, end: u64, written_bytes: u64) -> Result<()> {
+        let stat = alignment::stat(self.any().as_fd()).map_err(|errno| Error::os("stat", errno).at_path(&self.path))?;
+        let start = stat.stx_size.max(end.saturating_sub(written_bytes));
+        if start < end && FileType::from_raw_mode(stat.stx_mode.into()) == FileType::RegularFile {
+            let _ = fs::fallocate(self.any(), FallocateFlags::empty(), start, end - start);
+        }
+        Ok(())
+    }
+
     /// Adds to a refusal what was needed and what is free, and takes back what the attempt may have added.
     fn no_space(&self, error: Error, bytes_before: u64, bytes: u64) -> Error {
         let _ = fs::ftruncate(self.any(), bytes_before);
