@@ -12,11 +12,11 @@ import torch
 from measure import remove
 
 DEFAULT_GB = 2.0
-PATIENCE_S = 110.0  # for all rounds; with loading the model and the checks the demo stays under three minutes
+PATIENCE_S = 120.0  # for all rounds; with loading the model and the checks the demo stays under three minutes
 LEAVE_FREE_BYTES = 1 << 30  # of disk and of memory
-# Seconds per byte that the slower contestants spend besides waiting for the disk, in all a round (measured on a
-# 3 GHz core: torch.load alone takes 3 to 4 s per GB).
-CPU_S_PER_BYTE = 10e-9
+# Seconds per byte that a round takes besides waiting for the disk: copies, checksums and the comparison.
+CPU_S_PER_BYTE = 5e-9
+PACE_TRIES = 2
 # The parameters of one transformer layer with hidden size 1024, in shapes that models really have.
 HIDDEN = 1024
 LAYER = {
@@ -82,18 +82,20 @@ def choose_bytes(
 
 
 def disk_pace(scratch: Path, weights: dict[str, torch.Tensor]) -> tuple[float, float]:
-    """Seconds per byte of a durable plain write of the real weights, and of deleting them."""
-    path = scratch / "pace.bin"
-    begin = time.monotonic()
-    with path.open("wb") as file:
-        for tensor in weights.values():
-            file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-        file.flush()
-        os.fsync(file.fileno())
-    written = time.monotonic()
-    remove(path)
-    size = total_bytes(weights)
-    return (written - begin) / size, (time.monotonic() - written) / size
+    """Seconds per byte of a durable plain write of the real weights, and of deleting them; the best of some tries."""
+    path, size = scratch / "pace.bin", total_bytes(weights)
+    tries = []
+    for _ in range(PACE_TRIES):
+        begin = time.monotonic()
+        with path.open("wb") as file:
+            for tensor in weights.values():
+                file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+            file.flush()
+            os.fsync(file.fileno())
+        written = time.monotonic()
+        remove(path)
+        tries.append(((written - begin) / size, (time.monotonic() - written) / size))
+    return min(tries)
 
 
 def available_memory_bytes() -> int:
