@@ -59,7 +59,8 @@ def test_what_can_be_written(path: Path) -> None:
         file.write(b"ab")
         file.write(bytearray(b"cd"))
         file.write(memoryview(b"ef"))
-        file.write(np.frombuffer(b"gh", np.uint8).copy())
+        array: Any = np.frombuffer(b"gh", np.uint8).copy()  # Any: numpy for Python 3.10 is not declared as a buffer
+        file.write(array)
         file.writelines([b"ij", b"kl"])
         with pytest.raises(TypeError):
             file.write("text")  # type: ignore[arg-type]
@@ -107,7 +108,7 @@ def test_reading_into_tensors_and_strided_memory(path: Path, random_bytes: Rando
     data = random_bytes(20_000)
     path.write_bytes(data)
     with deepnvme.open(path) as file:
-        target = np.zeros((100, 100), np.uint8)
+        target: Any = np.zeros((100, 100), np.uint8)
         assert file.readinto(target.T) == 10_000
         assert target.T.tobytes() == data[:10_000]
         with pytest.raises(ValueError, match="read-only"):
