@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ["deepnvme-mem", "deepnvme-io"]
 MEMCHECK = [
     "--quiet",
+    # Without it a thread that looks in a loop can keep the one it waits for from running at all.
+    "--fair-sched=try",
     "--error-exitcode=9",
     "--leak-check=full",
     "--show-leak-kinds=definite",
