@@ -10,7 +10,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr;
 use std::sync::Arc;
 
-use deepnvme_mem::dlpack::{self as dl, Imported, Managed};
+use deepnvme_mem::dlpack::{self as dl, DLDataType, DLDevice, DLTensor, ExchangeApi, Imported, Managed};
 use deepnvme_mem::{Device, Region, RegionMut, Strided};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::ffi;
@@ -280,6 +280,48 @@ pub(crate) fn new_bytes(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyByt
     // it is filled it is only written to; where that fails, the object goes unseen.
     let region = unsafe { RegionMut::from_raw(start.cast(), len, Device::Host, owner) };
     Ok((bytes, region))
+}
+
+/// The functions by which a type's tensors can be looked at without calling Python, if it has them.
+pub(crate) fn exchange_api(class: &Bound<'_, PyAny>) -> Option<&'static ExchangeApi> {
+    let capsule = class.getattr("__dlpack_c_exchange_api__").ok()?.cast_into::<PyCapsule>().ok()?;
+    let pointer = capsule.pointer_checked(Some(ExchangeApi::CAPSULE_NAME)).ok()?;
+    // SAFETY: the capsule has the name that DLPack gives such a table, which lives as long as the process.
+    unsafe { ExchangeApi::from_capsule(pointer) }
+}
+
+/// Address and bytes of a plain tensor: contiguous, real and in host memory. `None` for every other, which has to
+/// be asked in Python what it is. The object must be of the type that the functions were found at.
+pub(crate) fn glance(api: &ExchangeApi, object: &Bound<'_, PyAny>) -> Option<(usize, usize)> {
+    let pointer = ptr::NonNull::new(object.as_ptr().cast::<c_void>())?;
+    // SAFETY: the object is alive, of that type by the caller's word, and the GIL is held.
+    let Some(tensor) = (unsafe { api.describe(pointer) }) else {
+        drop(PyErr::take(object.py()));
+        return None;
+    };
+    let DLTensor { data, device, ndim, dtype, shape, strides, byte_offset } = tensor;
+    let item_bytes = dtype.item_bytes()?;
+    if device.device_type != DLDevice::CPU || dtype.code == DLDataType::COMPLEX {
+        return None;
+    }
+    let dims = usize::try_from(ndim).ok()?;
+    let extents = |start: *const i64| -> Option<&[i64]> {
+        // SAFETY: both have `ndim` entries, which nobody changes while the GIL is held.
+        (!start.is_null()).then(|| unsafe { std::slice::from_raw_parts(start, dims) })
+    };
+    let shape = if dims == 0 { &[] } else { extents(shape)? };
+    let mut count = 1_usize;
+    let strides = if dims == 0 { None } else { extents(strides) };
+    for dim in (0..dims).rev() {
+        let extent = usize::try_from(shape[dim]).ok()?;
+        if extent > 1 && strides.is_some_and(|strides| usize::try_from(strides[dim]) != Ok(count)) {
+            return None;
+        }
+        count = count.checked_mul(extent)?;
+    }
+    let bytes = count.checked_mul(item_bytes)?;
+    let address = data.expose_provenance().checked_add(usize::try_from(byte_offset).ok()?)?;
+    (!data.is_null() || bytes == 0).then_some((address, bytes))
 }
 
 /// Whether a capsule has that name, which says what it holds.

@@ -1,18 +1,22 @@
 //! Where a torch tensor's bytes lie. torch is never imported: who has a tensor has imported it.
 
 use deepnvme_mem::Strided;
+use deepnvme_mem::dlpack::ExchangeApi;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
 
-use crate::memory::{Layout, Use};
+use crate::memory::{self, Layout, Use};
 
 /// What of torch is needed to recognise a tensor.
 struct Torch {
     tensor: Py<PyType>,
+    parameter: Py<PyAny>,
     strided: Py<PyAny>,
+    /// From torch 2.10 on.
+    exchange: Option<&'static ExchangeApi>,
 }
 
 /// torch, if this process has imported it.
@@ -24,7 +28,13 @@ fn imported(py: Python<'_>) -> PyResult<Option<&Torch>> {
     let Some(module) = module(py, "torch")? else { return Ok(None) };
     // An import that is still running has not come to its classes yet.
     let (Ok(tensor), Ok(strided)) = (module.getattr("Tensor"), module.getattr("strided")) else { return Ok(None) };
-    let torch = Torch { tensor: tensor.cast_into::<PyType>()?.unbind(), strided: strided.unbind() };
+    let Ok(parameter) = module.getattr("nn").and_then(|nn| nn.getattr("Parameter")) else { return Ok(None) };
+    let torch = Torch {
+        exchange: memory::exchange_api(&tensor),
+        tensor: tensor.cast_into::<PyType>()?.unbind(),
+        parameter: parameter.unbind(),
+        strided: strided.unbind(),
+    };
     Ok(Some(TORCH.get_or_init(py, || torch)))
 }
 
@@ -42,12 +52,38 @@ pub(crate) fn layout(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<L
     let py = object.py();
     let Some(torch) = imported(py)? else { return Ok(None) };
     let class = torch.tensor.bind(py);
+    if let Some(layout) = plain(object, torch)? {
+        return Ok(Some(layout));
+    }
     if !object.get_type().is(class) && !object.is_instance(class)? {
         return Ok(None);
     }
     check_kind(object, torch)?;
     let resolved = resolve(object, usage)?;
     describe(&resolved).map(Some)
+}
+
+/// The layout of an ordinary tensor, by one call of C. `None` for every tensor with anything special about it, and
+/// for what is not a tensor: those are asked in full. Of ten thousand tensors, that takes longer than their bytes.
+fn plain(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Layout>> {
+    let (py, class) = (object.py(), object.get_type());
+    let Some(exchange) = torch.exchange else { return Ok(None) };
+    // Subclasses may give the attributes other meanings.
+    if !class.is(&torch.tensor) && !class.is(&torch.parameter) {
+        return Ok(None);
+    }
+    let Some((address, bytes)) = memory::glance(exchange, object) else { return Ok(None) };
+    // What torch has only noted: the imaginary part of a lazy conjugate is a real tensor with the wrong sign.
+    if object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
+        return Ok(None);
+    }
+    Ok(Some(Layout { address, bytes, strided: None, keep: storage(object)? }))
+}
+
+/// What keeps a tensor's bytes in place. Not the tensor: `tensor.data = other` and `set_()` free a tensor's storage
+/// under it.
+fn storage(tensor: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+    Ok(tensor.call_method0(intern!(tensor.py(), "untyped_storage"))?.unbind())
 }
 
 fn is_true(tensor: &Bound<'_, PyAny>, name: &Bound<'_, pyo3::types::PyString>) -> PyResult<bool> {
@@ -116,9 +152,7 @@ fn describe(tensor: &Bound<'_, PyAny>) -> PyResult<Layout> {
     }
     let contiguous = tensor.call_method0(intern!(py, "is_contiguous"))?.is_truthy()?;
     let strided = if contiguous { None } else { Some(strides(tensor)?) };
-    // The storage and not the tensor: `tensor.data = other` and `set_()` free a tensor's storage under it.
-    let keep = tensor.call_method0(intern!(py, "untyped_storage"))?.unbind();
-    Ok(Layout { address, bytes, strided, keep })
+    Ok(Layout { address, bytes, strided, keep: storage(tensor)? })
 }
 
 fn strides(tensor: &Bound<'_, PyAny>) -> PyResult<Strided> {

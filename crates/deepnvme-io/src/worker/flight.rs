@@ -1,7 +1,7 @@
 //! One block (or sync) on its way, and the table of all that a worker has in the air.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use deepnvme_mem::Slot;
 
@@ -10,7 +10,7 @@ use super::{RETRIES_AT_ONCE, RETRIES_MAX, RETRY_PAUSE};
 use crate::claim::Claim;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::{Errno, Op, OpKind, Pieces, Token};
-use crate::split::{Block, Channel, Direction, Via};
+use crate::split::{Block, Channel, Direction};
 
 #[derive(Debug)]
 pub(super) enum Task {
@@ -34,6 +34,14 @@ pub(super) struct Flight {
     pub(super) slot: Option<Slot>,
     pub(super) started: Instant,
     headway: Headway,
+}
+
+/// A bounced read whose bytes are in its slot.
+#[derive(Debug)]
+pub(super) struct Landed {
+    pub(super) flight: Flight,
+    /// From submission to completion.
+    pub(super) took: Duration,
 }
 
 impl Flight {
@@ -157,15 +165,15 @@ impl Flight {
         Ok(op)
     }
 
+    /// Whether its bytes lie in a slot and belong into the caller's memory.
+    pub(super) fn is_bounced_read(&self) -> bool {
+        self.slot.is_some() && self.claim.job().plan.direction() == Direction::Read
+    }
+
     /// Hands the bytes of a bounced read to the caller's memory.
     pub(super) fn copy_home(&mut self) -> Result<()> {
         match (&self.task, &mut self.slot) {
-            (Task::Block { block, .. }, Some(slot)) if block.via == Via::Slot => {
-                if self.claim.job().plan.direction() == Direction::Read {
-                    return self.claim.job().copy(block, slot);
-                }
-                Ok(())
-            }
+            (Task::Block { block, .. }, Some(slot)) => self.claim.job().copy(block, slot),
             _ => Ok(()),
         }
     }

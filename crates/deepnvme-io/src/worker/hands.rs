@@ -50,6 +50,7 @@ impl Hands {
             mover.start_block(claim, index)?;
             while !mover.is_idle() {
                 mover.reap(true)?;
+                while mover.unload()? {}
             }
         }
         lock(&self.resting).push(mover);

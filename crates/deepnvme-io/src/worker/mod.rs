@@ -98,8 +98,12 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Sleeps or reaps. False when there is nothing left to live for.
+    /// Copies, sleeps or reaps. False when there is nothing left to live for.
     fn rest_or_reap(&mut self) -> Result<bool> {
+        // One block, and then back to `fill`: its slot carries the next block while the one after it is copied.
+        if self.mover.unload()? {
+            return Ok(true);
+        }
         if self.mover.is_idle() && self.waiting.is_none() {
             if self.queue.is_over() {
                 return Ok(false);

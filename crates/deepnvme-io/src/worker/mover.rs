@@ -1,18 +1,19 @@
 //! What moves blocks: a backend, the flights on it and the slots for those that must be copied. No waiting for work,
 //! no threads: a worker's loop has one, and so has whoever makes a small transfer with its own hands.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use deepnvme_mem::{Pool, Slot};
 
 use super::FLUSH_BYTES;
-use super::flight::{Flight, Flights};
+use super::flight::{Flight, Flights, Landed};
 use crate::backend::Backend;
 use crate::claim::Claim;
 use crate::error::{Error, Result};
 use crate::op::{Completion, Errno, Op, Pieces, Submit};
 use crate::queue::SyncTarget;
-use crate::split::Via;
+use crate::split::{Direction, Via};
 use crate::stats::WorkerStats;
 
 /// The bounce memory that a mover may make.
@@ -23,12 +24,25 @@ pub(crate) struct SlotSetup {
     pub(crate) lock_pool: bool,
 }
 
+impl SlotSetup {
+    /// A third of the slots are being filled while the others are copied out. Devices often report what they have done
+    /// in bursts: with every slot in the air, all come home together, and the device has nothing to do until the
+    /// first of them has been copied. And what is in use at once should stay in the processor's caches.
+    fn bounced_reads_max(self) -> usize {
+        self.slots.div_ceil(3)
+    }
+}
+
 /// Claims on their way through one backend.
 pub(crate) struct Mover<B: Backend> {
     // Dropped before the flights, also when a panic unwinds: it waits for what the kernel still has, so that no
     // memory goes home while something may write to it.
     pub(super) backend: B,
     pub(super) flights: Flights,
+    /// Bounced reads in the air.
+    pub(super) bounced_reads: usize,
+    /// Those that have come home to their slots, and are still to be copied.
+    pub(super) landed: VecDeque<Landed>,
     pub(super) stats: Arc<WorkerStats>,
     slot_setup: SlotSetup,
     /// Made when the first block needs it.
@@ -41,7 +55,8 @@ impl<B: Backend> Mover<B> {
     pub(crate) fn new(backend: B, stats: Arc<WorkerStats>, slot_setup: SlotSetup) -> Self {
         let flights = Flights::new(backend.depth());
         let completions = Vec::with_capacity(backend.depth() as usize);
-        Self { backend, flights, stats, slot_setup, pool: None, unflushed_bytes: 0, completions }
+        let landed = VecDeque::with_capacity(slot_setup.slots);
+        Self { backend, flights, bounced_reads: 0, landed, stats, slot_setup, pool: None, unflushed_bytes: 0, completions }
     }
 
     pub(crate) fn has_room(&self) -> bool {
@@ -49,7 +64,7 @@ impl<B: Backend> Mover<B> {
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.flights.is_empty()
+        self.flights.is_empty() && self.landed.is_empty()
     }
 
     /// Whether completions have come home that nobody has looked at.
@@ -69,6 +84,10 @@ impl<B: Backend> Mover<B> {
         let block = claim.job().plan.block(index);
         let mut slot = None;
         if block.via == Via::Slot {
+            let is_read = claim.job().plan.direction() == Direction::Read;
+            if is_read && self.bounced_reads >= self.slot_setup.bounced_reads_max() {
+                return Ok(Some(claim));
+            }
             slot = match self.take_slot() {
                 Ok(Some(slot)) => Some(slot),
                 Ok(None) => return Ok(Some(claim)),
@@ -82,6 +101,7 @@ impl<B: Backend> Mover<B> {
         let mut flight = Flight::block(claim, block, slot);
         match flight.first_op() {
             Ok(op) => {
+                self.bounced_reads += usize::from(flight.is_bounced_read());
                 let token = self.flights.insert(flight);
                 self.submit(Op { token, ..op })?;
             }
@@ -114,7 +134,14 @@ impl<B: Backend> Mover<B> {
             self.backend.reap(1, &mut self.completions)?;
         }
         if self.unflushed_bytes >= FLUSH_BYTES {
-            self.unflushed_bytes = 0;
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Gives the kernel what was collected.
+    pub(super) fn flush(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.unflushed_bytes) > 0 {
             self.backend.flush()?;
         }
         Ok(())
@@ -136,9 +163,9 @@ impl<B: Backend> Mover<B> {
 
     /// Fails all that is in the air, after the backend broke down.
     pub(crate) fn abandon(self, error: &Error) {
-        let Self { backend, mut flights, .. } = self;
+        let Self { backend, mut flights, landed, .. } = self;
         drop(backend);
-        for flight in flights.drain() {
+        for flight in flights.drain().into_iter().chain(landed.into_iter().map(|landed| landed.flight)) {
             flight.claim.end(Err(error.clone()));
         }
     }

@@ -1,6 +1,6 @@
 //! What happens to an op that has come home.
 
-use super::flight::{Flight, Task};
+use super::flight::{Flight, Landed, Task};
 use super::mover::Mover;
 use super::verdict::Verdict;
 use crate::backend::Backend;
@@ -73,22 +73,44 @@ impl<B: Backend> Mover<B> {
         self.land(token, error)
     }
 
-    /// Ends a flight whose op has come home: copies what was read, gives the slot back, tells the job.
+    /// Takes a flight whose op has come home out of the air. What was read into a slot is copied later, by
+    /// [`Mover::unload`], so that whoever has other blocks to submit can do that first.
     fn land(&mut self, token: Token, error: Option<Error>) -> Result<()> {
-        let Some(mut flight) = self.flights.remove(token) else { return Ok(()) };
-        let error = error.or_else(|| flight.copy_home().err());
-        let Flight { claim, task, started, slot, .. } = flight;
-        drop(slot);
-        let Task::Block { block, channel, .. } = task else { return Ok(()) };
-        if let Some(error) = error {
-            claim.end(Err(error));
-            return Ok(());
+        let Some(flight) = self.flights.remove(token) else { return Ok(()) };
+        self.bounced_reads -= usize::from(flight.is_bounced_read());
+        let landed = Landed { took: flight.started.elapsed(), flight };
+        match error {
+            Some(error) => landed.flight.claim.end(Err(error)),
+            None if landed.flight.is_bounced_read() => self.landed.push_back(landed),
+            None => self.finish(landed),
         }
-        let bytes = wanted_bytes(claim.job(), &block);
-        let direction = claim.job().plan.direction();
-        self.stats.block_done(direction, channel, block.via, bytes, started.elapsed());
-        claim.end(Ok(bytes));
         Ok(())
+    }
+
+    /// Copies one block that has landed to the caller's memory, which frees its slot; whether there was one. What was
+    /// submitted goes to the kernel first, so that the device works meanwhile.
+    pub(crate) fn unload(&mut self) -> Result<bool> {
+        if self.landed.is_empty() {
+            return Ok(false);
+        }
+        self.flush()?;
+        if let Some(mut landed) = self.landed.pop_front() {
+            match landed.flight.copy_home() {
+                Ok(()) => self.finish(landed),
+                Err(error) => landed.flight.claim.end(Err(error)),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Gives the slot back and tells the job.
+    fn finish(&self, landed: Landed) {
+        let Landed { flight: Flight { claim, task, slot, .. }, took } = landed;
+        drop(slot);
+        let Task::Block { block, channel, .. } = task else { return };
+        let bytes = wanted_bytes(claim.job(), &block);
+        self.stats.block_done(claim.job().plan.direction(), channel, block.via, bytes, took);
+        claim.end(Ok(bytes));
     }
 }
 

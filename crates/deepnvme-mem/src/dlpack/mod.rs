@@ -9,12 +9,14 @@
 //! In Python the structs travel in capsules; making and opening those is the binding's task.
 
 pub mod abi;
+mod exchange;
 mod export;
 mod import;
 mod layout;
 mod managed;
 
 pub use abi::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLTensor};
+pub use exchange::ExchangeApi;
 pub use export::{Exported, export, release};
 pub use import::{Imported, import};
 pub use managed::{Deleter, Managed};
