@@ -82,6 +82,9 @@ def _add_deepnvme(lineup: Lineup, chosen: aio_handle.Chosen) -> None:
             continue
         lineup.add(deepnvme_engine.DeepnvmeDescriptor(backend), only="calls")
         lineup.add(deepnvme_engine.DeepnvmeOneLarge(backend), only="small")
+    # As users have it: the first back end again, but a small transfer is made by the thread that waits for it.
+    lineup.add(deepnvme_engine.DeepnvmeEngine("auto"), only="calls")
+    lineup.add(deepnvme_engine.DeepnvmeDescriptor("auto"), only="calls")
     lineup.add(aio_handle.AioHandle("deepnvme aio_handle", "deepnvme", deepnvme.deepspeed, chosen, lock=True))
 
 

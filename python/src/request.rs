@@ -165,6 +165,7 @@ struct Batch<R> {
 impl<R> Batch<R> {
     fn collect(items: &Bound<'_, PyAny>, region: fn(&Bound<'_, PyAny>) -> PyResult<R>) -> PyResult<Self> {
         let mut known: HashMap<Place, usize> = HashMap::new();
+        let _uncollected = memory::Uncollected::new(items.py());
         let mut batch = Self { places: Vec::new(), items: Vec::with_capacity(items.len().unwrap_or(0)) };
         // Neighbours mostly name their file by the same object, which need not be understood again.
         let mut last: Option<(Bound<'_, PyAny>, usize)> = None;

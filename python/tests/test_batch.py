@@ -1,5 +1,6 @@
 """Batches: many tensors as one request."""
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,3 +67,17 @@ def test_a_batch_that_cannot_be_meant_is_refused(tmp_path: Path, random_bytes: R
         deepnvme.read_batch([(path, 0, data)])
     assert deepnvme.read_batch([]) == 0
     assert not path.exists() or path.stat().st_size == 0
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_cycle_collector_is_left_as_it_was(tmp_path: Path, enabled: bool) -> None:
+    collecting = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        deepnvme.write_batch([(tmp_path / "file", 0, b"bytes")])
+        assert gc.isenabled() == enabled
+        with pytest.raises(TypeError):
+            deepnvme.write_batch([(tmp_path / "file", 0, b"bytes"), (tmp_path / "file", 5, None)])  # type: ignore[list-item]
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if collecting else gc.disable)()

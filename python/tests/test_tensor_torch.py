@@ -249,3 +249,21 @@ def test_a_tensor_beyond_the_page_cache_alignment(values: Callable[..., Any], pa
         deepnvme.read(buffer[start:stop], path)
         before[start:stop] = payload
         assert torch.equal(buffer, before)
+
+
+@pytest.mark.parametrize("kind", ["plain", "parameter", "subclass", "first dimension of one", "empty", "number"])
+def test_what_is_asked_in_full_and_what_at_a_glance_agree(kind: str, path: Path) -> None:
+    values = torch.randn(7, 30)
+    tensor = {
+        "plain": lambda: values,
+        "parameter": lambda: torch.nn.Parameter(values),
+        "subclass": lambda: values.as_subclass(type("Mine", (torch.Tensor,), {})),
+        "first dimension of one": lambda: values[2:3, 5:20],
+        "empty": lambda: values[3:3],
+        "number": lambda: values[3, 4],
+    }[kind]()
+    assert deepnvme.write(tensor, path) == tensor.nbytes
+    assert path.read_bytes() == bits_of(tensor.detach())
+    target = torch.zeros_like(tensor.detach())
+    assert deepnvme.read(target, path) == tensor.nbytes
+    assert torch.equal(target, tensor)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from storagebench.measure import Action
 
-Backend = Literal["io_uring", "aio", "threads"]
+Backend = Literal["auto", "io_uring", "aio", "threads"]
 BACKENDS: tuple[Backend, ...] = ("io_uring", "aio", "threads")
 
 # fsync of the file and of its directory, as fio's end_fsync and the os.fsync of the others, or stronger.

@@ -201,7 +201,11 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         *,
         run_async: bool,
     ) -> int:
-        self._operations.start(*_checked(kind, buffer, filename, validate, file_offset))
+        transfer = _checked(kind, buffer, filename, validate, file_offset)
+        if not run_async and self._operations.is_idle:
+            self._operations.run(*transfer)
+            return 1
+        self._operations.start(*transfer)
         return 0 if run_async else self._operations.wait()
 
 

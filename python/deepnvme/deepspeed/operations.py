@@ -99,8 +99,18 @@ class Operations:
         check: Callable[[], None] | None = None,
     ) -> None:
         """Carries out one transfer, whatever else is pending, and raises what went wrong."""
-        operation, _ = self._submit(kind, tensor, target, offset, check)
-        operation.finish()
+        engine = self._borrowed_engine()
+        self._await_overlapping(target, offset, offset + tensor.nbytes, writes=kind == "write")
+        # Waited for at once, a small transfer is made by this very thread, which no `start` and `wait` can match.
+        transfer = engine.write if kind == "write" else engine.read
+        transfer(tensor, target, offset)
+        if check is not None:
+            check()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is pending, so that a `wait` would find nothing to wait for or to count."""
+        return not self._claimed and not any(batch.operations for batch in self._unclaimed)
 
     def wait(self) -> int:
         """Waits for everything submitted so far; the number of operations that no other `wait` has counted.
@@ -182,6 +192,8 @@ class Operations:
             raise RuntimeError(msg)
 
     def _await_overlapping(self, file: Hashable, start: int, end: int, *, writes: bool) -> None:
+        if self.is_idle:
+            return
         with self._lock:
             batches = [
                 batch

@@ -56,7 +56,17 @@ impl<B: Backend> Mover<B> {
         let flights = Flights::new(backend.depth());
         let completions = Vec::with_capacity(backend.depth() as usize);
         let landed = VecDeque::with_capacity(slot_setup.slots);
-        Self { backend, flights, bounced_reads: 0, landed, stats, slot_setup, pool: None, unflushed_bytes: 0, completions }
+        Self {
+            backend,
+            flights,
+            bounced_reads: 0,
+            landed,
+            stats,
+            slot_setup,
+            pool: None,
+            unflushed_bytes: 0,
+            completions,
+        }
     }
 
     pub(crate) fn has_room(&self) -> bool {

@@ -71,6 +71,8 @@ mod tests {
 
     use super::*;
 
+    /// # Safety
+    /// As of DLPack's function, but the object is only an address.
     unsafe extern "C" fn describe(object: *mut c_void, tensor: *mut DLTensor) -> c_int {
         if object.addr() == 1 {
             return -1;
