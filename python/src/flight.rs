@@ -14,7 +14,7 @@ pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
 /// How long an interrupted call waits for what the kernel has already begun, so that nothing touches the tensor
 /// after the interrupt in any case but a device that hangs.
-const GRACE: Duration = Duration::from_secs(1);
+pub(crate) const GRACE: Duration = Duration::from_secs(1);
 
 /// The four kinds of request.
 pub(crate) enum Kind {

@@ -17,6 +17,12 @@ use crate::path::Place;
 use crate::request::run_flight;
 use crate::{default, error, memory};
 
+/// Largest read that is copied out of a window without letting go of the GIL.
+const GLANCE_BYTES_MAX: usize = 32 << 10;
+
+/// Most bytes that are copied out of the page cache between two looks for Ctrl-C.
+const COPY_BYTES_MAX: usize = 256 << 20;
+
 /// Reads a file at a position that moves with the reading.
 #[pyclass(frozen, name = "_FileReader", module = "deepnvme._deepnvme")]
 pub(crate) struct FileReader {
@@ -54,15 +60,9 @@ impl FileReader {
     fn peek<'py>(&self, py: Python<'py>, size: i64) -> PyResult<Bound<'py, PyBytes>> {
         let (at, left) = self.left();
         let size = u64::try_from(size).unwrap_or(left).min(left) as usize;
-        if size >= BUFFER_BYTES {
-            let (bytes, target) = memory::new_bytes(py, size)?;
-            self.fill(py, at, target)?;
-            return Ok(bytes);
-        }
-        PyBytes::new_with(py, size, |out| {
-            let read = self.handle.with(py, |reader| reader.read_at(at, out))?;
-            check_whole(py, read, size)
-        })
+        let (bytes, target) = memory::new_bytes(py, size)?;
+        self.fill(py, at, target)?;
+        Ok(bytes)
     }
 
     /// Fills a writable buffer as far as the file goes; how many bytes that were.
@@ -70,16 +70,14 @@ impl FileReader {
         let (at, left) = self.left();
         let target = memory::target(buffer)?;
         let size = (target.len() as u64).min(left) as usize;
-        // Strided memory is filled through a block of its own where it is not filled to its end.
-        if size == target.len() && (size >= BUFFER_BYTES || !target.is_contiguous()) {
+        if size == target.len() {
             self.fill(py, at, target)?;
-        } else if size >= BUFFER_BYTES && target.is_contiguous() {
+        } else if target.is_contiguous() {
             self.fill(py, at, target.split_at(size).0)?;
         } else {
-            let mut bytes = vec![0; size];
-            let read = self.handle.with(py, |reader| reader.read_at(at, &mut bytes))?;
+            // The end of the file in the middle of strided memory.
+            let read = self.handle.with(py, |reader| reader.read_into(at, &target))?;
             check_whole(py, read, size)?;
-            target.copy_from_slice(0, &bytes);
         }
         self.position.fetch_add(size as u64, Ordering::Relaxed);
         Ok(size)
@@ -116,10 +114,44 @@ impl FileReader {
         (at, self.file_bytes.saturating_sub(at))
     }
 
-    /// Large reads go past the buffers, straight to the caller's memory.
+    /// Fills all of `target`: a large one past the windows, straight from the device, a small one from them.
     fn fill(&self, py: Python<'_>, at: u64, target: RegionMut) -> PyResult<()> {
-        let pending = self.handle.with(py, |reader| reader.start_read(at, target))?;
-        run_flight(py, Flight::new(Kind::Read(pending))).map(drop)
+        let size = target.len();
+        if size <= GLANCE_BYTES_MAX && self.handle.glance(|reader| reader.read_held(at, &target)) == Some(true) {
+            return Ok(());
+        }
+        if size >= BUFFER_BYTES {
+            let started = self.handle.with(py, |reader| match reader.is_cached(&(at..at + size as u64)) {
+                true => Ok(Err(target)),
+                false => reader.start_read(at, target).map(Ok),
+            })?;
+            return match started {
+                Ok(pending) => run_flight(py, Flight::new(Kind::Read(pending))).map(drop),
+                Err(target) => self.copy(py, at, target),
+            };
+        }
+        let read = self.handle.with(py, |reader| reader.read_into(at, &target))?;
+        check_whole(py, read, size)
+    }
+
+    /// Fills a large target from the page cache, in pieces, so that Ctrl-C arrives.
+    fn copy(&self, py: Python<'_>, mut at: u64, target: RegionMut) -> PyResult<()> {
+        target.advise_huge();
+        let mut rest = Some(target);
+        while let Some(target) = rest.take() {
+            let piece = if target.is_contiguous() && target.len() > COPY_BYTES_MAX {
+                let (piece, others) = target.split_at(COPY_BYTES_MAX);
+                rest = Some(others);
+                piece
+            } else {
+                target
+            };
+            let read = self.handle.with(py, |reader| reader.read_into(at, &piece))?;
+            check_whole(py, read, piece.len())?;
+            at += read as u64;
+            py.check_signals()?;
+        }
+        Ok(())
     }
 }
 

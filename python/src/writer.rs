@@ -1,6 +1,7 @@
 //! The writing end of `deepnvme.open`: what `deepnvme.Writer` calls.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 
 use deepnvme_io::Target;
 use deepnvme_io::stream;
@@ -8,6 +9,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use crate::engine::PyEngine;
+use crate::flight::{GRACE, SLICE};
 use crate::handle::Handle;
 use crate::path::Place;
 use crate::{default, error, memory, settings};
@@ -67,11 +69,35 @@ impl FileWriter {
         self.position.load(Ordering::Relaxed)
     }
 
-    /// Writes the rest, makes it durable as asked, and gives the file its name.
+    /// Writes the rest, makes it durable as asked, and gives the file its name. The sync may take long: another thread
+    /// waits for it, so that Ctrl-C arrives here. It leaves no file, unless that has its name already.
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
-        match self.handle.end(py, stream::FileWriter::commit)? {
-            Some(result) => error::check(py, result),
-            None => Ok(()),
+        let Some(writer) = self.handle.end(py, |writer| writer)? else { return Ok(()) };
+        let given_up = Arc::new(AtomicBool::new(false));
+        let (report, mut over) = mpsc::sync_channel(1);
+        let seen = Arc::clone(&given_up);
+        std::thread::spawn(move || {
+            let _ = report.send(writer.commit_unless(&seen));
+        });
+        loop {
+            let waited;
+            (over, waited) = py.detach(move || {
+                let waited = over.recv_timeout(SLICE);
+                (over, waited)
+            });
+            match waited {
+                Ok(result) => return error::check(py, result),
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    return Err(error::plain(py, "Error", "the thread that closed the file stopped".into()));
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+            }
+            if let Err(interrupt) = py.check_signals() {
+                given_up.store(true, Ordering::SeqCst);
+                // Mostly it is over in that time, and nothing is left when the caller looks.
+                let _ = py.detach(move || over.recv_timeout(GRACE).is_ok());
+                return Err(interrupt);
+            }
         }
     }
 

@@ -95,3 +95,53 @@ def test_a_handler_that_returns_does_not(python: Run) -> None:
             assert engine.write(bytes(8 << 20), "file") == 8 << 20
         signal.setitimer(signal.ITIMER_REAL, 0)
     """)
+
+
+def test_ctrl_c_arrives_while_a_file_is_closed(python: Run) -> None:
+    python("""
+        import os, signal, threading, time
+        import deepnvme
+
+        # Slow enough that most of it is still to be written when close begins.
+        engine = deepnvme.Engine(backend="threads", workers=1, queue_depth=1, block_bytes=4096)
+        data = os.urandom(12 << 20)
+
+        def close_is_interrupted():
+            file = deepnvme.open("file", "wb", engine=engine)
+            file.write(data)
+            began = threading.Event()
+
+            def interrupt():
+                began.wait()
+                time.sleep(0.01)
+                os.kill(os.getpid(), signal.SIGINT)
+
+            thread = threading.Thread(target=interrupt)
+            thread.start()
+            try:
+                began.set()
+                file.close()
+                thread.join()
+                time.sleep(0.1)
+            except KeyboardInterrupt:
+                thread.join()
+                assert file.closed
+                return True
+            return False
+
+        # A machine with a very fast disk may close the file before the signal comes.
+        for attempt in range(20):
+            before = engine.stats().bytes_written
+            if close_is_interrupted() and not os.path.exists("file"):
+                break
+            assert open("file", "rb").read() == data, "half a file"
+            os.remove("file")
+        for _ in range(100):
+            if not os.listdir("."):
+                break
+            time.sleep(0.05)
+        assert os.listdir(".") in ([], ["file"]), os.listdir(".")
+        with deepnvme.open("file", "wb", engine=engine) as file:
+            file.write(b"the engine goes on")
+        assert open("file", "rb").read() == b"the engine goes on"
+    """)

@@ -20,7 +20,7 @@ use crate::worker::{Hands, SlotSetup, Worker, WorkerSetup};
 
 /// From this size on, memory that is about to be filled is worth asking huge pages for. Smaller tensors would only
 /// split the process's memory map into more pieces.
-const HUGE_ADVICE_BYTES_MIN: usize = 32 << 20;
+const HUGE_ADVICE_BYTES_MIN: usize = 8 << 20;
 
 /// Makes the backend of one worker, on that worker's thread.
 pub type BackendFactory = Arc<dyn Fn(&BackendSetup) -> Result<Box<dyn Backend>> + Send + Sync>;
@@ -271,6 +271,11 @@ impl Engine {
         self.job(Direction::Write, layout, Memory::Sources(sources), options)
     }
 
+    /// An error in a process that was forked from the one that made this engine.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if self.queue.is_foreign() { Err(queue::forked()) } else { Ok(()) }
+    }
+
     fn job(
         &self,
         direction: Direction,
@@ -278,9 +283,7 @@ impl Engine {
         memory: Memory,
         options: WriteOptions,
     ) -> Result<Arc<Job>> {
-        if self.queue.is_foreign() {
-            return Err(queue::forked());
-        }
+        self.check_process()?;
         let RequestLayout { files, file_ends, segments, .. } = layout;
         self.note_buffered(&files);
         let geometries: Vec<_> = files.iter().map(|file| file.geometry()).collect();

@@ -15,7 +15,7 @@ const _: () = assert!(size_of::<libc::off_t>() == 8);
 const IOVECS_INLINE: usize = 16;
 
 /// Does the op with one call and says what that returned; EINTR and short transfers are results like others.
-pub(super) fn perform(op: &Op) -> Result<usize, Errno> {
+pub(crate) fn perform(op: &Op) -> Result<usize, Errno> {
     match op.kind {
         OpKind::SyncData => rustix::fs::fdatasync(&op.file).map(|()| 0),
         OpKind::SyncAll => rustix::fs::fsync(&op.file).map(|()| 0),

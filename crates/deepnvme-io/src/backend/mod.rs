@@ -13,7 +13,8 @@ use crate::error::{Error, Result};
 use crate::op::{Completion, Op, Submit};
 
 pub mod aio;
-mod call;
+pub(crate) mod cachestat;
+pub(crate) mod call;
 mod eventfd;
 mod inflight;
 pub mod inline;

@@ -3,12 +3,14 @@
 //! `open` finds a file by name, `adopt` takes over a descriptor, `part` holds the two descriptors of one
 //! part, `alignment` asks the kernel what direct I/O needs.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::OFlags;
 
+use crate::backend::cachestat::cached_pages;
 use crate::config::DirectMode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::split::Geometry;
@@ -232,6 +234,24 @@ impl TensorFile {
             part.cut(self.layout.part_bytes(bytes, index))?;
         }
         Ok(())
+    }
+
+    /// How much of that range of a plain file is in the page cache, and how much that is of, in pages. `None` of a
+    /// stripe set, and where the kernel does not tell.
+    pub(crate) fn cached_pages(&self, range: &Range<u64>) -> Option<(u64, u64)> {
+        let [part] = &self.parts[..] else { return None };
+        if range.is_empty() {
+            return None;
+        }
+        let page_bytes = rustix::param::page_size() as u64;
+        let pages = (range.end - 1) / page_bytes - range.start / page_bytes + 1;
+        Some((cached_pages(part.any().as_fd(), range)?, pages))
+    }
+
+    /// The same open file, with every transfer through the page cache, for that reason.
+    pub(crate) fn buffered_twin(&self, reason: &str) -> Result<Arc<Self>> {
+        let parts = self.parts.iter().map(|part| part.buffered_twin(reason)).collect::<Result<Vec<_>>>()?;
+        Ok(Arc::new(Self { path: self.path.clone(), parts, layout: self.layout }))
     }
 
     /// A descriptor of the first part, for those who lock or stat it.

@@ -95,6 +95,20 @@ impl Part {
         Self { path, access, direct: None, buffered: OnceLock::new(), required, buffered_reason }
     }
 
+    pub(super) fn buffered_twin(&self, reason: &str) -> Result<Self> {
+        let (buffered, buffered_reason) = (OnceLock::new(), OnceLock::new());
+        let _ = buffered.set(self.descriptor(Channel::Buffered)?);
+        let _ = buffered_reason.set(reason.into());
+        Ok(Self {
+            path: self.path.clone(),
+            access: self.access,
+            direct: None,
+            buffered,
+            required: false,
+            buffered_reason,
+        })
+    }
+
     fn take_direct(&mut self, fd: OwnedFd, fail: &dyn Fn(Errno) -> Error) -> Result<()> {
         let stat = alignment::stat(fd.as_fd()).map_err(fail)?;
         check_type(&stat, &self.path)?;

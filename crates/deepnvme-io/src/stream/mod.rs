@@ -1,12 +1,13 @@
 //! Files as streams over the engine: what `open(path, "wb")` and `open(path, "rb")` are made of.
 //!
 //! [`FileWriter`] overlaps the caller's copying with the writing, and replaces the file at once when it is
-//! committed; [`FileReader`] reads ahead while the caller reads on. Each holds [`BUFFERS`] buffers of
+//! committed; [`FileReader`] reads ahead while the caller reads on (`window`). Each holds [`BUFFERS`] buffers of
 //! [`BUFFER_BYTES`] at the most.
 
 mod reader;
 mod replace;
 mod temporary;
+mod window;
 mod writer;
 
 pub use reader::FileReader;

@@ -1,38 +1,51 @@
-//! A reader with a position: small reads come from buffers that are filled ahead, large ones go straight to the
-//! caller's memory.
+//! A reader with a position: small reads come from windows that are filled ahead, large ones go straight to the
+//! caller's memory, and what the page cache has is taken from there.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
-use deepnvme_mem::{Buffer, RegionMut};
+use deepnvme_mem::{Buffer, Region, RegionMut};
+use smallvec::smallvec;
 
+use super::window::{Filling, Held, Window};
 use super::{BUFFER_BYTES, BUFFERS};
+use crate::backend::call;
+use crate::config::DirectMode;
 use crate::engine::Engine;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::file::{Access, OpenOptions, Target, TensorFile};
-use crate::job::Transfer;
+use crate::op::{Errno, Op, OpKind, Token};
 use crate::pending::Pending;
+use crate::split::Channel;
 
-/// Bytes of the first buffer after a jump; it doubles while the reading goes on in order.
+/// Bytes of the first window after a jump; it doubles while the reading goes on in order.
 const FIRST_BYTES: usize = 64 << 10;
+/// Bytes of the largest window that comes from the page cache: it should still be in the processor's.
+const CACHED_BYTES_MAX: usize = 256 << 10;
+/// Smallest read that goes from the page cache to the caller without a window between.
+const UNWINDOWED_BYTES_MIN: usize = 16 << 10;
+/// Most bytes between two large reads that still follow one another: room for a record's header.
+const GAP_BYTES_MAX: u64 = 64 << 10;
+/// What windows start at multiples of, so that they need no bounce slot on any usual device.
+const WINDOW_ALIGNMENT_BYTES: u64 = 4096;
+const CACHED_REASON: &str = "most of the bytes were in the page cache";
 
 /// Reads a file in any order, best from start to end.
 #[derive(Debug)]
 pub struct FileReader {
     // Dropped first: the requests in flight end before the file closes.
     ahead: VecDeque<Window>,
-    current: Option<(u64, Buffer, usize)>,
+    current: Option<Held>,
     engine: Arc<Engine>,
     file: Arc<TensorFile>,
+    /// The same file through the page cache; made when first needed.
+    twin: Option<Arc<TensorFile>>,
+    may_use_cache: bool,
     file_bytes: u64,
     next_bytes: usize,
-}
-
-#[derive(Debug)]
-struct Window {
-    offset: u64,
-    bytes: usize,
-    pending: Pending<RegionMut>,
+    /// The end of the last large read.
+    record_end: u64,
 }
 
 impl FileReader {
@@ -41,10 +54,21 @@ impl FileReader {
     /// # Errors
     /// The kernel's refusal, with the path.
     pub fn open(engine: Arc<Engine>, target: &Target) -> Result<Self> {
-        let options = OpenOptions { access: Access::Read, create: false, direct: engine.config().direct };
-        let file = TensorFile::open(target, options)?;
+        engine.check_process()?;
+        let direct = engine.config().direct;
+        let file = TensorFile::open(target, OpenOptions { access: Access::Read, create: false, direct })?;
         let file_bytes = file.len()?;
-        Ok(Self { ahead: VecDeque::new(), current: None, engine, file, file_bytes, next_bytes: FIRST_BYTES })
+        Ok(Self {
+            ahead: VecDeque::new(),
+            current: None,
+            engine,
+            file,
+            twin: None,
+            may_use_cache: direct != DirectMode::Required,
+            file_bytes,
+            next_bytes: FIRST_BYTES,
+            record_end: 0,
+        })
     }
 
     /// Bytes in the file when it was opened.
@@ -63,85 +87,197 @@ impl FileReader {
     ///
     /// # Errors
     /// The first failure of a read, or a file that has become shorter.
-    pub fn read_at(&mut self, mut offset: u64, mut out: &mut [u8]) -> Result<usize> {
-        let mut total = 0;
-        while !out.is_empty() && offset < self.file_bytes {
-            if !self.holds(offset) {
-                self.go_to(offset)?;
-            }
-            let Some((start, buffer, bytes)) = &self.current else {
-                break;
-            };
-            let from = (offset - start) as usize;
-            let now = (bytes - from).min(out.len());
-            out[..now].copy_from_slice(&buffer.as_slice()[from..from + now]);
-            out = &mut out[now..];
-            offset += now as u64;
-            total += now;
-        }
-        Ok(total)
+    pub fn read_at(&mut self, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let wanted = out.len();
+        self.gather(offset, wanted, None, &mut |at, bytes| out[at..at + bytes.len()].copy_from_slice(bytes))
     }
 
-    /// Starts a read of all of `target` from `offset`, past the buffers.
+    /// The same for memory of the engine's kind, of any layout.
+    ///
+    /// # Errors
+    /// As [`read_at`](Self::read_at).
+    pub fn read_into(&mut self, offset: u64, target: &RegionMut) -> Result<usize> {
+        let memory = target.is_contiguous().then(|| target.region());
+        self.gather(offset, target.len(), memory.as_ref(), &mut |at, bytes| target.copy_from_slice(at, bytes))
+    }
+
+    /// Fills `target` if all of it is in the current window; whether it was. Never waits for anything.
+    #[must_use]
+    pub fn read_held(&self, offset: u64, target: &RegionMut) -> bool {
+        let held = self.current.as_ref().and_then(|held| held.from(offset));
+        let Some(bytes) = held.and_then(|bytes| bytes.get(..target.len())) else { return false };
+        target.copy_from_slice(0, bytes);
+        true
+    }
+
+    /// Starts a read of all of `target` from `offset`, past the windows and the page cache, but for what a window
+    /// already has. What comes after it is fetched along: of records in a row, the disk has the beginning of the next
+    /// one ready when it is asked for, and does not rest between them.
     ///
     /// # Errors
     /// As [`Engine::read`].
-    pub fn start_read(&self, offset: u64, target: RegionMut) -> Result<Pending<RegionMut>> {
-        self.engine.read(&self.file, offset, target)
-    }
-
-    fn holds(&self, offset: u64) -> bool {
-        self.current.as_ref().is_some_and(|(start, _, bytes)| (*start..start + *bytes as u64).contains(&offset))
-    }
-
-    /// Makes the buffer that holds `offset` the current one, and keeps others coming.
-    fn go_to(&mut self, offset: u64) -> Result<()> {
-        let mut spare = self.current.take().map(|(_, buffer, _)| buffer);
-        let is_next = self.ahead.front().is_some_and(|window| window.offset == offset);
-        if is_next {
-            self.next_bytes = (self.next_bytes * 2).min(BUFFER_BYTES);
+    pub fn start_read(&mut self, offset: u64, target: RegionMut) -> Result<Pending<RegionMut>> {
+        let end = offset.saturating_add(target.len() as u64);
+        let is_next = (self.record_end..=self.record_end.saturating_add(GAP_BYTES_MAX)).contains(&offset);
+        self.record_end = end;
+        let fetched_bytes = if target.is_contiguous() { self.fetched_bytes(offset).min(target.len()) } else { 0 };
+        let (pending, head) = if fetched_bytes > 0 {
+            let (head, rest) = target.split_at(fetched_bytes);
+            (self.engine.read(&self.file, offset + fetched_bytes as u64, rest)?, Some(head))
         } else {
+            (self.engine.read(&self.file, offset, target)?, None)
+        };
+        if let Some(head) = head {
+            self.read_into(offset, &head)?;
+        }
+        self.ahead.clear();
+        self.next_bytes = if is_next { BUFFER_BYTES } else { FIRST_BYTES };
+        self.request(end, None)?;
+        Ok(pending)
+    }
+
+    /// Bytes from `offset` on that are in a window, or on their way to one.
+    fn fetched_bytes(&self, offset: u64) -> usize {
+        let held = self.current.as_ref().and_then(|held| held.from(offset)).map_or(0, <[u8]>::len);
+        let coming = self.ahead.front().filter(|window| window.holds(offset));
+        held.max(coming.map_or(0, |window| (window.end() - offset) as usize))
+    }
+
+    fn gather(
+        &mut self,
+        offset: u64,
+        wanted: usize,
+        memory: Option<&Region>,
+        put: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<usize> {
+        let wanted = (wanted as u64).min(self.file_bytes.saturating_sub(offset)) as usize;
+        let mut done = 0;
+        while done < wanted {
+            let at = offset + done as u64;
+            if let Some(bytes) = self.current.as_ref().and_then(|held| held.from(at)) {
+                let now = bytes.len().min(wanted - done);
+                put(done, &bytes[..now]);
+                done += now;
+                continue;
+            }
+            if let Some(memory) = memory.filter(|_| wanted - done >= UNWINDOWED_BYTES_MIN)
+                && self.is_cached(&(at..offset + wanted as u64))
+            {
+                let bytes = self.read_cached(at, memory.slice(done..wanted))?;
+                done += bytes;
+                if bytes > 0 {
+                    continue;
+                }
+            }
+            self.go_to(at)?;
+        }
+        Ok(done)
+    }
+
+    /// Makes the window that holds `offset` the current one, and while the reading goes on in order keeps others
+    /// coming.
+    fn go_to(&mut self, offset: u64) -> Result<()> {
+        let before = self.current.as_ref().map(Held::end);
+        let spare = self.current.take().map(Held::into_buffer);
+        // A short jump may have passed over the end of a window.
+        while self.ahead.front().is_some_and(|window| window.end() <= offset) {
+            self.ahead.pop_front();
+        }
+        let next = self.ahead.front().filter(|window| window.holds(offset)).map(|window| window.offset);
+        let goes_on = before.is_some_and(|before| before == offset || Some(before) == next);
+        self.next_bytes = if goes_on { (self.next_bytes * 2).min(BUFFER_BYTES) } else { FIRST_BYTES };
+        let mut spare = spare;
+        if next.is_none() {
             self.ahead.clear();
-            self.next_bytes = FIRST_BYTES;
             self.request(offset, spare.take())?;
         }
-        let Some(window) = self.ahead.pop_front() else {
-            return Ok(());
-        };
-        let mut next = window.offset + window.bytes as u64;
-        if is_next {
-            // Reading in order: keep the others busy while this one is used.
-            next = self.ahead.back().map_or(next, |last| last.offset + last.bytes as u64);
-            while self.ahead.len() + 2 < BUFFERS && next < self.file_bytes {
-                next += self.request(next, spare.take())? as u64;
+        let Some(window) = self.ahead.pop_front() else { return Ok(()) };
+        if goes_on && !window.is_full() {
+            // One window is current, one more may be in the caller's hands.
+            while self.ahead.len() + 2 < BUFFERS {
+                let next = self.ahead.back().map_or(window.end(), Window::end);
+                if !self.request(next, spare.take())? {
+                    break;
+                }
             }
-        } else {
-            self.request(next, None)?;
         }
-        let (offset, bytes) = (window.offset, window.bytes);
-        let (memory, result) = window.pending.wait();
-        let Transfer { .. } = result?;
-        let buffer = memory.and_then(|memory| memory.into_buffer().ok());
-        let buffer = buffer.ok_or_else(|| Error::new(ErrorKind::Io, "read", "a buffer did not come home"))?;
-        self.current = Some((offset, buffer, bytes));
+        self.current = Some(window.land()?);
         Ok(())
     }
 
-    /// Starts to fill a buffer from `offset` on; how many bytes that will be.
-    fn request(&mut self, offset: u64, spare: Option<Buffer>) -> Result<usize> {
-        let bytes = (self.next_bytes as u64).min(self.file_bytes.saturating_sub(offset)) as usize;
-        if bytes == 0 {
-            return Ok(0);
+    /// Starts to fill a window that begins at `offset` or a little before; false at the end of the file.
+    fn request(&mut self, offset: u64, spare: Option<Buffer>) -> Result<bool> {
+        if offset >= self.file_bytes {
+            return Ok(false);
         }
+        let offset = offset / WINDOW_ALIGNMENT_BYTES * WINDOW_ALIGNMENT_BYTES;
+        let bytes_of = |most: usize| (most as u64).min(self.file_bytes - offset) as usize;
+        let cached_bytes = bytes_of(self.next_bytes.min(CACHED_BYTES_MAX));
+        let is_cached = self.is_cached(&(offset..offset + cached_bytes as u64));
+        let bytes = if is_cached { cached_bytes } else { bytes_of(self.next_bytes) };
         let buffer = match spare.filter(|buffer| buffer.len() == bytes) {
             Some(buffer) => buffer,
             None => Buffer::zeroed(bytes).map_err(|error| {
-                let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::NOMEM);
+                let errno = Errno::from_io_error(&error).unwrap_or(Errno::NOMEM);
                 Error::os("allocate a buffer", errno)
             })?,
         };
-        let pending = self.engine.read(&self.file, offset, buffer.into_region())?;
-        self.ahead.push_back(Window { offset, bytes, pending });
-        Ok(bytes)
+        let memory = buffer.into_region();
+        if is_cached && self.read_cached(offset, memory.region())? == bytes {
+            if let Ok(buffer) = memory.into_buffer() {
+                self.ahead.push_back(Window { offset, bytes, filling: Filling::Full(buffer) });
+            }
+            return Ok(true);
+        }
+        let pending = self.engine.read(&self.file, offset, memory)?;
+        self.ahead.push_back(Window { offset, bytes, filling: Filling::Flying(pending) });
+        Ok(true)
+    }
+
+    /// Whether copying the range out of the page cache, as [`read_into`](Self::read_into) does then, beats fetching it
+    /// from the device again. What little may be missing is fetched by the kernel. Never where direct I/O is required.
+    #[must_use]
+    pub fn is_cached(&self, range: &Range<u64>) -> bool {
+        self.may_use_cache && self.file.cached_pages(range).is_some_and(|(cached, asked)| mostly(cached, asked))
+    }
+
+    /// Copies out of the page cache, on this thread; how many bytes that were. At the end of the file none, and it is
+    /// for the engine to say so.
+    fn read_cached(&mut self, offset: u64, memory: Region) -> Result<usize> {
+        let twin = self.through_cache()?;
+        let (part, offset) = twin.part_at(offset);
+        let file = part.descriptor(Channel::Buffered)?;
+        let op = Op { token: Token(0), kind: OpKind::Read, file, offset, pieces: smallvec![memory] };
+        loop {
+            match call::perform(&op) {
+                Ok(bytes) => return Ok(bytes),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(Error::os("read", errno).at_path(part.path()).at_offset(offset)),
+            }
+        }
+    }
+
+    fn through_cache(&mut self) -> Result<Arc<TensorFile>> {
+        if let Some(twin) = &self.twin {
+            return Ok(Arc::clone(twin));
+        }
+        let twin = self.file.buffered_twin(CACHED_REASON)?;
+        Ok(Arc::clone(self.twin.insert(twin)))
+    }
+}
+
+/// Seven eighths, since a page that is missing costs far more than one that is there saves.
+fn mostly(cached: u64, asked: u64) -> bool {
+    cached >= asked - asked / 8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::mostly;
+
+    #[test]
+    fn a_range_is_cached_when_hardly_anything_is_missing() {
+        assert!(mostly(1, 1) && mostly(7, 8) && mostly(900, 1000));
+        assert!(!mostly(0, 1) && !mostly(6, 8) && !mostly(6, 7) && !mostly(800, 1000));
     }
 }

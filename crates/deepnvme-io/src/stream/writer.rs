@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use deepnvme_mem::{Buffer, Region, RegionMut};
 
@@ -103,7 +104,16 @@ impl FileWriter {
     ///
     /// # Errors
     /// The first failure; the file that had the name before is then intact, and the temporary is gone.
-    pub fn commit(mut self) -> Result<()> {
+    pub fn commit(self) -> Result<()> {
+        self.commit_unless(&AtomicBool::new(false))
+    }
+
+    /// The same, unless `given_up` is true when the file would get its name: for those who let another thread wait
+    /// for the sync, and may have to stop waiting.
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit), and `Cancelled`.
+    pub fn commit_unless(mut self, given_up: &AtomicBool) -> Result<()> {
         self.check()?;
         let bytes = self.position();
         if let Some(buffer) = self.current.take() {
@@ -120,6 +130,10 @@ impl FileWriter {
         self.file.cut(bytes)?;
         let (_, synced) = self.engine.write(&self.file, bytes, Region::from_vec(Vec::new()), options)?.wait();
         synced?;
+        if given_up.load(Ordering::SeqCst) {
+            let error = Error::new(ErrorKind::Cancelled, "close", "the file was given up before it had its name");
+            return Err(self.replacement.as_ref().map_or(error.clone(), |it| error.at_path(it.target())));
+        }
         match self.replacement.take() {
             Some(replacement) => replacement.commit(self.durability == Durability::Full),
             None => Ok(()),

@@ -1,0 +1,73 @@
+//! One buffer of a reader: on its way from the disk, or full.
+
+use deepnvme_mem::{Buffer, RegionMut};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::pending::Pending;
+
+/// A range of the file that has been asked for.
+#[derive(Debug)]
+pub(super) struct Window {
+    pub(super) offset: u64,
+    pub(super) bytes: usize,
+    pub(super) filling: Filling,
+}
+
+#[derive(Debug)]
+pub(super) enum Filling {
+    Flying(Pending<RegionMut>),
+    Full(Buffer),
+}
+
+/// A range of the file that is here.
+#[derive(Debug)]
+pub(super) struct Held {
+    offset: u64,
+    bytes: usize,
+    buffer: Buffer,
+}
+
+impl Window {
+    pub(super) fn end(&self) -> u64 {
+        self.offset + self.bytes as u64
+    }
+
+    pub(super) fn holds(&self, offset: u64) -> bool {
+        (self.offset..self.end()).contains(&offset)
+    }
+
+    /// Whether it came from the page cache, so that there is no disk to keep busy.
+    pub(super) fn is_full(&self) -> bool {
+        matches!(self.filling, Filling::Full(_))
+    }
+
+    /// Waits for it.
+    pub(super) fn land(self) -> Result<Held> {
+        let buffer = match self.filling {
+            Filling::Full(buffer) => buffer,
+            Filling::Flying(pending) => {
+                let (memory, result) = pending.wait();
+                result?;
+                let buffer = memory.and_then(|memory| memory.into_buffer().ok());
+                buffer.ok_or_else(|| Error::new(ErrorKind::Io, "read", "a buffer did not come home"))?
+            }
+        };
+        Ok(Held { offset: self.offset, bytes: self.bytes, buffer })
+    }
+}
+
+impl Held {
+    pub(super) fn end(&self) -> u64 {
+        self.offset + self.bytes as u64
+    }
+
+    /// The bytes from `offset` on; `None` where it is not inside.
+    pub(super) fn from(&self, offset: u64) -> Option<&[u8]> {
+        let at = usize::try_from(offset.checked_sub(self.offset)?).ok()?;
+        self.buffer.as_slice().get(at..self.bytes).filter(|bytes| !bytes.is_empty())
+    }
+
+    pub(super) fn into_buffer(self) -> Buffer {
+        self.buffer
+    }
+}
