@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use deepnvme_io::Target;
-use deepnvme_io::stream::{self, BUFFER_BYTES};
+use deepnvme_io::stream;
 use deepnvme_mem::RegionMut;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -20,6 +20,11 @@ use crate::{default, error, memory};
 /// Largest read that is copied out of a window without letting go of the GIL.
 const GLANCE_BYTES_MAX: usize = 32 << 10;
 
+/// Smallest read that goes past the windows, straight from the device, with every worker copying what has to be copied.
+/// Reads below gain more from what is on its way already: with one request after the other, the disk rests between them.
+const LARGE_BYTES_MIN: usize = 32 << 20;
+/// From this size on fresh memory is worth asking huge pages for.
+const HUGE_BYTES_MIN: usize = 8 << 20;
 /// Most bytes that are copied out of the page cache between two looks for Ctrl-C.
 const COPY_BYTES_MAX: usize = 256 << 20;
 
@@ -120,7 +125,10 @@ impl FileReader {
         if size <= GLANCE_BYTES_MAX && self.handle.glance(|reader| reader.read_held(at, &target)) == Some(true) {
             return Ok(());
         }
-        if size >= BUFFER_BYTES {
+        if size >= HUGE_BYTES_MIN {
+            target.advise_huge();
+        }
+        if size >= LARGE_BYTES_MIN {
             let started = self.handle.with(py, |reader| match reader.is_cached(&(at..at + size as u64)) {
                 true => Ok(Err(target)),
                 false => reader.start_read(at, target).map(Ok),
@@ -136,7 +144,6 @@ impl FileReader {
 
     /// Fills a large target from the page cache, in pieces, so that Ctrl-C arrives.
     fn copy(&self, py: Python<'_>, mut at: u64, target: RegionMut) -> PyResult<()> {
-        target.advise_huge();
         let mut rest = Some(target);
         while let Some(target) = rest.take() {
             let piece = if target.is_contiguous() && target.len() > COPY_BYTES_MAX {

@@ -12,7 +12,7 @@ use crate::file::{DirectState, TensorFile};
 use crate::job::{Job, Memory, WriteOptions};
 use crate::pending::Pending;
 use crate::probe::Probe;
-use crate::queue::{self, Queue};
+use crate::queue::{self, Queue, Turn};
 use crate::split::{Direction, Plan, Segment};
 use crate::stats::{self, StatsSnapshot, WorkerStats};
 use crate::sync::lock;
@@ -187,6 +187,18 @@ impl Engine {
         self.submit(self.read_job(vec![item])?)
     }
 
+    /// As [`read`](Self::read), for what nobody waits for yet: it is served when the blocks of all other requests are on
+    /// their way, or as soon as [`Pending::hurry`] says that somebody waits.
+    pub(crate) fn read_later(
+        &self,
+        file: &Arc<TensorFile>,
+        offset: u64,
+        target: RegionMut,
+    ) -> Result<Pending<RegionMut>> {
+        let item = ReadItem { file: Arc::clone(file), offset, target };
+        self.submit_for(self.read_job(vec![item])?, Turn::Later)
+    }
+
     /// As [`read`](Self::read), for a caller that waits at once: a small request is made on the calling thread, and
     /// is done when this returns. That saves two switches between threads; it is so with the backends `Auto` and
     /// `Threads` only.
@@ -305,10 +317,14 @@ impl Engine {
 
     /// Offers the job to the workers.
     fn submit<T>(&self, job: Arc<Job>) -> Result<Pending<T>> {
+        self.submit_for(job, Turn::Now)
+    }
+
+    fn submit_for<T>(&self, job: Arc<Job>, turn: Turn) -> Result<Pending<T>> {
         if job.plan.block_count() == 0 && !job.needs_preparing() {
             self.queue.blocks_done(&job);
         } else {
-            self.queue.push(&job)?;
+            self.queue.push(&job, turn)?;
         }
         Ok(Pending::new(job, Arc::clone(&self.queue)))
     }

@@ -111,6 +111,13 @@ impl<T> Pending<T> {
         self.queue.cancel(&self.job, error)
     }
 
+    /// Has a request that was to be served later served now, since somebody is about to wait for it.
+    pub(crate) fn hurry(&self) {
+        if !self.queue.is_foreign() && !self.is_done() {
+            self.queue.hurry(&self.job);
+        }
+    }
+
     /// Writes to that eventfd once, when the request is done.
     pub fn notify(&self, eventfd: OwnedFd) {
         self.job.outcome.notify(eventfd);

@@ -1,7 +1,8 @@
 //! Where requests wait for workers, and where workers wait for requests.
 //!
 //! Requests take turns: a worker claims one block of the first request and puts the request last, so that a
-//! small request never waits for the end of a large one.
+//! small request never waits for the end of a large one. What is read ahead comes after all that, until somebody waits
+//! for it.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -48,7 +49,24 @@ enum Entry {
 #[derive(Debug)]
 struct State {
     entries: VecDeque<Entry>,
+    /// For workers that find nothing else to do.
+    later: VecDeque<Arc<Job>>,
     is_closed: bool,
+}
+
+impl State {
+    fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.later.is_empty()
+    }
+}
+
+/// When a request is served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Turn {
+    /// In turn with the others.
+    Now,
+    /// When the blocks of all those are on their way. Only for reads.
+    Later,
 }
 
 /// Shared by the engine, its workers and its pendings.
@@ -130,7 +148,7 @@ impl Seat {
 impl Queue {
     pub(crate) fn new(workers: u32) -> Self {
         Self {
-            state: Mutex::new(State { entries: VecDeque::new(), is_closed: false }),
+            state: Mutex::new(State { entries: VecDeque::new(), later: VecDeque::new(), is_closed: false }),
             seats: (0..workers).map(|_| Seat::default()).collect(),
             pid: std::process::id(),
             requests: AtomicU64::new(0),
@@ -149,21 +167,21 @@ impl Queue {
     }
 
     /// Takes a new request.
-    pub(crate) fn push(&self, job: &Arc<Job>) -> Result<()> {
+    pub(crate) fn push(&self, job: &Arc<Job>, turn: Turn) -> Result<()> {
         {
             let mut state = lock(&self.state);
             if state.is_closed {
                 return Err(Error::new(ErrorKind::Closed, job.plan.direction().name(), "the engine is closed"));
             }
-            if state.entries.len() >= REQUESTS_MAX {
+            if state.entries.len() + state.later.len() >= REQUESTS_MAX {
                 let detail = format!("{REQUESTS_MAX} requests are waiting; wait for some of them first");
                 return Err(Error::new(ErrorKind::Busy, job.plan.direction().name(), detail));
             }
-            state.entries.push_back(if job.needs_preparing() {
-                Entry::Prepare(Arc::clone(job))
-            } else {
-                Entry::Blocks(Arc::clone(job))
-            });
+            match turn {
+                _ if job.needs_preparing() => state.entries.push_back(Entry::Prepare(Arc::clone(job))),
+                Turn::Now => state.entries.push_back(Entry::Blocks(Arc::clone(job))),
+                Turn::Later => state.later.push_back(Arc::clone(job)),
+            }
         }
         let hands = if job.needs_preparing() { 1 } else { job.plan.block_count().max(1) };
         self.rouse(hands);
@@ -175,7 +193,8 @@ impl Queue {
         let claim = |job, duty| Claim::new(job, Arc::clone(self), duty);
         let mut state = lock(&self.state);
         loop {
-            match state.entries.pop_front()? {
+            let Some(entry) = state.entries.pop_front() else { break };
+            match entry {
                 Entry::Prepare(job) => return Some(Work::Prepare(claim(job, Duty::Prepare))),
                 Entry::Sync(job, target) => return Some(Work::Sync(claim(job, Duty::Sync), target)),
                 Entry::Blocks(job) => {
@@ -186,12 +205,29 @@ impl Queue {
                 }
             }
         }
+        // One after the other: what is read ahead is wanted in this order.
+        while let Some(job) = state.later.front() {
+            if let Some(index) = job.claim() {
+                return Some(Work::Block(claim(Arc::clone(job), Duty::Block), index));
+            }
+            state.later.pop_front();
+        }
+        None
+    }
+
+    /// Serves a request now that was to be served later: somebody waits for it.
+    pub(crate) fn hurry(&self, job: &Arc<Job>) {
+        let mut state = lock(&self.state);
+        if let Some(place) = state.later.iter().position(|other| Arc::ptr_eq(other, job)) {
+            state.later.remove(place);
+            state.entries.push_back(Entry::Blocks(Arc::clone(job)));
+        }
     }
 
     /// Whether a worker that has nothing in flight may leave.
     pub(crate) fn is_over(&self) -> bool {
         let state = lock(&self.state);
-        state.is_closed && state.entries.is_empty()
+        state.is_closed && state.is_empty()
     }
 
     /// No new requests; the workers leave when the queued ones are done.
@@ -258,7 +294,10 @@ impl Queue {
         let entries = {
             let mut state = lock(&self.state);
             state.is_closed = true;
-            std::mem::take(&mut state.entries)
+            let later = std::mem::take(&mut state.later);
+            let mut entries = std::mem::take(&mut state.entries);
+            entries.extend(later.into_iter().map(Entry::Blocks));
+            entries
         };
         for entry in entries {
             match entry {

@@ -21,12 +21,14 @@ use crate::split::Channel;
 
 /// Bytes of the first window after a jump; it doubles while the reading goes on in order.
 const FIRST_BYTES: usize = 64 << 10;
+/// Bytes of the largest window.
+const WINDOW_BYTES_MAX: usize = 2 << 20;
+/// Most windows beside the current one: together they are what a stream may hold.
+const AHEAD_MAX: usize = BUFFERS * BUFFER_BYTES / WINDOW_BYTES_MAX - 1;
 /// Bytes of the largest window that comes from the page cache: it should still be in the processor's.
 const CACHED_BYTES_MAX: usize = 256 << 10;
 /// Smallest read that goes from the page cache to the caller without a window between.
 const UNWINDOWED_BYTES_MIN: usize = 16 << 10;
-/// Most bytes between two large reads that still follow one another: room for a record's header.
-const GAP_BYTES_MAX: u64 = 64 << 10;
 /// What windows start at multiples of, so that they need no bounce slot on any usual device.
 const WINDOW_ALIGNMENT_BYTES: u64 = 4096;
 const CACHED_REASON: &str = "most of the bytes were in the page cache";
@@ -44,8 +46,7 @@ pub struct FileReader {
     may_use_cache: bool,
     file_bytes: u64,
     next_bytes: usize,
-    /// The end of the last large read.
-    record_end: u64,
+    read_ahead: bool,
 }
 
 impl FileReader {
@@ -67,7 +68,7 @@ impl FileReader {
             may_use_cache: direct != DirectMode::Required,
             file_bytes,
             next_bytes: FIRST_BYTES,
-            record_end: 0,
+            read_ahead: true,
         })
     }
 
@@ -111,15 +112,12 @@ impl FileReader {
     }
 
     /// Starts a read of all of `target` from `offset`, past the windows and the page cache, but for what a window
-    /// already has. What comes after it is fetched along: of records in a row, the disk has the beginning of the next
-    /// one ready when it is asked for, and does not rest between them.
+    /// already has: what comes home is the rest. The header of the record that may follow is fetched along.
     ///
     /// # Errors
     /// As [`Engine::read`].
     pub fn start_read(&mut self, offset: u64, target: RegionMut) -> Result<Pending<RegionMut>> {
         let end = offset.saturating_add(target.len() as u64);
-        let is_next = (self.record_end..=self.record_end.saturating_add(GAP_BYTES_MAX)).contains(&offset);
-        self.record_end = end;
         let fetched_bytes = if target.is_contiguous() { self.fetched_bytes(offset).min(target.len()) } else { 0 };
         let (pending, head) = if fetched_bytes > 0 {
             let (head, rest) = target.split_at(fetched_bytes);
@@ -128,19 +126,37 @@ impl FileReader {
             (self.engine.read(&self.file, offset, target)?, None)
         };
         if let Some(head) = head {
-            self.read_into(offset, &head)?;
+            self.read_ahead = false;
+            let read = self.read_into(offset, &head);
+            self.read_ahead = true;
+            read?;
         }
-        self.ahead.clear();
-        self.next_bytes = if is_next { BUFFER_BYTES } else { FIRST_BYTES };
-        self.request(end, None)?;
+        while self.ahead.front().is_some_and(|window| window.end() <= end) {
+            self.ahead.pop_front();
+        }
+        if self.ahead.front().is_some_and(|window| window.offset > end) {
+            self.give_up_ahead();
+        }
+        if self.ahead.is_empty() {
+            self.next_bytes = FIRST_BYTES;
+            self.request(end, None)?;
+        }
         Ok(pending)
     }
 
-    /// Bytes from `offset` on that are in a window, or on their way to one.
+    fn give_up_ahead(&mut self) {
+        self.ahead.drain(..).for_each(Window::give_up);
+    }
+
+    /// Bytes from `offset` on that are in windows, or on their way to them.
     fn fetched_bytes(&self, offset: u64) -> usize {
-        let held = self.current.as_ref().and_then(|held| held.from(offset)).map_or(0, <[u8]>::len);
-        let coming = self.ahead.front().filter(|window| window.holds(offset));
-        held.max(coming.map_or(0, |window| (window.end() - offset) as usize))
+        let mut end = self.current.as_ref().and_then(|held| held.from(offset).map(|_| held.end()));
+        for window in &self.ahead {
+            if window.holds(end.unwrap_or(offset)) {
+                end = Some(window.end());
+            }
+        }
+        end.map_or(0, |end| (end - offset) as usize)
     }
 
     fn gather(
@@ -185,18 +201,17 @@ impl FileReader {
         }
         let next = self.ahead.front().filter(|window| window.holds(offset)).map(|window| window.offset);
         let goes_on = before.is_some_and(|before| before == offset || Some(before) == next);
-        self.next_bytes = if goes_on { (self.next_bytes * 2).min(BUFFER_BYTES) } else { FIRST_BYTES };
+        self.next_bytes = if goes_on { (self.next_bytes * 2).min(WINDOW_BYTES_MAX) } else { FIRST_BYTES };
         let mut spare = spare;
         if next.is_none() {
-            self.ahead.clear();
+            self.give_up_ahead();
             self.request(offset, spare.take())?;
         }
         let Some(window) = self.ahead.pop_front() else { return Ok(()) };
-        if goes_on && !window.is_full() {
-            // One window is current, one more may be in the caller's hands.
-            while self.ahead.len() + 2 < BUFFERS {
+        if goes_on && self.read_ahead && !window.is_full() {
+            while self.ahead.len() < AHEAD_MAX {
                 let next = self.ahead.back().map_or(window.end(), Window::end);
-                if !self.request(next, spare.take())? {
+                if self.request(next, spare.take())? == next {
                     break;
                 }
             }
@@ -205,10 +220,11 @@ impl FileReader {
         Ok(())
     }
 
-    /// Starts to fill a window that begins at `offset` or a little before; false at the end of the file.
-    fn request(&mut self, offset: u64, spare: Option<Buffer>) -> Result<bool> {
+    /// Starts to fill a window that begins at `offset` or a little before. Returns where it ends: at `offset` where the
+    /// file does.
+    fn request(&mut self, offset: u64, spare: Option<Buffer>) -> Result<u64> {
         if offset >= self.file_bytes {
-            return Ok(false);
+            return Ok(offset);
         }
         let offset = offset / WINDOW_ALIGNMENT_BYTES * WINDOW_ALIGNMENT_BYTES;
         let bytes_of = |most: usize| (most as u64).min(self.file_bytes - offset) as usize;
@@ -227,11 +243,11 @@ impl FileReader {
             if let Ok(buffer) = memory.into_buffer() {
                 self.ahead.push_back(Window { offset, bytes, filling: Filling::Full(buffer) });
             }
-            return Ok(true);
+            return Ok(offset + bytes as u64);
         }
-        let pending = self.engine.read(&self.file, offset, memory)?;
+        let pending = self.engine.read_later(&self.file, offset, memory)?;
         self.ahead.push_back(Window { offset, bytes, filling: Filling::Flying(pending) });
-        Ok(true)
+        Ok(offset + bytes as u64)
     }
 
     /// Whether copying the range out of the page cache, as [`read_into`](Self::read_into) does then, beats fetching it

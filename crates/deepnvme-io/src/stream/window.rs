@@ -41,11 +41,19 @@ impl Window {
         matches!(self.filling, Filling::Full(_))
     }
 
+    /// Nobody will want it: what has not begun never does.
+    pub(super) fn give_up(self) {
+        if let Filling::Flying(pending) = &self.filling {
+            pending.cancel();
+        }
+    }
+
     /// Waits for it.
     pub(super) fn land(self) -> Result<Held> {
         let buffer = match self.filling {
             Filling::Full(buffer) => buffer,
             Filling::Flying(pending) => {
+                pending.hurry();
                 let (memory, result) = pending.wait();
                 result?;
                 let buffer = memory.and_then(|memory| memory.into_buffer().ok());
