@@ -48,7 +48,8 @@ def pinned_empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -
     if elements == 0:
         return torch.empty(sizes, dtype=dtype)
     flat: torch.Tensor = torch.utils.dlpack.from_dlpack(_pinned_capsule(elements * dtype.itemsize))
-    return flat.view(dtype).view(sizes)
+    # `.data` is no view of another tensor, which code that looks for leaves and owners would trip over.
+    return flat.view(dtype).view(sizes).data
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use pyo3::prelude::*;
 
 use crate::flight::Flight;
-use crate::orphans;
+use crate::{orphans, watch};
 
 /// The requests that were started, for as long as anybody holds them.
 static STARTED: Mutex<Vec<Weak<Flight>>> = Mutex::new(Vec::new());
@@ -40,6 +40,7 @@ pub(crate) fn _at_exit(py: Python<'_>) -> PyResult<()> {
         }
     }
     drop(started);
+    watch::end();
     orphans::sweep_all(py);
     Ok(())
 }

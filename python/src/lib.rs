@@ -31,6 +31,7 @@ mod settings;
 mod stats;
 mod stripes;
 mod torch;
+mod watch;
 mod writer;
 
 #[pyo3::pymodule(gil_used = false)]

@@ -347,6 +347,14 @@ impl Drop for Uncollected {
     }
 }
 
+/// Has the interpreter's main thread call a function soon. May be called by any thread, which need not hold the GIL, and
+/// never waits. Not to be called when the interpreter is gone.
+pub(crate) fn call_soon(function: extern "C" fn(*mut c_void) -> c_int) {
+    // SAFETY: the function takes the null pointer, and CPython lets any thread call this. When too many calls are
+    // waiting it says no, and the caller asks again some time.
+    let _ = unsafe { ffi::Py_AddPendingCall(Some(function), ptr::null_mut()) };
+}
+
 /// Whether a capsule has that name, which says what it holds.
 pub(crate) fn has_name(capsule: &Bound<'_, PyCapsule>, name: &CStr) -> bool {
     capsule.is_valid_checked(Some(name))

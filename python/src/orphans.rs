@@ -1,7 +1,8 @@
 //! Requests whose `Pending` was dropped while they were in flight.
 //!
-//! They go on, and their tensors stay alive until they are done. Each later call of the package looks at a few of
-//! them, lets go of the tensors of those that are done, and warns of those that failed: nobody else would.
+//! They go on, and their tensors stay alive until they are done. Then their tensors are let go of, and those that failed
+//! are warned of: nobody else would. `watch` has the interpreter do that; each later call of the package looks at a few
+//! of them as well, since the interpreter's main thread may be busy.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,6 +13,7 @@ use pyo3::exceptions::PyResourceWarning;
 use pyo3::prelude::*;
 
 use crate::flight::Flight;
+use crate::watch;
 
 /// How many orphans one call looks at, so that no call is slow.
 const LOOKS_PER_CALL: usize = 16;
@@ -21,6 +23,7 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Keeps a request until it is done.
 pub(crate) fn adopt(flight: Arc<Flight>) {
+    watch::watch(&flight);
     with(|orphans| orphans.push_back(flight));
 }
 

@@ -207,10 +207,22 @@ def test_a_failure_that_nobody_saw_is_a_warning(path: Path) -> None:
 
 def test_a_failure_after_the_pending_was_dropped_is_a_warning(path: Path) -> None:
     path.write_bytes(bytes(1 << 20))
-    with deepnvme.Engine(backend="threads", workers=1, queue_depth=1, block_bytes=4096) as engine:
-        engine.start_read(bytearray((1 << 20) + 1), path)
     with pytest.warns(ResourceWarning, match="nobody looked at the failure"):
+        with deepnvme.Engine(backend="threads", workers=1, queue_depth=1, block_bytes=4096) as engine:
+            engine.start_read(bytearray((1 << 20) + 1), path)
         deepnvme.read(bytearray(1), path)
+
+
+def test_the_tensor_of_a_dropped_request_is_let_go_of_by_itself(slow_engine: deepnvme.Engine, path: Path) -> None:
+    data = np.zeros(1 << 20, np.uint8)
+    alive = weakref.ref(data)
+    slow_engine.start_write(data, path)
+    del data
+    deadline = time.monotonic() + 30
+    while alive() is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert alive() is None
+    assert path.stat().st_size == 1 << 20
 
 
 def test_a_cancelled_request_is_no_failure(slow: deepnvme.Pending) -> None:

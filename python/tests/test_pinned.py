@@ -32,6 +32,14 @@ def test_any_shape_and_dtype(dtype: Any, shape: Any) -> None:
         assert not deepnvme.as_bytes(tensor).any(), "zero at first"
 
 
+def test_it_is_a_tensor_of_its_own() -> None:
+    tensor = deepnvme.pinned_empty((3, 4), torch.float32)
+    assert tensor._base is None
+    assert tensor.is_leaf
+    torch.autograd.backward(tensor.requires_grad_().square().sum())
+    assert tensor.grad is not None
+
+
 def test_the_default_is_bytes() -> None:
     assert deepnvme.pinned_empty(5).dtype is torch.uint8
     assert deepnvme.pinned_empty(torch.Size([2, 3])).shape == (2, 3)

@@ -339,7 +339,7 @@ fn sync_targets(job: &Job) -> Result<Vec<SyncTarget>> {
     for file in job.files().iter() {
         for part in file.parts() {
             let (descriptor, path) = (part.descriptor(Channel::Direct)?, part.path().to_path_buf());
-            if job.options.durability == Durability::Full {
+            if job.options.durability == Durability::Full && part.has_name() {
                 folders.extend(path.parent().map(|folder| match folder.as_os_str().is_empty() {
                     true => std::path::PathBuf::from("."),
                     false => folder.to_path_buf(),

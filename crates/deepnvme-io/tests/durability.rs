@@ -110,3 +110,26 @@ fn a_write_without_a_sync_does_not_survive_every_crash() {
     let survived = (0..CRASHES).filter(|crash| disk.crash_image(target.descriptor(), *crash) == Some(bytes.clone()));
     assert!((survived.count() as u64) < CRASHES / 2);
 }
+
+/// A file without a name has no folder whose entry could be lost: full durability is that of its bytes.
+#[test]
+fn a_file_without_a_name_can_be_written_durably() {
+    use std::os::fd::AsFd;
+    let folder = deepnvme_testkit::data::temp_dir();
+    let inner = folder.path().join("inner");
+    std::fs::create_dir(&inner).expect("a folder");
+    let options = std::fs::OpenOptions::new().read(true).write(true).create_new(true).clone();
+    let file = options.open(inner.join("file")).expect("a file");
+    std::fs::remove_dir_all(&inner).expect("the folder goes, the file stays open");
+    let target =
+        deepnvme_io::TensorFile::from_fd(file.as_fd(), None, deepnvme_io::Access::ReadWrite, DirectMode::Preferred)
+            .expect("an open descriptor");
+    let engine = Engine::new(deepnvme_io::Config::default()).expect("some backend works");
+    let options = WriteOptions { extent: WriteExtent::WholeFile, durability: Durability::Full };
+    let bytes = random_bytes(11, 100_001);
+    let source = region_holding(3, &bytes).region();
+    engine.write(&target, 0, source, options).expect("accepted").wait().1.expect("written and synced");
+    let mut found = vec![0; bytes.len()];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut found, 0).expect("the bytes");
+    assert_eq!(difference(&found, &bytes), None);
+}

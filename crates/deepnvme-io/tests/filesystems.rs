@@ -60,6 +60,11 @@ fn expect_buffered(folder: &Path, reason_says: &str) {
     assert!(reason.contains(reason_says), "the reason does not say `{reason_says}`: {reason}");
     let error = open(&path, DirectMode::Required).expect_err("required cannot be had");
     assert_eq!((error.kind(), error.path()), (ErrorKind::Unsupported, Some(path.as_path())), "{error}");
+    assert!(path.exists(), "what was there before stays");
+    let new = folder.join("new.bin");
+    let error = open(&new, DirectMode::Required).expect_err("required cannot be had");
+    assert_eq!((error.kind(), error.path()), (ErrorKind::Unsupported, Some(new.as_path())), "{error}");
+    assert!(!new.exists(), "a refusal leaves no file behind");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use rustix::fs::{self, FallocateFlags, FileType, Mode, OFlags, Statx};
+use rustix::fs::{self, AtFlags, FallocateFlags, FileType, Mode, OFlags, Statx};
 use rustix::io::Errno;
 
 use super::alignment::{self, Found};
@@ -31,6 +31,18 @@ pub(crate) struct Part {
 
 impl Part {
     pub(super) fn open(path: &Path, options: OpenOptions) -> Result<Self> {
+        // Linux makes the file before the file system refuses O_DIRECT: what was refused should leave none.
+        let may_be_refused = options.create && options.direct == DirectMode::Required;
+        let is_new =
+            may_be_refused && fs::statat(fs::CWD, path, AtFlags::empty()).is_err_and(|errno| errno == Errno::NOENT);
+        let opened = Self::open_or_make(path, options);
+        if is_new && opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unsupported) {
+            let _ = fs::unlink(path);
+        }
+        opened
+    }
+
+    fn open_or_make(path: &Path, options: OpenOptions) -> Result<Self> {
         let mut flags = options.access.flags() | OFlags::CLOEXEC;
         if options.create {
             flags |= OFlags::CREATE;
@@ -172,6 +184,11 @@ impl Part {
     pub(crate) fn len(&self) -> Result<u64> {
         let stat = alignment::stat(self.any().as_fd());
         stat.map(|stat| stat.stx_size).map_err(|errno| Error::os("stat", errno).at_path(&self.path))
+    }
+
+    /// Whether the file has a name in some folder: one that was deleted, or never had any, has none.
+    pub(crate) fn has_name(&self) -> bool {
+        alignment::stat(self.any().as_fd()).is_ok_and(|stat| stat.stx_nlink > 0)
     }
 
     pub(super) fn cut(&self, bytes: u64) -> Result<()> {

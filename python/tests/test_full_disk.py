@@ -1,0 +1,106 @@
+"""A disk that is really full: a small file system of the test's own, which takes root; skipped visibly otherwise."""
+
+import errno
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import deepnvme
+
+RandomBytes = Callable[[int], bytes]
+
+IMAGE_BYTES = 32 << 20
+MORE_THAN_FITS = 48 << 20
+
+
+def run(*command: str) -> None:
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        pytest.skip(f"no file system of our own: {' '.join(command[:2])}: {ended.stderr.strip()}")
+
+
+@pytest.fixture(params=["ext4", "tmpfs"])
+def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a file system takes root")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if request.param == "tmpfs":
+        run("mount", "-t", "tmpfs", "-o", f"size={IMAGE_BYTES}", "none", str(folder))
+    else:
+        image = tmp_path / "image"
+        with image.open("wb") as file:
+            file.truncate(IMAGE_BYTES)
+        run("mkfs.ext4", "-q", "-F", str(image))
+        run("mount", "-o", "loop", str(image), str(folder))
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "lost+found")
+
+
+def test_a_write_says_what_is_needed_and_what_is_free(small_disk: Path, random_bytes: RandomBytes) -> None:
+    path = small_disk / "file"
+    with pytest.raises(deepnvme.Error) as caught:
+        deepnvme.write(random_bytes(MORE_THAN_FITS), path)
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.filename == str(path)
+    assert "free" in str(caught.value) or "space" in str(caught.value).lower()
+    # The engine goes on, and so does the disk once there is room.
+    path.unlink(missing_ok=True)
+    small = random_bytes(100_000)
+    assert deepnvme.write(small, path) == len(small)
+    assert path.read_bytes() == small
+
+
+def test_a_write_in_place_leaves_its_neighbours_alone(small_disk: Path, random_bytes: RandomBytes) -> None:
+    path, before = small_disk / "file", random_bytes(1_000_001)
+    path.write_bytes(before)
+    with pytest.raises(deepnvme.Error) as caught:
+        deepnvme.write(random_bytes(MORE_THAN_FITS), path, offset=len(before))
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
+    assert path.read_bytes()[: len(before)] == before
+
+
+@pytest.mark.parametrize("had_one", [True, False])
+def test_a_file_that_does_not_fit_is_never_seen(small_disk: Path, random_bytes: RandomBytes, had_one: bool) -> None:
+    path, before = small_disk / "file", random_bytes(12_345)
+    if had_one:
+        path.write_bytes(before)
+    with pytest.raises(deepnvme.Error) as caught, deepnvme.open(path, "wb") as file:
+        for _ in range(MORE_THAN_FITS >> 20):
+            file.write(random_bytes(1 << 20))
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.filename == str(path)
+    assert names(small_disk) == (["file"] if had_one else [])
+    assert not had_one or path.read_bytes() == before
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_the_old_one(small_disk: Path) -> None:
+    torch = pytest.importorskip("torch")
+    path = small_disk / "model.pt"
+    good, large = torch.randn(1000), torch.randn(MORE_THAN_FITS // 4)
+    with deepnvme.open(path, "wb") as file:
+        torch.save(good, file)
+    with pytest.raises((deepnvme.Error, RuntimeError)), deepnvme.open(path, "wb") as file:
+        torch.save(large, file)
+    assert names(small_disk) == ["model.pt"]
+    with deepnvme.open(path) as file:
+        assert torch.equal(torch.load(file), good)
+
+
+def test_a_batch_that_does_not_fit(small_disk: Path, random_bytes: RandomBytes) -> None:
+    arrays = [np.frombuffer(random_bytes(1 << 20), np.uint8) for _ in range(MORE_THAN_FITS >> 20)]
+    items = [(small_disk / "file", index << 20, array) for index, array in enumerate(arrays)]
+    with pytest.raises(deepnvme.Error) as caught:
+        deepnvme.write_batch(items)
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.filename == str(small_disk / "file")
