@@ -6,7 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from storagebench import environment, lineup, plot, record, settings, table, targets
+from storagebench import environment, hugepages, lineup, plot, record, settings, table, targets
+from storagebench.contestants import fio_job
 from storagebench.rounds import RowResult, run_row
 from storagebench.rows import calls, large, small
 from storagebench.rows.base import Bench, Row
@@ -37,6 +38,11 @@ def main() -> int:
         print(f"memory or disk is short: {size // settings.MIB} MiB instead of {arguments.mib}", file=sys.stderr)
     make = settings.quick if arguments.quick else settings.full
     bench = Bench(make(arguments.rounds, size), scratch)
+    with hugepages.reserved(fio_job.buffer_bytes_max(bench.settings)):
+        return _measure(bench, rows, arguments)
+
+
+def _measure(bench: Bench, rows: list[type[Row]], arguments: argparse.Namespace) -> int:
     taking_part = lineup.assemble(bench)
     results: list[RowResult] = []
     path = Path()
@@ -50,7 +56,7 @@ def main() -> int:
                 arguments.results,
                 "quick" if arguments.quick else arguments.rows.replace(",", "+"),
                 settings=bench.settings,
-                environment=environment.describe(scratch),
+                environment=environment.describe(bench.scratch),
                 lineup=taking_part,
                 results=results,
                 verdicts=targets.judge(results),

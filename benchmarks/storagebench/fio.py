@@ -28,18 +28,22 @@ class FioFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class FioSetting:
-    """Engine, block size and depth of one job."""
+    """Engine, block size and depth of one job, and whether its buffers lie in huge pages."""
 
     engine: Engine
     block_bytes: int
     depth: int
+    huge: bool
 
     def __str__(self) -> str:
-        return f"{self.engine} bs={self.block_bytes >> 10}k iodepth={self.depth}"
+        memory = " iomem=mmaphuge" if self.huge else ""
+        return f"{self.engine} bs={self.block_bytes >> 10}k iodepth={self.depth}{memory}"
 
     def arguments(self) -> list[str]:
         """Return fio's options for this setting."""
         chosen = [f"--bs={self.block_bytes}", f"--iodepth={self.depth}"]
+        if self.huge:
+            chosen.append("--iomem=mmaphuge")
         if self.engine == "io_uring-fixed":
             return [*chosen, "--ioengine=io_uring", "--fixedbufs=1", "--registerfiles=1"]
         return [*chosen, f"--ioengine={self.engine}"]

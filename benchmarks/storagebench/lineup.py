@@ -101,6 +101,8 @@ def _add_fio(lineup: Lineup, bench: Bench) -> None:
             lineup.miss(f"fio {engine}", str(error))
             continue
         lineup.add(fio_job.FioJob(engine, sweeps))
+        if engine == "libaio":
+            lineup.add(fio_job.FioAsMuchMemory(sweeps), only="large")
         lineup.sweeps[f"fio {engine} read"] = sweeps.read.record()
         lineup.sweeps[f"fio {engine} write"] = sweeps.write.record()
 

@@ -14,8 +14,9 @@ GIB = 1 << 30
 MIB = 1 << 20
 PAGE_BYTES = 4096
 
-# The largest moment of a run holds the reference, a copy for each kind of memory, and a rival's own copies.
-_COPIES_IN_MEMORY = 6
+# The largest moment of a run holds the reference, a copy for each kind of memory, a rival's own copies, and the
+# huge pages that are set aside for fio.
+_COPIES_IN_MEMORY = 6 + 2
 # Raw, numpy and torch files to read, the file being written, and room to spare.
 _COPIES_ON_DISK = 6
 

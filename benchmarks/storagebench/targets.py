@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from storagebench.contestants.fio_job import FioAsMuchMemory
 from storagebench.summary import Line, RowSummary, ratio_between, summarise
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def judge(results: list[RowResult]) -> list[Verdict]:
             line = _our_line(summaries.get(key))
             ratio = line.ratio_to_fio if line else None
             verdicts.append(_at_least(f"{key}: speed against fio's best", ratio, wanted))
+            beside = ratio_between(by_key[key], line.name, FioAsMuchMemory.NAME) if line else None
+            verdicts.append(_at_least(f"{key}: speed against fio from or to as much memory", beside, wanted))
     verdicts.extend(_cpu(key, summaries.get(key)) for key in _LARGE_ALIGNED)
     for key, summary in summaries.items():
         for who, line in (("", _our_line(summary)), (" through aio_handle", summary.line(_DROP_IN))):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from storagebench import cache, fio
+from storagebench import cache, fio, hugepages
 from storagebench.contestants.base import Contestant, NotOffered, OneCall
-from storagebench.settings import PAGE_BYTES
+from storagebench.settings import MIB, PAGE_BYTES
 from storagebench.sweep import Choice, best_setting
 
 if TYPE_CHECKING:
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from storagebench.settings import Settings
 
 _IN_FLIGHT_DEPTH = 128
+_WHOLE_BLOCK_BYTES = MIB
 
 
 @dataclass
 class Sweeps:
-    """The chosen settings of one engine."""
+    """The chosen settings of one engine, and whether its buffers lie in huge pages."""
 
+    huge: bool
     read: Choice[fio.FioSetting]
     write: Choice[fio.FioSetting]
 
@@ -65,7 +67,7 @@ class FioJob(Contestant):
 
     def random_blocks(self, path: Path, size: int, count: int) -> Action:
         """Read `count` random blocks one at a time and report their latencies."""
-        setting = fio.FioSetting(self._engine, PAGE_BYTES, 1)
+        setting = fio.FioSetting(self._engine, PAGE_BYTES, 1, self._sweeps.huge)
         return lambda: fio.random_reads(setting, path, size, count)
 
     def call(self, target: torch.Tensor, path: Path) -> OneCall:
@@ -74,7 +76,7 @@ class FioJob(Contestant):
 
     def in_flight(self, targets: Sequence[torch.Tensor], offsets: Sequence[int], path: Path) -> Action:
         """See the base: as many random blocks, at depth 128."""
-        setting = fio.FioSetting(self._engine, PAGE_BYTES, _IN_FLIGHT_DEPTH)
+        setting = fio.FioSetting(self._engine, PAGE_BYTES, _IN_FLIGHT_DEPTH, self._sweeps.huge)
         size = path.stat().st_size // PAGE_BYTES * PAGE_BYTES
         return lambda: fio.random_reads(setting, path, size, len(targets))
 
@@ -87,9 +89,48 @@ class FioJob(Contestant):
         return action
 
 
+class FioAsMuchMemory(FioJob):
+    """libaio with buffers as large as the tensor, so that its bytes end up in memory and not in a cache.
+
+    The other jobs read into a few MiB again and again, which a processor's cache may hold: faster than any memory
+    can be filled, and nothing that a program could have its tensors in.
+    """
+
+    NAME = "fio libaio, as much memory"
+
+    def __init__(self, sweeps: Sweeps) -> None:
+        super().__init__("libaio", sweeps)
+        self.name = self.NAME
+
+    def settings(self) -> str:
+        """See the base."""
+        memory = " iomem=mmaphuge" if self._sweeps.huge else ""
+        return f"libaio bs={_WHOLE_BLOCK_BYTES >> 10}k iodepth=as many as the tensor has{memory}"
+
+    def _transfer(self, rw: Literal["read", "write"], size: int, path: Path) -> Action:
+        depth = max(1, size // _WHOLE_BLOCK_BYTES)
+        setting = fio.FioSetting("libaio", _WHOLE_BLOCK_BYTES, depth, self._sweeps.huge)
+        return lambda: fio.transfer(setting, rw, path, size)
+
+    def load(self, size: int, path: Path) -> Action:
+        """See the base."""
+        return self._transfer("read", size, path)
+
+
+def buffer_bytes_max(settings: Settings) -> int:
+    """Return what fio's largest job needs to be given for its buffers.
+
+    That is twice their size and a little for alignment: fio makes them, then forks the process that uses them, and
+    with less the kernel refuses them in the middle of a job.
+    """
+    largest = max(max(settings.fio_block_bytes) * max(settings.fio_depths), settings.large_bytes)
+    return 2 * largest + 8 * MIB
+
+
 def sweep(engine: fio.Engine, settings: Settings, scratch: Path, readable: Path) -> Sweeps:
     """Find the best block size and depth of `engine` for reading `readable` and for writing a new file."""
     size = settings.sweep_bytes
+    huge = hugepages.free_bytes() >= buffer_bytes_max(settings)
     target = scratch / "sweep.raw"
 
     def read(setting: fio.FioSetting) -> float:
@@ -102,11 +143,13 @@ def sweep(engine: fio.Engine, settings: Settings, scratch: Path, readable: Path)
         return fio.transfer(setting, "write", target, size).wall_s
 
     grid = [
-        fio.FioSetting(engine, block, depth) for block in settings.fio_block_bytes for depth in settings.fio_depths
+        fio.FioSetting(engine, block, depth, huge)
+        for block in settings.fio_block_bytes
+        for depth in settings.fio_depths
     ]
     chosen = [
         best_setting(grid, trial, finalists=settings.finalists, final_trials=settings.final_trials)
         for trial in (read, write)
     ]
     target.unlink(missing_ok=True)
-    return Sweeps(*chosen)
+    return Sweeps(huge, *chosen)
