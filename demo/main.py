@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 
+import deepnvme
 import report
 import workload
 from contestants import Contestant, State, contestants
@@ -42,6 +43,7 @@ def main() -> int:
     scratch = Path(tempfile.mkdtemp(prefix="demo-", dir=folder))
     try:
         run(scratch)
+        print(report.machine(deepnvme.report(scratch)))
     except KeyboardInterrupt:
         print("\ninterrupted; nothing is left behind", file=sys.stderr)
         return 130

@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from measure import Cost
 
@@ -65,14 +66,27 @@ def footnotes(rounds: int, ways_to_evict: list[str]) -> str:
     )
 
 
+def machine(found: dict[str, Any]) -> str:
+    """What moved the bytes, and what on this machine costs speed."""
+    chosen = next(backend["name"] for backend in found["backends"] if backend["is_chosen"])
+    place = found["folders"][0]
+    direct = "past the page cache" if place["direct"] and place["direct"]["works"] else "through the page cache"
+    lines = [f"\n{chosen} moved the bytes, {direct}, on {place['file_system']}"]
+    for finding in found["findings"]:
+        lines += [f"{finding['severity']:<8}{finding['text']}", f"        > {finding['remedy']}"]
+    if not found["findings"]:
+        lines.append("nothing was found that costs speed")
+    return "\n".join(lines)
+
+
 def farewell(seconds: float) -> str:
     """The next three commands."""
-    python = brief(Path(sys.executable))
+    python, command = brief(Path(sys.executable)), brief(Path(sys.executable).with_name("deepnvme"))
     one_line = "import deepnvme, torch; t = torch.rand(1 << 26); deepnvme.write(t, 'x.bin'); print(deepnvme.stats())"
     return (
         f"\ndone in {seconds:.0f} s. Next:\n"
-        "  make test      all tests\n"
-        "  make bench     against fio, DeepSpeed, Python and numpy on this disk\n"
+        f"  {command} report .         what works here, and what to do about what does not\n"
+        f"  {command} bench read .     how fast this disk is; --against fio, if that is installed\n"
         f'  {python} -c "{one_line}"'
     )
 

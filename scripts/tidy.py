@@ -41,7 +41,7 @@ UNSAFE_HOMES = (
     "crates/deepnvme-cuda/*",
     "crates/deepnvme-io/src/backend/*",
     "crates/*/tests/*",
-    "python/src/memory.rs",
+    "python/src/memory/*",
 )
 UNSAFE = re.compile(r"\bunsafe\s*(?:\{|impl\b|\(|(?:extern\s+)?fn\s+\w|extern\s*\{)")
 COMMENT_OR_STRING = re.compile(r'//.*|"(?:\\.|[^"\\])*"')

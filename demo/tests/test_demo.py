@@ -39,6 +39,18 @@ def test_same_bits_sees_every_difference() -> None:
         same_bits(state, {name: state[name] for name in list(state)[1:]}, "somebody")
 
 
+def test_the_last_lines_say_what_costs_speed() -> None:
+    backends = [{"name": "io_uring", "is_chosen": False}, {"name": "aio", "is_chosen": True}]
+    place = {"direct": {"works": True}, "file_system": "ext4"}
+    found = {"backends": backends, "folders": [place], "findings": []}
+    assert report.machine(found).strip().splitlines() == [
+        "aio moved the bytes, past the page cache, on ext4",
+        "nothing was found that costs speed",
+    ]
+    found["findings"] = [{"severity": "slow", "text": "no io_uring", "remedy": "allow it"}]
+    assert report.machine(found).splitlines()[-2:] == ["slow    no io_uring", "        > allow it"]
+
+
 @pytest.mark.parametrize("runner", contestants(), ids=lambda runner: runner.name)
 def test_every_contestant_brings_back_every_bit(runner: Contestant, tmp_path: Path) -> None:
     state = small_state()

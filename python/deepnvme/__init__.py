@@ -40,10 +40,12 @@ from deepnvme._deepnvme import (
     write_batch,
 )
 from deepnvme._file import Reader, Writer, open  # noqa: A004 (it is one, as gzip.open is)
+from deepnvme._tools import Answer, bench, report, tune
 from deepnvme._torch import as_bytes, pinned_empty
 from deepnvme.errors import EndOfFileError, Error
 
 __all__ = [
+    "Answer",
     "BackendProbe",
     "EndOfFileError",
     "Engine",
@@ -57,6 +59,7 @@ __all__ = [
     "Writer",
     "__version__",
     "as_bytes",
+    "bench",
     "default_engine",
     "errors",
     "open",
@@ -64,11 +67,13 @@ __all__ = [
     "probe",
     "read",
     "read_batch",
+    "report",
     "start_read",
     "start_read_batch",
     "start_write",
     "start_write_batch",
     "stats",
+    "tune",
     "write",
     "write_batch",
 ]

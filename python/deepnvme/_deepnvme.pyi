@@ -16,7 +16,9 @@ __all__ = [
     "_FileReader",
     "_FileWriter",
     "__version__",
+    "_answer",
     "_at_exit",
+    "_command",
     "_pinned_capsule",
     "default_engine",
     "probe",
@@ -54,10 +56,19 @@ class Engine:
         queue_depth: int | None = None,
         block_bytes: int | None = None,
         submit: Literal["batch", "single"] = "batch",
+        window: Literal["sliding", "wave"] = "sliding",
         direct: Literal["preferred", "required", "disabled"] = "preferred",
         pool_bytes: int | None = None,
         lock_pool: bool = True,
+        register_pool: bool = True,
     ) -> Self: ...
+    @staticmethod
+    def from_file(
+        path: _Name | None = None,
+        *,
+        folder: _Name | None = None,
+        direction: Literal["read", "write"] | None = None,
+    ) -> Engine: ...
     @property
     def backend(self) -> Literal["io_uring", "aio", "threads"]: ...
     @property
@@ -68,6 +79,8 @@ class Engine:
     def block_bytes(self) -> int: ...
     @property
     def submit(self) -> Literal["batch", "single"]: ...
+    @property
+    def window(self) -> Literal["sliding", "wave"]: ...
     @property
     def direct(self) -> Literal["preferred", "required", "disabled"]: ...
     @property
@@ -249,5 +262,7 @@ def start_write_batch(
 ) -> Pending: ...
 def stats() -> Stats: ...
 def probe() -> Probe: ...
+def _answer(arguments: list[str]) -> tuple[str, str]: ...
+def _command(arguments: list[str]) -> int: ...
 def _at_exit() -> None: ...
 def _pinned_capsule(nbytes: int) -> object: ...

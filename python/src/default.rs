@@ -1,11 +1,13 @@
 //! The engine that is made when nobody makes one.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use deepnvme_io::{Config, Engine};
+use deepnvme_io::{Config, Engine, SettingsFile};
 use pyo3::prelude::*;
 
 use crate::engine::PyEngine;
+use crate::error;
 
 struct Current {
     engine: Py<PyEngine>,
@@ -14,13 +16,22 @@ struct Current {
 
 static CURRENT: Mutex<Option<Current>> = Mutex::new(None);
 
+/// The file of settings that the environment names.
+pub(crate) fn settings_path() -> Option<PathBuf> {
+    std::env::var_os("DEEPNVME_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
 /// The engine of the module-level functions: made when first needed, one per process.
 pub(crate) fn object(py: Python<'_>) -> PyResult<Py<PyEngine>> {
     if let Some(current) = current(py) {
         return Ok(current);
     }
     // Made without the lock: another thread may want it while this one waits. The first to store one wins.
-    let made = Py::new(py, PyEngine::open(py, Config::default())?)?;
+    let config = match settings_path() {
+        Some(path) => error::check(py, SettingsFile::load(&path))?.engine,
+        None => Config::default(),
+    };
+    let made = Py::new(py, PyEngine::open(py, config)?)?;
     if let Some(current) = current(py) {
         return Ok(current);
     }

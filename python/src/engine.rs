@@ -2,16 +2,17 @@
 
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
 
-use deepnvme_io::{Config, Engine};
+use deepnvme_io::{Config, Engine, SettingsFile};
 use pyo3::prelude::*;
 
 use crate::flight::SLICE;
+use crate::path::file_name;
 use crate::pending::Pending;
 use crate::probe::Probe;
 use crate::request::{Offset, Request};
-use crate::settings::{Typed, direct_word, submit_word};
+use crate::settings::{self, Typed, direct_word, submit_word, window_word};
 use crate::stats::Stats;
-use crate::{error, orphans};
+use crate::{default, error, orphans};
 
 /// Moves tensors between files and memory.
 ///
@@ -23,13 +24,17 @@ use crate::{error, orphans};
 ///         (default): the first of them that works here. ``probe()`` says why.
 ///     workers: threads that submit and reap, 1 to 64. Default: one per processor, 4 at the most.
 ///     queue_depth: transfers in flight per worker, 1 to 4096. Default 16.
-///     block_bytes: bytes of the largest single transfer, a multiple of 4096 up to 64 MiB. Default 512 KiB.
+///     block_bytes: bytes of the largest single transfer, a multiple of 4096 up to 64 MiB. Default 2 MiB; through bounce
+///         buffers 512 KiB at the most.
 ///     submit: ``"batch"`` (default) hands several transfers to the kernel at once, ``"single"`` each by itself.
+///     window: when the queue is filled again: ``"sliding"`` (default) as soon as a transfer has ended, ``"wave"`` when
+///         all have, as DeepSpeed does with ``overlap_events=False``.
 ///     direct: whether to bypass the page cache: ``"preferred"`` (default) does where the file system can,
 ///         ``"required"`` raises where it cannot, ``"disabled"`` never does. ``stats()`` says what happened.
-///     pool_bytes: upper bound of the engine's own memory, at least ``workers * block_bytes``. Default:
-///         ``workers * queue_depth * block_bytes``, 256 MiB at the most, and 1 MiB for small calls.
+///     pool_bytes: upper bound of the engine's own memory, at least a bounce buffer per worker. Default:
+///         ``workers * queue_depth`` of them, 256 MiB at the most, and 1 MiB for small calls.
 ///     lock_pool: page-lock that memory where ``RLIMIT_MEMLOCK`` allows. Default True.
+///     register_pool: register that memory with io_uring. Default True.
 ///
 /// Raises:
 ///     ValueError: a setting is out of its range; the message names the range.
@@ -50,7 +55,7 @@ pub(crate) struct PyEngine {
 impl PyEngine {
     #[new]
     #[pyo3(signature = (*, backend="auto", workers=None, queue_depth=None, block_bytes=None, submit="batch",
-                        direct="preferred", pool_bytes=None, lock_pool=true))]
+                        window="sliding", direct="preferred", pool_bytes=None, lock_pool=true, register_pool=true))]
     #[expect(clippy::too_many_arguments, reason = "each is a keyword of the Python signature")]
     fn new(
         py: Python<'_>,
@@ -59,13 +64,62 @@ impl PyEngine {
         queue_depth: Option<&Bound<'_, PyAny>>,
         block_bytes: Option<&Bound<'_, PyAny>>,
         submit: &str,
+        window: &str,
         direct: &str,
         pool_bytes: Option<&Bound<'_, PyAny>>,
         lock_pool: bool,
+        register_pool: bool,
     ) -> PyResult<Self> {
-        let typed = Typed { backend, workers, queue_depth, block_bytes, submit, direct, pool_bytes, lock_pool };
-        let config = typed.meaning()?;
+        let config = Typed {
+            backend,
+            workers,
+            queue_depth,
+            block_bytes,
+            submit,
+            window,
+            direct,
+            pool_bytes,
+            lock_pool,
+            register_pool,
+        }
+        .meaning()?;
         Self::open(py, config)
+    }
+
+    /// An engine with the settings of a file that ``deepnvme tune`` wrote.
+    ///
+    /// Args:
+    ///     path: the file. Default: what ``DEEPNVME_CONFIG`` names, else ``deepnvme.toml`` in the current folder.
+    ///     folder: where the data lies: the settings of the deepest folder of the file that holds it are taken. Default:
+    ///         those that are for every folder.
+    ///     direction: ``"read"`` or ``"write"``, for an engine that does only one. Default: both.
+    ///
+    /// Raises:
+    ///     FileNotFoundError: there is no such file.
+    ///     ValueError: it holds what no engine takes; the message names the setting and its range.
+    ///
+    /// Example:
+    ///     >>> with open("deepnvme.toml", "w") as file:  # or deepnvme.tune("/mnt/nvme")
+    ///     ...     _ = file.write("[engine]\nqueue_depth = 8\n")
+    ///     >>> deepnvme.Engine.from_file("deepnvme.toml", folder="/mnt/nvme", direction="read").queue_depth
+    ///     8
+    #[staticmethod]
+    #[pyo3(signature = (path=None, *, folder=None, direction=None))]
+    fn from_file(
+        py: Python<'_>,
+        path: Option<&Bound<'_, PyAny>>,
+        folder: Option<&Bound<'_, PyAny>>,
+        direction: Option<&str>,
+    ) -> PyResult<Self> {
+        let path = match path {
+            Some(path) => file_name(path)?,
+            None => default::settings_path().unwrap_or_else(|| "deepnvme.toml".into()),
+        };
+        let folder = folder.map(file_name).transpose()?;
+        let file = error::check(py, SettingsFile::load(&path))?;
+        // The file names folders as they really are.
+        let folder = folder.map(|folder| folder.canonicalize().unwrap_or(folder));
+        Self::open(py, file.of(folder.as_deref(), settings::direction(direction)?).clone())
     }
 
     /// Reads ``tensor.nbytes`` bytes at ``offset`` into ``tensor``, and returns that number.
@@ -301,6 +355,12 @@ impl PyEngine {
     #[getter]
     fn submit(&self) -> &'static str {
         submit_word(self.config.submit)
+    }
+
+    /// When the queue is filled again.
+    #[getter]
+    fn window(&self) -> &'static str {
+        window_word(self.config.window)
     }
 
     /// ``"preferred"``, ``"required"`` or ``"disabled"``.

@@ -4,12 +4,13 @@
 //! understands the arguments with the help of `path` and `memory` (which asks `torch`, `array` and `dlpack` where the
 //! bytes are), and makes the request without the GIL; `flight` waits for it; `pending` is Python's end of a started
 //! one, and `orphans` looks after those that were dropped. `reader` and `writer` are what `deepnvme.open` is made of,
-//! `exit` ends it all.
+//! `exit` ends it all. Beside that way, `command` runs the command line.
 //!
-//! No thread but Python's own ever takes the GIL. `memory` is the only file with unsafe code.
+//! No thread but Python's own ever takes the GIL. `memory` is the only folder with unsafe code.
 #![deny(unsafe_code)]
 
 mod array;
+mod command;
 mod default;
 mod dlpack;
 mod engine;
@@ -38,6 +39,8 @@ mod writer;
 mod _deepnvme {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::command::{_answer, _command};
     #[pymodule_export]
     use crate::engine::PyEngine;
     #[pymodule_export]

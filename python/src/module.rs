@@ -9,7 +9,8 @@ use crate::probe::Probe;
 use crate::request::{Offset, Request};
 use crate::stats::Stats;
 
-/// The engine of the module-level functions: made with default settings when first needed, one per process. A
+/// The engine of the module-level functions: made when first needed, one per process, with the settings of the file
+/// that ``DEEPNVME_CONFIG`` names, or the defaults. A
 /// process that was forked gets its own.
 #[pyfunction]
 pub(crate) fn default_engine(py: Python<'_>) -> PyResult<Py<PyEngine>> {

@@ -1,6 +1,7 @@
 //! The words that Python callers choose settings with.
 
-use deepnvme_io::{BackendChoice, Config, DirectMode, Durability, SubmitMode};
+use deepnvme_io::split::Direction;
+use deepnvme_io::{BackendChoice, Config, DirectMode, Durability, SubmitMode, WindowMode};
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 
@@ -11,9 +12,11 @@ pub(crate) struct Typed<'a, 'py> {
     pub(crate) queue_depth: Option<&'a Bound<'py, PyAny>>,
     pub(crate) block_bytes: Option<&'a Bound<'py, PyAny>>,
     pub(crate) submit: &'a str,
+    pub(crate) window: &'a str,
     pub(crate) direct: &'a str,
     pub(crate) pool_bytes: Option<&'a Bound<'py, PyAny>>,
     pub(crate) lock_pool: bool,
+    pub(crate) register_pool: bool,
 }
 
 impl Typed<'_, '_> {
@@ -26,9 +29,11 @@ impl Typed<'_, '_> {
             queue_depth: small("queue_depth", self.queue_depth)?.unwrap_or(defaults.queue_depth),
             block_bytes: whole("block_bytes", self.block_bytes)?.unwrap_or(defaults.block_bytes),
             submit: submit(self.submit)?,
+            window: window(self.window)?,
             direct: direct(self.direct)?,
             pool_bytes: whole("pool_bytes", self.pool_bytes)?,
             lock_pool: self.lock_pool,
+            register_pool: self.register_pool,
         })
     }
 }
@@ -51,12 +56,30 @@ fn submit(word: &str) -> PyResult<SubmitMode> {
     }
 }
 
+fn window(word: &str) -> PyResult<WindowMode> {
+    match word {
+        "sliding" => Ok(WindowMode::Sliding),
+        "wave" => Ok(WindowMode::Wave),
+        _ => Err(unknown("window", word, "\"sliding\" or \"wave\"")),
+    }
+}
+
 fn direct(word: &str) -> PyResult<DirectMode> {
     match word {
         "preferred" => Ok(DirectMode::Preferred),
         "required" => Ok(DirectMode::Required),
         "disabled" => Ok(DirectMode::Disabled),
         _ => Err(unknown("direct", word, "\"preferred\", \"required\" or \"disabled\"")),
+    }
+}
+
+/// What an engine is for, where that is one of the two.
+pub(crate) fn direction(word: Option<&str>) -> PyResult<Option<Direction>> {
+    match word {
+        None => Ok(None),
+        Some("read") => Ok(Some(Direction::Read)),
+        Some("write") => Ok(Some(Direction::Write)),
+        Some(other) => Err(unknown("direction", other, "\"read\" or \"write\"")),
     }
 }
 
@@ -74,6 +97,13 @@ pub(crate) fn submit_word(mode: SubmitMode) -> &'static str {
     match mode {
         SubmitMode::Batch => "batch",
         SubmitMode::Single => "single",
+    }
+}
+
+pub(crate) fn window_word(mode: WindowMode) -> &'static str {
+    match mode {
+        WindowMode::Sliding => "sliding",
+        WindowMode::Wave => "wave",
     }
 }
 

@@ -48,11 +48,14 @@ def test_settings_can_be_read() -> None:
         queue_depth=5,
         block_bytes=8192,
         submit="single",
+        window="wave",
         direct="disabled",
         pool_bytes=1 << 20,
         lock_pool=False,
+        register_pool=False,
     ) as engine:
         assert (engine.backend, engine.workers, engine.queue_depth, engine.block_bytes) == ("threads", 3, 5, 8192)
-        assert (engine.submit, engine.direct, engine.closed) == ("single", "disabled", False)
+        assert (engine.submit, engine.window, engine.direct) == ("single", "wave", "disabled")
+        assert not engine.closed
         assert engine.pool_bytes <= 1 << 20
         assert "workers=3" in repr(engine)

@@ -13,7 +13,7 @@ use crate::job::{Job, Memory, WriteOptions};
 use crate::pending::Pending;
 use crate::probe::Probe;
 use crate::queue::{self, Queue, Turn};
-use crate::split::{Direction, Plan, Segment};
+use crate::split::{BlockSizes, Direction, Plan, Segment};
 use crate::stats::{self, StatsSnapshot, WorkerStats};
 use crate::sync::lock;
 use crate::worker::{Hands, SlotSetup, Worker, WorkerSetup};
@@ -113,10 +113,12 @@ impl Engine {
             stats: Arc::clone(&self.stats[worker_index as usize]),
             worker_index,
             slots: SlotSetup {
-                slot_bytes: config.block_bytes as usize,
+                slot_bytes: config.slot_bytes() as usize,
                 slots: config.slots_per_worker() as usize,
                 lock_pool: config.lock_pool,
+                register: config.register_pool,
             },
+            window: config.window,
         };
         let backend_setup = BackendSetup { queue_depth: config.queue_depth, submit: config.submit, worker_index };
         let (report, opened) = std::sync::mpsc::sync_channel(1);
@@ -176,6 +178,13 @@ impl Engine {
         let mut sum = stats::snapshot(self.backend, self.stats.iter().map(|worker| &**worker));
         (sum.requests, sum.requests_failed) = self.queue.ended();
         sum
+    }
+
+    /// Latencies of all blocks so far, from submission to completion: microseconds, to two digits, and how many blocks
+    /// took that long; the shortest first. The counts only grow, so that the difference of two calls is a histogram, too.
+    #[must_use]
+    pub fn latencies_us(&self) -> Vec<(u64, u64)> {
+        stats::latencies_us(self.stats.iter().map(|worker| &**worker))
     }
 
     /// Reads `target.len()` bytes at `offset`. Returns at once, whatever the size.
@@ -303,7 +312,8 @@ impl Engine {
             Some(file) => error.at_path(file.path()),
             None => error,
         };
-        let plan = Plan::new(direction, &geometries, segments, self.config.block_bytes).map_err(name_file)?;
+        let sizes = BlockSizes { block_bytes: self.config.block_bytes, slot_bytes: self.config.slot_bytes() };
+        let plan = Plan::new(direction, &geometries, segments, sizes).map_err(name_file)?;
         let span = tracing::debug_span!(
             "request",
             verb = direction.name(),

@@ -47,7 +47,10 @@ pub mod stripe;
 mod sync;
 mod worker;
 
-pub use config::{BackendChoice, Config, DirectMode, SubmitMode};
+/// The memory that requests move: buffers, pools and regions.
+pub use deepnvme_mem as mem;
+
+pub use config::{BackendChoice, Config, DirectMode, SettingsFile, SubmitMode, WindowMode};
 pub use engine::{BackendFactory, Engine, ReadItem, WriteItem};
 pub use error::{Error, ErrorKind, Result};
 pub use file::{Access, DirectState, OpenOptions, Target, TensorFile};

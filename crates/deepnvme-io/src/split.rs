@@ -4,7 +4,9 @@
 //! any size is accepted in the same time.
 //!
 //! Rules for a file that is open for direct I/O:
-//! - Blocks end at multiples of the block size (and of the stripe), counted from the start of the file.
+//! - Blocks end at multiples of the block size (and of the stripe), counted from the start of the file. Where all of a
+//!   long range goes straight from or to the caller's memory they are larger than a bounce slot: fewer ops cost less
+//!   processor time.
 //! - A *read* block whose range or memory is not aligned widens its range and goes through a bounce slot.
 //! - A *write* never widens: the ragged edges of a range, up to the page that holds them, go through the page
 //!   cache, where the kernel merges them with their neighbours under its own lock. Direct writes therefore
@@ -21,6 +23,27 @@ use crate::stripe::Layout;
 
 /// Largest hole between two ranges of one read that is read along rather than skipped.
 pub const GAP_BYTES_MAX: u64 = 4096;
+
+/// A range is cut into at least so many blocks, as long as these are larger than a bounce slot: with fewer, some workers
+/// and some of the device's queue would have nothing to do.
+const LONG_BLOCKS_MIN: u64 = 16;
+
+/// How large blocks are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockSizes {
+    /// The largest block from or to the caller's memory.
+    pub block_bytes: u64,
+    /// The largest block that may need a bounce slot; not more than `block_bytes`.
+    pub slot_bytes: u64,
+}
+
+impl BlockSizes {
+    /// One size for both.
+    #[must_use]
+    pub const fn same(bytes: u64) -> Self {
+        Self { block_bytes: bytes, slot_bytes: bytes }
+    }
+}
 
 /// File to memory, or memory to file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -123,7 +146,8 @@ struct Extent {
     range: Range<u64>,
     unit_bytes: u64,
     geometry: Geometry,
-    /// The page-aligned middle of a direct write with ragged edges; `None` where every cut is at a unit.
+    /// The page-aligned middle between ragged edges that are blocks of their own: of a direct write, or of a long read
+    /// whose middle needs no slot. `None` where every cut is at a unit.
     middle: Option<Range<u64>>,
     blocks_before: u64,
 }
@@ -142,12 +166,12 @@ impl Plan {
     /// Lays out a request: sorts its segments by place, joins those that touch.
     ///
     /// # Errors
-    /// `InvalidInput` when a range ends beyond 2^63, two writes overlap, or a file's alignment exceeds `block_bytes`.
+    /// `InvalidInput` when a range ends beyond 2^63, two writes overlap, or a file's alignment exceeds the block size.
     pub fn new(
         direction: Direction,
         geometries: &[Geometry],
         mut segments: Vec<Segment>,
-        block_bytes: u64,
+        sizes: BlockSizes,
     ) -> Result<Self> {
         let too_far = |s: &Segment| s.offset.checked_add(s.len).is_none_or(|end| end > i64::MAX as u64);
         if let Some(segment) = segments.iter().find(|segment| too_far(segment)) {
@@ -164,7 +188,7 @@ impl Plan {
             if end < plan.segments.len() && plan.joins(end)? {
                 continue;
             }
-            plan.push_extent(start..end, geometries, block_bytes)?;
+            plan.push_extent(start..end, geometries, sizes)?;
             start = end;
         }
         Ok(plan)
@@ -184,11 +208,12 @@ impl Plan {
         Ok(this.offset >= before.end() && this.offset - before.end() <= gap_max)
     }
 
-    fn push_extent(&mut self, segments: Range<usize>, geometries: &[Geometry], block_bytes: u64) -> Result<()> {
+    fn push_extent(&mut self, segments: Range<usize>, geometries: &[Geometry], sizes: BlockSizes) -> Result<()> {
         let first = self.segments[segments.start];
         let range = first.offset..self.segments[segments.end - 1].end();
         let geometry = geometries[first.file as usize];
-        let unit_bytes = unit_bytes(block_bytes, geometry.layout.stripe_bytes);
+        let stripe_bytes = geometry.layout.stripe_bytes;
+        let mut unit_bytes = unit_bytes(sizes.slot_bytes, stripe_bytes);
         let mut middle = None;
         if let Some(alignment) = geometry.direct {
             let page_bytes = alignment.offset.bytes().max(BLOCK_BYTES_MIN);
@@ -201,7 +226,11 @@ impl Plan {
                 ));
             }
             let inner = range.start.next_multiple_of(page_bytes)..range.end / page_bytes * page_bytes;
-            if self.direction == Direction::Write && inner != range {
+            let long_bytes = long_block_bytes(&self.segments[segments.clone()], &inner, alignment, sizes);
+            if let Some(bytes) = long_bytes {
+                unit_bytes = self::unit_bytes(bytes / page_bytes * page_bytes, stripe_bytes);
+            }
+            if inner != range && (self.direction == Direction::Write || long_bytes.is_some()) {
                 middle = Some(inner);
             }
         }
@@ -257,7 +286,9 @@ impl Plan {
             channel: Channel::Buffered,
             via: Via::Caller,
         };
-        self.route(&mut block, extent.geometry.direct.filter(|_| !is_edge));
+        // A read may widen its edges; a write must leave the neighbouring bytes to the page cache.
+        let is_buffered = is_edge && self.direction == Direction::Write;
+        self.route(&mut block, extent.geometry.direct.filter(|_| !is_buffered));
         block
     }
 
@@ -345,6 +376,21 @@ impl Extent {
         let unit_start = (range.start / self.unit_bytes + index) * self.unit_bytes;
         unit_start.max(range.start)..(unit_start.saturating_add(self.unit_bytes)).min(range.end)
     }
+}
+
+/// The block size for a range whose middle goes straight from or to one piece of the caller's memory; `None` where it
+/// is not larger than a slot.
+fn long_block_bytes(
+    segments: &[Segment],
+    middle: &Range<u64>,
+    alignment: FileAlignment,
+    sizes: BlockSizes,
+) -> Option<u64> {
+    let [segment] = segments else { return None };
+    let len = middle.end.checked_sub(middle.start)?;
+    let address = segment.address? as u64 + (middle.start - segment.offset);
+    let bytes = (len / LONG_BLOCKS_MIN / sizes.slot_bytes * sizes.slot_bytes).min(sizes.block_bytes);
+    (bytes > sizes.slot_bytes && alignment.memory.is_aligned(address)).then_some(bytes)
 }
 
 /// The largest multiple of a page that is at most a block and divides the stripe, so that no block crosses parts.

@@ -150,16 +150,34 @@ impl WorkerStats {
     }
 }
 
-/// Adds up the workers.
-pub(crate) fn snapshot<'a>(backend: BackendKind, workers: impl Iterator<Item = &'a WorkerStats>) -> StatsSnapshot {
-    let mut sum = StatsSnapshot::zero(backend);
-    let mut latency = Histogram::<u64>::new_with_bounds(1, LATENCY_US_MAX, 2).ok();
+/// Every latency that was counted, and how often: of all workers, the shortest first. Latencies are told apart to
+/// two digits; each is given as the longest that is taken for it.
+pub(crate) fn latencies_us<'a>(workers: impl Iterator<Item = &'a WorkerStats>) -> Vec<(u64, u64)> {
+    let all = all_latencies(workers);
+    let steps = all.iter().flat_map(Histogram::iter_recorded);
+    steps.map(|step| (step.value_iterated_to(), step.count_at_value())).collect()
+}
+
+fn all_latencies<'a>(workers: impl Iterator<Item = &'a WorkerStats>) -> Option<Histogram<u64>> {
+    let mut all = Histogram::<u64>::new_with_bounds(1, LATENCY_US_MAX, 2).ok()?;
     for worker in workers {
-        worker.counters.add_to(&mut sum);
-        if let (Some(all), Some(one)) = (&mut latency, &*lock(&worker.latency)) {
+        if let Some(one) = &*lock(&worker.latency) {
             // Both have the same bounds, so that every value fits.
             let _ = all.add(one);
         }
+    }
+    Some(all)
+}
+
+/// Adds up the workers.
+pub(crate) fn snapshot<'a>(
+    backend: BackendKind,
+    workers: impl Iterator<Item = &'a WorkerStats> + Clone,
+) -> StatsSnapshot {
+    let mut sum = StatsSnapshot::zero(backend);
+    let latency = all_latencies(workers.clone());
+    for worker in workers {
+        worker.counters.add_to(&mut sum);
         if let Some((state, bytes)) = &*lock(&worker.pool) {
             sum.pool_lock = Some(state.clone());
             sum.pool_bytes += bytes;

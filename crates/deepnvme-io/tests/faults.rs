@@ -203,6 +203,44 @@ fn short_transfers_of_any_length_are_continued() {
     });
 }
 
+/// Blocks larger than a bounce slot, with ragged edges of their own, cut short wherever it hurts.
+#[test]
+fn long_requests_are_continued_too() {
+    const LONG: usize = (21 << 20) + 77;
+    watchdog::guard("long requests, cut short", TIME_MAX, || {
+        for (seed, kind) in [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads].into_iter().enumerate() {
+            for offset in [0, 4096 - 100, 4096] {
+                let seed = seed as u64 * 10_000 + offset as u64;
+                let plan = FaultPlan { seed, short: 300, short_anywhere: true, ..hidden_faults(seed) };
+                let faults = Faults::new(plan);
+                let Some(make) = decorated(kind, &faults) else { continue };
+                let engine = common::engine(Config { workers: 2, queue_depth: 4, ..Config::default() }, make);
+                let mut expected = random_bytes(seed, LONG + 3 * 4096);
+                let file = TestFile::holding(&expected);
+                let target = open(&file.path, DirectMode::Preferred).expect("the test file");
+                let place = offset..offset + LONG;
+                let bytes = random_bytes(seed + 1, LONG);
+                expected[place.clone()].copy_from_slice(&bytes);
+                // Memory and file are off by the same, so that the middle goes straight.
+                let source = region_holding(offset % 4096, &bytes).region();
+                let write = engine.write(&target, offset as u64, source, WriteOptions::default()).expect("accepted");
+                write.wait().1.unwrap_or_else(|error| panic!("{kind:?} {offset}: {error}"));
+                assert_eq!(difference(&file.bytes(), &expected), None, "{kind:?} {offset}");
+                let read = engine.read(&target, offset as u64, region_at(offset % 4096, LONG)).expect("accepted");
+                let (home, result) = read.wait();
+                result.unwrap_or_else(|error| panic!("{kind:?} {offset}: {error}"));
+                let found = bytes_of(&home.expect("memory comes home").region());
+                assert_eq!(difference(&found, &expected[place]), None, "{kind:?} {offset}");
+                let (stats, counts) = (engine.stats(), faults.counts());
+                assert!(counts.short > 3, "{kind:?} {offset}: {counts:?}");
+                if matches!(target.direct(), deepnvme_io::DirectState::Direct { .. }) {
+                    assert!(stats.bytes_direct > LONG as u64, "{kind:?} {offset}: the middle went through slots");
+                }
+            }
+        }
+    });
+}
+
 #[test]
 fn a_device_that_dies_ends_every_request() {
     watchdog::guard("a dying device", TIME_MAX, || {

@@ -1,7 +1,7 @@
 //! The laws of splitting, over random requests: every wanted byte in exactly one block, every direct op aligned.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
-use deepnvme_io::split::{Block, Channel, Direction, FileAlignment, Geometry, Plan, Segment, Via};
+use deepnvme_io::split::{Block, BlockSizes, Channel, Direction, FileAlignment, Geometry, Plan, Segment, Via};
 use deepnvme_io::stripe::Layout;
 use deepnvme_mem::Alignment;
 use proptest::prelude::*;
@@ -44,14 +44,15 @@ fn check(
     direction: Direction,
     geometry: Geometry,
     segments: &[Segment],
-    block_bytes: u64,
+    sizes: BlockSizes,
 ) -> Result<(), TestCaseError> {
-    let plan = Plan::new(direction, &[geometry], segments.to_vec(), block_bytes).unwrap();
+    let plan = Plan::new(direction, &[geometry], segments.to_vec(), sizes).unwrap();
     let mut moved: Vec<std::ops::Range<u64>> = Vec::new();
     for block in blocks(&plan) {
         prop_assert!(!block.range.is_empty());
         prop_assert!(block.io.start <= block.range.start && block.range.end <= block.io.end);
-        prop_assert!(block.io.end - block.io.start <= block_bytes, "an op fits a slot");
+        let largest = if block.via == Via::Slot { sizes.slot_bytes } else { sizes.block_bytes };
+        prop_assert!(block.io.end - block.io.start <= largest, "an op fits a slot, or is a block");
         let parts = (geometry.layout.locate(block.io.start).0, geometry.layout.locate(block.io.end - 1).0);
         prop_assert_eq!(parts.0, parts.1, "an op stays in one part");
         if direction == Direction::Write {
@@ -94,18 +95,31 @@ fn check_alignment(geometry: Geometry, segments: &[Segment], block: &Block) -> R
 proptest! {
     #[test]
     fn reads_obey_the_laws(geometry in geometries(), segments in segments(), pages in 1u64..9) {
-        check(Direction::Read, geometry, &segments, pages * PAGE)?;
+        check(Direction::Read, geometry, &segments, BlockSizes::same(pages * PAGE))?;
     }
 
     #[test]
     fn writes_obey_the_laws(geometry in geometries(), segments in segments(), pages in 1u64..9) {
-        check(Direction::Write, geometry, &segments, pages * PAGE)?;
+        check(Direction::Write, geometry, &segments, BlockSizes::same(pages * PAGE))?;
+    }
+
+    #[test]
+    fn long_requests_obey_the_laws(
+        geometry in geometries(), is_read: bool, offset in 0u64..20_000, len in 1u64..3_000_000,
+        skew in prop_oneof![Just(0usize), 0usize..4096], slot_pages in 1u64..9, block_pages in 0u64..64,
+    ) {
+        let address = (offset % PAGE) as usize + skew + (1 << 20);
+        let segment = Segment { file: 0, item: 0, offset, len, address: Some(address) };
+        let slot_bytes = slot_pages * PAGE;
+        let sizes = BlockSizes { block_bytes: slot_bytes + block_pages * PAGE, slot_bytes };
+        let direction = if is_read { Direction::Read } else { Direction::Write };
+        check(direction, geometry, &[segment], sizes)?;
     }
 
     /// What makes concurrent writes to adjacent ranges safe: pages that hold an edge are never written directly.
     #[test]
     fn direct_writes_are_whole_pages(geometry in geometries(), segments in segments(), pages in 1u64..9) {
-        let plan = Plan::new(Direction::Write, &[geometry], segments, pages * PAGE).unwrap();
+        let plan = Plan::new(Direction::Write, &[geometry], segments, BlockSizes::same(pages * PAGE)).unwrap();
         for block in blocks(&plan) {
             if block.channel == Channel::Direct {
                 prop_assert_eq!((block.range.start % PAGE, block.range.end % PAGE), (0, 0));
@@ -118,10 +132,31 @@ proptest! {
         let mut shuffled = segments.clone();
         let middle = seed % shuffled.len();
         shuffled.rotate_left(middle);
-        let one = Plan::new(Direction::Write, &[geometry], segments, PAGE * 4).unwrap();
-        let other = Plan::new(Direction::Write, &[geometry], shuffled, PAGE * 4).unwrap();
+        let one = Plan::new(Direction::Write, &[geometry], segments, BlockSizes::same(PAGE * 4)).unwrap();
+        let other = Plan::new(Direction::Write, &[geometry], shuffled, BlockSizes::same(PAGE * 4)).unwrap();
         prop_assert_eq!(blocks(&one), blocks(&other));
     }
+}
+
+/// What a gigabyte costs: the fewer ops the better, but enough of them for every worker and for the device.
+#[test]
+fn a_long_range_that_needs_no_slot_has_large_blocks() {
+    let alignment = Alignment::new(512).unwrap();
+    let geometry =
+        Geometry { direct: Some(FileAlignment { memory: alignment, offset: alignment }), layout: Layout::SINGLE };
+    let sizes = BlockSizes { block_bytes: 2 << 20, slot_bytes: 512 << 10 };
+    let count = |address, offset, len| {
+        let segment = Segment { file: 0, item: 0, offset, len, address: Some(address) };
+        let plan = Plan::new(Direction::Read, &[geometry], vec![segment], sizes).unwrap();
+        let slots = blocks(&plan).iter().filter(|block| block.via == Via::Slot).count();
+        (plan.block_count(), slots)
+    };
+    assert_eq!(count(4096, 0, 1 << 30), (512, 0));
+    assert_eq!(count(4096, 0, 16 << 20), (16, 0), "1 MiB each");
+    assert_eq!(count(4096, 0, 8 << 20), (16, 0), "as large as a slot");
+    assert_eq!(count(4096, 0, (1 << 30) + 1), (513, 1), "a ragged end is a block of its own");
+    assert_eq!(count(4096 + 100, 100, 1 << 30), (514, 2), "so is a ragged beginning");
+    assert_eq!(count(4096 + 64, 0, 1 << 30), (2048, 2048), "all of it goes through slots");
 }
 
 #[test]
@@ -129,8 +164,8 @@ fn overlapping_writes_are_refused_and_overlapping_reads_are_not() {
     let geometry = Geometry { direct: None, layout: Layout::SINGLE };
     let segment = |offset| Segment { file: 0, item: 0, offset, len: 100, address: Some(0) };
     let both = vec![segment(0), segment(99)];
-    assert!(Plan::new(Direction::Write, &[geometry], both.clone(), PAGE).is_err());
-    assert_eq!(Plan::new(Direction::Read, &[geometry], both, PAGE).unwrap().bytes_total(), 200);
+    assert!(Plan::new(Direction::Write, &[geometry], both.clone(), BlockSizes::same(PAGE)).is_err());
+    assert_eq!(Plan::new(Direction::Read, &[geometry], both, BlockSizes::same(PAGE)).unwrap().bytes_total(), 200);
 }
 
 #[test]
@@ -138,7 +173,7 @@ fn a_range_beyond_the_largest_offset_is_refused() {
     let geometry = Geometry { direct: None, layout: Layout::SINGLE };
     for (offset, len) in [(u64::MAX, 1), (i64::MAX as u64, 1), (1, u64::MAX)] {
         let segment = Segment { file: 0, item: 0, offset, len, address: Some(0) };
-        assert!(Plan::new(Direction::Read, &[geometry], vec![segment], PAGE).is_err());
+        assert!(Plan::new(Direction::Read, &[geometry], vec![segment], BlockSizes::same(PAGE)).is_err());
     }
 }
 
@@ -156,6 +191,6 @@ fn ten_thousand_adjacent_tensors_become_large_transfers() {
             segment
         })
         .collect();
-    let plan = Plan::new(Direction::Read, &[geometry], segments, 1 << 20).unwrap();
+    let plan = Plan::new(Direction::Read, &[geometry], segments, BlockSizes::same(1 << 20)).unwrap();
     assert_eq!(plan.block_count(), offset.div_ceil(1 << 20));
 }

@@ -1,14 +1,22 @@
 //! The settings of an engine: what each means, its default, its range, and one place that checks them.
 
+mod file;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::file::{FILE_BYTES_MAX, FOLDERS_MAX, FolderSettings, SettingsFile};
+
 use crate::error::{Error, Result};
 
 /// Which backend moves the bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum BackendChoice {
     /// The first that works here of `io_uring`, native AIO, threads.
     #[default]
     Auto,
     /// `io_uring`, or an error that says why not.
+    #[serde(rename = "io_uring")]
     Uring,
     /// Linux native AIO, or an error that says why not.
     Aio,
@@ -17,7 +25,8 @@ pub enum BackendChoice {
 }
 
 /// When ops reach the kernel.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum SubmitMode {
     /// Several with one system call.
     #[default]
@@ -26,8 +35,21 @@ pub enum SubmitMode {
     Single,
 }
 
+/// When the queue is filled again.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WindowMode {
+    /// As soon as an op has completed: the device always has work.
+    #[default]
+    Sliding,
+    /// When all of its ops have completed, as DeepSpeed does with `overlap_events=False`. Slower wherever ops take unequal
+    /// times; for comparisons.
+    Wave,
+}
+
 /// Whether transfers bypass the page cache.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum DirectMode {
     /// Direct I/O, or an error.
     Required,
@@ -39,7 +61,8 @@ pub enum DirectMode {
 }
 
 /// The settings of an [`Engine`](crate::Engine). `Config::default()` is right for most machines.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Default `Auto`.
     pub backend: BackendChoice,
@@ -47,17 +70,23 @@ pub struct Config {
     pub workers: u32,
     /// Ops in flight per worker. 1 to 4096; default 16.
     pub queue_depth: u32,
-    /// Largest single op; a multiple of 4096, 4 KiB to 64 MiB; default 512 KiB.
+    /// Largest single op; a multiple of 4096, 4 KiB to 64 MiB; default 2 MiB. Ops that go through a bounce slot are at
+    /// most 512 KiB large ([`slot_bytes`](Self::slot_bytes)): the slots then stay in the processor's caches.
     pub block_bytes: u64,
     /// Default `Batch`.
     pub submit: SubmitMode,
+    /// Default `Sliding`.
+    pub window: WindowMode,
     /// Default `Preferred`; a file may ask for another mode when it is opened.
     pub direct: DirectMode,
-    /// Upper bound of all bounce memory of the engine together; at least one block per worker.
-    /// `None` (default): `workers * queue_depth * block_bytes`, 256 MiB at the most, and 1 MiB for small calls.
+    /// Upper bound of all bounce memory of the engine together; at least one slot per worker.
+    /// `None` (default): `workers * queue_depth` slots, 256 MiB at the most, and 1 MiB for small calls.
     pub pool_bytes: Option<u64>,
     /// Page-lock the pool where `RLIMIT_MEMLOCK` allows it. Default true.
     pub lock_pool: bool,
+    /// Register the pool with the ring, so that the kernel need not look up its pages for every op. `io_uring` only. Default
+    /// true.
+    pub register_pool: bool,
 }
 
 /// The named limits of [`Config`].
@@ -70,6 +99,8 @@ pub mod limits {
     pub const BLOCK_BYTES_MIN: u64 = 4096;
     /// Largest block.
     pub const BLOCK_BYTES_MAX: u64 = 64 << 20;
+    /// Largest bounce slot.
+    pub const SLOT_BYTES_MAX: u64 = 512 << 10;
     /// Bound of the workers' slots where none is given.
     pub const POOL_BYTES_DEFAULT_MAX: u64 = 256 << 20;
     /// Largest request that a waiting caller makes itself; larger ones gain more from a deep queue than they lose by
@@ -88,11 +119,13 @@ impl Default for Config {
             backend: BackendChoice::Auto,
             workers: cpus.clamp(1, 4),
             queue_depth: 16,
-            block_bytes: 512 << 10,
+            block_bytes: 2 << 20,
             submit: SubmitMode::Batch,
+            window: WindowMode::Sliding,
             direct: DirectMode::Preferred,
             pool_bytes: None,
             lock_pool: true,
+            register_pool: true,
         }
     }
 }
@@ -113,26 +146,33 @@ impl Config {
                 self.block_bytes
             )));
         }
-        let smallest_pool = u64::from(self.workers) * self.block_bytes;
+        let smallest_pool = u64::from(self.workers) * self.slot_bytes();
         if let Some(pool_bytes) = self.pool_bytes
             && pool_bytes < smallest_pool
         {
             return Err(Error::invalid(format!(
-                "pool_bytes is {pool_bytes}; it must be at least workers * block_bytes = {smallest_pool}"
+                "pool_bytes is {pool_bytes}; it must be at least {smallest_pool}: a slot of {} for each worker",
+                self.slot_bytes()
             )));
         }
         Ok(())
     }
 
+    /// Bytes of one bounce slot: a block, 512 KiB at the most.
+    #[must_use]
+    pub fn slot_bytes(&self) -> u64 {
+        self.block_bytes.min(limits::SLOT_BYTES_MAX)
+    }
+
     /// Bounce slots of one worker: the pool's bound shared out, never more than its queue is deep.
     #[must_use]
     pub fn slots_per_worker(&self) -> u32 {
-        let asked = u64::from(self.workers) * u64::from(self.queue_depth) * self.block_bytes;
+        let asked = u64::from(self.workers) * u64::from(self.queue_depth) * self.slot_bytes();
         let bound = match self.pool_bytes {
             Some(pool_bytes) => pool_bytes - self.hand_slots() * limits::HAND_SLOT_BYTES,
             None => asked.min(limits::POOL_BYTES_DEFAULT_MAX),
         };
-        let slots = bound / u64::from(self.workers) / self.block_bytes;
+        let slots = bound / u64::from(self.workers) / self.slot_bytes();
         slots.clamp(1, u64::from(self.queue_depth)) as u32
     }
 
@@ -143,7 +183,7 @@ impl Config {
             return 0;
         }
         let spare_bytes = match self.pool_bytes {
-            Some(pool_bytes) => (pool_bytes / 16).min(pool_bytes - u64::from(self.workers) * self.block_bytes),
+            Some(pool_bytes) => (pool_bytes / 16).min(pool_bytes - u64::from(self.workers) * self.slot_bytes()),
             None => u64::MAX,
         };
         (spare_bytes / limits::HAND_SLOT_BYTES).min(limits::HANDS_MAX)
@@ -153,7 +193,7 @@ impl Config {
     #[must_use]
     pub fn pool_bound_bytes(&self) -> u64 {
         let slots = u64::from(self.workers) * u64::from(self.slots_per_worker());
-        slots * self.block_bytes + self.hand_slots() * limits::HAND_SLOT_BYTES
+        slots * self.slot_bytes() + self.hand_slots() * limits::HAND_SLOT_BYTES
     }
 }
 

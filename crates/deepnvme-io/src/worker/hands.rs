@@ -27,7 +27,8 @@ impl std::fmt::Debug for Hands {
 
 impl Hands {
     pub(crate) fn new(stats: &Arc<WorkerStats>, config: &Config) -> Self {
-        let slots = SlotSetup { slot_bytes: HAND_SLOT_BYTES as usize, slots: 1, lock_pool: config.lock_pool };
+        let slots =
+            SlotSetup { slot_bytes: HAND_SLOT_BYTES as usize, slots: 1, lock_pool: config.lock_pool, register: false };
         let mover = || Mover::new(InlineBackend::default(), Arc::clone(stats), slots);
         Self { resting: Mutex::new((0..config.hand_slots()).map(|_| mover()).collect()) }
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::backend::Backend;
 use crate::claim::Claim;
+use crate::config::WindowMode;
 use crate::error::Result;
 use crate::queue::{Queue, Seat, Work};
 use crate::stats::WorkerStats;
@@ -38,6 +39,7 @@ pub(crate) struct WorkerSetup {
     pub(crate) stats: Arc<WorkerStats>,
     pub(crate) worker_index: u32,
     pub(crate) slots: SlotSetup,
+    pub(crate) window: WindowMode,
 }
 
 /// The loop's state.
@@ -45,6 +47,7 @@ pub(crate) struct Worker<'a> {
     queue: &'a Arc<Queue>,
     seat: &'a Seat,
     mover: Mover<Box<dyn Backend>>,
+    window: WindowMode,
     /// A claimed block that waits for a slot.
     waiting: Option<(Claim, u64)>,
 }
@@ -54,7 +57,7 @@ impl<'a> Worker<'a> {
         let seat = setup.queue.seat(setup.worker_index);
         seat.sit(backend.waker());
         let mover = Mover::new(backend, Arc::clone(&setup.stats), setup.slots);
-        Self { queue: &setup.queue, seat, mover, waiting: None }
+        Self { queue: &setup.queue, seat, mover, window: setup.window, waiting: None }
     }
 
     /// Works until the queue is closed and all is done. An error means that the backend itself has broken down;
@@ -78,6 +81,9 @@ impl<'a> Worker<'a> {
 
     /// Submits as much as fits.
     fn fill(&mut self) -> Result<()> {
+        if !self.may_take_work() {
+            return Ok(());
+        }
         while self.mover.has_room() {
             let work = match self.waiting.take() {
                 Some((claim, index)) => Some(Work::Block(claim, index)),
@@ -98,6 +104,11 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
+    /// In waves, only when the last one has come home.
+    fn may_take_work(&self) -> bool {
+        self.window == WindowMode::Sliding || self.mover.is_idle()
+    }
+
     /// Copies, sleeps or reaps. False when there is nothing left to live for.
     fn rest_or_reap(&mut self) -> Result<bool> {
         // One block, and then back to `fill`: its slot carries the next block while the one after it is copied.
@@ -112,7 +123,7 @@ impl<'a> Worker<'a> {
             return Ok(true);
         }
         // With a full queue, or no slot, only a completion can make room: nobody needs to wake us.
-        let can_take_more = self.mover.has_room() && self.waiting.is_none();
+        let can_take_more = self.mover.has_room() && self.waiting.is_none() && self.may_take_work();
         let may_block = !self.mover.has_news() && (!can_take_more || self.seat.may_reap());
         self.mover.reap(may_block)?;
         Ok(true)

@@ -22,6 +22,7 @@ pub(crate) struct SlotSetup {
     pub(crate) slot_bytes: usize,
     pub(crate) slots: usize,
     pub(crate) lock_pool: bool,
+    pub(crate) register: bool,
 }
 
 impl SlotSetup {
@@ -123,12 +124,14 @@ impl<B: Backend> Mover<B> {
     /// A bounce slot, or `None` while all are in use. The pool is made when first needed: most movers never do.
     fn take_slot(&mut self) -> Result<Option<Slot>> {
         if self.pool.is_none() {
-            let SlotSetup { slot_bytes, slots, lock_pool } = self.slot_setup;
+            let SlotSetup { slot_bytes, slots, lock_pool, register } = self.slot_setup;
             let pool = Pool::new(slot_bytes, slots, lock_pool).map_err(|error| {
                 let errno = Errno::from_io_error(&error).unwrap_or(Errno::NOMEM);
                 Error::os("allocate the bounce pool", errno)
             })?;
-            self.backend.register(&pool.arena());
+            if register {
+                self.backend.register(&pool.arena());
+            }
             self.stats.pool_made(pool.lock_state(), pool.bound_bytes() as u64);
             self.pool = Some(pool);
         }

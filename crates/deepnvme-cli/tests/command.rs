@@ -1,0 +1,271 @@
+//! The binary as people and scripts call it: what it prints, where, and how it ends.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+fn deepnvme(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_deepnvme"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &[&str]) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = deepnvme(arguments).output().unwrap();
+    (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+fn folder() -> tempfile::TempDir {
+    match std::env::var_os("DEEPNVME_TEST_DIR") {
+        Some(base) => tempfile::tempdir_in(base).unwrap(),
+        None => tempfile::tempdir().unwrap(),
+    }
+}
+
+fn is_empty(folder: &Path) -> bool {
+    std::fs::read_dir(folder).unwrap().next().is_none()
+}
+
+/// Figures become `#`, and runs of blanks one blank, so that what is left is the same everywhere.
+fn masked(text: &str) -> String {
+    let mut out = String::new();
+    let mut was_digit = false;
+    for c in text.chars() {
+        let is_digit = c.is_ascii_digit() || (was_digit && c == '.');
+        match (is_digit, was_digit) {
+            (true, false) => out.push('#'),
+            (true, true) => {}
+            (false, _) if c == ' ' && out.ends_with(' ') => {}
+            (false, _) => out.push(c),
+        }
+        was_digit = is_digit;
+    }
+    out
+}
+
+const SMALL: [&str; 6] = ["--size", "2M", "--loops", "2", "--warm-up", "0"];
+
+fn bench(direction: &str, folders: &[&Path], more: &[&str]) -> (i32, String, String) {
+    let folders: Vec<_> = folders.iter().map(|folder| folder.to_str().unwrap()).collect();
+    run(&[&["bench", direction], &SMALL[..], more, &folders].concat())
+}
+
+#[test]
+fn help_teaches_and_ends_with_0() {
+    let (status, help, talk) = run(&["--help"]);
+    assert_eq!((status, talk.as_str()), (0, ""));
+    assert!(help.contains("Examples:") && help.contains("report") && help.contains("bench"), "{help}");
+    assert!(!help.contains("bench-worker") && !help.contains('\u{1b}'), "{help}");
+    for command in ["report", "bench"] {
+        let (status, help, _) = run(&[command, "--help"]);
+        assert!(status == 0 && help.contains("Examples:"), "{help}");
+    }
+    assert_eq!(run(&["--version"]).1.trim(), format!("deepnvme {}", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn what_was_asked_wrongly_ends_with_2_and_a_hint() {
+    for (arguments, hint) in [
+        (&["bench", "read", "/tmp", "--quue-depth", "3"][..], "--queue-depth"),
+        (&["repotr"], "report"),
+        (&["bench", "read"], "FOLDERS"),
+        (&["bench", "read", "/dev/null"], "is a device"),
+        (&["bench", "read", "/proc/self/status"], "never touched"),
+        (&["bench", "write", "/tmp", "--size", "1.5G"], "512K"),
+        (&["bench", "write", "/tmp", "--loops", "0"], "between 1 and 1000"),
+        (&["bench", "write", "/tmp", "--workers", "99"], "between 1 and 64"),
+        (&["bench", "read", "/tmp", "--gpu"], "host memory only"),
+        (&["bench", "read", "/tmp", "--plot", "picture.png"], ".svg or .html"),
+    ] {
+        let (status, output, talk) = run(arguments);
+        assert_eq!((status, output.as_str()), (2, ""), "{arguments:?}: {talk}");
+        assert!(talk.contains(hint), "{arguments:?}: {talk}");
+    }
+    assert_eq!(run(&[]).0, 2, "without a command there is only help");
+}
+
+#[test]
+fn a_report_names_every_part_and_json_has_the_same() {
+    let folder = folder();
+    let path = folder.path().to_str().unwrap();
+    let (status, text, talk) = run(&["report", path, "/no/such/folder"]);
+    assert_eq!((status, talk.as_str()), (0, ""));
+    for part in
+        ["deepnvme ", "kernel ", "cpu ", "memory ", "io_uring ", "aio ", "threads ", "gpu ", "python ", "folder "]
+    {
+        assert!(text.lines().any(|line| line.starts_with(part)), "{part}: {text}");
+    }
+    assert!(text.contains("async_io ............... [YES] ...... [OKAY]"), "{text}");
+    assert!(text.contains("gds .................... [NO] ....... [NO]"), "{text}");
+    assert!(text.contains("broken  /no/such/folder") && text.contains("        > name a folder that exists"), "{text}");
+    let (_, json, _) = run(&["report", "--json", path]);
+    let report: Value = serde_json::from_str(&json).unwrap();
+    let keys: Vec<_> = report.as_object().unwrap().keys().cloned().collect();
+    assert_eq!(keys.len(), 8, "{keys:?}");
+    assert_eq!(report["backends"].as_array().unwrap().len(), 3);
+    assert_eq!(report["folders"][0]["path"], path);
+    assert!(is_empty(folder.path()), "nothing was left behind");
+}
+
+#[test]
+fn a_benchmark_prints_its_table_and_leaves_nothing() {
+    let folder = folder();
+    let (status, text, talk) =
+        bench("read", &[folder.path()], &["--validate", "--backend", "threads", "--workers", "1"]);
+    assert_eq!((status, talk.as_str()), (0, ""), "no bar without a terminal");
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines[0], "read 2 MiB, sequential, cold, page-locked memory");
+    assert_eq!(lines[1], "threads, 1 worker x depth 16, blocks of 2 MiB");
+    assert!(lines[2].starts_with(folder.path().to_str().unwrap()), "{text}");
+    assert_eq!(masked(lines[4]).trim(), "GB/s min - max block p# p# CPU s/GB direct bounced buffered");
+    assert!(lines[5].starts_with("deepnvme "), "{text}");
+    assert_eq!(lines[7], "every byte of every round was compared");
+    assert!(is_empty(folder.path()));
+}
+
+#[test]
+fn every_kind_of_work_is_done_and_compared() {
+    let folders = [folder(), folder()];
+    let both = [folders[0].path(), folders[1].path()];
+    for more in [
+        &["--random", "--block-size", "64K"][..],
+        &["--memory", "plain", "--durable", "full"],
+        &["--direct", "disabled", "--cache", "warm"],
+        &["--stripe", "64K"],
+        &["--processes", "2", "--single-submit"],
+        &["--size", "1234567", "--backend", "aio"],
+    ] {
+        for direction in ["read", "write"] {
+            let (status, json, talk) = bench(direction, &both, &[more, &["--validate", "--json"]].concat());
+            assert_eq!(status, 0, "{direction} {more:?}: {talk}");
+            let outcome: Value = serde_json::from_str(&json).unwrap();
+            let summary = &outcome["contestants"][0]["summary"];
+            assert!(
+                summary["gb_per_s"].as_f64().unwrap() > 0.0 && summary["latency_us_p99"].as_u64().is_some(),
+                "{json}"
+            );
+            let sample = &outcome["contestants"][0]["samples"][1];
+            let ways = ["bytes_direct", "bytes_bounced", "bytes_buffered"].map(|way| sample[way].as_u64().unwrap());
+            let files = if more.contains(&"--stripe") { 1 } else { 2 };
+            let processes = if more.contains(&"--processes") { 2 } else { 1 };
+            let bytes = if more.contains(&"1234567") { 1_234_567 } else { 2 << 20 };
+            assert_eq!(sample["bytes"], files * processes * bytes, "{direction} {more:?}");
+            assert_eq!(ways.iter().sum::<u64>(), files * processes * bytes, "{direction} {more:?}: {ways:?}");
+            assert!(folders.iter().all(|folder| is_empty(folder.path())), "{direction} {more:?}");
+        }
+    }
+}
+
+#[test]
+fn plots_are_pictures_and_pages() {
+    let folder = folder();
+    let work = folder.path().join("work");
+    std::fs::create_dir(&work).unwrap();
+    for (name, begin) in [("plot.svg", "<svg"), ("plot.html", "<!doctype html>")] {
+        let plot = folder.path().join(name);
+        let (status, _, talk) = bench("write", &[&work], &["--plot", plot.to_str().unwrap()]);
+        assert_eq!((status, talk.as_str()), (0, ""));
+        let text = std::fs::read_to_string(plot).unwrap();
+        assert!(text.starts_with(begin) && text.contains("latency of blocks") && text.contains("GB/s"), "{name}");
+        assert!(!text.contains("http://") || text.contains("http://www.w3.org/2000/svg"), "it needs nothing else");
+    }
+}
+
+#[test]
+fn fio_takes_part_with_the_same_parameters() {
+    let folder = folder();
+    let more = ["--against", "fio", "--size", "8M"];
+    let (status, text, talk) = bench("read", &[folder.path()], &more);
+    if talk.contains("fio is not installed") {
+        assert_eq!(status, 2);
+        return;
+    }
+    assert_eq!((status, talk.as_str()), (0, ""));
+    assert!(text.lines().any(|line| line.starts_with("fio-")), "{text}");
+    let last = masked(text.lines().rfind(|line| line.contains("times fio")).unwrap());
+    assert_eq!(last, "# times fio's speed: the median of # rounds, # to #");
+    assert!(is_empty(folder.path()));
+    let (status, _, talk) = bench("write", &[folder.path()], &[&more[..], &["--stripe", "1M"]].concat());
+    assert!(status == 2 && talk.contains("stripe"), "{talk}");
+}
+
+#[test]
+fn refusals_of_the_machine_end_with_1_and_teach() {
+    let (status, _, talk) = bench("write", &[Path::new("/proc/sys")], &[]);
+    assert!(status == 1 && talk.starts_with("deepnvme: /proc/sys: cannot make a file"), "{talk}");
+    let folder = folder();
+    let (status, _, talk) = bench("write", &[folder.path()], &["--size", "900T"]);
+    assert!(status == 1 && talk.contains("900 TiB are needed, and ") && talk.contains("--size smaller"), "{talk}");
+    assert!(is_empty(folder.path()));
+}
+
+#[test]
+fn a_reader_that_goes_is_no_failure() {
+    let mut child = deepnvme(&["bench", "--help"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let status = child.wait().unwrap();
+    let mut talk = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut talk).unwrap();
+    assert_eq!((status.code(), talk.as_str()), (Some(0), ""));
+    let mut child = deepnvme(&["report"]).stdout(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+/// Ends it once its files are there; every process of it has to clean up.
+#[test]
+fn an_interrupted_benchmark_removes_its_files() {
+    use rustix::process::{Pid, Signal, kill_process};
+    for (signal, more) in [(Signal::INT, &[][..]), (Signal::TERM, &["--processes", "2"])] {
+        let folder = folder();
+        let path = folder.path().to_str().unwrap();
+        let arguments = [&["bench", "write", path, "--size", "4M", "--loops", "1000"][..], more].concat();
+        let child = deepnvme(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let began = Instant::now();
+        while is_empty(folder.path()) {
+            assert!(began.elapsed() < Duration::from_secs(30), "no file came");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        kill_process(Pid::from_raw(child.id() as i32).unwrap(), signal).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let talk = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{talk}");
+        assert!(talk.contains("interrupted"), "{talk}");
+        assert!(is_empty(folder.path()), "{:?}", std::fs::read_dir(folder.path()).unwrap().collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_folder_that_goes_while_it_is_measured_is_an_error() {
+    let folder = folder();
+    let work = folder.path().join("work");
+    std::fs::create_dir(&work).unwrap();
+    let path = work.to_str().unwrap();
+    let arguments = ["bench", "read", path, "--size", "1M", "--loops", "1000"];
+    let child = deepnvme(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let began = Instant::now();
+    while is_empty(&work) && began.elapsed() < Duration::from_secs(30) {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    std::fs::remove_dir_all(&work).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let talk = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{talk}");
+    assert!(talk.contains(path), "{talk}");
+}
+
+#[test]
+fn shells_and_man_know_the_command() {
+    for shell in ["bash", "zsh", "fish"] {
+        let (status, text, _) = run(&["completions", shell]);
+        assert!(status == 0 && text.contains("deepnvme") && text.contains("queue-depth"), "{shell}");
+    }
+    let (status, page, _) = run(&["man"]);
+    assert!(status == 0 && page.contains(".TH deepnvme") && page.contains("queue\\-depth"), "{page}");
+}

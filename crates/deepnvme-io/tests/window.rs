@@ -1,0 +1,88 @@
+//! When a worker fills its queue again: at once, or when all of it has come home.
+#![allow(clippy::expect_used, reason = "helpers of tests fail like tests")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use common::{decorated, open};
+use deepnvme_io::backend::{Backend, BackendKind, Wake};
+use deepnvme_io::op::{Completion, Op, Submit};
+use deepnvme_io::{Config, DirectMode, Result, WindowMode};
+use deepnvme_testkit::data::{TestFile, bytes_of, difference, random_bytes, region_at};
+use deepnvme_testkit::faults::{FaultPlan, Faults};
+
+/// Counts the ops that were submitted while some, but not all, of those in flight with them had completed.
+struct Recorder {
+    inner: Box<dyn Backend>,
+    is_wave_broken_up: bool,
+    refills: Arc<AtomicU32>,
+}
+
+impl Backend for Recorder {
+    fn kind(&self) -> BackendKind {
+        self.inner.kind()
+    }
+
+    fn depth(&self) -> u32 {
+        self.inner.depth()
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.inner.in_flight()
+    }
+
+    fn submit(&mut self, op: Op) -> Submit {
+        self.refills.fetch_add(u32::from(self.is_wave_broken_up), Ordering::SeqCst);
+        self.inner.submit(op)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.inner.flush()
+    }
+
+    fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
+        let before = completions.len();
+        self.inner.reap(min, completions)?;
+        self.is_wave_broken_up = self.inner.in_flight() > 0 && (self.is_wave_broken_up || completions.len() > before);
+        Ok(())
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        self.inner.waker()
+    }
+}
+
+#[test]
+fn a_window_slides_and_a_wave_comes_home_first() {
+    let content = random_bytes(1, 1 << 20);
+    let file = TestFile::holding(&content);
+    for (window, mode) in [
+        (WindowMode::Sliding, DirectMode::Preferred),
+        (WindowMode::Wave, DirectMode::Preferred),
+        (WindowMode::Wave, DirectMode::Disabled),
+    ] {
+        // Ops of unequal times, so that completions come one by one.
+        let slow = FaultPlan { seed: 7, slow: 700, slow_max: Duration::from_millis(3), ..FaultPlan::default() };
+        let faults = Faults::new(slow);
+        let refills = Arc::new(AtomicU32::new(0));
+        let (inner, counted) =
+            (decorated(BackendKind::Threads, &faults).expect("works everywhere"), Arc::clone(&refills));
+        let config = Config { workers: 2, queue_depth: 6, block_bytes: 8192, window, ..Config::default() };
+        let make = move |setup: &_| -> Box<dyn Backend> {
+            Box::new(Recorder { inner: inner(setup), is_wave_broken_up: false, refills: Arc::clone(&counted) })
+        };
+        let engine = common::engine(config, Box::new(make));
+        let target = open(&file.path, mode).expect("the test file");
+        for skew in [0, 1] {
+            let (home, result) = engine.read(&target, 0, region_at(skew, content.len())).expect("accepted").wait();
+            result.expect("read");
+            let found = bytes_of(&home.expect("memory comes home").region());
+            assert_eq!(difference(&found, &content), None, "{window:?}");
+        }
+        let refills = refills.load(Ordering::SeqCst);
+        assert_eq!(refills == 0, window == WindowMode::Wave, "{window:?}: {refills} ops joined others in flight");
+    }
+}

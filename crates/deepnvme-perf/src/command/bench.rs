@@ -1,0 +1,78 @@
+//! `deepnvme bench`.
+
+use deepnvme_io::{BackendChoice, Config, DirectMode, Durability, SubmitMode};
+
+use super::cli::{Backend, BenchOptions, Direct, Durable};
+use super::progress::Bar;
+use super::{Answer, Session};
+use crate::bench::{self, Options, plot, text};
+use crate::error::{Error, Result};
+use crate::measure::{Order, Workload};
+
+pub(super) fn answer(options: &BenchOptions, session: &Session<'_>) -> Result<Answer> {
+    refuse_gpu(options.gpu, options.gds)?;
+    options.plot.as_deref().map_or(Ok(()), plot::check)?;
+    let wanted = asked(options);
+    let outcome = {
+        let mut bar = Bar::new(session.interrupted);
+        bench::run(&wanted, &session.launcher, &mut bar)?
+    };
+    if let Some(path) = &options.plot {
+        plot::write(&outcome, path)?;
+    }
+    Answer::of(&outcome, text::draw(&outcome), options.json)
+}
+
+pub(super) fn refuse_gpu(gpu: bool, gds: bool) -> Result<()> {
+    if !gpu && !gds {
+        return Ok(());
+    }
+    let flag = if gds { "--gds" } else { "--gpu" };
+    Err(Error::usage(format!("{flag}: this version moves bytes to and from host memory only; leave it out")))
+}
+
+/// What was typed, as a value.
+fn asked(options: &BenchOptions) -> Options {
+    let usual = Config::default();
+    let config = Config {
+        backend: match options.backend {
+            Backend::Auto => BackendChoice::Auto,
+            Backend::Uring => BackendChoice::Uring,
+            Backend::Aio => BackendChoice::Aio,
+            Backend::Threads => BackendChoice::Threads,
+        },
+        workers: options.workers.unwrap_or(usual.workers),
+        queue_depth: options.queue_depth.unwrap_or(usual.queue_depth),
+        block_bytes: options.block_size.unwrap_or(usual.block_bytes),
+        submit: if options.single_submit { SubmitMode::Single } else { SubmitMode::Batch },
+        direct: match options.direct {
+            Direct::Required => DirectMode::Required,
+            Direct::Preferred => DirectMode::Preferred,
+            Direct::Disabled => DirectMode::Disabled,
+        },
+        ..usual
+    };
+    let workload = Workload {
+        direction: options.direction,
+        folders: options.folders.clone(),
+        stripe_bytes: options.stripe,
+        io_bytes: options.size,
+        order: if options.random { Order::Random } else { Order::Sequential },
+        memory: options.memory,
+        cache: options.cache,
+        durability: match options.durable {
+            Durable::None => Durability::None,
+            Durable::Data => Durability::Data,
+            Durable::Full => Durability::Full,
+        },
+        validate: options.validate,
+        config,
+    };
+    Options {
+        workload,
+        rounds: options.loops,
+        warm_up: options.warm_up,
+        processes: options.processes,
+        against_fio: options.against.is_some(),
+    }
+}

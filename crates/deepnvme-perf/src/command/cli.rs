@@ -1,0 +1,243 @@
+//! What may be typed.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+use crate::measure::{Cache, Direction, Memory};
+use crate::units::parse_bytes;
+
+/// Tensors between NVMe and memory at the speed of the hardware: what works here, and how fast.
+#[derive(Debug, Parser)]
+#[command(name = "deepnvme", version, arg_required_else_help = true, max_term_width = 110, args_override_self = true)]
+#[command(after_help = "Examples:
+  deepnvme report /mnt/nvme              what works here, what costs speed, and what to do about it
+  deepnvme bench read /mnt/nvme          how fast a cold 1 GiB tensor comes from that disk
+  deepnvme bench write /mnt/nvme --against fio
+  deepnvme tune /mnt/nvme                the settings that suit that disk, into deepnvme.toml
+
+Exit status: 0 done, 1 refused by the machine or interrupted, 2 asked wrongly.")]
+pub(super) struct Cli {
+    #[command(subcommand)]
+    pub(super) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// What works on this machine and in these folders, why not, and the line to type that mends it
+    Report(ReportOptions),
+    /// How fast reading or writing is, with the contents checked and beside fio if asked
+    Bench(Box<BenchOptions>),
+    /// The settings that suit a disk, found in a minute and written to a file that engines read
+    Tune(Box<TuneOptions>),
+    /// Completions for a shell, on standard output
+    #[command(
+        after_help = "Example:\n  deepnvme completions bash > ~/.local/share/bash-completion/completions/deepnvme"
+    )]
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// The manual page, on standard output
+    #[command(after_help = "Example:\n  deepnvme man > ~/.local/share/man/man1/deepnvme.1")]
+    Man,
+    #[command(name = crate::bench::crew::WORKER_COMMAND, hide = true)]
+    BenchWorker,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  deepnvme report                        the machine and the current folder
+  deepnvme report /mnt/a /mnt/b          two places for data
+  deepnvme report --json | jq .findings
+
+Findings are broken (it does not work), slow (it could be faster) or a note; the line after > mends it.")]
+pub(super) struct ReportOptions {
+    /// Places for data [default: the current folder]
+    pub(super) folders: Vec<PathBuf>,
+    /// For machines
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(super) enum Backend {
+    /// The first that works
+    Auto,
+    /// io_uring
+    #[value(name = "io_uring", alias = "uring")]
+    Uring,
+    /// Linux native AIO
+    #[value(alias = "libaio")]
+    Aio,
+    /// preadv and pwritev on threads
+    Threads,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(super) enum Direct {
+    /// Past the page cache, or fail
+    Required,
+    /// Past the page cache where the file system can
+    Preferred,
+    /// Through the page cache
+    Disabled,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(super) enum Durable {
+    /// Do not wait for the disk's word
+    None,
+    /// Wait until the bytes are on the disk
+    Data,
+    /// Wait until the bytes and the file's name are on the disk
+    Full,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(super) enum Rival {
+    /// The fio that is installed
+    Fio,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  deepnvme bench read /mnt/nvme                          a cold 1 GiB tensor into page-locked memory
+  deepnvme bench write /mnt/nvme --size 8G --durable data --validate
+  deepnvme bench read /mnt/a /mnt/b --stripe 1M          one file over two disks
+  deepnvme bench read /mnt/nvme --random --block-size 4K --queue-depth 64
+  deepnvme bench read /mnt/nvme --against fio --plot read.svg
+
+Contents are random in every run. Files are made in the folders under names of their own, filled before the clock
+starts, and removed at the end; nothing else is touched. Sizes are 4096, 512K, 8M, 2G: powers of 1024. Speeds are
+GB/s: 10^9 bytes a second.")]
+pub(super) struct BenchOptions {
+    /// Which way the bytes go
+    pub(super) direction: Direction,
+    /// Where the files are made: one in each folder, moved at the same time
+    #[arg(required = true)]
+    pub(super) folders: Vec<PathBuf>,
+    /// Bytes of each file
+    #[arg(long, value_parser = parse_bytes, default_value = "1G", alias = "io-size")]
+    pub(super) size: u64,
+    /// Largest single transfer [default: the engine's, 2M]
+    #[arg(long, value_parser = parse_bytes)]
+    pub(super) block_size: Option<u64>,
+    /// Transfers in flight per worker [default: the engine's, 16]
+    #[arg(long)]
+    pub(super) queue_depth: Option<u32>,
+    /// Threads that submit and reap [default: the engine's, one per processor up to 4]
+    #[arg(long)]
+    pub(super) workers: Option<u32>,
+    /// What moves the bytes
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(super) backend: Backend,
+    /// One system call for each transfer
+    #[arg(long)]
+    pub(super) single_submit: bool,
+    /// Whether the page cache is bypassed
+    #[arg(long, value_enum, default_value = "preferred")]
+    pub(super) direct: Direct,
+    /// The memory that bytes come from or go to
+    #[arg(long, value_enum, default_value = "pinned")]
+    pub(super) memory: Memory,
+    /// GPU memory, through bounce buffers
+    #[arg(long)]
+    pub(super) gpu: bool,
+    /// GPU memory, through GPUDirect Storage
+    #[arg(long)]
+    pub(super) gds: bool,
+    /// A request per block, in random order, each block once
+    #[arg(long)]
+    pub(super) random: bool,
+    /// Whether the page cache has the file before a read
+    #[arg(long, value_enum, default_value = "cold")]
+    pub(super) cache: Cache,
+    /// What a write waits for at its end
+    #[arg(long, value_enum, default_value = "none")]
+    pub(super) durable: Durable,
+    /// One file striped over all folders, in stripes of that size
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
+    pub(super) stripe: Option<u64>,
+    /// Processes that each do it, on files of their own
+    #[arg(long, default_value_t = 1)]
+    pub(super) processes: u32,
+    /// Rounds that count
+    #[arg(long, default_value_t = 5)]
+    pub(super) loops: u32,
+    /// Rounds before them that do not count
+    #[arg(long, default_value_t = 1, value_name = "ROUNDS", alias = "warmup-loops")]
+    pub(super) warm_up: u32,
+    /// Compare every byte of every round, outside of the timing
+    #[arg(long)]
+    pub(super) validate: bool,
+    /// Measure that with the same parameters, in alternating rounds
+    #[arg(long, value_enum)]
+    pub(super) against: Option<Rival>,
+    /// Draw latencies and bandwidth over time: a name that ends in .svg or .html
+    #[arg(long, value_name = "FILE")]
+    pub(super) plot: Option<PathBuf>,
+    /// For machines, every round included
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  deepnvme tune /mnt/nvme                          a minute; the settings go to deepnvme.toml
+  deepnvme tune /mnt/a /mnt/b --budget 3m          each on its own, and both at the same time
+  deepnvme tune /mnt/nvme --no-write --plot map.html
+  deepnvme tune /mnt/nvme --compare deepnvme.toml  stored settings against the defaults
+
+Candidates are tried in turn, again and again, and the worse half is dropped each time; of those that cannot be told
+apart the smallest is chosen. Ctrl-C keeps the best so far. Python: deepnvme.Engine.from_file(\"deepnvme.toml\"), or
+DEEPNVME_CONFIG=deepnvme.toml for programs that name no engine.")]
+pub(super) struct TuneOptions {
+    /// The folders to tune for
+    #[arg(required_unless_present = "nvme_dir")]
+    pub(super) folders: Vec<PathBuf>,
+    /// The same, by DeepSpeed's name
+    #[arg(long, alias = "nvme_dir", num_args = 1.., value_name = "FOLDER", hide = true)]
+    pub(super) nvme_dir: Vec<PathBuf>,
+    /// How long all searches together may take: 60s, 2m
+    #[arg(long, value_parser = super::tune::parse_budget, default_value = "60s")]
+    pub(super) budget: Duration,
+    /// Bytes of each trial
+    #[arg(long, value_parser = parse_bytes, default_value = "400M", aliases = ["io-size", "io_size"])]
+    pub(super) size: u64,
+    /// Do not tune for reading
+    #[arg(long, alias = "no_read")]
+    pub(super) no_read: bool,
+    /// Do not tune for writing
+    #[arg(long, alias = "no_write")]
+    pub(super) no_write: bool,
+    /// The memory that bytes come from or go to
+    #[arg(long, value_enum, default_value = "pinned")]
+    pub(super) memory: Memory,
+    /// What a write waits for at its end
+    #[arg(long, value_enum, default_value = "none")]
+    pub(super) durable: Durable,
+    /// GPU memory, through bounce buffers
+    #[arg(long)]
+    pub(super) gpu: bool,
+    /// GPU memory, through GPUDirect Storage
+    #[arg(long)]
+    pub(super) gds: bool,
+    /// The values to choose from, as JSON lists by ds_io's names: block_size, queue_depth, io_parallel, ...
+    #[arg(long, alias = "sweep_config", value_name = "FILE")]
+    pub(super) sweep_config: Option<PathBuf>,
+    /// Where the settings go [default: deepnvme.toml]
+    #[arg(long, value_name = "FILE")]
+    pub(super) output: Option<PathBuf>,
+    /// Measure the settings of that file against the defaults, and search nothing
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["output", "sweep_config", "plot"])]
+    pub(super) compare: Option<PathBuf>,
+    /// Draw the trials as a heat map: a name that ends in .svg or .html
+    #[arg(long, value_name = "FILE")]
+    pub(super) plot: Option<PathBuf>,
+    /// For machines, every trial included
+    #[arg(long)]
+    pub(super) json: bool,
+}

@@ -1,0 +1,135 @@
+//! The command `deepnvme`: what was typed, and what it means.
+//!
+//! [`run`] is the whole program behind the Rust binary and the wheel's entry point: arguments in, an exit status out.
+//! `cli` is what may be typed; each command's file turns that into a value of the library, and the value that comes back
+//! into lines. Data goes to standard output, talk to standard error.
+
+use std::ffi::OsString;
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use crate::bench::Launcher;
+use crate::error::{Error, Result};
+
+mod bench;
+mod cli;
+mod progress;
+mod report;
+mod shell;
+mod tune;
+
+use cli::{Cli, Command};
+
+/// Where a command writes, and who may stop it.
+pub struct Session<'a> {
+    /// Data.
+    pub output: &'a mut (dyn Write + Send),
+    /// Talk: progress and errors.
+    pub talk: &'a mut (dyn Write + Send),
+    /// Whether somebody asked to stop.
+    pub interrupted: &'a (dyn Fn() -> bool + Sync),
+    /// How to start this program again, for several processes.
+    pub launcher: Launcher,
+    /// The Python that a report asks for its packages: the caller, or the first `python3`.
+    pub python: PathBuf,
+}
+
+/// Runs the command of these arguments; the first is the program's name. Returns the exit status: 0 done, 1 refused
+/// by the machine or interrupted, 2 asked wrongly.
+pub fn run(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>, session: &mut Session<'_>) -> u8 {
+    let parsed = match Cli::try_parse_from(arguments) {
+        Ok(parsed) => parsed,
+        Err(error) => return explain(&error, session),
+    };
+    match execute(parsed.command, session).and_then(|()| session.output.flush().map_err(closed)) {
+        Ok(()) => 0,
+        Err(Error::Closed) => 0,
+        Err(error) => {
+            let _ = writeln!(session.talk, "deepnvme: {error}");
+            error.exit_status()
+        }
+    }
+}
+
+/// What a command found out: for machines, for people, and which of the two was asked for.
+pub struct Answer {
+    /// JSON.
+    pub json: String,
+    /// Lines to read.
+    pub text: String,
+    wants_json: bool,
+    /// Whether somebody stopped it: what is there is printed, and the exit status tells.
+    is_cut_short: bool,
+}
+
+impl Answer {
+    fn of(value: &impl serde::Serialize, text: String, wants_json: bool) -> Result<Self> {
+        let json = serde_json::to_string_pretty(value).map_err(|error| Error::failed(error.to_string()))?;
+        Ok(Self { json, text, wants_json, is_cut_short: false })
+    }
+}
+
+/// As [`run`], for callers that want the value instead of its printing: `report`, `bench` and `tune` only.
+///
+/// # Errors
+/// `Usage` for arguments that cannot be understood, and what the command ended with.
+pub fn answer(
+    arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+    session: &mut Session<'_>,
+) -> Result<Answer> {
+    let parsed = Cli::try_parse_from(arguments).map_err(|error| Error::usage(error.render().to_string()))?;
+    match parsed.command {
+        Command::Report(options) => report::answer(&options, session),
+        Command::Bench(options) => bench::answer(&options, session),
+        Command::Tune(options) => tune::answer(&options, session),
+        _ => Err(Error::usage("only report, bench and tune have an answer")),
+    }
+}
+
+fn execute(command: Command, session: &mut Session<'_>) -> Result<()> {
+    let answer = match command {
+        Command::Report(options) => report::answer(&options, session)?,
+        Command::Bench(options) => bench::answer(&options, session)?,
+        Command::Tune(options) => tune::answer(&options, session)?,
+        Command::BenchWorker => {
+            let mut input = std::io::stdin().lock();
+            return crate::bench::crew::serve(&mut input, session.output, session.interrupted)
+                .map_err(|_| Error::Closed);
+        }
+        Command::Completions { shell } => return shell::completions(shell, session),
+        Command::Man => return shell::man(session),
+    };
+    print(session, &if answer.wants_json { answer.json + "\n" } else { answer.text })?;
+    if answer.is_cut_short { Err(Error::CutShort) } else { Ok(()) }
+}
+
+/// Help and versions are data; everything else clap says is talk, and a wrong use.
+fn explain(error: &clap::Error, session: &mut Session<'_>) -> u8 {
+    let text = error.render();
+    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        let styled = std::io::stdout().is_terminal();
+        let shown = if styled { write!(session.output, "{}", text.ansi()) } else { write!(session.output, "{text}") };
+        // Whoever piped the help into `head` has read enough.
+        let _ = shown.and_then(|()| session.output.flush());
+        return 0;
+    }
+    let _ = write!(session.talk, "{text}");
+    2
+}
+
+/// A reader that has gone is no failure; a full disk behind standard output is one.
+#[allow(clippy::needless_pass_by_value, reason = "it is what map_err gives")]
+fn closed(error: std::io::Error) -> Error {
+    if error.kind() == std::io::ErrorKind::BrokenPipe {
+        return Error::Closed;
+    }
+    Error::failed(format!("cannot write to standard output: {error}"))
+}
+
+/// Writes data, as text.
+fn print(session: &mut Session<'_>, text: &str) -> Result<()> {
+    session.output.write_all(text.as_bytes()).map_err(closed)
+}

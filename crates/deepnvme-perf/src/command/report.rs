@@ -1,0 +1,14 @@
+//! `deepnvme report`.
+
+use std::path::PathBuf;
+
+use super::cli::ReportOptions;
+use super::{Answer, Session};
+use crate::error::Result;
+use crate::report::{Report, text};
+
+pub(super) fn answer(options: &ReportOptions, session: &Session<'_>) -> Result<Answer> {
+    let folders = if options.folders.is_empty() { vec![PathBuf::from(".")] } else { options.folders.clone() };
+    let report = Report::gather(&folders, &session.python);
+    Answer::of(&report, text::draw(&report), options.json)
+}

@@ -1,0 +1,66 @@
+//! Making the page cache forget a file, or know it.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use rustix::fs::{Advice, fadvise};
+
+use crate::error::{Error, Result};
+
+/// Bytes that are read at a time to warm a file.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// Makes the page cache forget a file whose pages are on the disk. No rights are needed.
+pub(crate) fn make_cold(path: &Path) -> Result<()> {
+    let failed = |error: std::io::Error| Error::at(path, "drop it from the page cache", &error);
+    let file = File::open(path).map_err(failed)?;
+    // Pages that are still dirty cannot be dropped.
+    file.sync_all().map_err(failed)?;
+    fadvise(&file, 0, None, Advice::DontNeed).map_err(|errno| failed(errno.into()))
+}
+
+/// Reads a file through the page cache.
+pub(crate) fn make_warm(path: &Path) -> Result<()> {
+    let failed = |error: std::io::Error| Error::at(path, "read it into the page cache", &error);
+    let mut file = File::open(path).map_err(failed)?;
+    let mut chunk = vec![0; CHUNK_BYTES];
+    while file.read(&mut chunk).map_err(failed)? > 0 {}
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::{ReadWriteFlags, preadv2};
+
+    use super::*;
+
+    /// Whether the first byte can be had without any disk; `None` where the file system does not tell.
+    fn is_cached(path: &Path) -> Option<bool> {
+        let file = File::open(path).unwrap();
+        let mut byte = [0];
+        let mut into = [std::io::IoSliceMut::new(&mut byte)];
+        match preadv2(&file, &mut into, 0, ReadWriteFlags::NOWAIT) {
+            Ok(count) => Some(count == 1),
+            Err(errno) if errno == rustix::io::Errno::AGAIN => Some(false),
+            Err(_) => None,
+        }
+    }
+
+    #[test]
+    fn a_file_is_forgotten_and_known_again() {
+        // On the disk: a file system in memory never forgets.
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, [7; 100_000]).unwrap();
+        if is_cached(&path) != Some(true) {
+            return;
+        }
+        make_cold(&path).unwrap();
+        assert_eq!(is_cached(&path), Some(false));
+        make_warm(&path).unwrap();
+        assert_eq!(is_cached(&path), Some(true));
+        let text = make_cold(&folder.path().join("missing")).unwrap_err().to_string();
+        assert!(text.contains("missing") && text.contains("page cache"), "{text}");
+    }
+}

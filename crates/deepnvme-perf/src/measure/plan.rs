@@ -1,0 +1,153 @@
+//! A workload cut into requests: pure.
+
+use super::workload::{Order, Workload};
+
+/// The most memory that a round moves bytes from or to, unless every byte is to be compared.
+pub(super) const BUFFER_BYTES_MAX: u64 = 4 << 30;
+/// Requests of a large file in flight at once, where it does not fit into the buffer.
+const PARTS_IN_FLIGHT: u64 = 2;
+
+/// One request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) file: usize,
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+    /// Which piece of memory it has.
+    pub(super) slot: usize,
+}
+
+/// The requests of a round, and the memory that they need.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Plan {
+    pub(super) pieces: Vec<Piece>,
+    /// Bytes of each piece of memory: as many as its requests have.
+    pub(super) slots: Vec<u64>,
+    /// How many requests are in flight at once. The request that had a slot before is never among them.
+    pub(super) in_flight: usize,
+}
+
+impl Plan {
+    /// The memory that the plan asks for.
+    pub(super) fn buffer_bytes(&self) -> u64 {
+        self.slots.iter().sum()
+    }
+
+    /// Cuts a workload up. `buffer_bytes` bounds the memory, unless contents are compared, which takes all of it.
+    pub(super) fn of(workload: &Workload, buffer_bytes: u64) -> Self {
+        match workload.order {
+            Order::Sequential => sequential(workload, buffer_bytes),
+            Order::Random => random(workload),
+        }
+    }
+
+    /// Puts random requests into another order. Sequential ones keep theirs.
+    pub(super) fn shuffle(&mut self, order: Order, seed: u64) {
+        if order == Order::Sequential {
+            return;
+        }
+        fastrand::Rng::with_seed(seed).shuffle(&mut self.pieces);
+        if self.slots.len() < self.pieces.len() {
+            let slots = self.slots.len();
+            self.pieces.iter_mut().enumerate().for_each(|(index, piece)| piece.slot = index % slots);
+        }
+    }
+}
+
+fn sequential(workload: &Workload, buffer_bytes: u64) -> Plan {
+    let (files, bytes) = (workload.file_count(), workload.file_bytes());
+    let share = buffer_bytes / files as u64;
+    let part_bytes = if bytes <= share || workload.validate {
+        bytes
+    } else {
+        // Whole blocks, so that no request but a file's last has a ragged end. That one has memory of its own.
+        let block_bytes = workload.config.block_bytes;
+        (share / (PARTS_IN_FLIGHT + 1) / block_bytes * block_bytes).max(block_bytes)
+    };
+    let whole_parts = bytes / part_bytes;
+    let rest_bytes = bytes % part_bytes;
+    let in_turn = files * whole_parts.min(PARTS_IN_FLIGHT) as usize;
+    let mut slots = vec![part_bytes; in_turn];
+    // The files in turn, so that their disks work at the same time.
+    let whole = (0..whole_parts as usize * files).map(|index| Piece {
+        file: index % files,
+        offset: (index / files) as u64 * part_bytes,
+        bytes: part_bytes,
+        slot: index % in_turn,
+    });
+    let mut pieces: Vec<_> = whole.collect();
+    if rest_bytes > 0 {
+        slots.extend(std::iter::repeat_n(rest_bytes, files));
+        let offset = whole_parts * part_bytes;
+        pieces.extend((0..files).map(|file| Piece { file, offset, bytes: rest_bytes, slot: in_turn + file }));
+    }
+    Plan { pieces, slots, in_flight: in_turn }
+}
+
+fn random(workload: &Workload) -> Plan {
+    let config = &workload.config;
+    let (bytes, files, block_bytes) = (workload.file_bytes(), workload.file_count(), config.block_bytes);
+    let count = (bytes / block_bytes) as usize * files;
+    // Twice what the queues hold: while the oldest is waited for, younger ones end, and the queues must not run dry.
+    let in_flight = (2 * config.workers as usize * config.queue_depth as usize).min(count);
+    let slots = if workload.validate { count } else { in_flight };
+    let piece = |index: usize| Piece {
+        file: index % files,
+        offset: (index / files) as u64 * block_bytes,
+        bytes: block_bytes,
+        slot: index % slots,
+    };
+    Plan { pieces: (0..count).map(piece).collect(), slots: vec![block_bytes; slots], in_flight }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use proptest::prelude::*;
+
+    use super::super::workload::{Direction, tests::small};
+    use super::*;
+
+    fn workload(order: Order, files: usize, io_bytes: u64, validate: bool) -> Workload {
+        let folders = ["/a", "/b", "/c"].map(Path::new);
+        Workload { order, io_bytes, validate, ..small(Direction::Read, &folders[..files]) }
+    }
+
+    proptest! {
+        #[test]
+        fn every_byte_of_every_file_is_moved_once(
+            is_random: bool, files in 1_usize..4, io_bytes in 65_536_u64..3_000_000, validate: bool,
+            buffer in 0_u64..2_000_000, seed: u64,
+        ) {
+            let order = if is_random { Order::Random } else { Order::Sequential };
+            let workload = workload(order, files, io_bytes, validate);
+            let mut plan = Plan::of(&workload, buffer);
+            plan.shuffle(order, seed);
+            for file in 0..files {
+                let mut pieces: Vec<_> = plan.pieces.iter().filter(|piece| piece.file == file).collect();
+                pieces.sort_by_key(|piece| piece.offset);
+                let end = pieces.iter().try_fold(0, |end, piece| (piece.offset == end).then_some(end + piece.bytes));
+                prop_assert_eq!(end, Some(workload.file_bytes()));
+            }
+            prop_assert!(plan.pieces.iter().all(|piece| piece.bytes == plan.slots[piece.slot]));
+            prop_assert!(plan.in_flight >= 1 && plan.slots.len() <= plan.pieces.len());
+            let near = plan.pieces.windows(plan.in_flight).all(|window| {
+                window.iter().enumerate().all(|(index, piece)| window[..index].iter().all(|other| other.slot != piece.slot))
+            });
+            prop_assert!(near, "two requests in flight have the same memory");
+            prop_assert!(!validate || plan.slots.len() == plan.pieces.len(), "what is compared is all in memory");
+            let fits = plan.buffer_bytes() <= buffer.max(3 * 3 * 65_536);
+            prop_assert!(validate || is_random || fits, "{} of {buffer}", plan.buffer_bytes());
+        }
+    }
+
+    #[test]
+    fn a_tensor_is_one_request_and_a_huge_file_two_at_a_time() {
+        let one = Plan::of(&workload(Order::Sequential, 1, 1 << 30, false), BUFFER_BYTES_MAX);
+        assert_eq!((one.pieces.len(), one.slots.len()), (1, 1));
+        let huge = Plan::of(&workload(Order::Sequential, 1, 100 << 30, false), BUFFER_BYTES_MAX);
+        assert_eq!((huge.in_flight, huge.slots.len()), (2, 3));
+        assert!(huge.buffer_bytes() <= BUFFER_BYTES_MAX && huge.pieces.len() == 76, "{}", huge.pieces.len());
+    }
+}

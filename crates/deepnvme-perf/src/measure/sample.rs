@@ -1,0 +1,123 @@
+//! What one round gave.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Microseconds, and how many blocks took that long.
+pub type Latencies = BTreeMap<u64, u64>;
+
+/// One round of one contestant.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Bytes moved.
+    pub bytes: u64,
+    /// From opening the files to the last byte, with the sync of a durable write.
+    pub wall_s: f64,
+    /// Processor time of all threads, user and system.
+    pub cpu_s: f64,
+    /// Of the bytes: moved past the page cache, straight from or to the memory.
+    pub bytes_direct: u64,
+    /// Of the bytes: moved past the page cache, through a bounce buffer.
+    pub bytes_bounced: u64,
+    /// Of the bytes: moved through the page cache.
+    pub bytes_buffered: u64,
+    /// Of the blocks, from submission to completion.
+    pub latencies_us: Latencies,
+    /// Seconds since the round began, and bytes that had arrived.
+    pub timeline: Vec<(f64, u64)>,
+}
+
+impl Sample {
+    /// 10^9 bytes per second.
+    #[must_use]
+    pub fn gb_per_s(&self) -> f64 {
+        self.bytes as f64 / self.wall_s.max(1e-9) / 1e9
+    }
+
+    /// Several processes that worked at the same time: the slowest ends the round.
+    #[must_use]
+    pub fn together(samples: &[Self]) -> Self {
+        let mut all = Self::default();
+        for sample in samples {
+            all.bytes += sample.bytes;
+            all.wall_s = all.wall_s.max(sample.wall_s);
+            all.cpu_s += sample.cpu_s;
+            all.bytes_direct += sample.bytes_direct;
+            all.bytes_bounced += sample.bytes_bounced;
+            all.bytes_buffered += sample.bytes_buffered;
+            for (us, count) in &sample.latencies_us {
+                *all.latencies_us.entry(*us).or_default() += count;
+            }
+        }
+        all.timeline = merged(samples);
+        all
+    }
+}
+
+/// The sum of several timelines, at every moment that one of them has.
+fn merged(samples: &[Sample]) -> Vec<(f64, u64)> {
+    let mut moments: Vec<_> = samples
+        .iter()
+        .enumerate()
+        .flat_map(|(index, sample)| sample.timeline.iter().map(move |(seconds, bytes)| (*seconds, index, *bytes)))
+        .collect();
+    moments.sort_by(|left, right| left.0.total_cmp(&right.0));
+    let mut arrived = vec![0; samples.len()];
+    let steps = moments.into_iter().map(|(seconds, index, bytes)| {
+        arrived[index] = bytes;
+        (seconds, arrived.iter().sum())
+    });
+    steps.collect()
+}
+
+/// The value that this part of all blocks lies at or below; `None` without blocks.
+#[must_use]
+pub fn quantile(latencies: &Latencies, part: f64) -> Option<u64> {
+    let total: u64 = latencies.values().sum();
+    let rank = ((total as f64 * part).ceil() as u64).max(1);
+    let mut seen = 0;
+    latencies.iter().find_map(|(us, count)| {
+        seen += count;
+        (seen >= rank).then_some(*us)
+    })
+}
+
+/// What was counted since `before`.
+pub(super) fn since(before: &Latencies, now: &Latencies) -> Latencies {
+    let grown = now.iter().map(|(us, count)| (*us, count - before.get(us).copied().unwrap_or(0).min(*count)));
+    grown.filter(|(_, count)| *count > 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_add_up_and_the_slowest_ends_the_round() {
+        let one = |wall_s, us: u64, timeline: &[(f64, u64)]| Sample {
+            bytes: 10,
+            wall_s,
+            cpu_s: 1.0,
+            latencies_us: [(us, 2), (9, 1)].into(),
+            timeline: timeline.to_vec(),
+            ..Sample::default()
+        };
+        let all = Sample::together(&[one(2.0, 5, &[(0.5, 4), (2.0, 10)]), one(1.0, 7, &[(0.7, 3), (1.0, 10)])]);
+        assert_eq!((all.bytes, all.wall_s, all.cpu_s), (20, 2.0, 2.0));
+        assert_eq!(all.latencies_us, [(5, 2), (7, 2), (9, 2)].into());
+        assert_eq!(all.timeline, [(0.5, 4), (0.7, 7), (1.0, 14), (2.0, 20)]);
+        assert!((all.gb_per_s() - 1e-8).abs() < 1e-12);
+    }
+
+    #[test]
+    fn quantiles_are_those_of_the_sorted_list() {
+        let latencies: Latencies = [(10, 98), (20, 1), (500, 1)].into();
+        assert_eq!(
+            [0.5, 0.98, 0.99, 1.0].map(|part| quantile(&latencies, part)),
+            [Some(10), Some(10), Some(20), Some(500)]
+        );
+        assert_eq!(quantile(&Latencies::new(), 0.5), None);
+        assert_eq!(since(&[(10, 90)].into(), &latencies), [(10, 8), (20, 1), (500, 1)].into());
+    }
+}

@@ -1,0 +1,201 @@
+//! What is measured, as a value.
+
+use std::path::PathBuf;
+
+use deepnvme_io::stripe::{STRIPE_BYTES_MAX, STRIPE_BYTES_MIN};
+use deepnvme_io::{Config, Durability};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::units::bytes_text;
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Direction {
+    /// From the disk.
+    Read,
+    /// To the disk.
+    Write,
+}
+
+/// In which order a file's blocks are asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Order {
+    /// One large request, as for a tensor.
+    #[default]
+    Sequential,
+    /// A request per block, each block once, shuffled.
+    Random,
+}
+
+/// What kind of memory the bytes come from or go to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Memory {
+    /// Page-locked and aligned, as of `deepnvme.pinned_empty`.
+    #[default]
+    Pinned,
+    /// As of `torch.empty`: aligned to 64 bytes, in ordinary pages.
+    Plain,
+}
+
+/// Whether the page cache has the file before a read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Cache {
+    /// It has nothing of it.
+    #[default]
+    Cold,
+    /// It has all of it.
+    Warm,
+}
+
+/// What one process does in one round.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Workload {
+    /// Reading or writing.
+    pub direction: Direction,
+    /// Where the files are made: one in each, moved at the same time; or one file striped over all.
+    pub folders: Vec<PathBuf>,
+    /// Bytes of a stripe, where the folders are to be one file.
+    pub stripe_bytes: Option<u64>,
+    /// Bytes of each file.
+    pub io_bytes: u64,
+    /// Default sequential.
+    pub order: Order,
+    /// Default pinned.
+    pub memory: Memory,
+    /// Default cold.
+    pub cache: Cache,
+    /// What is waited for at the end of a write. Default none.
+    pub durability: Durability,
+    /// Whether every byte is compared after a round, outside of the timing.
+    pub validate: bool,
+    /// The engine's settings.
+    pub config: Config,
+}
+
+impl Workload {
+    /// Refuses what makes no sense, or must not be touched.
+    ///
+    /// # Errors
+    /// `Usage`, naming what is wrong and what to write instead.
+    pub fn check(&self) -> Result<()> {
+        self.config.validate().map_err(|error| Error::usage(error.to_string()))?;
+        if self.folders.is_empty() {
+            return Err(Error::usage("name at least one folder to measure in"));
+        }
+        if self.io_bytes == 0 {
+            return Err(Error::usage("--size 0 moves nothing; give for example --size 1G"));
+        }
+        if self.order == Order::Random && self.io_bytes < self.config.block_bytes {
+            let (size, block) = (bytes_text(self.io_bytes), bytes_text(self.config.block_bytes));
+            return Err(Error::usage(format!(
+                "--random moves whole blocks, and --size {size} is less than one of {block}"
+            )));
+        }
+        let stripe_fits =
+            |bytes: u64| (STRIPE_BYTES_MIN..=STRIPE_BYTES_MAX).contains(&bytes) && bytes.is_multiple_of(4096);
+        if let Some(bytes) = self.stripe_bytes.filter(|bytes| !stripe_fits(*bytes)) {
+            let text = "--stripe must be a multiple of 4K, up to 1G";
+            return Err(Error::usage(format!("{text}, not {}", bytes_text(bytes))));
+        }
+        self.folders.iter().try_for_each(|folder| check_folder(folder))
+    }
+
+    /// Bytes that a round moves.
+    #[must_use]
+    pub fn round_bytes(&self) -> u64 {
+        self.file_bytes() * self.file_count() as u64
+    }
+
+    /// Files that are moved at the same time.
+    #[must_use]
+    pub fn file_count(&self) -> usize {
+        if self.stripe_bytes.is_some() { 1 } else { self.folders.len() }
+    }
+
+    /// Bytes of a file that are moved: random blocks are whole ones.
+    #[must_use]
+    pub fn file_bytes(&self) -> u64 {
+        match self.order {
+            Order::Sequential => self.io_bytes,
+            Order::Random => self.io_bytes / self.config.block_bytes * self.config.block_bytes,
+        }
+    }
+}
+
+fn check_folder(folder: &std::path::Path) -> Result<()> {
+    use std::os::unix::fs::FileTypeExt;
+    let name = folder.display();
+    let metadata = std::fs::metadata(folder).map_err(|error| Error::at(folder, "look at it", &error))?;
+    let kind = metadata.file_type();
+    if kind.is_block_device() || kind.is_char_device() {
+        let text = "is a device, and what is on it would be lost; name a folder on a file system that lies on it";
+        return Err(Error::usage(format!("{name} {text}")));
+    }
+    if !kind.is_dir() {
+        return Err(Error::usage(format!(
+            "{name} is not a folder; files that exist are never touched, name their folder"
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A small workload with everything at its default.
+    pub(crate) fn small(direction: Direction, folders: &[&std::path::Path]) -> Workload {
+        Workload {
+            direction,
+            folders: folders.iter().map(|folder| folder.to_path_buf()).collect(),
+            stripe_bytes: None,
+            io_bytes: 3 << 20,
+            order: Order::default(),
+            memory: Memory::default(),
+            cache: Cache::default(),
+            durability: Durability::None,
+            validate: true,
+            config: Config { block_bytes: 64 << 10, ..Config::default() },
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_what_to_write() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("precious");
+        std::fs::write(&file, "x").unwrap();
+        let good = small(Direction::Write, &[folder.path()]);
+        assert!(good.check().is_ok());
+        let cases: [(Workload, &str); 8] = [
+            (Workload { folders: vec![], ..good.clone() }, "at least one folder"),
+            (Workload { io_bytes: 0, ..good.clone() }, "--size"),
+            (Workload { io_bytes: 4096, order: Order::Random, ..good.clone() }, "whole blocks"),
+            (Workload { stripe_bytes: Some(5), ..good.clone() }, "multiple of 4K"),
+            (Workload { folders: vec![file.clone()], ..good.clone() }, "never touched"),
+            (Workload { folders: vec!["/dev/null".into()], ..good.clone() }, "is a device"),
+            (Workload { folders: vec![folder.path().join("no")], ..good.clone() }, "a folder that exists"),
+            (Workload { config: Config { workers: 0, ..Config::default() }, ..good }, "workers"),
+        ];
+        for (workload, expected) in cases {
+            let text = workload.check().unwrap_err().to_string();
+            assert!(text.contains(expected), "{text}");
+        }
+        assert_eq!(std::fs::read_to_string(file).unwrap(), "x");
+    }
+
+    #[test]
+    fn random_blocks_are_whole_and_stripes_are_one_file() {
+        let folders = [std::path::Path::new("/a"), std::path::Path::new("/b")];
+        let plain = Workload { io_bytes: 100_000, ..small(Direction::Read, &folders) };
+        assert_eq!((plain.file_count(), plain.round_bytes()), (2, 200_000));
+        let random = Workload { order: Order::Random, ..plain.clone() };
+        assert_eq!(random.round_bytes(), 2 * 65536);
+        let striped = Workload { stripe_bytes: Some(4096), ..plain };
+        assert_eq!((striped.file_count(), striped.round_bytes()), (1, 100_000));
+    }
+}

@@ -1,0 +1,248 @@
+//! What of the facts costs speed, and what to do about it: a pure function.
+
+use serde::Serialize;
+
+use super::{Backend, Device, Folder, System};
+use crate::units::gb;
+
+/// Free space below which a folder is worth a word, in hundredths of it.
+const FREE_PERCENT_MIN: u64 = 5;
+
+/// How much something matters.
+#[derive(Clone, Copy, Debug, Serialize, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// It does not work at all.
+    Broken,
+    /// It works slower than it could.
+    Slow,
+    /// Worth knowing.
+    Note,
+}
+
+/// One thing that was found, and its remedy.
+#[derive(Clone, Debug, Serialize, PartialEq, Eq)]
+pub struct Finding {
+    /// How much it matters.
+    pub severity: Severity,
+    /// What is the matter.
+    pub text: String,
+    /// What to do: where possible a line to type.
+    pub remedy: String,
+}
+
+impl Finding {
+    fn new(severity: Severity, text: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { severity, text: text.into(), remedy: remedy.into() }
+    }
+}
+
+/// Judges the facts; the worst come first. `pool_bytes` is what a default engine would page-lock.
+pub(super) fn judge(system: &System, backends: &[Backend], folders: &[Folder], pool_bytes: u64) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    of_backends(backends, &mut findings);
+    of_system(system, pool_bytes, &mut findings);
+    for folder in folders {
+        of_folder(folder, &mut findings);
+    }
+    findings.sort_by_key(|finding| finding.severity);
+    findings
+}
+
+fn of_backends(backends: &[Backend], findings: &mut Vec<Finding>) {
+    if !backends.iter().any(|backend| backend.works) {
+        findings.push(Finding::new(Severity::Broken, "no back end works", "see the reasons above"));
+    }
+    let before_chosen = backends.iter().take_while(|backend| !backend.is_chosen);
+    for backend in before_chosen.filter(|backend| !backend.works) {
+        let text = format!("{} does not work: {}", backend.name, backend.detail);
+        findings.push(Finding::new(Severity::Slow, text, backend.remedy.clone().unwrap_or_default()));
+    }
+}
+
+fn of_system(system: &System, pool_bytes: u64, findings: &mut Vec<Finding>) {
+    if let Some(limit) = system.memlock_bytes.filter(|limit| *limit < pool_bytes && !system.may_lock_freely) {
+        findings.push(Finding::new(
+            Severity::Slow,
+            format!(
+                "RLIMIT_MEMLOCK is {} KiB: the engine's {} KiB cannot be page-locked",
+                limit >> 10,
+                pool_bytes >> 10
+            ),
+            "ulimit -l unlimited   (a service: LimitMEMLOCK=infinity; a container: --ulimit memlock=-1)",
+        ));
+    }
+    if system.huge_pages.as_deref() == Some("never") {
+        findings.push(Finding::new(
+            Severity::Slow,
+            "there are no transparent huge pages: large transfers take more requests and more processor time",
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        ));
+    }
+}
+
+fn of_folder(folder: &Folder, findings: &mut Vec<Finding>) {
+    let path = folder.path.display();
+    if let Some(error) = &folder.error {
+        findings.push(Finding::new(Severity::Broken, error.clone(), "name a folder that exists"));
+        return;
+    }
+    if !folder.is_writable {
+        let read_only = folder.mount_options.iter().any(|option| option == "ro");
+        let (text, remedy) = if read_only {
+            ("the file system is mounted read-only", format!("mount -o remount,rw {}", folder.mount_point.display()))
+        } else {
+            ("no file can be made there", format!("chown or chmod {path}, or name another folder"))
+        };
+        findings.push(Finding::new(Severity::Note, format!("{path}: {text}; reading works"), remedy));
+    }
+    if let Some(reason) = folder.direct.as_ref().and_then(|direct| direct.reason.as_ref()) {
+        findings.push(Finding::new(
+            Severity::Slow,
+            format!("{path}: every transfer goes through the page cache: {reason}"),
+            "use a folder on a local ext4 or xfs file system",
+        ));
+    }
+    if folder.total_bytes > 0 && folder.free_bytes * 100 < folder.total_bytes * FREE_PERCENT_MIN {
+        findings.push(Finding::new(
+            Severity::Note,
+            format!("{path}: {:.1} GB are free of {:.0}", gb(folder.free_bytes), gb(folder.total_bytes)),
+            "remove what is not needed: a full file system scatters new files",
+        ));
+    }
+    for disk in folder.device.iter().flat_map(Device::disks) {
+        of_disk(disk, findings);
+    }
+}
+
+fn of_disk(disk: &Device, findings: &mut Vec<Finding>) {
+    let name = &disk.name;
+    if disk.is_rotational == Some(true) && disk.kind != "virtio" {
+        findings.push(Finding::new(
+            Severity::Slow,
+            format!("{name} is a disk that turns"),
+            "use an NVMe drive; several add up with a stripe set",
+        ));
+    }
+    if let Some(pcie) = disk.pcie.filter(|pcie| pcie.generation < pcie.generation_max || pcie.lanes < pcie.lanes_max) {
+        findings.push(Finding::new(
+            Severity::Slow,
+            format!(
+                "{name} runs at PCIe {} x{}, and could at {} x{}",
+                pcie.generation, pcie.lanes, pcie.generation_max, pcie.lanes_max
+            ),
+            "move it to another slot, or look for bifurcation in the firmware's settings",
+        ));
+    }
+    if disk.kind == "nvme"
+        && let Some(scheduler) = disk.scheduler.as_ref().filter(|scheduler| *scheduler != "none")
+    {
+        findings.push(Finding::new(
+            Severity::Slow,
+            format!("{name} has the scheduler {scheduler}, which NVMe drives do not need"),
+            format!("echo none > /sys/block/{name}/queue/scheduler"),
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::device::Pcie;
+    use super::super::folder::Direct;
+    use super::*;
+
+    fn backend(name: &'static str, works: bool, is_chosen: bool) -> Backend {
+        let remedy = (!works).then(|| "allow it".to_owned());
+        Backend { name, works, is_chosen, detail: "detail".into(), errno: None, remedy }
+    }
+
+    fn good_folder() -> Folder {
+        Folder {
+            path: "/data".into(),
+            is_writable: true,
+            total_bytes: 100,
+            free_bytes: 50,
+            direct: Some(Direct {
+                works: true,
+                memory_alignment_bytes: Some(4),
+                offset_alignment_bytes: Some(512),
+                reason: None,
+            }),
+            device: Some(Device {
+                name: "nvme0n1".into(),
+                kind: "nvme".into(),
+                is_rotational: Some(false),
+                scheduler: Some("none".into()),
+                ..Device::default()
+            }),
+            ..Folder::default()
+        }
+    }
+
+    fn texts(folder: Folder) -> Vec<(Severity, String)> {
+        let system = System { huge_pages: Some("madvise".into()), ..System::default() };
+        let found = judge(&system, &[backend("io_uring", true, true)], &[folder], 1 << 20);
+        found.into_iter().map(|finding| (finding.severity, finding.text + " -> " + &finding.remedy)).collect()
+    }
+
+    #[test]
+    fn a_good_machine_has_nothing_to_mend() {
+        assert_eq!(texts(good_folder()), []);
+    }
+
+    #[test]
+    fn each_fault_is_found_with_its_remedy() {
+        let disk = |change: &dyn Fn(&mut Device)| {
+            let mut folder = good_folder();
+            change(folder.device.as_mut().unwrap());
+            folder
+        };
+        let link = Pcie { generation: 3, lanes: 4, generation_max: 4, lanes_max: 4, bytes_per_s: 1 };
+        let cases = [
+            (Folder { error: Some("/no: missing".into()), ..good_folder() }, Severity::Broken, "/no: missing"),
+            (Folder { free_bytes: 4, ..good_folder() }, Severity::Note, "are free"),
+            (Folder { is_writable: false, ..good_folder() }, Severity::Note, "chown"),
+            (
+                Folder { is_writable: false, mount_options: vec!["ro".into()], ..good_folder() },
+                Severity::Note,
+                "remount,rw",
+            ),
+            (disk(&|disk| disk.is_rotational = Some(true)), Severity::Slow, "turns"),
+            (disk(&|disk| disk.scheduler = Some("mq-deadline".into())), Severity::Slow, "/sys/block/nvme0n1/queue"),
+            (disk(&|disk| disk.pcie = Some(link)), Severity::Slow, "PCIe 3 x4, and could at 4 x4"),
+        ];
+        for (folder, severity, text) in cases {
+            let found = texts(folder);
+            assert!(found.len() == 1 && found[0].0 == severity && found[0].1.contains(text), "{text}: {found:?}");
+        }
+        let mut buffered = good_folder();
+        buffered.direct = Some(Direct {
+            works: false,
+            memory_alignment_bytes: None,
+            offset_alignment_bytes: None,
+            reason: Some("memory".into()),
+        });
+        assert!(texts(buffered)[0].1.contains("page cache: memory"));
+    }
+
+    #[test]
+    fn limits_of_memory_matter_where_they_bind() {
+        let system = |memlock_bytes, may_lock_freely| System { memlock_bytes, may_lock_freely, ..System::default() };
+        let count = |system: System| judge(&system, &[backend("threads", true, true)], &[], 8 << 20).len();
+        assert_eq!(count(system(Some(64 << 10), false)), 1);
+        assert_eq!(count(system(Some(64 << 10), true)), 0);
+        assert_eq!(count(system(Some(64 << 20), false)), 0);
+        assert_eq!(count(system(None, false)), 0);
+        assert_eq!(count(System { huge_pages: Some("never".into()), ..system(None, false) }), 1);
+    }
+
+    #[test]
+    fn only_back_ends_that_would_have_come_first_are_missed_and_the_worst_is_first() {
+        let chain = [backend("io_uring", false, false), backend("aio", true, true), backend("threads", true, false)];
+        let found = judge(&System::default(), &chain, &[Folder { error: Some("gone".into()), ..good_folder() }], 0);
+        let texts: Vec<_> = found.iter().map(|finding| finding.text.as_str()).collect();
+        assert_eq!(texts, ["gone", "io_uring does not work: detail"]);
+        let later = [backend("io_uring", true, true), backend("aio", false, false), backend("threads", true, false)];
+        assert_eq!(judge(&System::default(), &later, &[], 0), []);
+    }
+}

@@ -1,0 +1,185 @@
+//! `deepnvme report`: what works here, why not, and what to do about it.
+//!
+//! `system` is the machine, `gpu` its GPUs, `packages` what Python has, `folder` a place for data, `device` the disk under
+//! it, `mounts` finds which file system that is. `findings` judges, `text` draws.
+
+use std::path::{Path, PathBuf};
+
+use deepnvme_io::StripeSet;
+use deepnvme_io::backend::BackendKind;
+use deepnvme_io::config::Config;
+use deepnvme_io::probe::{Availability, Probe};
+use deepnvme_io::stripe::MANIFEST_SUFFIX;
+use serde::Serialize;
+
+use crate::tree::Tree;
+
+pub mod device;
+pub mod findings;
+pub mod folder;
+pub mod gpu;
+mod mounts;
+pub mod packages;
+pub mod system;
+pub mod text;
+
+pub use device::Device;
+pub use findings::{Finding, Severity};
+pub use folder::{Direct, Folder};
+pub use gpu::Gpu;
+pub use packages::Package;
+pub use system::System;
+
+/// Everything that was found out.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Of deepnvme.
+    pub version: &'static str,
+    /// The machine and the limits of this process.
+    pub system: System,
+    /// `io_uring`, `aio` and `threads`, in the order in which they are chosen.
+    pub backends: Vec<Backend>,
+    /// What there is for GPU memory.
+    pub gpu: Gpu,
+    /// Python and the packages that deepnvme works with.
+    pub packages: Vec<Package>,
+    /// DeepSpeed's names for what works here.
+    pub ops: Vec<Op>,
+    /// The folders that were asked about.
+    pub folders: Vec<Folder>,
+    /// What costs speed, the worst first.
+    pub findings: Vec<Finding>,
+}
+
+/// Whether a back end works here.
+#[derive(Clone, Debug, Serialize, PartialEq, Eq)]
+pub struct Backend {
+    /// `"io_uring"`, `"aio"` or `"threads"`.
+    pub name: &'static str,
+    /// Whether it was set up and has read a file.
+    pub works: bool,
+    /// Whether `backend="auto"` takes it.
+    pub is_chosen: bool,
+    /// What it was given, or why it does not work.
+    pub detail: String,
+    /// The kernel's error number, where there was one.
+    pub errno: Option<i32>,
+    /// What would make it work.
+    pub remedy: Option<String>,
+}
+
+/// A line of `ds_report`: an op by DeepSpeed's name.
+#[derive(Clone, Debug, Serialize, PartialEq, Eq)]
+pub struct Op {
+    /// `async_io` or `gds`.
+    pub name: &'static str,
+    /// Whether it is there without compiling anything.
+    pub is_installed: bool,
+    /// Whether it works here.
+    pub is_compatible: bool,
+    /// Why not.
+    pub reason: Option<String>,
+}
+
+impl Report {
+    /// Looks at this machine and at those folders; of a stripe set's manifest at the folders of its parts. Nothing is
+    /// written, but for a file without a name in each folder. `python` is asked for its packages.
+    #[must_use]
+    pub fn gather(folders: &[PathBuf], python: &Path) -> Self {
+        let tree = Tree::of_this_machine();
+        let system = System::gather(&tree);
+        let gpu = Gpu::gather(&tree, &std::env::var("LD_LIBRARY_PATH").unwrap_or_default());
+        let backends = backends(&Probe::run());
+        let folders: Vec<_> = folders.iter().flat_map(|path| places(path)).collect();
+        let folders: Vec<_> = folders.iter().map(|path| Folder::gather(&tree, path)).collect();
+        let packages = packages::of_interpreter(python);
+        let pool_bytes = Config::default().pool_bound_bytes();
+        let findings = findings::judge(&system, &backends, &folders, pool_bytes);
+        let ops = ops(&backends);
+        Self { version: env!("CARGO_PKG_VERSION"), system, backends, gpu, packages, ops, folders, findings }
+    }
+}
+
+/// The folders of a stripe set's parts, or the folder that was named.
+fn places(path: &Path) -> Vec<PathBuf> {
+    let is_manifest = path.to_string_lossy().ends_with(MANIFEST_SUFFIX);
+    let set = is_manifest.then(|| StripeSet::from_manifest(path).ok()).flatten();
+    let parts = set.iter().flat_map(StripeSet::parts).filter_map(|part| part.parent()).map(Path::to_path_buf);
+    let mut folders: Vec<_> = parts.collect();
+    folders.dedup();
+    if folders.is_empty() { vec![path.to_path_buf()] } else { folders }
+}
+
+fn ops(backends: &[Backend]) -> Vec<Op> {
+    let works = backends.iter().any(|backend| backend.works);
+    let gds = "GPU memory is not part of this version".to_owned();
+    vec![
+        Op {
+            name: "async_io",
+            is_installed: true,
+            is_compatible: works,
+            reason: (!works).then(|| "no back end works".into()),
+        },
+        Op { name: "gds", is_installed: false, is_compatible: false, reason: Some(gds) },
+    ]
+}
+
+fn backends(probe: &Probe) -> Vec<Backend> {
+    let mut is_taken = false;
+    let kinds = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
+    let mut line = |kind: BackendKind| {
+        let availability = probe.of(kind)?;
+        let works = availability.works();
+        let is_chosen = works && !is_taken;
+        is_taken |= works;
+        let (detail, errno, remedy) = match availability.clone() {
+            Availability::Works { detail } => (detail, None, None),
+            Availability::Missing { errno, reason, remedy } => (reason, errno, Some(remedy)),
+        };
+        Some(Backend { name: kind.name(), works, is_chosen, detail, errno, remedy })
+    };
+    kinds.into_iter().filter_map(&mut line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_back_end_that_works_is_chosen_and_no_other() {
+        let works = || Availability::Works { detail: "fine".into() };
+        let missing =
+            || Availability::Missing { errno: Some(1), reason: "forbidden".into(), remedy: "allow it".into() };
+        for (uring, aio, chosen) in
+            [(works(), works(), "io_uring"), (missing(), works(), "aio"), (missing(), missing(), "threads")]
+        {
+            let found = backends(&Probe { uring, aio, threads: works() });
+            let names: Vec<_> = found.iter().filter(|backend| backend.is_chosen).map(|backend| backend.name).collect();
+            assert_eq!(names, [chosen]);
+            assert!(found.iter().all(|backend| backend.works == backend.remedy.is_none()));
+        }
+    }
+
+    #[test]
+    fn this_machine_can_be_reported_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let report = Report::gather(&[folder.path().to_path_buf(), "/no/such/folder".into()], Path::new("python3"));
+        assert!(report.system.cpus >= 1 && report.system.memory_bytes > 0);
+        assert!(report.backends.iter().any(|backend| backend.is_chosen));
+        assert_eq!(report.folders[0].error, None);
+        assert!(report.folders[0].total_bytes > 0 && !report.folders[0].file_system.is_empty());
+        assert!(report.folders[1].error.as_deref().is_some_and(|error| error.contains("/no/such/folder")));
+        assert!(report.findings.iter().any(|finding| finding.text.contains("/no/such/folder")));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing was left behind");
+    }
+
+    #[test]
+    fn a_stripe_set_is_told_as_the_folders_of_its_parts() {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let parts = folders.each_ref().map(|folder| folder.path().join("part"));
+        let set = StripeSet::new(parts.to_vec(), 4096).unwrap();
+        set.write_manifest().unwrap();
+        assert_eq!(places(&set.manifest_path()), folders.each_ref().map(|folder| folder.path().to_path_buf()));
+        assert_eq!(places(Path::new("/a")), [PathBuf::from("/a")]);
+    }
+}

@@ -1,0 +1,96 @@
+//! Which mount a folder lies on: `/proc/self/mountinfo`, line by line.
+
+use std::path::{Path, PathBuf};
+
+use crate::tree::Tree;
+
+/// One mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mount {
+    pub(super) point: PathBuf,
+    /// `8:1`; anonymous file systems have a major number of 0.
+    pub(super) device: String,
+    pub(super) file_system: String,
+    /// The device, the server, or a mere word.
+    pub(super) source: String,
+    /// Of the mount and of the file system, together.
+    pub(super) options: Vec<String>,
+}
+
+/// The mount of an absolute path without links: of those whose point is above it the deepest, and of equals the last,
+/// which covers the others.
+pub(super) fn of(tree: &Tree, path: &Path) -> Option<Mount> {
+    let text = tree.text("/proc/self/mountinfo")?;
+    let above = text.lines().filter_map(parse).filter(|mount| path.starts_with(&mount.point));
+    above.max_by_key(|mount| mount.point.components().count())
+}
+
+fn parse(line: &str) -> Option<Mount> {
+    let (left, right) = line.split_once(" - ")?;
+    let mut left = left.split(' ').skip(2);
+    let (device, _root, point, options) = (left.next()?, left.next()?, left.next()?, left.next()?);
+    let mut right = right.split(' ');
+    let (file_system, source, super_options) = (right.next()?, right.next()?, right.next().unwrap_or_default());
+    let mut all: Vec<String> = Vec::new();
+    for option in options.split(',').chain(super_options.split(',')).filter(|option| !option.is_empty()) {
+        if !all.iter().any(|known| known == option) {
+            all.push(unescape(option));
+        }
+    }
+    Some(Mount {
+        point: PathBuf::from(unescape(point)),
+        device: device.into(),
+        file_system: file_system.into(),
+        source: unescape(source),
+        options: all,
+    })
+}
+
+/// The kernel writes blanks and backslashes in octal: `\040`.
+fn unescape(text: &str) -> String {
+    let mut out = Vec::with_capacity(text.len());
+    let bytes = text.as_bytes();
+    let mut at = 0;
+    while at < bytes.len() {
+        let octal = bytes.get(at + 1..at + 4).filter(|_| bytes[at] == b'\\');
+        let value = octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        out.push(value.unwrap_or(bytes[at]));
+        at += if value.is_some() { 4 } else { 1 };
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINES: &str = "\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard
+30 22 0:30 / /data rw - tmpfs none rw,size=1g
+31 22 259:1 / /data rw,noatime - xfs /dev/nvme0n1p1 rw,attr2
+32 22 0:40 /sub /with\\040blank rw - nfs4 server:/export rw,vers=4.2
+";
+
+    fn at(path: &str) -> Mount {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(folder.path().join("proc/self")).unwrap();
+        std::fs::write(folder.path().join("proc/self/mountinfo"), LINES).unwrap();
+        of(&Tree::at(folder.path()), Path::new(path)).unwrap()
+    }
+
+    #[test]
+    fn the_deepest_and_last_mount_wins() {
+        assert_eq!(at("/elsewhere/x").source, "/dev/vda");
+        assert_eq!(at("/data/models").file_system, "xfs");
+        assert_eq!(at("/database").file_system, "ext4", "a name that only begins alike is another folder");
+        assert_eq!(at("/with blank/x").source, "server:/export");
+        assert_eq!(at("/data").options, ["rw", "noatime", "attr2"]);
+        assert_eq!(at("/data").device, "259:1");
+    }
+
+    #[test]
+    fn octal_is_undone_and_nothing_else() {
+        assert_eq!(unescape(r"a\040b\134c"), r"a b\c");
+        assert_eq!(unescape(r"a\09\"), r"a\09\");
+    }
+}

@@ -1,0 +1,267 @@
+//! The settings that a search chooses among: pure.
+
+use deepnvme_io::config::limits::{BLOCK_BYTES_MAX, QUEUE_DEPTH_MAX, WORKERS_MAX};
+use deepnvme_io::{BackendChoice, Config, SubmitMode, WindowMode};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// The values of every setting.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Space {
+    /// Largest single transfer.
+    pub block_bytes: Vec<u64>,
+    /// Transfers in flight per worker.
+    pub queue_depth: Vec<u32>,
+    /// Threads that submit.
+    pub workers: Vec<u32>,
+    /// Several transfers per system call, or one.
+    pub submit: Vec<SubmitMode>,
+    /// Filled again at once, or in waves.
+    pub window: Vec<WindowMode>,
+    /// What moves the bytes.
+    pub backend: Vec<BackendChoice>,
+    /// Whether the bounce pool is registered with the ring.
+    pub register_pool: Vec<bool>,
+}
+
+/// A place in the space: for each setting the number of its value.
+type Place = [usize; 7];
+
+impl Space {
+    /// The default: what machines of that many processors could want, with the back ends that work here. Registering
+    /// matters only where transfers are bounced.
+    #[must_use]
+    pub fn of_machine(cpus: u32, backends: Vec<BackendChoice>, is_bounced: bool) -> Self {
+        let workers = [1, 2, 4, 8].into_iter().filter(|workers| *workers == 1 || *workers <= 2 * cpus);
+        Self {
+            block_bytes: [256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20].to_vec(),
+            queue_depth: vec![4, 8, 16, 32, 64],
+            workers: workers.collect(),
+            submit: vec![SubmitMode::Batch, SubmitMode::Single],
+            window: vec![WindowMode::Sliding, WindowMode::Wave],
+            backend: backends,
+            register_pool: if is_bounced { vec![true, false] } else { vec![true] },
+        }
+    }
+
+    /// How many settings there are together.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.sizes().iter().product()
+    }
+
+    /// Whether there is nothing to choose from.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Refuses empty lists and values that no engine takes.
+    ///
+    /// # Errors
+    /// `Usage`, with the setting's name and range.
+    pub fn check(&self) -> Result<()> {
+        if self.is_empty() {
+            return Err(Error::usage(
+                "a list of the sweep is empty; give each setting at least one value, or leave it out",
+            ));
+        }
+        self.all().try_for_each(|config| config.validate().map_err(|error| Error::usage(error.to_string())))
+    }
+
+    /// All of them.
+    pub fn all(&self) -> impl Iterator<Item = Config> + '_ {
+        (0..self.len()).map(|index| self.config(self.place(index)))
+    }
+
+    /// Those that lie beside `config`: one setting is a step away, or two of block size, depth and workers in opposite
+    /// directions, which shares the same bytes in flight out otherwise. Empty when it is not of this space.
+    #[must_use]
+    pub fn neighbours(&self, config: &Config) -> Vec<Config> {
+        let Some(index) = self.all().position(|one| one == *config) else { return Vec::new() };
+        let place = self.place(index);
+        let singles = (0..place.len()).flat_map(|setting| [vec![(setting, -1)], vec![(setting, 1)]]);
+        let trades = [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)].map(|(up, down)| vec![(up, 1), (down, -1)]);
+        singles.chain(trades).filter_map(|steps| self.moved(place, &steps)).map(|place| self.config(place)).collect()
+    }
+
+    fn moved(&self, mut place: Place, steps: &[(usize, isize)]) -> Option<Place> {
+        for (setting, step) in steps {
+            let value = place[*setting].checked_add_signed(*step);
+            place[*setting] = value.filter(|value| *value < self.sizes()[*setting])?;
+        }
+        Some(place)
+    }
+
+    /// `count` of them, spread evenly: along the golden ratio, so that any beginning of the list is spread evenly, too.
+    #[must_use]
+    pub fn sample(&self, count: usize) -> Vec<Config> {
+        let len = self.len();
+        // The nearest number to the golden section that shares no factor with the length reaches every place once.
+        let section = (len as f64 * 0.618_034) as usize;
+        let step = (section.max(1)..=section + len).find(|step| gcd(*step, len) == 1).unwrap_or(1);
+        (0..count.min(len)).map(|index| self.config(self.place(index * step % len))).collect()
+    }
+
+    fn sizes(&self) -> Place {
+        [
+            self.block_bytes.len(),
+            self.queue_depth.len(),
+            self.workers.len(),
+            self.submit.len(),
+            self.window.len(),
+            self.backend.len(),
+            self.register_pool.len(),
+        ]
+    }
+
+    fn place(&self, index: usize) -> Place {
+        let mut rest = index;
+        self.sizes().map(|size| {
+            let value = rest % size;
+            rest /= size;
+            value
+        })
+    }
+
+    fn config(&self, place: Place) -> Config {
+        Config {
+            block_bytes: self.block_bytes[place[0]],
+            queue_depth: self.queue_depth[place[1]],
+            workers: self.workers[place[2]],
+            submit: self.submit[place[3]],
+            window: self.window[place[4]],
+            backend: self.backend[place[5]],
+            register_pool: self.register_pool[place[6]],
+            ..Config::default()
+        }
+    }
+}
+
+/// What settings cost a machine, for choosing among equals: bytes in flight first, then threads, then what is unusual.
+#[must_use]
+pub fn cost(config: &Config) -> (u64, u32, bool, bool) {
+    let bytes = u64::from(config.workers) * u64::from(config.queue_depth) * config.block_bytes;
+    (bytes, config.workers, config.window == WindowMode::Wave, config.submit == SubmitMode::Single)
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// DeepSpeed's `--sweep_config`: lists by the names of `ds_io`'s long options. What it leaves out keeps its values.
+///
+/// # Errors
+/// `Usage`, naming what cannot be understood.
+pub fn from_deepspeed(text: &str, base: Space) -> Result<Space> {
+    use serde_json::Value;
+    let wrong = |name: &str, value: &Value| Error::usage(format!("sweep config: {name} has the value {value}"));
+    let lists: std::collections::BTreeMap<String, Vec<Value>> = serde_json::from_str(text)
+        .map_err(|error| Error::usage(format!("the sweep config is no JSON object of lists: {error}")))?;
+    let mut space = base;
+    for (name, values) in &lists {
+        let numbers = |max: u64| {
+            let one = |value: &Value| number(value).filter(|n| (1..=max).contains(n)).ok_or_else(|| wrong(name, value));
+            values.iter().map(one).collect::<Result<Vec<u64>>>()
+        };
+        let flags = || values.iter().map(|value| value.as_bool().ok_or_else(|| wrong(name, value)));
+        match name.as_str() {
+            "block_size" => space.block_bytes = numbers(BLOCK_BYTES_MAX)?,
+            "queue_depth" => {
+                space.queue_depth = numbers(u64::from(QUEUE_DEPTH_MAX))?.iter().map(|n| *n as u32).collect();
+            }
+            "io_parallel" => space.workers = numbers(u64::from(WORKERS_MAX))?.iter().map(|n| *n as u32).collect(),
+            "single_submit" => {
+                let mode =
+                    |flag: Result<bool>| flag.map(|flag| if flag { SubmitMode::Single } else { SubmitMode::Batch });
+                space.submit = flags().map(mode).collect::<Result<_>>()?;
+            }
+            "sequential_requests" => {
+                let mode =
+                    |flag: Result<bool>| flag.map(|flag| if flag { WindowMode::Wave } else { WindowMode::Sliding });
+                space.window = flags().map(mode).collect::<Result<_>>()?;
+            }
+            other => {
+                let known = "block_size, queue_depth, io_parallel, single_submit, sequential_requests";
+                return Err(Error::usage(format!("sweep config: unknown setting {other}; there are {known}")));
+            }
+        }
+    }
+    Ok(space)
+}
+
+/// A number, or a size such as `"1M"`.
+fn number(value: &serde_json::Value) -> Option<u64> {
+    value.as_u64().or_else(|| crate::units::parse_bytes(value.as_str()?).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    fn space() -> Space {
+        Space::of_machine(2, vec![BackendChoice::Uring, BackendChoice::Threads], true)
+    }
+
+    fn key(config: &Config) -> String {
+        format!("{config:?}")
+    }
+
+    #[test]
+    fn every_setting_is_sampled_once_and_early() {
+        let space = space();
+        assert_eq!(space.len(), 6 * 5 * 3 * 2 * 2 * 2 * 2);
+        let all: HashSet<_> = space.all().map(|config| key(&config)).collect();
+        let sample: HashSet<_> = space.sample(usize::MAX).iter().map(key).collect();
+        assert_eq!(all.len(), space.len());
+        assert!(all == sample);
+        let early = space.sample(40);
+        for block in &space.block_bytes {
+            assert!(early.iter().filter(|config| config.block_bytes == *block).count() >= 4, "{block}");
+        }
+        for depth in &space.queue_depth {
+            assert!(early.iter().any(|config| config.queue_depth == *depth), "{depth}");
+        }
+        space.check().unwrap();
+    }
+
+    #[test]
+    fn neighbours_differ_in_one_step() {
+        let space = space();
+        let config = space.config([2, 0, 1, 0, 0, 1, 0]);
+        let neighbours = space.neighbours(&config);
+        assert_eq!(neighbours.len(), (2 + 1 + 2 + 1 + 1 + 1 + 1) + 4, "the depth cannot be less");
+        assert!(!neighbours.contains(&config));
+        assert_eq!(space.neighbours(&Config { workers: 64, ..config }), []);
+    }
+
+    #[test]
+    fn the_smaller_of_equals_costs_less() {
+        let base = Config { workers: 1, queue_depth: 8, block_bytes: 1 << 20, ..Config::default() };
+        let than = |change: fn(&mut Config)| {
+            let mut other = base.clone();
+            change(&mut other);
+            cost(&base) < cost(&other)
+        };
+        assert!(than(|other| other.window = WindowMode::Wave) && than(|other| other.queue_depth = 16));
+        assert!(than(|other| (other.workers, other.queue_depth) = (2, 4)));
+    }
+
+    #[test]
+    fn sweeps_of_deepspeed_are_understood() {
+        let text = r#"{"block_size": ["1M", 8388608], "queue_depth": [32], "io_parallel": [1, 8],
+                       "single_submit": [true, false], "sequential_requests": [true]}"#;
+        let read = from_deepspeed(text, space()).unwrap();
+        assert_eq!((read.block_bytes, read.queue_depth, read.workers), (vec![1 << 20, 8 << 20], vec![32], vec![1, 8]));
+        assert_eq!(read.submit, [SubmitMode::Single, SubmitMode::Batch]);
+        assert_eq!((read.window, read.backend.len()), (vec![WindowMode::Wave], 2));
+        for (text, part) in
+            [("[]", "JSON object"), (r#"{"threads": [1]}"#, "threads"), (r#"{"queue_depth": [0]}"#, "queue_depth")]
+        {
+            assert!(from_deepspeed(text, space()).unwrap_err().to_string().contains(part), "{text}");
+        }
+    }
+}

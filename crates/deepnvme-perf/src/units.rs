@@ -1,0 +1,88 @@
+//! Sizes as people type and read them. Suffixes are powers of 1024, as in fio and DeepSpeed; speeds are in GB/s, 10^9 bytes.
+
+/// `4096`, `512K`, `8M`, `2G`, `1T`, also `512KiB`, `8MB`, in either case.
+///
+/// # Errors
+/// What is wrong with the text, with an example.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    let trimmed = text.trim();
+    let digits = trimmed.len() - trimmed.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, suffix) = trimmed.split_at(digits);
+    let power = match suffix.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 1,
+        "m" | "mb" | "mib" => 2,
+        "g" | "gb" | "gib" => 3,
+        "t" | "tb" | "tib" => 4,
+        _ => return Err(format!("{text:?} is no size; write for example 4096, 512K, 8M or 2G")),
+    };
+    let number: u64 =
+        number.parse().map_err(|_| format!("{text:?} is no size; write for example 4096, 512K, 8M or 2G"))?;
+    number.checked_mul(1 << (10 * power)).ok_or_else(|| format!("{text:?} is more than there is"))
+}
+
+/// In the largest unit of 1024 that leaves no long fraction: `512 KiB`, `1.5 GiB`, `4097 bytes`.
+#[must_use]
+pub fn bytes_text(bytes: u64) -> String {
+    for (unit, shift) in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {
+        // Quarters are still read at a glance.
+        if bytes >= 1 << shift && (bytes * 4).is_multiple_of(1 << shift) {
+            return format!("{} {unit}", bytes as f64 / (1_u64 << shift) as f64);
+        }
+    }
+    for (unit, shift) in [("TiB", 40), ("GiB", 30), ("MiB", 20)] {
+        if bytes >= 1 << shift {
+            return format!("{:.2} {unit}", bytes as f64 / (1_u64 << shift) as f64);
+        }
+    }
+    format!("{bytes} bytes")
+}
+
+/// The shortest form that [`parse_bytes`] reads: `512K`, `2G`, `4097`.
+#[must_use]
+pub fn bytes_option(bytes: u64) -> String {
+    let fits = |shift: u32| bytes > 0 && bytes.is_multiple_of(1 << shift);
+    [("T", 40), ("G", 30), ("M", 20), ("K", 10)]
+        .iter()
+        .find(|(_, shift)| fits(*shift))
+        .map_or_else(|| bytes.to_string(), |(unit, shift)| format!("{}{unit}", bytes >> shift))
+}
+
+/// Bytes in units of 10^9.
+#[must_use]
+pub fn gb(bytes: u64) -> f64 {
+    bytes as f64 / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        for (text, bytes) in
+            [("4096", 4096), ("512K", 512 << 10), ("8m", 8 << 20), ("2GiB", 2 << 30), (" 1 TB ", 1 << 40)]
+        {
+            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "K", "-1", "1.5G", "12Q", "99999999T", "0x10"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_shown_short() {
+        let shown = [1, 4097, 512 << 10, 1536 << 20, 2 << 30, (2 << 30) + 1].map(bytes_text);
+        assert_eq!(shown, ["1 bytes", "4097 bytes", "512 KiB", "1.5 GiB", "2 GiB", "2.00 GiB"]);
+        assert_eq!([0, 512 << 10, 1536 << 20, 2 << 30].map(bytes_option), ["0", "512K", "1536M", "2G"]);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_shown_as_an_option_is_read_back(bytes in 0_u64..1 << 50) {
+            prop_assert_eq!(parse_bytes(&bytes_option(bytes)), Ok(bytes));
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! DLPack's structs on their way through Python: in capsules, and by the table of C functions.
+
+use std::ffi::{CStr, c_void};
+use std::ptr;
+
+use deepnvme_mem::dlpack::{self as dl, DLDataType, DLDevice, DLTensor, ExchangeApi, Imported, Managed};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+
+use super::refusal;
+
+/// The functions by which a type's tensors can be looked at without calling Python, if it has them.
+pub(crate) fn exchange_api(class: &Bound<'_, PyAny>) -> Option<&'static ExchangeApi> {
+    let capsule = class.getattr("__dlpack_c_exchange_api__").ok()?.cast_into::<PyCapsule>().ok()?;
+    let pointer = capsule.pointer_checked(Some(ExchangeApi::CAPSULE_NAME)).ok()?;
+    // SAFETY: the capsule has the name that DLPack gives such a table, which lives as long as the process.
+    unsafe { ExchangeApi::from_capsule(pointer) }
+}
+
+/// Address and bytes of a plain tensor: contiguous, real and in host memory. `None` for every other, which has to
+/// be asked in Python what it is. The object must be of the type that the functions were found at.
+pub(crate) fn glance(api: &ExchangeApi, object: &Bound<'_, PyAny>) -> Option<(usize, usize)> {
+    let pointer = ptr::NonNull::new(object.as_ptr().cast::<c_void>())?;
+    // SAFETY: the object is alive, of that type by the caller's word, and the GIL is held.
+    let Some(tensor) = (unsafe { api.describe(pointer) }) else {
+        drop(PyErr::take(object.py()));
+        return None;
+    };
+    let DLTensor { data, device, ndim, dtype, shape, strides, byte_offset } = tensor;
+    let item_bytes = dtype.item_bytes()?;
+    if device.device_type != DLDevice::CPU || dtype.code == DLDataType::COMPLEX {
+        return None;
+    }
+    let dims = usize::try_from(ndim).ok()?;
+    let extents = |start: *const i64| -> Option<&[i64]> {
+        // SAFETY: both have `ndim` entries, which nobody changes while the GIL is held.
+        (!start.is_null()).then(|| unsafe { std::slice::from_raw_parts(start, dims) })
+    };
+    let shape = if dims == 0 { &[] } else { extents(shape)? };
+    let mut count = 1_usize;
+    let strides = if dims == 0 { None } else { extents(strides) };
+    for dim in (0..dims).rev() {
+        let extent = usize::try_from(shape[dim]).ok()?;
+        if extent > 1 && strides.is_some_and(|strides| usize::try_from(strides[dim]) != Ok(count)) {
+            return None;
+        }
+        count = count.checked_mul(extent)?;
+    }
+    let bytes = count.checked_mul(item_bytes)?;
+    let address = data.expose_provenance().checked_add(usize::try_from(byte_offset).ok()?)?;
+    (!data.is_null() || bytes == 0).then_some((address, bytes))
+}
+
+/// Whether a capsule has that name, which says what it holds.
+pub(crate) fn has_name(capsule: &Bound<'_, PyCapsule>, name: &CStr) -> bool {
+    capsule.is_valid_checked(Some(name))
+}
+
+/// Takes the DLPack tensor out of a capsule, so that its deleter is called when the last region of it is dropped.
+pub(crate) fn take<M: Managed>(capsule: &Bound<'_, PyCapsule>) -> PyResult<Imported> {
+    let managed = capsule.pointer_checked(Some(M::CAPSULE_NAME))?;
+    // SAFETY: a capsule of that name holds such a tensor, which nobody has taken, by DLPack's protocol.
+    let imported = unsafe { dl::import(managed.as_ptr().cast::<M>()) }.map_err(refusal)?;
+    // SAFETY: the capsule is valid, and the name is a constant. Renamed, it leaves the tensor alone when it dies.
+    if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), M::USED_CAPSULE_NAME.as_ptr()) } != 0 {
+        // Nobody must free the tensor twice: rather nobody does.
+        std::mem::forget(imported);
+        return Err(PyErr::fetch(capsule.py()));
+    }
+    Ok(imported)
+}
+
+/// A capsule that hands a tensor of ours to whoever takes it, and frees it if nobody does.
+pub(crate) fn capsule<M: Managed>(py: Python<'_>, tensor: dl::Exported<M>) -> PyResult<Bound<'_, PyCapsule>> {
+    /// # Safety
+    /// For CPython to call, with a capsule that `capsule` made.
+    unsafe extern "C" fn free_untaken<M: Managed>(capsule: *mut ffi::PyObject) {
+        // SAFETY: CPython calls this once, with a capsule that `capsule` made. One that was taken has another name.
+        unsafe {
+            if ffi::PyCapsule_IsValid(capsule, M::CAPSULE_NAME.as_ptr()) == 0 {
+                return;
+            }
+            let managed = ffi::PyCapsule_GetPointer(capsule, M::CAPSULE_NAME.as_ptr());
+            if let Some(managed) = ptr::NonNull::new(managed.cast::<M>()) {
+                dl::release(managed);
+            }
+        }
+    }
+    let managed = tensor.into_raw();
+    // SAFETY: the pointer is not null, the name is a constant, and the destructor is made for this capsule.
+    unsafe {
+        let made = ffi::PyCapsule_New(managed.as_ptr().cast(), M::CAPSULE_NAME.as_ptr(), Some(free_untaken::<M>));
+        if made.is_null() {
+            dl::release(managed);
+        }
+        Ok(Bound::from_owned_ptr_or_err(py, made)?.cast_into_unchecked())
+    }
+}

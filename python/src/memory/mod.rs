@@ -1,0 +1,129 @@
+//! From Python objects to the engine's regions: the one folder of the binding with unsafe code.
+//!
+//! `torch` and `array` ask an object where its bytes lie, in plain attribute calls; here those answers become
+//! addresses. Every region owns a Python reference that keeps its bytes alive: of a tensor its storage, of a numpy
+//! array the array, of anything else an exported buffer or a DLPack capsule. The engine may let go of that
+//! reference on a thread of its own; PyO3 then keeps it until a thread that holds the GIL comes by.
+//!
+//! `buffer` has the buffer protocol and numpy's array struct, `capsule` DLPack, `interpreter` what is asked of CPython
+//! itself.
+
+use std::os::fd::BorrowedFd;
+use std::ptr;
+use std::sync::Arc;
+
+use deepnvme_mem::dlpack::Imported;
+use deepnvme_mem::{Device, Region, RegionMut, Strided};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyMemoryView;
+
+use crate::{array, dlpack, torch};
+
+mod buffer;
+mod capsule;
+mod interpreter;
+
+pub(crate) use buffer::{Exported, array_struct, new_bytes, with_bytes};
+pub(crate) use capsule::{capsule, exchange_api, glance, has_name, take};
+pub(crate) use interpreter::{Uncollected, call_soon};
+
+/// What a request does with the memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Use {
+    /// A read fills it.
+    Fill,
+    /// A write takes its bytes.
+    Take,
+}
+
+/// Where an object's bytes lie, and what keeps them there.
+pub(crate) struct Layout {
+    pub(crate) address: usize,
+    pub(crate) bytes: usize,
+    /// `None` where they lie side by side.
+    pub(crate) strided: Option<Strided>,
+    pub(crate) keep: Py<PyAny>,
+}
+
+/// The memory that a write takes its bytes from.
+pub(crate) fn source(object: &Bound<'_, PyAny>) -> PyResult<Region> {
+    let layout = match find(object, Use::Take)? {
+        Found::Imported(tensor) => return tensor.into_region().map_err(refusal),
+        Found::Layout(layout) => layout,
+    };
+    let (start, owner) = (ptr::with_exposed_provenance_mut(layout.address), Arc::new(layout.keep));
+    Ok(match layout.strided {
+        // SAFETY: the object said where its bytes are, and the owner is the reference that keeps them there.
+        None => unsafe { Region::from_raw(start, layout.bytes, Device::Host, owner) },
+        // SAFETY: as above, for a layout that was checked.
+        Some(strided) => unsafe { Region::from_strided(start, strided, Device::Host, owner) },
+    })
+}
+
+/// The memory that a read fills.
+pub(crate) fn target(object: &Bound<'_, PyAny>) -> PyResult<RegionMut> {
+    let layout = match find(object, Use::Fill)? {
+        Found::Imported(tensor) => {
+            check_overlap(Some(tensor.layout()))?;
+            return tensor.into_region_mut().map_err(refusal);
+        }
+        Found::Layout(layout) => layout,
+    };
+    check_overlap(layout.strided.as_ref())?;
+    let (start, owner) = (ptr::with_exposed_provenance_mut(layout.address), Arc::new(layout.keep));
+    Ok(match layout.strided {
+        // SAFETY: the object said where its bytes are and that they may change, the owner keeps them there, and
+        // no Rust reference to them exists while Python code can reach them.
+        None => unsafe { RegionMut::from_raw(start, layout.bytes, Device::Host, owner) },
+        // SAFETY: as above, for a layout that was checked and has each byte once.
+        Some(strided) => unsafe { RegionMut::from_strided(start, strided, Device::Host, owner) },
+    })
+}
+
+enum Found {
+    Layout(Layout),
+    Imported(Imported),
+}
+
+fn find(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Found> {
+    let layout = if let Some(layout) = torch::layout(object, usage)? {
+        layout
+    } else if let Some(layout) = array::layout(object, usage)? {
+        layout
+    } else if let Ok(view) = PyMemoryView::from(object) {
+        array::from_view(object, &buffer::exported(&view)?, view.into_any(), usage)?
+    } else if let Some(tensor) = dlpack::tensor(object, usage)? {
+        return Ok(Found::Imported(tensor));
+    } else {
+        return Err(PyTypeError::new_err(format!(
+            "tensor must be a torch tensor, a numpy array, or an object with the buffer protocol or DLPack, not {}",
+            object.get_type().name()?
+        )));
+    };
+    layout.strided.as_ref().map_or(Ok(()), Strided::check).map_err(refusal)?;
+    Ok(Found::Layout(layout))
+}
+
+fn check_overlap(strided: Option<&Strided>) -> PyResult<()> {
+    if !strided.is_some_and(Strided::may_overlap) {
+        return Ok(());
+    }
+    Err(PyValueError::new_err(
+        "several elements of this tensor share their memory (expand() and as_strided() make such tensors), so that a \
+         read has no place of its own for each; read into a tensor of its own, such as tensor.contiguous()",
+    ))
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "so that `map_err` takes it by name")]
+fn refusal(error: std::io::Error) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+/// The descriptor of that number, which the caller has promised to be open.
+pub(crate) fn borrow_descriptor(number: i32) -> BorrowedFd<'static> {
+    assert!(number >= 0, "a file descriptor is not negative");
+    // SAFETY: the kernel checks the number at each use and answers EBADF where it is not open; the engine
+    // duplicates it before it keeps anything.
+    unsafe { BorrowedFd::borrow_raw(number) }
+}

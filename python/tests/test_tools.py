@@ -1,0 +1,241 @@
+"""``deepnvme.report``, ``deepnvme.bench`` and the command line of the wheel."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import deepnvme
+
+SCHEMAS = Path(__file__).parents[2] / "docs" / "schema"
+
+
+def schema(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((SCHEMAS / f"{name}.json").read_text())
+    return loaded
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "deepnvme", *arguments], check=False, capture_output=True, text=True)
+
+
+def test_a_report_is_a_dict_and_prints_as_lines(tmp_path: Path) -> None:
+    report = deepnvme.report(tmp_path, "/no/such/folder")
+    jsonschema.validate(dict(report), schema("report"))
+    assert [place["path"] for place in report["folders"]] == [str(tmp_path), "/no/such/folder"]
+    assert {"name": "Python", "version": sys.version.split()[0]} in report["packages"]
+    chosen = [backend["name"] for backend in report["backends"] if backend["is_chosen"]]
+    assert chosen == [deepnvme.default_engine().backend]
+    assert "broken  /no/such/folder" in str(report)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_benchmark_is_a_dict_and_prints_as_a_table(tmp_path: Path) -> None:
+    outcome = deepnvme.bench("write", tmp_path, size="3M", loops=2, warm_up=0, validate=True, durable="data")
+    jsonschema.validate(dict(outcome), schema("bench"))
+    assert outcome["workload"]["io_bytes"] == 3 << 20
+    assert outcome["is_validated"]
+    assert len(outcome["contestants"][0]["samples"]) == 2
+    assert str(outcome).startswith("write 3 MiB, sequential, over laid-out files, page-locked memory, data synced\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_argument_reaches_the_workload(tmp_path: Path) -> None:
+    plot = tmp_path / "plot.svg"
+    folders = [tmp_path / "a", tmp_path / os.fsdecode(b"b")]
+    for folder in folders:
+        folder.mkdir()
+    outcome = deepnvme.bench(
+        "read",
+        folders[0],
+        os.fsencode(folders[1]),
+        size=1 << 20,
+        block_size="64K",
+        queue_depth=3,
+        workers=2,
+        backend="threads",
+        single_submit=True,
+        direct="disabled",
+        memory="plain",
+        random=True,
+        cache="warm",
+        stripe="64K",
+        processes=2,
+        loops=1,
+        warm_up=0,
+        plot=plot,
+    )
+    jsonschema.validate(dict(outcome), schema("bench"))
+    workload = outcome["workload"]
+    config = workload.pop("config")
+    assert workload == {
+        "direction": "read",
+        "folders": [str(folder) for folder in folders],
+        "stripe_bytes": 64 << 10,
+        "io_bytes": 1 << 20,
+        "order": "random",
+        "memory": "plain",
+        "cache": "warm",
+        "durability": "none",
+        "validate": False,
+    }
+    chosen = {"backend": "threads", "workers": 2, "queue_depth": 3, "block_bytes": 64 << 10, "submit": "single"}
+    assert config | chosen | {"direct": "disabled"} == config
+    assert outcome["processes"] == 2
+    assert plot.read_text().startswith("<svg")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "plot.svg"]
+
+
+def test_wrong_arguments_and_refusals_are_exceptions(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--size 0"):
+        deepnvme.bench("read", tmp_path, size=0)
+    with pytest.raises(ValueError, match="possible values: read, write"):
+        deepnvme.bench("append", tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="never touched"):
+        deepnvme.bench("read", __file__)
+    with pytest.raises(deepnvme.Error, match="cannot make a file"):
+        deepnvme.bench("read", "/proc/sys", size="1M")
+    with pytest.raises(deepnvme.Error, match="a folder that exists"):
+        deepnvme.bench("read", tmp_path, "--gpu")
+    assert Path(__file__).exists()
+
+
+def test_the_command_is_the_same_from_both_entry_points(tmp_path: Path) -> None:
+    script = Path(sys.executable).with_name("deepnvme")
+    done = subprocess.run([script, "report", "--json", tmp_path], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second = json.loads(done.stdout), json.loads(command("report", "--json", str(tmp_path)).stdout)
+    for part in ("gpu", "packages", "ops"):
+        assert first[part] == second[part]
+    assert [backend["works"] for backend in first["backends"]] == [backend["works"] for backend in second["backends"]]
+
+
+def test_exit_statuses(tmp_path: Path) -> None:
+    assert command("--version").stdout == f"deepnvme {deepnvme.__version__}\n"
+    wrong = command("bench", "read", str(tmp_path), "--lopps", "1")
+    assert wrong.returncode == 2
+    assert "--loops" in wrong.stderr
+    assert command("bench", "write", "/proc/sys").returncode == 1
+
+
+def test_the_command_needs_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.argv = ['deepnvme', 'bench', 'write', sys.argv[1], '--size', '1M', '--loops', '1'];"
+        "from deepnvme.__main__ import main; assert main() == 0; assert not {'torch', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_an_interrupted_benchmark_leaves_nothing(tmp_path: Path, number: signal.Signals, processes: str) -> None:
+    arguments = ["bench", "write", str(tmp_path), "--size", "4M", "--loops", "1000", "--processes", processes]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "deepnvme", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    began = time.monotonic()
+    while len(list(tmp_path.iterdir())) < int(processes):
+        assert time.monotonic() - began < 60, "no file came"
+        time.sleep(0.005)
+    time.sleep(0.1)
+    child.send_signal(number)
+    _, talk = child.communicate(timeout=60)
+    assert child.returncode == 1, talk
+    assert "interrupted" in talk
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tuning_writes_settings_that_engines_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, output, plot = tmp_path / "data", tmp_path / "deepnvme.toml", tmp_path / "map.svg"
+    folder.mkdir()
+    found = deepnvme.tune(folder, budget=2, size="4M", output=output, plot=plot)
+    jsonschema.validate(dict(found), schema("tune"))
+    (place,) = found["places"]
+    for direction in ("read", "write"):
+        choice = place[direction]
+        assert choice["gb_per_s"] > 0
+        assert len(choice["tried"]) > 4
+        assert choice["config"] in [trial["config"] for trial in choice["tried"]]
+        engine = deepnvme.Engine.from_file(output, folder=folder / "below", direction=direction)
+        assert engine.workers == choice["config"]["workers"]
+        assert engine.block_bytes == choice["config"]["block_bytes"]
+        assert engine.window == choice["config"]["window"]
+        assert f"* {choice['gb_per_s']:>12.2f}"[:1] in str(found)
+    monkeypatch.setenv("DEEPNVME_CONFIG", str(output))
+    assert deepnvme.Engine.from_file().queue_depth == place["both"]["queue_depth"]
+    block = json.loads(str(found).split("configuration:\n")[1].split("\n\n")[0])
+    assert block["aio"]["queue_depth"] == place["both"]["queue_depth"]
+    assert plot.read_text().startswith("<svg")
+    assert list(folder.iterdir()) == []
+    compared = command("tune", str(folder), "--size", "4M", "--compare", str(output))
+    assert compared.returncode == 0
+    assert compared.stdout.count("times as fast") == 2
+
+
+def test_tuning_refuses_what_makes_no_sense(tmp_path: Path) -> None:
+    (tmp_path / "precious.toml").write_text("[tool]\n")
+    for arguments, message in (
+        ({"read": False, "write": False}, "leave nothing to tune"),
+        ({"budget": 0.1}, "at least 1s"),
+        ({"output": tmp_path / "precious.toml"}, "holds no settings of deepnvme"),
+        ({"plot": "map.png"}, ".svg or .html"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            deepnvme.tune(tmp_path, **({"output": tmp_path / "out.toml"} | arguments))
+    with pytest.raises(deepnvme.Error, match=r"sweep config.*missing\.json|missing\.json.*sweep config"):
+        deepnvme.tune(tmp_path, sweep_config=tmp_path / "missing.json", output=tmp_path / "out.toml")
+    assert (tmp_path / "precious.toml").read_text() == "[tool]\n"
+
+
+def test_an_interrupted_search_keeps_the_best_so_far(tmp_path: Path) -> None:
+    folder, output = tmp_path / "data", tmp_path / "deepnvme.toml"
+    folder.mkdir()
+    arguments = ["tune", str(folder), "--size", "1M", "--budget", "10m", "--output", str(output)]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "deepnvme", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    began = time.monotonic()
+    while not list(folder.iterdir()):
+        assert time.monotonic() - began < 60, "no file came"
+        time.sleep(0.005)
+    time.sleep(1)
+    child.send_signal(signal.SIGINT)
+    text, talk = child.communicate(timeout=60)
+    assert "interrupted: the best so far" in text, talk
+    assert child.returncode == 1
+    assert deepnvme.Engine.from_file(output).workers >= 1
+    assert list(folder.iterdir()) == []
+
+
+def test_a_default_engine_takes_its_settings_from_the_environment(tmp_path: Path) -> None:
+    settings = tmp_path / "deepnvme.toml"
+    settings.write_text("[engine]\nworkers = 3\nqueue_depth = 5\n")
+    code = "import deepnvme; e = deepnvme.default_engine(); print(e.workers, e.queue_depth)"
+    environment = os.environ | {"DEEPNVME_CONFIG": str(settings)}
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert done.stdout == "3 5\n"
+    settings.write_text("[engine]\nworkers = 0\n")
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environment)
+    assert "workers is 0; it must be between 1 and 64" in done.stderr
+    assert str(settings) in done.stderr
+
+
+def test_settings_of_a_file_are_checked(tmp_path: Path) -> None:
+    settings = tmp_path / "deepnvme.toml"
+    settings.write_text("[engine]\nworker = 3\n")
+    with pytest.raises(ValueError, match="worker"):
+        deepnvme.Engine.from_file(settings)
+    with pytest.raises(FileNotFoundError):
+        deepnvme.Engine.from_file(tmp_path / "missing.toml")
+    settings.write_text("")
+    with pytest.raises(ValueError, match='"read" or "write"'):
+        deepnvme.Engine.from_file(settings, direction="both")  # type: ignore[arg-type]
