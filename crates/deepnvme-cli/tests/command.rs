@@ -269,3 +269,80 @@ fn shells_and_man_know_the_command() {
     let (status, page, _) = run(&["man"]);
     assert!(status == 0 && page.contains(".TH deepnvme") && page.contains("queue\\-depth"), "{page}");
 }
+
+#[test]
+fn tune_prints_its_tables_writes_its_file_and_compares() {
+    let (folder, results) = (folder(), folder());
+    let (output, map) = (results.path().join("deepnvme.toml"), results.path().join("map.html"));
+    let path = folder.path().to_str().unwrap();
+    let (status, text, talk) = run(&[
+        "tune",
+        path,
+        "--budget",
+        "2s",
+        "--size",
+        "2M",
+        "--output",
+        output.to_str().unwrap(),
+        "--plot",
+        map.to_str().unwrap(),
+    ]);
+    assert_eq!((status, talk.as_str()), (0, ""));
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines[0], format!("{path}, 2 MiB in each trial"));
+    assert_eq!(masked(lines[2]), "read GB/s trials settings");
+    assert!(text.contains("\nwrite     GB/s  trials  settings\n") && text.contains("\nboth  "), "{text}");
+    let chosen = lines.iter().filter(|line| line.starts_with('*')).count();
+    assert_eq!(chosen, 2, "{text}");
+    assert!(lines.iter().any(|line| masked(line).ends_with("times the default's # GB/s")), "{text}");
+    assert!(text.contains("\"intra_op_parallelism\": ") && text.contains("DEEPNVME_CONFIG="), "{text}");
+    let settings = std::fs::read_to_string(&output).unwrap();
+    assert!(settings.starts_with("# Found by deepnvme tune") && settings.contains("[folder.read]"), "{settings}");
+    assert!(std::fs::read_to_string(map).unwrap().contains("worker"));
+    let compare = ["tune", path, "--size", "2M", "--compare", output.to_str().unwrap()];
+    let (status, text, talk) = run(&compare);
+    assert_eq!(status, 0, "{talk}");
+    assert_eq!(text.matches("times as fast").count(), 2, "{text}");
+    assert!(is_empty(folder.path()));
+}
+
+#[test]
+fn deepspeeds_names_take_its_options_and_print_its_lines() {
+    let (folder, logs) = (folder(), folder());
+    let path = folder.path().to_str().unwrap();
+    for direction in [&["--read"][..], &[]] {
+        let size = ["ds_io", "--folder", path, "--io_size", "1M", "--loops", "2", "--multi_process", "2", "--validate"];
+        let (status, text, talk) = run(&[&size[..], direction].concat());
+        assert_eq!((status, talk.as_str()), (0, ""));
+        let name = if direction.is_empty() { "Write" } else { "Read" };
+        let figures: Vec<_> = text.lines().rev().take(4).map(masked).collect();
+        let expected =
+            ["E#E _ Speed = # GB/sec", "E#E _ Latency = # sec", "Task _ Speed = # GB/sec", "Task _ Latency = # sec"];
+        assert_eq!(figures, expected.map(|line| line.replace('_', name)));
+        assert!(text.contains(&format!("[1]: process 1 <----> {path}\n")), "{text}");
+    }
+    let (status, text, talk) = run(&["ds_io", "--io_size", "1M"]);
+    assert!(status == 2 && talk.contains("Found 1 validation errors\n0: At least one of --folder"), "{text}{talk}");
+    let (status, _, talk) = run(&["ds_io", "--io_sise", "1M"]);
+    assert!(status == 2 && talk.contains("--io_size"), "{talk}");
+    let sweep = logs.path().join("sweep.json");
+    std::fs::write(&sweep, r#"{"block_size": ["128K"], "queue_depth": [4], "io_parallel": [1, 2]}"#).unwrap();
+    let log_dir = logs.path().join("logs");
+    let (status, text, talk) = run(&[
+        "ds_nvme_tune",
+        "--nvme_dir",
+        path,
+        "--io_size",
+        "1M",
+        "--sweep_config",
+        sweep.to_str().unwrap(),
+        "--log_dir",
+        log_dir.to_str().unwrap(),
+        "--verbose",
+    ]);
+    assert_eq!((status, talk.as_str()), (0, ""));
+    assert!(text.starts_with(&format!("Running DeepNVMe performance tuning on ['{path}']\n")), "{text}");
+    assert!(masked(&text).contains("\nBest performance (GB/sec): read = #, write = #\n{\n \"aio\": {\n"), "{text}");
+    assert!(log_dir.join("_aio_bench_write_logs/write_block_overlap_ftd1_d4_bs128K_p2.txt").exists());
+    assert!(is_empty(folder.path()));
+}

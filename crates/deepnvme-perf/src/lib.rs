@@ -10,6 +10,7 @@
 
 pub mod bench;
 pub mod command;
+pub mod deepspeed;
 pub mod error;
 pub mod measure;
 pub mod report;

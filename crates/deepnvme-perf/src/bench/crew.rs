@@ -60,15 +60,15 @@ struct Member {
 }
 
 impl Crew {
-    /// Starts the workers and waits until their files are laid out.
+    /// Starts a worker for each workload, and waits until their files are laid out.
     ///
     /// # Errors
     /// When the program cannot be started again, or a worker cannot prepare.
-    pub fn launch(workload: &Workload, processes: u32, launcher: &Launcher, watch: &mut dyn Watch) -> Result<Self> {
+    pub fn launch(workloads: &[Workload], launcher: &Launcher, watch: &mut dyn Watch) -> Result<Self> {
         let (sender, answers) = channel();
-        let round_bytes = workload.round_bytes() * u64::from(processes);
+        let round_bytes = workloads.iter().map(Workload::round_bytes).sum();
         let mut crew = Self { members: Vec::new(), answers, round_bytes, phase: Phase::LayingOut };
-        for index in 0..processes as usize {
+        for (index, workload) in workloads.iter().enumerate() {
             let failed = |error: &dyn std::fmt::Display| {
                 Error::failed(format!("cannot start {} again as a worker: {error}", launcher.program.display()))
             };
@@ -259,10 +259,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let launcher = Launcher { program: "/no/such/program".into(), arguments: vec![] };
         let workload = small(Direction::Read, &[folder.path()]);
-        let error = Crew::launch(&workload, 2, &launcher, &mut crate::measure::Unwatched).err().unwrap();
+        let error = Crew::launch(&[workload.clone(), workload.clone()], &launcher, &mut crate::measure::Unwatched)
+            .err()
+            .unwrap();
         assert!(error.to_string().contains("/no/such/program"), "{error}");
         let mute = Launcher { program: "/bin/true".into(), arguments: vec![] };
-        let error = Crew::launch(&workload, 2, &mute, &mut crate::measure::Unwatched).err().unwrap();
+        let error = Crew::launch(&[workload.clone(), workload], &mute, &mut crate::measure::Unwatched).err().unwrap();
         assert!(error.to_string().contains("worker"), "{error}");
     }
 }

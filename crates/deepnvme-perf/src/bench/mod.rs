@@ -212,7 +212,8 @@ impl Ours {
         if options.processes == 1 {
             return Ok(Self::Here(Box::new(Runner::prepare(options.workload.clone(), watch)?)));
         }
-        Ok(Self::Crew(crew::Crew::launch(&options.workload, options.processes, launcher, watch)?))
+        let workloads = vec![options.workload.clone(); options.processes as usize];
+        Ok(Self::Crew(crew::Crew::launch(&workloads, launcher, watch)?))
     }
 
     fn set_phase(&mut self, phase: Phase) {

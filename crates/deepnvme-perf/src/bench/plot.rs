@@ -15,6 +15,8 @@ const WIDTH: u32 = 960;
 const HEIGHT: u32 = 760;
 /// One hue per contestant; told apart by colour-blind eyes, too (Okabe and Ito).
 const COLOURS: [RGBColor; 2] = [RGBColor(0, 114, 178), RGBColor(230, 159, 0)];
+/// Points of a line of the bandwidth panel.
+const SPANS: f64 = 12.0;
 /// Bars of the latency panel, per factor of ten.
 const BARS_PER_DECADE: f64 = 10.0;
 
@@ -83,7 +85,15 @@ fn draw_latencies(outcome: &Outcome, area: &Area<'_>) -> Drawn {
         .x_label_area_size(36)
         .y_label_area_size(48)
         .build_cartesian_2d((us_of(first)..us_of(last + 1)).log_scale(), 0.0..highest * 1.05)?;
-    chart.configure_mesh().disable_x_mesh().x_desc("microseconds").y_desc("% of blocks").draw()?;
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .light_line_style(TRANSPARENT)
+        .x_labels(6)
+        .x_label_formatter(&|us| time_text(*us))
+        .y_label_formatter(&|share| format!("{share:.0}%"))
+        .y_desc("share of the blocks")
+        .draw()?;
     for ((bars, colour), line) in shares.iter().zip(COLOURS).zip(&outcome.contestants) {
         let boxes = bars.iter().map(|(place, share)| {
             Rectangle::new([(us_of(*place), 0.0), (us_of(place + 1), *share)], colour.mix(0.55).filled())
@@ -119,7 +129,12 @@ fn draw_bandwidth(outcome: &Outcome, area: &Area<'_>) -> Drawn {
         .x_label_area_size(36)
         .y_label_area_size(48)
         .build_cartesian_2d(0.0..longest, 0.0..highest * 1.05)?;
-    chart.configure_mesh().x_desc("seconds since the round began").y_desc("GB/s").draw()?;
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .x_desc("seconds since the round began")
+        .y_desc("GB/s")
+        .draw()?;
     for (index, points) in lines {
         chart.draw_series(LineSeries::new(points, COLOURS[index % COLOURS.len()].mix(0.7).stroke_width(2)))?;
     }
@@ -141,11 +156,26 @@ fn us_of(place: i32) -> f64 {
     10_f64.powf(f64::from(place) / BARS_PER_DECADE)
 }
 
-/// GB/s between each two moments, drawn at the later one.
+/// `250 us`, `12 ms`.
+fn time_text(us: f64) -> String {
+    if us < 1000.0 { format!("{us:.0} us") } else { format!("{:.0} ms", us / 1000.0) }
+}
+
+/// GB/s over spans of a twelfth of the round, drawn at their ends. Disks report what they have done in bursts: over
+/// shorter spans there would be nothing to see but those.
 fn speeds(sample: &Sample) -> Vec<(f64, f64)> {
-    let begin = std::iter::once((0.0, 0)).chain(sample.timeline.iter().copied());
-    let steps = begin.zip(sample.timeline.iter().copied()).filter(|((from, _), (to, _))| to > from);
-    steps.map(|((from, before), (to, after))| (to, (after.saturating_sub(before)) as f64 / (to - from) / 1e9)).collect()
+    let Some((end, _)) = sample.timeline.last() else { return Vec::new() };
+    let span = end / SPANS;
+    let (mut from, mut before) = (0.0, 0);
+    let mut points = Vec::new();
+    for (at, bytes) in &sample.timeline {
+        // What is left at the end is too short to be told by itself.
+        if at - from >= span * 0.99 && at > &from {
+            points.push((*at, bytes.saturating_sub(before) as f64 / (at - from) / 1e9));
+            (from, before) = (*at, *bytes);
+        }
+    }
+    points
 }
 
 #[cfg(test)]
@@ -161,8 +191,9 @@ mod tests {
 
     #[test]
     fn speed_is_what_arrived_between_two_moments() {
-        let timeline = vec![(0.5, 1_000_000_000), (0.5, 1_000_000_000), (1.0, 3_000_000_000)];
+        let timeline = vec![(0.5, 1_000_000_000), (0.5, 1_000_000_000), (1.0, 3_000_000_000), (1.01, 3_000_000_000)];
         let speeds = speeds(&Sample { timeline, ..Sample::default() });
-        assert_eq!(speeds, [(0.5, 2.0), (1.0, 4.0)]);
+        assert_eq!(speeds, [(0.5, 2.0), (1.0, 4.0)], "what lies too near to the last one is no span");
+        assert_eq!([250.0, 12_000.0].map(time_text), ["250 us", "12 ms"]);
     }
 }

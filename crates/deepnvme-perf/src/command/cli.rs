@@ -32,6 +32,12 @@ pub(super) enum Command {
     Bench(Box<BenchOptions>),
     /// The settings that suit a disk, found in a minute and written to a file that engines read
     Tune(Box<TuneOptions>),
+    /// DeepSpeed's ds_io: its options, its output lines
+    #[command(name = "ds_io", alias = "ds-io")]
+    DsIo(Box<DsIoOptions>),
+    /// DeepSpeed's ds_nvme_tune: its options, its output and its log files
+    #[command(name = "ds_nvme_tune", alias = "ds-nvme-tune")]
+    DsNvmeTune(Box<DsTuneOptions>),
     /// Completions for a shell, on standard output
     #[command(
         after_help = "Example:\n  deepnvme completions bash > ~/.local/share/bash-completion/completions/deepnvme"
@@ -240,4 +246,120 @@ pub(super) struct TuneOptions {
     /// For machines, every trial included
     #[arg(long)]
     pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  deepnvme ds_io --folder /mnt/nvme --io_size 1G --read --io_parallel 4
+
+A GB is 2^30 bytes here, as DeepSpeed counts. Files are removed at the end. deepnvme bench does the same and more.")]
+pub(super) struct DsIoOptions {
+    /// Folder of all processes
+    #[arg(long)]
+    pub(super) folder: Option<PathBuf>,
+    /// Folder and device of each process
+    #[arg(long = "folder_to_device_mapping", num_args = 1.., value_name = "FOLDER:DEVICE")]
+    pub(super) folder_to_device_mapping: Vec<String>,
+    /// Bytes of each process
+    #[arg(long = "io_size", value_parser = parse_bytes)]
+    pub(super) io_size: u64,
+    /// Bytes of the buffer of torch_fastio, which is not measured here
+    #[arg(long = "fast_io_size", value_parser = parse_bytes, default_value = "64M")]
+    pub(super) fast_io_size: u64,
+    /// Read, instead of writing
+    #[arg(long)]
+    pub(super) read: bool,
+    /// Processes, with --folder
+    #[arg(long = "multi_process", default_value_t = 1)]
+    pub(super) multi_process: u32,
+    /// Bytes of a request
+    #[arg(long = "block_size", value_parser = parse_bytes, default_value = "1M")]
+    pub(super) block_size: u64,
+    /// Requests in flight
+    #[arg(long = "queue_depth", default_value_t = 32)]
+    pub(super) queue_depth: u32,
+    /// One request per system call
+    #[arg(long = "single_submit")]
+    pub(super) single_submit: bool,
+    /// Requests in waves
+    #[arg(long = "sequential_requests")]
+    pub(super) sequential_requests: bool,
+    /// Compare every byte
+    #[arg(long)]
+    pub(super) validate: bool,
+    /// aio_handle or aio_basic; both are this engine
+    #[arg(long, default_value = "aio_handle")]
+    pub(super) engine: String,
+    /// Rounds
+    #[arg(long, default_value_t = 3)]
+    pub(super) loops: u32,
+    /// Workers [default: 1]
+    #[arg(long = "io_parallel")]
+    pub(super) io_parallel: Option<u32>,
+    /// GPU memory
+    #[arg(long)]
+    pub(super) gpu: bool,
+    /// GPU memory, through GPUDirect Storage
+    #[arg(long = "use_gds")]
+    pub(super) use_gds: bool,
+    /// Memory that is not page-locked
+    #[arg(long = "slow_bounce_buffer")]
+    pub(super) slow_bounce_buffer: bool,
+    /// For torch_io, which is not measured here
+    #[arg(long = "torch_legacy_save")]
+    pub(super) torch_legacy_save: bool,
+    /// Page-locked memory of the accelerator; all memory is page-locked unless --slow_bounce_buffer says otherwise
+    #[arg(long = "use_accelerator_pin_memory")]
+    pub(super) use_accelerator_pin_memory: bool,
+    /// Rounds before those that count
+    #[arg(long = "warmup_loops", default_value_t = 1)]
+    pub(super) warmup_loops: u32,
+    /// Count the warm-up, too
+    #[arg(long = "include_warmup_time")]
+    pub(super) include_warmup_time: bool,
+    /// A new file each time; files are laid out before every measurement in any case
+    #[arg(long = "different_file_each_iteration")]
+    pub(super) different_file_each_iteration: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  deepnvme ds_nvme_tune --nvme_dir /mnt/nvme
+
+Every combination of the sweep is measured, 64 by default, with a log file each. deepnvme tune finds better settings in
+less time, and writes them where engines read them.")]
+pub(super) struct DsTuneOptions {
+    /// Folders, measured at the same time
+    #[arg(long = "nvme_dir", num_args = 1.., required = true, value_name = "FOLDER")]
+    pub(super) nvme_dir: Vec<PathBuf>,
+    /// The values of each option of ds_io, as JSON lists
+    #[arg(long = "sweep_config", value_name = "FILE")]
+    pub(super) sweep_config: Option<PathBuf>,
+    /// Do not measure reading
+    #[arg(long = "no_read", conflicts_with = "no_write")]
+    pub(super) no_read: bool,
+    /// Do not measure writing
+    #[arg(long = "no_write")]
+    pub(super) no_write: bool,
+    /// Bytes in each folder
+    #[arg(long = "io_size", value_parser = parse_bytes, default_value = "400M")]
+    pub(super) io_size: u64,
+    /// GPU memory
+    #[arg(long)]
+    pub(super) gpu: bool,
+    /// GPU memory, through GPUDirect Storage
+    #[arg(long)]
+    pub(super) gds: bool,
+    /// Drop the page cache before each measurement; the files are always dropped from it
+    #[arg(long = "flush_page_cache")]
+    pub(super) flush_page_cache: bool,
+    /// Where the logs go [default: _aio_bench_logs]
+    #[arg(long = "log_dir")]
+    pub(super) log_dir: Option<PathBuf>,
+    /// Rounds of each combination
+    #[arg(long, default_value_t = 1)]
+    pub(super) loops: u32,
+    /// Print every combination as it is measured
+    #[arg(long)]
+    pub(super) verbose: bool,
 }

@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 
 mod bench;
 mod cli;
+mod deepspeed;
 mod progress;
 mod report;
 mod shell;
@@ -94,6 +95,8 @@ fn execute(command: Command, session: &mut Session<'_>) -> Result<()> {
         Command::Report(options) => report::answer(&options, session)?,
         Command::Bench(options) => bench::answer(&options, session)?,
         Command::Tune(options) => tune::answer(&options, session)?,
+        Command::DsIo(options) => return deepspeed::run_io(*options, session),
+        Command::DsNvmeTune(options) => return deepspeed::run_tune(*options, session),
         Command::BenchWorker => {
             let mut input = std::io::stdin().lock();
             return crate::bench::crew::serve(&mut input, session.output, session.interrupted)

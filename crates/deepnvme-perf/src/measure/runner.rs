@@ -261,7 +261,9 @@ impl Contestant for Runner {
             durability: if is_one { durability } else { Durability::None },
             extent: WriteExtent::InPlace,
         };
+        let opened = began.elapsed();
         let timeline = self.run(&files, direction, options, watch)?;
+        let transfer_s = (began.elapsed() - opened).as_secs_f64();
         if direction == Direction::Write && !is_one && durability != Durability::None {
             self.sync(&files, durability)?;
         }
@@ -271,6 +273,7 @@ impl Contestant for Runner {
         let sample = Sample {
             bytes: self.workload.round_bytes(),
             wall_s,
+            transfer_s,
             cpu_s,
             bytes_direct: now.bytes_direct - stats.bytes_direct,
             bytes_bounced: now.bytes_bounced - stats.bytes_bounced,

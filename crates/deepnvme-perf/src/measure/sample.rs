@@ -14,6 +14,8 @@ pub struct Sample {
     pub bytes: u64,
     /// From opening the files to the last byte, with the sync of a durable write.
     pub wall_s: f64,
+    /// Of that, the transfers alone: without opening and syncing.
+    pub transfer_s: f64,
     /// Processor time of all threads, user and system.
     pub cpu_s: f64,
     /// Of the bytes: moved past the page cache, straight from or to the memory.
@@ -42,6 +44,7 @@ impl Sample {
         for sample in samples {
             all.bytes += sample.bytes;
             all.wall_s = all.wall_s.max(sample.wall_s);
+            all.transfer_s = all.transfer_s.max(sample.transfer_s);
             all.cpu_s += sample.cpu_s;
             all.bytes_direct += sample.bytes_direct;
             all.bytes_bounced += sample.bytes_bounced;

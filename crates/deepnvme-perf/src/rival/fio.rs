@@ -249,6 +249,7 @@ impl Report {
                 *sample.latencies_us.entry(us).or_default() += count;
             }
         }
+        sample.transfer_s = sample.wall_s;
         *(if is_direct { &mut sample.bytes_direct } else { &mut sample.bytes_buffered }) = sample.bytes;
         sample
     }

@@ -75,8 +75,11 @@ fn svg(outcome: &Outcome) -> std::result::Result<String, Box<dyn std::error::Err
             let area = area.titled(&row.title, ("sans-serif", 16))?;
             let all = row.panels.values().flat_map(BTreeMap::values);
             let range = all.fold((f64::INFINITY, 0.0_f64), |(low, high), speed| (low.min(*speed), high.max(*speed)));
+            // The same axes for all panels, so that eyes can go from one to the next.
+            let keys = || row.panels.values().flat_map(BTreeMap::keys);
+            let axes = (sorted(keys().map(|(block, _)| *block)), sorted(keys().map(|(_, depth)| *depth)));
             for ((workers, cells), panel) in row.panels.iter().zip(area.split_evenly((1, columns))) {
-                draw_panel(*workers, cells, range, &panel)?;
+                draw_panel(*workers, cells, &axes, range, &panel)?;
             }
         }
         root.present()?;
@@ -87,11 +90,10 @@ fn svg(outcome: &Outcome) -> std::result::Result<String, Box<dyn std::error::Err
 fn draw_panel(
     workers: u32,
     cells: &Cells,
+    (blocks, depths): &(Vec<u64>, Vec<u32>),
     range: (f64, f64),
     area: &DrawingArea<SVGBackend<'_>, Shift>,
 ) -> std::result::Result<(), Box<dyn std::error::Error>> {
-    let blocks: Vec<_> = sorted(cells.keys().map(|(block, _)| *block));
-    let depths: Vec<_> = sorted(cells.keys().map(|(_, depth)| *depth));
     let (width, height) = area.dim_in_pixel();
     let (step_x, step_y) = (
         (width as i32 - MARGIN - 8) / blocks.len().max(1) as i32,
