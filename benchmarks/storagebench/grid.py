@@ -81,7 +81,7 @@ class Trial:
     """One transfer of one file with given settings."""
 
     def __init__(self, direction: str, path: Path, size: int) -> None:
-        self._direction, self._path = direction, path
+        self._direction, self._path, self._size = direction, path, size
         self._tensor = deepnvme.pinned_empty(size)
         self._tensor.random_(0, 255)
         deepnvme.write(self._tensor, path, durability="full")
@@ -96,7 +96,7 @@ class Trial:
                 engine.read(self._tensor, self._path)
             else:
                 engine.write(self._tensor, self._path, offset=0)
-            return self._tensor.numel() / (time.perf_counter() - began) / 1e9
+            return self._size / (time.perf_counter() - began) / 1e9
 
 
 if __name__ == "__main__":

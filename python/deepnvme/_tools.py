@@ -54,6 +54,7 @@ def bench(
     single_submit: bool = False,
     direct: Literal["required", "preferred", "disabled"] = "preferred",
     memory: Literal["pinned", "plain"] = "pinned",
+    buffer: int | str | None = None,
     random: bool = False,
     cache: Literal["cold", "warm"] = "cold",
     durable: Literal["none", "data", "full"] = "none",
@@ -78,6 +79,7 @@ def bench(
         single_submit: one system call for each transfer.
         direct: whether the page cache is bypassed.
         memory: page-locked, or as of ``torch.empty``.
+        buffer: memory used again and again, a block at a time, as fio does; default as much as the file has.
         random: a request per block in random order, instead of one for the file.
         cache: whether the page cache has the file before a read.
         durable: what a write waits for.
@@ -110,6 +112,7 @@ def bench(
         "backend": backend,
         "direct": direct,
         "memory": memory,
+        "buffer": buffer,
         "cache": cache,
         "durable": durable,
         "stripe": stripe,

@@ -104,3 +104,14 @@ def test_a_batch_that_does_not_fit(small_disk: Path, random_bytes: RandomBytes) 
         deepnvme.write_batch(items)
     assert caught.value.errno == errno.ENOSPC
     assert caught.value.filename == str(small_disk / "file")
+
+
+def test_a_benchmark_needs_room(small_disk: Path) -> None:
+    with pytest.raises(deepnvme.Error, match=r"48 MiB are needed, and .* are free; make --size smaller"):
+        deepnvme.bench("write", small_disk, size=MORE_THAN_FITS)
+    with pytest.raises(deepnvme.Error, match="are needed"):
+        deepnvme.tune(small_disk, size=MORE_THAN_FITS, output=small_disk / "deepnvme.toml")
+    # Each of two processes finds room for itself; together they fill the disk in the middle of their work.
+    with pytest.raises(deepnvme.Error, match=r"(?i)no space|are needed|are free"):
+        deepnvme.bench("write", small_disk, size="20M", processes=2, loops=1)
+    assert names(small_disk) == []

@@ -102,7 +102,9 @@ pub fn run(options: &Options, launcher: &Launcher, watch: &mut dyn Watch) -> Res
     notes.extend(ours.note());
     let mut fio = if options.against_fio {
         let workload = for_fio(options, &mut notes);
-        Some(Fio::prepare(workload, backend, is_direct, watch)?)
+        let fio = Fio::prepare(workload, backend, is_direct, watch)?;
+        notes.extend(fio.note());
+        Some(fio)
     } else {
         None
     };

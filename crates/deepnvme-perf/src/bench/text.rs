@@ -62,10 +62,14 @@ fn what(outcome: &Outcome) -> String {
         (Direction::Read, Cache::Warm) => ", from the page cache",
         (Direction::Write, _) => ", over laid-out files",
     });
-    text.push_str(match workload.memory {
-        Memory::Pinned => ", page-locked memory",
-        Memory::Plain => ", ordinary memory",
-    });
+    let kind = match workload.memory {
+        Memory::Pinned => "page-locked memory",
+        Memory::Plain => "ordinary memory",
+    };
+    match workload.buffer_bytes {
+        None => text.push_str(&format!(", {kind}")),
+        Some(bytes) => text.push_str(&format!(", {} of {kind} again and again", bytes_text(bytes))),
+    }
     if workload.direction == Direction::Write {
         text.push_str(match workload.durability {
             Durability::None => ", not synced",

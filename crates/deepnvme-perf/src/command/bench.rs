@@ -59,6 +59,7 @@ fn asked(options: &BenchOptions) -> Options {
         io_bytes: options.size,
         order: if options.random { Order::Random } else { Order::Sequential },
         memory: options.memory,
+        buffer_bytes: options.buffer,
         cache: options.cache,
         durability: match options.durable {
             Durable::None => Durability::None,

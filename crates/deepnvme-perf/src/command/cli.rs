@@ -149,6 +149,9 @@ pub(super) struct BenchOptions {
     /// The memory that bytes come from or go to
     #[arg(long, value_enum, default_value = "pinned")]
     pub(super) memory: Memory,
+    /// Memory that is used again and again, a block at a time, as fio does [default: as much as the file has, as a tensor]
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
+    pub(super) buffer: Option<u64>,
     /// GPU memory, through bounce buffers
     #[arg(long)]
     pub(super) gpu: bool,

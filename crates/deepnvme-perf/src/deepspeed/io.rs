@@ -170,6 +170,7 @@ impl Options {
             io_bytes: self.io_size,
             order: Order::Sequential,
             memory: if self.slow_bounce_buffer { Memory::Plain } else { Memory::Pinned },
+            buffer_bytes: None,
             cache: Cache::Cold,
             durability: Durability::None,
             validate: self.validate,

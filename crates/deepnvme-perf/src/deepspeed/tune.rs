@@ -97,6 +97,7 @@ fn workload(options: &Options) -> crate::measure::Workload {
         io_bytes: options.io_size,
         order: crate::measure::Order::Sequential,
         memory: crate::measure::Memory::Pinned,
+        buffer_bytes: None,
         cache: crate::measure::Cache::Cold,
         durability: deepnvme_io::Durability::None,
         validate: false,

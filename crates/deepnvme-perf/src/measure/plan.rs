@@ -35,9 +35,9 @@ impl Plan {
 
     /// Cuts a workload up. `buffer_bytes` bounds the memory, unless contents are compared, which takes all of it.
     pub(super) fn of(workload: &Workload, buffer_bytes: u64) -> Self {
-        match workload.order {
-            Order::Sequential => sequential(workload, buffer_bytes),
-            Order::Random => random(workload),
+        match (workload.order, workload.buffer_bytes) {
+            (Order::Sequential, None) => in_parts(workload, buffer_bytes),
+            (Order::Sequential, Some(_)) | (Order::Random, _) => in_blocks(workload),
         }
     }
 
@@ -47,6 +47,7 @@ impl Plan {
             return;
         }
         fastrand::Rng::with_seed(seed).shuffle(&mut self.pieces);
+        // Random pieces are all of one size, so that any slot is as good as another.
         if self.slots.len() < self.pieces.len() {
             let slots = self.slots.len();
             self.pieces.iter_mut().enumerate().for_each(|(index, piece)| piece.slot = index % slots);
@@ -54,7 +55,7 @@ impl Plan {
     }
 }
 
-fn sequential(workload: &Workload, buffer_bytes: u64) -> Plan {
+fn in_parts(workload: &Workload, buffer_bytes: u64) -> Plan {
     let (files, bytes) = (workload.file_count(), workload.file_bytes());
     let share = buffer_bytes / files as u64;
     let part_bytes = if bytes <= share || workload.validate {
@@ -84,20 +85,36 @@ fn sequential(workload: &Workload, buffer_bytes: u64) -> Plan {
     Plan { pieces, slots, in_flight: in_turn }
 }
 
-fn random(workload: &Workload) -> Plan {
+fn in_blocks(workload: &Workload) -> Plan {
     let config = &workload.config;
     let (bytes, files, block_bytes) = (workload.file_bytes(), workload.file_count(), config.block_bytes);
-    let count = (bytes / block_bytes) as usize * files;
+    // Blocks are whole ones; what is left of a file that is read in order is a block of its own.
+    let whole = (bytes / block_bytes) as usize * files;
+    let rest_bytes = bytes % block_bytes;
+    if whole == 0 {
+        return in_parts(workload, u64::MAX);
+    }
     // Twice what the queues hold: while the oldest is waited for, younger ones end, and the queues must not run dry.
-    let in_flight = (2 * config.workers as usize * config.queue_depth as usize).min(count);
-    let slots = if workload.validate { count } else { in_flight };
+    let in_flight = (2 * config.workers as usize * config.queue_depth as usize).min(whole);
+    let slots = match workload.buffer_bytes {
+        Some(buffer_bytes) => ((buffer_bytes / block_bytes) as usize).clamp(1, whole),
+        None if workload.validate => whole,
+        None => in_flight,
+    };
+    let in_flight = in_flight.min(slots);
     let piece = |index: usize| Piece {
         file: index % files,
         offset: (index / files) as u64 * block_bytes,
         bytes: block_bytes,
         slot: index % slots,
     };
-    Plan { pieces: (0..count).map(piece).collect(), slots: vec![block_bytes; slots], in_flight }
+    let mut plan = Plan { pieces: (0..whole).map(piece).collect(), slots: vec![block_bytes; slots], in_flight };
+    if rest_bytes > 0 {
+        plan.slots.extend(std::iter::repeat_n(rest_bytes, files));
+        let offset = bytes - rest_bytes;
+        plan.pieces.extend((0..files).map(|file| Piece { file, offset, bytes: rest_bytes, slot: slots + file }));
+    }
+    plan
 }
 
 #[cfg(test)]
@@ -118,10 +135,11 @@ mod tests {
         #[test]
         fn every_byte_of_every_file_is_moved_once(
             is_random: bool, files in 1_usize..4, io_bytes in 65_536_u64..3_000_000, validate: bool,
-            buffer in 0_u64..2_000_000, seed: u64,
+            buffer in 0_u64..2_000_000, seed: u64, ring in proptest::option::of(65_536_u64..2_000_000),
         ) {
+            let ring = ring.filter(|_| !validate);
             let order = if is_random { Order::Random } else { Order::Sequential };
-            let workload = workload(order, files, io_bytes, validate);
+            let workload = Workload { buffer_bytes: ring, ..workload(order, files, io_bytes, validate) };
             let mut plan = Plan::of(&workload, buffer);
             plan.shuffle(order, seed);
             for file in 0..files {
@@ -138,7 +156,9 @@ mod tests {
             prop_assert!(near, "two requests in flight have the same memory");
             prop_assert!(!validate || plan.slots.len() == plan.pieces.len(), "what is compared is all in memory");
             let fits = plan.buffer_bytes() <= buffer.max(3 * 3 * 65_536);
-            prop_assert!(validate || is_random || fits, "{} of {buffer}", plan.buffer_bytes());
+            prop_assert!(validate || is_random || ring.is_some() || fits, "{} of {buffer}", plan.buffer_bytes());
+            let ring_fits = ring.is_none_or(|ring| plan.buffer_bytes() <= ring + 3 * 65_536);
+            prop_assert!(ring_fits, "{} of {ring:?}", plan.buffer_bytes());
         }
     }
 

@@ -67,6 +67,9 @@ pub struct Workload {
     pub order: Order,
     /// Default pinned.
     pub memory: Memory,
+    /// Memory that is used again and again, a block at a time, as fio does. `None`: as much as the file has bytes, as a
+    /// tensor does.
+    pub buffer_bytes: Option<u64>,
     /// Default cold.
     pub cache: Cache,
     /// What is waited for at the end of a write. Default none.
@@ -89,6 +92,13 @@ impl Workload {
         }
         if self.io_bytes == 0 {
             return Err(Error::usage("--size 0 moves nothing; give for example --size 1G"));
+        }
+        if self.validate && self.buffer_bytes.is_some() {
+            return Err(Error::usage("--validate compares all of the file in memory; leave --buffer out"));
+        }
+        if let Some(bytes) = self.buffer_bytes.filter(|bytes| *bytes < self.config.block_bytes) {
+            let (buffer, block) = (bytes_text(bytes), bytes_text(self.config.block_bytes));
+            return Err(Error::usage(format!("--buffer {buffer} is less than one block of {block}")));
         }
         if self.order == Order::Random && self.io_bytes < self.config.block_bytes {
             let (size, block) = (bytes_text(self.io_bytes), bytes_text(self.config.block_bytes));
@@ -157,6 +167,7 @@ pub(crate) mod tests {
             io_bytes: 3 << 20,
             order: Order::default(),
             memory: Memory::default(),
+            buffer_bytes: None,
             cache: Cache::default(),
             durability: Durability::None,
             validate: true,
@@ -171,7 +182,9 @@ pub(crate) mod tests {
         std::fs::write(&file, "x").unwrap();
         let good = small(Direction::Write, &[folder.path()]);
         assert!(good.check().is_ok());
-        let cases: [(Workload, &str); 8] = [
+        let cases: [(Workload, &str); 10] = [
+            (Workload { buffer_bytes: Some(1 << 20), ..good.clone() }, "leave --buffer out"),
+            (Workload { buffer_bytes: Some(4096), validate: false, ..good.clone() }, "less than one block"),
             (Workload { folders: vec![], ..good.clone() }, "at least one folder"),
             (Workload { io_bytes: 0, ..good.clone() }, "--size"),
             (Workload { io_bytes: 4096, order: Order::Random, ..good.clone() }, "whole blocks"),

@@ -10,7 +10,7 @@ use crate::units::gb;
 pub fn draw(report: &Report) -> String {
     let mut out = String::new();
     let mut line = |label: &str, text: &str| {
-        let _ = writeln!(out, "{label:<10}{text}");
+        let _ = writeln!(out, "{}", format!("{label:<10}{text}").trim_end());
     };
     line("deepnvme", report.version);
     line("kernel", &kernel(report));
@@ -23,7 +23,8 @@ pub fn draw(report: &Report) -> String {
             (false, false) => "does not work",
         };
         let errno = backend.errno.map_or_else(String::new, |errno| format!(" (errno {errno})"));
-        line(backend.name, &format!("{state}: {}{errno}", backend.detail));
+        let remedy = backend.remedy.as_ref().map_or_else(String::new, |remedy| format!("; {remedy}"));
+        line(backend.name, &format!("{state}: {}{errno}{remedy}", backend.detail));
     }
     line("gpu", &gpu(report));
     line("python", &packages(report));

@@ -1,7 +1,8 @@
 //! `fio` with the same parameters.
 //!
 //! A worker is a job of fio's with its own share of the file, the queue depth is the same, and so is the block size.
-//! fio's buffers are a few blocks that stay in the processor's caches, and its start lies outside of its timing.
+//! fio's buffers are a few blocks that it uses again and again, in huge pages where some are set aside, as ours are. Its
+//! start lies outside of its timing.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,9 +13,15 @@ use deepnvme_io::{Durability, SubmitMode};
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
-use crate::measure::{Cache, Contestant, Direction, Moment, Order, Phase, Sample, ScratchFiles, Watch, Workload};
+use crate::measure::{
+    Cache, Contestant, Direction, Memory, Moment, Order, Phase, Sample, ScratchFiles, Watch, Workload,
+};
 use crate::measure::{check_room, make_cold, make_warm};
+use crate::tree::Tree;
+use crate::units::{bytes_option, bytes_text};
 
+/// Buffers below that may stay in the cache of a processor.
+const CACHE_BYTES: u64 = 32 << 20;
 /// How often somebody who looks on is told, and asked whether to stop.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -23,6 +30,7 @@ pub struct Fio {
     workload: Workload,
     backend: BackendKind,
     is_direct: bool,
+    has_huge_pages: bool,
     files: ScratchFiles,
 }
 
@@ -49,9 +57,28 @@ impl Fio {
         }
         check_room(&workload.folders, workload.file_bytes())?;
         let files = ScratchFiles::make(&workload.folders, None)?;
-        let fio = Self { workload, backend, is_direct, files };
+        let has_huge_pages = workload.memory == Memory::Pinned && huge_bytes_free() >= buffer_bytes(&workload);
+        let fio = Self { workload, backend, is_direct, has_huge_pages, files };
         let laid_out = fio.paths().into_iter().map(|path| fio.lay_out(&path, watch)).collect::<Result<Vec<_>>>();
         laid_out.map(|_| fio)
+    }
+
+    /// What makes the comparison unfair, and how to mend it.
+    #[must_use]
+    pub fn note(&self) -> Option<String> {
+        let workload = &self.workload;
+        if !self.has_huge_pages && workload.memory == Memory::Pinned {
+            let pages = buffer_bytes(workload).div_ceil(2 << 20);
+            let text = "fio's buffers are scattered pages and those of deepnvme are not; for the same, as root:";
+            return Some(format!("{text} echo {pages} > /proc/sys/vm/nr_hugepages"));
+        }
+        let ring =
+            u64::from(workload.config.workers) * u64::from(workload.config.queue_depth) * workload.config.block_bytes;
+        let is_cached = ring <= CACHE_BYTES && workload.buffer_bytes.is_none() && workload.order == Order::Sequential;
+        // Twice as much: blocks that wait for their turn need memory here, too.
+        let (ring_text, ring) = (bytes_text(ring), bytes_option(2 * ring));
+        let text = "fio uses again and again, so that a processor's cache may hold them; deepnvme fills a tensor. For the same:";
+        is_cached.then(|| format!("{ring_text} of buffers {text} --buffer {ring}"))
     }
 
     fn paths(&self) -> Vec<PathBuf> {
@@ -115,7 +142,11 @@ impl Contestant for Fio {
                 Cache::Warm => make_warm(path)?,
             }
         }
-        let report = self.execute(&arguments(&self.workload, self.backend, self.is_direct, &self.paths()), watch)?;
+        let mut arguments = arguments(&self.workload, self.backend, self.is_direct, &self.paths());
+        if self.has_huge_pages {
+            arguments.insert(0, "--iomem=mmaphuge".into());
+        }
+        let report = self.execute(&arguments, watch)?;
         let sample = report.sample(self.workload.direction, self.is_direct);
         let (moved, asked) = (sample.bytes, self.workload.round_bytes());
         if moved * 100 < asked * 99 {
@@ -123,6 +154,20 @@ impl Contestant for Fio {
         }
         Ok(sample)
     }
+}
+
+/// What fio's jobs take for their buffers, each a little more than it asks for.
+fn buffer_bytes(workload: &Workload) -> u64 {
+    let config = &workload.config;
+    let jobs = u64::from(config.workers) * workload.folders.len() as u64;
+    jobs * (u64::from(config.queue_depth) * config.block_bytes + (4 << 20))
+}
+
+/// Huge pages that are set aside and not in use.
+fn huge_bytes_free() -> u64 {
+    let tree = Tree::of_this_machine();
+    let first = |name| tree.field("/proc/meminfo", name)?.split_whitespace().next()?.parse::<u64>().ok();
+    first("HugePages_Free").unwrap_or(0) * (first("Hugepagesize").unwrap_or(0) << 10)
 }
 
 /// Reads a pipe to its end on a thread of its own, so that fio never waits for us.

@@ -186,6 +186,7 @@ fn workload(options: &Options, folders: Vec<PathBuf>) -> Workload {
         io_bytes: options.io_bytes,
         order: Order::Sequential,
         memory: options.memory,
+        buffer_bytes: None,
         cache: Cache::Cold,
         durability: options.durability,
         validate: false,
@@ -236,7 +237,7 @@ fn search_place(
         }
         founds.push((*direction, found));
     }
-    place.both = Some(both(&founds, &mut runner, watch)?);
+    place.both = Some(both(&founds, &start, &mut runner, watch)?);
     Ok(place)
 }
 
@@ -248,17 +249,18 @@ fn start(space: &Space) -> Config {
     Config { backend, ..usual }
 }
 
-/// The finalists of both directions, in turn: the best by the product of its speeds, each against the best of its
-/// direction.
-fn both(founds: &[(Direction, Found)], runner: &mut Runner, watch: &mut dyn Watch) -> Result<Config> {
+/// The finalists of both directions, in turn: by the product of their speeds, each against the best of its direction, the
+/// best of them, or the smallest that is as good.
+fn both(founds: &[(Direction, Found)], start: &Config, runner: &mut Runner, watch: &mut dyn Watch) -> Result<Config> {
     if let [(_, found)] = founds {
         return Ok(found.best().config.clone());
     }
     let mut candidates: Vec<Config> = Vec::new();
-    for config in founds.iter().flat_map(|(_, found)| {
+    let finalists = founds.iter().flat_map(|(_, found)| {
         let finalists = found.tried.iter().take(BOTH_FINALISTS).map(|candidate| &candidate.config);
         std::iter::once(&found.best().config).chain(finalists)
-    }) {
+    });
+    for config in std::iter::once(start).chain(finalists) {
         if !candidates.contains(config) {
             candidates.push(config.clone());
         }
@@ -288,8 +290,12 @@ fn both(founds: &[(Direction, Found)], runner: &mut Runner, watch: &mut dyn Watc
         });
         per_direction.product::<f64>()
     };
-    let best = (0..candidates.len()).max_by(|left, right| product(left).total_cmp(&product(right))).unwrap_or(0);
-    Ok(candidates[best].clone())
+    let products: Vec<_> = (0..candidates.len()).map(|index| product(&index)).collect();
+    let best = products.iter().copied().fold(0.0, f64::max);
+    // As near as makes no difference in each direction: then the smallest.
+    let equals =
+        products.iter().zip(candidates).filter(|(product, _)| **product >= best * search::EQUAL * search::EQUAL);
+    Ok(equals.map(|(_, config)| config).min_by_key(space::cost).unwrap_or_else(|| start.clone()))
 }
 
 impl Choice {

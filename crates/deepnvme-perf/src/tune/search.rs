@@ -18,7 +18,7 @@ const FINAL_TRIALS: usize = 5;
 /// Trials of each finalist at the most: then the search ends before its budget.
 const FINAL_TRIALS_MAX: usize = 12;
 /// Candidates whose median is nearer to the best than this are as good.
-const EQUAL: f64 = 0.98;
+pub(super) const EQUAL: f64 = 0.98;
 /// Of the budget, what the first bracket may use.
 const FIRST_SHARE: f64 = 0.4;
 /// Of the budget, what has been used when the search stops looking around its winners; the rest is for the final.
@@ -229,9 +229,9 @@ fn is_clear(finalists: &[usize], tried: &[Candidate]) -> bool {
 /// Of all that are as good as the best, the smallest.
 fn choose(mut tried: Vec<Candidate>, is_cut_short: bool) -> Found {
     tried.retain(|candidate| !candidate.gb_per_s.is_empty());
-    // A candidate that was lucky once has not won: it counts for less until it has been tried as often as the others.
+    // A candidate that was lucky once has not won: it counts for less until it has been tried often enough.
     let most = tried.iter().map(|candidate| candidate.gb_per_s.len()).max().unwrap_or(1);
-    let is_proven = |candidate: &Candidate| candidate.gb_per_s.len() * 2 >= most;
+    let is_proven = |candidate: &Candidate| candidate.gb_per_s.len() >= most.min(FINAL_TRIALS);
     tried.sort_by(|left, right| is_proven(right).cmp(&is_proven(left)).then(right.median().total_cmp(&left.median())));
     let best = tried[0].median();
     let is_equal = |candidate: &&Candidate| is_proven(candidate) && candidate.median() >= best * EQUAL;
@@ -286,6 +286,14 @@ mod tests {
         let good = qualities.iter().filter(|quality| **quality >= 0.97).count();
         assert!(good >= 34, "{good} of 40: {qualities:?}");
         assert!(qualities.iter().all(|quality| *quality > 0.9), "{qualities:?}");
+    }
+
+    #[test]
+    fn a_rerun_lands_within_noise() {
+        for seed in 0..10 {
+            let (first, second) = (quality(seed, 300, 0.1).0, quality(seed + 1000, 300, 0.1).0);
+            assert!((first / second - 1.0).abs() < 0.06, "{first} and {second}");
+        }
     }
 
     #[test]
