@@ -6,7 +6,9 @@ use deepnvme_io::{BackendChoice, Config, Durability};
 use deepnvme_perf::bench::{Line, Outcome, Place as BenchPlace, summary};
 use deepnvme_perf::measure::{Cache, Direction, Memory, Order, Sample, Workload};
 use deepnvme_perf::report::device::Pcie;
-use deepnvme_perf::report::{Backend, Device, Direct, Finding, Folder, Gpu, Op, Package, Report, Severity, System};
+use deepnvme_perf::report::{
+    Backend, Device, Direct, Finding, Folder, Gds, Gpu, Op, Package, Report, Severity, System,
+};
 use deepnvme_perf::tune::{self, Choice, Place, Space, Trial};
 use deepnvme_perf::{bench, report};
 
@@ -45,6 +47,7 @@ fn a_report() -> Report {
         free_bytes: 1_200_000_000_000,
         is_writable: true,
         direct: Some(direct),
+        gds: Some(Gds { mode: "compatibility", reason: Some("the kernel module nvidia-fs is not loaded".into()) }),
         device: Some(raid),
         error: None,
     };
@@ -91,7 +94,9 @@ fn a_report() -> Report {
             driver: Some("550.54.15".into()),
             nvidia_fs: None,
             libcuda: Some("/usr/lib64/libcuda.so.1".into()),
-            libcufile: None,
+            cuda: Some("12.4.1".into()),
+            libcufile: Some("/usr/lib64/libcufile.so.0".into()),
+            cufile: Some("1.9.0".into()),
         },
         packages: vec![
             Package { name: "Python".into(), version: "3.12.1".into() },

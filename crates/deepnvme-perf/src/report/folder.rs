@@ -7,6 +7,7 @@ use deepnvme_io::{Access, DirectMode, DirectState, OpenOptions, Target, TensorFi
 use serde::Serialize;
 
 use super::device::Device;
+use super::gds::Gds;
 use super::mounts;
 use crate::tree::Tree;
 
@@ -33,6 +34,8 @@ pub struct Folder {
     pub is_writable: bool,
     /// Whether transfers bypass the page cache; `None` where no file could be tried.
     pub direct: Option<Direct>,
+    /// What GPUDirect Storage would do here.
+    pub gds: Option<Gds>,
     /// The disk; `None` of file systems in memory and on the network.
     pub device: Option<Device>,
 }
@@ -92,6 +95,7 @@ impl Folder {
             free_bytes: space.as_ref().map_or(0, |space| space.f_bavail * space.f_frsize),
             is_writable,
             direct,
+            gds: None,
             device,
         }
     }

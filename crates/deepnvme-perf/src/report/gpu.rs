@@ -27,23 +27,36 @@ pub struct Gpu {
     pub nvidia_fs: Option<String>,
     /// Where CUDA's driver library lies.
     pub libcuda: Option<PathBuf>,
+    /// Version of the CUDA toolkit in `/usr/local/cuda`.
+    pub cuda: Option<String>,
     /// Where cuFile lies.
     pub libcufile: Option<PathBuf>,
+    /// Its version, out of the name of its file.
+    pub cufile: Option<String>,
 }
 
 impl Gpu {
-    pub(crate) fn gather(tree: &Tree, library_path: &str) -> Self {
+    /// `library_path` is that of the environment, `packages` the folder of NVIDIA's Python packages.
+    pub(crate) fn gather(tree: &Tree, library_path: &str, packages: Option<&Path>) -> Self {
         let cards = "/proc/driver/nvidia/gpus";
         let model = |card: String| tree.field(format!("{cards}/{card}/information"), "Model");
-        let folders = || library_path.split(':').filter(|folder| !folder.is_empty()).chain(LIBRARY_FOLDERS);
-        let find =
-            |name: &str| folders().map(|folder| Path::new(folder).join(name)).find(|path| tree.path(path).exists());
+        let in_packages = packages.iter().flat_map(|packages| {
+            let names = tree.names(packages).into_iter();
+            names.map(|name| packages.join(name).join("lib")).collect::<Vec<_>>()
+        });
+        let usual =
+            library_path.split(':').filter(|folder| !folder.is_empty()).chain(LIBRARY_FOLDERS).map(PathBuf::from);
+        let folders: Vec<_> = usual.chain(in_packages).collect();
+        let find = |name: &str| folders.iter().map(|folder| folder.join(name)).find(|path| tree.path(path).exists());
+        let libcufile = find("libcufile.so.0");
         Self {
             devices: tree.names(cards).into_iter().filter_map(model).collect(),
             driver: tree.text("/proc/driver/nvidia/version").as_deref().and_then(driver),
             nvidia_fs: tree.text("/proc/driver/nvidia-fs/version").as_deref().and_then(last_word),
             libcuda: find("libcuda.so.1"),
-            libcufile: find("libcufile.so.0"),
+            cuda: tree.text("/usr/local/cuda/version.json").as_deref().and_then(toolkit),
+            cufile: libcufile.as_ref().and_then(|path| version_of(&tree.path(path))),
+            libcufile,
         }
     }
 }
@@ -53,6 +66,19 @@ fn driver(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.starts_with("NVRM"))?;
     let is_version = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
     line.split_whitespace().find(is_version).map(str::to_owned)
+}
+
+/// `{"cuda": {"name": "CUDA SDK", "version": "12.4.1"}, …}`.
+fn toolkit(text: &str) -> Option<String> {
+    let versions: serde_json::Value = serde_json::from_str(text).ok()?;
+    versions.get("cuda")?.get("version")?.as_str().map(str::to_owned)
+}
+
+/// `libcufile.so.0` is a link to `libcufile.so.1.9.0`.
+fn version_of(path: &Path) -> Option<String> {
+    let real = path.canonicalize().ok()?;
+    let (_, version) = real.file_name()?.to_str()?.split_once(".so.")?;
+    version.contains('.').then(|| version.to_owned())
 }
 
 /// `version: 2.17`.
@@ -79,12 +105,19 @@ mod tests {
         );
         put("proc/driver/nvidia-fs/version", "version: 2.17\n");
         put("usr/lib64/libcuda.so.1", "");
-        put("opt/lib/libcufile.so.0", "");
-        let gpu = Gpu::gather(&Tree::at(folder.path()), "/nowhere:/opt/lib");
+        put("opt/lib/libcufile.so.1.9.0", "");
+        std::os::unix::fs::symlink("libcufile.so.1.9.0", folder.path().join("opt/lib/libcufile.so.0")).unwrap();
+        put("usr/local/cuda/version.json", r#"{"cuda": {"name": "CUDA SDK", "version": "12.4.1"}}"#);
+        let gpu = Gpu::gather(&Tree::at(folder.path()), "/nowhere:/opt/lib", None);
+        assert_eq!((gpu.cuda.as_deref(), gpu.cufile.as_deref()), (Some("12.4.1"), Some("1.9.0")));
         assert_eq!(gpu.devices, ["NVIDIA H100"]);
         assert_eq!((gpu.driver.as_deref(), gpu.nvidia_fs.as_deref()), (Some("550.54.15"), Some("2.17")));
         assert_eq!(gpu.libcuda, Some("/usr/lib64/libcuda.so.1".into()));
         assert_eq!(gpu.libcufile, Some("/opt/lib/libcufile.so.0".into()));
-        assert_eq!(Gpu::gather(&Tree::at(Path::new("/nowhere")), ""), Gpu::default());
+        assert_eq!(Gpu::gather(&Tree::at(Path::new("/nowhere")), "", None), Gpu::default());
+        put("site/nvidia/cu13/lib/libcufile.so.0", "");
+        let packages = Gpu::gather(&Tree::at(folder.path()), "", Some(Path::new("/site/nvidia")));
+        assert_eq!(packages.libcufile, Some("/site/nvidia/cu13/lib/libcufile.so.0".into()));
+        assert_eq!(packages.cufile, None, "the name of the file says nothing");
     }
 }

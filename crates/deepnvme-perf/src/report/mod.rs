@@ -17,6 +17,7 @@ use crate::tree::Tree;
 pub mod device;
 pub mod findings;
 pub mod folder;
+pub mod gds;
 pub mod gpu;
 mod mounts;
 pub mod packages;
@@ -26,6 +27,7 @@ pub mod text;
 pub use device::Device;
 pub use findings::{Finding, Severity};
 pub use folder::{Direct, Folder};
+pub use gds::Gds;
 pub use gpu::Gpu;
 pub use packages::Package;
 pub use system::System;
@@ -88,11 +90,14 @@ impl Report {
     pub fn gather(folders: &[PathBuf], python: &Path) -> Self {
         let tree = Tree::of_this_machine();
         let system = System::gather(&tree);
-        let gpu = Gpu::gather(&tree, &std::env::var("LD_LIBRARY_PATH").unwrap_or_default());
+        let (packages, nvidia) = packages::of_interpreter(python);
+        let gpu = Gpu::gather(&tree, &std::env::var("LD_LIBRARY_PATH").unwrap_or_default(), nvidia.as_deref());
         let backends = backends(&Probe::run());
         let folders: Vec<_> = folders.iter().flat_map(|path| places(path)).collect();
-        let folders: Vec<_> = folders.iter().map(|path| Folder::gather(&tree, path)).collect();
-        let packages = packages::of_interpreter(python);
+        let mut folders: Vec<_> = folders.iter().map(|path| Folder::gather(&tree, path)).collect();
+        for folder in &mut folders {
+            folder.gds = Some(gds::mode(folder, &gpu)).filter(|_| folder.error.is_none());
+        }
         let pool_bytes = Config::default().pool_bound_bytes();
         let findings = findings::judge(&system, &backends, &folders, pool_bytes);
         let ops = ops(&backends);

@@ -29,7 +29,7 @@ pub fn draw(report: &Report) -> String {
     line("gpu", &gpu(report));
     line("python", &packages(report));
     for folder in &report.folders {
-        draw_folder(folder, &mut line);
+        draw_folder(folder, report.gpu.driver.is_some(), &mut line);
     }
     out.push('\n');
     for op in &report.ops {
@@ -59,7 +59,10 @@ fn gpu(report: &Report) -> String {
     let devices = if gpu.devices.is_empty() { "no GPU".into() } else { gpu.devices.join(", ") };
     let fs = gpu.nvidia_fs.as_ref().map_or_else(|| "no nvidia-fs".into(), |version| format!("nvidia-fs {version}"));
     let (cuda, cufile) = (library("libcuda", &gpu.libcuda), library("libcufile", &gpu.libcufile));
-    format!("{devices}; driver {driver}; {cuda}; {cufile}; {fs}")
+    let version =
+        |version: &Option<String>| version.as_ref().map_or_else(String::new, |version| format!(" ({version})"));
+    let (toolkit, cufile_version) = (version(&gpu.cuda), version(&gpu.cufile));
+    format!("{devices}; driver {driver}; {cuda}{toolkit}; {cufile}{cufile_version}; {fs}")
 }
 
 fn packages(report: &Report) -> String {
@@ -114,7 +117,7 @@ fn memory(report: &Report) -> String {
     )
 }
 
-fn draw_folder(folder: &Folder, line: &mut impl FnMut(&str, &str)) {
+fn draw_folder(folder: &Folder, has_gpu: bool, line: &mut impl FnMut(&str, &str)) {
     if folder.error.is_some() {
         return;
     }
@@ -131,6 +134,10 @@ fn draw_folder(folder: &Folder, line: &mut impl FnMut(&str, &str)) {
         }
         Some(direct) => line("", &format!("no direct I/O: {}", direct.reason.as_deref().unwrap_or("unknown"))),
         None => line("", "direct I/O was not tried: no file can be made here"),
+    }
+    if let Some(gds) = folder.gds.as_ref().filter(|_| has_gpu) {
+        let why = gds.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
+        line("", &format!("GPUDirect Storage: {}{why}", gds.mode));
     }
     if let Some(device) = &folder.device {
         draw_device(device, 0, line);
