@@ -7,7 +7,10 @@ pub(super) const BUFFER_BYTES_MAX: u64 = 4 << 30;
 /// Requests of a large file in flight at once, where it does not fit into the buffer.
 const PARTS_IN_FLIGHT: u64 = 2;
 
-/// One request.
+/// Most blocks of one request.
+const BATCH_MAX: usize = 16;
+
+/// What goes from or to one piece of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) file: usize,
@@ -23,14 +26,31 @@ pub(super) struct Plan {
     pub(super) pieces: Vec<Piece>,
     /// Bytes of each piece of memory: as many as its requests have.
     pub(super) slots: Vec<u64>,
-    /// How many requests are in flight at once. The request that had a slot before is never among them.
+    /// How many pieces are in flight at once. The piece that had a slot before is never among them.
     pub(super) in_flight: usize,
+    /// How many pieces are one request: of small blocks several, since each request costs a hand-over between threads.
+    batch: usize,
 }
 
 impl Plan {
     /// The memory that the plan asks for.
     pub(super) fn buffer_bytes(&self) -> u64 {
         self.slots.iter().sum()
+    }
+
+    /// The pieces of each request. The first requests differ in size: an engine serves requests in turn, and those that
+    /// begin together and are equally large would end together, so that again and again nothing would be left to do.
+    pub(super) fn requests(&self) -> impl Iterator<Item = &[Piece]> {
+        let (mut rest, mut count) = (self.pieces.as_slice(), 0);
+        std::iter::from_fn(move || {
+            if rest.is_empty() {
+                return None;
+            }
+            count += 1;
+            let (request, after) = rest.split_at(count.min(self.batch).min(rest.len()));
+            rest = after;
+            Some(request)
+        })
     }
 
     /// Cuts a workload up. `buffer_bytes` bounds the memory, unless contents are compared, which takes all of it.
@@ -82,7 +102,7 @@ fn in_parts(workload: &Workload, buffer_bytes: u64) -> Plan {
         let offset = whole_parts * part_bytes;
         pieces.extend((0..files).map(|file| Piece { file, offset, bytes: rest_bytes, slot: in_turn + file }));
     }
-    Plan { pieces, slots, in_flight: in_turn }
+    Plan { pieces, slots, in_flight: in_turn, batch: 1 }
 }
 
 fn in_blocks(workload: &Workload) -> Plan {
@@ -108,7 +128,9 @@ fn in_blocks(workload: &Workload) -> Plan {
         bytes: block_bytes,
         slot: index % slots,
     };
-    let mut plan = Plan { pieces: (0..whole).map(piece).collect(), slots: vec![block_bytes; slots], in_flight };
+    // Of what is in flight an eighth: while one request is handed over, the others keep the queues full.
+    let batch = (in_flight / 8).clamp(1, BATCH_MAX);
+    let mut plan = Plan { pieces: (0..whole).map(piece).collect(), slots: vec![block_bytes; slots], in_flight, batch };
     if rest_bytes > 0 {
         plan.slots.extend(std::iter::repeat_n(rest_bytes, files));
         let offset = bytes - rest_bytes;
@@ -150,6 +172,10 @@ mod tests {
             }
             prop_assert!(plan.pieces.iter().all(|piece| piece.bytes == plan.slots[piece.slot]));
             prop_assert!(plan.in_flight >= 1 && plan.slots.len() <= plan.pieces.len());
+            prop_assert!(plan.batch >= 1 && plan.batch <= plan.in_flight);
+            let requests: Vec<_> = plan.requests().flatten().copied().collect();
+            prop_assert_eq!(&requests, &plan.pieces);
+            prop_assert!(plan.requests().all(|request| (1..=plan.batch).contains(&request.len())));
             let near = plan.pieces.windows(plan.in_flight).all(|window| {
                 window.iter().enumerate().all(|(index, piece)| window[..index].iter().all(|other| other.slot != piece.slot))
             });

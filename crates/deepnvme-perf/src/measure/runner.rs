@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use deepnvme_io::mem::RegionMut;
+use deepnvme_io::mem::{Region, RegionMut};
 use deepnvme_io::{
-    Access, Config, Durability, Engine, OpenOptions, Pending, TensorFile, Transfer, WriteExtent, WriteOptions,
+    Access, Config, Durability, Engine, OpenOptions, Pending, ReadItem, TensorFile, Transfer, WriteExtent, WriteItem,
+    WriteOptions,
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -169,11 +170,11 @@ impl Runner {
         };
         let mut next_look = LOOK;
         let moved = (|| {
-            for piece in &self.plan.pieces {
-                while flight.in_air.len() >= self.plan.in_flight {
+            for pieces in self.plan.requests() {
+                while flight.pieces_in_air() + pieces.len() > self.plan.in_flight && !flight.in_air.is_empty() {
                     flight.land(&mut |flight| look(flight, watch))?;
                 }
-                flight.start(*piece)?;
+                flight.start(pieces)?;
                 if began.elapsed() >= next_look {
                     look(&flight, watch)?;
                     next_look = began.elapsed() + LOOK;
@@ -192,7 +193,7 @@ impl Runner {
     fn sync(&self, files: &[Arc<TensorFile>], durability: Durability) -> Result<()> {
         let options = WriteOptions { durability, extent: WriteExtent::InPlace };
         for file in files {
-            let nothing = deepnvme_io::mem::Region::from_vec(Vec::new());
+            let nothing = Region::from_vec(Vec::new());
             self.engine.write(file, 0, nothing, options)?.wait().1?;
         }
         Ok(())
@@ -301,31 +302,38 @@ struct Flight<'a> {
     bytes_done: u64,
 }
 
-/// A request, and the slot whose memory it has.
+/// A request, and the slots whose memory it has.
 enum Airborne {
-    Read(usize, Pending<RegionMut>),
-    Write(Pending<deepnvme_io::mem::Region>),
+    Read(Vec<usize>, Pending<Vec<RegionMut>>),
+    Write(usize, Pending<Vec<Region>>),
 }
 
 impl Airborne {
+    fn pieces(&self) -> usize {
+        match self {
+            Self::Read(slots, _) => slots.len(),
+            Self::Write(pieces, _) => *pieces,
+        }
+    }
+
     fn wait_timeout(&self, timeout: Duration) -> bool {
         match self {
             Self::Read(_, pending) => pending.wait_timeout(timeout),
-            Self::Write(pending) => pending.wait_timeout(timeout),
+            Self::Write(_, pending) => pending.wait_timeout(timeout),
         }
     }
 
     fn bytes_done(&self) -> u64 {
         match self {
             Self::Read(_, pending) => pending.progress().bytes_done,
-            Self::Write(pending) => pending.progress().bytes_done,
+            Self::Write(_, pending) => pending.progress().bytes_done,
         }
     }
 
     fn cancel(&self) {
         match self {
             Self::Read(_, pending) => pending.cancel(),
-            Self::Write(pending) => pending.cancel(),
+            Self::Write(_, pending) => pending.cancel(),
         };
     }
 }
@@ -335,17 +343,30 @@ impl Flight<'_> {
         self.bytes_done + self.in_air.iter().map(Airborne::bytes_done).sum::<u64>()
     }
 
-    fn start(&mut self, piece: Piece) -> Result<()> {
-        let file = &self.files[piece.file];
-        let Some(region) = self.memory[piece.slot].take() else {
-            return Err(Error::failed(format!("the memory of slot {} has not come home", piece.slot)));
-        };
+    fn pieces_in_air(&self) -> usize {
+        self.in_air.iter().map(Airborne::pieces).sum()
+    }
+
+    /// Makes these pieces one request.
+    fn start(&mut self, pieces: &[Piece]) -> Result<()> {
         let airborne = match self.direction {
-            Direction::Read => Airborne::Read(piece.slot, self.engine.read(file, piece.offset, region)?),
+            Direction::Read => {
+                let items = pieces.iter().map(|piece| {
+                    let (file, target) = (Arc::clone(&self.files[piece.file]), self.memory[piece.slot].take()?);
+                    Some(ReadItem { file, offset: piece.offset, target })
+                });
+                let Some(items) = items.collect::<Option<Vec<_>>>() else { return Err(astray()) };
+                let slots = pieces.iter().map(|piece| piece.slot).collect();
+                Airborne::Read(slots, self.engine.read_batch(items)?)
+            }
             Direction::Write => {
-                let source = region.region();
-                self.memory[piece.slot] = Some(region);
-                Airborne::Write(self.engine.write(file, piece.offset, source, self.options)?)
+                let items = pieces.iter().map(|piece| {
+                    let (file, source) =
+                        (Arc::clone(&self.files[piece.file]), self.memory[piece.slot].as_ref()?.region());
+                    Some(WriteItem { file, offset: piece.offset, source })
+                });
+                let Some(items) = items.collect::<Option<Vec<_>>>() else { return Err(astray()) };
+                Airborne::Write(pieces.len(), self.engine.write_batch(items, self.options)?)
             }
         };
         self.in_air.push_back(airborne);
@@ -363,12 +384,14 @@ impl Flight<'_> {
     fn take_oldest(&mut self) -> Result<Option<Transfer>> {
         match self.in_air.pop_front() {
             None => Ok(None),
-            Some(Airborne::Read(slot, pending)) => {
-                let (region, outcome) = pending.wait();
-                self.memory[slot] = region;
+            Some(Airborne::Read(slots, pending)) => {
+                let (regions, outcome) = pending.wait();
+                for (slot, region) in slots.into_iter().zip(regions.into_iter().flatten()) {
+                    self.memory[slot] = Some(region);
+                }
                 Ok(Some(outcome?))
             }
-            Some(Airborne::Write(pending)) => Ok(Some(pending.wait().1?)),
+            Some(Airborne::Write(_, pending)) => Ok(Some(pending.wait().1?)),
         }
     }
 
@@ -380,6 +403,11 @@ impl Flight<'_> {
             let _ = self.take_oldest();
         }
     }
+}
+
+/// After a request that failed without giving its memory back nothing can go on.
+fn astray() -> Error {
+    Error::failed("memory of an earlier request has not come home")
 }
 
 /// The plan's slots, out of one piece of memory.

@@ -56,7 +56,9 @@ fn of_backends(backends: &[Backend], findings: &mut Vec<Finding>) {
     let before_chosen = backends.iter().take_while(|backend| !backend.is_chosen);
     for backend in before_chosen.filter(|backend| !backend.works) {
         let text = format!("{} does not work: {}", backend.name, backend.detail);
-        findings.push(Finding::new(Severity::Slow, text, backend.remedy.clone().unwrap_or_default()));
+        // Some remedies are one line to type, in the quotes that prose puts around it.
+        let remedy = backend.remedy.as_deref().unwrap_or_default().trim_matches('`');
+        findings.push(Finding::new(Severity::Slow, text, remedy));
     }
 }
 
