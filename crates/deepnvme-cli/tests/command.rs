@@ -244,22 +244,30 @@ fn an_interrupted_benchmark_removes_its_files() {
 
 #[test]
 fn a_folder_that_goes_while_it_is_measured_is_an_error() {
-    let folder = folder();
-    let work = folder.path().join("work");
-    std::fs::create_dir(&work).unwrap();
-    let path = work.to_str().unwrap();
-    let arguments = ["bench", "read", path, "--size", "1M", "--loops", "1000"];
-    let child = deepnvme(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let began = Instant::now();
-    while is_empty(&work) && began.elapsed() < Duration::from_secs(30) {
-        std::thread::sleep(Duration::from_millis(2));
+    let settings = folder();
+    let output = settings.path().join("deepnvme.toml");
+    for command in [
+        &["bench", "read", "--size", "1M", "--loops", "1000"][..],
+        &["tune", "--size", "1M", "--budget", "60s", "--output", output.to_str().unwrap()],
+    ] {
+        let folder = folder();
+        let work = folder.path().join("work");
+        std::fs::create_dir(&work).unwrap();
+        let path = work.to_str().unwrap();
+        let arguments = [command, &[path][..]].concat();
+        let child = deepnvme(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let began = Instant::now();
+        while is_empty(&work) && began.elapsed() < Duration::from_secs(30) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        std::fs::remove_dir_all(&work).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let talk = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{command:?}: {talk}");
+        assert!(talk.contains(path), "{command:?}: {talk}");
     }
-    std::thread::sleep(Duration::from_millis(100));
-    std::fs::remove_dir_all(&work).unwrap();
-    let output = child.wait_with_output().unwrap();
-    let talk = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{talk}");
-    assert!(talk.contains(path), "{talk}");
+    assert!(is_empty(settings.path()), "no settings came of it");
 }
 
 #[test]
