@@ -1,0 +1,248 @@
+//! An archive read from its end: what records it has, and where.
+//!
+//! A record's bytes begin behind its header, whose length only the header itself tells. [`Record::data_offset`] is where
+//! the next header's place says that they begin, which holds for all that torch and deepnvme write; whoever reads the
+//! bytes compares it with the header.
+
+use std::collections::HashMap;
+
+use super::zip::{self, END_BYTES, END_MAGIC, FLAG_DESCRIPTOR, LOCAL_BYTES, Words};
+use crate::error::{Error, Result};
+
+/// How far before the end of a file the end record may begin: its comment has 65,535 bytes at the most.
+pub const TAIL_BYTES_MAX: u64 = END_BYTES as u64 + 65_535 + 200;
+/// Bytes of the sums behind a record that was written without knowing them before.
+const DESCRIPTOR_BYTES: u64 = 16;
+const DESCRIPTOR64_BYTES: u64 = 24;
+/// The longest directory that is read: millions of records.
+const DIRECTORY_BYTES_MAX: u64 = 256 << 20;
+
+/// What the end of the file says of its directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    /// How many records there are.
+    pub records: u64,
+    /// Where the directory begins.
+    pub directory_offset: u64,
+    /// How many bytes it has.
+    pub directory_bytes: u64,
+}
+
+/// Finds the end record in the last bytes of a file, which begin at `tail_offset`.
+///
+/// # Errors
+/// `Corrupt` when there is none, or when what it says lies outside the file.
+pub fn find_end(tail: &[u8], tail_offset: u64) -> Result<End> {
+    let magic = END_MAGIC.to_le_bytes();
+    let last = tail.len().checked_sub(END_BYTES);
+    let is_end = |at: &usize| {
+        // A comment reaches to the file's end; anything else only looks like an end record.
+        tail[*at..].starts_with(&magic)
+            && usize::from(u16::from_le_bytes([tail[*at + 20], tail[*at + 21]])) == tail.len() - at - END_BYTES
+    };
+    let Some(at) = last.and_then(|last| (0..=last).rev().find(is_end)) else {
+        let what = "this is no ZIP file, or its end is missing: the writer was interrupted, or the copy is not whole";
+        return Err(Error::corrupt(tail_offset + tail.len() as u64, what));
+    };
+    let fields = zip::read_end(tail, at, tail_offset)?;
+    let end = End {
+        records: fields.records,
+        directory_offset: fields.directory_offset,
+        directory_bytes: fields.directory_bytes,
+    };
+    let directory_end = end.directory_offset.checked_add(end.directory_bytes);
+    // Each entry has its fixed part at least: more records than that are a lie, and nothing is allocated for them.
+    if directory_end.is_none_or(|directory_end| directory_end > tail_offset + at as u64)
+        || end.records > end.directory_bytes / 46
+    {
+        let (records, bytes, offset) = (end.records, end.directory_bytes, end.directory_offset);
+        let what =
+            format!("the directory of {records} records is said to have {bytes} bytes at {offset}, which cannot be");
+        return Err(Error::corrupt(tail_offset + at as u64, what));
+    }
+    if end.directory_bytes > DIRECTORY_BYTES_MAX {
+        let (bytes, most) = (end.directory_bytes, DIRECTORY_BYTES_MAX);
+        return Err(Error::unsupported(format!("the ZIP directory has {bytes} bytes; at most {most} are read")));
+    }
+    Ok(end)
+}
+
+/// A record of an archive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Its whole name, the archive's root included.
+    pub name: String,
+    /// Where its header begins.
+    pub header_offset: u64,
+    /// Where its bytes should begin; the header tells.
+    pub data_offset: u64,
+    /// How many those are.
+    pub bytes: u64,
+    /// The CRC-32 of those.
+    pub crc32: u32,
+}
+
+/// The records of an archive.
+#[derive(Clone, Debug)]
+pub struct Directory {
+    root: String,
+    records: Vec<Record>,
+    by_name: HashMap<String, usize>,
+}
+
+impl Directory {
+    /// Reads the directory that `end` tells of.
+    ///
+    /// # Errors
+    /// `Corrupt` for entries that contradict each other or the file's size; `Unsupported` for compressed or encrypted ones.
+    pub fn parse(bytes: &[u8], end: End, file_bytes: u64) -> Result<Self> {
+        let mut words = Words::new(bytes, end.directory_offset);
+        let mut entries = Vec::with_capacity(end.records as usize);
+        for _ in 0..end.records {
+            entries.push(zip::read_central(&mut words)?);
+        }
+        if words.offset() != end.directory_offset + end.directory_bytes || file_bytes < words.offset() {
+            return Err(Error::corrupt(words.offset(), "the ZIP directory does not end where the file says"));
+        }
+        let mut order: Vec<usize> = (0..entries.len()).collect();
+        order.sort_by_key(|index| entries[*index].header_offset);
+        let mut records: Vec<Option<Record>> = vec![None; entries.len()];
+        let mut limit = end.directory_offset;
+        for &index in order.iter().rev() {
+            let entry = &entries[index];
+            let data_offset = data_offset(entry, limit)?;
+            limit = entry.header_offset;
+            records[index] = Some(Record {
+                name: entry.name.clone(),
+                header_offset: entry.header_offset,
+                data_offset,
+                bytes: entry.bytes,
+                crc32: entry.crc32,
+            });
+        }
+        let records: Vec<Record> = records.into_iter().flatten().collect();
+        let mut by_name = HashMap::with_capacity(records.len());
+        for (index, record) in records.iter().enumerate() {
+            if by_name.insert(record.name.clone(), index).is_some() {
+                let what = format!("two records have the name {:?}", record.name);
+                return Err(Error::corrupt(record.header_offset, what));
+            }
+        }
+        let root = records.first().and_then(|first| first.name.split_once('/')).map_or("", |(root, _)| root).to_owned();
+        Ok(Self { root, records, by_name })
+    }
+
+    /// The folder that all records lie in.
+    #[must_use]
+    pub fn root(&self) -> &str {
+        &self.root
+    }
+
+    /// All records, as the directory lists them.
+    #[must_use]
+    pub fn records(&self) -> &[Record] {
+        &self.records
+    }
+
+    /// The record of that name below the root.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<&Record> {
+        self.by_name.get(&format!("{}/{name}", self.root)).map(|index| &self.records[*index])
+    }
+}
+
+/// Where an entry's bytes begin, when they end at `limit` but for a descriptor, and for padding in front of the directory.
+fn data_offset(entry: &zip::CentralEntry, limit: u64) -> Result<u64> {
+    let least = entry.header_offset.checked_add(LOCAL_BYTES + entry.name.len() as u64);
+    let room = least.and_then(|least| limit.checked_sub(least)).and_then(|room| room.checked_sub(entry.bytes));
+    let (Some(least), Some(room)) = (least, room) else {
+        let what = format!("the record {:?} of {} bytes reaches into what follows it", entry.name, entry.bytes);
+        return Err(Error::corrupt(entry.header_offset, what));
+    };
+    let descriptor = match entry.flags & FLAG_DESCRIPTOR != 0 {
+        true if zip::is_wide(entry.bytes) => DESCRIPTOR64_BYTES,
+        true => DESCRIPTOR_BYTES,
+        false => 0,
+    };
+    // What the last record of deepnvme's archives has behind it is a gap, and the record is small.
+    Ok(least + room.saturating_sub(descriptor))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Plan, RecordSpec};
+    use super::*;
+
+    fn small() -> (Plan, Vec<u8>) {
+        let spec = |name: &str, bytes| RecordSpec { name: name.into(), bytes };
+        let plan = Plan::new("model", &[spec("data.pkl", 100), spec("data/0", 5), spec("data/1", 0)]).unwrap();
+        let index = plan.index(&[1, 2, 3]);
+        (plan, index)
+    }
+
+    fn read(plan: &Plan, index: &[u8]) -> Result<Directory> {
+        let end = find_end(index, plan.index_offset())?;
+        // A directory in front of what is here would be read from the file.
+        let from = end.directory_offset.checked_sub(plan.index_offset()).ok_or(Error::invalid("elsewhere"))? as usize;
+        Directory::parse(&index[from..from + end.directory_bytes as usize], end, plan.file_bytes())
+    }
+
+    #[test]
+    fn records_are_found_by_name() {
+        let (plan, index) = small();
+        let directory = read(&plan, &index).unwrap();
+        assert_eq!((directory.root(), directory.records().len()), ("model", 3));
+        assert_eq!(
+            directory.find("data/0").map(|record| (record.data_offset, record.bytes, record.crc32)),
+            Some((plan.records()[1].data_offset, 5, 2))
+        );
+        assert!(directory.find("data/2").is_none());
+    }
+
+    #[test]
+    fn every_byte_that_is_changed_gives_an_error_or_a_sound_directory() {
+        let (plan, index) = small();
+        for at in 0..index.len() {
+            for value in [0, 1, 0x7f, 0xff] {
+                let mut damaged = index.clone();
+                damaged[at] = value;
+                if let Ok(directory) = read(&plan, &damaged) {
+                    for record in directory.records() {
+                        assert!(record.data_offset + record.bytes <= plan.index_offset(), "byte {at}");
+                    }
+                }
+            }
+        }
+        for cut in 0..index.len() {
+            assert!(read(&plan, &index[..cut]).is_err(), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn lies_are_refused_by_name() {
+        let (plan, index) = small();
+        let compressed = {
+            let mut bytes = index.clone();
+            bytes[10] = 8;
+            bytes
+        };
+        assert!(read(&plan, &compressed).unwrap_err().to_string().contains("compressed"));
+        let encrypted = {
+            let mut bytes = index.clone();
+            bytes[8] |= 1;
+            bytes
+        };
+        assert!(read(&plan, &encrypted).unwrap_err().to_string().contains("encrypted"));
+        let mut long = index.clone();
+        long[20..28].copy_from_slice(&[0, 0, 0, 1, 0, 0, 0, 1]);
+        assert!(read(&plan, &long).unwrap_err().to_string().contains("reaches into"));
+        let twice = String::from_utf8_lossy(&index).find("data/1").unwrap();
+        let mut same = index.clone();
+        let twice = index.windows(6).position(|window| window == b"data/1").unwrap_or(twice);
+        same[twice + 5] = b'0';
+        assert!(read(&plan, &same).unwrap_err().to_string().contains("two records"));
+        assert!(
+            find_end(b"not a zip file at all, but long enough", 0).unwrap_err().to_string().contains("interrupted")
+        );
+    }
+}

@@ -1,0 +1,40 @@
+//! torch archives: ZIP files of uncompressed records, as `torch.save` writes them.
+//!
+//! The records of an archive named `model` are `model/data.pkl` (the objects), `model/data/0`, `model/data/1`, ... (the
+//! bytes of one storage each) and a few small ones. `zip` has the words of the ZIP format, `plan` lays an archive out
+//! before its first byte is written, `directory` reads one.
+//!
+//! Formats: PKWARE's APPNOTE 6.3 for ZIP and ZIP64; `torch/serialization.py` and `caffe2/serialize` of PyTorch for what the
+//! records mean.
+
+mod directory;
+mod plan;
+mod zip;
+
+pub use directory::{Directory, End, Record, TAIL_BYTES_MAX, find_end};
+pub use plan::{Plan, RecordPlan, RecordSpec};
+pub use zip::{Header, LOCAL_BYTES};
+
+/// The objects.
+pub const PICKLE: &str = "data.pkl";
+/// What the names of the storages' records start with.
+pub const STORAGES: &str = "data/";
+
+/// The root folder of an archive with that file name, as torch chooses it: the name up to its last dot.
+#[must_use]
+pub fn root_of(file_name: &str) -> String {
+    let stem = file_name.rsplit_once('.').map_or(file_name, |(stem, _)| stem);
+    if stem.is_empty() { "archive".into() } else { stem.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_root_is_the_name_without_its_ending() {
+        for (name, root) in
+            [("model.pt", "model"), ("a.b.pt", "a.b"), ("model", "model"), (".pt", "archive"), ("", "archive")]
+        {
+            assert_eq!(super::root_of(name), root, "{name}");
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! An archive laid out before its first byte is written.
+//!
+//! ```text
+//! header data.pkl | header version | ... | header data/0 | header data/1 | ... | directory | end
+//! ```
+//! The bytes of every large record begin where direct I/O wants them, by padding in the header's extra field. The file
+//! ends at such a place, too: the gap is in front of the directory, where no reader looks.
+
+use std::collections::HashSet;
+
+use super::zip::{self, Entry};
+use crate::error::{Error, Result};
+use crate::{ALIGNMENT_LARGE, alignment_of};
+
+/// A record to be laid out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordSpec {
+    /// Its name below the archive's root.
+    pub name: String,
+    /// How many bytes it has.
+    pub bytes: u64,
+}
+
+/// Where a record is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordPlan {
+    /// Its whole name, the archive's root included.
+    pub name: String,
+    /// Where its header begins.
+    pub header_offset: u64,
+    /// Where its bytes begin.
+    pub data_offset: u64,
+    /// How many those are.
+    pub bytes: u64,
+}
+
+impl RecordPlan {
+    /// Where its bytes end.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.data_offset + self.bytes
+    }
+}
+
+/// Where everything in an archive is.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    records: Vec<RecordPlan>,
+    index_offset: u64,
+    index_bytes: u64,
+}
+
+impl Plan {
+    /// Lays records out in the order given, below `root`.
+    ///
+    /// # Errors
+    /// `Invalid` for names that are too long or occur twice.
+    pub fn new(root: &str, specs: &[RecordSpec]) -> Result<Self> {
+        let mut records = Vec::with_capacity(specs.len());
+        let mut seen = HashSet::with_capacity(specs.len());
+        let (mut at, mut directory_bytes) = (0, 0);
+        for spec in specs {
+            let name = format!("{root}/{}", spec.name);
+            if !seen.insert(&spec.name) {
+                return Err(Error::invalid(format!("two records have the name {name:?}")));
+            }
+            let least =
+                zip::LOCAL_BYTES + name.len() as u64 + if zip::is_wide(spec.bytes) { zip::LOCAL64_BYTES } else { 0 };
+            if name.len() > usize::from(u16::MAX) / 2 {
+                return Err(Error::invalid(format!("the name of a record has {} bytes; shorten the path", name.len())));
+            }
+            let header_offset = at;
+            let data_offset = aligned(header_offset + least, alignment_of(spec.bytes));
+            let record = RecordPlan { name, header_offset, data_offset, bytes: spec.bytes };
+            directory_bytes += zip::central(&entry(&record, 0)).len() as u64;
+            at = record.end();
+            records.push(record);
+        }
+        let index_bytes = directory_bytes + zip::END_ALL_BYTES;
+        let index_offset = (at + index_bytes).next_multiple_of(ALIGNMENT_LARGE) - index_bytes;
+        Ok(Self { records, index_offset, index_bytes })
+    }
+
+    /// The records, in the order of their offsets.
+    #[must_use]
+    pub fn records(&self) -> &[RecordPlan] {
+        &self.records
+    }
+
+    /// Where the directory begins: all that follows it is [`index`](Self::index).
+    #[must_use]
+    pub fn index_offset(&self) -> u64 {
+        self.index_offset
+    }
+
+    /// Bytes of the whole file.
+    #[must_use]
+    pub fn file_bytes(&self) -> u64 {
+        self.index_offset + self.index_bytes
+    }
+
+    /// The header of a record: it fills the file from `header_offset` to `data_offset`.
+    #[must_use]
+    pub fn header(&self, index: usize, crc32: u32) -> Vec<u8> {
+        let record = &self.records[index];
+        zip::local(&entry(record, crc32), record.data_offset - record.header_offset)
+    }
+
+    /// The directory and the file's end, with the CRC-32 of each record.
+    ///
+    /// # Panics
+    /// When there are not as many as records.
+    #[must_use]
+    pub fn index(&self, crc32: &[u32]) -> Vec<u8> {
+        assert_eq!(crc32.len(), self.records.len(), "a sum for each record");
+        let mut bytes = Vec::with_capacity(self.index_bytes as usize);
+        for (record, crc32) in self.records.iter().zip(crc32) {
+            bytes.extend(zip::central(&entry(record, *crc32)));
+        }
+        let directory_bytes = bytes.len() as u64;
+        bytes.extend(zip::end(self.records.len() as u64, self.index_offset, directory_bytes));
+        bytes
+    }
+}
+
+fn entry(record: &RecordPlan, crc32: u32) -> Entry<'_> {
+    Entry { name: &record.name, bytes: record.bytes, crc32, header_offset: record.header_offset }
+}
+
+/// The next aligned place, where the padding up to it is either nothing or has room for the head of an extra field.
+fn aligned(offset: u64, alignment: u64) -> u64 {
+    let next = offset.next_multiple_of(alignment);
+    let padding = next - offset;
+    if padding > 0 && padding < zip::EXTRA_HEAD_BYTES { next + alignment } else { next }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::{Directory, Header, find_end};
+    use super::*;
+    use crate::LARGE_BYTES;
+
+    fn sizes() -> impl Strategy<Value = u64> {
+        prop_oneof![
+            0..300u64,
+            LARGE_BYTES - 2..LARGE_BYTES + 2,
+            (u64::from(u32::MAX) - 2)..(u64::from(u32::MAX) + 9_000_000)
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_planned_is_read(root in "[a-z\u{e4}]{1,70}", specs in proptest::collection::vec(sizes(), 0..12)) {
+            let specs: Vec<_> =
+                specs.iter().enumerate().map(|(i, bytes)| RecordSpec { name: format!("data/{i}"), bytes: *bytes }).collect();
+            let plan = Plan::new(&root, &specs).unwrap();
+            let sums: Vec<u32> = (0..specs.len() as u32).map(|index| index * 77).collect();
+            let index = plan.index(&sums);
+            prop_assert_eq!(plan.index_offset() + index.len() as u64, plan.file_bytes());
+            prop_assert_eq!(plan.file_bytes() % ALIGNMENT_LARGE, 0);
+            let end = find_end(&index, plan.index_offset()).unwrap();
+            prop_assert_eq!(end.directory_offset, plan.index_offset());
+            let entries = &index[..end.directory_bytes as usize];
+            let directory = Directory::parse(entries, end, plan.file_bytes()).unwrap();
+            prop_assert_eq!(directory.records().len(), specs.len());
+            let mut last = 0;
+            for (i, (planned, record)) in plan.records().iter().zip(directory.records()).enumerate() {
+                prop_assert_eq!(&planned.name, &record.name);
+                prop_assert_eq!(planned.bytes, record.bytes);
+                prop_assert_eq!(record.crc32, sums[i]);
+                prop_assert_eq!(planned.header_offset, record.header_offset);
+                prop_assert_eq!(planned.data_offset % alignment_of(planned.bytes), 0);
+                prop_assert!(planned.header_offset >= last);
+                last = planned.end();
+                let header = plan.header(i, sums[i]);
+                prop_assert_eq!(header.len() as u64, planned.data_offset - planned.header_offset);
+                let parsed = Header::parse(&header, planned.header_offset).unwrap().unwrap();
+                prop_assert_eq!(parsed.header_bytes, header.len() as u64);
+                prop_assert_eq!(parsed.name, planned.name.as_bytes());
+            }
+        }
+    }
+
+    #[test]
+    fn names_must_differ_and_end() {
+        let spec = |name: &str| RecordSpec { name: name.into(), bytes: 1 };
+        Plan::new("x", &[spec("a"), spec("a")]).unwrap_err();
+        Plan::new("x", &[spec(&"a".repeat(70_000))]).unwrap_err();
+    }
+}

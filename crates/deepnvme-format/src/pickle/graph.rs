@@ -1,0 +1,161 @@
+//! The objects that a pickle describes.
+
+/// Which node of a graph.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub struct NodeId(pub(super) u32);
+
+impl NodeId {
+    /// As an index.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// One object.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Node {
+    /// `None`.
+    None,
+    /// `True` or `False`.
+    Bool(bool),
+    /// An integer of 64 bits.
+    Int(i64),
+    /// A longer integer: two's complement, the lowest byte first.
+    LongInt(Box<[u8]>),
+    /// A float.
+    Float(f64),
+    /// A string; lone surrogates have become U+FFFD.
+    Str(Box<str>),
+    /// Bytes.
+    Bytes(Box<[u8]>),
+    /// A byte array.
+    ByteArray(Box<[u8]>),
+    /// A tuple.
+    Tuple(Box<[NodeId]>),
+    /// A list.
+    List(Vec<NodeId>),
+    /// A dict: keys and values in the order in which they were set.
+    Dict(Vec<(NodeId, NodeId)>),
+    /// A set.
+    Set(Vec<NodeId>),
+    /// A frozen set.
+    FrozenSet(Vec<NodeId>),
+    /// A class or function by its name.
+    Global(Box<str>, Box<str>),
+    /// What the pickle leaves to its reader, by a key: in archives, a storage.
+    Persistent(NodeId),
+    /// The result of a call.
+    Object(Box<Object>),
+}
+
+/// What a call would make, and what would be done with it afterwards.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Object {
+    /// How it comes into being.
+    pub make: Make,
+    /// The class or function.
+    pub callable: NodeId,
+    /// Its arguments: a tuple.
+    pub arguments: NodeId,
+    /// Its keyword arguments: a dict, in rare cases of `NewObject`.
+    pub keywords: Option<NodeId>,
+    /// Items that are set on it, as on a dict.
+    pub items: Vec<(NodeId, NodeId)>,
+    /// Elements that are appended or added to it.
+    pub elements: Vec<NodeId>,
+    /// States that are given to it (`__setstate__`), in turn.
+    pub states: Vec<NodeId>,
+}
+
+/// How an object comes into being.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Make {
+    /// `callable(*arguments)`.
+    Call,
+    /// `callable.__new__(callable, *arguments)`.
+    NewObject,
+}
+
+/// All objects of a pickle. An object that is referred to from several places is one node; there may be circles.
+#[derive(Clone, Debug)]
+pub struct Graph {
+    pub(super) nodes: Vec<Node>,
+    pub(super) root: NodeId,
+}
+
+impl Graph {
+    /// The object that was pickled.
+    #[must_use]
+    pub fn root(&self) -> NodeId {
+        self.root
+    }
+
+    /// How many nodes there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Never true: there is a root.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// The node of that number.
+    #[must_use]
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.index()]
+    }
+
+    /// Module and name, where the node is a global.
+    #[must_use]
+    pub fn global(&self, id: NodeId) -> Option<(&str, &str)> {
+        match self.node(id) {
+            Node::Global(module, name) => Some((module, name)),
+            _ => None,
+        }
+    }
+
+    /// The elements, where the node is a tuple.
+    #[must_use]
+    pub fn tuple(&self, id: NodeId) -> Option<&[NodeId]> {
+        match self.node(id) {
+            Node::Tuple(elements) => Some(elements),
+            _ => None,
+        }
+    }
+
+    /// The text, where the node is a string.
+    #[must_use]
+    pub fn text(&self, id: NodeId) -> Option<&str> {
+        match self.node(id) {
+            Node::Str(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The number, where the node is an integer that is not negative.
+    #[must_use]
+    pub fn unsigned(&self, id: NodeId) -> Option<u64> {
+        match self.node(id) {
+            Node::Int(number) => u64::try_from(*number).ok(),
+            _ => None,
+        }
+    }
+
+    /// The numbers, where the node is a tuple (or a `torch.Size`) of integers that are not negative.
+    #[must_use]
+    pub fn unsigned_tuple(&self, id: NodeId) -> Option<Vec<u64>> {
+        let elements = match self.node(id) {
+            Node::Tuple(elements) => elements,
+            Node::Object(object) if self.global(object.callable) == Some(("torch", "Size")) => {
+                let [inner] = self.tuple(object.arguments)? else { return None };
+                self.tuple(*inner)?
+            }
+            _ => return None,
+        };
+        elements.iter().map(|element| self.unsigned(*element)).collect()
+    }
+}

@@ -1,0 +1,404 @@
+//! Follows a pickle's instructions and notes what they describe.
+//!
+//! Time and memory are linear in the pickle's length: every instruction makes one node at the most, and what a length
+//! announces is there or refused.
+
+use std::collections::HashMap;
+
+use super::graph::{Graph, Make, Node, NodeId, Object};
+use super::opcodes as op;
+use crate::error::{Error, Result};
+
+/// The longest pickle that is read: far more than the largest model's names need.
+pub const PICKLE_BYTES_MAX: u64 = 256 << 20;
+/// The longest integer, in bytes: Python's own limit for texts is of the same size.
+const LONG_INT_BYTES_MAX: usize = 4096;
+
+/// Reads a pickle of protocol 2 to 5.
+///
+/// # Errors
+/// `Corrupt` for bytes that are no pickle; `Unsupported` for one that is too long, or has instructions that no program
+/// writes today.
+pub fn parse(bytes: &[u8]) -> Result<Graph> {
+    if bytes.len() as u64 > PICKLE_BYTES_MAX {
+        let text = format!("the pickle has {} bytes; at most {PICKLE_BYTES_MAX} are read", bytes.len());
+        return Err(Error::unsupported(text));
+    }
+    let mut machine = Machine { bytes, ..Machine::default() };
+    let root = machine.run()?;
+    Ok(Graph { nodes: machine.nodes, root })
+}
+
+#[derive(Default)]
+struct Machine<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    /// Where the instruction at hand begins.
+    began: usize,
+    nodes: Vec<Node>,
+    stack: Vec<NodeId>,
+    /// How high the stack was at each mark.
+    marks: Vec<usize>,
+    memo: HashMap<u32, NodeId>,
+}
+
+impl<'a> Machine<'a> {
+    fn run(&mut self) -> Result<NodeId> {
+        loop {
+            self.began = self.at;
+            let code = self.byte()?;
+            if code == op::STOP {
+                return self.pop();
+            }
+            self.step(code)?;
+        }
+    }
+
+    fn step(&mut self, code: u8) -> Result<()> {
+        match code {
+            op::PROTOCOL => {
+                let version = self.byte()?;
+                if version > 5 {
+                    return Err(Error::unsupported(format!("the pickle has protocol {version}; 2 to 5 are read")));
+                }
+            }
+            op::FRAME => drop(self.take(8)?),
+            op::NONE => self.push(Node::None)?,
+            op::NEW_TRUE => self.push(Node::Bool(true))?,
+            op::NEW_FALSE => self.push(Node::Bool(false))?,
+            op::BIN_INT | op::BIN_INT1 | op::BIN_INT2 | op::LONG1 | op::LONG4 | op::BIN_FLOAT => self.number(code)?,
+            op::BIN_UNICODE | op::SHORT_BIN_UNICODE | op::BIN_UNICODE8 => {
+                let bytes = match code {
+                    op::SHORT_BIN_UNICODE => self.counted(1)?,
+                    op::BIN_UNICODE => self.counted(4)?,
+                    _ => self.counted(8)?,
+                };
+                let text = String::from_utf8_lossy(bytes).into_owned().into_boxed_str();
+                self.push(Node::Str(text))?;
+            }
+            op::SHORT_BIN_STRING | op::SHORT_BIN_BYTES => self.bytes_node(1)?,
+            op::BIN_STRING | op::BIN_BYTES => self.bytes_node(4)?,
+            op::BIN_BYTES8 => self.bytes_node(8)?,
+            op::BYTE_ARRAY8 => {
+                let bytes = self.counted(8)?.into();
+                self.push(Node::ByteArray(bytes))?;
+            }
+            op::EMPTY_TUPLE => self.push(Node::Tuple(Box::default()))?,
+            op::TUPLE1 | op::TUPLE2 | op::TUPLE3 => {
+                let elements = self.pop_many(usize::from(code - op::TUPLE1) + 1)?;
+                self.push(Node::Tuple(elements.into()))?;
+            }
+            op::TUPLE => {
+                let elements = self.pop_mark()?;
+                self.push(Node::Tuple(elements.into()))?;
+            }
+            op::EMPTY_LIST => self.push(Node::List(Vec::new()))?,
+            op::EMPTY_DICT => self.push(Node::Dict(Vec::new()))?,
+            op::EMPTY_SET => self.push(Node::Set(Vec::new()))?,
+            op::FROZEN_SET => {
+                let elements = self.pop_mark()?;
+                self.push(Node::FrozenSet(elements))?;
+            }
+            op::MARK => self.marks.push(self.stack.len()),
+            op::POP => drop(self.pop()?),
+            op::POP_MARK => drop(self.pop_mark()?),
+            op::DUP => {
+                let top = self.top()?;
+                self.stack.push(top);
+            }
+            op::APPEND | op::APPENDS | op::ADD_ITEMS => {
+                let elements = if code == op::APPEND { self.pop_many(1)? } else { self.pop_mark()? };
+                self.extend(elements)?;
+            }
+            op::SET_ITEM | op::SET_ITEMS => {
+                let elements = if code == op::SET_ITEM { self.pop_many(2)? } else { self.pop_mark()? };
+                self.set_items(&elements)?;
+            }
+            op::BIN_PUT | op::LONG_BIN_PUT | op::MEMOIZE => {
+                let index = match code {
+                    op::BIN_PUT => self.byte()?.into(),
+                    op::LONG_BIN_PUT => self.u32()?,
+                    _ => self.memo.len() as u32,
+                };
+                let top = self.top()?;
+                self.memo.insert(index, top);
+            }
+            op::BIN_GET | op::LONG_BIN_GET => {
+                let index = if code == op::BIN_GET { self.byte()?.into() } else { self.u32()? };
+                let Some(node) = self.memo.get(&index) else {
+                    return Err(self.error("refers to an object that is not there"));
+                };
+                self.stack.push(*node);
+            }
+            op::GLOBAL => {
+                let (module, name) = (self.line()?, self.line()?);
+                self.push(Node::Global(module, name))?;
+            }
+            op::STACK_GLOBAL => {
+                let names = self.pop_many(2)?;
+                let text = |id: NodeId| match &self.nodes[id.index()] {
+                    Node::Str(text) => Some(text.clone()),
+                    _ => None,
+                };
+                let (Some(module), Some(name)) = (text(names[0]), text(names[1])) else {
+                    return Err(self.error("names a global by something else than texts"));
+                };
+                self.push(Node::Global(module, name))?;
+            }
+            op::BIN_PERSISTENT => {
+                let key = self.pop()?;
+                self.push(Node::Persistent(key))?;
+            }
+            op::REDUCE | op::NEW_OBJECT | op::NEW_OBJECT_EX => self.object(code)?,
+            op::BUILD => {
+                let state = self.pop()?;
+                let top = self.top()?;
+                match &mut self.nodes[top.index()] {
+                    Node::Object(object) => object.states.push(state),
+                    _ => return Err(self.error("gives a state to something that has none")),
+                }
+            }
+            _ => return Err(self.unknown(code)),
+        }
+        Ok(())
+    }
+
+    fn number(&mut self, code: u8) -> Result<()> {
+        let node = match code {
+            op::BIN_INT => Node::Int(i64::from(self.u32()?.cast_signed())),
+            op::BIN_INT1 => Node::Int(self.byte()?.into()),
+            op::BIN_INT2 => Node::Int(u16::from_le_bytes(self.array()?).into()),
+            op::BIN_FLOAT => Node::Float(f64::from_be_bytes(self.array()?)),
+            op::LONG1 => integer(self.counted(1)?),
+            op::LONG4 => integer(self.counted(4)?),
+            _ => return Err(self.unknown(code)),
+        };
+        if matches!(&node, Node::LongInt(bytes) if bytes.len() > LONG_INT_BYTES_MAX) {
+            return Err(self.error("has an integer of absurd length"));
+        }
+        self.push(node)
+    }
+
+    fn object(&mut self, code: u8) -> Result<()> {
+        let keywords = if code == op::NEW_OBJECT_EX { Some(self.pop()?) } else { None };
+        let parts = self.pop_many(2)?;
+        let make = if code == op::REDUCE { Make::Call } else { Make::NewObject };
+        if !matches!(self.nodes[parts[1].index()], Node::Tuple(_)) {
+            return Err(self.error("calls something with arguments that are no tuple"));
+        }
+        self.push(Node::Object(Box::new(Object {
+            make,
+            callable: parts[0],
+            arguments: parts[1],
+            keywords,
+            items: Vec::new(),
+            elements: Vec::new(),
+            states: Vec::new(),
+        })))
+    }
+
+    fn extend(&mut self, elements: Vec<NodeId>) -> Result<()> {
+        let top = self.top()?;
+        match &mut self.nodes[top.index()] {
+            Node::List(list) | Node::Set(list) => list.extend(elements),
+            Node::Object(object) => object.elements.extend(elements),
+            _ => return Err(self.error("appends to something that is no list")),
+        }
+        Ok(())
+    }
+
+    fn set_items(&mut self, elements: &[NodeId]) -> Result<()> {
+        if elements.len() % 2 == 1 {
+            return Err(self.error("sets a key without a value"));
+        }
+        let pairs = elements.chunks_exact(2).map(|pair| (pair[0], pair[1]));
+        let top = self.top()?;
+        match &mut self.nodes[top.index()] {
+            Node::Dict(items) => items.extend(pairs),
+            Node::Object(object) => object.items.extend(pairs),
+            _ => return Err(self.error("sets items of something that is no dict")),
+        }
+        Ok(())
+    }
+
+    fn bytes_node(&mut self, width: usize) -> Result<()> {
+        let bytes = self.counted(width)?.into();
+        self.push(Node::Bytes(bytes))
+    }
+
+    fn push(&mut self, node: Node) -> Result<()> {
+        let Ok(id) = u32::try_from(self.nodes.len()) else { return Err(self.error("has too many objects")) };
+        self.nodes.push(node);
+        self.stack.push(NodeId(id));
+        Ok(())
+    }
+
+    /// The top of the stack above the last mark.
+    fn top(&self) -> Result<NodeId> {
+        let floor = self.marks.last().copied().unwrap_or(0);
+        self.stack[floor..].last().copied().ok_or_else(|| self.error("takes more from its stack than there is"))
+    }
+
+    fn pop(&mut self) -> Result<NodeId> {
+        let top = self.top()?;
+        self.stack.pop();
+        Ok(top)
+    }
+
+    fn pop_many(&mut self, count: usize) -> Result<Vec<NodeId>> {
+        let floor = self.marks.last().copied().unwrap_or(0);
+        match self.stack.len().checked_sub(count).filter(|at| *at >= floor) {
+            Some(at) => Ok(self.stack.split_off(at)),
+            None => Err(self.error("takes more from its stack than there is")),
+        }
+    }
+
+    fn pop_mark(&mut self) -> Result<Vec<NodeId>> {
+        match self.marks.pop() {
+            Some(at) => Ok(self.stack.split_off(at)),
+            None => Err(self.error("goes back to a mark that is not there")),
+        }
+    }
+
+    fn take(&mut self, count: usize) -> Result<&'a [u8]> {
+        match self.at.checked_add(count).filter(|end| *end <= self.bytes.len()) {
+            Some(end) => {
+                let taken = &self.bytes[self.at..end];
+                self.at = end;
+                Ok(taken)
+            }
+            None => Err(self.error("ends in the middle")),
+        }
+    }
+
+    fn byte(&mut self) -> Result<u8> {
+        Ok(self.take(1)?[0])
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N)?);
+        Ok(array)
+    }
+
+    fn u32(&mut self) -> Result<u32> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    /// Bytes behind their number, which has `width` bytes itself.
+    fn counted(&mut self, width: usize) -> Result<&'a [u8]> {
+        let mut count = [0; 8];
+        count[..width].copy_from_slice(self.take(width)?);
+        let count = usize::try_from(u64::from_le_bytes(count)).map_err(|_| self.error("ends in the middle"))?;
+        self.take(count)
+    }
+
+    fn line(&mut self) -> Result<Box<str>> {
+        let rest = &self.bytes[self.at..];
+        let Some(length) = rest.iter().position(|byte| *byte == b'\n') else {
+            return Err(self.error("ends in the middle"));
+        };
+        let text = std::str::from_utf8(&rest[..length]).map_err(|_| self.error("has a name that is not UTF-8"))?;
+        self.at += length + 1;
+        Ok(text.into())
+    }
+
+    fn error(&self, what: &str) -> Error {
+        Error::corrupt(self.began as u64, format!("the pickle {what}"))
+    }
+
+    fn unknown(&self, code: u8) -> Error {
+        let text = format!(
+            "the pickle has the instruction {code:#04x} at byte {}, which torch.save does not write",
+            self.began
+        );
+        Error::unsupported(text)
+    }
+}
+
+/// An integer in two's complement, the lowest byte first.
+fn integer(bytes: &[u8]) -> Node {
+    if bytes.len() > 8 {
+        return Node::LongInt(bytes.into());
+    }
+    let fill = if bytes.last().is_some_and(|last| last & 0x80 != 0) { 0xff } else { 0 };
+    let mut wide = [fill; 8];
+    wide[..bytes.len()].copy_from_slice(bytes);
+    Node::Int(i64::from_le_bytes(wide))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// `pickle.dumps({"a": [1, -2, 2**40, None, True, 1.5], "b": (b"xy", {"z"})}, protocol)`, by CPython 3.11.
+    const PROTOCOL2: &[u8] = b"\x80\x02}q\x00(X\x01\x00\x00\x00aq\x01]q\x02(K\x01J\xfe\xff\xff\xff\x8a\x06\x00\x00\x00\x00\x00\x01N\x88G?\xf8\x00\x00\x00\x00\x00\x00eX\x01\x00\x00\x00bq\x03c_codecs\nencode\nq\x04X\x02\x00\x00\x00xyq\x05X\x06\x00\x00\x00latin1q\x06\x86q\x07Rq\x08cbuiltins\nset\nq\t]q\nX\x01\x00\x00\x00zq\x0ba\x85q\x0cRq\r\x86q\x0eu.";
+    const PROTOCOL4: &[u8] = b"\x80\x04\x956\x00\x00\x00\x00\x00\x00\x00}\x94(\x8c\x01a\x94]\x94(K\x01J\xfe\xff\xff\xff\x8a\x06\x00\x00\x00\x00\x00\x01N\x88G?\xf8\x00\x00\x00\x00\x00\x00e\x8c\x01b\x94C\x02xy\x94\x8f\x94(\x8c\x01z\x94\x90\x86\x94u.";
+
+    #[test]
+    fn what_python_pickles_is_understood() {
+        for (pickle, protocol) in [(PROTOCOL2, 2), (PROTOCOL4, 4)] {
+            let graph = parse(pickle).unwrap();
+            let Node::Dict(items) = graph.node(graph.root()) else { panic!("no dict") };
+            assert_eq!(items.iter().map(|(key, _)| graph.text(*key)).collect::<Vec<_>>(), [Some("a"), Some("b")]);
+            let Node::List(list) = graph.node(items[0].1) else { panic!("no list") };
+            let list: Vec<_> = list.iter().map(|id| graph.node(*id).clone()).collect();
+            let wanted =
+                [Node::Int(1), Node::Int(-2), Node::Int(1 << 40), Node::None, Node::Bool(true), Node::Float(1.5)];
+            assert_eq!(list, wanted);
+            let tuple = graph.tuple(items[1].1).unwrap();
+            match (protocol, graph.node(tuple[0])) {
+                (4, Node::Bytes(bytes)) => assert_eq!(&**bytes, b"xy"),
+                (2, Node::Object(object)) => assert_eq!(graph.global(object.callable), Some(("_codecs", "encode"))),
+                (_, other) => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn every_cut_and_every_changed_byte_is_an_error_or_a_graph() {
+        for pickle in [PROTOCOL2, PROTOCOL4] {
+            for cut in 0..pickle.len() {
+                assert!(parse(&pickle[..cut]).is_err());
+            }
+            for at in 0..pickle.len() {
+                for value in 0..=255 {
+                    let mut damaged = pickle.to_vec();
+                    damaged[at] = value;
+                    let _ = parse(&damaged);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_lies_about_itself_is_refused() {
+        for (pickle, word) in [
+            (&b"\x80\x02B\xff\xff\xff\xff."[..], "ends in the middle"),
+            (b"\x80\x02\x8d\xff\xff\xff\xff\xff\xff\xff\xff.", "ends in the middle"),
+            (b"\x80\x02h\x05.", "not there"),
+            (b"\x80\x02K\x01K\x02R.", "no tuple"),
+            (b"\x80\x02]K\x01b.", "has none"),
+            (b"\x80\x02K\x01K\x02a.", "no list"),
+            (b"\x80\x02.", "than there is"),
+            (b"\x80\x02K\x01(0.", "than there is"),
+            (b"\x80\x02t.", "mark"),
+            (b"\x80\x09.", "protocol 9"),
+            (b"\x80\x02i.", "instruction 0x69"),
+        ] {
+            let error = parse(pickle).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn anything_is_an_error_or_a_graph(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            if let Ok(graph) = parse(&bytes) {
+                prop_assert!(graph.len() <= bytes.len());
+            }
+        }
+    }
+}

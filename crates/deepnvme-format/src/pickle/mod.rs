@@ -1,0 +1,14 @@
+//! Pickles as data: the graph of objects that a pickle describes, without making any of them.
+//!
+//! A pickle is a program, and Python's own reader runs it: it calls whatever the file names. Here the program is only
+//! followed. What it would call becomes a node that says so, and whoever makes objects out of the graph decides what may
+//! be called. `opcodes` has the instructions, `machine` follows them, `graph` is what comes out.
+//!
+//! Format: `Lib/pickletools.py` of CPython, protocols 2 to 5.
+
+mod graph;
+mod machine;
+mod opcodes;
+
+pub use graph::{Graph, Make, Node, NodeId, Object};
+pub use machine::{PICKLE_BYTES_MAX, parse};

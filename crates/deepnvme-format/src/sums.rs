@@ -1,0 +1,298 @@
+//! Checksums that can be computed in any cut, by any number of threads, and the side-car that keeps them.
+//!
+//! A record has one CRC-32, as ZIP wants it, and one CRC-64/NVME for each cell of [`CELL_BYTES`], which says *where* it
+//! is damaged and lets a reader check a sample. Both are linear, so that the sums of two neighbouring parts give the
+//! sum of the whole: a writer hashes each part where it has it in the cache.
+
+use crc_fast::{CrcAlgorithm, Digest};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::json;
+
+/// Bytes of a cell: what one entry of the side-car covers.
+pub const CELL_BYTES: u64 = 1 << 20;
+/// The name of the side-car, below the archive's root, or in safetensors metadata.
+pub const SIDE_CAR: &str = "deepnvme/checksums.json";
+/// Its name in the metadata of a safetensors file.
+pub const METADATA_KEY: &str = "deepnvme.checksums";
+
+/// The sums of one part of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartSums {
+    /// Bytes of the part.
+    pub bytes: u64,
+    /// CRC-32/ISO-HDLC.
+    pub crc32: u32,
+    /// CRC-64/NVME.
+    pub crc64: u64,
+}
+
+/// Hashes a part.
+pub struct Hasher {
+    crc32: Digest,
+    crc64: Digest,
+    bytes: u64,
+}
+
+impl Default for Hasher {
+    fn default() -> Self {
+        Self { crc32: Digest::new(CrcAlgorithm::Crc32IsoHdlc), crc64: Digest::new(CrcAlgorithm::Crc64Nvme), bytes: 0 }
+    }
+}
+
+impl Hasher {
+    /// The next bytes of the part. Those in the processor's cache are hashed five times faster than the disk reads.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.crc32.update(bytes);
+        self.crc64.update(bytes);
+        self.bytes += bytes.len() as u64;
+    }
+
+    /// The sums.
+    #[must_use]
+    pub fn finish(&self) -> PartSums {
+        PartSums { bytes: self.bytes, crc32: self.crc32.finalize() as u32, crc64: self.crc64.finalize() }
+    }
+}
+
+/// The sums of a whole slice.
+#[must_use]
+pub fn sums_of(bytes: &[u8]) -> PartSums {
+    let mut hasher = Hasher::default();
+    hasher.update(bytes);
+    hasher.finish()
+}
+
+impl PartSums {
+    /// The sums of nothing.
+    pub const EMPTY: Self = Self { bytes: 0, crc32: 0, crc64: 0 };
+
+    /// The sums of this part with `next` behind it.
+    #[must_use]
+    pub fn then(self, next: Self) -> Self {
+        if self.bytes == 0 {
+            return next;
+        }
+        Self {
+            bytes: self.bytes + next.bytes,
+            crc32: (shift(u64::from(self.crc32), next.bytes, Polynomial::CRC32) ^ u64::from(next.crc32)) as u32,
+            crc64: shift(self.crc64, next.bytes, Polynomial::CRC64) ^ next.crc64,
+        }
+    }
+}
+
+/// The sums of a record.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecordSums {
+    /// Of all bytes.
+    pub crc32: u32,
+    /// Of each cell; the last may be short.
+    pub cells: Vec<u64>,
+}
+
+impl RecordSums {
+    /// From the sums of its parts, each with its offset, in any order. No part may cross the border of a cell.
+    ///
+    /// # Errors
+    /// `Invalid` where the parts leave a gap, overlap, or cross a border.
+    pub fn from_parts(mut parts: Vec<(u64, PartSums)>) -> Result<Self> {
+        parts.sort_unstable_by_key(|(offset, _)| *offset);
+        let (mut whole, mut cell) = (PartSums::EMPTY, PartSums::EMPTY);
+        let mut cells = Vec::new();
+        for (offset, part) in parts {
+            if offset != whole.bytes || cell.bytes + part.bytes > CELL_BYTES {
+                return Err(Error::invalid(format!("the sums of a record do not join at byte {offset}")));
+            }
+            whole = whole.then(part);
+            cell = cell.then(part);
+            if cell.bytes == CELL_BYTES {
+                cells.push(std::mem::replace(&mut cell, PartSums::EMPTY).crc64);
+            }
+        }
+        if cell.bytes > 0 {
+            cells.push(cell.crc64);
+        }
+        Ok(Self { crc32: whole.crc32, cells })
+    }
+}
+
+/// How many cells so many bytes have.
+#[must_use]
+pub fn cell_count(bytes: u64) -> usize {
+    bytes.div_ceil(CELL_BYTES) as usize
+}
+
+/// What the side-car says of one record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SideCarRecord {
+    /// The record's name.
+    pub name: String,
+    /// The CRC-64/NVME of each cell.
+    pub cells: Vec<u64>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Wire {
+    version: u32,
+    algorithm: String,
+    cell_bytes: u64,
+    records: json::Object<String>,
+}
+
+const ALGORITHM: &str = "crc-64/nvme";
+const HEX_DIGITS: usize = 16;
+
+/// The side-car's text. Its length depends on the names and the numbers of cells only, so that a place can be kept for it.
+#[must_use]
+pub fn encode(records: &[SideCarRecord]) -> String {
+    use std::fmt::Write;
+    let entries = records.iter().map(|record| {
+        let mut digits = String::with_capacity(record.cells.len() * HEX_DIGITS);
+        for cell in &record.cells {
+            let _ = write!(digits, "{cell:016x}");
+        }
+        (record.name.clone(), digits)
+    });
+    let wire = Wire {
+        version: 1,
+        algorithm: ALGORITHM.into(),
+        cell_bytes: CELL_BYTES,
+        records: json::Object(entries.collect()),
+    };
+    serde_json::to_string(&wire).unwrap_or_default()
+}
+
+/// Reads a side-car.
+///
+/// # Errors
+/// `Corrupt` for text that is not one; `Unsupported` for one of a later version.
+pub fn decode(text: &[u8]) -> Result<Vec<SideCarRecord>> {
+    let wire: Wire = serde_json::from_slice(text)
+        .map_err(|error| Error::corrupt(0, format!("the checksums are no JSON that deepnvme writes: {error}")))?;
+    if wire.version != 1 || wire.algorithm != ALGORITHM || wire.cell_bytes != CELL_BYTES {
+        let what = format!("checksums of version {}, {} over {} bytes", wire.version, wire.algorithm, wire.cell_bytes);
+        return Err(Error::unsupported(format!(
+            "{what}; a later deepnvme wrote them: upgrade, or load with verify='off'"
+        )));
+    }
+    let records = wire.records.0.into_iter().map(|(name, digits)| {
+        let is_hex = digits.len() % HEX_DIGITS == 0 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if !is_hex {
+            return Err(Error::corrupt(0, format!("the checksums of {name:?} are no hexadecimal numbers")));
+        }
+        let cells = (0..digits.len()).step_by(HEX_DIGITS);
+        let cells = cells.map(|at| u64::from_str_radix(&digits[at..at + HEX_DIGITS], 16).unwrap_or_default());
+        Ok(SideCarRecord { name, cells: cells.collect() })
+    });
+    records.collect()
+}
+
+/// A polynomial over GF(2) without its highest term, bits reflected, as wide as the sum that it belongs to.
+#[derive(Clone, Copy)]
+struct Polynomial {
+    reflected: u64,
+    bits: u32,
+}
+
+impl Polynomial {
+    const CRC32: Self = Self { reflected: 0xEDB8_8320, bits: 32 };
+    const CRC64: Self = Self { reflected: 0x9A6C_9329_AC4B_C9B5, bits: 64 };
+
+    /// The product of two polynomials, modulo this one. The highest bit stands for 1.
+    fn multiply(self, left: u64, mut right: u64) -> u64 {
+        let mut product = 0;
+        for bit in (0..self.bits).rev() {
+            if left >> bit & 1 == 1 {
+                product ^= right;
+            }
+            right = if right & 1 == 1 { right >> 1 ^ self.reflected } else { right >> 1 };
+        }
+        product
+    }
+}
+
+/// A sum as it is with `bytes` zero bytes behind it (without the inversions, which cancel): times x to the power of
+/// eight for each byte, by squaring.
+fn shift(sum: u64, bytes: u64, polynomial: Polynomial) -> u64 {
+    let one = 1 << (polynomial.bits - 1);
+    // x to the power of 8: the factor of one byte.
+    let (mut factor, mut power) = (one >> 8, one);
+    let mut left = bytes;
+    while left > 0 {
+        if left & 1 == 1 {
+            power = polynomial.multiply(factor, power);
+        }
+        factor = polynomial.multiply(factor, factor);
+        left >>= 1;
+    }
+    polynomial.multiply(power, sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_sums_are_those_of_the_standards() {
+        let sums = sums_of(b"123456789");
+        assert_eq!((sums.crc32, sums.crc64), (0xCBF4_3926, 0xAE8B_1486_0A79_9888));
+        assert_eq!(sums_of(b""), PartSums::EMPTY);
+    }
+
+    proptest! {
+        #[test]
+        fn any_cut_gives_the_same_sum(bytes in proptest::collection::vec(any::<u8>(), 0..5000), at in 0.0..1.0f64) {
+            let at = (bytes.len() as f64 * at) as usize;
+            let (left, right) = bytes.split_at(at);
+            prop_assert_eq!(sums_of(left).then(sums_of(right)), sums_of(&bytes));
+        }
+
+        #[test]
+        fn a_side_car_comes_back_and_keeps_its_length(
+            records in proptest::collection::vec((".*", proptest::collection::vec(any::<u64>(), 0..4)), 0..5)
+        ) {
+            let mut seen = std::collections::BTreeSet::new();
+            let records: Vec<_> = records.into_iter().filter(|(name, _)| seen.insert(name.clone()))
+                .map(|(name, cells)| SideCarRecord { name, cells }).collect();
+            let text = encode(&records);
+            prop_assert_eq!(&decode(text.as_bytes()).unwrap(), &records);
+            let blank: Vec<_> = records.iter()
+                .map(|record| SideCarRecord { name: record.name.clone(), cells: vec![0; record.cells.len()] }).collect();
+            prop_assert_eq!(encode(&blank).len(), text.len());
+        }
+    }
+
+    #[test]
+    fn parts_become_cells() {
+        let bytes: Vec<u8> = (0..2 * CELL_BYTES + 77).map(|index| (index * 7 % 251) as u8).collect();
+        let cell = CELL_BYTES as usize;
+        let cuts = [0, 100, cell, cell + 5, 2 * cell, bytes.len()];
+        let mut parts: Vec<_> = cuts.windows(2).map(|cut| (cut[0] as u64, sums_of(&bytes[cut[0]..cut[1]]))).collect();
+        parts.reverse();
+        let sums = RecordSums::from_parts(parts.clone()).unwrap();
+        let cells: Vec<_> = bytes.chunks(cell).map(|cell| sums_of(cell).crc64).collect();
+        assert_eq!(sums, RecordSums { crc32: sums_of(&bytes).crc32, cells });
+        parts.remove(1);
+        RecordSums::from_parts(parts).unwrap_err();
+        RecordSums::from_parts(vec![(0, sums_of(&bytes))]).unwrap_err();
+        assert_eq!(RecordSums::from_parts(Vec::new()).unwrap(), RecordSums::default());
+    }
+
+    #[test]
+    fn a_foreign_side_car_is_refused() {
+        for text in ["", "[]", r#"{"version":1}"#] {
+            assert!(matches!(decode(text.as_bytes()), Err(Error::Corrupt { .. })), "{text}");
+        }
+        let later = r#"{"version":2,"algorithm":"x","cell_bytes":1,"records":{}}"#;
+        assert!(decode(later.as_bytes()).unwrap_err().to_string().contains("upgrade"));
+        for digits in ["0", "000000000000000g", "\u{e9}00000000000000"] {
+            let text = format!(
+                r#"{{"version":1,"algorithm":"{ALGORITHM}","cell_bytes":{CELL_BYTES},"records":{{"a":"{digits}"}}}}"#
+            );
+            assert!(decode(text.as_bytes()).is_err(), "{digits}");
+        }
+    }
+}
