@@ -1,0 +1,142 @@
+//! Arenas that are being filled.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use deepnvme_io::mem::{Region, RegionMut};
+use deepnvme_io::{Engine, Pending};
+
+use super::{Arena, Contents, Reader, header_of, verify};
+use crate::error::{Error, Result};
+use crate::progress::Progress;
+use crate::read::Verify;
+
+/// A request's bytes at the most: what has come can be hashed while the rest is on its way.
+const CHUNK_BYTES: u64 = 32 << 20;
+/// How often somebody who waits looks whether to go on.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A load in flight. Dropping it gives up what has not been started, and waits for the rest: the memory is the caller's.
+#[derive(Debug)]
+pub struct Loading<'a> {
+    reader: &'a Reader,
+    arenas: Vec<(Arena, Region)>,
+    chunks: Vec<Chunk>,
+}
+
+/// One request: a part of an arena.
+#[derive(Debug)]
+struct Chunk {
+    arena: usize,
+    start: u64,
+    end: u64,
+    pending: Option<Pending<RegionMut>>,
+}
+
+impl<'a> Loading<'a> {
+    pub(super) fn start(reader: &'a Reader, engine: &Engine, targets: Vec<(Arena, RegionMut)>) -> Result<Self> {
+        let mut loading = Self { reader, arenas: Vec::with_capacity(targets.len()), chunks: Vec::new() };
+        for (arena, target) in targets {
+            assert_eq!(arena.bytes, target.len() as u64, "a target has the length of its arena");
+            let index = loading.arenas.len();
+            let (offset, bytes) = (arena.offset, arena.bytes);
+            // Asked of the whole: it would do less for each chunk.
+            target.advise_huge();
+            loading.arenas.push((arena, target.region()));
+            let mut rest = target;
+            let mut start = 0;
+            while start < bytes {
+                let end = (start + CHUNK_BYTES).min(bytes);
+                let (now, later) = rest.split_at((end - start) as usize);
+                rest = later;
+                let pending = Some(engine.read(&Arc::clone(reader.file()), offset + start, now)?);
+                loading.chunks.push(Chunk { arena: index, start, end, pending });
+                start = end;
+            }
+        }
+        Ok(loading)
+    }
+
+    /// Waits until all has come, and compares it: the headers of all records, and of their bytes as much as `verify` says.
+    ///
+    /// # Errors
+    /// `Io`; `Damaged` with the place; `Moved` when headers have to be read first; `Interrupted`.
+    pub fn finish(mut self, verify: Verify, progress: &Progress) -> Result<()> {
+        progress.expect(self.chunks.iter().map(|chunk| chunk.end - chunk.start).sum());
+        let plan = verify::Plan::new(self.reader, &self.arenas, verify)?;
+        let this = &self;
+        let verified = plan.run(&|arena, start, end| this.wait_for(arena, start, end, progress), progress);
+        self.land(progress)?;
+        // Bytes that were looked for at the wrong place have the wrong sums.
+        self.check_headers()?;
+        verified
+    }
+
+    /// Waits until that part of an arena has come.
+    fn wait_for(&self, arena: usize, start: u64, end: u64, progress: &Progress) -> Result<()> {
+        let first = self.chunks.partition_point(|chunk| (chunk.arena, chunk.end) <= (arena, start));
+        let overlapping = self.chunks[first..].iter().take_while(|chunk| chunk.arena == arena && chunk.start < end);
+        for pending in overlapping.filter_map(|chunk| chunk.pending.as_ref()) {
+            while !pending.wait_timeout(LOOK) {
+                progress.check()?;
+            }
+            if let Some(Err(error)) = pending.result() {
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes all results; an interruption gives up what has not been started.
+    fn land(&mut self, progress: &Progress) -> Result<()> {
+        let mut outcome = Ok(());
+        for chunk in &mut self.chunks {
+            let Some(pending) = chunk.pending.take() else { continue };
+            while outcome.is_ok() && !pending.wait_timeout(LOOK) {
+                outcome = progress.check();
+            }
+            if outcome.is_err() {
+                pending.cancel();
+            }
+            let (_, read) = pending.wait();
+            match read {
+                Ok(transfer) => progress.advance(transfer.bytes),
+                Err(error) if outcome.is_ok() => outcome = Err(Error::from(error)),
+                Err(_) => {}
+            }
+        }
+        outcome
+    }
+
+    /// Each record's own header stands in front of its bytes, in the arena.
+    fn check_headers(&self) -> Result<()> {
+        if !matches!(self.reader.contents(), Contents::Archive { .. }) {
+            return Ok(());
+        }
+        for (arena, memory) in &self.arenas {
+            for member in &arena.members {
+                let extent = &self.reader.extents()[member.extent];
+                let Some(at) = extent.header_offset.checked_sub(arena.offset) else { continue };
+                let front = memory.slice(at as usize..member.at as usize);
+                let header = header_of(self.reader.path(), extent, &front)?;
+                if extent.header_offset + header.header_bytes != extent.data_offset {
+                    return Err(Error::Moved { path: self.reader.path().to_path_buf(), name: extent.name.clone() });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Loading<'_> {
+    fn drop(&mut self) {
+        self.chunks.iter().filter_map(|chunk| chunk.pending.as_ref()).for_each(|pending| {
+            pending.cancel();
+        });
+        for chunk in &mut self.chunks {
+            if let Some(pending) = chunk.pending.take() {
+                let _ = pending.wait();
+            }
+        }
+    }
+}

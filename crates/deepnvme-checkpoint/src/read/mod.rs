@@ -1,0 +1,199 @@
+//! Loading: what a file holds, and the stretches of it that somebody wants, straight into memory.
+//!
+//! ```text
+//! Reader::open -> what there is        (open: head, tail, directory, pickle or header)
+//! arena::plan  -> which stretches      (pure)
+//! Reader::start -> Loading             (the engine reads; the caller makes its objects meanwhile)
+//! Loading::finish                      (headers and sums are compared with what has come)
+//! ```
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use deepnvme_format::archive::{self, Header, LOCAL_BYTES};
+use deepnvme_format::pickle::Graph;
+use deepnvme_format::state::State;
+use deepnvme_format::{Error as FormatError, safetensors};
+use deepnvme_io::mem::{Region, RegionMut};
+use deepnvme_io::{Engine, ReadItem, TensorFile};
+
+use crate::error::{Error, Result};
+
+mod arena;
+mod folder;
+mod loading;
+mod open;
+mod verify;
+
+pub use arena::{Arena, Member};
+pub use folder::{INDEX_SUFFIX, locate};
+pub use loading::Loading;
+pub use verify::Verify;
+
+/// A stretch of the file that belongs to one storage, or one tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// The record's name below the root; the tensor's name in safetensors.
+    pub name: String,
+    /// Where its header begins; in safetensors the same as `data_offset`.
+    pub header_offset: u64,
+    /// Where its bytes begin.
+    pub data_offset: u64,
+    /// How many those are.
+    pub bytes: u64,
+    /// The CRC-32 that the archive's directory has for it.
+    pub crc32: Option<u32>,
+    /// Whole name in its header, where there is one.
+    record_name: String,
+}
+
+impl Extent {
+    /// Where its bytes end.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.data_offset + self.bytes
+    }
+}
+
+/// What kind of file it is, and what that kind knows.
+#[derive(Debug)]
+pub enum Contents {
+    /// A torch archive: the objects, and their tensors by name. The extents are the storages of `state`, in its order.
+    Archive {
+        /// The objects.
+        graph: Graph,
+        /// Their tensors.
+        state: State,
+    },
+    /// A safetensors file. The extents are its tensors, in their order.
+    Safetensors {
+        /// Its header.
+        header: safetensors::Header,
+    },
+}
+
+/// A checkpoint file that is open.
+#[derive(Debug)]
+pub struct Reader {
+    path: PathBuf,
+    file: Arc<TensorFile>,
+    file_bytes: u64,
+    contents: Contents,
+    extents: Vec<Extent>,
+    /// The sums of each extent's cells, by its name.
+    sums: Option<HashMap<String, Vec<u64>>>,
+}
+
+impl Reader {
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes of the file.
+    #[must_use]
+    pub fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+
+    /// The open file.
+    #[must_use]
+    pub fn file(&self) -> &Arc<TensorFile> {
+        &self.file
+    }
+
+    /// What it holds.
+    #[must_use]
+    pub fn contents(&self) -> &Contents {
+        &self.contents
+    }
+
+    /// The stretches that storages or tensors have.
+    #[must_use]
+    pub fn extents(&self) -> &[Extent] {
+        &self.extents
+    }
+
+    /// The sums of an extent's cells, if the file has them.
+    #[must_use]
+    pub fn sums(&self, extent: usize) -> Option<&[u64]> {
+        self.sums.as_ref()?.get(&self.extents[extent].name).map(Vec::as_slice)
+    }
+
+    /// Whether the file has sums for its cells.
+    #[must_use]
+    pub fn has_sums(&self) -> bool {
+        self.sums.is_some()
+    }
+
+    /// Which stretches of the file are mirrored in memory so that these extents are there, each at a place as aligned as
+    /// its own.
+    #[must_use]
+    pub fn arenas(&self, wanted: &[usize]) -> Vec<Arena> {
+        arena::plan(&self.extents, wanted, self.file_bytes)
+    }
+
+    /// Reads the headers of these extents, so that where their bytes begin is certain.
+    ///
+    /// # Errors
+    /// `Io`, and `Format` where a header contradicts the directory.
+    pub fn resolve(&mut self, engine: &Engine, wanted: &[usize]) -> Result<()> {
+        if !matches!(self.contents, Contents::Archive { .. }) {
+            return Ok(());
+        }
+        let targets: Vec<RegionMut> = wanted
+            .iter()
+            .map(|extent| RegionMut::from_vec(vec![0; LOCAL_BYTES as usize + self.extents[*extent].record_name.len()]))
+            .collect();
+        let views: Vec<Region> = targets.iter().map(RegionMut::region).collect();
+        let items = wanted.iter().zip(targets).map(|(extent, target)| ReadItem {
+            file: Arc::clone(&self.file),
+            offset: self.extents[*extent].header_offset,
+            target,
+        });
+        engine.read_batch(items.collect())?.wait().1?;
+        for (extent, view) in wanted.iter().zip(views) {
+            let extent = &mut self.extents[*extent];
+            let header = header_of(&self.path, extent, &view)?;
+            let (data_offset, limit) = (extent.header_offset + header.header_bytes, extent.end());
+            // The directory's guess leaves as much room behind it as there can be.
+            if data_offset + extent.bytes > limit {
+                let what =
+                    format!("the record {:?} of {} bytes reaches into what follows it", extent.name, extent.bytes);
+                let source = FormatError::Corrupt { offset: extent.header_offset, what };
+                return Err(Error::format(&self.path, source));
+            }
+            extent.data_offset = data_offset;
+        }
+        Ok(())
+    }
+
+    /// Starts to fill memory with stretches of the file; each target has the length of its arena.
+    ///
+    /// # Errors
+    /// What the engine refused at once.
+    ///
+    /// # Panics
+    /// When a target has another length than its arena.
+    pub fn start(&self, engine: &Engine, targets: Vec<(Arena, RegionMut)>) -> Result<Loading<'_>> {
+        Loading::start(self, engine, targets)
+    }
+
+    pub(crate) fn mismatch(&self, extent: &Extent, cell: u64, bytes: u64, sums: &'static str) -> Error {
+        let offset = extent.data_offset + cell;
+        Error::Damaged { path: self.path.clone(), name: extent.name.clone(), offset, bytes, sums }
+    }
+}
+
+/// The header in front of an extent, which must be its own.
+fn header_of(path: &Path, extent: &Extent, memory: &Region) -> Result<Header> {
+    let mut bytes = vec![0; (LOCAL_BYTES as usize + extent.record_name.len()).min(memory.len())];
+    memory.copy_to_slice(0, &mut bytes);
+    let header = archive::Header::parse(&bytes, extent.header_offset).map_err(|error| Error::format(path, error))?;
+    header.filter(|header| header.name == extent.record_name.as_bytes()).ok_or_else(|| {
+        let what = format!("the header there is not the one of {:?}, which the directory names", extent.record_name);
+        Error::format(path, FormatError::Corrupt { offset: extent.header_offset, what })
+    })
+}

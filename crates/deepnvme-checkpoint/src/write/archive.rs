@@ -1,0 +1,79 @@
+//! What a torch archive is made of.
+
+use std::path::Path;
+
+use deepnvme_format::archive::{Plan, RecordSpec, root_of};
+use deepnvme_format::sums::{self, RecordSums, SIDE_CAR, SideCarRecord, cell_count};
+use deepnvme_format::{Error, Result};
+
+use super::Record;
+use super::fill::Layout;
+use super::spans::{Content, Spans};
+
+/// The plan of an archive, whose last record is the side-car, if it has one.
+pub(super) struct ArchiveLayout {
+    plan: Plan,
+    /// Names of the records, without the side-car.
+    names: Vec<String>,
+    has_sums: bool,
+}
+
+impl ArchiveLayout {
+    pub(super) fn new(path: &Path, records: &[Record], has_sums: bool) -> Result<Self> {
+        let file_name = path.file_name().unwrap_or_default().to_string_lossy();
+        let names: Vec<String> = records.iter().map(|record| record.name.clone()).collect();
+        let spec = |record: &Record| RecordSpec { name: record.name.clone(), bytes: record.memory.len() as u64 };
+        let mut specs: Vec<RecordSpec> = records.iter().map(spec).collect();
+        if has_sums {
+            let blank = side_car(&names, specs.iter().map(|spec| vec![0; cell_count(spec.bytes)]));
+            specs.push(RecordSpec { name: SIDE_CAR.into(), bytes: blank.len() as u64 });
+        }
+        if specs.len() > u32::MAX as usize {
+            return Err(Error::Invalid("an archive has 2^32 records at the most".into()));
+        }
+        Ok(Self { plan: Plan::new(&root_of(&file_name), &specs)?, names, has_sums })
+    }
+
+    pub(super) fn spans(&self) -> Spans {
+        let mut spans = Spans::default();
+        for (index, record) in self.plan.records()[..self.names.len()].iter().enumerate() {
+            spans.push(record.header_offset, record.data_offset - record.header_offset, Content::Header(index));
+            spans.push(record.data_offset, record.bytes, Content::Record(index));
+        }
+        let index_offset = self.late_offset();
+        spans.push(index_offset, self.plan.file_bytes() - index_offset, Content::Index);
+        spans
+    }
+
+    /// Where what depends on all sums begins.
+    fn late_offset(&self) -> u64 {
+        let side_car = self.plan.records().get(self.names.len());
+        side_car.map_or(self.plan.index_offset(), |record| record.header_offset)
+    }
+}
+
+impl Layout for ArchiveLayout {
+    fn header(&self, record: usize, crc32: u32) -> Vec<u8> {
+        self.plan.header(record, crc32)
+    }
+
+    fn index(&self, sums: &[RecordSums]) -> Vec<u8> {
+        let mut crc32: Vec<u32> = sums.iter().map(|sums| sums.crc32).collect();
+        let mut bytes = Vec::new();
+        if self.has_sums {
+            let text = side_car(&self.names, sums.iter().map(|sums| sums.cells.clone()));
+            let sum = sums::sums_of(text.as_bytes()).crc32;
+            bytes.extend(self.plan.header(self.names.len(), sum));
+            bytes.extend(text.as_bytes());
+            crc32.push(sum);
+        }
+        bytes.resize((self.plan.index_offset() - self.late_offset()) as usize, 0);
+        bytes.extend(self.plan.index(&crc32));
+        bytes
+    }
+}
+
+fn side_car(names: &[String], cells: impl Iterator<Item = Vec<u64>>) -> String {
+    let records = names.iter().zip(cells).map(|(name, cells)| SideCarRecord { name: name.clone(), cells });
+    sums::encode(&records.collect::<Vec<_>>())
+}

@@ -1,0 +1,232 @@
+//! What was saved is what is loaded: any sizes, both formats, every check on.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::path::Path;
+
+use deepnvme_checkpoint::read::{Contents, Reader, Verify};
+use deepnvme_checkpoint::write::{Record, SaveOptions, Tensor, save_archive, save_safetensors};
+use deepnvme_checkpoint::{Error, Progress};
+use deepnvme_format::Dtype;
+use deepnvme_format::safetensors::TensorSpec;
+use deepnvme_io::mem::{Buffer, Region, RegionMut};
+use deepnvme_io::{Config, Engine, Target};
+use proptest::prelude::*;
+
+fn engine() -> Engine {
+    Engine::new(Config::default()).unwrap()
+}
+
+fn random(bytes: usize, seed: u64) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut data = vec![0; bytes];
+    random.fill(&mut data);
+    data
+}
+
+/// The pickle of a dict of one-dimensional uint8 tensors, each with a storage of its own.
+fn pickle(storages: &[Vec<u8>]) -> Vec<u8> {
+    let text = |text: &str| {
+        let mut bytes = vec![b'X'];
+        bytes.extend((text.len() as u32).to_le_bytes());
+        bytes.extend(text.as_bytes());
+        bytes
+    };
+    let int = |number: usize| {
+        let mut bytes = vec![0x8a, 8];
+        bytes.extend((number as u64).to_le_bytes());
+        bytes
+    };
+    let mut bytes = b"\x80\x02}(".to_vec();
+    for (index, storage) in storages.iter().enumerate() {
+        bytes.extend(text(&format!("t{index}")));
+        bytes.extend(b"ctorch._utils\n_rebuild_tensor_v2\n((");
+        bytes.extend(text("storage"));
+        bytes.extend(b"ctorch\nByteStorage\n");
+        bytes.extend(text(&index.to_string()));
+        bytes.extend(text("cpu"));
+        bytes.extend(int(storage.len()));
+        bytes.extend(b"tQK\x00");
+        bytes.extend(int(storage.len()));
+        bytes.extend(b"\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtR");
+    }
+    bytes.extend(b"u.");
+    bytes
+}
+
+fn archive(path: &Path, storages: &[Vec<u8>], options: SaveOptions) -> Result<u64, Error> {
+    let mut records = vec![
+        Record { name: "data.pkl".into(), memory: Region::from_vec(pickle(storages)) },
+        Record { name: "byteorder".into(), memory: Region::from_vec(b"little".to_vec()) },
+    ];
+    records.extend(
+        storages
+            .iter()
+            .enumerate()
+            .map(|(index, bytes)| Record { name: format!("data/{index}"), memory: Region::from_vec(bytes.clone()) }),
+    );
+    save_archive(&engine(), &Target::from(&path.to_path_buf()), records, options, &Progress::default())
+}
+
+fn safetensors(path: &Path, storages: &[Vec<u8>], options: SaveOptions) -> Result<u64, Error> {
+    let tensor = |(index, bytes): (usize, &Vec<u8>)| Tensor {
+        spec: TensorSpec { name: format!("t{index}"), dtype: Dtype::U8, shape: vec![bytes.len() as u64] },
+        memory: Region::from_vec(bytes.clone()),
+    };
+    let tensors = storages.iter().enumerate().map(tensor).collect();
+    let target = Target::from(&path.to_path_buf());
+    save_safetensors(&engine(), &target, tensors, Vec::new(), options, &Progress::default())
+}
+
+/// All extents of a file, by their names.
+fn load(path: &Path, verify: Verify) -> Result<Vec<(String, Vec<u8>)>, Error> {
+    let engine = engine();
+    let mut reader = Reader::open(&engine, &Target::from(&path.to_path_buf()))?;
+    match arenas_of(&reader, &engine, verify) {
+        Err(Error::Moved { .. }) => {
+            let wanted: Vec<usize> = (0..reader.extents().len()).collect();
+            reader.resolve(&engine, &wanted)?;
+            arenas_of(&reader, &engine, verify)
+        }
+        other => other,
+    }
+}
+
+fn arenas_of(reader: &Reader, engine: &Engine, verify: Verify) -> Result<Vec<(String, Vec<u8>)>, Error> {
+    let wanted: Vec<usize> = (0..reader.extents().len()).collect();
+    let arenas = reader.arenas(&wanted);
+    let targets: Vec<RegionMut> =
+        arenas.iter().map(|arena| Buffer::zeroed(arena.bytes as usize).unwrap().into_region()).collect();
+    let views: Vec<Region> = targets.iter().map(RegionMut::region).collect();
+    let loading = reader.start(engine, arenas.iter().cloned().zip(targets).collect())?;
+    loading.finish(verify, &Progress::default())?;
+    let mut all: Vec<(String, Vec<u8>)> =
+        reader.extents().iter().map(|extent| (extent.name.clone(), Vec::new())).collect();
+    for (arena, view) in arenas.iter().zip(&views) {
+        for member in &arena.members {
+            let mut bytes = vec![0; reader.extents()[member.extent].bytes as usize];
+            view.copy_to_slice(member.at as usize, &mut bytes);
+            all[member.extent].1 = bytes;
+        }
+    }
+    Ok(all)
+}
+
+fn sizes() -> impl Strategy<Value = Vec<usize>> {
+    let size = prop_oneof![
+        4 => 0..200usize,
+        2 => 4000..4200usize,
+        2 => (256usize << 10) - 3..(256 << 10) + 3,
+        1 => (1usize << 20) - 5..(3 << 20) + 5,
+    ];
+    proptest::collection::vec(size, 0..12)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn what_was_saved_is_loaded(sizes in sizes(), seed: u64, has_sums: bool) {
+        let folder = tempfile::tempdir().unwrap();
+        let storages: Vec<_> = sizes.iter().enumerate().map(|(i, size)| random(*size, seed ^ i as u64)).collect();
+        let options = SaveOptions { durability: deepnvme_io::Durability::None, has_sums };
+        let (pt, st) = (folder.path().join("a.pt"), folder.path().join("a.safetensors"));
+        let pt_bytes = archive(&pt, &storages, options).unwrap();
+        let st_bytes = safetensors(&st, &storages, options).unwrap();
+        prop_assert_eq!(pt_bytes, std::fs::metadata(&pt).unwrap().len());
+        prop_assert_eq!(st_bytes, std::fs::metadata(&st).unwrap().len());
+        for (index, (name, bytes)) in load(&pt, Verify::Full).unwrap().into_iter().enumerate() {
+            prop_assert_eq!(name, format!("data/{index}"));
+            prop_assert_eq!(&bytes, &storages[index]);
+        }
+        let verify = if has_sums { Verify::Full } else { Verify::Sample };
+        for (name, bytes) in load(&st, verify).unwrap() {
+            let index: usize = name[1..].parse().unwrap();
+            prop_assert_eq!(&bytes, &storages[index]);
+        }
+        prop_assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
+    }
+}
+
+#[test]
+fn a_changed_byte_is_found_and_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let storages = [random(100, 1), random(3 << 20, 2), random(50_000, 3)];
+    for (path, save) in [
+        (folder.path().join("a.pt"), archive as fn(&Path, &[Vec<u8>], SaveOptions) -> Result<u64, Error>),
+        (folder.path().join("a.safetensors"), safetensors),
+    ] {
+        for has_sums in [true, false] {
+            save(&path, &storages, SaveOptions { has_sums, ..SaveOptions::default() }).unwrap();
+            let engine = engine();
+            let reader = Reader::open(&engine, &Target::from(&path)).unwrap();
+            let is_archive = matches!(reader.contents(), Contents::Archive { .. });
+            let extent = reader.extents().iter().find(|extent| extent.bytes == 3 << 20).unwrap().clone();
+            let mut bytes = std::fs::read(&path).unwrap();
+            let damaged = extent.data_offset as usize + (2 << 20) + 17;
+            bytes[damaged] ^= 1;
+            std::fs::write(&path, &bytes).unwrap();
+            load(&path, Verify::Off).unwrap();
+            match load(&path, Verify::Full) {
+                Err(Error::Damaged { name, offset, bytes, .. }) => {
+                    assert_eq!(name, extent.name);
+                    let (offset, bytes) = (offset as usize, bytes as usize);
+                    assert!((offset..offset + bytes).contains(&damaged));
+                    assert_eq!(bytes, if has_sums { 1 << 20 } else { 3 << 20 });
+                }
+                Err(Error::NoSums { .. }) => assert!(!has_sums && !is_archive),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn an_interrupted_save_leaves_the_old_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.safetensors");
+    safetensors(&path, &[random(1000, 1)], SaveOptions::default()).unwrap();
+    let before = std::fs::read(&path).unwrap();
+    let tensor = Tensor {
+        spec: TensorSpec { name: "x".into(), dtype: Dtype::U8, shape: vec![5 << 20] },
+        memory: Region::from_vec(random(5 << 20, 2)),
+    };
+    let progress = Progress::default();
+    progress.stop();
+    let target = Target::from(&path);
+    let saved = save_safetensors(&engine(), &target, vec![tensor], Vec::new(), SaveOptions::default(), &progress);
+    assert!(matches!(saved, Err(Error::Interrupted)), "{saved:?}");
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn headers_can_be_read_beforehand() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.pt");
+    archive(&path, &[random(100, 1), random(300 << 10, 2), Vec::new()], SaveOptions::default()).unwrap();
+    let engine = engine();
+    let mut reader = Reader::open(&engine, &Target::from(&path)).unwrap();
+    let before = reader.extents().to_vec();
+    reader.resolve(&engine, &[0, 1, 2]).unwrap();
+    assert_eq!(reader.extents(), before, "the directory's places are right");
+}
+
+#[test]
+fn other_files_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x");
+    for (bytes, word) in [
+        (&b""[..], "empty"),
+        (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.rest", "torch.load"),
+        (b"\x80\x04N.", "bare pickle"),
+        (b"GGUF....", "GGUF"),
+        (b"hello, world", "neither"),
+        (b"PK\x03\x04 and then nothing", "interrupted"),
+        (b"\xff\xff\xff\xff\xff\xff\xff\xff{}", "announced"),
+    ] {
+        std::fs::write(&path, bytes).unwrap();
+        let error = Reader::open(&engine(), &Target::from(&path)).unwrap_err().to_string();
+        assert!(error.contains(word) && error.contains(path.to_str().unwrap()), "{error}");
+    }
+}
