@@ -18,6 +18,7 @@ Example::
 """
 
 from deepnvme import errors
+from deepnvme._checkpoint import load, save
 from deepnvme._deepnvme import (
     BackendProbe,
     Engine,
@@ -62,12 +63,14 @@ __all__ = [
     "bench",
     "default_engine",
     "errors",
+    "load",
     "open",
     "pinned_empty",
     "probe",
     "read",
     "read_batch",
     "report",
+    "save",
     "start_read",
     "start_read_batch",
     "start_write",

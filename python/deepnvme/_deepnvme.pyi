@@ -1,5 +1,6 @@
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, TypeAlias, final, type_check_only
 
@@ -13,13 +14,18 @@ __all__ = [
     "Progress",
     "Stats",
     "StripeSet",
+    "_CheckpointReader",
     "_FileReader",
     "_FileWriter",
+    "_Loading",
     "__version__",
     "_answer",
     "_at_exit",
     "_command",
+    "_locate",
     "_pinned_capsule",
+    "_save_archive",
+    "_save_safetensors",
     "default_engine",
     "probe",
     "read",
@@ -247,6 +253,49 @@ class _FileWriter:
     def commit(self) -> None: ...
     def abort(self) -> None: ...
 
+_Arena: TypeAlias = tuple[int, int, list[tuple[int, int]]]
+
+@final
+class _CheckpointReader:
+    def __new__(cls, path: _Path, engine: Engine | None, exact: bool) -> Self: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def is_plain(self) -> bool: ...
+    @property
+    def has_checksums(self) -> bool: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def metadata(self) -> list[tuple[str, str]]: ...
+    def tensors(self) -> list[tuple[str, str, list[int], list[int], int, int]]: ...
+    def storages(self) -> list[tuple[str, int, str, int]]: ...
+    def arenas(self, wanted: list[int]) -> list[_Arena]: ...
+    def start(self, arenas: Sequence[tuple[_Arena, _Tensor]]) -> _Loading: ...
+    def build(self, factory: object, storages: list[Any], wanted: list[str] | None) -> Any: ...
+
+@final
+class _Loading:
+    def finish(self, verify: str, progress: object) -> None: ...
+
+def _locate(path: str | bytes | PathLike[str] | PathLike[bytes]) -> list[tuple[Path, list[str] | None]]: ...
+def _save_archive(
+    path: _Path,
+    records: Sequence[tuple[str, object]],
+    engine: Engine | None,
+    durability: str,
+    checksums: bool,
+    progress: object,
+) -> int: ...
+def _save_safetensors(
+    path: _Path,
+    tensors: Sequence[tuple[str, str, list[int], object]],
+    metadata: list[tuple[str, str]],
+    engine: Engine | None,
+    durability: str,
+    checksums: bool,
+    progress: object,
+) -> int: ...
 def default_engine() -> Engine: ...
 def read(tensor: _Tensor, path: _Path, offset: int = 0) -> int: ...
 def write(tensor: _Tensor, path: _Path, offset: int | None = None, *, durability: _Durability = "none") -> int: ...

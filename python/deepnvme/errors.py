@@ -15,9 +15,13 @@ Example::
         print("only", error.bytes_done, "bytes were there")
 """
 
+import pickle
+
 __all__ = [
     "CancelledError",
+    "ChecksumError",
     "ClosedError",
+    "CorruptFileError",
     "EndOfFileError",
     "Error",
     "InvalidArgumentError",
@@ -26,6 +30,7 @@ __all__ = [
     "NotFoundError",
     "OutOfMemoryError",
     "PermissionDeniedError",
+    "UnsafeFileError",
     "UnsupportedError",
     "WaitTimeoutError",
 ]
@@ -90,3 +95,19 @@ class ClosedError(Error, ValueError):
 
 class WaitTimeoutError(Error, TimeoutError):
     """The request was still in flight when the time was up. It goes on; wait again, or cancel it."""
+
+
+class CorruptFileError(Error, ValueError):
+    """A checkpoint is not what it says it is: it was cut, damaged or made to deceive. ``offset`` says where."""
+
+
+class ChecksumError(Error, ValueError):
+    """The bytes of a checkpoint are not those that were saved. ``offset`` says where the damaged stretch begins."""
+
+
+class UnsafeFileError(Error, pickle.UnpicklingError):
+    """A checkpoint asks for code that is not known to be harmless. The message names it, and how to allow it."""
+
+
+class MovedError(Error):
+    """Internal: the records of an archive have to be looked up one by one. ``deepnvme.load`` does that by itself."""

@@ -10,6 +10,8 @@
 #![deny(unsafe_code)]
 
 mod array;
+mod background;
+mod checkpoint;
 mod command;
 mod default;
 mod dlpack;
@@ -39,6 +41,8 @@ mod writer;
 mod _deepnvme {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::checkpoint::{_locate, _save_archive, _save_safetensors, CheckpointReader, Loading};
     #[pymodule_export]
     use crate::command::{_answer, _command};
     #[pymodule_export]

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::path::Path;
+use std::sync::Arc;
 
 use deepnvme_checkpoint::read::{Contents, Reader, Verify};
 use deepnvme_checkpoint::write::{Record, SaveOptions, Tensor, save_archive, save_safetensors};
@@ -81,18 +82,18 @@ fn safetensors(path: &Path, storages: &[Vec<u8>], options: SaveOptions) -> Resul
 /// All extents of a file, by their names.
 fn load(path: &Path, verify: Verify) -> Result<Vec<(String, Vec<u8>)>, Error> {
     let engine = engine();
-    let mut reader = Reader::open(&engine, &Target::from(&path.to_path_buf()))?;
+    let mut reader = Arc::new(Reader::open(&engine, &Target::from(&path.to_path_buf()))?);
     match arenas_of(&reader, &engine, verify) {
         Err(Error::Moved { .. }) => {
             let wanted: Vec<usize> = (0..reader.extents().len()).collect();
-            reader.resolve(&engine, &wanted)?;
+            Arc::get_mut(&mut reader).unwrap().resolve(&engine, &wanted)?;
             arenas_of(&reader, &engine, verify)
         }
         other => other,
     }
 }
 
-fn arenas_of(reader: &Reader, engine: &Engine, verify: Verify) -> Result<Vec<(String, Vec<u8>)>, Error> {
+fn arenas_of(reader: &Arc<Reader>, engine: &Engine, verify: Verify) -> Result<Vec<(String, Vec<u8>)>, Error> {
     let wanted: Vec<usize> = (0..reader.extents().len()).collect();
     let arenas = reader.arenas(&wanted);
     let targets: Vec<RegionMut> =

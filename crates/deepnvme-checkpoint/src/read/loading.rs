@@ -18,8 +18,8 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// A load in flight. Dropping it gives up what has not been started, and waits for the rest: the memory is the caller's.
 #[derive(Debug)]
-pub struct Loading<'a> {
-    reader: &'a Reader,
+pub struct Loading {
+    reader: Arc<Reader>,
     arenas: Vec<(Arena, Region)>,
     chunks: Vec<Chunk>,
 }
@@ -33,8 +33,8 @@ struct Chunk {
     pending: Option<Pending<RegionMut>>,
 }
 
-impl<'a> Loading<'a> {
-    pub(super) fn start(reader: &'a Reader, engine: &Engine, targets: Vec<(Arena, RegionMut)>) -> Result<Self> {
+impl Loading {
+    pub(super) fn start(reader: Arc<Reader>, engine: &Engine, targets: Vec<(Arena, RegionMut)>) -> Result<Self> {
         let mut loading = Self { reader, arenas: Vec::with_capacity(targets.len()), chunks: Vec::new() };
         for (arena, target) in targets {
             assert_eq!(arena.bytes, target.len() as u64, "a target has the length of its arena");
@@ -49,7 +49,7 @@ impl<'a> Loading<'a> {
                 let end = (start + CHUNK_BYTES).min(bytes);
                 let (now, later) = rest.split_at((end - start) as usize);
                 rest = later;
-                let pending = Some(engine.read(&Arc::clone(reader.file()), offset + start, now)?);
+                let pending = Some(engine.read(loading.reader.file(), offset + start, now)?);
                 loading.chunks.push(Chunk { arena: index, start, end, pending });
                 start = end;
             }
@@ -63,7 +63,7 @@ impl<'a> Loading<'a> {
     /// `Io`; `Damaged` with the place; `Moved` when headers have to be read first; `Interrupted`.
     pub fn finish(mut self, verify: Verify, progress: &Progress) -> Result<()> {
         progress.expect(self.chunks.iter().map(|chunk| chunk.end - chunk.start).sum());
-        let plan = verify::Plan::new(self.reader, &self.arenas, verify)?;
+        let plan = verify::Plan::new(&self.reader, &self.arenas, verify)?;
         let this = &self;
         let verified = plan.run(&|arena, start, end| this.wait_for(arena, start, end, progress), progress);
         self.land(progress)?;
@@ -128,7 +128,7 @@ impl<'a> Loading<'a> {
     }
 }
 
-impl Drop for Loading<'_> {
+impl Drop for Loading {
     fn drop(&mut self) {
         self.chunks.iter().filter_map(|chunk| chunk.pending.as_ref()).for_each(|pending| {
             pending.cancel();

@@ -177,8 +177,8 @@ impl Reader {
     ///
     /// # Panics
     /// When a target has another length than its arena.
-    pub fn start(&self, engine: &Engine, targets: Vec<(Arena, RegionMut)>) -> Result<Loading<'_>> {
-        Loading::start(self, engine, targets)
+    pub fn start(self: &Arc<Self>, engine: &Engine, targets: Vec<(Arena, RegionMut)>) -> Result<Loading> {
+        Loading::start(Arc::clone(self), engine, targets)
     }
 
     pub(crate) fn mismatch(&self, extent: &Extent, cell: u64, bytes: u64, sums: &'static str) -> Error {

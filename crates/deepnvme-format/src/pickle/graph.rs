@@ -103,6 +103,12 @@ impl Graph {
         self.nodes.is_empty()
     }
 
+    /// All nodes, in the order in which the pickle makes them.
+    #[must_use]
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
     /// The node of that number.
     #[must_use]
     pub fn node(&self, id: NodeId) -> &Node {

@@ -1,0 +1,10 @@
+"""``deepnvme.save`` and ``deepnvme.load``.
+
+``pickler`` takes an object apart into a pickle and storages, ``factory`` makes objects of what a pickle describes,
+``arena`` is the memory that a load fills, ``names`` the way to a tensor in a nested state. The bytes are moved by Rust.
+"""
+
+from deepnvme._checkpoint.load import load
+from deepnvme._checkpoint.save import save
+
+__all__ = ["load", "save"]

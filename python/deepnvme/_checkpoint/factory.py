@@ -1,0 +1,159 @@
+"""What a file may have made: tensors, containers, and what was declared harmless.
+
+A pickle names functions and classes, and tells what to call. Here nothing is called but what stands in the table below,
+which is the list of ``torch.load(weights_only=True)``, and what ``torch.serialization.add_safe_globals`` was given.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import importlib
+from typing import Any
+
+import torch
+
+from deepnvme.errors import UnsafeFileError
+
+_NAMES: dict[str, list[str]] = {
+    "collections": ["OrderedDict", "Counter"],
+    "torch": ["Size", "Tensor", "device", "per_tensor_affine", "per_tensor_symmetric", "per_channel_affine",
+              "per_channel_symmetric", "per_channel_affine_float_qparams", "strided"],
+    "torch.nn.parameter": ["Parameter"],
+    "torch.serialization": ["_get_layout"],
+    "torch.storage": ["UntypedStorage", "TypedStorage"],
+    "torch._tensor": ["_rebuild_from_type_v2"],
+    "torch._utils": ["_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter",
+                     "_rebuild_parameter_with_state", "_rebuild_qtensor", "_rebuild_sparse_tensor",
+                     "_rebuild_meta_tensor_no_storage", "_rebuild_wrapper_subclass", "_rebuild_nested_tensor",
+                     "_rebuild_device_tensor_from_numpy", "_rebuild_device_tensor_from_cpu_tensor"],
+    "_codecs": ["encode"],
+    "builtins": ["bytearray", "set", "complex", "frozenset", "slice", "range"],
+}  # fmt: skip
+# As Python 2 called them, and protocol 2 does still.
+_OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+# What must never be allowed, not even by somebody who asks for it.
+_NEVER = ("os", "posix", "nt", "sys", "subprocess")
+
+
+@functools.lru_cache(maxsize=1)
+def _harmless() -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for module_name, names in _NAMES.items():
+        module = importlib.import_module(module_name)
+        table |= {f"{module_name}.{name}": getattr(module, name) for name in names if hasattr(module, name)}
+    for name, value in vars(torch).items():
+        is_storage_class = name.endswith("Storage") and isinstance(value, type)
+        if isinstance(value, torch.dtype) or is_storage_class:
+            table[f"torch.{name}"] = value
+    return table
+
+
+def _allowed_by_user() -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for entry in torch.serialization.get_safe_globals() if hasattr(torch.serialization, "get_safe_globals") else []:
+        value, name = entry if isinstance(entry, tuple) else (entry, f"{entry.__module__}.{entry.__qualname__}")
+        table[name] = value
+    return table
+
+
+def _sparse(layout: torch.layout, parts: tuple[Any, ...]) -> torch.Tensor:
+    """Make a sparse tensor whose indices have been looked at: wrong ones would reach beyond its values."""
+    if layout is torch.sparse_coo:
+        indices, values, size = parts[:3]
+        is_coalesced = parts[3] if len(parts) > 3 else None  # noqa: PLR2004
+        return torch.sparse_coo_tensor(indices, values, size, check_invariants=True, is_coalesced=is_coalesced)
+    compressed, plain, values, size = parts
+    return torch.sparse_compressed_tensor(compressed, plain, values, size, layout=layout, check_invariants=True)
+
+
+class Factory:
+    """Makes what a pickle describes, or refuses."""
+
+    def __init__(self, path: object) -> None:
+        self._path = path
+        self._allowed = _allowed_by_user()
+        self._harmless = _harmless()
+        # Compared by identity: an object may say of itself that it equals anything.
+        self._callable = {id(value) for table in (self._harmless, self._allowed) for value in table.values()}
+        self._empty: dict[str, torch.Tensor] = {}
+
+    def resolve(self, module: str, name: str) -> Any:
+        """Give the global of that name, if it may be used."""
+        full = f"{_OLD_MODULES.get(module, module)}.{name}"
+        if module.split(".")[0] not in _NEVER:
+            if full in self._allowed:
+                return self._allowed[full]
+            if full in self._harmless:
+                return self._harmless[full]
+        raise UnsafeFileError(self._refusal(full))
+
+    def _refusal(self, full: str) -> str:
+        if full.split(".")[0] in _NEVER:
+            return (
+                f"{self._path}: the file asks for {full}, which no checkpoint needs: it was made to run code on the "
+                "machine that loads it. Nothing of it was run; do not use the file"
+            )
+        short = full.removeprefix("builtins.")
+        return (
+            f"{self._path}: the file asks for {full}, which is not known to be harmless, and was not loaded. If you "
+            f"trust who made the file and know what {short} does, allow it: "
+            f"torch.serialization.add_safe_globals([{short}])"
+        )
+
+    def tensor(  # noqa: D102
+        self,
+        storage: torch.UntypedStorage,
+        dtype: str,
+        offset: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        requires_grad: bool,
+    ) -> torch.Tensor:
+        empty = self._empty.get(dtype)
+        if empty is None or empty.device != storage.device:
+            empty = self._empty[dtype] = torch.empty(0, dtype=getattr(torch, dtype), device=storage.device)
+        tensor = empty.new_empty(0).set_(storage, offset, shape, strides)
+        return tensor.requires_grad_() if requires_grad else tensor
+
+    def storage(self, storage: torch.UntypedStorage | None, dtype: str) -> torch.TypedStorage | None:
+        """Give a storage as functions of torch want it."""
+        if storage is None:
+            return None
+        return torch.TypedStorage(wrap_storage=storage, dtype=getattr(torch, dtype), _internal=True)
+
+    def call(self, function: Any, arguments: tuple[Any, ...]) -> Any:
+        """Call a function or class that may be called."""
+        self._check(function)
+        if function is torch._utils._rebuild_sparse_tensor:  # noqa: SLF001
+            return _sparse(*arguments)
+        return function(*arguments)
+
+    def new(self, kind: Any, arguments: tuple[Any, ...], keywords: dict[str, Any] | None) -> Any:
+        """Make an object of a class that may be used, without its ``__init__``."""
+        self._check(kind)
+        if kind is torch.nn.Parameter:
+            return torch.nn.Parameter(*arguments)
+        return kind.__new__(kind, *arguments, **(keywords or {}))
+
+    def give_state(self, made: Any, state: Any) -> None:
+        """Give an object its state, where its class may have one."""
+        kind = type(made)
+        if kind is torch.Tensor:
+            made.set_(*state)
+        elif kind is collections.OrderedDict:
+            made.__dict__.update(state)
+        elif kind is not torch.nn.Parameter and id(kind) not in self._callable:
+            raise UnsafeFileError(f"{self._path}: the file gives a state to {kind}, which is not known to be harmless")
+        elif hasattr(made, "__setstate__"):
+            made.__setstate__(state)
+        else:
+            attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)  # noqa: PLR2004
+            if attributes:
+                made.__dict__.update(attributes)
+            for name, value in (slots or {}).items():
+                setattr(made, name, value)
+
+    def _check(self, function: Any) -> None:
+        if id(function) not in self._callable:
+            raise UnsafeFileError(f"{self._path}: the file calls {function!r}, which is not known to be harmless")

@@ -1,0 +1,100 @@
+"""Tensors that are read at their first use."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deepnvme._checkpoint.load import _Request
+
+# Names of attributes that need no bytes: what a tensor on the meta device knows, too.
+_META = ("shape", "dtype", "ndim", "layout", "is_sparse", "is_quantized", "is_nested", "names", "itemsize", "nbytes")
+
+
+class LazyTensor(torch.Tensor):
+    """A tensor whose bytes are still in the file. Any operation on it reads them, once."""
+
+    _read: Callable[[], torch.Tensor]
+    _device: torch.device
+    _lock: threading.Lock
+    _real: torch.Tensor | None
+
+    @staticmethod
+    def make(described: torch.Tensor, device: torch.device, read: Callable[[], torch.Tensor]) -> LazyTensor:
+        """Stand for the tensor that ``read`` gives; ``described`` has its sizes, on the meta device."""
+        lazy = described.as_subclass(LazyTensor)
+        lazy._read, lazy._device = read, device
+        lazy._lock, lazy._real = threading.Lock(), None
+        return lazy
+
+    def materialize(self) -> torch.Tensor:
+        """Give the real tensor, which is read the first time."""
+        with torch._C.DisableTorchFunctionSubclass(), self._lock:  # noqa: SLF001
+            if self._real is None:
+                self._real = self._read()
+            return self._real
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run any operation on the real tensors; what needs no bytes is answered without."""
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            attribute = getattr(func.__self__, "__name__", "")
+            if attribute in _META:
+                return super().__torch_function__(func, types, args, kwargs or {})
+            if attribute == "device":
+                return args[0]._device
+        if name in ("size", "dim", "stride", "numel", "element_size", "__len__", "storage_offset", "is_contiguous"):
+            return super().__torch_function__(func, types, args, kwargs or {})
+        return func(*_real(args), **_real(kwargs or {}))
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        shape = tuple(self.shape)
+        return f"LazyTensor(shape={shape}, dtype={self.dtype}, device={self._device}, read={self._real is not None})"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.materialize().__reduce_ex__(protocol)
+
+
+def _real(value: Any) -> Any:
+    if isinstance(value, LazyTensor):
+        return value.materialize()
+    if isinstance(value, tuple | list):
+        return type(value)(_real(element) for element in value)
+    if isinstance(value, dict):
+        return {key: _real(element) for key, element in value.items()}
+    return value
+
+
+def load_lazily(request: _Request) -> dict[str, LazyTensor]:
+    """Give the tensors of a file by name, none of them read."""
+    state: dict[str, LazyTensor] = {}
+    for path, names in request.files():
+        reader = request.open(path, exact=True)
+        tensors = reader.tensors()
+        chosen = set(request.choose([tensor[0] for tensor in tensors], names))
+        for tensor in tensors:
+            if tensor[0] in chosen:
+                state[tensor[0]] = _lazy(request, reader, tensor)
+    return state
+
+
+def _lazy(request: _Request, reader: Any, tensor: Any) -> LazyTensor:
+    _, dtype_name, shape, strides, offset, index = tensor
+    dtype = getattr(torch, dtype_name)
+    described = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+
+    def read() -> torch.Tensor:
+        from deepnvme._checkpoint.arena import Arenas  # noqa: PLC0415
+
+        arenas = Arenas(reader, [index])
+        arenas.finish(request.verify, None)
+        storage = arenas.flat(index).untyped_storage()
+        return torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides).to(request.device)
+
+    return LazyTensor.make(described, request.device, read)

@@ -1,0 +1,230 @@
+"""``deepnvme.load``: a state, straight into the memory where it stays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from deepnvme._checkpoint.progress import Progress, watcher
+from deepnvme._checkpoint.save import _check_torch
+from deepnvme._deepnvme import StripeSet, _CheckpointReader, _locate
+from deepnvme.errors import MovedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Literal, TypeAlias
+
+    import torch
+
+    from deepnvme._deepnvme import Engine
+
+    _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
+    _Tell: TypeAlias = Callable[[int, int], object] | None
+
+
+def load(
+    path: _Path,
+    *,
+    device: str | int | torch.device = "cpu",
+    only: str | Iterable[str] | None = None,
+    into: Mapping[str, Any] | None = None,
+    cast: bool = False,
+    lazy: bool = False,
+    verify: Literal["off", "sample", "full"] = "sample",
+    engine: Engine | None = None,
+    progress: Progress = None,
+) -> Any:
+    """Load what ``deepnvme.save``, ``torch.save`` or safetensors saved.
+
+    The bytes go from the disk into the memory of the tensors without a copy, and only those that are asked for. No code
+    of the file is ever run: it may make tensors, containers and what ``torch.serialization.add_safe_globals`` allows,
+    as with ``torch.load(weights_only=True)``. Peak memory is the state itself.
+
+    Args:
+        path: a torch archive, a safetensors file, an index of several (``*.index.json``), a folder with one of these as
+            Hugging Face names them, or a ``StripeSet``.
+        device: where the tensors go. Default: host memory. ``"meta"`` reads no tensor at all.
+        only: names of tensors, or patterns of names (``"layers.0"`` with all below it, ``"*.weight"``). What has no
+            such tensor is left out of dicts. Default: everything.
+        into: a state whose tensors are filled in place, by name (a state dict, or one nested as the file is); it is
+            returned. Each of its tensors must be in the file, with its shape.
+        cast: whether ``into`` may have other element types than the file. Default False.
+        lazy: give tensors that are read at their first use. Default False.
+        verify: how much is compared with the checksums of the file: ``"off"``, ``"sample"`` (default: a 32nd) or
+            ``"full"``.
+        engine: which engine moves the bytes. Default: the default engine.
+        progress: as for ``save``.
+
+    Raises:
+        FileNotFoundError, PermissionError: as from ``open``.
+        deepnvme.errors.UnsafeFileError: the file asks for code; the message names it.
+        deepnvme.errors.CorruptFileError: the file is cut or damaged; ``offset`` says where.
+        deepnvme.errors.ChecksumError: the bytes are not those that were saved.
+        KeyError: ``only`` or ``into`` names a tensor that the file does not have.
+
+    Example:
+        >>> state = deepnvme.load("model.pt", verify="full")
+        >>> list(deepnvme.load("model.pt", only="*.weight"))
+        []
+        >>> _ = deepnvme.load("model.pt", into=model.state_dict())
+    """
+    _check_torch("load")
+    if sum((into is not None, only is not None, lazy)) > 1 and not (only is not None and lazy):
+        msg = "into, only and lazy exclude each other, but for lazy with only; choose one"
+        raise ValueError(msg)
+    if cast and into is None:
+        msg = "cast is about the tensors that are filled, and needs into; otherwise use tensor.to(dtype)"
+        raise ValueError(msg)
+    request = _Request(path, device, _patterns(only), verify, engine, watcher(progress, "loading", path))
+    if into is not None:
+        from deepnvme._checkpoint.into import fill  # noqa: PLC0415
+
+        return fill(request, into, cast)
+    if lazy:
+        from deepnvme._checkpoint.lazy import load_lazily  # noqa: PLC0415
+
+        return load_lazily(request)
+    return request.load()
+
+
+def _patterns(only: str | Iterable[str] | None) -> list[str] | None:
+    if only is None:
+        return None
+    patterns = [only] if isinstance(only, str) else list(only)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            msg = f"only is names of tensors, not {type(pattern).__name__}"
+            raise TypeError(msg)
+    return patterns
+
+
+class _Request:
+    """A load that has been understood."""
+
+    def __init__(
+        self,
+        path: _Path,
+        device: str | int | torch.device,
+        only: list[str] | None,
+        verify: str,
+        engine: Engine | None,
+        tell: _Tell,
+    ) -> None:
+        import torch  # noqa: PLC0415
+
+        if verify not in ("off", "sample", "full"):
+            msg = f"verify is {verify!r}; it must be 'off', 'sample' or 'full'"
+            raise ValueError(msg)
+        self.path = path
+        self.device = torch.device(device)
+        self.only = only
+        self.verify = verify
+        self.engine = engine
+        self.tell = tell
+
+    def files(self) -> list[tuple[Any, list[str] | None]]:
+        """Say which files the path means, and which tensors each is said to hold."""
+        if isinstance(self.path, StripeSet):
+            return [(self.path, None)]
+        return list(_locate(self.path))
+
+    def open(self, path: Any, *, exact: bool = False) -> _CheckpointReader:
+        """Open one of the files."""
+        return _CheckpointReader(path, self.engine, exact)
+
+    def load(self) -> Any:
+        """Load all files; of several, the tensors are put into one dict."""
+        files = self.files()
+        if len(files) == 1 and files[0][1] is None:
+            return self._load_file(files[0][0], None)
+        whole: dict[str, Any] = {}
+        found = False
+        for path, names in files:
+            part = self._load_file(path, names)
+            found = found or bool(part)
+            whole.update(part)
+        if self.only is not None and not found:
+            raise KeyError(self._nothing([]))
+        return whole
+
+    def _load_file(self, path: Any, names: list[str] | None) -> Any:
+        reader = self.open(path)
+        try:
+            return self._read(reader, path, names)
+        except MovedError:
+            # Where another writer has put the records is not what the directory lets one expect.
+            return self._read(self.open(path, exact=True), path, names)
+
+    def _read(self, reader: _CheckpointReader, path: Any, names: list[str] | None) -> Any:
+        tensors = reader.tensors()
+        chosen = self.choose([tensor[0] for tensor in tensors], names)
+        if self.only is not None and not chosen and names is None:
+            raise KeyError(self._nothing([tensor[0] for tensor in tensors]))
+        if reader.format == "safetensors":
+            return self._read_safetensors(reader, tensors, chosen)
+        wanted = set(chosen)
+        storages = range(len(reader.storages()))
+        if self.only is not None or names is not None:
+            storages = sorted({tensor[5] for tensor in tensors if tensor[0] in wanted})
+        return self._read_archive(reader, path, list(storages), chosen if len(wanted) < len(tensors) else None)
+
+    def choose(self, there: list[str], names: list[str] | None) -> list[str]:
+        """Say which tensors of a file are wanted."""
+        from deepnvme._checkpoint.names import Patterns  # noqa: PLC0415
+
+        listed = None if names is None else set(names)
+        patterns = None if self.only is None else Patterns(self.only)
+        return [
+            name
+            for name in there
+            if (listed is None or name in listed) and (patterns is None or patterns.matches(name))
+        ]
+
+    def _nothing(self, there: list[str]) -> str:
+        shown = ", ".join(there[:5]) + (", ..." if len(there) > 5 else "")  # noqa: PLR2004
+        return f"{self.path}: no tensor is called {self.only}; there are {shown or 'others'}"
+
+    def _read_safetensors(self, reader: _CheckpointReader, tensors: Any, chosen: list[str]) -> dict[str, Any]:
+        import torch  # noqa: PLC0415
+
+        wanted = set(chosen)
+        there = [(name, getattr(torch, dtype), shape, index) for name, dtype, shape, _, _, index in tensors if name in wanted]
+        if self.device.type == "meta":
+            return {name: torch.empty(shape, dtype=dtype, device="meta") for name, dtype, shape, _ in there}
+        from deepnvme._checkpoint.arena import Arenas  # noqa: PLC0415
+
+        arenas = Arenas(reader, [index for *_, index in there])
+        state = {name: arenas.flat(index, dtype).view(shape) for name, dtype, shape, index in there}
+        arenas.finish(self.verify, self.tell)
+        if self.device.type != "cpu":
+            state = {name: tensor.to(self.device) for name, tensor in state.items()}
+        return state
+
+    def _read_archive(
+        self, reader: _CheckpointReader, path: Any, wanted: list[int], chosen: list[str] | None
+    ) -> Any:
+        import torch  # noqa: PLC0415
+
+        from deepnvme._checkpoint.arena import Arenas  # noqa: PLC0415
+        from deepnvme._checkpoint.factory import Factory  # noqa: PLC0415
+
+        sizes = [storage[1] for storage in reader.storages()]
+        storages: list[torch.UntypedStorage | None] = [None] * len(sizes)
+        factory = Factory(path)
+        if self.device.type == "meta":
+            for index in wanted:
+                storages[index] = torch.UntypedStorage(sizes[index], device="meta")
+            return reader.build(factory, storages, chosen)
+        arenas = Arenas(reader, wanted)
+        if self.device.type != "cpu" or not reader.is_plain:
+            arenas.finish(self.verify, self.tell)
+            for index in wanted:
+                storages[index] = arenas.flat(index).to(self.device).untyped_storage()
+            return reader.build(factory, storages, chosen)
+        for index in wanted:
+            storages[index] = arenas.flat(index).untyped_storage()
+        # The objects are made while their bytes are on their way.
+        state = reader.build(factory, storages, chosen)
+        arenas.finish(self.verify, self.tell)
+        return state

@@ -1,0 +1,122 @@
+"""An object as a pickle and the storages that it refers to, as torch archives have them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+# The functions by whose names archives describe tensors: they are the file format.
+from torch._utils import _rebuild_parameter, _rebuild_tensor_v2, _rebuild_tensor_v3
+
+# What torch.save writes, and every reader of archives knows.
+PROTOCOL = 2
+
+_CLASSES: dict[torch.dtype, type] = {
+    torch.float64: torch.DoubleStorage,
+    torch.float32: torch.FloatStorage,
+    torch.float16: torch.HalfStorage,
+    torch.bfloat16: torch.BFloat16Storage,
+    torch.int64: torch.LongStorage,
+    torch.int32: torch.IntStorage,
+    torch.int16: torch.ShortStorage,
+    torch.int8: torch.CharStorage,
+    torch.uint8: torch.ByteStorage,
+    torch.bool: torch.BoolStorage,
+    torch.complex64: torch.ComplexFloatStorage,
+    torch.complex128: torch.ComplexDoubleStorage,
+    torch.quint8: torch.QUInt8Storage,
+    torch.qint8: torch.QInt8Storage,
+    torch.qint32: torch.QInt32Storage,
+    torch.quint4x2: torch.QUInt4x2Storage,
+    torch.quint2x4: torch.QUInt2x4Storage,
+}
+
+
+class _Reference:
+    """Stands in a pickle for a storage."""
+
+    __slots__ = ("persistent",)
+
+    def __init__(self, persistent: tuple[object, ...]) -> None:
+        self.persistent = persistent
+
+
+class Pickler(pickle.Pickler):
+    """Collects the storages of all tensors that it meets: ``storages`` has them in the order of their keys."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=PROTOCOL)
+        self.storages: list[torch.UntypedStorage] = []
+        self._keys: dict[tuple[str, int, int], tuple[str, torch.dtype]] = {}
+
+    def persistent_id(self, obj: Any) -> tuple[object, ...] | None:
+        """Name storages by key; everything else is pickled."""
+        if type(obj) is _Reference:
+            return obj.persistent
+        if isinstance(obj, torch.TypedStorage):
+            # The public way to the untyped one warns that typed ones will go; archives will always have them.
+            return self._refer(obj._untyped_storage, obj.dtype)[0]  # noqa: SLF001
+        if isinstance(obj, torch.UntypedStorage):
+            return self._untyped(obj)
+        return None
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Describe ordinary tensors by the shortest way: of ten thousand, the long one takes as long as the disk."""
+        kind = type(obj)
+        if kind is Parameter and not obj.__dict__ and not obj._backward_hooks:  # noqa: SLF001
+            return _rebuild_parameter, (obj.data, obj.requires_grad, OrderedDict())
+        if kind is not Tensor or not _is_ordinary(obj):
+            return NotImplemented
+        persistent, is_first_type = self._refer(obj.untyped_storage(), obj.dtype)
+        view = (obj.storage_offset(), tuple(obj.shape), obj.stride(), obj.requires_grad, OrderedDict())
+        if is_first_type:
+            return _rebuild_tensor_v2, (_Reference(persistent), *view)
+        # Archives have one element type for each storage; other views of it say their own.
+        return _rebuild_tensor_v3, (_Reference(self._untyped(obj.untyped_storage())), *view, obj.dtype)
+
+    def _refer(self, storage: torch.UntypedStorage, dtype: torch.dtype) -> tuple[tuple[object, ...], bool]:
+        """Describe a storage, and say whether ``dtype`` is the type that the archive has for it."""
+        key, known = self._key(storage, dtype)
+        if dtype not in _CLASSES:
+            return self._untyped(storage), known == dtype
+        return ("storage", _CLASSES[dtype], key, str(storage.device), storage.nbytes() // dtype.itemsize), known == dtype
+
+    def _untyped(self, storage: torch.UntypedStorage) -> tuple[object, ...]:
+        key, _ = self._key(storage, torch.uint8)
+        return ("storage", torch.UntypedStorage, key, str(storage.device), storage.nbytes())
+
+    def _key(self, storage: torch.UntypedStorage, dtype: torch.dtype) -> tuple[str, torch.dtype]:
+        nbytes = storage.nbytes()
+        key = str(len(self.storages))
+        # Storages without bytes have no address to be known by.
+        place = (str(storage.device), storage.data_ptr(), nbytes) if nbytes else ("", len(self.storages), 0)
+        known = self._keys.setdefault(place, (key, dtype))
+        if known[0] == key:
+            self.storages.append(storage)
+        return known
+
+
+def _is_ordinary(tensor: Tensor) -> bool:
+    """Whether nothing but storage, place, sizes and strides makes the tensor."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.dtype in _CLASSES
+        and tensor.device.type in ("cpu", "cuda")
+        and not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
+        and not tensor.__dict__
+        and not tensor._backward_hooks  # noqa: SLF001
+    )
+
+
+def take_apart(obj: object) -> tuple[bytes, list[torch.UntypedStorage]]:
+    """Pickle an object; return the pickle and the storages that it refers to, in the order of their keys."""
+    file = io.BytesIO()
+    pickler = Pickler(file)
+    pickler.dump(obj)
+    return file.getvalue(), pickler.storages

@@ -1,0 +1,159 @@
+"""``deepnvme.save``: a state, whole, at once under its name."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from deepnvme._checkpoint.progress import Progress, watcher
+from deepnvme._deepnvme import StripeSet, _save_archive, _save_safetensors
+
+if TYPE_CHECKING:
+    from typing import Literal, TypeAlias
+
+    import torch
+
+    from deepnvme._deepnvme import Engine
+
+    _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
+
+SAFETENSORS = ".safetensors"
+
+
+def save(
+    obj: object,
+    path: _Path,
+    *,
+    engine: Engine | None = None,
+    durability: Literal["none", "data", "full"] = "full",
+    checksums: bool = True,
+    metadata: Mapping[str, str] | None = None,
+    max_shard_bytes: int | None = None,
+    progress: Progress = None,
+) -> int:
+    """Save a state dict, a model's, an optimizer's, or any object, and return the size of the file in bytes.
+
+    The file appears under its name when it is whole, and until then the old one stays: a crash, a full disk or an
+    exception leaves one of the two, never a mixture. ``*.safetensors`` makes a safetensors file, any other name a torch
+    archive, which ``torch.load`` reads as one of ``torch.save`` (``weights_only=True`` and ``mmap=True`` included).
+    Tensors that share memory share it after loading, too. Meanwhile the tensors must not be changed.
+
+    Args:
+        obj: for safetensors a dict of names and tensors, for an archive whatever ``torch.save`` takes.
+        path: ``str``, ``bytes``, ``os.PathLike``, or a ``StripeSet`` to write to several disks at once.
+        engine: which engine moves the bytes. Default: the default engine.
+        durability: what survives a power cut when this returns: ``"none"``, ``"data"`` or ``"full"`` (default: the
+            bytes, and the file's name in its folder).
+        checksums: whether to keep a checksum of each MiB, which ``load(verify=...)`` and ``deepnvme verify`` use; 16
+            bytes for each MiB, where other readers do not look. Default True.
+        metadata: texts to add to a safetensors file.
+        max_shard_bytes: the most bytes of tensors in one safetensors file: larger states become several files and an
+            index, as Hugging Face has them. Default: one file.
+        progress: ``True`` for a bar, ``False`` for none, or a function of bytes done and bytes in all. Default: a bar on
+            a terminal, from the second second on.
+
+    Raises:
+        deepnvme.Error: the disk or the file system refused; a full disk has ``errno.ENOSPC``, and how much was needed.
+        TypeError, ValueError: the format cannot hold the object; the message names it.
+
+    Example:
+        >>> deepnvme.save(model.state_dict(), "model.pt") > 0
+        True
+        >>> sorted(torch.load("model.pt", weights_only=True))
+        ['bias', 'weight']
+    """
+    if _is_safetensors(path):
+        return _save_tensors(obj, path, engine, durability, checksums, metadata, max_shard_bytes, progress)
+    if metadata is not None or max_shard_bytes is not None:
+        msg = "metadata and max_shard_bytes belong to safetensors; in a .pt file, save a dict that has them"
+        raise ValueError(msg)
+    _check_torch("save")
+    from deepnvme._checkpoint.pickler import take_apart  # noqa: PLC0415
+
+    pickle, storages = take_apart(obj)
+    records: list[tuple[str, object]] = [
+        ("data.pkl", pickle),
+        (".format_version", b"1"),
+        (".storage_alignment", b"64"),
+        ("byteorder", sys.byteorder.encode()),
+    ]
+    records += [(f"data/{key}", _bytes_of(storage)) for key, storage in enumerate(storages)]
+    # torch names each archive by forty digits; the same objects get the same ones.
+    identity = int.from_bytes(hashlib.sha256(pickle).digest(), "little") % 10**40
+    records += [("version", b"3\n"), (".data/serialization_id", f"{identity:040}".encode())]
+    return _save_archive(path, records, engine, durability, checksums, watcher(progress, "saving", path))
+
+
+def _save_tensors(
+    obj: object,
+    path: _Path,
+    engine: Engine | None,
+    durability: str,
+    checksums: bool,
+    metadata: Mapping[str, str] | None,
+    max_shard_bytes: int | None,
+    progress: Progress,
+) -> int:
+    tensors = _described(obj)
+    texts = [("format", "pt"), *((str(key), str(value)) for key, value in (metadata or {}).items() if key != "format")]
+    tell = watcher(progress, "saving", path)
+    if max_shard_bytes is None:
+        return _save_safetensors(path, tensors, texts, engine, durability, checksums, tell)
+    if isinstance(path, StripeSet):
+        msg = "a stripe set is one file on several disks already; leave max_shard_bytes out"
+        raise ValueError(msg)  # noqa: TRY004
+    from deepnvme._checkpoint.shards import save_shards  # noqa: PLC0415
+
+    def write(shard: str, part: list[_Tensor]) -> int:
+        return _save_safetensors(shard, part, texts, engine, durability, checksums, tell)
+
+    return save_shards(os.fsdecode(path), tensors, max_shard_bytes, durability, write)
+
+
+# Name, torch's name of the type, sizes, the tensor.
+_Tensor = tuple[str, str, list[int], object]
+
+
+def _described(obj: object) -> list[_Tensor]:
+    if not isinstance(obj, Mapping):
+        msg = f"a safetensors file holds a dict of names and tensors, not {type(obj).__name__}; save it as a .pt file"
+        raise TypeError(msg)
+    _check_torch("save")
+    import torch  # noqa: PLC0415
+
+    described: list[_Tensor] = []
+    for name, tensor in obj.items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            what = f"{name!r}: {type(tensor).__name__}"
+            msg = f"a safetensors file holds names and tensors, and this dict has {what}; leave it out, or save a .pt file"
+            raise TypeError(msg)
+        if tensor.device.type != "cpu":
+            tensor = tensor.cpu()  # noqa: PLW2901
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        described.append((name, dtype, list(tensor.shape), tensor.detach()))
+    return described
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> object:
+    import torch  # noqa: PLC0415
+
+    if storage.device.type != "cpu":
+        storage = storage.cpu()
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def _is_safetensors(path: _Path) -> bool:
+    if isinstance(path, StripeSet):
+        return str(path.path).endswith(SAFETENSORS)
+    return os.fsdecode(path).endswith(SAFETENSORS)
+
+
+def _check_torch(verb: str) -> None:
+    try:
+        import torch  # noqa: F401, PLC0415
+    except ImportError as error:
+        msg = f"deepnvme.{verb} is for torch tensors, and torch is not installed; install it with `pip install torch`"
+        raise ImportError(msg, name="torch") from error

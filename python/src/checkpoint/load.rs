@@ -1,0 +1,254 @@
+//! Loading: what a file holds, and its bytes into memory that Python owns.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use deepnvme_checkpoint::Progress;
+use deepnvme_checkpoint::read::{self, Arena, Contents, Member, Reader, Verify};
+use deepnvme_io::Target;
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use super::{build, raise};
+use crate::engine::PyEngine;
+use crate::path::{Place, file_name};
+use crate::{background, default, memory, orphans};
+
+/// Name, type, sizes, strides, first element, index of the storage.
+type TensorAnswer = (String, &'static str, Vec<u64>, Vec<u64>, u64, usize);
+/// Name, bytes, device, place in the file.
+type StorageAnswer = (String, u64, String, u64);
+/// Where in the file, how long, and which extents are where in it.
+type ArenaAnswer = (u64, u64, Vec<(usize, u64)>);
+
+/// The files that a path means, each with the tensors that are in it.
+#[pyfunction]
+pub(crate) fn _locate(
+    py: Python<'_>,
+    path: &Bound<'_, PyAny>,
+) -> PyResult<Vec<(std::path::PathBuf, Option<Vec<String>>)>> {
+    let path = file_name(path)?;
+    py.detach(|| read::locate(&path)).map_err(|error| raise(py, &error))
+}
+
+/// A checkpoint file that is open.
+#[pyclass(frozen, name = "_CheckpointReader", module = "deepnvme._deepnvme")]
+pub(crate) struct CheckpointReader {
+    reader: Arc<Reader>,
+    engine: Arc<deepnvme_io::Engine>,
+}
+
+#[pymethods]
+impl CheckpointReader {
+    #[new]
+    #[pyo3(signature = (path, engine, exact))]
+    fn new(
+        py: Python<'_>,
+        path: &Bound<'_, PyAny>,
+        engine: Option<&Bound<'_, PyEngine>>,
+        exact: bool,
+    ) -> PyResult<Self> {
+        orphans::sweep(py);
+        let engine = default::or_default(py, engine)?;
+        let target = match Place::new(path)? {
+            Place::Path(path) => Target::Path(path),
+            Place::Stripes(set) => Target::Stripes(set),
+            Place::Descriptor(number) => {
+                return Err(PyTypeError::new_err(format!(
+                    "a checkpoint is loaded by its path, not from descriptor {number}"
+                )));
+            }
+        };
+        let opened = py.detach(|| {
+            let mut reader = Reader::open(&engine, &target)?;
+            if exact {
+                let all: Vec<usize> = (0..reader.extents().len()).collect();
+                reader.resolve(&engine, &all)?;
+            }
+            Ok(reader)
+        });
+        let reader = Arc::new(opened.map_err(|error| raise(py, &error))?);
+        Ok(Self { reader, engine })
+    }
+
+    /// ``"torch"`` or ``"safetensors"``.
+    #[getter]
+    fn format(&self) -> &'static str {
+        match self.reader.contents() {
+            Contents::Archive { .. } => "torch",
+            Contents::Safetensors { .. } => "safetensors",
+        }
+    }
+
+    #[getter]
+    fn has_checksums(&self) -> bool {
+        self.reader.has_sums()
+    }
+
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.reader.file_bytes()
+    }
+
+    #[getter]
+    fn metadata(&self) -> Vec<(String, String)> {
+        match self.reader.contents() {
+            Contents::Archive { .. } => Vec::new(),
+            Contents::Safetensors { header } => header.metadata.clone(),
+        }
+    }
+
+    fn tensors(&self) -> Vec<TensorAnswer> {
+        match self.reader.contents() {
+            Contents::Archive { state, .. } => {
+                let answer = |tensor: &deepnvme_format::state::Tensor| {
+                    let (shape, strides) = (tensor.shape.clone(), tensor.strides.clone());
+                    (tensor.name.clone(), tensor.dtype.torch_name(), shape, strides, tensor.offset, tensor.storage)
+                };
+                state.tensors.iter().map(answer).collect()
+            }
+            Contents::Safetensors { header } => {
+                let answer = |(index, tensor): (usize, &deepnvme_format::safetensors::Tensor)| {
+                    let mut strides = vec![1; tensor.shape.len()];
+                    for at in (1..strides.len()).rev() {
+                        strides[at - 1] = strides[at] * tensor.shape[at].max(1);
+                    }
+                    (tensor.name.clone(), tensor.dtype.torch_name(), tensor.shape.clone(), strides, 0, index)
+                };
+                header.tensors.iter().enumerate().map(answer).collect()
+            }
+        }
+    }
+
+    fn storages(&self) -> Vec<StorageAnswer> {
+        let locations: Vec<&str> = match self.reader.contents() {
+            Contents::Archive { state, .. } => state.storages.iter().map(|storage| storage.location.as_str()).collect(),
+            Contents::Safetensors { .. } => vec!["cpu"; self.reader.extents().len()],
+        };
+        let answer = |(extent, location): (&read::Extent, &str)| {
+            (extent.name.clone(), extent.bytes, location.to_owned(), extent.data_offset)
+        };
+        self.reader.extents().iter().zip(locations).map(answer).collect()
+    }
+
+    /// Whether objects can be made before their bytes are there: nothing that the file would call looks at bytes.
+    #[getter]
+    fn is_plain(&self) -> bool {
+        match self.reader.contents() {
+            Contents::Archive { graph, .. } => build::is_plain(graph),
+            Contents::Safetensors { .. } => true,
+        }
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
+    fn arenas(&self, wanted: Vec<usize>) -> PyResult<Vec<ArenaAnswer>> {
+        self.check(wanted.iter().copied())?;
+        let answer = |arena: Arena| {
+            let members = arena.members.iter().map(|member| (member.extent, member.at)).collect();
+            (arena.offset, arena.bytes, members)
+        };
+        Ok(self.reader.arenas(&wanted).into_iter().map(answer).collect())
+    }
+
+    /// Starts to fill a buffer for each arena.
+    fn start(&self, py: Python<'_>, arenas: Vec<(ArenaAnswer, Bound<'_, PyAny>)>) -> PyResult<Loading> {
+        self.check(arenas.iter().flat_map(|((_, _, members), _)| members.iter().map(|(extent, _)| *extent)))?;
+        let _uncollected = memory::Uncollected::new(py);
+        let target = |((offset, bytes, members), object): (ArenaAnswer, Bound<'_, PyAny>)| {
+            let target = memory::target(&object)?;
+            if !target.is_contiguous() {
+                return Err(PyValueError::new_err("an arena is contiguous memory"));
+            }
+            if target.len() as u64 != bytes {
+                return Err(PyValueError::new_err(format!("{} bytes are no room for {bytes}", target.len())));
+            }
+            let members = members.into_iter().map(|(extent, at)| Member { extent, at }).collect();
+            Ok((Arena { offset, bytes, members }, target))
+        };
+        let targets = arenas.into_iter().map(target).collect::<PyResult<Vec<_>>>()?;
+        let started = py.detach(|| self.reader.start(&self.engine, targets));
+        let loading = started.map_err(|error| raise(py, &error))?;
+        Ok(Loading { inner: Mutex::new(Some(loading)) })
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
+    /// Makes the objects of an archive. ``storages`` has one for each, or ``None`` for what is not wanted.
+    fn build<'py>(
+        &self,
+        py: Python<'py>,
+        factory: &Bound<'py, PyAny>,
+        storages: &Bound<'py, PyList>,
+        wanted: Option<Vec<String>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        match self.reader.contents() {
+            Contents::Archive { graph, state } => build::build(py, graph, state, factory, storages, wanted.as_deref()),
+            Contents::Safetensors { .. } => Err(PyRuntimeError::new_err("a safetensors file has no objects")),
+        }
+    }
+}
+
+impl CheckpointReader {
+    fn check(&self, mut extents: impl Iterator<Item = usize>) -> PyResult<()> {
+        let count = self.reader.extents().len();
+        match extents.find(|extent| *extent >= count) {
+            Some(extent) => Err(PyValueError::new_err(format!("there is no storage {extent}, only {count}"))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Bytes on their way.
+#[pyclass(frozen, name = "_Loading", module = "deepnvme._deepnvme")]
+pub(crate) struct Loading {
+    inner: Mutex<Option<read::Loading>>,
+}
+
+#[pymethods]
+impl Loading {
+    /// Waits until all has come, and compares it with its checksums.
+    #[pyo3(signature = (verify, progress))]
+    fn finish(&self, py: Python<'_>, verify: &str, progress: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let verify = match verify {
+            "off" => Verify::Off,
+            "sample" => Verify::Sample,
+            "full" => Verify::Full,
+            other => {
+                return Err(PyValueError::new_err(format!(
+                    "verify is {other:?}; it must be 'off', 'sample' or 'full'"
+                )));
+            }
+        };
+        let Some(loading) = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+            return Err(PyRuntimeError::new_err("the load has been finished already"));
+        };
+        let shared = Arc::new(Progress::default());
+        let seen = Arc::clone(&shared);
+        let mut look = look(progress, &shared);
+        let stop = || shared.stop();
+        let finished = background::watch(py, move || loading.finish(verify, &seen), &mut look, &stop)?;
+        finished.map_err(|error| raise(py, &error))?;
+        look()
+    }
+}
+
+impl Drop for Loading {
+    /// What is in flight is given up by a thread of its own: whoever dropped the last reference must not wait.
+    fn drop(&mut self) {
+        if let Some(loading) = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            std::thread::spawn(move || drop(loading));
+        }
+    }
+}
+
+/// Tells a callback how many bytes are done, of how many.
+pub(super) fn look<'a>(
+    callback: Option<&'a Bound<'_, PyAny>>,
+    progress: &'a Arc<Progress>,
+) -> impl FnMut() -> PyResult<()> + use<'a> {
+    let callback = callback.map(|callback| (callback.py(), callback.clone().unbind()));
+    let callback = callback.map(|(_, callback)| callback);
+    move || match &callback {
+        Some(callback) => Python::attach(|py| callback.call1(py, progress.bytes()).map(drop)),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,39 @@
+//! Checkpoint files, as `deepnvme._checkpoint` sees them: `save` and `load` move the bytes, `build` makes objects of a
+//! pickle's graph. What may be called on the way is Python's business: see `deepnvme._checkpoint.factory`.
+
+use deepnvme_checkpoint::Error;
+use pyo3::prelude::*;
+
+use crate::error;
+
+mod build;
+mod load;
+mod save;
+
+pub(crate) use load::{_locate, CheckpointReader, Loading};
+pub(crate) use save::{_save_archive, _save_safetensors};
+
+/// A failed save or load as the exception that Python code expects.
+fn raise(py: Python<'_>, failure: &Error) -> PyErr {
+    let class = match failure {
+        Error::Io(failure) => return error::raise(py, failure),
+        Error::Format { source: deepnvme_format::Error::Invalid(_), .. } => "InvalidArgumentError",
+        Error::Format { source: deepnvme_format::Error::Unsupported(_), .. } => "UnsupportedError",
+        Error::Format { .. } => "CorruptFileError",
+        Error::Damaged { .. } => "ChecksumError",
+        Error::NoSums { .. } => "InvalidArgumentError",
+        Error::Moved { .. } => "MovedError",
+        Error::Interrupted => "CancelledError",
+    };
+    let raised = error::plain(py, class, failure.to_string());
+    let place = match failure {
+        Error::Format { path, source: deepnvme_format::Error::Corrupt { offset, .. } } => Some((path, Some(*offset))),
+        Error::Format { path, .. } | Error::NoSums { path } | Error::Moved { path, .. } => Some((path, None)),
+        Error::Damaged { path, offset, .. } => Some((path, Some(*offset))),
+        Error::Io(_) | Error::Interrupted => None,
+    };
+    let Some((path, offset)) = place else { return raised };
+    let value = raised.value(py);
+    let named = value.setattr("filename", path.as_os_str()).and_then(|()| value.setattr("offset", offset));
+    named.err().unwrap_or(raised)
+}
