@@ -4,6 +4,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, TypeAlias, final, type_check_only
 
+import torch
 from typing_extensions import Buffer, Self
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "_at_exit",
     "_command",
     "_locate",
+    "_pickle_plain",
     "_pinned_capsule",
     "_save_archive",
     "_save_safetensors",
@@ -278,10 +280,13 @@ class _CheckpointReader:
 class _Loading:
     def finish(self, verify: str, progress: object) -> None: ...
 
+def _pickle_plain(state: object) -> tuple[bytes, list[torch.UntypedStorage]] | None: ...
 def _locate(path: str | bytes | PathLike[str] | PathLike[bytes]) -> list[tuple[Path, list[str] | None]]: ...
 def _save_archive(
     path: _Path,
-    records: Sequence[tuple[str, object]],
+    before: Sequence[tuple[str, object]],
+    storages: Sequence[torch.UntypedStorage],
+    after: Sequence[tuple[str, object]],
     engine: Engine | None,
     durability: str,
     checksums: bool,

@@ -42,7 +42,7 @@ mod _deepnvme {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::checkpoint::{_locate, _save_archive, _save_safetensors, CheckpointReader, Loading};
+    use crate::checkpoint::{_locate, _pickle_plain, _save_archive, _save_safetensors, CheckpointReader, Loading};
     #[pymodule_export]
     use crate::command::{_answer, _command};
     #[pymodule_export]

@@ -80,6 +80,19 @@ fn plain(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Layout>> {
     Ok(Some(Layout { address, bytes, strided: None, keep: storage(object)? }))
 }
 
+/// Where the bytes of an untyped storage are; `None` of anything else, and of storages on other devices.
+pub(crate) fn storage_place(object: &Bound<'_, PyAny>) -> PyResult<Option<(usize, usize)>> {
+    let py = object.py();
+    let Some(module) = module(py, "torch")? else { return Ok(None) };
+    let is_storage = object.is_instance(&module.getattr(intern!(py, "UntypedStorage"))?)?;
+    if !is_storage || !object.getattr(intern!(py, "device"))?.getattr(intern!(py, "type"))?.eq(intern!(py, "cpu"))? {
+        return Ok(None);
+    }
+    let address: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
+    let bytes: usize = object.call_method0(intern!(py, "nbytes"))?.extract()?;
+    Ok(Some((address, bytes)))
+}
+
 /// What keeps a tensor's bytes in place. Not the tensor: `tensor.data = other` and `set_()` free a tensor's storage
 /// under it.
 fn storage(tensor: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {

@@ -87,6 +87,17 @@ const ROWS: [Row; 29] = [
 ];
 
 impl Dtype {
+    /// All of them.
+    pub const ALL: [Self; ROWS.len()] = {
+        let mut all = [Self::Bool; ROWS.len()];
+        let mut index = 0;
+        while index < ROWS.len() {
+            all[index] = ROWS[index].dtype;
+            index += 1;
+        }
+        all
+    };
+
     fn row(self) -> &'static Row {
         // The rows stand in the order of the variants, as a test checks.
         &ROWS[self as usize]

@@ -112,6 +112,9 @@ impl Walk<'_> {
         if let Node::Object(object) = graph.node(id) {
             if let Some(tensor) = self.tensor(object, id, name)? {
                 self.state.tensors.push(tensor);
+                // What follows storage, offset, sizes and strides may be made of tensors: the scales of quantised ones.
+                let arguments = graph.tuple(object.arguments).unwrap_or_default().iter().enumerate().skip(4);
+                todo.extend(arguments.map(|(index, argument)| (*argument, joined(name, &index.to_string()))));
                 return Ok(());
             }
         } else if let Node::Persistent(key) = graph.node(id) {

@@ -4,7 +4,7 @@
 ``arena`` is the memory that a load fills, ``names`` the way to a tensor in a nested state. The bytes are moved by Rust.
 """
 
-from deepnvme._checkpoint.load import load
-from deepnvme._checkpoint.save import save
+from deepnvme._checkpoint.reading import load
+from deepnvme._checkpoint.writing import save
 
 __all__ = ["load", "save"]

@@ -28,7 +28,7 @@ _NAMES: dict[str, list[str]] = {
                      "_rebuild_meta_tensor_no_storage", "_rebuild_wrapper_subclass", "_rebuild_nested_tensor",
                      "_rebuild_device_tensor_from_numpy", "_rebuild_device_tensor_from_cpu_tensor"],
     "_codecs": ["encode"],
-    "builtins": ["bytearray", "set", "complex", "frozenset", "slice", "range"],
+    "builtins": ["bytes", "bytearray", "set", "complex", "frozenset", "slice", "range"],
 }  # fmt: skip
 # As Python 2 called them, and protocol 2 does still.
 _OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
@@ -125,6 +125,8 @@ class Factory:
     def call(self, function: Any, arguments: tuple[Any, ...]) -> Any:
         """Call a function or class that may be called."""
         self._check(function)
+        if function in (bytes, bytearray) and any(isinstance(argument, int) for argument in arguments):
+            raise UnsafeFileError(f"{self._path}: the file makes {function.__name__} of a size without contents")
         if function is torch._utils._rebuild_sparse_tensor:  # noqa: SLF001
             return _sparse(*arguments)
         return function(*arguments)

@@ -11,7 +11,7 @@ from deepnvme._checkpoint.arena import allocate
 from deepnvme._checkpoint.names import tensors_of
 
 if TYPE_CHECKING:
-    from deepnvme._checkpoint.load import _Request
+    from deepnvme._checkpoint.reading import _Request
 
 # Tensors that cannot be filled directly go through memory of that size, one group after the other.
 _GROUP_BYTES = 64 << 20

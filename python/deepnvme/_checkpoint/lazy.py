@@ -10,7 +10,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deepnvme._checkpoint.load import _Request
+    from deepnvme._checkpoint.reading import _Request
 
 # Names of attributes that need no bytes: what a tensor on the meta device knows, too.
 _META = ("shape", "dtype", "ndim", "layout", "is_sparse", "is_quantized", "is_nested", "names", "itemsize", "nbytes")

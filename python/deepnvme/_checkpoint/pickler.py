@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from deepnvme._deepnvme import _pickle_plain
+
 # The functions by whose names archives describe tensors: they are the file format.
 from torch._utils import _rebuild_parameter, _rebuild_tensor_v2, _rebuild_tensor_v3
 
@@ -47,6 +49,10 @@ class _Reference:
         self.persistent = persistent
 
 
+class _NoHooks:
+    """Stands for an empty dict of hooks, of which each tensor has its own. Python takes long to find one empty."""
+
+
 class Pickler(pickle.Pickler):
     """Collects the storages of all tensors that it meets: ``storages`` has them in the order of their keys."""
 
@@ -69,12 +75,14 @@ class Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """Describe ordinary tensors by the shortest way: of ten thousand, the long one takes as long as the disk."""
         kind = type(obj)
+        if kind is _NoHooks:
+            return OrderedDict, ()
         if kind is Parameter and not obj.__dict__ and not obj._backward_hooks:  # noqa: SLF001
-            return _rebuild_parameter, (obj.data, obj.requires_grad, OrderedDict())
+            return _rebuild_parameter, (obj.data, obj.requires_grad, _NoHooks())
         if kind is not Tensor or not _is_ordinary(obj):
             return NotImplemented
         persistent, is_first_type = self._refer(obj.untyped_storage(), obj.dtype)
-        view = (obj.storage_offset(), tuple(obj.shape), obj.stride(), obj.requires_grad, OrderedDict())
+        view = (obj.storage_offset(), tuple(obj.shape), obj.stride(), obj.requires_grad, _NoHooks())
         if is_first_type:
             return _rebuild_tensor_v2, (_Reference(persistent), *view)
         # Archives have one element type for each storage; other views of it say their own.
@@ -116,6 +124,9 @@ def _is_ordinary(tensor: Tensor) -> bool:
 
 def take_apart(obj: object) -> tuple[bytes, list[torch.UntypedStorage]]:
     """Pickle an object; return the pickle and the storages that it refers to, in the order of their keys."""
+    plain = _pickle_plain(obj)
+    if plain is not None:
+        return plain
     file = io.BytesIO()
     pickler = Pickler(file)
     pickler.dump(obj)

@@ -8,9 +8,11 @@ use crate::error;
 
 mod build;
 mod load;
+mod pickle;
 mod save;
 
 pub(crate) use load::{_locate, CheckpointReader, Loading};
+pub(crate) use pickle::_pickle_plain;
 pub(crate) use save::{_save_archive, _save_safetensors};
 
 /// A failed save or load as the exception that Python code expects.

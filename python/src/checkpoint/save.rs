@@ -5,6 +5,7 @@ use std::sync::Arc;
 use deepnvme_checkpoint::write::{Record, SaveOptions, Tensor, save_archive, save_safetensors};
 use deepnvme_checkpoint::{Progress, Result};
 use deepnvme_format::Dtype;
+use deepnvme_format::archive::STORAGES;
 use deepnvme_format::safetensors::TensorSpec;
 use deepnvme_io::{Engine, Target};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -15,23 +16,28 @@ use crate::engine::PyEngine;
 use crate::path::Place;
 use crate::{background, default, memory, orphans, settings};
 
-/// Writes a torch archive of named records; returns its size.
+/// Writes a torch archive: records by name, storages by their keys, more records; returns its size.
 #[pyfunction]
-#[pyo3(signature = (path, records, engine, durability, checksums, progress))]
+#[pyo3(signature = (path, before, storages, after, engine, durability, checksums, progress))]
+#[expect(clippy::too_many_arguments, reason = "the package's own code is its only caller")]
 pub(crate) fn _save_archive(
     py: Python<'_>,
     path: &Bound<'_, PyAny>,
-    records: Vec<(String, Bound<'_, PyAny>)>,
+    before: Vec<(String, Bound<'_, PyAny>)>,
+    storages: Vec<Bound<'_, PyAny>>,
+    after: Vec<(String, Bound<'_, PyAny>)>,
     engine: Option<&Bound<'_, PyEngine>>,
     durability: &str,
     checksums: bool,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<u64> {
     let _uncollected = memory::Uncollected::new(py);
-    let records = records
-        .into_iter()
-        .map(|(name, object)| Ok(Record { name, memory: memory::source(&object)? }))
-        .collect::<PyResult<Vec<_>>>()?;
+    let record = |(name, object): (String, Bound<'_, PyAny>)| Ok(Record { name, memory: memory::source(&object)? });
+    let mut records = before.into_iter().map(record).collect::<PyResult<Vec<_>>>()?;
+    for (key, storage) in storages.iter().enumerate() {
+        records.push(Record { name: format!("{STORAGES}{key}"), memory: memory::storage(storage)? });
+    }
+    records.extend(after.into_iter().map(record).collect::<PyResult<Vec<_>>>()?);
     let (target, options) = (target(path)?, options(durability, checksums)?);
     let write = move |engine: &Engine, progress: &Progress| save_archive(engine, &target, records, options, progress);
     run(py, engine, progress, write)

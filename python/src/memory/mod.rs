@@ -61,6 +61,16 @@ pub(crate) fn source(object: &Bound<'_, PyAny>) -> PyResult<Region> {
     })
 }
 
+/// The bytes of a `torch.UntypedStorage` in host memory.
+pub(crate) fn storage(storage: &Bound<'_, PyAny>) -> PyResult<Region> {
+    let Some((address, bytes)) = torch::storage_place(storage)? else {
+        return Err(PyTypeError::new_err("a storage in host memory is wanted"));
+    };
+    let (start, owner) = (ptr::with_exposed_provenance_mut(address), Arc::new(storage.clone().unbind()));
+    // SAFETY: torch said where the storage's bytes are, and the owner is the storage, which keeps them there.
+    Ok(unsafe { Region::from_raw(start, bytes, Device::Host, owner) })
+}
+
 /// The memory that a read fills.
 pub(crate) fn target(object: &Bound<'_, PyAny>) -> PyResult<RegionMut> {
     let layout = match find(object, Use::Fill)? {

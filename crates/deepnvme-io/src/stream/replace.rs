@@ -92,7 +92,10 @@ impl Replacement {
             file.take_mode_of(&self.target)?;
         }
         let Some(set) = self.stripes.take() else {
+            // Held beyond the rename: to free a large file takes some file systems longer than to write one.
+            let old = temporary::held(&self.target);
             let renamed = fs::rename(self.files[0].path(), &self.target);
+            temporary::release(old);
             renamed.map_err(|error| temporary::os("rename", &error).at_path(&self.target))?;
             self.files[0].keep();
             return if sync_folders { temporary::sync_folder_of(&self.target) } else { Ok(()) };

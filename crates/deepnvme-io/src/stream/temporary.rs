@@ -6,13 +6,13 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -74,6 +74,19 @@ impl Drop for Temporary {
             // Whoever could be told has already been told of the failure that led here.
             let _ = fs::remove_file(&self.path);
         }
+    }
+}
+
+/// A file by its name, so that its bytes stay when the name is gone.
+pub(super) fn held(path: &Path) -> Option<OwnedFd> {
+    rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()).ok()
+}
+
+/// Lets go of a file on a thread of its own. The room of one that has no name any more is free a little later.
+pub(super) fn release(file: Option<OwnedFd>) {
+    if let Some(file) = file {
+        // Where no thread is to be had, the closure is dropped here, and with it the file.
+        let _ = std::thread::Builder::new().name("deepnvme-release".into()).spawn(move || drop(file));
     }
 }
 

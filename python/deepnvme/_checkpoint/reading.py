@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.progress import Progress, watcher
-from deepnvme._checkpoint.save import _check_torch
+from deepnvme._checkpoint.writing import _check_torch
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _locate
 from deepnvme.errors import MovedError
 
@@ -126,7 +126,11 @@ class _Request:
     def files(self) -> list[tuple[Any, list[str] | None]]:
         """Say which files the path means, and which tensors each is said to hold."""
         if isinstance(self.path, StripeSet):
-            return [(self.path, None)]
+            # Parts that were replaced have names of their own, which the manifest knows.
+            try:
+                return [(StripeSet.from_manifest(self.path.manifest_path), None)]
+            except FileNotFoundError:
+                return [(self.path, None)]
         return list(_locate(self.path))
 
     def open(self, path: Any, *, exact: bool = False) -> _CheckpointReader:

@@ -14,8 +14,6 @@ from deepnvme._deepnvme import StripeSet, _save_archive, _save_safetensors
 if TYPE_CHECKING:
     from typing import Literal, TypeAlias
 
-    import torch
-
     from deepnvme._deepnvme import Engine
 
     _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
@@ -74,17 +72,20 @@ def save(
     from deepnvme._checkpoint.pickler import take_apart  # noqa: PLC0415
 
     pickle, storages = take_apart(obj)
-    records: list[tuple[str, object]] = [
+    before: list[tuple[str, object]] = [
         ("data.pkl", pickle),
         (".format_version", b"1"),
         (".storage_alignment", b"64"),
         ("byteorder", sys.byteorder.encode()),
     ]
-    records += [(f"data/{key}", _bytes_of(storage)) for key, storage in enumerate(storages)]
     # torch names each archive by forty digits; the same objects get the same ones.
     identity = int.from_bytes(hashlib.sha256(pickle).digest(), "little") % 10**40
-    records += [("version", b"3\n"), (".data/serialization_id", f"{identity:040}".encode())]
-    return _save_archive(path, records, engine, durability, checksums, watcher(progress, "saving", path))
+    after: list[tuple[str, object]] = [
+        ("version", b"3\n"),
+        (".data/serialization_id", f"{identity:040}".encode()),
+    ]
+    host = [storage if storage.device.type == "cpu" else storage.cpu() for storage in storages]
+    return _save_archive(path, before, host, after, engine, durability, checksums, watcher(progress, "saving", path))
 
 
 def _save_tensors(
@@ -137,17 +138,9 @@ def _described(obj: object) -> list[_Tensor]:
     return described
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> object:
-    import torch  # noqa: PLC0415
-
-    if storage.device.type != "cpu":
-        storage = storage.cpu()
-    return torch.empty(0, dtype=torch.uint8).set_(storage)
-
-
 def _is_safetensors(path: _Path) -> bool:
     if isinstance(path, StripeSet):
-        return str(path.path).endswith(SAFETENSORS)
+        return path.paths[0].endswith(SAFETENSORS)
     return os.fsdecode(path).endswith(SAFETENSORS)
 
 

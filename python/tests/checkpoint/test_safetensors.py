@@ -1,0 +1,124 @@
+"""safetensors files: what deepnvme saves, safetensors loads, and the other way round."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import deepnvme
+
+from .states import DTYPES, assert_same_tensor, random
+
+SAFE = [dtype for dtype in DTYPES if dtype not in (torch.complex128,)]
+
+
+def assert_same_dict(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert set(actual) == set(expected)
+    for name in expected:
+        assert_same_tensor(actual[name].contiguous(), expected[name].contiguous(), name)
+
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(lambda name: name != "__metadata__")
+TENSORS = st.builds(random, st.lists(st.integers(0, 9), max_size=4).map(tuple), st.sampled_from(SAFE), st.integers(0, 9))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(state=st.dictionaries(NAMES, TENSORS, max_size=8))
+def test_any_dict_makes_the_round_both_ways(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
+    ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
+    deepnvme.save(state, ours, durability="none")
+    save_file(state, theirs)
+    assert_same_dict(load_file(ours), state)
+    assert_same_dict(deepnvme.load(ours, verify="full"), state)
+    assert_same_dict(deepnvme.load(theirs), state)
+
+
+def test_views_are_saved_as_they_look(tmp_path: Path) -> None:
+    base = torch.randn(40, 30)
+    state = {"t": base.t(), "s": base[::2, 3:9], "e": torch.randn(3, 1).expand(3, 7), "p": torch.nn.Parameter(base)}
+    deepnvme.save(state, tmp_path / "x.safetensors")
+    loaded = load_file(tmp_path / "x.safetensors")
+    assert all(torch.equal(loaded[name], state[name]) for name in state)
+
+
+def test_metadata_and_lazy_readers(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    deepnvme.save({"a": torch.randn(300, 300)}, path, metadata={"epoch": "3"})
+    with safetensors.safe_open(path, "pt") as file:
+        metadata = file.metadata()
+        assert metadata["epoch"] == "3"
+        assert metadata["format"] == "pt"
+        assert "crc-64" in metadata["deepnvme.checksums"]
+        assert file.get_slice("a")[3:5].shape == (2, 300)
+    deepnvme.save({"a": torch.randn(3)}, path, checksums=False)
+    with safetensors.safe_open(path, "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+@pytest.mark.parametrize(
+    ("state", "word"),
+    [([1], "dict"), ({"a": 1}, "int"), ({1: torch.ones(1)}, "1"), ({"a": torch.ones(1, dtype=torch.complex128)}, "complex128")],
+)
+def test_what_the_format_cannot_hold_is_named(tmp_path: Path, state: Any, word: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=word):
+        deepnvme.save(state, tmp_path / "x.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+def state_of(count: int = 10) -> dict[str, torch.Tensor]:
+    return {f"layers.{index}.weight": torch.randn(1000) for index in range(count)}
+
+
+def test_shards_are_as_hugging_face_has_them(tmp_path: Path) -> None:
+    state = state_of()
+    path = tmp_path / "model.safetensors"
+    deepnvme.save(state, path, max_shard_bytes=12_000)
+    names = sorted(entry.name for entry in tmp_path.iterdir())
+    assert names == [*(f"model-{number:05}-of-00004.safetensors" for number in range(1, 5)), "model.safetensors.index.json"]
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 40_000
+    for name, file in index["weight_map"].items():
+        assert torch.equal(load_file(tmp_path / file)[name], state[name])
+    assert_same_dict(deepnvme.load(tmp_path), state)
+    assert_same_dict(deepnvme.load(tmp_path / "model.safetensors.index.json", only="layers.3"), {"layers.3.weight": state["layers.3.weight"]})
+
+
+def test_new_shards_replace_old_ones_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    for seed in range(3):
+        torch.manual_seed(seed)
+        state = state_of()
+        deepnvme.save(state, path, max_shard_bytes=12_000)
+        assert_same_dict(deepnvme.load(tmp_path), state)
+        assert len(list(tmp_path.iterdir())) == 5
+    small = state_of(1)
+    deepnvme.save(small, path, max_shard_bytes=12_000)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
+    assert_same_dict(deepnvme.load(tmp_path), small)
+
+
+def test_a_failing_shard_leaves_the_old_state(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    state = state_of()
+    deepnvme.save(state, path, max_shard_bytes=12_000)
+    before = sorted(entry.name for entry in tmp_path.iterdir())
+    with pytest.raises(ValueError, match="complex128"):
+        deepnvme.save(state | {"z": torch.ones(2, dtype=torch.complex128)}, path, max_shard_bytes=12_000)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == before
+    assert_same_dict(deepnvme.load(tmp_path), state)
+
+
+def test_options_of_the_other_format_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="safetensors"):
+        deepnvme.save({}, tmp_path / "x.pt", max_shard_bytes=5)
+    with pytest.raises(ValueError, match="positive"):
+        deepnvme.save({}, tmp_path / "x.safetensors", max_shard_bytes=0)
+    assert list(tmp_path.iterdir()) == []
