@@ -7,7 +7,6 @@ which is the list of ``torch.load(weights_only=True)``, and what ``torch.seriali
 from __future__ import annotations
 
 import collections
-import functools
 import importlib
 from typing import Any
 
@@ -36,7 +35,6 @@ _OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 _NEVER = ("os", "posix", "nt", "sys", "subprocess")
 
 
-@functools.lru_cache(maxsize=1)
 def _harmless() -> dict[str, Any]:
     table: dict[str, Any] = {}
     for module_name, names in _NAMES.items():
@@ -76,12 +74,13 @@ class Factory:
         self._harmless = _harmless()
         # Compared by identity: an object may say of itself that it equals anything.
         self._callable = {id(value) for table in (self._harmless, self._allowed) for value in table.values()}
+        self._stateful = {id(value) for value in self._allowed.values()}
         self._empty: dict[str, torch.Tensor] = {}
 
     def resolve(self, module: str, name: str) -> Any:
         """Give the global of that name, if it may be used."""
         full = f"{_OLD_MODULES.get(module, module)}.{name}"
-        if module.split(".")[0] not in _NEVER:
+        if module.split(".", maxsplit=1)[0] not in _NEVER:
             if full in self._allowed:
                 return self._allowed[full]
             if full in self._harmless:
@@ -89,7 +88,7 @@ class Factory:
         raise UnsafeFileError(self._refusal(full))
 
     def _refusal(self, full: str) -> str:
-        if full.split(".")[0] in _NEVER:
+        if full.split(".", maxsplit=1)[0] in _NEVER:
             return (
                 f"{self._path}: the file asks for {full}, which no checkpoint needs: it was made to run code on the "
                 "machine that loads it. Nothing of it was run; do not use the file"
@@ -101,7 +100,7 @@ class Factory:
             f"torch.serialization.add_safe_globals([{short}])"
         )
 
-    def tensor(  # noqa: D102
+    def tensor(  # noqa: PLR0917 (Rust calls it)
         self,
         storage: torch.UntypedStorage,
         dtype: str,
@@ -120,7 +119,7 @@ class Factory:
         """Give a storage as functions of torch want it."""
         if storage is None:
             return None
-        return torch.TypedStorage(wrap_storage=storage, dtype=getattr(torch, dtype), _internal=True)
+        return torch.TypedStorage(wrap_storage=storage, dtype=getattr(torch, dtype), _internal=True)  # type: ignore[no-untyped-call]
 
     def call(self, function: Any, arguments: tuple[Any, ...]) -> Any:
         """Call a function or class that may be called."""
@@ -145,7 +144,7 @@ class Factory:
             made.set_(*state)
         elif kind is collections.OrderedDict:
             made.__dict__.update(state)
-        elif kind is not torch.nn.Parameter and id(kind) not in self._callable:
+        elif kind is not torch.nn.Parameter and id(kind) not in self._stateful:
             raise UnsafeFileError(f"{self._path}: the file gives a state to {kind}, which is not known to be harmless")
         elif hasattr(made, "__setstate__"):
             made.__setstate__(state)

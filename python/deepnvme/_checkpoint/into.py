@@ -11,13 +11,13 @@ from deepnvme._checkpoint.arena import allocate
 from deepnvme._checkpoint.names import tensors_of
 
 if TYPE_CHECKING:
-    from deepnvme._checkpoint.reading import _Request
+    from deepnvme._checkpoint.reading import Request
 
 # Tensors that cannot be filled directly go through memory of that size, one group after the other.
 _GROUP_BYTES = 64 << 20
 
 
-def fill(request: _Request, into: Mapping[str, Any], cast: bool) -> Mapping[str, Any]:
+def fill(request: Request, into: Mapping[str, Any], cast: bool) -> Mapping[str, Any]:
     """Fill each tensor of ``into`` with the one of its name."""
     targets = dict(tensors_of(into))
     # The file names a tensor of a flat state dict as its key, also where that has dots.
@@ -32,7 +32,7 @@ def fill(request: _Request, into: Mapping[str, Any], cast: bool) -> Mapping[str,
                 continue
             missing.discard(name)
             target, dtype = targets[name], getattr(torch, dtype_name)
-            _check(request, name, target, dtype, shape, cast)
+            _check(f"{request.name}: {name}", target, dtype, shape, cast)
             described = (dtype, shape, strides, offset, index)
             if _is_direct(target, described, storages[index][1]):
                 if target.numel():
@@ -43,20 +43,18 @@ def fill(request: _Request, into: Mapping[str, Any], cast: bool) -> Mapping[str,
             reader.start(direct).finish(request.verify, request.tell)
         _copy(request, reader, copied, storages)
     if missing:
-        names = ", ".join(sorted(missing)[:5])
-        msg = f"{request.path}: the file does not have {names}; leave them out of into, or check the names"
+        shown = ", ".join(sorted(missing)[:5])
+        msg = f"{request.name}: the file does not have {shown}; leave them out of into, or check the names"
         raise KeyError(msg)
     return into
 
 
-def _check(
-    request: _Request, name: str, target: torch.Tensor, dtype: torch.dtype, shape: list[int], cast: bool
-) -> None:
+def _check(what: str, target: torch.Tensor, dtype: torch.dtype, shape: list[int], cast: bool) -> None:
     if list(target.shape) != shape:
-        msg = f"{request.path}: {name} has the shape {shape} in the file, and {list(target.shape)} in into"
+        msg = f"{what} has the shape {shape} in the file, and {list(target.shape)} in into"
         raise ValueError(msg)
     if target.dtype != dtype and not cast:
-        msg = f"{request.path}: {name} is {dtype} in the file, and {target.dtype} in into; allow that with cast=True"
+        msg = f"{what} is {dtype} in the file, and {target.dtype} in into; allow that with cast=True"
         raise TypeError(msg)
 
 
@@ -68,14 +66,20 @@ def _is_direct(target: torch.Tensor, described: Any, storage_bytes: int) -> bool
         if size != 1 and stride != expected:
             return False
         expected *= size
-    is_plain = target.layout is torch.strided and target.is_contiguous() and target.device.type == "cpu" and not (target.is_conj() or target.is_neg())
+    is_plain = (
+        target.layout is torch.strided
+        and target.is_contiguous()
+        and target.device.type == "cpu"
+        and not (target.is_conj() or target.is_neg())
+    )
     return is_plain and target.dtype == dtype and offset == 0 and target.nbytes == storage_bytes
 
 
-def _copy(request: _Request, reader: Any, copied: list[tuple[torch.Tensor, Any]], storages: Any) -> None:
+def _copy(request: Request, reader: Any, copied: list[tuple[torch.Tensor, Any]], storages: Any) -> None:
     """Read whole storages into passing memory, group by group, and copy from there."""
     while copied:
-        group, group_bytes = [], 0
+        group: list[tuple[torch.Tensor, Any]] = []
+        group_bytes = 0
         while copied and (not group or group_bytes + storages[copied[-1][1][4]][1] <= _GROUP_BYTES):
             group.append(copied.pop())
             group_bytes += storages[group[-1][1][4]][1]

@@ -10,7 +10,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deepnvme._checkpoint.reading import _Request
+    from deepnvme._checkpoint.reading import Request
 
 # Names of attributes that need no bytes: what a tensor on the meta device knows, too.
 _META = ("shape", "dtype", "ndim", "layout", "is_sparse", "is_quantized", "is_nested", "names", "itemsize", "nbytes")
@@ -28,8 +28,7 @@ class LazyTensor(torch.Tensor):
     def make(described: torch.Tensor, device: torch.device, read: Callable[[], torch.Tensor]) -> LazyTensor:
         """Stand for the tensor that ``read`` gives; ``described`` has its sizes, on the meta device."""
         lazy = described.as_subclass(LazyTensor)
-        lazy._read, lazy._device = read, device
-        lazy._lock, lazy._real = threading.Lock(), None
+        vars(lazy).update(_read=read, _device=device, _lock=threading.Lock(), _real=None)
         return lazy
 
     def materialize(self) -> torch.Tensor:
@@ -46,11 +45,11 @@ class LazyTensor(torch.Tensor):
         if name == "__get__":
             attribute = getattr(func.__self__, "__name__", "")
             if attribute in _META:
-                return super().__torch_function__(func, types, args, kwargs or {})
+                return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
             if attribute == "device":
-                return args[0]._device
+                return vars(args[0])["_device"]
         if name in ("size", "dim", "stride", "numel", "element_size", "__len__", "storage_offset", "is_contiguous"):
-            return super().__torch_function__(func, types, args, kwargs or {})
+            return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         return func(*_real(args), **_real(kwargs or {}))
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -58,7 +57,7 @@ class LazyTensor(torch.Tensor):
         return f"LazyTensor(shape={shape}, dtype={self.dtype}, device={self._device}, read={self._real is not None})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.materialize().__reduce_ex__(protocol)
+        return self.materialize().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
 def _real(value: Any) -> Any:
@@ -71,7 +70,7 @@ def _real(value: Any) -> Any:
     return value
 
 
-def load_lazily(request: _Request) -> dict[str, LazyTensor]:
+def load_lazily(request: Request) -> dict[str, LazyTensor]:
     """Give the tensors of a file by name, none of them read."""
     state: dict[str, LazyTensor] = {}
     for path, names in request.files():
@@ -84,7 +83,7 @@ def load_lazily(request: _Request) -> dict[str, LazyTensor]:
     return state
 
 
-def _lazy(request: _Request, reader: Any, tensor: Any) -> LazyTensor:
+def _lazy(request: Request, reader: Any, tensor: Any) -> LazyTensor:
     _, dtype_name, shape, strides, offset, index = tensor
     dtype = getattr(torch, dtype_name)
     described = torch.empty_strided(shape, strides, dtype=dtype, device="meta")

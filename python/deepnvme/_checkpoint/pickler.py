@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
-
-from deepnvme._deepnvme import _pickle_plain
 
 # The functions by whose names archives describe tensors: they are the file format.
 from torch._utils import _rebuild_parameter, _rebuild_tensor_v2, _rebuild_tensor_v3
+from torch.nn import Parameter
+
+from deepnvme._deepnvme import _pickle_plain
 
 # What torch.save writes, and every reader of archives knows.
 PROTOCOL = 2
@@ -93,7 +93,13 @@ class Pickler(pickle.Pickler):
         key, known = self._key(storage, dtype)
         if dtype not in _CLASSES:
             return self._untyped(storage), known == dtype
-        return ("storage", _CLASSES[dtype], key, str(storage.device), storage.nbytes() // dtype.itemsize), known == dtype
+        return (
+            "storage",
+            _CLASSES[dtype],
+            key,
+            str(storage.device),
+            storage.nbytes() // dtype.itemsize,
+        ), known == dtype
 
     def _untyped(self, storage: torch.UntypedStorage) -> tuple[object, ...]:
         key, _ = self._key(storage, torch.uint8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.progress import Progress, watcher
@@ -64,9 +65,11 @@ def load(
         KeyError: ``only`` or ``into`` names a tensor that the file does not have.
 
     Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 2))
+        >>> _ = deepnvme.save(model.state_dict(), "model.pt")
         >>> state = deepnvme.load("model.pt", verify="full")
         >>> list(deepnvme.load("model.pt", only="*.weight"))
-        []
+        ['0.weight', '1.weight']
         >>> _ = deepnvme.load("model.pt", into=model.state_dict())
     """
     _check_torch("load")
@@ -76,7 +79,13 @@ def load(
     if cast and into is None:
         msg = "cast is about the tensors that are filled, and needs into; otherwise use tensor.to(dtype)"
         raise ValueError(msg)
-    request = _Request(path, device, _patterns(only), verify, engine, watcher(progress, "loading", path))
+    if verify not in ("off", "sample", "full"):
+        msg = f"verify is {verify!r}; it must be 'off', 'sample' or 'full'"
+        raise ValueError(msg)
+    import torch  # noqa: PLC0415
+
+    tell = watcher(progress, "loading", path)
+    request = Request(path, torch.device(device), _patterns(only), verify, engine, tell)
     if into is not None:
         from deepnvme._checkpoint.into import fill  # noqa: PLC0415
 
@@ -91,7 +100,7 @@ def load(
 def _patterns(only: str | Iterable[str] | None) -> list[str] | None:
     if only is None:
         return None
-    patterns = [only] if isinstance(only, str) else list(only)
+    patterns: list[Any] = [only] if isinstance(only, str) else list(only)
     for pattern in patterns:
         if not isinstance(pattern, str):
             msg = f"only is names of tensors, not {type(pattern).__name__}"
@@ -99,29 +108,21 @@ def _patterns(only: str | Iterable[str] | None) -> list[str] | None:
     return patterns
 
 
-class _Request:
+@dataclass
+class Request:
     """A load that has been understood."""
 
-    def __init__(
-        self,
-        path: _Path,
-        device: str | int | torch.device,
-        only: list[str] | None,
-        verify: str,
-        engine: Engine | None,
-        tell: _Tell,
-    ) -> None:
-        import torch  # noqa: PLC0415
+    path: _Path
+    device: torch.device
+    only: list[str] | None
+    verify: str
+    engine: Engine | None
+    tell: _Tell
 
-        if verify not in ("off", "sample", "full"):
-            msg = f"verify is {verify!r}; it must be 'off', 'sample' or 'full'"
-            raise ValueError(msg)
-        self.path = path
-        self.device = torch.device(device)
-        self.only = only
-        self.verify = verify
-        self.engine = engine
-        self.tell = tell
+    @property
+    def name(self) -> str:
+        """The path, as messages have it."""
+        return os.fsdecode(self.path) if isinstance(self.path, bytes) else str(self.path)
 
     def files(self) -> list[tuple[Any, list[str] | None]]:
         """Say which files the path means, and which tensors each is said to hold."""
@@ -168,10 +169,10 @@ class _Request:
         if reader.format == "safetensors":
             return self._read_safetensors(reader, tensors, chosen)
         wanted = set(chosen)
-        storages = range(len(reader.storages()))
+        storages = list(range(len(reader.storages())))
         if self.only is not None or names is not None:
             storages = sorted({tensor[5] for tensor in tensors if tensor[0] in wanted})
-        return self._read_archive(reader, path, list(storages), chosen if len(wanted) < len(tensors) else None)
+        return self._read_archive(reader, path, storages, chosen if len(wanted) < len(tensors) else None)
 
     def choose(self, there: list[str], names: list[str] | None) -> list[str]:
         """Say which tensors of a file are wanted."""
@@ -187,13 +188,15 @@ class _Request:
 
     def _nothing(self, there: list[str]) -> str:
         shown = ", ".join(there[:5]) + (", ..." if len(there) > 5 else "")  # noqa: PLR2004
-        return f"{self.path}: no tensor is called {self.only}; there are {shown or 'others'}"
+        return f"{self.name}: no tensor is called {self.only}; there are {shown or 'others'}"
 
     def _read_safetensors(self, reader: _CheckpointReader, tensors: Any, chosen: list[str]) -> dict[str, Any]:
         import torch  # noqa: PLC0415
 
         wanted = set(chosen)
-        there = [(name, getattr(torch, dtype), shape, index) for name, dtype, shape, _, _, index in tensors if name in wanted]
+        there = [
+            (name, getattr(torch, dtype), shape, index) for name, dtype, shape, _, _, index in tensors if name in wanted
+        ]
         if self.device.type == "meta":
             return {name: torch.empty(shape, dtype=dtype, device="meta") for name, dtype, shape, _ in there}
         from deepnvme._checkpoint.arena import Arenas  # noqa: PLC0415
@@ -205,9 +208,7 @@ class _Request:
             state = {name: tensor.to(self.device) for name, tensor in state.items()}
         return state
 
-    def _read_archive(
-        self, reader: _CheckpointReader, path: Any, wanted: list[int], chosen: list[str] | None
-    ) -> Any:
+    def _read_archive(self, reader: _CheckpointReader, path: Any, wanted: list[int], chosen: list[str] | None) -> Any:
         import torch  # noqa: PLC0415
 
         from deepnvme._checkpoint.arena import Arenas  # noqa: PLC0415
@@ -218,7 +219,7 @@ class _Request:
         factory = Factory(path)
         if self.device.type == "meta":
             for index in wanted:
-                storages[index] = torch.UntypedStorage(sizes[index], device="meta")
+                storages[index] = torch.empty(sizes[index], dtype=torch.uint8, device="meta").untyped_storage()
             return reader.build(factory, storages, chosen)
         arenas = Arenas(reader, wanted)
         if self.device.type != "cpu" or not reader.is_plain:

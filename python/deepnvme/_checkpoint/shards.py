@@ -50,9 +50,7 @@ def save_shards(
         for name, shard in zip(names, shards, strict=True):
             total += write(name, shard)
             written.append(name)
-        weight_map = {
-            tensor[0]: os.path.basename(name) for name, shard in zip(names, shards, strict=True) for tensor in shard
-        }
+        weight_map = {tensor[0]: Path(name).name for name, shard in zip(names, shards, strict=True) for tensor in shard}
         size = sum(tensor[3].nbytes for tensor in tensors)
         text = json.dumps({"metadata": {"total_size": size}, "weight_map": weight_map}, indent=2, sort_keys=True) + "\n"
         with file.open(index, "wb", durability=durability) as out:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deepnvme._checkpoint.progress import Progress, watcher
@@ -13,6 +14,8 @@ from deepnvme._deepnvme import StripeSet, _save_archive, _save_safetensors
 
 if TYPE_CHECKING:
     from typing import Literal, TypeAlias
+
+    import torch
 
     from deepnvme._deepnvme import Engine
 
@@ -50,21 +53,24 @@ def save(
         metadata: texts to add to a safetensors file.
         max_shard_bytes: the most bytes of tensors in one safetensors file: larger states become several files and an
             index, as Hugging Face has them. Default: one file.
-        progress: ``True`` for a bar, ``False`` for none, or a function of bytes done and bytes in all. Default: a bar on
-            a terminal, from the second second on.
+        progress: ``True`` for a bar, ``False`` for none, or a function of bytes done and bytes in all. Default: a bar
+            on a terminal, after a second.
 
     Raises:
         deepnvme.Error: the disk or the file system refused; a full disk has ``errno.ENOSPC``, and how much was needed.
         TypeError, ValueError: the format cannot hold the object; the message names it.
 
     Example:
+        >>> model = torch.nn.Linear(2, 3)
         >>> deepnvme.save(model.state_dict(), "model.pt") > 0
         True
         >>> sorted(torch.load("model.pt", weights_only=True))
         ['bias', 'weight']
     """
     if _is_safetensors(path):
-        return _save_tensors(obj, path, engine, durability, checksums, metadata, max_shard_bytes, progress)
+        tell = watcher(progress, "saving", path)
+        options = _Options(engine, durability, checksums, _texts(metadata), tell)
+        return _save_tensors(obj, path, max_shard_bytes, options)
     if metadata is not None or max_shard_bytes is not None:
         msg = "metadata and max_shard_bytes belong to safetensors; in a .pt file, save a dict that has them"
         raise ValueError(msg)
@@ -84,34 +90,48 @@ def save(
         ("version", b"3\n"),
         (".data/serialization_id", f"{identity:040}".encode()),
     ]
-    host = [storage if storage.device.type == "cpu" else storage.cpu() for storage in storages]
+    host = [_in_host_memory(storage) for storage in storages]
     return _save_archive(path, before, host, after, engine, durability, checksums, watcher(progress, "saving", path))
 
 
-def _save_tensors(
-    obj: object,
-    path: _Path,
-    engine: Engine | None,
-    durability: str,
-    checksums: bool,
-    metadata: Mapping[str, str] | None,
-    max_shard_bytes: int | None,
-    progress: Progress,
-) -> int:
+@dataclass
+class _Options:
+    """How a safetensors file is written."""
+
+    engine: Engine | None
+    durability: Literal["none", "data", "full"]
+    checksums: bool
+    metadata: list[tuple[str, str]]
+    tell: object
+
+    def write(self, path: _Path, tensors: list[_Tensor]) -> int:
+        """Write one file."""
+        return _save_safetensors(path, tensors, self.metadata, self.engine, self.durability, self.checksums, self.tell)
+
+
+def _save_tensors(obj: object, path: _Path, max_shard_bytes: int | None, options: _Options) -> int:
     tensors = _described(obj)
-    texts = [("format", "pt"), *((str(key), str(value)) for key, value in (metadata or {}).items() if key != "format")]
-    tell = watcher(progress, "saving", path)
     if max_shard_bytes is None:
-        return _save_safetensors(path, tensors, texts, engine, durability, checksums, tell)
+        return options.write(path, tensors)
     if isinstance(path, StripeSet):
         msg = "a stripe set is one file on several disks already; leave max_shard_bytes out"
         raise ValueError(msg)  # noqa: TRY004
     from deepnvme._checkpoint.shards import save_shards  # noqa: PLC0415
 
-    def write(shard: str, part: list[_Tensor]) -> int:
-        return _save_safetensors(shard, part, texts, engine, durability, checksums, tell)
+    return save_shards(os.fsdecode(path), tensors, max_shard_bytes, options.durability, options.write)
 
-    return save_shards(os.fsdecode(path), tensors, max_shard_bytes, durability, write)
+
+def _texts(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:
+    """Say what Hugging Face's loaders look for, and what the caller adds."""
+    more = [(str(key), str(value)) for key, value in (metadata or {}).items() if key != "format"]
+    return [("format", "pt"), *more]
+
+
+def _in_host_memory(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    if storage.device.type == "cpu":
+        return storage
+    copy: torch.UntypedStorage = storage.cpu()  # type: ignore[no-untyped-call]
+    return copy
 
 
 # Name, torch's name of the type, sizes, the tensor.
@@ -129,7 +149,7 @@ def _described(obj: object) -> list[_Tensor]:
     for name, tensor in obj.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             what = f"{name!r}: {type(tensor).__name__}"
-            msg = f"a safetensors file holds names and tensors, and this dict has {what}; leave it out, or save a .pt file"
+            msg = f"a safetensors file holds names and tensors, and this has {what}; leave it out, or save a .pt file"
             raise TypeError(msg)
         if tensor.device.type != "cpu":
             tensor = tensor.cpu()  # noqa: PLW2901

@@ -16,12 +16,12 @@ use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyT
 /// How deep containers may lie in one another; Python's own pickler decides about deeper ones.
 const DEPTH_MAX: usize = 200;
 
-/// A pickle, and the storages that it refers to in the order of their keys; ``None`` of what only Python can pickle.
+/// A pickle, and the storages that it refers to, in the order of their keys.
+type Pickled<'py> = (Vec<u8>, Vec<Bound<'py, PyAny>>);
+
+/// A pickle and its storages; ``None`` of what only Python can pickle.
 #[pyfunction]
-pub(crate) fn _pickle_plain<'py>(
-    py: Python<'py>,
-    state: &Bound<'py, PyAny>,
-) -> PyResult<Option<(Vec<u8>, Vec<Bound<'py, PyAny>>)>> {
+pub(crate) fn _pickle_plain<'py>(py: Python<'py>, state: &Bound<'py, PyAny>) -> PyResult<Option<Pickled<'py>>> {
     let Some(torch) = Torch::get(py)? else { return Ok(None) };
     let mut pickler = Pickler {
         py,

@@ -34,8 +34,8 @@ pub(crate) fn _save_archive(
     let _uncollected = memory::Uncollected::new(py);
     let record = |(name, object): (String, Bound<'_, PyAny>)| Ok(Record { name, memory: memory::source(&object)? });
     let mut records = before.into_iter().map(record).collect::<PyResult<Vec<_>>>()?;
-    for (key, storage) in storages.iter().enumerate() {
-        records.push(Record { name: format!("{STORAGES}{key}"), memory: memory::storage(storage)? });
+    for (key, storage) in storages.into_iter().enumerate() {
+        records.push(Record { name: format!("{STORAGES}{key}"), memory: memory::storage(&storage)? });
     }
     records.extend(after.into_iter().map(record).collect::<PyResult<Vec<_>>>()?);
     let (target, options) = (target(path)?, options(durability, checksums)?);

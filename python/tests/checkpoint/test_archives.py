@@ -57,7 +57,10 @@ def test_large_tensors_begin_where_direct_io_wants_them(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     deepnvme.save({"a": torch.randn(7), "b": torch.randn(1000, 1000), "c": torch.randn(300_000)}, path)
     assert path.stat().st_size % 4096 == 0
-    places = {name: (place, size) for name, size, _, place in deepnvme._deepnvme._CheckpointReader(path, None, True).storages()}
+    places = {
+        name: (place, size)
+        for name, size, _, place in deepnvme._deepnvme._CheckpointReader(path, None, True).storages()
+    }
     assert places["data/0"][0] % 64 == 0
     assert places["data/1"][0] % 4096 == 0
     assert places["data/2"][0] % 4096 == 0
@@ -66,7 +69,13 @@ def test_large_tensors_begin_where_direct_io_wants_them(tmp_path: Path) -> None:
 def test_what_shares_memory_still_does(tmp_path: Path) -> None:
     base = torch.randn(1000)
     tied = torch.nn.Parameter(torch.randn(5))
-    state = {"base": base, "view": base[10:20], "ints": base.view(torch.int32)[5:], "tied": [tied, tied], "same": (base,)}
+    state = {
+        "base": base,
+        "view": base[10:20],
+        "ints": base.view(torch.int32)[5:],
+        "tied": [tied, tied],
+        "same": (base,),
+    }
     path = tmp_path / "x.pt"
     deepnvme.save(state, path)
     for loaded in (deepnvme.load(path), torch.load(path, weights_only=True)):
@@ -115,7 +124,7 @@ def test_the_short_way_and_pythons_pickler_agree(tmp_path: Path) -> None:
     shared = [torch.randn(4)]
     state = {"m": model.state_dict(), "p": list(model.parameters()), "n": [1, 300, 70_000, 2**40, -1, 1.5, "a", None],
              "s": (shared, shared, "a"), "o": OrderedDict(z=1, y=()), "t": torch.randn(3, 4).t()}  # fmt: skip
-    state["o"].move_to_end("z")
+    state["o"].move_to_end("z")  # type: ignore[attr-defined]
     plain = _pickle_plain(state)
     assert plain is not None
     file = io.BytesIO()
@@ -125,7 +134,9 @@ def test_the_short_way_and_pythons_pickler_agree(tmp_path: Path) -> None:
 
     def load(pickle: bytes, storages: list[Any]) -> Any:
         path = tmp_path / "x.pt"
-        deepnvme._deepnvme._save_archive(path, [("data.pkl", pickle)], storages, [("version", b"3\n")], None, "none", True, None)
+        deepnvme._deepnvme._save_archive(
+            path, [("data.pkl", pickle)], storages, [("version", b"3\n")], None, "none", True, None
+        )
         return torch.load(path, weights_only=True)
 
     assert_same(load(*plain), load(file.getvalue(), pickler.storages))

@@ -17,17 +17,21 @@ import deepnvme
 
 from .states import DTYPES, assert_same_tensor, random
 
-SAFE = [dtype for dtype in DTYPES if dtype not in (torch.complex128,)]
+SAFE = [dtype for dtype in DTYPES if dtype != torch.complex128]
 
 
 def assert_same_dict(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     assert set(actual) == set(expected)
-    for name in expected:
-        assert_same_tensor(actual[name].contiguous(), expected[name].contiguous(), name)
+    for name, tensor in expected.items():
+        assert_same_tensor(actual[name].contiguous(), tensor.contiguous(), name)
 
 
-NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(lambda name: name != "__metadata__")
-TENSORS = st.builds(random, st.lists(st.integers(0, 9), max_size=4).map(tuple), st.sampled_from(SAFE), st.integers(0, 9))
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(
+    lambda name: name != "__metadata__"
+)
+TENSORS = st.builds(
+    random, st.lists(st.integers(0, 9), max_size=4).map(tuple), st.sampled_from(SAFE), st.integers(0, 9)
+)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -65,7 +69,12 @@ def test_metadata_and_lazy_readers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("state", "word"),
-    [([1], "dict"), ({"a": 1}, "int"), ({1: torch.ones(1)}, "1"), ({"a": torch.ones(1, dtype=torch.complex128)}, "complex128")],
+    [
+        ([1], "dict"),
+        ({"a": 1}, "int"),
+        ({1: torch.ones(1)}, "1"),
+        ({"a": torch.ones(1, dtype=torch.complex128)}, "complex128"),
+    ],
 )
 def test_what_the_format_cannot_hold_is_named(tmp_path: Path, state: Any, word: str) -> None:
     with pytest.raises((TypeError, ValueError), match=word):
@@ -82,13 +91,19 @@ def test_shards_are_as_hugging_face_has_them(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     deepnvme.save(state, path, max_shard_bytes=12_000)
     names = sorted(entry.name for entry in tmp_path.iterdir())
-    assert names == [*(f"model-{number:05}-of-00004.safetensors" for number in range(1, 5)), "model.safetensors.index.json"]
+    assert names == [
+        *(f"model-{number:05}-of-00004.safetensors" for number in range(1, 5)),
+        "model.safetensors.index.json",
+    ]
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == 40_000
     for name, file in index["weight_map"].items():
         assert torch.equal(load_file(tmp_path / file)[name], state[name])
     assert_same_dict(deepnvme.load(tmp_path), state)
-    assert_same_dict(deepnvme.load(tmp_path / "model.safetensors.index.json", only="layers.3"), {"layers.3.weight": state["layers.3.weight"]})
+    assert_same_dict(
+        deepnvme.load(tmp_path / "model.safetensors.index.json", only="layers.3"),
+        {"layers.3.weight": state["layers.3.weight"]},
+    )
 
 
 def test_new_shards_replace_old_ones_at_once(tmp_path: Path) -> None:

@@ -1,0 +1,166 @@
+"""The old file or the new one, never a mixture: killed writers, full disks, folders that allow nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import deepnvme
+
+WRITER = """
+import sys, torch, deepnvme
+path = sys.argv[1]
+number = int(sys.argv[2])
+while True:
+    number += 1
+    state = {"number": number, "a": torch.full((3 << 20,), number), "b": torch.full((1000,), number)}
+    if path.endswith(".safetensors"):
+        del state["number"]
+    deepnvme.save(state, path, durability="data")
+    print(number, flush=True)
+"""
+
+
+def number_in(path: Path) -> int:
+    """The number that the whole file has; an error where it has several."""
+    state = deepnvme.load(path, verify="full")
+    numbers = (
+        set(state["a"].unique().tolist())
+        | set(state["b"].unique().tolist())
+        | ({state["number"]} if "number" in state else set())
+    )
+    assert len(numbers) == 1, numbers
+    return int(numbers.pop())
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_a_killed_writer_leaves_the_old_file_or_the_new_one(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"x.{suffix}"
+    rng = random.Random(3)
+    last = 0
+    kills = 0
+    while kills < 50:
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, path, str(last)], stdout=subprocess.PIPE, text=True
+        ) as writer:
+            assert writer.stdout is not None
+            said = int(writer.stdout.readline())
+            # Several kills of one writer would only differ in the instant: each needs its own, importing takes longest.
+            time.sleep(rng.random() * 0.08)
+            writer.send_signal(signal.SIGKILL)
+            said = max([said, *(int(line) for line in writer.stdout.read().split())])
+        kills += 1
+        found = number_in(path)
+        assert said <= found <= said + 1
+        last = found
+        assert len(list(tmp_path.iterdir())) <= 2
+    deepnvme.save({"a": torch.zeros(3)}, path)
+    assert list(tmp_path.iterdir()) == [path], "the next save removes what killed ones left"
+
+
+def limited(path: Path, kib: int) -> subprocess.CompletedProcess[str]:
+    code = (
+        "import sys, resource, torch, deepnvme\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]) << 10, resource.RLIM_INFINITY))\n"
+        "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "try:\n    deepnvme.save({'a': torch.zeros(4 << 20)}, sys.argv[1])\n"
+        "except deepnvme.Error as error:\n    print(error.errno, error)\n"
+    )
+    return subprocess.run([sys.executable, "-c", code, path, str(kib)], capture_output=True, text=True, check=True)
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    deepnvme.save({"a": torch.ones(3)}, path)
+    result = limited(path, 1000)
+    assert result.stdout.startswith(str(errno.EFBIG)), result
+    assert deepnvme.load(path)["a"].tolist() == [1, 1, 1]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small file system")
+def test_a_really_full_disk_says_what_was_needed(tmp_path: Path) -> None:
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "none", tmp_path], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        path = tmp_path / "x.pt"
+        deepnvme.save({"a": torch.ones(3)}, path)
+        with pytest.raises(deepnvme.Error, match=r"1[67]\d{6} bytes|free") as caught:
+            deepnvme.save({"a": torch.zeros(4 << 20)}, path)
+        assert caught.value.errno == errno.ENOSPC
+        assert caught.value.filename == str(path)
+        assert deepnvme.load(path)["a"].tolist() == [1, 1, 1]
+        assert list(tmp_path.iterdir()) == [path]
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_folder_that_allows_nothing(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        deepnvme.save({}, tmp_path)
+    if os.geteuid() == 0:
+        return
+    tmp_path.chmod(0o500)
+    with pytest.raises(PermissionError):
+        deepnvme.save({}, tmp_path / "x.pt")
+
+
+def test_permissions_are_those_of_the_old_file_or_of_a_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    before = os.umask(0o027)
+    try:
+        deepnvme.save({}, path)
+        assert path.stat().st_mode & 0o777 == 0o640
+        path.chmod(0o604)
+        deepnvme.save({}, path)
+        assert path.stat().st_mode & 0o777 == 0o604
+    finally:
+        os.umask(before)
+
+
+def test_a_reader_keeps_the_file_that_it_has_open(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    deepnvme.save({"a": torch.ones(1000)}, path)
+    lazy = deepnvme.load(path, lazy=True)
+    deepnvme.save({"a": torch.zeros(1000)}, path)
+    assert lazy["a"].sum() == 1000
+
+
+def test_memory_stays_within_the_pools_bound(tmp_path: Path) -> None:
+    code = """
+import resource, sys, torch, deepnvme
+path = sys.argv[1]
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+state = {f"l{i}": torch.ones(8 << 20, dtype=torch.uint8) for i in range(50)}
+deepnvme.save({"a": torch.ones(3)}, path)
+before = peak()
+deepnvme.save(state, path)
+print(peak() - before)
+del state
+"""
+    result = subprocess.run([sys.executable, "-c", code, tmp_path / "x.pt"], capture_output=True, text=True, check=True)
+    assert int(result.stdout) < 80 << 20, "400 MiB are saved with the memory of the slots"
+    code = """
+import resource, sys, torch, deepnvme
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+deepnvme.load(sys.argv[1], only="l0")
+before = peak()
+state = deepnvme.load(sys.argv[1], verify="full")
+print(peak() - before)
+"""
+    result = subprocess.run([sys.executable, "-c", code, tmp_path / "x.pt"], capture_output=True, text=True, check=True)
+    assert int(result.stdout) < (400 + 60) << 20, "400 MiB are loaded into 400 MiB"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
