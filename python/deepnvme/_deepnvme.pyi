@@ -19,15 +19,18 @@ __all__ = [
     "_FileReader",
     "_FileWriter",
     "_Loading",
+    "_SaveStaging",
+    "_Saving",
     "__version__",
     "_answer",
     "_at_exit",
     "_command",
+    "_crc64",
     "_locate",
     "_pickle_plain",
     "_pinned_capsule",
-    "_save_archive",
-    "_save_safetensors",
+    "_start_archive",
+    "_start_safetensors",
     "default_engine",
     "probe",
     "read",
@@ -282,25 +285,39 @@ class _Loading:
 
 def _pickle_plain(state: object) -> tuple[bytes, list[torch.UntypedStorage]] | None: ...
 def _locate(path: str | bytes | PathLike[str] | PathLike[bytes]) -> list[tuple[Path, list[str] | None]]: ...
-def _save_archive(
+
+_SaveOptions: TypeAlias = dict[str, Any]
+
+@final
+class _SaveStaging:
+    def __new__(cls, nbytes: int) -> Self: ...
+    @property
+    def nbytes(self) -> int: ...
+
+@final
+class _Saving:
+    @property
+    def done(self) -> bool: ...
+    @property
+    def progress(self) -> tuple[int, int]: ...
+    def wait_filled(self) -> None: ...
+    def wait(self, progress: object, stop_on_signal: bool) -> tuple[int, int, int, int]: ...
+    def stop(self) -> None: ...
+
+def _crc64(path: str | bytes | PathLike[str] | PathLike[bytes], offset: int, nbytes: int) -> int: ...
+def _start_archive(
     path: _Path,
     before: Sequence[tuple[str, object]],
     storages: Sequence[torch.UntypedStorage],
     after: Sequence[tuple[str, object]],
-    engine: Engine | None,
-    durability: str,
-    checksums: bool,
-    progress: object,
-) -> int: ...
-def _save_safetensors(
+    options: _SaveOptions,
+) -> _Saving: ...
+def _start_safetensors(
     path: _Path,
     tensors: Sequence[tuple[str, str, list[int], object]],
     metadata: list[tuple[str, str]],
-    engine: Engine | None,
-    durability: str,
-    checksums: bool,
-    progress: object,
-) -> int: ...
+    options: _SaveOptions,
+) -> _Saving: ...
 def default_engine() -> Engine: ...
 def read(tensor: _Tensor, path: _Path, offset: int = 0) -> int: ...
 def write(tensor: _Tensor, path: _Path, offset: int | None = None, *, durability: _Durability = "none") -> int: ...

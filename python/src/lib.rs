@@ -42,7 +42,10 @@ mod _deepnvme {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::checkpoint::{_locate, _pickle_plain, _save_archive, _save_safetensors, CheckpointReader, Loading};
+    use crate::checkpoint::{
+        _crc64, _locate, _pickle_plain, _start_archive, _start_safetensors, CheckpointReader, Loading, SaveStaging,
+        Saving,
+    };
     #[pymodule_export]
     use crate::command::{_answer, _command};
     #[pymodule_export]

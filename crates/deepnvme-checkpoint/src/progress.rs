@@ -1,6 +1,8 @@
 //! How far a save or a load is, for somebody who looks on, and may have it stopped.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 
@@ -10,6 +12,8 @@ pub struct Progress {
     bytes_done: AtomicU64,
     bytes_total: AtomicU64,
     is_stopped: AtomicBool,
+    is_filled: Mutex<bool>,
+    filled: Condvar,
 }
 
 impl Progress {
@@ -28,6 +32,20 @@ impl Progress {
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.is_stopped.load(Ordering::Relaxed)
+    }
+
+    /// Waits at most that long; whether a save has taken all bytes out of the caller's memory, which may change from then on.
+    #[must_use]
+    pub fn wait_filled(&self, timeout: Duration) -> bool {
+        let is_filled = self.is_filled.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.filled.wait_timeout_while(is_filled, timeout, |is_filled| !*is_filled);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Also of a save that has failed: nobody looks at the memory any more.
+    pub fn mark_filled(&self) {
+        *self.is_filled.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.filled.notify_all();
     }
 
     pub(crate) fn expect(&self, bytes: u64) {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use deepnvme_checkpoint::read::{Contents, Reader, Verify};
-use deepnvme_checkpoint::write::{Record, SaveOptions, Tensor, save_archive, save_safetensors};
+use deepnvme_checkpoint::write::{Record, SaveOptions, Saved, Staging, Tensor, save_archive, save_safetensors};
 use deepnvme_checkpoint::{Error, Progress};
 use deepnvme_format::Dtype;
 use deepnvme_format::safetensors::TensorSpec;
@@ -55,7 +55,7 @@ fn pickle(storages: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-fn archive(path: &Path, storages: &[Vec<u8>], options: SaveOptions) -> Result<u64, Error> {
+fn archive(path: &Path, storages: &[Vec<u8>], options: SaveOptions) -> Result<Saved, Error> {
     let mut records = vec![
         Record { name: "data.pkl".into(), memory: Region::from_vec(pickle(storages)) },
         Record { name: "byteorder".into(), memory: Region::from_vec(b"little".to_vec()) },
@@ -69,7 +69,7 @@ fn archive(path: &Path, storages: &[Vec<u8>], options: SaveOptions) -> Result<u6
     save_archive(&engine(), &Target::from(&path.to_path_buf()), records, options, &Progress::default())
 }
 
-fn safetensors(path: &Path, storages: &[Vec<u8>], options: SaveOptions) -> Result<u64, Error> {
+fn safetensors(path: &Path, storages: &[Vec<u8>], options: SaveOptions) -> Result<Saved, Error> {
     let tensor = |(index, bytes): (usize, &Vec<u8>)| Tensor {
         spec: TensorSpec { name: format!("t{index}"), dtype: Dtype::U8, shape: vec![bytes.len() as u64] },
         memory: Region::from_vec(bytes.clone()),
@@ -130,12 +130,18 @@ proptest! {
     fn what_was_saved_is_loaded(sizes in sizes(), seed: u64, has_sums: bool) {
         let folder = tempfile::tempdir().unwrap();
         let storages: Vec<_> = sizes.iter().enumerate().map(|(i, size)| random(*size, seed ^ i as u64)).collect();
-        let options = SaveOptions { durability: deepnvme_io::Durability::None, has_sums };
+        let staging = (seed % 2 == 0).then(|| Staging::new(seed % (8 << 20)).unwrap());
+        let options = SaveOptions { durability: deepnvme_io::Durability::None, has_sums, staging };
         let (pt, st) = (folder.path().join("a.pt"), folder.path().join("a.safetensors"));
-        let pt_bytes = archive(&pt, &storages, options).unwrap();
+        let pt_bytes = archive(&pt, &storages, options.clone()).unwrap();
         let st_bytes = safetensors(&st, &storages, options).unwrap();
-        prop_assert_eq!(pt_bytes, std::fs::metadata(&pt).unwrap().len());
-        prop_assert_eq!(st_bytes, std::fs::metadata(&st).unwrap().len());
+        prop_assert_eq!(pt_bytes.bytes, std::fs::metadata(&pt).unwrap().len());
+        prop_assert_eq!(st_bytes.bytes, std::fs::metadata(&st).unwrap().len());
+        for (path, saved) in [(&pt, pt_bytes), (&st, st_bytes)] {
+            let file = std::fs::read(path).unwrap();
+            let index = &file[saved.index_offset as usize..(saved.index_offset + saved.index_bytes) as usize];
+            prop_assert_eq!(deepnvme_format::sums::sums_of(index).crc64, saved.index_crc64);
+        }
         for (index, (name, bytes)) in load(&pt, Verify::Full).unwrap().into_iter().enumerate() {
             prop_assert_eq!(name, format!("data/{index}"));
             prop_assert_eq!(&bytes, &storages[index]);
@@ -154,7 +160,7 @@ fn a_changed_byte_is_found_and_named() {
     let folder = tempfile::tempdir().unwrap();
     let storages = [random(100, 1), random(3 << 20, 2), random(50_000, 3)];
     for (path, save) in [
-        (folder.path().join("a.pt"), archive as fn(&Path, &[Vec<u8>], SaveOptions) -> Result<u64, Error>),
+        (folder.path().join("a.pt"), archive as fn(&Path, &[Vec<u8>], SaveOptions) -> Result<Saved, Error>),
         (folder.path().join("a.safetensors"), safetensors),
     ] {
         for has_sums in [true, false] {

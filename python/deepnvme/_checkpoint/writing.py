@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deepnvme._checkpoint.progress import Progress, watcher
-from deepnvme._deepnvme import StripeSet, _save_archive, _save_safetensors
+from deepnvme._deepnvme import StripeSet, _start_archive, _start_safetensors
 
 if TYPE_CHECKING:
     from typing import Literal, TypeAlias
 
     import torch
 
-    from deepnvme._deepnvme import Engine
+    from deepnvme._deepnvme import Engine, _SaveStaging, _Saving
 
     _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
 
@@ -67,14 +67,42 @@ def save(
         >>> sorted(torch.load("model.pt", weights_only=True))
         ['bias', 'weight']
     """
-    if _is_safetensors(path):
-        tell = watcher(progress, "saving", path)
-        options = _Options(engine, durability, checksums, _texts(metadata), tell)
-        return _save_tensors(obj, path, max_shard_bytes, options)
+    options = SaveOptions(engine, durability, checksums)
+    tell = watcher(progress, "saving", path)
+    if is_safetensors(path):
+        _check_torch("save")
+        tensors = described(obj)
+        texts = _texts(metadata)
+        if max_shard_bytes is None:
+            return start_tensors(path, tensors, options, texts).wait(tell, True)[0]
+        if isinstance(path, StripeSet):
+            msg = "a stripe set is one file on several disks already; leave max_shard_bytes out"
+            raise ValueError(msg)
+        from deepnvme._checkpoint.shards import save_shards  # noqa: PLC0415
+
+        def write(shard: str, part: list[Described]) -> int:
+            return start_tensors(shard, part, options, texts).wait(tell, True)[0]
+
+        return save_shards(os.fsdecode(path), tensors, max_shard_bytes, durability, write)
     if metadata is not None or max_shard_bytes is not None:
         msg = "metadata and max_shard_bytes belong to safetensors; in a .pt file, save a dict that has them"
         raise ValueError(msg)
     _check_torch("save")
+    return start_archive(obj, path, options).wait(tell, True)[0]
+
+
+@dataclass
+class SaveOptions:
+    """How a file is written."""
+
+    engine: Engine | None = None
+    durability: Literal["none", "data", "full"] = "full"
+    checksums: bool = True
+    staging: _SaveStaging | None = None
+
+
+def start_archive(obj: object, path: _Path, options: SaveOptions) -> _Saving:
+    """Start to write a torch archive."""
     from deepnvme._checkpoint.pickler import take_apart  # noqa: PLC0415
 
     pickle, storages = take_apart(obj)
@@ -91,34 +119,14 @@ def save(
         (".data/serialization_id", f"{identity:040}".encode()),
     ]
     host = [_in_host_memory(storage) for storage in storages]
-    return _save_archive(path, before, host, after, engine, durability, checksums, watcher(progress, "saving", path))
+    return _start_archive(path, before, host, after, vars(options))
 
 
-@dataclass
-class _Options:
-    """How a safetensors file is written."""
-
-    engine: Engine | None
-    durability: Literal["none", "data", "full"]
-    checksums: bool
-    metadata: list[tuple[str, str]]
-    tell: object
-
-    def write(self, path: _Path, tensors: list[_Tensor]) -> int:
-        """Write one file."""
-        return _save_safetensors(path, tensors, self.metadata, self.engine, self.durability, self.checksums, self.tell)
-
-
-def _save_tensors(obj: object, path: _Path, max_shard_bytes: int | None, options: _Options) -> int:
-    tensors = _described(obj)
-    if max_shard_bytes is None:
-        return options.write(path, tensors)
-    if isinstance(path, StripeSet):
-        msg = "a stripe set is one file on several disks already; leave max_shard_bytes out"
-        raise ValueError(msg)  # noqa: TRY004
-    from deepnvme._checkpoint.shards import save_shards  # noqa: PLC0415
-
-    return save_shards(os.fsdecode(path), tensors, max_shard_bytes, options.durability, options.write)
+def start_tensors(
+    path: _Path, tensors: list[Described], options: SaveOptions, metadata: list[tuple[str, str]] | None = None
+) -> _Saving:
+    """Start to write a safetensors file."""
+    return _start_safetensors(path, tensors, _texts(None) if metadata is None else metadata, vars(options))
 
 
 def _texts(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:
@@ -135,17 +143,17 @@ def _in_host_memory(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 
 # Name, torch's name of the type, sizes, the tensor.
-_Tensor = tuple[str, str, list[int], object]
+Described = tuple[str, str, list[int], object]
 
 
-def _described(obj: object) -> list[_Tensor]:
+def described(obj: object) -> list[Described]:
+    """Describe the tensors of a flat dict."""
     if not isinstance(obj, Mapping):
         msg = f"a safetensors file holds a dict of names and tensors, not {type(obj).__name__}; save it as a .pt file"
         raise TypeError(msg)
-    _check_torch("save")
     import torch  # noqa: PLC0415
 
-    described: list[_Tensor] = []
+    all_of_them: list[Described] = []
     for name, tensor in obj.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             what = f"{name!r}: {type(tensor).__name__}"
@@ -154,11 +162,12 @@ def _described(obj: object) -> list[_Tensor]:
         if tensor.device.type != "cpu":
             tensor = tensor.cpu()  # noqa: PLW2901
         dtype = str(tensor.dtype).removeprefix("torch.")
-        described.append((name, dtype, list(tensor.shape), tensor.detach()))
-    return described
+        all_of_them.append((name, dtype, list(tensor.shape), tensor.detach()))
+    return all_of_them
 
 
-def _is_safetensors(path: _Path) -> bool:
+def is_safetensors(path: _Path) -> bool:
+    """Say which of the formats a name means."""
     if isinstance(path, StripeSet):
         return path.paths[0].endswith(SAFETENSORS)
     return os.fsdecode(path).endswith(SAFETENSORS)

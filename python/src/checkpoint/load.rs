@@ -243,7 +243,7 @@ impl Drop for Loading {
 /// Tells a callback how many bytes are done, of how many.
 pub(super) fn look<'a>(
     callback: Option<&'a Bound<'_, PyAny>>,
-    progress: &'a Arc<Progress>,
+    progress: &'a Progress,
 ) -> impl FnMut() -> PyResult<()> + use<'a> {
     let callback = callback.map(|callback| (callback.py(), callback.clone().unbind()));
     let callback = callback.map(|(_, callback)| callback);

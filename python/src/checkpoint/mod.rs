@@ -13,7 +13,7 @@ mod save;
 
 pub(crate) use load::{_locate, CheckpointReader, Loading};
 pub(crate) use pickle::_pickle_plain;
-pub(crate) use save::{_save_archive, _save_safetensors};
+pub(crate) use save::{_crc64, _start_archive, _start_safetensors, SaveStaging, Saving};
 
 /// A failed save or load as the exception that Python code expects.
 fn raise(py: Python<'_>, failure: &Error) -> PyErr {

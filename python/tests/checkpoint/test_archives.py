@@ -134,9 +134,9 @@ def test_the_short_way_and_pythons_pickler_agree(tmp_path: Path) -> None:
 
     def load(pickle: bytes, storages: list[Any]) -> Any:
         path = tmp_path / "x.pt"
-        deepnvme._deepnvme._save_archive(
-            path, [("data.pkl", pickle)], storages, [("version", b"3\n")], None, "none", True, None
-        )
+        options = {"engine": None, "durability": "none", "checksums": True, "staging": None}
+        after = [("version", b"3\n")]
+        deepnvme._deepnvme._start_archive(path, [("data.pkl", pickle)], storages, after, options).wait(None, True)
         return torch.load(path, weights_only=True)
 
     assert_same(load(*plain), load(file.getvalue(), pickler.storages))

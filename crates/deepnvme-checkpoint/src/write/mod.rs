@@ -12,8 +12,8 @@ mod run;
 mod safetensors;
 mod spans;
 
-pub use run::POOL_BYTES_MAX;
 pub(crate) use run::threads;
+pub use run::{POOL_BYTES_MAX, Staging};
 
 /// A record of an archive.
 #[derive(Clone, Debug)]
@@ -34,21 +34,36 @@ pub struct Tensor {
 }
 
 /// How a file is saved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct SaveOptions {
     /// What survives a power cut when the save returns.
     pub durability: Durability,
     /// Whether each tensor's checksums are kept beside it.
     pub has_sums: bool,
+    /// Memory that takes the bytes first. `None`: a little that the save has for itself.
+    pub staging: Option<Staging>,
+}
+
+/// A file that was saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Saved {
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// Where in it the sums of all its records are, and which bytes they lie in.
+    pub index_offset: u64,
+    /// How many bytes those are.
+    pub index_bytes: u64,
+    /// Their CRC-64/NVME: of two files with the same one, all bytes are the same.
+    pub index_crc64: u64,
 }
 
 impl Default for SaveOptions {
     fn default() -> Self {
-        Self { durability: Durability::Full, has_sums: true }
+        Self { durability: Durability::Full, has_sums: true, staging: None }
     }
 }
 
-/// Writes a torch archive of these records, in their order, and returns its size in bytes.
+/// Writes a torch archive of these records, in their order, and returns what that file is.
 ///
 /// # Errors
 /// `Format` for records that no archive can hold, `Io` for what the disk refused: then nothing is left of the new file,
@@ -59,16 +74,22 @@ pub fn save_archive(
     records: Vec<Record>,
     options: SaveOptions,
     progress: &Progress,
-) -> Result<u64> {
+) -> Result<Saved> {
     let path = target.path();
     let plan = archive::ArchiveLayout::new(&path, &records, options.has_sums);
     let layout = plan.map_err(|error| Error::format(&path, error))?;
     let sources = records.into_iter().map(|record| fill::Source::new(record.memory)).collect();
-    run::Job { spans: layout.spans(), sources, layout: &layout, durability: options.durability }
-        .run(engine, target, progress)
+    run::Job {
+        spans: layout.spans(),
+        sources,
+        layout: &layout,
+        durability: options.durability,
+        staging: options.staging,
+    }
+    .run(engine, target, progress)
 }
 
-/// Writes a safetensors file of these tensors, and returns its size in bytes. Tensors of wide elements come first.
+/// Writes a safetensors file of these tensors, and returns what that file is. Tensors of wide elements come first.
 ///
 /// # Errors
 /// As [`save_archive`].
@@ -79,10 +100,16 @@ pub fn save_safetensors(
     metadata: Vec<(String, String)>,
     options: SaveOptions,
     progress: &Progress,
-) -> Result<u64> {
+) -> Result<Saved> {
     let layout = safetensors::SafetensorsLayout::new(&tensors, metadata, options.has_sums);
     let layout = layout.map_err(|error| Error::format(target.path(), error))?;
     let sources = layout.sources(tensors);
-    run::Job { spans: layout.spans(), sources, layout: &layout, durability: options.durability }
-        .run(engine, target, progress)
+    run::Job {
+        spans: layout.spans(),
+        sources,
+        layout: &layout,
+        durability: options.durability,
+        staging: options.staging,
+    }
+    .run(engine, target, progress)
 }

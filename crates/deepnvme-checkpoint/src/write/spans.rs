@@ -67,6 +67,11 @@ impl Spans {
         self.spans.last().map_or(0, Span::end)
     }
 
+    /// Where the index begins.
+    pub(crate) fn offset_of_index(&self) -> Option<u64> {
+        self.spans.iter().find(|span| span.content == Content::Index).map(|span| span.offset)
+    }
+
     /// The spans that have bytes in that range.
     pub(crate) fn within(&self, range: &Range<u64>) -> &[Span] {
         let from = self.spans.partition_point(|span| span.end() <= range.start);
