@@ -18,7 +18,7 @@ Example::
 """
 
 from deepnvme import errors
-from deepnvme._checkpoint import load, save
+from deepnvme._checkpoint import Checkpoint, Checkpointer, CheckpointerStats, load, save
 from deepnvme._deepnvme import (
     BackendProbe,
     Engine,
@@ -48,6 +48,9 @@ from deepnvme.errors import EndOfFileError, Error
 __all__ = [
     "Answer",
     "BackendProbe",
+    "Checkpoint",
+    "Checkpointer",
+    "CheckpointerStats",
     "EndOfFileError",
     "Engine",
     "Error",

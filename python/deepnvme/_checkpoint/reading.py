@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.progress import Progress, watcher
-from deepnvme._checkpoint.writing import _check_torch
+from deepnvme._checkpoint.writing import check_torch
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _locate
 from deepnvme.errors import MovedError
 
@@ -72,7 +72,7 @@ def load(
         ['0.weight', '1.weight']
         >>> _ = deepnvme.load("model.pt", into=model.state_dict())
     """
-    _check_torch("load")
+    check_torch("load")
     if sum((into is not None, only is not None, lazy)) > 1 and not (only is not None and lazy):
         msg = "into, only and lazy exclude each other, but for lazy with only; choose one"
         raise ValueError(msg)

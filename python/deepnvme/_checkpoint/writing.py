@@ -70,7 +70,7 @@ def save(
     options = SaveOptions(engine, durability, checksums)
     tell = watcher(progress, "saving", path)
     if is_safetensors(path):
-        _check_torch("save")
+        check_torch("save")
         tensors = described(obj)
         texts = _texts(metadata)
         if max_shard_bytes is None:
@@ -87,7 +87,7 @@ def save(
     if metadata is not None or max_shard_bytes is not None:
         msg = "metadata and max_shard_bytes belong to safetensors; in a .pt file, save a dict that has them"
         raise ValueError(msg)
-    _check_torch("save")
+    check_torch("save")
     return start_archive(obj, path, options).wait(tell, True)[0]
 
 
@@ -173,7 +173,8 @@ def is_safetensors(path: _Path) -> bool:
     return os.fsdecode(path).endswith(SAFETENSORS)
 
 
-def _check_torch(verb: str) -> None:
+def check_torch(verb: str) -> None:
+    """Import torch, or say who wanted it."""
     try:
         import torch  # noqa: F401, PLC0415
     except ImportError as error:

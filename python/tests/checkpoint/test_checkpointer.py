@@ -1,0 +1,219 @@
+"""A folder of checkpoints: retention, resuming, saving in the background."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import deepnvme
+from deepnvme import errors
+
+from .states import assert_same
+
+
+def state_of(step: int) -> dict[str, Any]:
+    return {"a": torch.full((300_000,), float(step)), "b": torch.full((10,), step), "step": step}
+
+
+def steps_in(folder: Path) -> list[int]:
+    return [checkpoint.step for checkpoint in deepnvme.Checkpointer(folder).checkpoints]
+
+
+@pytest.mark.parametrize("async_", [False, True])
+def test_the_last_ones_stay(tmp_path: Path, async_: bool) -> None:
+    with deepnvme.Checkpointer(tmp_path / "c", keep=2, async_=async_) as checkpointer:
+        assert checkpointer.latest() is None
+        with pytest.raises(FileNotFoundError):
+            checkpointer.restore()
+        for step in range(5):
+            assert checkpointer.save(step, state_of(step))
+        assert_same(checkpointer.restore(), state_of(4))
+        assert_same(checkpointer.restore(3, verify="full"), state_of(3))
+    with pytest.raises(FileNotFoundError, match="step 1"):
+        checkpointer.restore(1)
+    assert steps_in(tmp_path / "c") == [3, 4]
+    names = sorted(path.name for path in (tmp_path / "c").iterdir())
+    assert names == ["manifest.json", "step-00000003.pt", "step-00000004.pt"]
+    latest = checkpointer.latest()
+    assert latest is not None
+    assert latest.nbytes == latest.path.stat().st_size
+    assert latest.torch == torch.__version__
+    assert abs(dt.datetime.fromisoformat(latest.time).timestamp() - time.time()) < 100
+    assert_same(torch.load(latest.path, weights_only=True), state_of(4))
+    stats = checkpointer.stats
+    assert stats.saves == 5
+    assert stats.stall_s > 0
+    assert stats.write_s > 0
+
+
+def test_which_steps_are_saved(tmp_path: Path) -> None:
+    by_number = deepnvme.Checkpointer(tmp_path / "n", keep=None, every=3)
+    assert [by_number.save(step, state_of(step)) for step in range(7)] == [True, False, False, True, False, False, True]
+    assert by_number.save(8, state_of(8), force=True)
+    assert steps_in(tmp_path / "n") == [0, 3, 6, 8]
+    by_time = deepnvme.Checkpointer(tmp_path / "t", every=dt.timedelta(hours=1))
+    assert [by_time.save(step, state_of(step)) for step in range(3)] == [True, False, False]
+
+
+def test_going_back_keeps_what_was_just_saved(tmp_path: Path) -> None:
+    checkpointer = deepnvme.Checkpointer(tmp_path, keep=2)
+    for step in (10, 20, 5, 5):
+        checkpointer.save(step, state_of(step))
+    assert steps_in(tmp_path) == [5, 20]
+
+
+def test_safetensors(tmp_path: Path) -> None:
+    checkpointer = deepnvme.Checkpointer(tmp_path, format="safetensors", async_=True)
+    state = {"w": torch.randn(1000)}
+    checkpointer.save(7, state)
+    assert_same(checkpointer.restore(), state)
+    assert_same(load_file(tmp_path / "step-00000007.safetensors"), state)
+
+
+def test_tensors_may_change_when_save_returns(tmp_path: Path) -> None:
+    state = {"a": torch.zeros(8 << 20)}
+    with deepnvme.Checkpointer(tmp_path, async_=True, memory=8 << 20) as checkpointer:
+        for step in range(6):
+            state["a"].fill_(step)
+            checkpointer.save(step, state)
+            state["a"].fill_(-1)
+    for checkpoint in checkpointer.checkpoints:
+        loaded = deepnvme.load(checkpoint.path, verify="full")["a"]
+        assert loaded.min() == loaded.max() == checkpoint.step
+
+
+def test_training_goes_on_between_steps(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(500, 2000)
+    optimizer = torch.optim.AdamW(model.parameters())
+    expected = []
+    with deepnvme.Checkpointer(tmp_path, keep=None) as checkpointer, checkpointer.overlap(optimizer):
+        for step in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(8, 500)).pow(2).sum().backward()
+            optimizer.step()
+            checkpointer.save(step, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+            expected.append(model.weight.detach().clone())
+    assert [checkpoint.step for checkpoint in checkpointer.checkpoints] == list(range(6))
+    for checkpoint, weight in zip(checkpointer.checkpoints, expected, strict=True):
+        assert torch.equal(deepnvme.load(checkpoint.path, verify="full")["model"]["weight"], weight)
+    before = optimizer.step
+    assert before is not None
+    optimizer.step()
+
+
+def test_what_goes_wrong_in_the_background_is_raised_by_the_next_call(tmp_path: Path) -> None:
+    checkpointer = deepnvme.Checkpointer(tmp_path / "c", async_=True)
+    checkpointer.save(1, state_of(1))
+    checkpointer.wait()
+    (tmp_path / "c").rename(tmp_path / "gone")
+    checkpointer.save(2, state_of(2))
+    with pytest.raises(FileNotFoundError):
+        checkpointer.save(3, state_of(3))
+    (tmp_path / "gone").rename(tmp_path / "c")
+    checkpointer.save(4, state_of(4))
+    checkpointer.close()
+    assert steps_in(tmp_path / "c") == [1, 4]
+
+
+def test_what_cannot_be_pickled_is_raised_at_once(tmp_path: Path) -> None:
+    checkpointer = deepnvme.Checkpointer(tmp_path, async_=True)
+    with pytest.raises((TypeError, AttributeError)):
+        checkpointer.save(1, {"lock": threading.Lock()})
+    assert checkpointer.checkpoints == []
+
+
+def test_a_file_that_was_replaced_is_noticed(tmp_path: Path) -> None:
+    checkpointer = deepnvme.Checkpointer(tmp_path)
+    checkpointer.save(1, state_of(1))
+    deepnvme.save(state_of(2), tmp_path / "step-00000001.pt")
+    with pytest.raises(errors.ChecksumError, match="step 1"):
+        checkpointer.restore()
+    (tmp_path / "step-00000001.pt").unlink()
+    assert deepnvme.Checkpointer(tmp_path).latest() is None
+
+
+def test_only_checkpoints_are_ever_removed(tmp_path: Path) -> None:
+    mine = ["notes.txt", "step-1.pt", "step-00000009.pt.bak", "model.pt"]
+    for name in mine:
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "step-00000077.pt").write_text("left by a crash before its manifest")
+    checkpointer = deepnvme.Checkpointer(tmp_path, keep=1)
+    assert checkpointer.latest() is None
+    for step in range(3):
+        checkpointer.save(step, state_of(step))
+    assert {path.name for path in tmp_path.iterdir()} == {*mine, "manifest.json", "step-00000002.pt"}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"version": 1, "checkpoints": [{"file": "../x"}]}', '{"version": 9}']
+)
+def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(errors.CorruptFileError, match=r"manifest\.json"):
+        deepnvme.Checkpointer(tmp_path)
+
+
+def test_settings_that_cannot_be_meant(tmp_path: Path) -> None:
+    for options in ({"keep": 0}, {"every": 0}, {"format": "zip"}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            deepnvme.Checkpointer(tmp_path, **options)
+    with pytest.raises(ValueError, match="step"):
+        deepnvme.Checkpointer(tmp_path).save(-1, {})
+
+
+TRAINER = """
+import sys, torch, deepnvme
+checkpointer = deepnvme.Checkpointer(sys.argv[1], keep=2, async_=True, durability="data")
+latest = checkpointer.latest()
+step = latest.step if latest else 0
+state = {"a": torch.zeros(2 << 20), "b": torch.zeros(1000)}
+while True:
+    step += 1
+    state["a"].fill_(step); state["b"].fill_(step)
+    checkpointer.save(step, state)
+    print(step, flush=True)
+"""
+
+
+def test_a_killed_trainer_goes_on_where_it_was(tmp_path: Path) -> None:
+    last = 0
+    for round_ in range(12):
+        with subprocess.Popen([sys.executable, "-c", TRAINER, tmp_path], stdout=subprocess.PIPE, text=True) as trainer:
+            assert trainer.stdout is not None
+            said = int(trainer.stdout.readline())
+            time.sleep(0.03 * (round_ % 4))
+            trainer.send_signal(signal.SIGKILL)
+            said = max([said, *(int(line) for line in trainer.stdout.read().split())])
+        checkpointer = deepnvme.Checkpointer(tmp_path)
+        latest = checkpointer.latest()
+        if latest is None:
+            assert said <= 2
+            continue
+        # What `save` returned from may have been on its way still, and so may the one before its own.
+        assert said - 2 <= latest.step <= said + 1
+        assert latest.step >= last
+        last = latest.step
+        loaded = checkpointer.restore(verify="full")
+        assert loaded["a"].min() == loaded["a"].max() == loaded["b"].max() == latest.step
+    json.loads((tmp_path / "manifest.json").read_text())
+
+
+def test_the_program_ends_when_its_save_is_done(tmp_path: Path) -> None:
+    code = (
+        "import sys, torch, deepnvme\n"
+        "deepnvme.Checkpointer(sys.argv[1], async_=True).save(3, {'a': torch.ones(16 << 20)})\n"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
+    assert steps_in(tmp_path) == [3]
