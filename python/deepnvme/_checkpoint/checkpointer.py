@@ -54,9 +54,9 @@ class Checkpointer:
     that was being written goes with the next save.
 
     With ``async_=True``, ``save`` returns when the tensors have been copied into page-locked memory, or, of what does
-    not fit there, onto the disk; the rest goes on while training does. Inside ``overlap`` nothing is copied: the tensors
-    are written from where they are, and the next ``optimizer.step`` waits if they have not been yet. One save is under
-    way at a time: the next one waits for it. What goes wrong in the background is raised by the next call.
+    not fit there, onto the disk; the rest goes on while training does. Inside ``overlap`` nothing is copied: the
+    tensors are written from where they are, and the next ``optimizer.step`` waits if they have not been yet. One save
+    is under way at a time: the next one waits for it. What goes wrong in the background is raised by the next call.
 
     Args:
         folder: where; it is made if it is not there.
