@@ -4,6 +4,8 @@
 //! is damaged and lets a reader check a sample. Both are linear, so that the sums of two neighbouring parts give the
 //! sum of the whole: a writer hashes each part where it has it in the cache.
 
+use std::collections::HashMap;
+
 use crc_fast::{CrcAlgorithm, Digest};
 use serde::{Deserialize, Serialize};
 
@@ -71,14 +73,31 @@ impl PartSums {
     /// The sums of this part with `next` behind it.
     #[must_use]
     pub fn then(self, next: Self) -> Self {
+        self.joined(next, &Shift::by(next.bytes))
+    }
+
+    fn joined(self, next: Self, shift: &Shift) -> Self {
         if self.bytes == 0 {
             return next;
         }
+        let crc32 = Polynomial::CRC32.multiply(shift.crc32, u64::from(self.crc32)) as u32;
         Self {
             bytes: self.bytes + next.bytes,
-            crc32: (shift(u64::from(self.crc32), next.bytes, Polynomial::CRC32) ^ u64::from(next.crc32)) as u32,
-            crc64: shift(self.crc64, next.bytes, Polynomial::CRC64) ^ next.crc64,
+            crc32: crc32 ^ next.crc32,
+            crc64: Polynomial::CRC64.multiply(shift.crc64, self.crc64) ^ next.crc64,
         }
+    }
+}
+
+/// What sums are multiplied by so that they are those of as many zero bytes more.
+struct Shift {
+    crc32: u64,
+    crc64: u64,
+}
+
+impl Shift {
+    fn by(bytes: u64) -> Self {
+        Self { crc32: Polynomial::CRC32.power(bytes), crc64: Polynomial::CRC64.power(bytes) }
     }
 }
 
@@ -100,12 +119,15 @@ impl RecordSums {
         parts.sort_unstable_by_key(|(offset, _)| *offset);
         let (mut whole, mut cell) = (PartSums::EMPTY, PartSums::EMPTY);
         let mut cells = Vec::new();
+        // Parts have few sizes, whose factors are computed once.
+        let mut shifts: HashMap<u64, Shift> = HashMap::new();
         for (offset, part) in parts {
             if offset != whole.bytes || cell.bytes + part.bytes > CELL_BYTES {
                 return Err(Error::invalid(format!("the sums of a record do not join at byte {offset}")));
             }
-            whole = whole.then(part);
-            cell = cell.then(part);
+            let shift = shifts.entry(part.bytes).or_insert_with(|| Shift::by(part.bytes));
+            whole = whole.joined(part, shift);
+            cell = cell.joined(part, shift);
             if cell.bytes == CELL_BYTES {
                 cells.push(std::mem::replace(&mut cell, PartSums::EMPTY).crc64);
             }
@@ -210,23 +232,22 @@ impl Polynomial {
         }
         product
     }
-}
 
-/// A sum as it is with `bytes` zero bytes behind it (without the inversions, which cancel): times x to the power of
-/// eight for each byte, by squaring.
-fn shift(sum: u64, bytes: u64, polynomial: Polynomial) -> u64 {
-    let one = 1 << (polynomial.bits - 1);
-    // x to the power of 8: the factor of one byte.
-    let (mut factor, mut power) = (one >> 8, one);
-    let mut left = bytes;
-    while left > 0 {
-        if left & 1 == 1 {
-            power = polynomial.multiply(factor, power);
+    /// x to the power of eight for each byte, by squaring. Multiplied by it, a sum is what it would be with so many zero
+    /// bytes behind it (the inversions of the standards cancel out).
+    fn power(self, bytes: u64) -> u64 {
+        let one = 1 << (self.bits - 1);
+        let (mut factor, mut power) = (one >> 8, one);
+        let mut left = bytes;
+        while left > 0 {
+            if left & 1 == 1 {
+                power = self.multiply(factor, power);
+            }
+            factor = self.multiply(factor, factor);
+            left >>= 1;
         }
-        factor = polynomial.multiply(factor, factor);
-        left >>= 1;
+        power
     }
-    polynomial.multiply(power, sum)
 }
 
 #[cfg(test)]

@@ -121,20 +121,20 @@ impl Filler<'_> {
     /// Copies a part of a record into the slot, and hashes it there.
     fn copy(&self, source: &Source, range: Range<u64>, at: usize, slot: &mut Slot) {
         let is_whole = range == (0..source.bytes());
-        for step in steps(&range) {
-            let (to, len) = (at + (step.start - range.start) as usize, (step.end - step.start) as usize);
-            slot.gather(to, &source.memory, step.start as usize, len);
-            if source.is_small() && !is_whole {
-                continue;
-            }
+        for cell in cut(&range, CELL_BYTES) {
             let mut hasher = Hasher::default();
-            hasher.update(&slot.as_slice()[to..to + len]);
-            source.note(step.start, hasher.finish());
-        }
-        if source.is_small() && is_whole {
-            let parts = std::mem::take(&mut *source.parts.lock().unwrap_or_else(PoisonError::into_inner));
-            let sums = parts.into_iter().fold(PartSums::EMPTY, |sums, (_, part)| sums.then(part));
-            let _ = source.sums.set(one_part(sums));
+            for step in cut(&cell, STEP_BYTES) {
+                let (to, len) = (at + (step.start - range.start) as usize, (step.end - step.start) as usize);
+                slot.gather(to, &source.memory, step.start as usize, len);
+                if !source.is_small() || is_whole {
+                    hasher.update(&slot.as_slice()[to..to + len]);
+                }
+            }
+            if !source.is_small() {
+                source.note(cell.start, hasher.finish());
+            } else if is_whole {
+                let _ = source.sums.set(one_part(hasher.finish()));
+            }
         }
     }
 
@@ -149,10 +149,10 @@ impl Filler<'_> {
                 if source.is_small() {
                     continue;
                 }
-                for step in steps(&(range.start - span.offset..range.end - span.offset)) {
-                    scratch.resize((step.end - step.start) as usize, 0);
-                    source.memory.copy_to_slice(step.start as usize, &mut scratch);
-                    source.note(step.start, deepnvme_format::sums::sums_of(&scratch));
+                for cell in cut(&(range.start - span.offset..range.end - span.offset), CELL_BYTES) {
+                    scratch.resize((cell.end - cell.start) as usize, 0);
+                    source.memory.copy_to_slice(cell.start as usize, &mut scratch);
+                    source.note(cell.start, deepnvme_format::sums::sums_of(&scratch));
                 }
             }
         }
@@ -174,15 +174,14 @@ fn overlap(span: Range<u64>, piece: &Range<u64>) -> (Range<u64>, u64) {
     (range, at)
 }
 
-/// Cuts a part of a record so that no step crosses the border of a cell.
-fn steps(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+/// Cuts a range at the multiples of `every`.
+fn cut(range: &Range<u64>, every: u64) -> impl Iterator<Item = Range<u64>> + use<> {
     let (mut at, end) = (range.start, range.end);
     std::iter::from_fn(move || {
         if at == end {
             return None;
         }
-        let cell_end = (at / CELL_BYTES + 1) * CELL_BYTES;
-        let next = (at + STEP_BYTES).min(cell_end).min(end);
+        let next = ((at / every + 1) * every).min(end);
         Some(std::mem::replace(&mut at, next)..next)
     })
 }

@@ -1,0 +1,244 @@
+"""``python -m checkpointbench``: every state, saved and loaded by everybody, in alternating rounds."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import shutil
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from checkpointbench.contestants import Contestant, everybody
+from checkpointbench.models import MODELS, State
+from storagebench import cache, environment, fio, hugepages
+from storagebench.contestants.base import NotOffered
+from storagebench.measure import Sample, timed
+from storagebench.rounds import order
+
+PAGE_BYTES = 4096
+_GRID = [(block, depth) for block in (512 << 10, 1 << 20, 2 << 20) for depth in (8, 16, 32)]
+
+
+@dataclass
+class Results:
+    """Samples by row and contestant, and who could not take part."""
+
+    samples: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def add(self, row: str, name: str, sample: Sample) -> None:
+        """Take a sample."""
+        self.samples.setdefault(row, {}).setdefault(name, []).append(sample)
+
+
+class Fio(Contestant):
+    """fio at the best settings of a sweep: the disk's own limit for so many bytes."""
+
+    name = "fio best"
+    suffix = ".raw"
+
+    def __init__(self, path: Path, size: int, *, huge: bool) -> None:
+        engines: tuple[fio.Engine, ...] = ("io_uring-fixed", "libaio")
+        settings = [fio.FioSetting(engine, *cell, huge) for engine in engines for cell in _GRID]
+        self._size = size
+        self._best = {
+            rw: max(settings, key=lambda setting, rw=rw: self._speed(setting, rw, path)) for rw in ("write", "read")
+        }
+
+    def _speed(self, setting: fio.FioSetting, rw: Any, path: Path) -> float:
+        return median(fio.transfer(setting, rw, path, min(self._size, 1 << 30)).gb_per_s for _ in range(2))
+
+    def save(self, state: State, path: Path) -> Any:
+        """See the base: random bytes, as many as the state has."""
+        return fio.transfer(self._best["write"], "write", path, self._size)
+
+    def load(self, path: Path) -> Any:
+        """See the base."""
+        return fio.transfer(self._best["read"], "read", path, self._size)
+
+    def __str__(self) -> str:
+        return f"read {self._best['read']}; write {self._best['write']}"
+
+
+class FioAsMuchMemory(Contestant):
+    """fio from and to as many bytes of memory as the state has: what a tensor can be at best, being no cache."""
+
+    name = "fio, as much memory"
+    suffix = ".raw"
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._setting = fio.FioSetting("libaio", 1 << 20, size >> 20, huge=False)
+
+    def save(self, state: State, path: Path) -> Any:
+        """See the base."""
+        return fio.transfer(self._setting, "write", path, self._size)
+
+    def load(self, path: Path) -> Any:
+        """See the base."""
+        return fio.transfer(self._setting, "read", path, self._size)
+
+
+def touch(loaded: Any) -> int:
+    """Read a byte of each page, so that nobody's pages are still on the disk; how many bytes the tensors have."""
+    if isinstance(loaded, Sample):
+        return 0
+    total = 0
+    for tensor in loaded.values():
+        flat = tensor.detach().reshape(-1).view(torch.uint8)
+        flat[::PAGE_BYTES].sum()
+        total += flat.numel()
+    return total
+
+
+def measure(model: str, state: State, scratch: Path, rounds: int, results: Results) -> None:
+    """Run all rounds of one state."""
+    size = sum(tensor.nbytes for tensor in state.values())
+    line: list[Contestant] = everybody()
+    if fio.version() is not None:
+        line.insert(0, Fio(scratch / "sweep.raw", size, huge=hugepages.free_bytes() >= 128 << 20))
+        print(f"{model}: fio: {line[0]}", flush=True)
+        line.insert(1, FioAsMuchMemory(size))
+    suffixes = {one.name: one.suffix for one in line}
+    paths = {one.name: scratch / f"state{suffixes[one.reads_of or one.name]}" for one in line}
+    for index in range(rounds + 1):
+        for one in order([one for one in line if one.saves], index):
+            _once(f"save {model}", one, results, index, lambda one=one: _save(one, state, paths[one.name], size))
+        for one in order([one for one in line if one.loads], index):
+            check = state if index == 0 else None
+            _once(f"load {model}", one, results, index, lambda one=one, check=check: _load(one, paths[one.name], size, check))
+    for path in {*paths.values(), scratch / "sweep.raw"}:
+        _remove(path)
+
+
+def _once(row: str, one: Contestant, results: Results, index: int, run: Any) -> None:
+    key = f"{row}: {one.name}"
+    if key in results.left_out:
+        return
+    try:
+        sample = run()
+    except NotOffered as reason:
+        results.left_out[key] = str(reason)
+    except Exception as error:  # noqa: BLE001 - whatever a rival throws must not end the others' run
+        results.left_out[key] = f"{type(error).__name__}: {str(error)[:300]}"
+        print(f"left out: {key}: {results.left_out[key]}", file=sys.stderr)
+    else:
+        if index > 0:
+            results.add(row, one.name, sample)
+
+
+def _save(one: Contestant, state: State, path: Path, size: int) -> Sample:
+    _remove(path)
+    cache.settle()
+    # Some file systems are busy with what was removed for a while.
+    time.sleep(0.5)
+    sample, _ = timed(lambda: one.save(state, path), size)
+    return sample
+
+
+def _load(one: Contestant, path: Path, size: int, check: State | None) -> Sample:
+    for file in [entry for entry in path.rglob("*") if entry.is_file()] if path.is_dir() else [path]:
+        cache.make_cold(file)
+
+    def run() -> Any:
+        loaded = one.load(path)
+        touch(loaded)
+        return loaded
+
+    sample, loaded = timed(run, size)
+    try:
+        if check is not None and loaded is not None:
+            for name, tensor in check.items():
+                if not torch.equal(loaded[name].view(torch.uint8), tensor.view(torch.uint8)):
+                    raise RuntimeError(f"{name} is not what was saved")
+    finally:
+        del loaded
+        one.close()
+        gc.collect()
+    return sample
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def summary(results: Results) -> list[dict[str, object]]:
+    """Medians, and the medians of the ratios within the rounds to fio and to torch."""
+    lines: list[dict[str, object]] = []
+    for row, by_name in results.samples.items():
+        for name, samples in sorted(by_name.items(), key=lambda item: median(one.wall_s for one in item[1])):
+            line: dict[str, object] = {
+                "row": row,
+                "name": name,
+                "wall_s": median(one.wall_s for one in samples),
+                "min_s": min(one.wall_s for one in samples),
+                "max_s": max(one.wall_s for one in samples),
+                "gb_per_s": median(one.gb_per_s for one in samples),
+                "cpu_s_per_gb": median(one.cpu_s_per_gb for one in samples),
+            }
+            for rival in ("fio best", "fio, as much memory", "torch"):
+                if rival in by_name:
+                    pairs = zip(samples, by_name[rival], strict=False)
+                    line[f"of {rival}"] = median(other.wall_s / one.wall_s for one, other in pairs)
+            lines.append(line)
+    return lines
+
+
+def show(lines: list[dict[str, Any]]) -> None:
+    """Print the tables."""
+    row = ""
+    for line in lines:
+        if line["row"] != row:
+            row = line["row"]
+            print(f"\n{row}\n{'':26} {'GB/s':>6} {'wall s':>7} {'min - max':>15} {'CPU s/GB':>9} {'x fio':>6} {'x tensor fio':>12} {'x torch':>7}")
+        ratios = [f"{line[key]:.2f}" if key in line else "-" for key in ("of fio best", "of fio, as much memory", "of torch")]
+        spread = f"{line['min_s']:.3f} - {line['max_s']:.3f}"
+        print(
+            f"{line['name']:26} {line['gb_per_s']:6.2f} {line['wall_s']:7.3f} {spread:>15} "
+            f"{line['cpu_s_per_gb']:9.3f} {ratios[0]:>6} {ratios[1]:>12} {ratios[2]:>7}",
+        )
+
+
+def main() -> int:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(prog="checkpointbench", description=__doc__)
+    parser.add_argument("--models", default=",".join(MODELS), help=f"some of {', '.join(MODELS)} (default: all)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--scratch", type=Path, default=Path("scratch"))
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    arguments = parser.parse_args()
+    arguments.scratch.mkdir(parents=True, exist_ok=True)
+    results = Results()
+    with hugepages.reserved(128 << 20):
+        for model in arguments.models.split(","):
+            measure(model, MODELS[model](), arguments.scratch, arguments.rounds, results)
+            show([line for line in summary(results) if str(line["row"]).endswith(model)])
+    record = {
+        "date": time.strftime("%Y-%m-%d"),
+        "environment": environment.describe(arguments.scratch),
+        "rounds": arguments.rounds,
+        "summary": summary(results),
+        "samples": {
+            row: {name: [one.record() for one in samples] for name, samples in by_name.items()}
+            for row, by_name in results.samples.items()
+        },
+        "left_out": results.left_out,
+    }
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    path = arguments.results / f"{record['date']}-checkpoints.json"
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    for key, reason in results.left_out.items():
+        print(f"left out: {key}: {reason}")
+    print(f"written: {path.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
