@@ -1,4 +1,4 @@
 """Checkpoints: whole state dicts to disk and back, deepnvme beside what people use.
 
-``models`` makes the states, ``contestants`` has who saves and loads them, ``rounds`` alternates them, ``report`` sums up.
+``models`` makes the states, ``contestants`` has who saves and loads them, ``__main__`` alternates them and sums up.
 """

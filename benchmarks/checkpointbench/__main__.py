@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -108,14 +109,21 @@ def measure(model: str, state: State, scratch: Path, rounds: int, results: Resul
         line.insert(1, FioAsMuchMemory(size))
     suffixes = {one.name: one.suffix for one in line}
     paths = {one.name: scratch / f"state{suffixes[one.reads_of or one.name]}" for one in line}
+    readers = {
+        one.name: [other for other in line if other.loads and (other.reads_of or other.name) == one.name]
+        for one in line
+    }
     for index in range(rounds + 1):
+        check = state if index == 0 else None
         for one in order([one for one in line if one.saves], index):
-            _once(f"save {model}", one, results, index, lambda one=one: _save(one, state, paths[one.name], size))
-        for one in order([one for one in line if one.loads], index):
-            check = state if index == 0 else None
-            _once(f"load {model}", one, results, index, lambda one=one, check=check: _load(one, paths[one.name], size, check))
-    for path in {*paths.values(), scratch / "sweep.raw"}:
-        _remove(path)
+            path = paths[one.name]
+            _once(f"save {model}", one, results, index, partial(_save, one, state, path, size))
+            # Each file goes before the next one comes: the disk need not hold them all.
+            for other in order(readers[one.name], index):
+                run = partial(_load, other, path, size, check)
+                _once(f"load {model}", other, results, index, run)
+            _remove(path)
+    _remove(scratch / "sweep.raw")
 
 
 def _once(row: str, one: Contestant, results: Results, index: int, run: Any) -> None:
@@ -197,8 +205,13 @@ def show(lines: list[dict[str, Any]]) -> None:
     for line in lines:
         if line["row"] != row:
             row = line["row"]
-            print(f"\n{row}\n{'':26} {'GB/s':>6} {'wall s':>7} {'min - max':>15} {'CPU s/GB':>9} {'x fio':>6} {'x tensor fio':>12} {'x torch':>7}")
-        ratios = [f"{line[key]:.2f}" if key in line else "-" for key in ("of fio best", "of fio, as much memory", "of torch")]
+            heads = f"{'GB/s':>6} {'wall s':>7} {'min - max':>15} {'CPU s/GB':>9}"
+            rivals = f"{'x fio':>6} {'x tensor fio':>12} {'x torch':>7}"
+            print(f"\n{row}\n{'':26} {heads} {rivals}")
+        ratios = [
+            f"{line[key]:.2f}" if key in line else "-"
+            for key in ("of fio best", "of fio, as much memory", "of torch")
+        ]
         spread = f"{line['min_s']:.3f} - {line['max_s']:.3f}"
         print(
             f"{line['name']:26} {line['gb_per_s']:6.2f} {line['wall_s']:7.3f} {spread:>15} "

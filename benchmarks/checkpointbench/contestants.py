@@ -1,4 +1,7 @@
-"""Who saves and loads, each as its users do. A save is on the disk when it returns: those that do not sync get an fsync."""
+"""Who saves and loads, each as its users do.
+
+A save is on the disk when it returns: those that do not sync get an fsync.
+"""
 
 from __future__ import annotations
 
@@ -223,6 +226,7 @@ class FastFileWriter(Contestant):
         """See the base."""
         from deepspeed.io import FastFileWriter as Writer  # noqa: PLC0415
         from deepspeed.io import FastFileWriterConfig  # noqa: PLC0415
+
         from storagebench.contestants import deepspeed_op  # noqa: PLC0415
 
         if not hasattr(self, "_handle"):
@@ -245,7 +249,9 @@ def everybody() -> list[Contestant]:
         Safetensors(),
         FastSafetensors(),
         Runai("runai streamer", {}),
-        Runai("runai streamer, direct", {"RUNAI_STREAMER_DIRECT_BLOCK": "4096", "RUNAI_STREAMER_FS_QUEUE_DEPTH": "32"}),
+        Runai(
+            "runai streamer, direct", {"RUNAI_STREAMER_DIRECT_BLOCK": "4096", "RUNAI_STREAMER_FS_QUEUE_DEPTH": "32"}
+        ),
         Tensorizer(),
         Dcp(),
         FastFileWriter(),

@@ -42,7 +42,12 @@ def adamw() -> State:
     generator = torch.Generator().manual_seed(2)
     state: State = {}
     for layer in range(12):
-        for name, shape in (("attn", (3840, 1280)), ("proj", (1280, 1280)), ("fc", (5120, 1280)), ("out", (1280, 5120))):
+        for name, shape in (
+            ("attn", (3840, 1280)),
+            ("proj", (1280, 1280)),
+            ("fc", (5120, 1280)),
+            ("out", (1280, 5120)),
+        ):
             for part in ("param", "exp_avg", "exp_avg_sq"):
                 state[f"h.{layer}.{name}.{part}"] = _random(shape, torch.float32, generator)
     for part in ("param", "exp_avg", "exp_avg_sq"):
@@ -63,4 +68,9 @@ def one_2g() -> State:
     return {"weight": _random((1 << 15, 1 << 15), torch.bfloat16, torch.Generator().manual_seed(4))}
 
 
-MODELS: dict[str, Callable[[], State]] = {"bf16-300": bf16_300, "adamw": adamw, "small-10k": small_10k, "one-2g": one_2g}
+MODELS: dict[str, Callable[[], State]] = {
+    "bf16-300": bf16_300,
+    "adamw": adamw,
+    "small-10k": small_10k,
+    "one-2g": one_2g,
+}

@@ -1,0 +1,128 @@
+"""torch.distributed.checkpoint on deepnvme: one process and several, and another number of them when loading."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from deepnvme import errors
+from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
+
+from .states import assert_same
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def state_of(seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(30, 40)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, 30)).sum().backward()
+    optimizer.step()
+    return {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "step": seed,
+        "note": "text",
+        "complex": torch.randn(3, 2, dtype=torch.complex128),
+        "scalar": torch.tensor(2.5),
+        "empty": torch.empty(0, 3),
+        "strided": torch.randn(6, 4).t(),
+    }
+
+
+def test_one_process(tmp_path: Path) -> None:
+    state = state_of(1)
+    save(state, storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
+    target = state_of(2)
+    load(target, storage_reader=DeepnvmeReader(tmp_path), no_dist=True)
+    assert_same({**target, "strided": None}, {**state, "strided": None})
+    assert torch.equal(target["strided"], state["strided"])
+    (shard,) = tmp_path.glob("shard-*.safetensors")
+    assert torch.equal(load_file(shard)["model.weight"], state["model"]["weight"])
+
+
+def test_the_old_checkpoint_counts_until_the_new_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = DeepnvmeWriter(tmp_path)
+    first = state_of(1)
+    save(first, storage_writer=writer, no_dist=True)
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("the coordinator died")
+
+    monkeypatch.setattr(DeepnvmeWriter, "finish", broken)
+    with pytest.raises(Exception, match="coordinator died"):
+        save(state_of(2), storage_writer=writer, no_dist=True)
+    monkeypatch.undo()
+    target = state_of(3)
+    load(target, storage_reader=DeepnvmeReader(tmp_path), no_dist=True)
+    assert torch.equal(target["model"]["weight"], first["model"]["weight"])
+    save(state_of(4), storage_writer=writer, no_dist=True)
+    assert len(list(tmp_path.iterdir())) == 2, "what is left of the others is gone"
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"version": 9}',
+    '{"version": 1, "planner_data": null, "entries": {"a": {"bytes": ["../x", "a"]}}}'])  # fmt: skip
+def test_a_damaged_index_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "deepnvme.json").write_text(text)
+    with pytest.raises((errors.CorruptFileError, CheckpointException), match=r"deepnvme\.json"):
+        DeepnvmeReader(tmp_path).read_metadata()
+
+
+RANK = """
+import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor, Shard, Replicate
+from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
+action, folder, rendezvous, rank, world = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
+dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
+mesh = init_device_mesh("cpu", (world,))
+def state(seed):
+    torch.manual_seed(seed)
+    full = {"rows": torch.randn(37, 8), "columns": torch.randn(6, 50), "same": torch.randn(11)}
+    full["bf16"] = torch.randn(64, 3).bfloat16()
+    placed = {"rows": Shard(0), "columns": Shard(1), "same": Replicate(), "bf16": Shard(0)}
+    sharded = {name: distribute_tensor(tensor, mesh, [placed[name]]) for name, tensor in full.items()}
+    return full, {**sharded, "step": seed}
+full, sharded = state(5)
+if action == "save":
+    dcp.save(sharded, storage_writer=DeepnvmeWriter(folder))
+elif action == "async":
+    dcp.async_save(sharded, storage_writer=DeepnvmeWriter(folder)).result()
+else:
+    _, other = state(6)
+    dcp.load(other, storage_reader=DeepnvmeReader(folder))
+    assert other["step"] == 5
+    for name, tensor in full.items():
+        assert torch.equal(other[name].full_tensor(), tensor), name
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def run(action: str, folder: Path, world: int, tmp_path: Path) -> None:
+    rendezvous = tmp_path / f"rendezvous-{action}-{world}"
+    command: list[str | Path] = [sys.executable, "-c", RANK, action, folder, rendezvous]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(world)], stderr=subprocess.PIPE, text=True) for rank in range(world)
+    ]
+    errors_of = [rank.communicate(timeout=100)[1] for rank in ranks]
+    assert all(rank.returncode == 0 for rank in ranks), "\n".join(errors_of)
+
+
+@pytest.mark.parametrize("action", ["save", "async"])
+def test_several_processes_and_another_number_of_them(tmp_path: Path, action: str) -> None:
+    folder = tmp_path / "checkpoint"
+    run(action, folder, 2, tmp_path)
+    assert len(list(folder.glob("shard-*.safetensors"))) == 2
+    for world in (1, 2, 3) if action == "save" else (2,):
+        run("load", folder, world, tmp_path)
