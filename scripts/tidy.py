@@ -28,7 +28,7 @@ ARROWS: dict[str, set[str]] = {
     "checkpoint": {"io", "format"},
     "swap": {"io"},
     "optim": set(),
-    "perf": {"io"},
+    "perf": {"io", "format", "checkpoint"},
     "stream": {"checkpoint", "io", "format"},
     "cli": {"perf"},
     "python": GROUND | {"io", "checkpoint", "swap", "optim", "perf", "stream"},

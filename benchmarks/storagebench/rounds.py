@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from storagebench.contestants.base import NotOffered
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from storagebench.contestants.base import Contestant
     from storagebench.measure import Sample
     from storagebench.rows.base import Row
+
+_Any = TypeVar("_Any")
 
 
 @dataclass
@@ -32,7 +34,7 @@ class RowResult:
         return [one for one in self.contestants if one.name in self.samples]
 
 
-def order(contestants: Sequence[Contestant], round_index: int) -> list[Contestant]:
+def order(contestants: Sequence[_Any], round_index: int) -> list[_Any]:
     """Return who comes when: turned by one each round, and backwards in every other round.
 
     Turning alone would leave each contestant behind the same predecessor, and with it what that one leaves on

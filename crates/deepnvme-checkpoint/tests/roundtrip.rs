@@ -142,6 +142,17 @@ proptest! {
             let index = &file[saved.index_offset as usize..(saved.index_offset + saved.index_bytes) as usize];
             prop_assert_eq!(deepnvme_format::sums::sums_of(index).crc64, saved.index_crc64);
         }
+        let audited = |path: &Path| {
+            let engine = engine();
+            Reader::open(&engine, &Target::from(&path.to_path_buf())).unwrap().audit(&engine, &Progress::default())
+        };
+        let total: usize = sizes.iter().sum();
+        prop_assert_eq!(audited(&pt).unwrap(), total as u64);
+        match audited(&st) {
+            Ok(bytes) => prop_assert!(has_sums && bytes == total as u64),
+            Err(Error::NoSums { .. }) => prop_assert!(!has_sums),
+            Err(other) => panic!("{other}"),
+        }
         for (index, (name, bytes)) in load(&pt, Verify::Full).unwrap().into_iter().enumerate() {
             prop_assert_eq!(name, format!("data/{index}"));
             prop_assert_eq!(&bytes, &storages[index]);
@@ -184,6 +195,9 @@ fn a_changed_byte_is_found_and_named() {
                 Err(Error::NoSums { .. }) => assert!(!has_sums && !is_archive),
                 other => panic!("{other:?}"),
             }
+            let mut reader = Reader::open(&engine, &Target::from(&path)).unwrap();
+            let audited = reader.audit(&engine, &Progress::default());
+            assert!(matches!(audited, Err(Error::Damaged { .. } | Error::NoSums { .. })), "{audited:?}");
         }
     }
 }

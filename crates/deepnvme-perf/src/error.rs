@@ -20,6 +20,9 @@ pub enum Error {
     /// The same, after what had been found was printed; exit status 1.
     #[error("interrupted; what was found until then is above")]
     CutShort,
+    /// Files are not what was saved, as the answer says; exit status 1.
+    #[error("at least one file is damaged")]
+    Damaged,
     /// Whoever read the output has gone; nothing to say, and no failure.
     #[error("the reader of the output has gone")]
     Closed,
@@ -49,7 +52,7 @@ impl Error {
         match self {
             Self::Closed => 0,
             Self::Usage(_) => 2,
-            Self::Failed(_) | Self::Engine(_) | Self::Interrupted | Self::CutShort => 1,
+            Self::Failed(_) | Self::Engine(_) | Self::Interrupted | Self::CutShort | Self::Damaged => 1,
         }
     }
 }

@@ -23,7 +23,6 @@ class Arenas:
 
     def __init__(self, reader: _CheckpointReader, wanted: list[int]) -> None:
         self._reader = reader
-        self._sizes = [storage[1] for storage in reader.storages()]
         self._places: dict[int, tuple[mmap.mmap, int]] = {}
         buffers: list[tuple[_Arena, mmap.mmap]] = []
         for arena in reader.arenas(wanted):
@@ -32,6 +31,8 @@ class Arenas:
             for extent, at in arena[2]:
                 self._places[extent] = (buffer, at)
         self._loading: _Loading = reader.start(buffers)
+        # Asked for while the bytes are on their way.
+        self._sizes = [storage[1] for storage in reader.storages()]
 
     def flat(self, extent: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """Alias one storage as a tensor of one dimension; its bytes are there when ``finish`` has returned."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from deepnvme._checkpoint.arena import Arenas
     from deepnvme._deepnvme import Engine
 
     _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
@@ -162,17 +163,27 @@ class Request:
             return self._read(self.open(path, exact=True), path, names)
 
     def _read(self, reader: _CheckpointReader, path: Any, names: list[str] | None) -> Any:
+        if self.only is None and names is None:
+            # Everything: the bytes are on their way before anybody looks at names.
+            arenas = self._start(reader, list(range(reader.storage_count)))
+            if reader.format == "safetensors":
+                return self._safetensors(reader.tensors(), arenas)
+            return self._archive(reader, path, list(range(reader.storage_count)), arenas, None)
         tensors = reader.tensors()
-        chosen = self.choose([tensor[0] for tensor in tensors], names)
-        if self.only is not None and not chosen and names is None:
+        chosen = set(self.choose([tensor[0] for tensor in tensors], names))
+        if not chosen and names is None:
             raise KeyError(self._nothing([tensor[0] for tensor in tensors]))
+        wanted = sorted({tensor[5] for tensor in tensors if tensor[0] in chosen})
+        arenas = self._start(reader, wanted)
         if reader.format == "safetensors":
-            return self._read_safetensors(reader, tensors, chosen)
-        wanted = set(chosen)
-        storages = list(range(len(reader.storages())))
-        if self.only is not None or names is not None:
-            storages = sorted({tensor[5] for tensor in tensors if tensor[0] in wanted})
-        return self._read_archive(reader, path, storages, chosen if len(wanted) < len(tensors) else None)
+            return self._safetensors([tensor for tensor in tensors if tensor[0] in chosen], arenas)
+        return self._archive(reader, path, wanted, arenas, list(chosen))
+
+    def _start(self, reader: _CheckpointReader, wanted: list[int]) -> Arenas | None:
+        """Start to read storages; on the meta device there is nothing to read."""
+        from deepnvme._checkpoint.arena import Arenas  # noqa: PLC0415
+
+        return None if self.device.type == "meta" else Arenas(reader, wanted)
 
     def choose(self, there: list[str], names: list[str] | None) -> list[str]:
         """Say which tensors of a file are wanted."""
@@ -190,46 +201,40 @@ class Request:
         shown = ", ".join(there[:5]) + (", ..." if len(there) > 5 else "")  # noqa: PLR2004
         return f"{self.name}: no tensor is called {self.only}; there are {shown or 'others'}"
 
-    def _read_safetensors(self, reader: _CheckpointReader, tensors: Any, chosen: list[str]) -> dict[str, Any]:
+    def _safetensors(self, tensors: list[Any], arenas: Arenas | None) -> dict[str, torch.Tensor]:
         import torch  # noqa: PLC0415
 
-        wanted = set(chosen)
-        there = [
-            (name, getattr(torch, dtype), shape, index) for name, dtype, shape, _, _, index in tensors if name in wanted
-        ]
-        if self.device.type == "meta":
-            return {name: torch.empty(shape, dtype=dtype, device="meta") for name, dtype, shape, _ in there}
-        from deepnvme._checkpoint.arena import Arenas  # noqa: PLC0415
-
-        arenas = Arenas(reader, [index for *_, index in there])
-        state = {name: arenas.flat(index, dtype).view(shape) for name, dtype, shape, index in there}
+        described = [(name, getattr(torch, dtype), shape, index) for name, dtype, shape, _, _, index in tensors]
+        if arenas is None:
+            return {name: torch.empty(shape, dtype=dtype, device="meta") for name, dtype, shape, _ in described}
+        state = {name: arenas.flat(index, dtype).view(shape) for name, dtype, shape, index in described}
         arenas.finish(self.verify, self.tell)
         if self.device.type != "cpu":
             state = {name: tensor.to(self.device) for name, tensor in state.items()}
         return state
 
-    def _read_archive(self, reader: _CheckpointReader, path: Any, wanted: list[int], chosen: list[str] | None) -> Any:
+    def _archive(
+        self, reader: _CheckpointReader, path: Any, wanted: list[int], arenas: Arenas | None, chosen: list[str] | None
+    ) -> Any:
         import torch  # noqa: PLC0415
 
-        from deepnvme._checkpoint.arena import Arenas  # noqa: PLC0415
         from deepnvme._checkpoint.factory import Factory  # noqa: PLC0415
 
-        sizes = [storage[1] for storage in reader.storages()]
-        storages: list[torch.UntypedStorage | None] = [None] * len(sizes)
+        storages: list[torch.UntypedStorage | None] = [None] * reader.storage_count
         factory = Factory(path)
-        if self.device.type == "meta":
+        if arenas is None:
+            sizes = [storage[1] for storage in reader.storages()]
             for index in wanted:
                 storages[index] = torch.empty(sizes[index], dtype=torch.uint8, device="meta").untyped_storage()
             return reader.build(factory, storages, chosen)
-        arenas = Arenas(reader, wanted)
-        if self.device.type != "cpu" or not reader.is_plain:
+        is_early = self.device.type == "cpu" and reader.is_plain
+        if not is_early:
             arenas.finish(self.verify, self.tell)
-            for index in wanted:
-                storages[index] = arenas.flat(index).to(self.device).untyped_storage()
-            return reader.build(factory, storages, chosen)
         for index in wanted:
-            storages[index] = arenas.flat(index).untyped_storage()
-        # The objects are made while their bytes are on their way.
+            flat = arenas.flat(index)
+            storages[index] = (flat if self.device.type == "cpu" else flat.to(self.device)).untyped_storage()
+        # Ordinary objects are made while their bytes are on their way.
         state = reader.build(factory, storages, chosen)
-        arenas.finish(self.verify, self.tell)
+        if is_early:
+            arenas.finish(self.verify, self.tell)
         return state

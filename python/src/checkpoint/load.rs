@@ -131,6 +131,12 @@ impl CheckpointReader {
         self.reader.extents().iter().zip(locations).map(answer).collect()
     }
 
+    /// How many storages, or tensors of a safetensors file, there are.
+    #[getter]
+    fn storage_count(&self) -> usize {
+        self.reader.extents().len()
+    }
+
     /// Whether objects can be made before their bytes are there: nothing that the file would call looks at bytes.
     #[getter]
     fn is_plain(&self) -> bool {

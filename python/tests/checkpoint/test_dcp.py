@@ -60,7 +60,7 @@ def test_the_old_checkpoint_counts_until_the_new_one_is_whole(tmp_path: Path, mo
         raise RuntimeError("the coordinator died")
 
     monkeypatch.setattr(DeepnvmeWriter, "finish", broken)
-    with pytest.raises(Exception, match="coordinator died"):
+    with pytest.raises(CheckpointException, match="coordinator died"):
         save(state_of(2), storage_writer=writer, no_dist=True)
     monkeypatch.undo()
     target = state_of(3)

@@ -21,6 +21,7 @@ use deepnvme_io::{Engine, ReadItem, TensorFile};
 use crate::error::{Error, Result};
 
 mod arena;
+mod audit;
 mod folder;
 mod loading;
 mod open;

@@ -29,13 +29,63 @@ const SAMPLE: usize = 32;
 /// Waits until that part of an arena has come: arena, begin, end.
 type Wait<'a> = &'a (dyn Fn(usize, u64, u64) -> Result<()> + Sync);
 
-/// What is to be compared.
+/// Cells and records compared with their sums, in any order, by any thread.
+pub(super) struct Comparison<'a> {
+    reader: &'a Reader,
+    /// By extent, the sums of its cells, where the whole record has one only.
+    parts: Vec<Mutex<Vec<(u64, PartSums)>>>,
+}
+
+impl<'a> Comparison<'a> {
+    /// Of a file that has something to compare with.
+    pub(super) fn new(reader: &'a Reader) -> Result<Self> {
+        if !reader.has_sums() && reader.extents().iter().any(|extent| extent.crc32.is_none()) {
+            return Err(Error::NoSums { path: reader.path().to_path_buf() });
+        }
+        let wants_parts = !reader.has_sums();
+        let parts = if wants_parts { reader.extents().iter().map(|_| Mutex::default()).collect() } else { Vec::new() };
+        Ok(Self { reader, parts })
+    }
+
+    /// Compares a cell, or notes its sum where only the whole record has one.
+    pub(super) fn compare(&self, extent: usize, index: u64, bytes: &[u8]) -> Result<()> {
+        let (sums, start) = (sums_of(bytes), index * CELL_BYTES);
+        match self.reader.sums(extent) {
+            Some(cells) if cells[index as usize] == sums.crc64 => Ok(()),
+            Some(_) => {
+                let extent = &self.reader.extents()[extent];
+                Err(self.reader.mismatch(extent, start, bytes.len() as u64, "CRC-64"))
+            }
+            None => {
+                self.parts[extent].lock().unwrap_or_else(PoisonError::into_inner).push((start, sums));
+                Ok(())
+            }
+        }
+    }
+
+    /// Compares records that have one sum for all.
+    pub(super) fn finish(&self) -> Result<()> {
+        for (extent, parts) in self.reader.extents().iter().zip(&self.parts) {
+            let parts = std::mem::take(&mut *parts.lock().unwrap_or_else(PoisonError::into_inner));
+            if parts.is_empty() {
+                continue;
+            }
+            let sums = RecordSums::from_parts(parts).map_err(|error| Error::format(self.reader.path(), error))?;
+            if Some(sums.crc32) != extent.crc32 {
+                let which = "CRC-32; torch.serialization.set_crc32_options(False) leaves wrong ones";
+                return Err(self.reader.mismatch(extent, 0, extent.bytes, which));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is to be compared of arenas that are being filled.
 pub(super) struct Plan<'a> {
     reader: &'a Reader,
     arenas: &'a [(Arena, Region)],
     cells: Vec<Cell>,
-    /// By extent, the sums of its cells, where the whole record has one only.
-    parts: Vec<Mutex<Vec<(u64, PartSums)>>>,
+    comparison: Option<Comparison<'a>>,
 }
 
 #[derive(Clone, Copy)]
@@ -49,12 +99,13 @@ struct Cell {
 
 impl<'a> Plan<'a> {
     pub(super) fn new(reader: &'a Reader, arenas: &'a [(Arena, Region)], verify: Verify) -> Result<Self> {
+        let comparison = match verify {
+            Verify::Full => Some(Comparison::new(reader)?),
+            Verify::Sample if reader.has_sums() => Some(Comparison::new(reader)?),
+            Verify::Sample | Verify::Off => None,
+        };
         let mut cells = Vec::new();
-        let has_crc32 = reader.extents().iter().all(|extent| extent.crc32.is_some());
-        if verify == Verify::Full && !reader.has_sums() && !has_crc32 {
-            return Err(Error::NoSums { path: reader.path().to_path_buf() });
-        }
-        if verify == Verify::Full || (verify == Verify::Sample && reader.has_sums()) {
+        if comparison.is_some() {
             for (arena, (stretch, _)) in arenas.iter().enumerate() {
                 for member in &stretch.members {
                     let count = reader.extents()[member.extent].bytes.div_ceil(CELL_BYTES);
@@ -70,13 +121,12 @@ impl<'a> Plan<'a> {
             // In the order in which they come.
             cells.sort_unstable_by_key(|cell| (cell.arena, cell.at, cell.index));
         }
-        let wants_parts = !cells.is_empty() && !reader.has_sums();
-        let parts = if wants_parts { reader.extents().iter().map(|_| Mutex::default()).collect() } else { Vec::new() };
-        Ok(Self { reader, arenas, cells, parts })
+        Ok(Self { reader, arenas, cells, comparison })
     }
 
     /// Compares all of it.
     pub(super) fn run(&self, wait: Wait<'_>, progress: &Progress) -> Result<()> {
+        let Some(comparison) = &self.comparison else { return Ok(()) };
         let (next, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
         let failed: Mutex<Option<Error>> = Mutex::new(None);
         let work = || {
@@ -85,7 +135,8 @@ impl<'a> Plan<'a> {
                 if is_over.load(Ordering::Relaxed) {
                     return;
                 }
-                if let Err(error) = progress.check().and_then(|()| self.compare(*cell, wait, &mut scratch)) {
+                let compared = progress.check().and_then(|()| self.compare(*cell, comparison, wait, &mut scratch));
+                if let Err(error) = compared {
                     is_over.store(true, Ordering::Relaxed);
                     failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                 }
@@ -99,44 +150,16 @@ impl<'a> Plan<'a> {
         });
         match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error),
-            None => self.compare_records(),
+            None => comparison.finish(),
         }
     }
 
-    fn compare(&self, cell: Cell, wait: Wait<'_>, scratch: &mut Vec<u8>) -> Result<()> {
-        let extent = &self.reader.extents()[cell.extent];
+    fn compare(&self, cell: Cell, comparison: &Comparison<'_>, wait: Wait<'_>, scratch: &mut Vec<u8>) -> Result<()> {
         let start = cell.index * CELL_BYTES;
-        let bytes = CELL_BYTES.min(extent.bytes - start);
+        let bytes = CELL_BYTES.min(self.reader.extents()[cell.extent].bytes - start);
         wait(cell.arena, cell.at + start, cell.at + start + bytes)?;
         scratch.resize(bytes as usize, 0);
         self.arenas[cell.arena].1.copy_to_slice((cell.at + start) as usize, scratch);
-        let sums = sums_of(scratch);
-        match self.reader.sums(cell.extent) {
-            Some(cells) if cells[cell.index as usize] != sums.crc64 => {
-                Err(self.reader.mismatch(extent, start, bytes, "CRC-64"))
-            }
-            Some(_) => Ok(()),
-            None => {
-                let parts = &self.parts[cell.extent];
-                parts.lock().unwrap_or_else(PoisonError::into_inner).push((start, sums));
-                Ok(())
-            }
-        }
-    }
-
-    /// Of records with one sum for all.
-    fn compare_records(&self) -> Result<()> {
-        for (extent, parts) in self.reader.extents().iter().zip(&self.parts) {
-            let parts = std::mem::take(&mut *parts.lock().unwrap_or_else(PoisonError::into_inner));
-            if parts.is_empty() {
-                continue;
-            }
-            let sums = RecordSums::from_parts(parts).map_err(|error| Error::format(self.reader.path(), error))?;
-            if Some(sums.crc32) != extent.crc32 {
-                let which = "CRC-32; torch.serialization.set_crc32_options(False) leaves wrong ones";
-                return Err(self.reader.mismatch(extent, 0, extent.bytes, which));
-            }
-        }
-        Ok(())
+        comparison.compare(cell.extent, cell.index, scratch)
     }
 }

@@ -32,6 +32,10 @@ pub(super) enum Command {
     Bench(Box<BenchOptions>),
     /// The settings that suit a disk, found in a minute and written to a file that engines read
     Tune(Box<TuneOptions>),
+    /// What a checkpoint holds: names, shapes, types and sizes, as a tree with totals
+    Inspect(InspectOptions),
+    /// Whether every byte of a checkpoint is as it was saved, by its checksums
+    Verify(VerifyOptions),
     /// DeepSpeed's ds_io: its options, its output lines
     #[command(name = "ds_io", alias = "ds-io")]
     DsIo(Box<DsIoOptions>),
@@ -63,6 +67,43 @@ Findings are broken (it does not work), slow (it could be faster) or a note; the
 pub(super) struct ReportOptions {
     /// Places for data [default: the current folder]
     pub(super) folders: Vec<PathBuf>,
+    /// For machines
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  deepnvme inspect model.pt              the upper levels of the names, with totals
+  deepnvme inspect model.safetensors --all
+  deepnvme inspect ./my-model --json | jq '.[].tensors[] | select(.bytes > 1e8) | .name'
+
+A folder or an index.json means all its files. No tensor is read, and no code of the file is run.")]
+pub(super) struct InspectOptions {
+    /// A torch archive, a safetensors file, an index of several, or a folder with one of these
+    pub(super) path: PathBuf,
+    /// How many levels of the names
+    #[arg(long, default_value_t = 2)]
+    pub(super) depth: usize,
+    /// Every tensor
+    #[arg(long, conflicts_with = "depth")]
+    pub(super) all: bool,
+    /// For machines
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  deepnvme verify model.pt
+  deepnvme verify run-7/*.pt && rsync run-7/*.pt backup:
+
+Exit status: 0 all is as it was saved, 1 something is damaged (what and where is said) or cannot be read.
+Archives of torch.save are compared with their CRC-32; safetensors of others have nothing to compare with.")]
+pub(super) struct VerifyOptions {
+    /// Torch archives, safetensors files, indexes of several, or folders with one of these
+    #[arg(required = true)]
+    pub(super) paths: Vec<PathBuf>,
     /// For machines
     #[arg(long)]
     pub(super) json: bool,

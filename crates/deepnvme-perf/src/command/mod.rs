@@ -15,6 +15,7 @@ use crate::bench::Launcher;
 use crate::error::{Error, Result};
 
 mod bench;
+mod checkpoint;
 mod cli;
 mod deepspeed;
 mod progress;
@@ -64,12 +65,14 @@ pub struct Answer {
     wants_json: bool,
     /// Whether somebody stopped it: what is there is printed, and the exit status tells.
     is_cut_short: bool,
+    /// Whether what it says is bad news, which the exit status tells, too.
+    has_failed: bool,
 }
 
 impl Answer {
     fn of(value: &impl serde::Serialize, text: String, wants_json: bool) -> Result<Self> {
         let json = serde_json::to_string_pretty(value).map_err(|error| Error::failed(error.to_string()))?;
-        Ok(Self { json, text, wants_json, is_cut_short: false })
+        Ok(Self { json, text, wants_json, is_cut_short: false, has_failed: false })
     }
 }
 
@@ -95,6 +98,8 @@ fn execute(command: Command, session: &mut Session<'_>) -> Result<()> {
         Command::Report(options) => report::answer(&options, session)?,
         Command::Bench(options) => bench::answer(&options, session)?,
         Command::Tune(options) => tune::answer(&options, session)?,
+        Command::Inspect(options) => checkpoint::inspection(&options)?,
+        Command::Verify(options) => checkpoint::verification(&options, session)?,
         Command::DsIo(options) => return deepspeed::run_io(*options, session),
         Command::DsNvmeTune(options) => return deepspeed::run_tune(*options, session),
         Command::BenchWorker => {
@@ -106,7 +111,11 @@ fn execute(command: Command, session: &mut Session<'_>) -> Result<()> {
         Command::Man => return shell::man(session),
     };
     print(session, &if answer.wants_json { answer.json + "\n" } else { answer.text })?;
-    if answer.is_cut_short { Err(Error::CutShort) } else { Ok(()) }
+    match (answer.is_cut_short, answer.has_failed) {
+        (true, _) => Err(Error::CutShort),
+        (false, true) => Err(Error::Damaged),
+        (false, false) => Ok(()),
+    }
 }
 
 /// Help and versions are data; everything else clap says is talk, and a wrong use.

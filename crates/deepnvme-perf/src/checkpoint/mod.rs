@@ -1,0 +1,149 @@
+//! What checkpoint files hold, and whether they are what was saved.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use deepnvme_checkpoint::Progress;
+use deepnvme_checkpoint::read::{Contents, Reader, locate};
+use deepnvme_format::Dtype;
+use deepnvme_io::{Config, Engine, Target};
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+
+pub mod text;
+
+/// What one file holds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Inspection {
+    /// The file.
+    pub path: PathBuf,
+    /// `torch` or `safetensors`.
+    pub format: &'static str,
+    /// Bytes of the file.
+    pub file_bytes: u64,
+    /// Bytes of the tensors' storages; those that tensors share count once.
+    pub tensor_bytes: u64,
+    /// Whether it has checksums of its own, and can be verified by them.
+    pub has_checksums: bool,
+    /// Texts in a safetensors header, but for our own.
+    pub metadata: Vec<(String, String)>,
+    /// The tensors, in the order of the file's objects.
+    pub tensors: Vec<Tensor>,
+}
+
+/// One tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Tensor {
+    /// The way to it.
+    pub name: String,
+    /// torch's name for the type of its elements.
+    pub dtype: &'static str,
+    /// Its sizes.
+    pub shape: Vec<u64>,
+    /// Bytes of its elements.
+    pub bytes: u64,
+    /// Where in the file its elements begin.
+    pub offset: u64,
+    /// Whether other tensors lie in the same storage.
+    pub is_shared: bool,
+}
+
+/// How the comparison of one file with its checksums ended.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Verification {
+    /// The file.
+    pub path: PathBuf,
+    /// Whether every byte is as it was saved.
+    pub is_sound: bool,
+    /// What is wrong otherwise.
+    pub finding: Option<String>,
+    /// Bytes that were compared.
+    pub bytes: u64,
+    /// How long that took.
+    pub seconds: f64,
+}
+
+/// What the file, or the files of the folder or index, hold.
+///
+/// # Errors
+/// What is wrong with the first one that cannot be read.
+pub fn inspect(path: &Path) -> Result<Vec<Inspection>> {
+    let engine = Engine::new(Config { workers: 1, ..Config::default() })?;
+    let files = locate(path).map_err(failed)?;
+    files.into_iter().map(|(file, _)| inspect_file(&engine, &file)).collect()
+}
+
+fn inspect_file(engine: &Engine, path: &Path) -> Result<Inspection> {
+    let reader = Reader::open(engine, &Target::Path(path.to_path_buf())).map_err(failed)?;
+    let (format, metadata, tensors) = match reader.contents() {
+        Contents::Archive { state, .. } => {
+            let mut users = vec![0; state.storages.len()];
+            state.tensors.iter().for_each(|tensor| users[tensor.storage] += 1);
+            let tensor = |tensor: &deepnvme_format::state::Tensor| Tensor {
+                name: tensor.name.clone(),
+                dtype: tensor.dtype.torch_name(),
+                shape: tensor.shape.clone(),
+                bytes: tensor.bytes(),
+                offset: reader.extents()[tensor.storage].data_offset + tensor.offset * tensor.dtype.bytes(),
+                is_shared: users[tensor.storage] > 1,
+            };
+            ("torch", Vec::new(), state.tensors.iter().map(tensor).collect())
+        }
+        Contents::Safetensors { header } => {
+            let tensor = |tensor: &deepnvme_format::safetensors::Tensor| Tensor {
+                name: tensor.name.clone(),
+                dtype: Dtype::torch_name(tensor.dtype),
+                shape: tensor.shape.clone(),
+                bytes: tensor.bytes,
+                offset: tensor.offset,
+                is_shared: false,
+            };
+            let own = |(key, _): &&(String, String)| key != deepnvme_format::sums::METADATA_KEY;
+            let metadata = header.metadata.iter().filter(own).cloned().collect();
+            ("safetensors", metadata, header.tensors.iter().map(tensor).collect())
+        }
+    };
+    Ok(Inspection {
+        path: path.to_path_buf(),
+        format,
+        file_bytes: reader.file_bytes(),
+        tensor_bytes: reader.extents().iter().map(|extent| extent.bytes).sum(),
+        has_checksums: reader.has_sums(),
+        metadata,
+        tensors,
+    })
+}
+
+/// Compares the file, or the files of the folder or index, with their checksums. A file that is damaged is a value, too.
+///
+/// # Errors
+/// `Interrupted`, or that there is no such file.
+pub fn verify(path: &Path, progress: &Progress) -> Result<Vec<Verification>> {
+    let engine = Engine::new(Config::default())?;
+    let files = locate(path).map_err(failed)?;
+    files.into_iter().map(|(file, _)| verify_file(&engine, &file, progress)).collect()
+}
+
+fn verify_file(engine: &Engine, path: &Path, progress: &Progress) -> Result<Verification> {
+    let began = Instant::now();
+    let audited =
+        Reader::open(engine, &Target::Path(path.to_path_buf())).and_then(|mut reader| reader.audit(engine, progress));
+    let (bytes, finding) = match audited {
+        Ok(bytes) => (bytes, None),
+        Err(error @ (deepnvme_checkpoint::Error::Io(_) | deepnvme_checkpoint::Error::Interrupted)) => {
+            return Err(failed(error));
+        }
+        Err(error) => (0, Some(error.to_string())),
+    };
+    let (is_sound, seconds) = (finding.is_none(), began.elapsed().as_secs_f64());
+    Ok(Verification { path: path.to_path_buf(), is_sound, finding, bytes, seconds })
+}
+
+fn failed(error: deepnvme_checkpoint::Error) -> Error {
+    match error {
+        deepnvme_checkpoint::Error::Io(error) => Error::Engine(error),
+        deepnvme_checkpoint::Error::Interrupted => Error::Interrupted,
+        other => Error::failed(other.to_string()),
+    }
+}

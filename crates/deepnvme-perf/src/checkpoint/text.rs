@@ -1,0 +1,112 @@
+//! Inspections and verifications as lines to read.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::{Inspection, Tensor, Verification};
+use crate::units::{bytes_text, gb};
+
+/// A part of a name's path: what lies below it, in the order of the file.
+#[derive(Default)]
+struct Branch<'a> {
+    below: Vec<(&'a str, Branch<'a>)>,
+    places: BTreeMap<&'a str, usize>,
+    leaf: Option<&'a Tensor>,
+    tensors: usize,
+    bytes: u64,
+}
+
+impl<'a> Branch<'a> {
+    fn add(&mut self, path: &[&'a str], tensor: &'a Tensor) {
+        self.tensors += 1;
+        self.bytes += tensor.bytes;
+        let Some((first, rest)) = path.split_first() else {
+            self.leaf = Some(tensor);
+            return;
+        };
+        let next = self.below.len();
+        let place = *self.places.entry(first).or_insert(next);
+        if place == next {
+            self.below.push((first, Branch::default()));
+        }
+        self.below[place].1.add(rest, tensor);
+    }
+
+    fn draw(&self, indent: usize, depth: usize, out: &mut String) {
+        for (part, branch) in &self.below {
+            // A way without a fork is one line.
+            let (mut name, mut branch) = ((*part).to_owned(), branch);
+            while branch.leaf.is_none() && branch.below.len() == 1 {
+                let (part, next) = &branch.below[0];
+                let _ = write!(name, ".{part}");
+                branch = next;
+            }
+            let blank = "  ".repeat(indent);
+            match branch.leaf {
+                Some(tensor) if branch.below.is_empty() => {
+                    let shared = if tensor.is_shared { "  shares its storage" } else { "" };
+                    let sizes: Vec<String> = tensor.shape.iter().map(u64::to_string).collect();
+                    let sizes = format!("[{}]", sizes.join(", "));
+                    let bytes = bytes_text(tensor.bytes);
+                    let label = format!("{blank}{name}");
+                    let _ = writeln!(out, "{label:<44} {:<10} {sizes:<20} {bytes}{shared}", tensor.dtype);
+                }
+                _ => {
+                    let label = format!("{blank}{name}");
+                    let (tensors, bytes) = (branch.tensors, bytes_text(branch.bytes));
+                    let _ = writeln!(out, "{label:<44} {tensors} tensors, {bytes}");
+                    if depth > 1 {
+                        branch.draw(indent + 1, depth - 1, out);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Each file as a tree of names with totals, `depth` levels of it.
+#[must_use]
+pub fn inspection(files: &[Inspection], depth: usize) -> String {
+    let mut out = String::new();
+    for file in files {
+        let sums = if file.has_checksums { "with checksums" } else { "without checksums of its own" };
+        let kind = if file.format == "torch" { "torch archive" } else { "safetensors" };
+        let (count, bytes) = (file.tensors.len(), bytes_text(file.file_bytes));
+        let _ = writeln!(out, "{}: {kind}, {bytes}, {count} tensors, {sums}", file.path.display());
+        for (key, value) in &file.metadata {
+            let _ = writeln!(out, "  {key}: {value}");
+        }
+        let mut root = Branch::default();
+        for tensor in &file.tensors {
+            let path: Vec<&str> = tensor.name.split('.').collect();
+            root.add(&path, tensor);
+        }
+        root.draw(1, depth, &mut out);
+    }
+    if files.len() > 1 {
+        let (tensors, bytes) = files
+            .iter()
+            .fold((0, 0), |(tensors, bytes), file| (tensors + file.tensors.len(), bytes + file.tensor_bytes));
+        let _ = writeln!(out, "in all {} files, {tensors} tensors, {}", files.len(), bytes_text(bytes));
+    }
+    out
+}
+
+/// A line for each file, and what is wrong with it.
+#[must_use]
+pub fn verification(files: &[Verification]) -> String {
+    let mut out = String::new();
+    for file in files {
+        match &file.finding {
+            Some(finding) => {
+                let _ = writeln!(out, "DAMAGED  {finding}");
+            }
+            None => {
+                let speed = gb(file.bytes) / file.seconds.max(1e-9);
+                let (path, bytes) = (file.path.display(), bytes_text(file.bytes));
+                let _ = writeln!(out, "ok       {path}: {bytes} compared, {speed:.2} GB/s");
+            }
+        }
+    }
+    out
+}

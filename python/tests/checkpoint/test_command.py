@@ -1,0 +1,104 @@
+"""``deepnvme inspect`` and ``deepnvme verify``, as people and scripts call them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import deepnvme
+
+
+def run(*arguments: str | Path) -> tuple[int, str, str]:
+    command: list[str | Path] = [sys.executable, "-m", "deepnvme", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def state() -> dict[str, torch.Tensor]:
+    base = torch.randn(600, 600)
+    layers = {f"model.layers.{index}.{kind}": torch.randn(30, 20) for index in range(3) for kind in ("weight", "bias")}
+    return {**layers, "model.head": base, "tied.head": base, "half": torch.randn(5).bfloat16()}
+
+
+def test_inspect_draws_a_tree_with_totals(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
+    path = tmp_path / "x.pt"
+    deepnvme.save(state, path)
+    status, out, err = run("inspect", path)
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith(f"{path}: torch archive, ")
+    assert lines[0].endswith("9 tensors, with checksums")
+    assert lines[1].split()[:3] == ["model", "7", "tensors,"]
+    assert lines[2].split()[:3] == ["layers", "6", "tensors,"]
+    assert "model.layers.0" not in out
+    assert "shares its storage" in next(line for line in lines if line.split()[0] == "tied.head")
+    assert "[5]" in next(line for line in lines if line.split()[0] == "half")
+    everything = run("inspect", path, "--all")[1]
+    assert everything.count("[30, 20]") == 6
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_inspect_for_machines(tmp_path: Path, state: dict[str, torch.Tensor], suffix: str) -> None:
+    path = tmp_path / f"x.{suffix}"
+    deepnvme.save(state, path)
+    status, out, _ = run("inspect", path, "--json")
+    (file,) = json.loads(out)
+    assert status == 0
+    assert file["file_bytes"] == path.stat().st_size
+    found = {tensor["name"]: tensor for tensor in file["tensors"]}
+    assert set(found) == set(state)
+    content = path.read_bytes()
+    for name, tensor in state.items():
+        assert found[name]["shape"] == list(tensor.shape)
+        assert found[name]["dtype"] == str(tensor.dtype).removeprefix("torch.")
+        offset, nbytes = found[name]["offset"], found[name]["bytes"]
+        assert torch.equal(
+            torch.frombuffer(bytearray(content[offset : offset + nbytes]), dtype=tensor.dtype).view(tensor.shape),
+            tensor,
+        )
+
+
+def test_inspect_a_folder_of_shards(tmp_path: Path) -> None:
+    deepnvme.save({f"l.{i}": torch.randn(1000) for i in range(4)}, tmp_path / "model.safetensors", max_shard_bytes=5000)
+    status, out, _ = run("inspect", tmp_path)
+    assert status == 0
+    assert "in all 4 files, 4 tensors, 15.62 KiB" in out or "in all 4 files, 4 tensors, 16000 bytes" in out
+
+
+def test_verify_tells_sound_files_from_damaged_ones(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
+    good, bad, torchs = tmp_path / "good.pt", tmp_path / "bad.safetensors", tmp_path / "torch.pt"
+    deepnvme.save(state, good)
+    deepnvme.save(state, bad)
+    torch.save(state, torchs)
+    status, out, err = run("verify", good, bad, torchs)
+    assert (status, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()] == ["ok", "ok", "ok"]
+    data = bytearray(bad.read_bytes())
+    data[len(data) // 2] ^= 1
+    bad.write_bytes(data)
+    status, out, err = run("verify", good, bad, "--json")
+    first, second = json.loads(out)
+    assert status == 1
+    assert "damaged" in err
+    assert first["is_sound"]
+    assert first["bytes"] > 600 * 600 * 4
+    assert not second["is_sound"]
+    assert "at offset" in second["finding"]
+
+
+def test_what_cannot_be_verified_or_read(tmp_path: Path) -> None:
+    save_file({"a": torch.randn(3)}, tmp_path / "theirs.safetensors")
+    status, out, _ = run("verify", tmp_path / "theirs.safetensors")
+    assert status == 1
+    assert "no checksums" in out
+    status, out, err = run("inspect", tmp_path / "none.pt")
+    assert (status, out) == (1, "")
+    assert "none.pt" in err
+    assert run("verify")[0] == 2
