@@ -88,13 +88,15 @@ def _copy(request: Request, reader: Any, copied: list[tuple[torch.Tensor, Any]],
         for _, (*_, index) in group:
             _, nbytes, _, place = storages[index]
             if nbytes and index not in flats:
-                flats[index] = allocate(nbytes)
-                arenas.append(((place, nbytes, [(index, 0)]), flats[index]))
+                memory, start = allocate(nbytes)
+                view = memoryview(memory)[start : start + nbytes]
+                flats[index] = torch.frombuffer(view, dtype=torch.uint8)
+                arenas.append(((place, nbytes, [(index, 0)]), view))
         if arenas:
             reader.start(arenas).finish(request.verify, request.tell)
         for target, (dtype, shape, strides, offset, index) in group:
             if target.numel():
-                flat = torch.frombuffer(flats[index], dtype=torch.uint8)
-                source = torch.empty(0, dtype=dtype).set_(flat.untyped_storage(), offset, shape, strides)
+                storage = flats[index].untyped_storage()
+                source = torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
                 with torch.no_grad():
                     target.copy_(source)
