@@ -38,7 +38,8 @@ class DeepnvmeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         engine: which engine moves the bytes. Default: the default engine.
         durability: as for ``deepnvme.save``. Default ``"full"``.
         trusted: load files that ask for classes which are not known to be harmless, by running their pickles, as
-            DeepSpeed itself does with every file. Default False: such a file is refused, and the message names the class.
+            DeepSpeed itself does with every file. Default False: such a file is refused, and the message names the
+            class.
     """
 
     def __init__(

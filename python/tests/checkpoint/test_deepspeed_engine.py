@@ -15,7 +15,7 @@ PROGRAM = """
 import sys, torch, deepspeed, deepnvme
 from deepnvme.integrations.deepspeed import DeepnvmeCheckpointEngine
 import deepspeed.comm.torch
-sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # it would be compiled, and is not needed by one process
+sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # one process needs no op to be compiled
 folder = sys.argv[1]
 config = {"train_batch_size": 4, "zero_allow_untested_optimizer": True}
 def make(seed):
