@@ -17,8 +17,9 @@ Example::
         torch.save({"weight": tensor}, file)
 """
 
+from typing import TYPE_CHECKING
+
 from deepnvme import errors
-from deepnvme._checkpoint import Checkpoint, Checkpointer, CheckpointerStats, load, save
 from deepnvme._deepnvme import (
     BackendProbe,
     Engine,
@@ -44,6 +45,9 @@ from deepnvme._file import Reader, Writer, open  # noqa: A004 (it is one, as gzi
 from deepnvme._tools import Answer, bench, report, tune
 from deepnvme._torch import as_bytes, pinned_empty
 from deepnvme.errors import EndOfFileError, Error
+
+if TYPE_CHECKING:
+    from deepnvme._checkpoint import Checkpoint, Checkpointer, CheckpointerStats, load, save
 
 __all__ = [
     "Answer",
@@ -83,3 +87,20 @@ __all__ = [
     "write",
     "write_batch",
 ]
+
+# Imported with the first of them: who only reads and writes tensors need not wait for it.
+_CHECKPOINT = ("Checkpoint", "Checkpointer", "CheckpointerStats", "load", "save")
+
+
+def __getattr__(name: str) -> object:
+    if name not in _CHECKPOINT:
+        msg = f"module 'deepnvme' has no attribute {name!r}"
+        raise AttributeError(msg)
+    from deepnvme import _checkpoint  # noqa: PLC0415
+
+    globals().update({known: getattr(_checkpoint, known) for known in _CHECKPOINT})
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -149,7 +149,8 @@ proptest! {
         let total: usize = sizes.iter().sum();
         prop_assert_eq!(audited(&pt).unwrap(), total as u64);
         match audited(&st) {
-            Ok(bytes) => prop_assert!(has_sums && bytes == total as u64),
+            // Of a file without tensors there is nothing to miss.
+            Ok(bytes) => prop_assert!((has_sums || sizes.is_empty()) && bytes == total as u64),
             Err(Error::NoSums { .. }) => prop_assert!(!has_sums),
             Err(other) => panic!("{other}"),
         }
