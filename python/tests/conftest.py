@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -39,6 +40,20 @@ def engine(request: pytest.FixtureRequest) -> Iterator[deepnvme.Engine]:
         pytest.skip(f"{request.param} does not work here: {error}")
     with engine:
         yield engine
+
+
+@pytest.fixture
+def unmount() -> Callable[[Path], None]:
+    """Unmount a test's own file system: the kernel lets go of a cancelled request's file after it reported its end."""
+
+    def call(folder: Path) -> None:
+        for _ in range(200):
+            if subprocess.run(["umount", folder], capture_output=True, check=False).returncode == 0:
+                return
+            time.sleep(0.02)
+        subprocess.run(["umount", folder], check=True)
+
+    return call
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def run(*command: str) -> None:
 
 
 @pytest.fixture(params=["ext4", "tmpfs"])
-def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+def small_disk(request: pytest.FixtureRequest, tmp_path: Path, unmount: Callable[[Path], None]) -> Iterator[Path]:
     if os.geteuid() != 0:
         pytest.skip("mounting a file system takes root")
     folder = tmp_path / "disk"
@@ -40,7 +40,7 @@ def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]
     try:
         yield folder
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        unmount(folder)
 
 
 def names(folder: Path) -> list[str]:

@@ -11,11 +11,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 import deepnvme
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 WRITER = """
 import sys, torch, deepnvme
@@ -89,7 +93,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small file system")
-def test_a_really_full_disk_says_what_was_needed(tmp_path: Path) -> None:
+def test_a_really_full_disk_says_what_was_needed(tmp_path: Path, unmount: Callable[[Path], None]) -> None:
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=8m", "none", tmp_path], capture_output=True, check=False
     )
@@ -105,7 +109,7 @@ def test_a_really_full_disk_says_what_was_needed(tmp_path: Path) -> None:
         assert deepnvme.load(path)["a"].tolist() == [1, 1, 1]
         assert list(tmp_path.iterdir()) == [path]
     finally:
-        subprocess.run(["umount", tmp_path], check=True)
+        unmount(tmp_path)
 
 
 def test_a_folder_that_allows_nothing(tmp_path: Path) -> None:
