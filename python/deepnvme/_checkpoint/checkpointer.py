@@ -1,49 +1,38 @@
-"""``deepnvme.Checkpointer``: a folder of checkpoints, saved while training goes on."""
+"""``deepnvme.Checkpointer``: a folder of checkpoints, saved while training goes on.
+
+``retention`` knows what counts, ``schedule`` whose turn it is, ``background`` has the save that is under way,
+``overlap`` has optimizers wait for it.
+"""
 
 from __future__ import annotations
 
-import datetime as dt
 import os
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._checkpoint import manifest
-from deepnvme._checkpoint.manifest import Checkpoint
+from deepnvme._checkpoint.background import Background, staging_for
+from deepnvme._checkpoint.overlap import before_each_step
 from deepnvme._checkpoint.progress import Progress, watcher
 from deepnvme._checkpoint.reading import load
+from deepnvme._checkpoint.retention import Retained
+from deepnvme._checkpoint.schedule import Schedule
+from deepnvme._checkpoint.stats import CheckpointerStats, Tally
 from deepnvme._checkpoint.writing import SaveOptions, check_torch, described, start_archive, start_tensors
-from deepnvme._deepnvme import __version__, _SaveStaging
 
 if TYPE_CHECKING:
+    import datetime as dt
     from types import TracebackType
     from typing import Literal
 
     import torch
     from typing_extensions import Self
 
+    from deepnvme._checkpoint.manifest import Checkpoint
     from deepnvme._deepnvme import Engine, _Saving
-
-# Of the memory that is available, the part that staging takes at the most, unless it is told.
-_MEMORY_SHARE = 4
-
-
-@dataclass(frozen=True)
-class CheckpointerStats:
-    """What saving has cost so far."""
-
-    saves: int
-    """Checkpoints that are in the manifest."""
-    nbytes: int
-    """Bytes of those."""
-    stall_s: float
-    """How long ``save``, and the optimizers of ``overlap``, have kept training waiting, in seconds."""
-    write_s: float
-    """How long the files took, from the call of ``save`` to the name, in seconds."""
 
 
 class Checkpointer:
@@ -97,36 +86,26 @@ class Checkpointer:
         checksums: bool = True,
         progress: Progress = None,
     ) -> None:
-        if keep is not None and keep < 1:
-            msg = f"keep is {keep}; at least 1 checkpoint stays, or all with None"
-            raise ValueError(msg)
-        if isinstance(every, int) and every < 1:
-            msg = f"every is {every}; it is a number of steps from 1 on, or a timedelta"
-            raise ValueError(msg)
         if format not in ("pt", "safetensors"):
             msg = f"format is {format!r}; it must be 'pt' or 'safetensors'"
             raise ValueError(msg)
         check_torch("Checkpointer")
         self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._keep = keep
-        self._every = every
+        self._schedule = Schedule(every)
+        self._retained = Retained(self.folder, keep, durability)
         self._is_async = async_
         self._memory = memory
         self._suffix = format
         self._options = SaveOptions(engine, durability, checksums)
         self._progress = progress
-        self._entries = manifest.read(self.folder)
-        self._stats = CheckpointerStats(0, 0, 0.0, 0.0)
-        self._last_save: float | None = None
+        self._tally = Tally()
+        self._background = Background()
         self._overlaps = 0
-        self._current: _Background | None = None
-        self._failed: BaseException | None = None
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
         """The checkpoints that count, the oldest first."""
-        return list(self._entries)
+        return list(self._retained.entries)
 
     def latest(self) -> Checkpoint | None:
         """Give the newest checkpoint, or ``None`` where there is none.
@@ -134,13 +113,13 @@ class Checkpointer:
         Raises:
             deepnvme.Error: a save in the background has failed.
         """
-        self._raise()
-        return self._entries[-1] if self._entries else None
+        self._background.check()
+        return self._retained.entries[-1] if self._retained.entries else None
 
     @property
     def stats(self) -> CheckpointerStats:
         """What saving has cost so far."""
-        return self._stats
+        return self._tally.now
 
     def save(self, step: int, state: Any, *, force: bool = False) -> bool:
         """Save a state, if it is the turn of that step; whether it was.
@@ -153,30 +132,26 @@ class Checkpointer:
         Raises:
             deepnvme.Error: this save failed, or the last one did in the background.
         """
-        if step < 0:
-            msg = f"step is {step}; steps are counted from 0 on"
-            raise ValueError(msg)
-        self._raise()
-        if not (force or self._is_due(step)):
-            return False
+        self._background.check()
         began = time.perf_counter()
+        if not (self._schedule.is_due(step, began) or force):
+            return False
         self.wait()
-        self._last_save = time.monotonic()
-        path = self.folder / manifest.file_name(step, self._suffix)
-        is_background = self._is_async or self._overlaps > 0
-        options = self._options
-        if self._is_async and not self._overlaps:
-            options = replace(options, staging=self._staging(state))
-        saving = self._start(state, path, options)
-        if is_background:
-            self._current = _Background(self, saving, step, path, began)
+        path = self._retained.new_path(step, self._suffix)
+        saving = self._start(state, path)
+
+        def commit(saved: tuple[int, int, int, int]) -> None:
+            self._retained.commit(step, path, saved)
+            self._tally.add_save(saved[0], time.perf_counter() - began)
+
+        if self._is_async or self._overlaps:
+            self._background.start(saving, commit)
             if not self._overlaps:
-                saving.wait_filled()
-                self._current.give_back()
+                self._background.wait_for_copies()
         else:
-            saved = saving.wait(watcher(self._progress, "saving", path), True)
-            self._commit(step, path, saved, time.perf_counter() - began)
-        self._add_stall(time.perf_counter() - began)
+            commit(saving.wait(watcher(self._progress, "saving", path), True))
+        self._schedule.note(began)
+        self._tally.add_stall(time.perf_counter() - began)
         return True
 
     def restore(self, step: int | None = None, **options: Any) -> Any:
@@ -191,30 +166,22 @@ class Checkpointer:
             deepnvme.errors.ChecksumError: the file is not the one that was saved.
         """
         self.wait()
-        found = [entry for entry in self._entries if step is None or entry.step == step]
-        if not found:
-            what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-            steps = ", ".join(str(entry.step) for entry in self._entries) or "none"
-            msg = f"{self.folder}: there is {what}; those that are there: {steps}"
-            raise FileNotFoundError(msg)
-        found[-1].check()
+        found = self._retained.find(step)
+        found.check()
         options.setdefault("engine", self._options.engine)
-        return load(found[-1].path, **options)
+        return load(found.path, **options)
 
     def wait(self) -> None:
         """Wait until the save that is under way is in the manifest, and raise what went wrong with it."""
-        if self._current is not None:
-            self._current.join()
-        self._raise()
+        self._background.wait()
 
     def wait_for_tensors(self) -> None:
         """Wait until the tensors of the save that is under way may change. ``overlap`` does that before each step."""
-        if self._current is not None and not self._current.given_back:
+        if self._background.holds_tensors:
             began = time.perf_counter()
-            self._current.saving.wait_filled()
-            self._current.give_back()
-            self._add_stall(time.perf_counter() - began)
-        self._raise()
+            self._background.wait_for_tensors()
+            self._tally.add_stall(time.perf_counter() - began)
+        self._background.check()
 
     @contextmanager
     def overlap(self, *optimizers: torch.optim.Optimizer) -> Iterator[Self]:
@@ -239,16 +206,12 @@ class Checkpointer:
             >>> checkpointer.latest().step
             2
         """
-        # What a hook raised would end the training loop in the middle of a step; so it waits, and `save` raises.
-        hooks = [optimizer.register_step_pre_hook(lambda *_: self._wait_in_hook()) for optimizer in optimizers]
         self._overlaps += 1
         try:
-            yield self
+            with before_each_step(optimizers, self._wait_in_hook):
+                yield self
         finally:
             self._overlaps -= 1
-            for hook in hooks:
-                hook.remove()
-            self._wait_in_hook()
             if not self._is_async:
                 self.wait()
 
@@ -271,105 +234,24 @@ class Checkpointer:
         self.close()
 
     def __repr__(self) -> str:
-        steps = [entry.step for entry in self._entries]
+        steps = [entry.step for entry in self._retained.entries]
         return f"<deepnvme.Checkpointer {str(self.folder)!r}, steps={steps}>"
 
-    def _is_due(self, step: int) -> bool:
-        if self._every is None:
-            return True
-        if isinstance(self._every, int):
-            return step % self._every == 0
-        return self._last_save is None or time.monotonic() - self._last_save >= self._every.total_seconds()
-
-    def _start(self, state: Any, path: Path, options: SaveOptions) -> _Saving:
+    def _start(self, state: Any, path: Path) -> _Saving:
+        options = self._options
+        if self._is_async and not self._overlaps:
+            if options.staging is None:
+                options = self._options = replace(options, staging=staging_for(state, self._memory))
+        else:
+            options = replace(options, staging=None)
         if self._suffix == "safetensors":
             return start_tensors(path, described(state), options)
         return start_archive(state, path, options)
 
-    def _staging(self, state: Any) -> _SaveStaging:
-        if self._options.staging is None:
-            nbytes = self._memory
-            if nbytes is None:
-                from deepnvme._checkpoint.names import tensors_of  # noqa: PLC0415
-
-                # Tensors that share memory count each: too much is no harm.
-                wanted = sum(tensor.nbytes for _, tensor in tensors_of(state)) + (4 << 20)
-                nbytes = min(wanted, _available() // _MEMORY_SHARE)
-            self._options = replace(self._options, staging=_SaveStaging(nbytes))
-        staging = self._options.staging
-        assert staging is not None
-        return staging
-
     def _wait_in_hook(self) -> None:
+        # That a save failed is raised by the next call, not in the middle of a step. Ctrl-C is raised here: if it were
+        # kept, the optimizer would go on to change what is being written.
         try:
             self.wait_for_tensors()
-        except BaseException as error:  # noqa: BLE001
-            self._failed = error
-
-    def _raise(self) -> None:
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
-
-    def _add_stall(self, seconds: float) -> None:
-        self._stats = replace(self._stats, stall_s=self._stats.stall_s + seconds)
-
-    def _commit(self, step: int, path: Path, saved: tuple[int, int, int, int], seconds: float) -> None:
-        import torch  # noqa: PLC0415
-
-        nbytes, offset, index_nbytes, crc64 = saved
-        now = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
-        entry = Checkpoint(
-            step, path, nbytes, now, offset, index_nbytes, f"{crc64:016x}", str(torch.__version__), __version__
-        )
-        entries = sorted([*(old for old in self._entries if old.step != step), entry], key=lambda one: one.step)
-        if self._keep is not None:
-            # The one that was just saved stays, also where its step is not the highest.
-            others = [old for old in entries if old is not entry]
-            entries = sorted([*others[len(others) - (self._keep - 1) :], entry] if self._keep > 1 else [entry],
-                             key=lambda one: one.step)  # fmt: skip
-        manifest.write(self.folder, entries, self._options.durability)
-        self._entries = entries
-        manifest.remove_others(self.folder, entries)
-        stats = self._stats
-        self._stats = replace(
-            stats, saves=stats.saves + 1, nbytes=stats.nbytes + nbytes, write_s=stats.write_s + seconds
-        )
-
-
-def _available() -> int:
-    """Bytes of memory that programs can have without swapping."""
-    with Path("/proc/meminfo").open() as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return 1 << 30
-
-
-class _Background:
-    """A save that goes on by itself, and the thread that puts it into the manifest."""
-
-    def __init__(self, owner: Checkpointer, saving: _Saving, step: int, path: Path, began: float) -> None:
-        self.saving = saving
-        self.given_back = False
-        self._work = (owner, step, path, began)
-        # Not a daemon: at the end of the program the save is finished.
-        self._thread = threading.Thread(target=self._run, name="deepnvme-checkpointer")
-        self._thread.start()
-
-    def _run(self) -> None:
-        owner, step, path, began = self._work
-        try:
-            saved = self.saving.wait(None, False)
-            owner._commit(step, path, saved, time.perf_counter() - began)  # noqa: SLF001
-        except BaseException as error:  # noqa: BLE001
-            owner._failed = error  # noqa: SLF001
-
-    def give_back(self) -> None:
-        """Note that the tensors may change."""
-        self.given_back = True
-
-    def join(self) -> None:
-        """Wait until it is over."""
-        while self._thread.is_alive():
-            self._thread.join(0.05)
+        except Exception as error:  # noqa: BLE001
+            self._background.note_failure(error)

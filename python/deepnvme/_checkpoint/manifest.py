@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import deepnvme._file as file
+from deepnvme._checkpoint.leftovers import remove_stale
 from deepnvme._deepnvme import _crc64
 from deepnvme.errors import ChecksumError, CorruptFileError
 
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 NAME = "manifest.json"
 _VERSION = 1
 # What checkpoints are called: nothing else in the folder is ever removed.
-_FILES = re.compile(r"step-(\d{8,})\.(pt|safetensors)")
+_FILES = re.compile(r"step-[0-9]{8,}(-[0-9]+)?\.(pt|safetensors)")
 
 
-def file_name(step: int, suffix: str) -> str:
-    """Say how the file of a step is called."""
-    return f"step-{step:08}.{suffix}"
+def file_name(step: int, suffix: str, again: int = 0) -> str:
+    """Say how the file of a step is called: the first, or the one of a step that was saved again."""
+    return f"step-{step:08}{f'-{again}' if again else ''}.{suffix}"
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ def _wire(entry: Checkpoint) -> dict[str, Any]:
 def remove_others(folder: Path, entries: list[Checkpoint]) -> None:
     """Remove checkpoints that no manifest lists: retired ones, and what a crash left."""
     kept = {entry.path.name for entry in entries}
-    for path in folder.iterdir():
+    for path in list(folder.iterdir()):
         if _FILES.fullmatch(path.name) and path.name not in kept:
             path.unlink(missing_ok=True)
+    remove_stale(folder, _FILES)

@@ -1,0 +1,38 @@
+"""What killed saves leave: private files that no living writer holds.
+
+The next save of a name removes those of that name. Where names differ from save to save, nobody would come back for
+them, and each is as large as a checkpoint.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import re
+    from pathlib import Path
+
+_MARK = ".deepnvme-tmp-"
+
+
+def remove_stale(folder: Path, names: re.Pattern[str]) -> None:
+    """Remove the private files of targets of these names, but not those that are being written."""
+    for path in list(folder.iterdir()):
+        target, mark, _ = path.name.partition(_MARK)
+        # What vanishes meanwhile, or may not be opened, is somebody else's.
+        if mark and target.startswith(".") and names.fullmatch(target[1:]):
+            with suppress(OSError):
+                _remove_unheld(path)
+
+
+def _remove_unheld(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # A living writer holds the lock.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+    finally:
+        os.close(descriptor)

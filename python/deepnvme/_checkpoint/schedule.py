@@ -1,0 +1,31 @@
+"""Whose turn it is: the calls of ``Checkpointer.save`` that save."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+
+class Schedule:
+    """Every so many steps, or so long after the last save; each call where nothing was said."""
+
+    def __init__(self, every: int | dt.timedelta | None) -> None:
+        if isinstance(every, int) and every < 1:
+            msg = f"every is {every}; it is a number of steps from 1 on, or a timedelta"
+            raise ValueError(msg)
+        self._every = every
+        self._last: float | None = None
+
+    def is_due(self, step: int, now: float) -> bool:
+        """Whether a state of that step, at that time in seconds, is to be saved."""
+        if step < 0:
+            msg = f"step is {step}; steps are counted from 0 on"
+            raise ValueError(msg)
+        if self._every is None:
+            return True
+        if isinstance(self._every, int):
+            return step % self._every == 0
+        return self._last is None or now - self._last >= self._every.total_seconds()
+
+    def note(self, now: float) -> None:
+        """Count the time from here. A save that failed is not noted: the next one is due as it was."""
+        self._last = now

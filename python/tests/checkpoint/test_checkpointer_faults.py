@@ -1,0 +1,188 @@
+"""A Checkpointer that dies, fails or is interrupted at each instant of a save: the old state or the new one."""
+
+from __future__ import annotations
+
+import datetime as dt
+import fcntl
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deepnvme
+from deepnvme._checkpoint import manifest
+from deepnvme._checkpoint.background import Background
+
+from .states import assert_same
+
+
+def state_of(number: int) -> dict[str, Any]:
+    return {"a": torch.full((300_000,), number), "number": number}
+
+
+def number_in(folder: Path) -> int:
+    """The number of the newest checkpoint, all of whose bytes are compared."""
+    number = deepnvme.Checkpointer(folder).restore(verify="full")["number"]
+    assert_same(deepnvme.Checkpointer(folder).restore(), state_of(number))
+    return int(number)
+
+
+# What a save does after its file has its name, in order; each is stopped before and after it is done.
+INSTANTS = [("manifest.write", "before"), ("manifest.write", "after"), ("remove_others", "before"),
+            ("remove_others", "after")]  # fmt: skip
+
+KILLED = """
+import os, signal, sys, torch, deepnvme
+from deepnvme._checkpoint import manifest
+folder, function, when, step = sys.argv[1:]
+checkpointer = deepnvme.Checkpointer(folder, keep=2)
+name = function.removeprefix("manifest.")
+work = getattr(manifest, name)
+def die(*arguments):
+    if when == "after":
+        work(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+setattr(manifest, name, die)
+checkpointer.save(int(step), {"a": torch.full((300_000,), 9), "number": 9})
+"""
+
+
+@pytest.mark.parametrize(("function", "when"), INSTANTS)
+@pytest.mark.parametrize("step", [5, 6])
+def test_killed_at_each_instant(tmp_path: Path, function: str, when: str, step: int) -> None:
+    deepnvme.Checkpointer(tmp_path, keep=2).save(5, state_of(1))
+    killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path, function, when, str(step)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    is_old = (function, when) == ("manifest.write", "before")
+    assert number_in(tmp_path) == (1 if is_old else 9)
+    with deepnvme.Checkpointer(tmp_path, keep=2) as checkpointer:
+        checkpointer.save(step, state_of(10))
+    assert number_in(tmp_path) == 10
+    there = {path.name for path in tmp_path.iterdir()}
+    assert there == {"manifest.json", *(checkpoint.path.name for checkpoint in checkpointer.checkpoints)}
+
+
+@pytest.mark.parametrize(("function", "when"), INSTANTS)
+@pytest.mark.parametrize("async_", [False, True])
+def test_a_failure_at_each_instant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, when: str, async_: bool
+) -> None:
+    checkpointer = deepnvme.Checkpointer(tmp_path, async_=async_)
+    checkpointer.save(5, state_of(1), force=True)
+    checkpointer.wait()
+    name = function.removeprefix("manifest.")
+    work = getattr(manifest, name)
+
+    def fail(*arguments: Any) -> None:
+        if when == "after":
+            work(*arguments)
+        raise OSError("the disk is gone")
+
+    for number in (2, 3):
+        with monkeypatch.context() as patched:
+            patched.setattr(manifest, name, fail)
+            with pytest.raises(OSError, match="the disk is gone"):
+                checkpointer.save(5, state_of(number))
+                checkpointer.wait()
+        is_old = (function, when) == ("manifest.write", "before")
+        assert number_in(tmp_path) == (1 if is_old else number)
+    checkpointer.save(5, state_of(4))
+    assert checkpointer.restore()["number"] == number_in(tmp_path) == 4
+    assert len(list(tmp_path.iterdir())) == 2
+    checkpointer.close()
+
+
+def test_a_step_saved_again_has_a_name_of_its_own(tmp_path: Path) -> None:
+    checkpointer = deepnvme.Checkpointer(tmp_path)
+    for number in range(4):
+        checkpointer.save(5, state_of(number))
+        latest = checkpointer.latest()
+        assert latest is not None
+        assert latest.path.name == ("step-00000005-1.pt" if number % 2 else "step-00000005.pt")
+        assert [path for path in tmp_path.iterdir() if path.name != "manifest.json"] == [latest.path]
+        assert number_in(tmp_path) == number
+
+
+def test_what_a_killed_save_of_another_step_left_goes(tmp_path: Path) -> None:
+    left = tmp_path / ".step-00000003.pt.deepnvme-tmp-1-0"
+    others = [tmp_path / ".step-3.pt.deepnvme-tmp-1-0", tmp_path / ".model.pt.deepnvme-tmp-1-0", tmp_path / ".step-x"]
+    for path in (left, *others):
+        path.write_bytes(bytes(100))
+    deepnvme.Checkpointer(tmp_path).save(7, state_of(1))
+    assert not left.exists()
+    assert all(path.exists() for path in others)
+
+
+def test_a_file_that_is_being_written_stays(tmp_path: Path) -> None:
+    half = tmp_path / ".step-00000003.pt.deepnvme-tmp-1-0"
+    with half.open("wb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        deepnvme.Checkpointer(tmp_path).save(7, state_of(1))
+        assert half.exists()
+    deepnvme.Checkpointer(tmp_path).save(8, state_of(1))
+    assert not half.exists()
+
+
+def test_a_save_that_did_not_start_is_not_counted(tmp_path: Path) -> None:
+    checkpointer = deepnvme.Checkpointer(tmp_path, every=dt.timedelta(hours=1))
+    with pytest.raises(TypeError):
+        checkpointer.save(1, {"a": (_ for _ in ())})
+    assert checkpointer.save(2, state_of(2)), "the hour begins with a save, not with a try"
+    assert not checkpointer.save(3, state_of(3))
+
+
+def test_an_interrupted_wait_keeps_the_optimizer_from_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 3)).sum().backward()
+    before = model.weight.detach().clone()
+
+    def interrupted(_: Background) -> None:
+        raise KeyboardInterrupt
+
+    checkpointer = deepnvme.Checkpointer(tmp_path)
+    with checkpointer.overlap(optimizer):
+        checkpointer.save(1, {"model": model.state_dict()})
+        with monkeypatch.context() as patched:
+            patched.setattr(Background, "holds_tensors", property(lambda _: True))
+            patched.setattr(Background, "wait_for_tensors", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.step()
+        assert torch.equal(model.weight, before)
+        optimizer.step()
+    assert torch.equal(checkpointer.restore()["model"]["weight"], before)
+
+
+class Endless:
+    """A save that ends when it is stopped, and whose copying is interrupted."""
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+
+    def wait_filled(self) -> None:
+        raise KeyboardInterrupt
+
+    def wait(self, *_: object) -> tuple[int, int, int, int]:
+        assert self.stopped.wait(60)
+        raise InterruptedError
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+
+def test_an_interrupted_copy_is_no_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpointer = deepnvme.Checkpointer(tmp_path, async_=True)
+    checkpointer.save(1, state_of(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(deepnvme.Checkpointer, "_start", lambda *_: Endless())
+        with pytest.raises(KeyboardInterrupt):
+            checkpointer.save(2, state_of(2))
+    assert number_in(tmp_path) == 1
+    checkpointer.save(3, state_of(3))
+    checkpointer.close()
+    assert number_in(tmp_path) == 3
