@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
+import re
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import deepnvme._file as file
-from deepnvme._deepnvme import _locate
+from deepnvme._checkpoint.leftovers import remove_stale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,49 +18,63 @@ if TYPE_CHECKING:
     _Tensor = tuple[str, str, list[int], Any]
 
 _INDEX = ".index.json"
+_SUFFIX = ".safetensors"
 
 
 def save_shards(
-    path: str,
+    path: Path,
     tensors: list[_Tensor],
     max_shard_bytes: int,
     durability: Any,
-    write: Callable[[str, list[_Tensor]], int],
+    write: Callable[[Path, list[_Tensor]], int],
 ) -> int:
-    """Write the shards, then the index, which is the one moment of change; then remove what the old index had."""
+    """Write the shards, then the index, which is the one moment of change; then remove shards that it does not name."""
     if max_shard_bytes <= 0:
         msg = f"max_shard_bytes is {max_shard_bytes}; it must be positive"
         raise ValueError(msg)
     shards = _cut(tensors, max_shard_bytes)
-    index = path + _INDEX
-    old = _files_of(index)
+    index = path.with_name(path.name + _INDEX)
     if len(shards) <= 1:
         total = write(path, tensors)
-        _remove([index, *old])
+        index.unlink(missing_ok=True)
+        _remove_others(path, [])
         return total
-    stem = path.removesuffix(".safetensors")
-    names = [f"{stem}-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
-    if any(Path(name).exists() for name in names):
-        # The files of the old state stay what they are until the new index is there.
-        mark = secrets.token_hex(4)
-        names = [name.removesuffix(".safetensors") + f"-{mark}.safetensors" for name in names]
-    written: list[str] = []
+    files = _new_files(path, len(shards))
+    weight_map = {tensor[0]: name.name for name, shard in zip(files, shards, strict=True) for tensor in shard}
+    size = sum(tensor[3].nbytes for tensor in tensors)
+    text = json.dumps({"metadata": {"total_size": size}, "weight_map": weight_map}, indent=2, sort_keys=True) + "\n"
     try:
-        total = 0
-        for name, shard in zip(names, shards, strict=True):
-            total += write(name, shard)
-            written.append(name)
-        weight_map = {tensor[0]: Path(name).name for name, shard in zip(names, shards, strict=True) for tensor in shard}
-        size = sum(tensor[3].nbytes for tensor in tensors)
-        text = json.dumps({"metadata": {"total_size": size}, "weight_map": weight_map}, indent=2, sort_keys=True) + "\n"
+        total = sum(write(name, shard) for name, shard in zip(files, shards, strict=True))
         with file.open(index, "wb", durability=durability) as out:
             out.write(text.encode())
     except BaseException:
-        _remove(written)
+        # What fails after the index has its name must not take the files from it.
+        if not _is(index, text):
+            _remove(files)
         raise
     # A single file of the same name would be an older state, which loaders may prefer.
-    _remove([name for name in [*old, path] if name not in names])
+    path.unlink(missing_ok=True)
+    _remove_others(path, files)
     return total
+
+
+def _new_files(path: Path, count: int) -> list[Path]:
+    """Name the shards as no file is called: those of the old state stay what they are until the new index is there."""
+    stem = path.name.removesuffix(_SUFFIX)
+    names = [f"{stem}-{number:05}-of-{count:05}" for number in range(1, count + 1)]
+    files = [path.with_name(name + _SUFFIX) for name in names]
+    if any(name.exists() for name in files):
+        mark = secrets.token_hex(4)
+        files = [path.with_name(f"{name}-{mark}{_SUFFIX}") for name in names]
+    return files
+
+
+def _remove_others(path: Path, kept: list[Path]) -> None:
+    """Remove shards of older states, and what killed saves left; what an index names may be anybody's file."""
+    stem = re.escape(path.name.removesuffix(_SUFFIX))
+    shards = re.compile(rf"{stem}-[0-9]{{5,}}-of-[0-9]{{5,}}(-[0-9a-f]{{8}})?{re.escape(_SUFFIX)}")
+    _remove([name for name in list(path.parent.iterdir()) if shards.fullmatch(name.name) and name not in kept])
+    remove_stale(path.parent, shards)
 
 
 def _cut(tensors: list[_Tensor], max_shard_bytes: int) -> list[list[_Tensor]]:
@@ -76,13 +90,13 @@ def _cut(tensors: list[_Tensor], max_shard_bytes: int) -> list[list[_Tensor]]:
     return shards
 
 
-def _files_of(index: str) -> list[str]:
+def _is(path: Path, text: str) -> bool:
     try:
-        return [os.fspath(path) for path, _ in _locate(index)]
-    except (OSError, ValueError):
-        return []
+        return path.read_bytes() == text.encode()
+    except OSError:
+        return False
 
 
-def _remove(paths: list[str]) -> None:
+def _remove(paths: list[Path]) -> None:
     for path in paths:
-        Path(path).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
