@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 
-use crate::error;
+use crate::{error, threads};
 
 /// How often Python may look for a signal.
 const SLICE: Duration = Duration::from_millis(50);
@@ -32,9 +32,9 @@ pub(crate) fn watch<T: Send + 'static>(
     stop: &dyn Fn(),
 ) -> PyResult<T> {
     let (report, mut over) = mpsc::channel();
-    std::thread::spawn(move || {
+    threads::start(py, "deepnvme-work", move || {
         let _ = report.send(work());
-    });
+    })?;
     let mut raised = None;
     loop {
         let waited;

@@ -12,7 +12,7 @@ use crate::probe::Probe;
 use crate::request::{Offset, Request};
 use crate::settings::{self, Typed, direct_word, submit_word, window_word};
 use crate::stats::Stats;
-use crate::{default, error, orphans};
+use crate::{default, error, orphans, threads};
 
 /// Moves tensors between files and memory.
 ///
@@ -294,10 +294,7 @@ impl PyEngine {
         let Some(engine) = taken else { return Ok(()) };
         // The engine's end waits for the device, perhaps long; another thread does that, so that Ctrl-C arrives here.
         let (report, mut over) = mpsc::sync_channel::<()>(1);
-        std::thread::spawn(move || {
-            drop(engine);
-            drop(report);
-        });
+        threads::let_go((engine, report));
         loop {
             let waited;
             (over, waited) = py.detach(move || {
@@ -413,7 +410,7 @@ impl Drop for PyEngine {
     fn drop(&mut self) {
         let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(engine) = inner.filter(|engine| Arc::strong_count(engine) == 1) {
-            std::thread::spawn(move || drop(engine));
+            threads::let_go(engine);
         }
     }
 }

@@ -33,6 +33,7 @@ mod request;
 mod settings;
 mod stats;
 mod stripes;
+mod threads;
 mod torch;
 mod watch;
 mod writer;
@@ -43,8 +44,8 @@ mod _deepnvme {
 
     #[pymodule_export]
     use crate::checkpoint::{
-        _crc64, _locate, _pickle_plain, _start_archive, _start_safetensors, CheckpointReader, Loading, SaveStaging,
-        Saving,
+        _crc64, _locate, _pickle_plain, _plan_archive, _plan_safetensors, _shares, CheckpointReader, Loading, NewFile,
+        SavePlan, SaveShare, SaveStaging, Saving,
     };
     #[pymodule_export]
     use crate::command::{_answer, _command};

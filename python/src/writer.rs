@@ -12,7 +12,7 @@ use crate::engine::PyEngine;
 use crate::flight::{GRACE, SLICE};
 use crate::handle::Handle;
 use crate::path::Place;
-use crate::{default, error, memory, settings};
+use crate::{default, error, memory, settings, threads};
 
 /// Between two looks at signals a writer takes that many bytes.
 const STEP_BYTES: usize = 32 << 20;
@@ -76,9 +76,9 @@ impl FileWriter {
         let given_up = Arc::new(AtomicBool::new(false));
         let (report, mut over) = mpsc::sync_channel(1);
         let seen = Arc::clone(&given_up);
-        std::thread::spawn(move || {
+        threads::start(py, "deepnvme-commit", move || {
             let _ = report.send(writer.commit_unless(&seen));
-        });
+        })?;
         loop {
             let waited;
             (over, waited) = py.detach(move || {

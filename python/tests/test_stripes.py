@@ -91,7 +91,7 @@ def test_a_set_is_a_value() -> None:
 @pytest.mark.parametrize(
     ("paths", "stripe_bytes", "message"),
     [
-        ([], 4096, "1 to 256 parts, not 0"),
+        ([], 4096, "1 to 4096 parts, not 0"),
         (["a"] * 2, 4096, "named twice"),
         ([f"{index}" for index in range(257)], 4096, "not 257"),
         (["a", "b"], 5000, "multiple of 4096"),

@@ -2,81 +2,28 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod common;
+
 use std::path::Path;
 use std::sync::Arc;
 
 use deepnvme_checkpoint::read::{Contents, Reader, Verify};
-use deepnvme_checkpoint::write::{Record, SaveOptions, Saved, Staging, Tensor, save_archive, save_safetensors};
+use deepnvme_checkpoint::write::{Save, SaveOptions, Saved, Staging, Tensor};
 use deepnvme_checkpoint::{Error, Progress};
 use deepnvme_format::Dtype;
 use deepnvme_format::safetensors::TensorSpec;
 use deepnvme_io::mem::{Buffer, Region, RegionMut};
-use deepnvme_io::{Config, Engine, Target};
+use deepnvme_io::{Engine, Target};
 use proptest::prelude::*;
 
-fn engine() -> Engine {
-    Engine::new(Config::default()).unwrap()
-}
-
-fn random(bytes: usize, seed: u64) -> Vec<u8> {
-    let mut random = fastrand::Rng::with_seed(seed);
-    let mut data = vec![0; bytes];
-    random.fill(&mut data);
-    data
-}
-
-/// The pickle of a dict of one-dimensional uint8 tensors, each with a storage of its own.
-fn pickle(storages: &[Vec<u8>]) -> Vec<u8> {
-    let text = |text: &str| {
-        let mut bytes = vec![b'X'];
-        bytes.extend((text.len() as u32).to_le_bytes());
-        bytes.extend(text.as_bytes());
-        bytes
-    };
-    let int = |number: usize| {
-        let mut bytes = vec![0x8a, 8];
-        bytes.extend((number as u64).to_le_bytes());
-        bytes
-    };
-    let mut bytes = b"\x80\x02}(".to_vec();
-    for (index, storage) in storages.iter().enumerate() {
-        bytes.extend(text(&format!("t{index}")));
-        bytes.extend(b"ctorch._utils\n_rebuild_tensor_v2\n((");
-        bytes.extend(text("storage"));
-        bytes.extend(b"ctorch\nByteStorage\n");
-        bytes.extend(text(&index.to_string()));
-        bytes.extend(text("cpu"));
-        bytes.extend(int(storage.len()));
-        bytes.extend(b"tQK\x00");
-        bytes.extend(int(storage.len()));
-        bytes.extend(b"\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtR");
-    }
-    bytes.extend(b"u.");
-    bytes
-}
+use crate::common::{engine, plan_archive, plan_safetensors, random};
 
 fn archive(path: &Path, storages: &[Vec<u8>], options: SaveOptions) -> Result<Saved, Error> {
-    let mut records = vec![
-        Record { name: "data.pkl".into(), memory: Region::from_vec(pickle(storages)) },
-        Record { name: "byteorder".into(), memory: Region::from_vec(b"little".to_vec()) },
-    ];
-    records.extend(
-        storages
-            .iter()
-            .enumerate()
-            .map(|(index, bytes)| Record { name: format!("data/{index}"), memory: Region::from_vec(bytes.clone()) }),
-    );
-    save_archive(&engine(), &Target::from(&path.to_path_buf()), records, options, &Progress::default())
+    plan_archive(path, storages, options).run(engine(), &Target::from(path), Arc::default())
 }
 
 fn safetensors(path: &Path, storages: &[Vec<u8>], options: SaveOptions) -> Result<Saved, Error> {
-    let tensor = |(index, bytes): (usize, &Vec<u8>)| Tensor {
-        spec: TensorSpec { name: format!("t{index}"), dtype: Dtype::U8, shape: vec![bytes.len() as u64] },
-        memory: Region::from_vec(bytes.clone()),
-    };
-    let tensors = storages.iter().enumerate().map(tensor).collect();
-    let target = Target::from(&path.to_path_buf());
-    save_safetensors(&engine(), &target, tensors, Vec::new(), options, &Progress::default())
+    plan_safetensors(path, storages, options).run(engine(), &Target::from(path), Arc::default())
 }
 
 /// All extents of a file, by their names.
@@ -215,8 +162,8 @@ fn an_interrupted_save_leaves_the_old_file() {
     };
     let progress = Progress::default();
     progress.stop();
-    let target = Target::from(&path);
-    let saved = save_safetensors(&engine(), &target, vec![tensor], Vec::new(), SaveOptions::default(), &progress);
+    let save = Save::safetensors(&path, vec![tensor], Vec::new(), SaveOptions::default()).unwrap();
+    let saved = save.run(engine(), &Target::from(&path), Arc::new(progress));
     assert!(matches!(saved, Err(Error::Interrupted)), "{saved:?}");
     assert_eq!(std::fs::read(&path).unwrap(), before);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);

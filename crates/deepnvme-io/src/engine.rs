@@ -9,7 +9,7 @@ use crate::backend::{self, Backend, BackendKind, BackendSetup};
 use crate::config::{Config, DirectMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::{DirectState, TensorFile};
-use crate::job::{Job, Memory, WriteOptions};
+use crate::job::{Durability, Job, Memory, WriteExtent, WriteOptions};
 use crate::pending::Pending;
 use crate::probe::Probe;
 use crate::queue::{self, Queue, Turn};
@@ -263,6 +263,20 @@ impl Engine {
     /// As [`read`](Self::read); also `InvalidInput` when two ranges overlap.
     pub fn write_batch(&self, items: Vec<WriteItem>, options: WriteOptions) -> Result<Pending<Vec<Region>>> {
         self.submit(self.write_job(items, options)?)
+    }
+
+    /// Waits until what was written to the file is as durable as that; of `None` nothing is asked.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read), and what the sync reports of earlier writes.
+    pub fn sync(&self, file: &Arc<TensorFile>, durability: Durability) -> Result<()> {
+        if durability == Durability::None {
+            return Ok(());
+        }
+        // Of a write of nothing, the sync is all there is to wait for.
+        let options = WriteOptions { durability, extent: WriteExtent::InPlace };
+        self.write(file, 0, Region::from_vec(Vec::new()), options)?.wait().1?;
+        Ok(())
     }
 
     fn read_job(&self, items: Vec<ReadItem>) -> Result<Arc<Job>> {

@@ -77,6 +77,15 @@ impl Error {
         error
     }
 
+    /// A refusal that the standard library tells of, with the kernel's error number where it has one.
+    #[must_use]
+    pub fn from_io(operation: &'static str, error: &std::io::Error) -> Self {
+        match Errno::from_io_error(error) {
+            Some(errno) => Self::os(operation, errno),
+            None => Self::new(ErrorKind::Io, operation, error.to_string()),
+        }
+    }
+
     /// Arguments that cannot be meant.
     #[must_use]
     pub fn invalid(detail: impl Into<String>) -> Self {

@@ -13,8 +13,8 @@ use crate::op::Pieces;
 use crate::split::{Block, Direction, Plan};
 use crate::sync::{Mutex, lock};
 
-/// What must be true of the file when a write is reported as done.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, serde::Serialize, serde::Deserialize)]
+/// What must be true of the file when a write is reported as done; each promises what those before it do.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Durability {
     /// The kernel has taken the bytes; a power cut may lose them.

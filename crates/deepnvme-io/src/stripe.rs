@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Most parts of a stripe set.
-pub const PARTS_MAX: usize = 256;
+pub const PARTS_MAX: usize = 4096;
 /// Smallest stripe, and what every stripe size is a multiple of: parts keep the alignment of the whole.
 pub const STRIPE_BYTES_MIN: u64 = 4096;
-/// Largest stripe.
-pub const STRIPE_BYTES_MAX: u64 = 1 << 30;
+/// Largest stripe: a set of one row has in each part what one process wrote.
+pub const STRIPE_BYTES_MAX: u64 = 1 << 44;
 /// Stripe size where none is given: large enough for one op, small enough that a tensor uses every disk.
 pub const STRIPE_BYTES_DEFAULT: u64 = 1 << 20;
 /// Largest manifest that is read.
@@ -87,7 +87,7 @@ impl StripeSet {
     /// # Errors
     /// When the manifest is missing, larger than [`MANIFEST_BYTES_MAX`], or not one.
     pub fn from_manifest(path: &Path) -> Result<Self> {
-        let os = |error: &std::io::Error| io_error("open stripe manifest", error).at_path(path);
+        let os = |error: &std::io::Error| Error::from_io("open stripe manifest", error).at_path(path);
         let bytes = fs::metadata(path).map_err(|error| os(&error))?.len();
         if bytes > MANIFEST_BYTES_MAX {
             return Err(invalid(format!("it has {bytes} bytes, more than {MANIFEST_BYTES_MAX}")).at_path(path));
@@ -136,20 +136,13 @@ impl StripeSet {
             .and_then(|()| fs::rename(&temporary, path));
         written.map_err(|error| {
             let _ = fs::remove_file(&temporary);
-            io_error("write stripe manifest", &error).at_path(path)
+            Error::from_io("write stripe manifest", &error).at_path(path)
         })
     }
 }
 
 fn invalid(detail: String) -> Error {
     Error::new(ErrorKind::InvalidInput, "stripe set", detail)
-}
-
-fn io_error(operation: &'static str, error: &std::io::Error) -> Error {
-    match rustix::io::Errno::from_io_error(error) {
-        Some(errno) => Error::os(operation, errno),
-        None => Error::new(ErrorKind::Io, operation, error.to_string()),
-    }
 }
 
 /// The arithmetic of a layout: which part holds a logical byte. One part is the identity.

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deepnvme._checkpoint.progress import Progress, watcher
-from deepnvme._deepnvme import StripeSet, _start_archive, _start_safetensors
+from deepnvme._deepnvme import StripeSet, _plan_archive, _plan_safetensors
 
 if TYPE_CHECKING:
     from typing import Literal, TypeAlias
 
     import torch
 
-    from deepnvme._deepnvme import Engine, _SaveStaging, _Saving
+    from deepnvme._deepnvme import Engine, _SavePlan, _SaveStaging, _Saving
 
     _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
 
@@ -106,7 +106,11 @@ def start_archive(obj: object, path: _Path, options: SaveOptions) -> _Saving:
     """Start to write a torch archive."""
     from deepnvme._checkpoint.pickler import take_apart  # noqa: PLC0415
 
-    pickle, storages = take_apart(obj)
+    return plan_archive(*take_apart(obj), path, options).start()
+
+
+def plan_archive(pickle: bytes, storages: list[torch.UntypedStorage], path: _Path, options: SaveOptions) -> _SavePlan:
+    """Plan a torch archive of an object that was taken apart."""
     before: list[tuple[str, object]] = [
         ("data.pkl", pickle),
         (".format_version", b"1"),
@@ -120,14 +124,21 @@ def start_archive(obj: object, path: _Path, options: SaveOptions) -> _Saving:
         (".data/serialization_id", f"{identity:040}".encode()),
     ]
     host = [_in_host_memory(storage) for storage in storages]
-    return _start_archive(path, before, host, after, vars(options))
+    return _plan_archive(path, before, host, after, vars(options))
 
 
 def start_tensors(
     path: _Path, tensors: list[Described], options: SaveOptions, metadata: list[tuple[str, str]] | None = None
 ) -> _Saving:
     """Start to write a safetensors file."""
-    return _start_safetensors(path, tensors, _texts(None) if metadata is None else metadata, vars(options))
+    return plan_tensors(path, tensors, options, metadata).start()
+
+
+def plan_tensors(
+    path: _Path, tensors: list[Described], options: SaveOptions, metadata: list[tuple[str, str]] | None = None
+) -> _SavePlan:
+    """Plan a safetensors file."""
+    return _plan_safetensors(path, tensors, _texts(None) if metadata is None else metadata, vars(options))
 
 
 def _texts(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:

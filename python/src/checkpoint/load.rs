@@ -12,7 +12,7 @@ use pyo3::types::PyList;
 use super::{build, raise};
 use crate::engine::PyEngine;
 use crate::path::{Place, file_name};
-use crate::{background, default, memory, orphans};
+use crate::{background, default, memory, orphans, threads};
 
 /// Name, type, sizes, strides, first element, index of the storage.
 type TensorAnswer = (String, &'static str, Vec<u64>, Vec<u64>, u64, usize);
@@ -241,7 +241,7 @@ impl Drop for Loading {
     /// What is in flight is given up by a thread of its own: whoever dropped the last reference must not wait.
     fn drop(&mut self) {
         if let Some(loading) = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
-            std::thread::spawn(move || drop(loading));
+            threads::let_go(loading);
         }
     }
 }
@@ -251,8 +251,7 @@ pub(super) fn look<'a>(
     callback: Option<&'a Bound<'_, PyAny>>,
     progress: &'a Progress,
 ) -> impl FnMut() -> PyResult<()> + use<'a> {
-    let callback = callback.map(|callback| (callback.py(), callback.clone().unbind()));
-    let callback = callback.map(|(_, callback)| callback);
+    let callback = callback.map(|callback| callback.clone().unbind());
     move || match &callback {
         Some(callback) => Python::attach(|py| callback.call1(py, progress.bytes()).map(drop)),
         None => Ok(()),

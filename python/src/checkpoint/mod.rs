@@ -9,11 +9,15 @@ use crate::error;
 mod build;
 mod load;
 mod pickle;
+mod plan;
 mod save;
+mod share;
 
 pub(crate) use load::{_locate, CheckpointReader, Loading};
 pub(crate) use pickle::_pickle_plain;
-pub(crate) use save::{_crc64, _start_archive, _start_safetensors, SaveStaging, Saving};
+pub(crate) use plan::{_plan_archive, _plan_safetensors, SavePlan, SaveStaging};
+pub(crate) use save::{_crc64, Saving};
+pub(crate) use share::{_shares, NewFile, SaveShare};
 
 /// A failed save or load as the exception that Python code expects.
 fn raise(py: Python<'_>, failure: &Error) -> PyErr {

@@ -1,108 +1,44 @@
-//! Saving: memory out of Python objects, and a thread that writes the file.
+//! A save of a whole file: a thread that writes it, and those who wait for that.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use deepnvme_checkpoint::write::{Record, SaveOptions, Saved, Staging, Tensor, save_archive, save_safetensors};
+use deepnvme_checkpoint::write::{Save, Saved};
 use deepnvme_checkpoint::{Error, Progress, Result};
-use deepnvme_format::Dtype;
-use deepnvme_format::archive::STORAGES;
-use deepnvme_format::safetensors::TensorSpec;
 use deepnvme_io::{Engine, Target};
-use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
 use super::load::look;
 use super::raise;
-use crate::engine::PyEngine;
-use crate::path::Place;
-use crate::{default, error, memory, orphans, settings};
+use crate::{error, threads};
 
 /// How often Python may look for a signal.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// How a file is saved, as the package's own code says it.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
-pub(crate) struct Options<'py> {
-    engine: Option<Bound<'py, PyEngine>>,
-    durability: String,
-    checksums: bool,
-    staging: Option<Bound<'py, SaveStaging>>,
-}
-
-/// Starts to write a torch archive: records by name, storages by their keys, more records.
-#[pyfunction]
-#[pyo3(signature = (path, before, storages, after, options))]
-pub(crate) fn _start_archive(
-    py: Python<'_>,
-    path: &Bound<'_, PyAny>,
-    before: Vec<(String, Bound<'_, PyAny>)>,
-    storages: Vec<Bound<'_, PyAny>>,
-    after: Vec<(String, Bound<'_, PyAny>)>,
-    options: Options<'_>,
-) -> PyResult<Saving> {
-    let _uncollected = memory::Uncollected::new(py);
-    let record = |(name, object): (String, Bound<'_, PyAny>)| Ok(Record { name, memory: memory::source(&object)? });
-    let mut records = before.into_iter().map(record).collect::<PyResult<Vec<_>>>()?;
-    for (key, storage) in storages.into_iter().enumerate() {
-        records.push(Record { name: format!("{STORAGES}{key}"), memory: memory::storage(&storage)? });
-    }
-    records.extend(after.into_iter().map(record).collect::<PyResult<Vec<_>>>()?);
-    let target = target(path)?;
-    start(py, options, move |engine, options, progress| save_archive(engine, &target, records, options, progress))
-}
-
-/// Name, type, sizes and object of a tensor.
-type TensorArgument<'py> = (String, String, Vec<u64>, Bound<'py, PyAny>);
-
-/// Starts to write a safetensors file.
-#[pyfunction]
-#[pyo3(signature = (path, tensors, metadata, options))]
-pub(crate) fn _start_safetensors(
-    py: Python<'_>,
-    path: &Bound<'_, PyAny>,
-    tensors: Vec<TensorArgument<'_>>,
-    metadata: Vec<(String, String)>,
-    options: Options<'_>,
-) -> PyResult<Saving> {
-    let _uncollected = memory::Uncollected::new(py);
-    let tensor = |(name, dtype, shape, object): TensorArgument<'_>| {
-        let known = Dtype::from_torch(&dtype);
-        let dtype = known.ok_or_else(|| PyValueError::new_err(format!("{name:?}: torch.{dtype} is not known")))?;
-        Ok(Tensor { spec: TensorSpec { name, dtype, shape }, memory: memory::source(&object)? })
-    };
-    let tensors = tensors.into_iter().map(tensor).collect::<PyResult<Vec<_>>>()?;
-    let target = target(path)?;
-    start(py, options, move |engine, options, progress| {
-        save_safetensors(engine, &target, tensors, metadata, options, progress)
-    })
-}
-
-fn start(
-    py: Python<'_>,
-    options: Options<'_>,
-    write: impl FnOnce(&Engine, SaveOptions, &Progress) -> Result<Saved> + Send + 'static,
-) -> PyResult<Saving> {
-    orphans::sweep(py);
-    let engine = default::or_default(py, options.engine.as_ref())?;
-    let staging = options.staging.map(|staging| staging.get().inner.clone());
-    let durability = settings::durability(&options.durability)?;
-    let options = SaveOptions { durability, has_sums: options.checksums, staging };
-    let shared = Arc::new(Shared { progress: Progress::default(), outcome: Mutex::new(None), over: Condvar::new() });
+/// Starts to write a whole file.
+pub(super) fn start(py: Python<'_>, save: Save, engine: Arc<Engine>, target: Target) -> PyResult<Saving> {
+    let progress = Arc::new(Progress::default());
+    let shared = Arc::new(Shared { progress, outcome: Mutex::new(None), over: Condvar::new() });
     let seen = Arc::clone(&shared);
-    std::thread::spawn(move || {
+    threads::start(py, "deepnvme-save", move || {
         // Whatever happens, whoever waits is told: also when the work panics.
         let _told = Told(&seen);
-        let saved = write(&engine, options, &seen.progress);
+        let saved = save.run(engine, &target, Arc::clone(&seen.progress));
         *seen.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(saved);
-    });
+    })?;
     Ok(Saving { shared })
+}
+
+/// The size of a file, and where its index is, how long, and of which sum.
+pub(super) type Numbers = (u64, u64, u64, u64);
+
+pub(super) fn numbers(saved: Saved) -> Numbers {
+    (saved.bytes, saved.index_offset, saved.index_bytes, saved.index_crc64)
 }
 
 /// What the thread that saves and those who wait for it share.
 struct Shared {
-    progress: Progress,
+    progress: Arc<Progress>,
     outcome: Mutex<Option<Result<Saved>>>,
     over: Condvar,
 }
@@ -152,12 +88,7 @@ impl Saving {
 
     /// Waits until the file has its name; its size, and where its index is, how long, and of which sum.
     #[pyo3(signature = (progress, stop_on_signal))]
-    fn wait(
-        &self,
-        py: Python<'_>,
-        progress: Option<&Bound<'_, PyAny>>,
-        stop_on_signal: bool,
-    ) -> PyResult<(u64, u64, u64, u64)> {
+    fn wait(&self, py: Python<'_>, progress: Option<&Bound<'_, PyAny>>, stop_on_signal: bool) -> PyResult<Numbers> {
         let mut look = look(progress, &self.shared.progress);
         let mut raised = None;
         let outcome = loop {
@@ -178,7 +109,7 @@ impl Saving {
         }
         let saved = outcome.map_err(|error| raise(py, &error))?;
         look()?;
-        Ok((saved.bytes, saved.index_offset, saved.index_bytes, saved.index_crc64))
+        Ok(numbers(saved))
     }
 
     /// Has it end soon; ``wait`` then raises.
@@ -192,26 +123,6 @@ impl Saving {
         let outcome = self.shared.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.shared.over.wait_timeout_while(outcome, SLICE, |outcome| outcome.is_none());
         waited.unwrap_or_else(PoisonError::into_inner).0.clone()
-    }
-}
-
-/// Memory that takes the bytes of saves before the disk does.
-#[pyclass(frozen, name = "_SaveStaging", module = "deepnvme._deepnvme")]
-pub(crate) struct SaveStaging {
-    inner: Staging,
-}
-
-#[pymethods]
-impl SaveStaging {
-    #[new]
-    fn new(py: Python<'_>, nbytes: u64) -> PyResult<Self> {
-        let inner = py.detach(|| Staging::new(nbytes)).map_err(|error| raise(py, &error))?;
-        Ok(Self { inner })
-    }
-
-    #[getter]
-    fn nbytes(&self) -> u64 {
-        self.inner.bytes()
     }
 }
 
@@ -234,14 +145,4 @@ pub(crate) fn _crc64(py: Python<'_>, path: &Bound<'_, PyAny>, offset: u64, nbyte
         Ok::<u64, std::io::Error>(hasher.finish().crc64)
     });
     read.map_err(|failure| error::plain(py, "CorruptFileError", format!("{}: {failure}", path.display())))
-}
-
-fn target(path: &Bound<'_, PyAny>) -> PyResult<Target> {
-    match Place::new(path)? {
-        Place::Path(path) => Ok(Target::Path(path)),
-        Place::Stripes(set) => Ok(Target::Stripes(set)),
-        Place::Descriptor(number) => Err(PyTypeError::new_err(format!(
-            "a checkpoint gets its name when it is whole, so that it needs a path, and {number} is a descriptor"
-        ))),
-    }
 }

@@ -136,7 +136,8 @@ def test_the_short_way_and_pythons_pickler_agree(tmp_path: Path) -> None:
         path = tmp_path / "x.pt"
         options = {"engine": None, "durability": "none", "checksums": True, "staging": None}
         after = [("version", b"3\n")]
-        deepnvme._deepnvme._start_archive(path, [("data.pkl", pickle)], storages, after, options).wait(None, True)
+        plan = deepnvme._deepnvme._plan_archive(path, [("data.pkl", pickle)], storages, after, options)
+        plan.start().wait(None, True)
         return torch.load(path, weights_only=True)
 
     assert_same(load(*plain), load(file.getvalue(), pickler.storages))

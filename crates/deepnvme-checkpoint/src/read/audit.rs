@@ -1,17 +1,14 @@
 //! Reading a whole file to compare it with its sums, in little memory: what `deepnvme verify` does.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-
 use deepnvme_format::sums::CELL_BYTES;
 use deepnvme_io::Engine;
 use deepnvme_io::mem::{Buffer, RegionMut};
 
 use super::Reader;
 use super::verify::Comparison;
-use crate::error::{Error, Result};
+use crate::crew;
+use crate::error::Result;
 use crate::progress::Progress;
-use crate::write::threads;
 
 /// What one thread reads at once: whole cells.
 const WINDOW_BYTES: u64 = 32 << 20;
@@ -35,31 +32,18 @@ impl Reader {
         let comparison = Comparison::new(self)?;
         let windows = self.windows(&all);
         progress.expect(windows.iter().map(|window| window.bytes).sum());
-        let (next, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let failed: Mutex<Option<Error>> = Mutex::new(None);
-        let work = || {
-            while let Some(window) = windows.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if is_over.load(Ordering::Relaxed) {
-                    return;
-                }
-                if let Err(error) = progress.check().and_then(|()| self.compare(window, engine, &comparison)) {
-                    is_over.store(true, Ordering::Relaxed);
-                    failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get_or_insert(error);
-                    return;
-                }
-                progress.advance(window.bytes);
-            }
-        };
         // One more than hashes at a time: somebody is always reading.
-        std::thread::scope(|scope| {
-            for _ in 0..threads(windows.len()) {
-                scope.spawn(work);
-            }
-            work();
-        });
-        if let Some(error) = failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
-            return Err(error);
-        }
+        crew::each(
+            crew::threads(windows.len()) + 1,
+            &windows,
+            || vec![0; CELL_BYTES as usize],
+            |scratch, window| {
+                progress.check()?;
+                self.compare(window, engine, &comparison, scratch)?;
+                progress.advance(window.bytes);
+                Ok(())
+            },
+        )?;
         comparison.finish()?;
         Ok(self.extents.iter().map(|extent| extent.bytes).sum())
     }
@@ -95,16 +79,14 @@ impl Reader {
         windows
     }
 
-    fn compare(&self, window: &Window, engine: &Engine, comparison: &Comparison<'_>) -> Result<()> {
+    fn compare(&self, window: &Window, engine: &Engine, comparison: &Comparison<'_>, scratch: &mut [u8]) -> Result<()> {
         // As far from a page as the stretch is from a block: then most of it is read without a copy.
         let lead = window.offset % 4096;
-        let buffer = Buffer::zeroed((lead + window.bytes) as usize).map_err(|error| {
-            deepnvme_io::Error::new(deepnvme_io::ErrorKind::Io, "allocate a window", error.to_string())
-        })?;
+        let buffer = Buffer::zeroed((lead + window.bytes) as usize);
+        let buffer = buffer.map_err(|error| deepnvme_io::Error::from_io("allocate a window", &error))?;
         let (_, target): (RegionMut, RegionMut) = buffer.into_region().split_at(lead as usize);
         let view = target.region();
         engine.read(&self.file, window.offset, target)?.wait().1?;
-        let mut scratch = vec![0; CELL_BYTES as usize];
         for &(extent, index, at, bytes) in &window.cells {
             let scratch = &mut scratch[..bytes as usize];
             view.copy_to_slice(at as usize, scratch);

@@ -32,10 +32,7 @@ pub fn locate(path: &Path) -> Result<Vec<(PathBuf, Option<Vec<String>>)>> {
     if !path.to_string_lossy().ends_with(INDEX_SUFFIX) {
         return Ok(vec![(path, None)]);
     }
-    let refused = |error: std::io::Error| match rustix_errno(&error) {
-        Some(kind) => Error::Io(IoError::new(kind, "read", error.to_string()).at_path(&path)),
-        None => Error::Io(IoError::new(ErrorKind::Io, "read", error.to_string()).at_path(&path)),
-    };
+    let refused = |error: std::io::Error| Error::Io(IoError::from_io("read", &error).at_path(&path));
     if fs::metadata(&path).map_err(refused)?.len() > INDEX_BYTES_MAX {
         let text = format!("an index has {INDEX_BYTES_MAX} bytes at the most");
         return Err(Error::format(&path, deepnvme_format::Error::Unsupported(text)));
@@ -61,12 +58,4 @@ fn in_folder(folder: &Path) -> Result<PathBuf> {
         let text = format!("the folder has none of {}; name a file in it", IN_FOLDER.join(", "));
         IoError::new(ErrorKind::NotFound, "open", text).at_path(folder).into()
     })
-}
-
-fn rustix_errno(error: &std::io::Error) -> Option<ErrorKind> {
-    match error.kind() {
-        std::io::ErrorKind::NotFound => Some(ErrorKind::NotFound),
-        std::io::ErrorKind::PermissionDenied => Some(ErrorKind::PermissionDenied),
-        _ => None,
-    }
 }

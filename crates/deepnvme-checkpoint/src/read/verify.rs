@@ -1,15 +1,14 @@
 //! Comparing what has come with what was saved, on all processors, while the rest is on its way.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use deepnvme_format::sums::{CELL_BYTES, PartSums, RecordSums, sums_of};
 use deepnvme_io::mem::Region;
 
 use super::{Arena, Reader};
+use crate::crew;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
-use crate::write::threads;
 
 /// How much of what is loaded is compared with its sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -127,31 +126,11 @@ impl<'a> Plan<'a> {
     /// Compares all of it.
     pub(super) fn run(&self, wait: Wait<'_>, progress: &Progress) -> Result<()> {
         let Some(comparison) = &self.comparison else { return Ok(()) };
-        let (next, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let failed: Mutex<Option<Error>> = Mutex::new(None);
-        let work = || {
-            let mut scratch = Vec::new();
-            while let Some(cell) = self.cells.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if is_over.load(Ordering::Relaxed) {
-                    return;
-                }
-                let compared = progress.check().and_then(|()| self.compare(*cell, comparison, wait, &mut scratch));
-                if let Err(error) = compared {
-                    is_over.store(true, Ordering::Relaxed);
-                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-                }
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..threads(self.cells.len()) {
-                scope.spawn(work);
-            }
-            work();
-        });
-        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some(error) => Err(error),
-            None => comparison.finish(),
-        }
+        crew::each(crew::threads(self.cells.len()), &self.cells, Vec::new, |scratch, cell| {
+            progress.check()?;
+            self.compare(*cell, comparison, wait, scratch)
+        })?;
+        comparison.finish()
     }
 
     fn compare(&self, cell: Cell, comparison: &Comparison<'_>, wait: Wait<'_>, scratch: &mut Vec<u8>) -> Result<()> {

@@ -7,7 +7,7 @@ use deepnvme_format::sums::{self, RecordSums, SIDE_CAR, SideCarRecord, cell_coun
 use deepnvme_format::{Error, Result};
 
 use super::Record;
-use super::fill::Layout;
+use super::image::Layout;
 use super::spans::{Content, Spans};
 
 /// The plan of an archive, whose last record is the side-car, if it has one.

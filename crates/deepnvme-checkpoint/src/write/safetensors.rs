@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use deepnvme_format::Result;
 use deepnvme_format::safetensors::{Plan, TensorSpec};
 use deepnvme_format::sums::RecordSums;
+use deepnvme_io::mem::Region;
 
 use super::Tensor;
-use super::fill::{Layout, Source};
+use super::image::Layout;
 use super::spans::{Content, Spans};
 
 /// The plan of a file: its header holds all sums.
@@ -33,11 +34,11 @@ impl SafetensorsLayout {
     }
 
     /// The tensors' memory in the plan's order.
-    pub(super) fn sources(&self, tensors: Vec<Tensor>) -> Vec<Source> {
+    pub(super) fn in_order(&self, tensors: Vec<Tensor>) -> Vec<Region> {
         let mut by_name: HashMap<String, Tensor> =
             tensors.into_iter().map(|tensor| (tensor.spec.name.clone(), tensor)).collect();
         let ordered = self.plan.tensors().iter().filter_map(|planned| by_name.remove(&planned.name));
-        ordered.map(|tensor| Source::new(tensor.memory)).collect()
+        ordered.map(|tensor| tensor.memory).collect()
     }
 
     pub(super) fn spans(&self) -> Spans {

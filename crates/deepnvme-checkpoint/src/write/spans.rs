@@ -47,8 +47,19 @@ pub(crate) struct Pieces {
     pub(crate) late: Vec<Range<u64>>,
 }
 
+impl Pieces {
+    /// What of them lies in that range, whose ends are cuts or blocks.
+    pub(crate) fn within(self, range: &Range<u64>) -> Self {
+        let clip = |pieces: Vec<Range<u64>>| {
+            let clipped = pieces.into_iter().map(|piece| piece.start.max(range.start)..piece.end.min(range.end));
+            clipped.filter(|piece| piece.start < piece.end).collect()
+        };
+        Self { early: clip(self.early), late: clip(self.late) }
+    }
+}
+
 /// Cuts are multiples of it: the largest block that direct I/O asks for.
-const BLOCK_BYTES: u64 = deepnvme_format::ALIGNMENT_LARGE;
+pub(crate) const BLOCK_BYTES: u64 = deepnvme_format::ALIGNMENT_LARGE;
 
 impl Spans {
     /// The next span; a hole in front of it becomes a gap.

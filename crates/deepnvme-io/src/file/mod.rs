@@ -56,6 +56,19 @@ pub struct OpenOptions {
     pub direct: DirectMode,
 }
 
+impl OpenOptions {
+    /// For a file that is there, and is to be written whole. Its end is ragged, and goes through the page cache also where
+    /// direct I/O is `Required`.
+    #[must_use]
+    pub fn to_fill(direct: DirectMode) -> Self {
+        let direct = match direct {
+            DirectMode::Required | DirectMode::Preferred => DirectMode::Preferred,
+            DirectMode::Disabled => DirectMode::Disabled,
+        };
+        Self { access: Access::ReadWrite, create: false, direct }
+    }
+}
+
 /// What a path argument names.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Target {

@@ -5,10 +5,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::temporary::{self, Temporary};
+use crate::config::DirectMode;
 use crate::error::{Error, ErrorKind, Result};
-use crate::file::Target;
+use crate::file::{OpenOptions, Target, TensorFile};
 use crate::stripe::StripeSet;
 
 /// What the names of temporaries contain, after the name of the file that they will replace.
@@ -82,6 +84,14 @@ impl Replacement {
         }
     }
 
+    /// Opens them for that.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn open(&self, direct: DirectMode) -> Result<Arc<TensorFile>> {
+        TensorFile::open(&self.temporary(), OpenOptions::to_fill(direct))
+    }
+
     /// Makes the change. What must be on disk before that, the caller has synced; with `sync_folders` the names are
     /// on disk when this returns.
     ///
@@ -96,7 +106,7 @@ impl Replacement {
             let old = temporary::held(&self.target);
             let renamed = fs::rename(self.files[0].path(), &self.target);
             temporary::release(old);
-            renamed.map_err(|error| temporary::os("rename", &error).at_path(&self.target))?;
+            renamed.map_err(|error| Error::from_io("rename", &error).at_path(&self.target))?;
             self.files[0].keep();
             return if sync_folders { temporary::sync_folder_of(&self.target) } else { Ok(()) };
         };

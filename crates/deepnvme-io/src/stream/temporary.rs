@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 
 /// Bytes of a file's name that the names of its temporaries keep: the whole stays within the 255 of file systems.
 const NAME_BYTES_MAX: usize = 180;
@@ -43,7 +43,7 @@ impl Temporary {
                     return Ok(Self { path, file, is_kept: false });
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(os("open for writing", &error).at_path(path)),
+                Err(error) => return Err(Error::from_io("open for writing", &error).at_path(path)),
             }
         }
     }
@@ -59,7 +59,7 @@ impl Temporary {
             Err(_) => 0o666 & !umask(),
         };
         let set = self.file.set_permissions(fs::Permissions::from_mode(mode));
-        set.map_err(|error| os("set permissions", &error).at_path(target))
+        set.map_err(|error| Error::from_io("set permissions", &error).at_path(target))
     }
 
     /// From now on the file stays, under whatever name it has.
@@ -125,7 +125,7 @@ pub(super) fn folder_of(path: &Path) -> &Path {
 pub(super) fn sync_folder_of(path: &Path) -> Result<()> {
     let folder = folder_of(path);
     let synced = File::open(folder).and_then(|folder| folder.sync_all());
-    synced.map_err(|error| os("sync folder", &error).at_path(folder))
+    synced.map_err(|error| Error::from_io("sync folder", &error).at_path(folder))
 }
 
 /// The process's umask, without changing it.
@@ -133,11 +133,4 @@ fn umask() -> u32 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
     line.and_then(|text| u32::from_str_radix(text.trim(), 8).ok()).unwrap_or(0o022)
-}
-
-pub(super) fn os(operation: &'static str, error: &io::Error) -> Error {
-    match rustix::io::Errno::from_io_error(error) {
-        Some(errno) => Error::os(operation, errno),
-        None => Error::new(ErrorKind::Io, operation, error.to_string()),
-    }
 }

@@ -8,11 +8,10 @@ use deepnvme_mem::{Buffer, Region, RegionMut};
 
 use super::replace::Replacement;
 use super::{BUFFER_BYTES, BUFFERS};
-use crate::config::DirectMode;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result};
-use crate::file::{Access, OpenOptions, Target, TensorFile};
-use crate::job::{Durability, WriteExtent, WriteOptions};
+use crate::file::{Target, TensorFile};
+use crate::job::{Durability, WriteOptions};
 use crate::pending::Pending;
 
 /// First allocation ahead of the writer; it doubles up to [`AHEAD_BYTES_MAX`].
@@ -46,13 +45,7 @@ impl FileWriter {
     /// The folder's refusal.
     pub fn create(engine: Arc<Engine>, target: &Target, durability: Durability) -> Result<Self> {
         let replacement = Replacement::new(target)?;
-        let direct = match engine.config().direct {
-            // Edges go through the page cache, so that a writer cannot promise never to use it.
-            DirectMode::Required | DirectMode::Preferred => DirectMode::Preferred,
-            DirectMode::Disabled => DirectMode::Disabled,
-        };
-        let options = OpenOptions { access: Access::ReadWrite, create: false, direct };
-        let file = TensorFile::open(&replacement.temporary(), options)?;
+        let file = replacement.open(engine.config().direct)?;
         Ok(Self {
             in_flight: VecDeque::with_capacity(BUFFERS),
             current: None,
@@ -122,14 +115,9 @@ impl FileWriter {
         while !self.in_flight.is_empty() {
             self.reclaim()?;
         }
-        // Cuts what was allocated ahead; the empty write syncs.
-        let options = WriteOptions {
-            extent: WriteExtent::InPlace,
-            durability: if self.durability == Durability::None { Durability::None } else { Durability::Data },
-        };
+        // What was allocated ahead.
         self.file.cut(bytes)?;
-        let (_, synced) = self.engine.write(&self.file, bytes, Region::from_vec(Vec::new()), options)?.wait();
-        synced?;
+        self.engine.sync(&self.file, self.durability.min(Durability::Data))?;
         if given_up.load(Ordering::SeqCst) {
             let error = Error::new(ErrorKind::Cancelled, "close", "the file was given up before it had its name");
             return Err(self.replacement.as_ref().map_or(error.clone(), |it| error.at_path(it.target())));
@@ -150,7 +138,7 @@ impl FileWriter {
         }
         if self.buffers < BUFFERS {
             self.buffers += 1;
-            return Buffer::zeroed(BUFFER_BYTES).map_err(|error| no_memory(&error));
+            return Buffer::zeroed(BUFFER_BYTES).map_err(|error| Error::from_io("allocate a buffer", &error));
         }
         self.reclaim()?;
         self.spare.pop().ok_or_else(|| Error::new(ErrorKind::Io, "write", "a buffer did not come home"))
@@ -208,8 +196,4 @@ impl Drop for FileWriter {
             drop(memory);
         }
     }
-}
-
-fn no_memory(error: &std::io::Error) -> Error {
-    Error::os("allocate a buffer", rustix::io::Errno::from_io_error(error).unwrap_or(rustix::io::Errno::NOMEM))
 }

@@ -189,14 +189,8 @@ impl Runner {
         moved.map(|()| timeline)
     }
 
-    /// A write of nothing: what it waits for is the sync.
     fn sync(&self, files: &[Arc<TensorFile>], durability: Durability) -> Result<()> {
-        let options = WriteOptions { durability, extent: WriteExtent::InPlace };
-        for file in files {
-            let nothing = Region::from_vec(Vec::new());
-            self.engine.write(file, 0, nothing, options)?.wait().1?;
-        }
-        Ok(())
+        files.iter().try_for_each(|file| self.engine.sync(file, durability)).map_err(Error::from)
     }
 
     /// Brings memory and page cache into the state that the round begins with.

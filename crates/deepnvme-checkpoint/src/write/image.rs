@@ -1,90 +1,72 @@
-//! One piece of the file, put together in a slot and hashed while it is in the processor's cache.
+//! The file that is to be, of which each piece can be put together by itself, in a slot, where it is hashed while it is
+//! in the processor's cache.
 
 use std::ops::Range;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
-use deepnvme_format::sums::{CELL_BYTES, Hasher, PartSums, RecordSums};
-use deepnvme_format::{LARGE_BYTES, Result};
+use deepnvme_format::Result;
+use deepnvme_format::sums::{CELL_BYTES, Hasher, RecordSums, cell_count, sums_of};
 use deepnvme_io::mem::{Region, Slot};
 
-use super::spans::{Content, Spans};
+use super::source::Source;
+use super::spans::{Content, Pieces, Spans};
+use super::{PIECE_BYTES, tally};
 
 /// What is copied before it is hashed: it stays in the cache of one core.
 const STEP_BYTES: u64 = 128 << 10;
 
 /// What a file's headers say when the sums are known.
-pub(crate) trait Layout: Sync {
+pub(super) trait Layout: Send + Sync {
     /// The header of a record.
     fn header(&self, record: usize, crc32: u32) -> Vec<u8>;
     /// What holds all sums.
     fn index(&self, sums: &[RecordSums]) -> Vec<u8>;
 }
 
-/// A record's bytes, and their sums as they become known.
-pub(crate) struct Source {
-    memory: Region,
-    parts: Mutex<Vec<(u64, PartSums)>>,
-    /// Of a record that is small, or has been finished.
-    sums: OnceLock<RecordSums>,
-}
-
-impl Source {
-    pub(crate) fn new(memory: Region) -> Self {
-        Self { memory, parts: Mutex::default(), sums: OnceLock::new() }
-    }
-
-    fn bytes(&self) -> u64 {
-        self.memory.len() as u64
-    }
-
-    /// Whether its sum is not computed in parts.
-    pub(crate) fn is_small(&self) -> bool {
-        self.bytes() < LARGE_BYTES
-    }
-
-    fn note(&self, offset: u64, part: PartSums) {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner).push((offset, part));
-    }
-
-    /// The sums of a small record, whose bytes are read for that where nobody has done it yet.
-    fn small_sums(&self) -> &RecordSums {
-        self.sums.get_or_init(|| {
-            let mut bytes = vec![0; self.memory.len()];
-            self.memory.copy_to_slice(0, &mut bytes);
-            one_part(deepnvme_format::sums::sums_of(&bytes))
-        })
-    }
-
-    /// Joins the parts, all of which are there.
-    fn finish(&self) -> Result<&RecordSums> {
-        if self.is_small() {
-            return Ok(self.small_sums());
-        }
-        let parts = std::mem::take(&mut *self.parts.lock().unwrap_or_else(PoisonError::into_inner));
-        if self.sums.get().is_none() {
-            let sums = RecordSums::from_parts(parts)?;
-            return Ok(self.sums.get_or_init(|| sums));
-        }
-        Ok(self.small_sums())
-    }
-}
-
-fn one_part(sums: PartSums) -> RecordSums {
-    RecordSums { crc32: sums.crc32, cells: if sums.bytes > 0 { vec![sums.crc64] } else { Vec::new() } }
-}
-
-/// All that pieces are made of.
-pub(crate) struct Filler<'a> {
-    pub(crate) spans: &'a Spans,
-    pub(crate) sources: &'a [Source],
-    pub(crate) layout: &'a dyn Layout,
+/// All that the file's bytes are made of.
+pub(super) struct Image {
+    spans: Spans,
+    sources: Vec<Source>,
+    layout: Box<dyn Layout>,
     /// When all is known but what it holds itself.
-    pub(crate) index: OnceLock<Vec<u8>>,
+    index: OnceLock<Vec<u8>>,
 }
 
-impl Filler<'_> {
+impl Image {
+    /// Of records in the order of their spans.
+    pub(super) fn new(spans: Spans, records: Vec<Region>, layout: Box<dyn Layout>) -> Self {
+        let sources = records.into_iter().map(Source::new).collect();
+        Self { spans, sources, layout, index: OnceLock::new() }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.spans.file_bytes()
+    }
+
+    /// Where the index is, and its bytes, once the sums are finished.
+    pub(super) fn index(&self) -> (u64, &[u8]) {
+        (self.spans.offset_of_index().unwrap_or(0), self.index.get().map_or(&[][..], Vec::as_slice))
+    }
+
+    /// The CRC-64 of all names, sizes and places: of two images with the same one, each can write a part of the file.
+    pub(super) fn fingerprint(&self) -> u64 {
+        let blank = |source: &Source| RecordSums { crc32: 0, cells: vec![0; cell_count(source.bytes())] };
+        let blank: Vec<RecordSums> = self.sources.iter().map(blank).collect();
+        sums_of(&self.layout.index(&blank)).crc64
+    }
+
+    /// What can be written at once of that range of the file, and what waits for the sums of large records.
+    pub(super) fn pieces(&self, range: &Range<u64>) -> Pieces {
+        let is_late = |content| match content {
+            Content::Header(record) => !self.sources[record].is_small(),
+            Content::Index => true,
+            Content::Record(_) | Content::Gap => false,
+        };
+        self.spans.pieces(PIECE_BYTES, is_late).within(range)
+    }
+
     /// Puts a piece together at the beginning of a slot.
-    pub(crate) fn fill(&self, piece: &Range<u64>, slot: &mut Slot) {
+    pub(super) fn fill(&self, piece: &Range<u64>, slot: &mut Slot) {
         let spans = self.spans.within(piece);
         // Records first: a small record is hashed where it has just been copied to, and its header follows.
         for span in spans {
@@ -104,12 +86,7 @@ impl Filler<'_> {
             let target = &mut slot.as_mut_slice()[at as usize..][..within.len()];
             match span.content {
                 Content::Header(record) => {
-                    let source = &self.sources[record];
-                    let crc32 = if source.is_small() {
-                        source.small_sums().crc32
-                    } else {
-                        source.sums.get().map_or(0, |sums| sums.crc32)
-                    };
+                    let crc32 = self.sources[record].crc32();
                     target.copy_from_slice(&self.layout.header(record, crc32)[within]);
                 }
                 Content::Index => target.copy_from_slice(&self.index.get().map_or(&[][..], Vec::as_slice)[within]),
@@ -130,16 +107,12 @@ impl Filler<'_> {
                     hasher.update(&slot.as_slice()[to..to + len]);
                 }
             }
-            if !source.is_small() {
-                source.note(cell.start, hasher.finish());
-            } else if is_whole {
-                let _ = source.sums.set(one_part(hasher.finish()));
-            }
+            source.note(cell.start, hasher.finish());
         }
     }
 
     /// Hashes what late pieces hold of large records: headers need the sums before those pieces are put together.
-    pub(crate) fn hash_late(&self, pieces: &[Range<u64>]) {
+    pub(super) fn hash_late(&self, pieces: &[Range<u64>]) {
         let mut scratch = Vec::new();
         for piece in pieces {
             for span in self.spans.within(piece) {
@@ -152,14 +125,33 @@ impl Filler<'_> {
                 for cell in cut(&(range.start - span.offset..range.end - span.offset), CELL_BYTES) {
                     scratch.resize((cell.end - cell.start) as usize, 0);
                     source.memory.copy_to_slice(cell.start as usize, &mut scratch);
-                    source.note(cell.start, deepnvme_format::sums::sums_of(&scratch));
+                    source.note(cell.start, sums_of(&scratch));
                 }
             }
         }
     }
 
+    /// The sums that are known so far, for the writers of the other shares.
+    pub(super) fn tally(&self) -> Vec<u8> {
+        let noted = |(record, source): (usize, &Source)| {
+            source.noted().into_iter().map(move |(offset, part)| tally::Entry { record, offset, part })
+        };
+        tally::encode(self.sources.iter().enumerate().flat_map(noted))
+    }
+
+    /// Takes over what another writer knows.
+    pub(super) fn add(&self, tally: &[u8]) -> Result<()> {
+        for tally::Entry { record, offset, part } in tally::decode(tally)? {
+            let source = self.sources.get(record);
+            let source =
+                source.ok_or_else(|| deepnvme_format::Error::Invalid(format!("there is no record {record}")))?;
+            source.note(offset, part);
+        }
+        Ok(())
+    }
+
     /// Joins all sums, and makes the index of them.
-    pub(crate) fn finish_sums(&self) -> Result<()> {
+    pub(super) fn finish_sums(&self) -> Result<()> {
         let sums: Vec<RecordSums> =
             self.sources.iter().map(|source| source.finish().cloned()).collect::<Result<_>>()?;
         let _ = self.index.set(self.layout.index(&sums));

@@ -1,0 +1,64 @@
+//! One writer's share of a file, in two steps: what can be written at once, and what needs the sums of the other shares.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use deepnvme_format::sums::sums_of;
+use deepnvme_io::{Durability, Engine, TensorFile};
+
+use super::save::{Save, Saved};
+use super::writer::Writer;
+use crate::error::{Error, Result};
+use crate::progress::Progress;
+
+/// A share whose first step is done. Dropping it waits for what is on its way.
+pub struct Share {
+    save: Arc<Save>,
+    writer: Writer,
+    late: Vec<Range<u64>>,
+}
+
+impl Share {
+    pub(super) fn start(
+        save: Arc<Save>,
+        engine: Arc<Engine>,
+        file: Arc<TensorFile>,
+        range: Range<u64>,
+        base: u64,
+        progress: Arc<Progress>,
+    ) -> Result<Self> {
+        progress.expect(range.end - range.start);
+        let pieces = save.image.pieces(&range);
+        let writer = Writer::new(engine, file, base, pieces.early.len(), save.options.staging.as_ref(), progress)?;
+        // The sums of the late pieces' records are complete when the early pieces have been hashed.
+        save.image.hash_late(&pieces.late);
+        let written = writer.write(&save.image, &pieces.early);
+        let share = Self { save, writer, late: pieces.late };
+        written.map(|()| share)
+    }
+
+    /// The sums of what it has read, for the writers of the other shares.
+    #[must_use]
+    pub fn tally(&self) -> Vec<u8> {
+        self.save.image.tally()
+    }
+
+    /// Writes the rest, with what the writers of the other shares know, and syncs. What the file is, when all have
+    /// done so.
+    ///
+    /// # Errors
+    /// `Io` for what the disk refused of any piece; `Format` where the sums of the others do not fit.
+    pub fn finish(self, others: &[Vec<u8>]) -> Result<Saved> {
+        let image = &self.save.image;
+        let joined = others.iter().try_for_each(|tally| image.add(tally)).and_then(|()| image.finish_sums());
+        joined.map_err(|error| Error::format(&self.save.path, error))?;
+        let written = self.writer.write(image, &self.late);
+        // Nobody looks at the caller's memory any more.
+        self.writer.progress().mark_filled();
+        written.and(self.writer.land_all())?;
+        self.writer.engine().sync(self.writer.file(), self.save.options.durability.min(Durability::Data))?;
+        let (index_offset, index) = image.index();
+        let (index_bytes, index_crc64) = (index.len() as u64, sums_of(index).crc64);
+        Ok(Saved { bytes: image.bytes(), index_offset, index_bytes, index_crc64 })
+    }
+}

@@ -1,0 +1,69 @@
+//! Which writer writes which bytes of a file that several write together: pure.
+//!
+//! The file is cut into stretches of one size, on blocks, so that nobody reads before writing, and so that the part files
+//! of writers without a common file system are a stripe set of one row: read through its manifest, or joined with `cat`,
+//! they are the file.
+
+use std::ops::Range;
+
+use super::spans::BLOCK_BYTES;
+
+/// No writer has less than this, but the only one: below it, a file costs more than its bytes.
+pub const SHARE_BYTES_MIN: u64 = 16 << 20;
+/// Blocks of a share for each writer: the last one, which gets what is left, lacks at most one part in so many.
+const BLOCKS_PER_WRITER: u64 = 20;
+
+/// The shares of at most `writers` writers in a file of so many bytes, in its order. There are fewer where they would be
+/// smaller than [`SHARE_BYTES_MIN`], or so small that whole blocks could not be shared out evenly within 5%.
+#[must_use]
+pub fn shares(bytes: u64, writers: usize) -> Vec<Range<u64>> {
+    let blocks = bytes.div_ceil(BLOCK_BYTES);
+    let fits = |writers: &u64| {
+        let share = blocks / writers;
+        share * BLOCK_BYTES / 20 * 19 >= SHARE_BYTES_MIN && share >= writers * BLOCKS_PER_WRITER
+    };
+    // The larger the number, the smaller the share and the more it is asked for: the first one that fits not ends it.
+    let (mut writers, mut beyond) = (1, writers as u64 + 1);
+    while beyond - writers > 1 {
+        let middle = writers.midpoint(beyond);
+        *(if fits(&middle) { &mut writers } else { &mut beyond }) = middle;
+    }
+    let share_bytes = blocks.div_ceil(writers) * BLOCK_BYTES;
+    (0..writers).map(|writer| writer * share_bytes..((writer + 1) * share_bytes).min(bytes)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn shares_cover_the_file_evenly(bytes in 0u64..1 << 44, small in any::<bool>(), writers in 1usize..5000) {
+            let bytes = if small { bytes >> 14 } else { bytes };
+            let shares = shares(bytes, writers);
+            prop_assert!((1..=writers).contains(&shares.len()));
+            prop_assert_eq!((shares[0].start, shares[shares.len() - 1].end), (0, bytes));
+            prop_assert!(shares.windows(2).all(|pair| pair[0].end == pair[1].start));
+            if shares.len() > 1 {
+                let mean = bytes as f64 / shares.len() as f64;
+                for share in &shares {
+                    let share_bytes = share.end - share.start;
+                    prop_assert!((share_bytes as f64 / mean - 1.0).abs() < 0.05, "{share_bytes} of {mean}");
+                    prop_assert!(share_bytes >= SHARE_BYTES_MIN);
+                    prop_assert_eq!(share.start % BLOCK_BYTES, 0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn as_many_write_as_have_something_to_do() {
+        assert_eq!(shares(0, 8), [0..0]);
+        assert_eq!(shares(5, 8), [0..5]);
+        assert_eq!(shares(100 << 20, 4), [0..25 << 20, 25 << 20..50 << 20, 50 << 20..75 << 20, 75 << 20..100 << 20]);
+        assert_eq!(shares(100 << 20, 64).len(), 5);
+        assert_eq!(shares(200 << 30, 1024).len(), 1024);
+    }
+}

@@ -1,0 +1,88 @@
+//! A record's bytes, and their sums as they become known.
+
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use deepnvme_format::sums::{PartSums, RecordSums, sums_of};
+use deepnvme_format::{LARGE_BYTES, Result};
+use deepnvme_io::mem::Region;
+
+pub(super) struct Source {
+    pub(super) memory: Region,
+    parts: Mutex<Vec<(u64, PartSums)>>,
+    /// Of a record that is small, or has been finished.
+    sums: OnceLock<RecordSums>,
+}
+
+impl Source {
+    pub(super) fn new(memory: Region) -> Self {
+        Self { memory, parts: Mutex::default(), sums: OnceLock::new() }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.memory.len() as u64
+    }
+
+    /// Whether its sum is not computed in parts.
+    pub(super) fn is_small(&self) -> bool {
+        self.bytes() < LARGE_BYTES
+    }
+
+    /// The sums of a part, which begins there.
+    pub(super) fn note(&self, offset: u64, part: PartSums) {
+        if !self.is_small() {
+            self.parts.lock().unwrap_or_else(PoisonError::into_inner).push((offset, part));
+        } else if part.bytes == self.bytes() {
+            let _ = self.sums.set(one_part(part));
+        }
+    }
+
+    /// What is known so far.
+    pub(super) fn noted(&self) -> Vec<(u64, PartSums)> {
+        if !self.is_small() {
+            return self.parts.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        }
+        let part = |sums: &RecordSums| PartSums {
+            bytes: self.bytes(),
+            crc32: sums.crc32,
+            crc64: sums.cells.first().copied().unwrap_or(0),
+        };
+        self.sums.get().map(|sums| (0, part(sums))).into_iter().collect()
+    }
+
+    /// The CRC-32 that the record's header says; of a large record that has not been finished none yet.
+    pub(super) fn crc32(&self) -> u32 {
+        if self.is_small() { self.small_sums().crc32 } else { self.sums.get().map_or(0, |sums| sums.crc32) }
+    }
+
+    /// The sums of a small record, whose bytes are read for that where nobody has done it yet.
+    fn small_sums(&self) -> &RecordSums {
+        self.sums.get_or_init(|| {
+            let mut bytes = vec![0; self.memory.len()];
+            self.memory.copy_to_slice(0, &mut bytes);
+            one_part(sums_of(&bytes))
+        })
+    }
+
+    /// Joins the parts, all of which are there.
+    pub(super) fn finish(&self) -> Result<&RecordSums> {
+        if self.is_small() {
+            return Ok(self.small_sums());
+        }
+        if let Some(sums) = self.sums.get() {
+            return Ok(sums);
+        }
+        let parts = std::mem::take(&mut *self.parts.lock().unwrap_or_else(PoisonError::into_inner));
+        let known: u64 = parts.iter().map(|(_, part)| part.bytes).sum();
+        if known != self.bytes() {
+            let text = format!("of {} bytes of a record, {known} have been hashed", self.bytes());
+            return Err(deepnvme_format::Error::Invalid(text));
+        }
+        let sums = RecordSums::from_parts(parts)?;
+        Ok(self.sums.get_or_init(|| sums))
+    }
+}
+
+/// A small record has one cell, or none if it has no bytes.
+fn one_part(sums: PartSums) -> RecordSums {
+    RecordSums { crc32: sums.crc32, cells: if sums.bytes > 0 { vec![sums.crc64] } else { Vec::new() } }
+}

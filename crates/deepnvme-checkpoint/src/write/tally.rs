@@ -1,0 +1,51 @@
+//! The sums that one writer of a file knows, as bytes for the writers of its other shares.
+
+use deepnvme_format::sums::PartSums;
+use deepnvme_format::{Error, Result};
+
+/// Bytes of an entry: five numbers of 64 bits, the least significant byte first.
+const ENTRY_BYTES: usize = 40;
+
+/// The sums of a part of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) record: usize,
+    pub(super) offset: u64,
+    pub(super) part: PartSums,
+}
+
+pub(super) fn encode(entries: impl Iterator<Item = Entry>) -> Vec<u8> {
+    let numbers =
+        |Entry { record, offset, part }: Entry| [record as u64, offset, part.bytes, u64::from(part.crc32), part.crc64];
+    entries.flat_map(numbers).flat_map(u64::to_le_bytes).collect()
+}
+
+pub(super) fn decode(bytes: &[u8]) -> Result<Vec<Entry>> {
+    if !bytes.len().is_multiple_of(ENTRY_BYTES) {
+        return Err(Error::Invalid(format!("the sums of another writer have {} bytes", bytes.len())));
+    }
+    let entry = |bytes: &[u8]| {
+        let number = |index: usize| {
+            let mut number = [0; 8];
+            number.copy_from_slice(&bytes[index * 8..][..8]);
+            u64::from_le_bytes(number)
+        };
+        let part = PartSums { bytes: number(2), crc32: number(3) as u32, crc64: number(4) };
+        Entry { record: number(0) as usize, offset: number(1), part }
+    };
+    Ok(bytes.chunks_exact(ENTRY_BYTES).map(entry).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_come_back_and_torn_ones_are_refused() {
+        let part = PartSums { bytes: 1 << 20, crc32: u32::MAX, crc64: 7 };
+        let entries = vec![Entry { record: 3, offset: 5 << 40, part }, Entry { record: 0, offset: 0, part }];
+        let bytes = encode(entries.iter().copied());
+        assert_eq!(decode(&bytes).unwrap(), entries);
+        assert!(decode(&bytes[1..]).is_err());
+    }
+}
