@@ -93,7 +93,7 @@ def test_a_set_is_a_value() -> None:
     [
         ([], 4096, "1 to 4096 parts, not 0"),
         (["a"] * 2, 4096, "named twice"),
-        ([f"{index}" for index in range(257)], 4096, "not 257"),
+        ([f"{index}" for index in range(4097)], 4096, "not 4097"),
         (["a", "b"], 5000, "multiple of 4096"),
         (["a", "b"], 0, "stripe_bytes is 0"),
         (["a", "b"], -4096, "stripe_bytes is -4096"),
