@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+HOSTS := .venv-hosts
 STAMPS := $(VENV)/stamps
 
 # The extension is built for this interpreter, and never links libpython.
@@ -15,16 +16,19 @@ PACKAGE := $(shell find python/deepnvme -name '*.py' -o -name '*.pyi' -o -name p
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint fmt deny bench wheel clean
+.PHONY: help setup demo test test-hosts lint fmt deny bench wheel clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMPS)/demo $(STAMPS)/wheel ## the main job on real weights: save, load, verify, compare (DEMO_GB=2, DEMO_DIR=folder)
 	@$(BIN)/python demo/main.py
 
 test: setup ## all tests (SUITES="rust loom valgrind python" names some of them)
 	@$(BIN)/python scripts/run_tests.py $(SUITES)
+
+test-hosts: setup $(HOSTS)/stamp ## tests inside the training libraries, which are installed into .venv-hosts for that
+	@$(HOSTS)/bin/python -m pytest python/tests/hosts
 
 lint: setup ## fmt, clippy, ruff, mypy, stubtest, tidy, and cargo-deny where it is installed
 	cargo fmt --all --check
@@ -50,7 +54,7 @@ wheel: $(STAMPS)/wheel ## build the release wheel into target/wheels and install
 setup: $(STAMPS)/dev $(STAMPS)/wheel ## make .venv with everything the tests need
 
 clean: ## remove everything that was built or installed
-	rm -rf $(VENV) target dist wheels demo/scratch .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(HOSTS) target dist wheels demo/scratch .pytest_cache .mypy_cache .ruff_cache
 	@if [ -f benchmarks/Makefile ]; then $(MAKE) -C benchmarks clean; fi
 
 # Set-up in steps, each done again only when what it was made from has changed.
@@ -68,4 +72,8 @@ $(STAMPS)/demo: $(STAMPS)/venv demo/requirements.txt
 
 $(STAMPS)/wheel: $(STAMPS)/dev $(RUST) $(PACKAGE)
 	$(BIN)/python scripts/setup.py wheel
+	@touch $@
+
+$(HOSTS)/stamp: $(STAMPS)/dev python/tests/hosts/requirements.txt
+	$(BIN)/python scripts/setup.py hosts python/tests/hosts/requirements.txt
 	@touch $@
