@@ -1,0 +1,75 @@
+"""Files that are saved while training goes on, for libraries that name them: as ``deepnvme.Checkpointer`` saves."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from deepnvme._checkpoint.background import Background, staging_for
+from deepnvme._checkpoint.writing import SaveOptions, start_archive
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+
+class BackgroundFiles:
+    """Saves torch archives in the background, one at a time.
+
+    Args:
+        options: how the files are written.
+        memory: bytes of page-locked memory. Default: as much as the first state has, and a quarter of what is
+            available at the most.
+    """
+
+    def __init__(self, options: SaveOptions, memory: int | None = None) -> None:
+        self._options = options
+        self._memory = memory
+        self._background = Background()
+        self._lock = threading.Lock()
+        self._is_busy = False
+        self._afterwards: list[Callable[[], None]] = []
+
+    def save(self, obj: object, path: str | os.PathLike[str]) -> None:
+        """Save an object; when this returns, its tensors may change. Raises what went wrong with the save before."""
+        self.wait()
+        if self._options.staging is None:
+            self._options = replace(self._options, staging=staging_for(obj, self._memory))
+        saving = start_archive(obj, path, self._options)
+        self._is_busy = True
+        self._background.start(saving, lambda _: self._run_actions())
+        self._background.wait_for_copies()
+
+    def afterwards(self, action: Callable[[], None]) -> None:
+        """Do something when the save that is under way is on the disk, and never if it fails."""
+        with self._lock:
+            if self._is_busy:
+                self._afterwards.append(action)
+                return
+        action()
+
+    def wait(self) -> None:
+        """Wait for the save that is under way, and raise what went wrong with it."""
+        try:
+            self._background.wait()
+        finally:
+            # Where the save has failed, what was to come after it does not.
+            self._is_busy = False
+            self._afterwards.clear()
+
+    def close(self) -> None:
+        """Wait, and free the memory."""
+        try:
+            self.wait()
+        finally:
+            self._options = replace(self._options, staging=None)
+
+    def _run_actions(self) -> None:
+        while (action := self._next()) is not None:
+            action()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._lock:
+            self._is_busy = bool(self._afterwards)
+            return self._afterwards.pop(0) if self._afterwards else None

@@ -1,0 +1,156 @@
+"""Lightning's checkpoints on deepnvme: a ``CheckpointIO`` for ``lightning`` and for ``pytorch_lightning``.
+
+The files are the ``.ckpt`` files that Lightning always writes: durable, replaced at once, with checksums, and read by
+Lightning and ``torch.load`` without this plugin, too.
+
+Example::
+
+    from lightning.pytorch import Trainer
+    from deepnvme.integrations.lightning import DeepnvmeCheckpointIO
+
+    trainer = Trainer(plugins=[DeepnvmeCheckpointIO(async_=True)])
+    trainer.fit(model, ckpt_path="last")
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deepnvme._checkpoint.writing import SaveOptions, start_archive
+from deepnvme.integrations._background import BackgroundFiles
+from deepnvme.integrations._loading import load_as_torch
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from deepnvme._deepnvme import Engine
+    from deepnvme.integrations._loading import MapLocation
+
+# The two names under which the library is installed have a class each, and a Trainer knows its own only.
+_PACKAGES = ("lightning.fabric.plugins", "lightning_fabric.plugins")
+
+
+def _bases() -> tuple[type, ...]:
+    found = [name for name in _PACKAGES if importlib.util.find_spec(name.partition(".")[0]) is not None]
+    if not found:
+        msg = "deepnvme.integrations.lightning is for Lightning, which is not installed: pip install lightning"
+        raise ImportError(msg, name="lightning")
+    return tuple(importlib.import_module(name).CheckpointIO for name in found)
+
+
+def _on_host(storage: Any, _location: str) -> Any:
+    return storage
+
+
+class DeepnvmeCheckpointIO(*_bases()):  # type: ignore[misc]
+    """Saves and loads the checkpoints of a Trainer or of Fabric.
+
+    With ``async_=True``, a save returns when the tensors have been copied, and the file is written while training goes
+    on. The next save waits for it; what went wrong is raised by the next call, or at the end of the run. A checkpoint
+    that the Trainer removes in favour of the new one is removed when the new one is on the disk.
+
+    Args:
+        engine: which engine moves the bytes. Default: the default engine.
+        durability: as for ``deepnvme.save``. Default ``"full"``.
+        async_: save in the background. Default False.
+        memory: bytes of page-locked memory for that. Default: as for ``deepnvme.Checkpointer``.
+    """
+
+    def __init__(
+        self,
+        engine: Engine | None = None,
+        *,
+        durability: Literal["none", "data", "full"] = "full",
+        async_: bool = False,
+        memory: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._options = SaveOptions(engine, durability)
+        self._is_async = async_
+        self._memory = memory
+        # Made when it is first needed: strategies that start processes pickle their plugins.
+        self._background: BackgroundFiles | None = None
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
+    ) -> None:
+        """Write a checkpoint.
+
+        Raises:
+            TypeError: there are ``storage_options``, which are for remote file systems.
+            deepnvme.Error: this save failed, or the last one did in the background.
+        """
+        if storage_options is not None:
+            msg = (
+                "storage_options are for remote file systems, and deepnvme writes to disks of this machine; save "
+                "without them, or without DeepnvmeCheckpointIO"
+            )
+            raise TypeError(msg)
+        target = _local(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not self._is_async:
+            start_archive(checkpoint, target, self._options).wait(None, True)
+            return
+        if self._background is None:
+            self._background = BackgroundFiles(self._options, self._memory)
+        self._background.save(checkpoint, target)
+
+    def load_checkpoint(
+        self,
+        path: str | os.PathLike[str],
+        map_location: MapLocation = _on_host,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Read a checkpoint; as Lightning does, into host memory unless ``map_location`` says where.
+
+        Nothing of the file is run: classes that it asks for must be allowed
+        (``torch.serialization.add_safe_globals``). With ``weights_only=False``, as in
+        ``Trainer.fit(..., weights_only=False)``, the pickle of such a file may run.
+        """
+        if self._background is not None:
+            self._background.wait()
+        source = _local(path)
+        if not source.exists():
+            msg = f"Checkpoint file not found: {path}"
+            raise FileNotFoundError(msg)
+        location = "cpu" if map_location is _on_host else map_location
+        is_restricted = weights_only is not False
+        state: dict[str, Any] = load_as_torch(source, location, weights_only=is_restricted, engine=self._options.engine)
+        return state
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Remove a checkpoint, if it is there; while another one is being written, when that is on the disk."""
+        target = _local(path)
+        if self._background is None:
+            _remove(target)
+        else:
+            self._background.afterwards(lambda: _remove(target))
+
+    def teardown(self) -> None:
+        """Wait for the save that is under way, and raise what went wrong with it."""
+        background, self._background = self._background, None
+        if background is not None:
+            background.close()
+
+
+def _local(path: str | os.PathLike[str]) -> Path:
+    name = os.fspath(path)
+    for prefix in ("file://", "local://"):
+        name = name.removeprefix(prefix)
+    if "://" in name:
+        msg = f"{name}: deepnvme writes to disks of this machine; leave DeepnvmeCheckpointIO out for remote folders"
+        raise ValueError(msg)
+    return Path(name)
+
+
+def _remove(path: Path) -> None:
+    # Other plugins save folders under such names.
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
