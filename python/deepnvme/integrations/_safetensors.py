@@ -1,0 +1,121 @@
+"""``safetensors.safe_open`` for libraries that call it: the same methods, the bytes through the engine."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deepnvme._checkpoint.arena import Arenas
+from deepnvme._deepnvme import _CheckpointReader, read
+
+if TYPE_CHECKING:
+    import os
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+# As safetensors spells element types.
+_NAMES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "complex64": "C64",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "bool": "BOOL",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8",
+    "float8_e4m3fn": "F8_E4M3", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ", "float8_e8m0fnu": "F8_E8M0", "float4_e2m1fn_x2": "F4",
+}  # fmt: skip
+
+
+class TensorFile:
+    """A safetensors file whose tensors are read when they are asked for, several at once if threads ask."""
+
+    def __init__(
+        self, filename: str | os.PathLike[str], framework: str = "pt", device: Any = "cpu", **_backend: Any
+    ) -> None:
+        if framework not in ("pt", "torch", "pytorch"):
+            msg = f"framework is {framework!r}; deepnvme makes torch tensors, framework='pt'"
+            raise ValueError(msg)
+        self._path = filename
+        self._device = torch.device(device)
+        self._reader = _CheckpointReader(filename, None, False)
+        self._storages = self._reader.storages()
+        self._tensors = {tensor[0]: tensor for tensor in self._reader.tensors()}
+
+    def keys(self) -> list[str]:
+        """Name the tensors, in alphabetical order."""
+        return sorted(self._tensors)
+
+    def offset_keys(self) -> list[str]:
+        """Name the tensors, in the order of the file."""
+        return sorted(self._tensors, key=lambda name: self._storages[self._tensors[name][5]][3])
+
+    def metadata(self) -> dict[str, str]:
+        """Give the texts of the file."""
+        return dict(self._reader.metadata)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """Read a tensor."""
+        _, dtype, shape, _, _, index = self._find(name)
+        arenas = Arenas(self._reader, [index])
+        arenas.finish("sample", None)
+        return arenas.flat(index, getattr(torch, dtype)).view(shape).to(self._device)
+
+    def get_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Read some of a tensor's rows, which lie side by side."""
+        _, dtype, shape, _, _, index = self._find(name)
+        rows = torch.empty([max(0, stop - start), *shape[1:]], dtype=getattr(torch, dtype))
+        if rows.numel():
+            read(rows, self._path, self._storages[index][3] + start * math.prod(shape[1:]) * rows.itemsize)
+        return rows.to(self._device)
+
+    def get_slice(self, name: str) -> TensorSlice:
+        """Give something to index, which reads then."""
+        _, dtype, shape, *_ = self._find(name)
+        return TensorSlice(self, name, _NAMES.get(dtype, dtype), shape)
+
+    def _find(self, name: str) -> Any:
+        if name not in self._tensors:
+            msg = f"{self._path}: the file has no tensor {name!r}"
+            raise KeyError(msg)
+        return self._tensors[name]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Do nothing: the file is open as long as somebody may read it."""
+
+
+class TensorSlice:
+    """A tensor of the file that has not been read: ``[...]`` reads it, ``[3:5]`` reads two rows."""
+
+    def __init__(self, file: TensorFile, name: str, dtype: str, shape: list[int]) -> None:
+        self._file = file
+        self._name = name
+        self._dtype = dtype
+        self._shape = shape
+
+    def get_shape(self) -> list[int]:
+        """Give the sizes."""
+        return list(self._shape)
+
+    def get_dtype(self) -> str:
+        """Give the element type, as safetensors spells it."""
+        return self._dtype
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        first, *rest = index if isinstance(index, tuple) else (index,)
+        if isinstance(first, slice) and self._shape:
+            start, stop, step = first.indices(self._shape[0])
+            if step == 1:
+                rows = self._file.get_rows(self._name, start, stop)
+                # What is cut out must not keep the rest of the rows in memory.
+                cut = (slice(None), *rest)
+                return rows[cut].contiguous()
+        tensor = self._file.get_tensor(self._name)
+        return tensor if index is Ellipsis else tensor[index].clone()

@@ -1,0 +1,146 @@
+"""Hugging Face transformers on deepnvme: ``save_pretrained``, ``from_pretrained`` and the checkpoints of a Trainer.
+
+The files have the names and formats that they always have: safetensors, sharded with an index if they are large, and
+torch archives for optimizer, scheduler, scaler and random generators. They are durable, replaced at once, and keep
+checksums.
+
+Example::
+
+    import deepnvme.integrations.transformers
+
+    with deepnvme.integrations.transformers.enabled():
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        Trainer(model=model, args=arguments, train_dataset=dataset).train(resume_from_checkpoint=True)
+        model.save_pretrained("trained")
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from deepnvme.deepspeed.hooks import ImportHook
+from deepnvme.deepspeed.patches import Patches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MODULES = ("transformers.modeling_utils", "transformers.trainer", "transformers.trainer_utils")
+
+
+def enable() -> None:
+    """Make transformers write and read weights through deepnvme in this process, imported already or not.
+
+    A second call changes nothing, and one ``disable`` undoes any number of calls.
+    """
+    with _lock:
+        if _installed:
+            return
+        patches = Patches()
+        hook = ImportHook(_MODULES.__contains__, lambda module: _change(module, patches))
+        sys.meta_path.insert(0, hook)
+        patches.on_undo(lambda: sys.meta_path.remove(hook))
+        for name in _MODULES:
+            if name in sys.modules:
+                _change(sys.modules[name], patches)
+        _installed.append(patches)
+
+
+def disable() -> None:
+    """Give transformers its own ways back. Does nothing where they are not replaced."""
+    with _lock:
+        while _installed:
+            _installed.pop().undo()
+
+
+@contextmanager
+def enabled() -> Iterator[None]:
+    """Make transformers write and read weights through deepnvme inside a ``with`` block."""
+    was_enabled = bool(_installed)
+    enable()
+    try:
+        yield
+    finally:
+        if not was_enabled:
+            disable()
+
+
+_lock = threading.Lock()
+_installed: list[Patches] = []
+
+
+def _change(module: ModuleType, patches: Patches) -> None:
+    """Replace the names of safetensors and torch that a module of transformers calls."""
+    from deepnvme.integrations._safetensors import TensorFile  # noqa: PLC0415
+
+    replacements = {"safe_save_file": _save_tensors, "safe_load_file": _load_tensors, "safe_open": TensorFile}
+    if module.__name__ == "transformers.trainer":
+        replacements |= _facades(module)
+    for name, ours in replacements.items():
+        if name in vars(module):
+            patches.set_attribute(module, name, ours)
+
+
+def _facades(trainer: ModuleType) -> dict[str, Any]:
+    """Stand for the modules by whose names the Trainer saves and loads; everybody else has the modules themselves."""
+    facades: dict[str, Any] = {"torch": _Facade(vars(trainer)["torch"], save=_save_object, load=_load_object)}
+    if "safetensors" in vars(trainer):
+        tensors = _Facade(vars(trainer)["safetensors"].torch, save_file=_save_tensors, load_file=_load_tensors)
+        facades["safetensors"] = _Facade(vars(trainer)["safetensors"], torch=tensors)
+    return facades
+
+
+class _Facade(ModuleType):
+    """A module in which some names mean something else."""
+
+    def __init__(self, behind: ModuleType, **names: Any) -> None:
+        super().__init__(behind.__name__, behind.__doc__)
+        vars(self).update(names, _behind=behind)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_behind"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(vars(self)["_behind"], name, value)
+
+    def __dir__(self) -> list[str]:
+        return dir(vars(self)["_behind"])
+
+
+def _save_tensors(
+    tensors: dict[str, Any], filename: str | os.PathLike[str], metadata: dict[str, str] | None = None
+) -> None:
+    from deepnvme._checkpoint import save  # noqa: PLC0415
+
+    save(tensors, filename, metadata=metadata, progress=False)
+
+
+def _load_tensors(filename: str | os.PathLike[str], device: Any = "cpu", **_backend: Any) -> Any:
+    from deepnvme._checkpoint import load  # noqa: PLC0415
+
+    return load(filename, device=device, progress=False)
+
+
+def _save_object(obj: object, f: Any, *arguments: Any, **keywords: Any) -> None:
+    import torch  # noqa: PLC0415
+
+    from deepnvme._checkpoint import save  # noqa: PLC0415
+
+    if isinstance(f, str | os.PathLike):
+        save(obj, f, progress=False)
+    else:
+        torch.save(obj, f, *arguments, **keywords)
+
+
+def _load_object(f: Any, map_location: Any = None, *arguments: Any, **keywords: Any) -> Any:
+    import torch  # noqa: PLC0415
+
+    from deepnvme.integrations._loading import load_as_torch  # noqa: PLC0415
+
+    if isinstance(f, str | os.PathLike):
+        return load_as_torch(f, map_location, weights_only=keywords.get("weights_only") is not False)
+    return torch.load(f, map_location, *arguments, **keywords)
