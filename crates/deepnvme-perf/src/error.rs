@@ -20,9 +20,9 @@ pub enum Error {
     /// The same, after what had been found was printed; exit status 1.
     #[error("interrupted; what was found until then is above")]
     CutShort,
-    /// Files are not what was saved, as the answer says; exit status 1.
-    #[error("at least one file is damaged")]
-    Damaged,
+    /// What the answer says is bad news, in short; exit status 1.
+    #[error("{0}")]
+    BadNews(String),
     /// Whoever read the output has gone; nothing to say, and no failure.
     #[error("the reader of the output has gone")]
     Closed,
@@ -52,7 +52,7 @@ impl Error {
         match self {
             Self::Closed => 0,
             Self::Usage(_) => 2,
-            Self::Failed(_) | Self::Engine(_) | Self::Interrupted | Self::CutShort | Self::Damaged => 1,
+            Self::Failed(_) | Self::Engine(_) | Self::Interrupted | Self::CutShort | Self::BadNews(_) => 1,
         }
     }
 }

@@ -6,12 +6,20 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 import torch
 from safetensors.torch import save_file
 
 import deepnvme
+
+
+def schema(name: str) -> dict[str, Any]:
+    folder = Path(__file__).parents[3] / "docs" / "schema"
+    loaded: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    return loaded
 
 
 def run(*arguments: str | Path) -> tuple[int, str, str]:
@@ -50,6 +58,7 @@ def test_inspect_for_machines(tmp_path: Path, state: dict[str, torch.Tensor], su
     deepnvme.save(state, path)
     status, out, _ = run("inspect", path, "--json")
     (file,) = json.loads(out)
+    jsonschema.validate([file], schema("inspect"))
     assert status == 0
     assert file["file_bytes"] == path.stat().st_size
     found = {tensor["name"]: tensor for tensor in file["tensors"]}
@@ -86,18 +95,25 @@ def test_verify_tells_sound_files_from_damaged_ones(tmp_path: Path, state: dict[
     status, out, err = run("verify", good, bad, "--json")
     first, second = json.loads(out)
     assert status == 1
-    assert "damaged" in err
-    assert first["is_sound"]
+    assert "damaged: 1 of 2" in err
+    jsonschema.validate(json.loads(out), schema("verify"))
+    assert first["verdict"] == "sound"
     assert first["bytes"] > 600 * 600 * 4
-    assert not second["is_sound"]
+    assert second["verdict"] == "damaged"
     assert "at offset" in second["finding"]
 
 
 def test_what_cannot_be_verified_or_read(tmp_path: Path) -> None:
     save_file({"a": torch.randn(3)}, tmp_path / "theirs.safetensors")
-    status, out, _ = run("verify", tmp_path / "theirs.safetensors")
-    assert status == 1
-    assert "no checksums" in out
+    (tmp_path / "text").write_text("once upon a time, there was no tensor")
+    for path, why in ((tmp_path / "theirs.safetensors", "no checksums"), (tmp_path / "text", "neither a torch archive")):
+        status, out, err = run("verify", path)
+        assert status == 1
+        assert out.startswith("unknown ")
+        assert why in out
+        assert "nothing to verify with: 1 of 1" in err
+        (file,) = json.loads(run("verify", path, "--json")[1])
+        assert file["verdict"] == "unverifiable"
     status, out, err = run("inspect", tmp_path / "none.pt")
     assert (status, out) == (1, "")
     assert "none.pt" in err

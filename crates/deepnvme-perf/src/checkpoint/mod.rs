@@ -49,14 +49,26 @@ pub struct Tensor {
     pub is_shared: bool,
 }
 
+/// What the comparison of a file with its checksums says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// Every byte of its tensors is as it was saved.
+    Sound,
+    /// Some are not, or the file contradicts itself.
+    Damaged,
+    /// It has no checksums, or is of a format that is not read: nobody can say.
+    Unverifiable,
+}
+
 /// How the comparison of one file with its checksums ended.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Verification {
     /// The file.
     pub path: PathBuf,
-    /// Whether every byte is as it was saved.
-    pub is_sound: bool,
-    /// What is wrong otherwise.
+    /// What it is.
+    pub verdict: Verdict,
+    /// Why, unless it is sound.
     pub finding: Option<String>,
     /// Bytes that were compared.
     pub bytes: u64,
@@ -129,15 +141,26 @@ fn verify_file(engine: &Engine, path: &Path, progress: &Progress) -> Result<Veri
     let began = Instant::now();
     let audited =
         Reader::open(engine, &Target::Path(path.to_path_buf())).and_then(|mut reader| reader.audit(engine, progress));
-    let (bytes, finding) = match audited {
-        Ok(bytes) => (bytes, None),
-        Err(error @ (deepnvme_checkpoint::Error::Io(_) | deepnvme_checkpoint::Error::Interrupted)) => {
-            return Err(failed(error));
-        }
-        Err(error) => (0, Some(error.to_string())),
+    let (bytes, verdict, finding) = match audited {
+        Ok(bytes) => (bytes, Verdict::Sound, None),
+        Err(error) => match verdict(&error) {
+            Some(verdict) => (0, verdict, Some(error.to_string())),
+            None => return Err(failed(error)),
+        },
     };
-    let (is_sound, seconds) = (finding.is_none(), began.elapsed().as_secs_f64());
-    Ok(Verification { path: path.to_path_buf(), is_sound, finding, bytes, seconds })
+    let seconds = began.elapsed().as_secs_f64();
+    Ok(Verification { path: path.to_path_buf(), verdict, finding, bytes, seconds })
+}
+
+/// What a failure says of the file; nothing if the file was not read.
+fn verdict(error: &deepnvme_checkpoint::Error) -> Option<Verdict> {
+    use deepnvme_checkpoint::Error as Failure;
+    use deepnvme_format::Error as Finding;
+    match error {
+        Failure::Io(_) | Failure::Interrupted => None,
+        Failure::NoSums { .. } | Failure::Format { source: Finding::Unsupported(_), .. } => Some(Verdict::Unverifiable),
+        Failure::Format { .. } | Failure::Damaged { .. } | Failure::Moved { .. } => Some(Verdict::Damaged),
+    }
 }
 
 fn failed(error: deepnvme_checkpoint::Error) -> Error {

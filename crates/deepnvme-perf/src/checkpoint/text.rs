@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::{Inspection, Tensor, Verification};
+use super::{Inspection, Tensor, Verdict, Verification};
 use crate::units::{bytes_text, gb};
 
 /// A part of a name's path: what lies below it, in the order of the file.
@@ -97,16 +97,16 @@ pub fn inspection(files: &[Inspection], depth: usize) -> String {
 pub fn verification(files: &[Verification]) -> String {
     let mut out = String::new();
     for file in files {
-        match &file.finding {
-            Some(finding) => {
-                let _ = writeln!(out, "DAMAGED  {finding}");
-            }
-            None => {
+        let finding = file.finding.as_deref().unwrap_or_default();
+        let _ = match file.verdict {
+            Verdict::Damaged => writeln!(out, "DAMAGED  {finding}"),
+            Verdict::Unverifiable => writeln!(out, "unknown  {finding}"),
+            Verdict::Sound => {
                 let speed = gb(file.bytes) / file.seconds.max(1e-9);
                 let (path, bytes) = (file.path.display(), bytes_text(file.bytes));
-                let _ = writeln!(out, "ok       {path}: {bytes} compared, {speed:.2} GB/s");
+                writeln!(out, "ok       {path}: {bytes} compared, {speed:.2} GB/s")
             }
-        }
+        };
     }
     out
 }

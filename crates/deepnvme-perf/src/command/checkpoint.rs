@@ -8,7 +8,7 @@ use deepnvme_checkpoint::Progress;
 use super::cli::{InspectOptions, VerifyOptions};
 use super::progress::Bar;
 use super::{Answer, Session};
-use crate::checkpoint::{inspect, text, verify};
+use crate::checkpoint::{Verdict, inspect, text, verify};
 use crate::error::Result;
 use crate::measure::{Moment, Phase, Watch};
 
@@ -44,6 +44,12 @@ pub(super) fn verification(options: &VerifyOptions, session: &Session<'_>) -> Re
     drop(bar);
     let files: Vec<_> = found?.into_iter().flatten().collect();
     let mut answer = Answer::of(&files, text::verification(&files), options.json)?;
-    answer.has_failed = files.iter().any(|file| !file.is_sound);
+    answer.bad_news = [Verdict::Damaged, Verdict::Unverifiable].into_iter().find_map(|verdict| {
+        let count = files.iter().filter(|file| file.verdict == verdict).count();
+        (count > 0).then(|| match verdict {
+            Verdict::Damaged => format!("damaged: {count} of {}", files.len()),
+            _ => format!("nothing to verify with: {count} of {}", files.len()),
+        })
+    });
     Ok(answer)
 }

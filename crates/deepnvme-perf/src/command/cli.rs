@@ -98,8 +98,8 @@ pub(super) struct InspectOptions {
   deepnvme verify model.pt
   deepnvme verify run-7/*.pt && rsync run-7/*.pt backup:
 
-Exit status: 0 all is as it was saved, 1 something is damaged (what and where is said) or cannot be read.
-Archives of torch.save are compared with their CRC-32; safetensors of others have nothing to compare with.")]
+Exit status: 0 all is as it was saved; 1 something is damaged (what and where is said), cannot be verified, or cannot
+be read. Archives of torch.save are compared with their CRC-32; safetensors of others have nothing to compare with.")]
 pub(super) struct VerifyOptions {
     /// Torch archives, safetensors files, indexes of several, or folders with one of these
     #[arg(required = true)]

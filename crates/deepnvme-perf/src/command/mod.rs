@@ -65,14 +65,14 @@ pub struct Answer {
     wants_json: bool,
     /// Whether somebody stopped it: what is there is printed, and the exit status tells.
     is_cut_short: bool,
-    /// Whether what it says is bad news, which the exit status tells, too.
-    has_failed: bool,
+    /// What the exit status tells, too.
+    bad_news: Option<String>,
 }
 
 impl Answer {
     fn of(value: &impl serde::Serialize, text: String, wants_json: bool) -> Result<Self> {
         let json = serde_json::to_string_pretty(value).map_err(|error| Error::failed(error.to_string()))?;
-        Ok(Self { json, text, wants_json, is_cut_short: false, has_failed: false })
+        Ok(Self { json, text, wants_json, is_cut_short: false, bad_news: None })
     }
 }
 
@@ -111,10 +111,10 @@ fn execute(command: Command, session: &mut Session<'_>) -> Result<()> {
         Command::Man => return shell::man(session),
     };
     print(session, &if answer.wants_json { answer.json + "\n" } else { answer.text })?;
-    match (answer.is_cut_short, answer.has_failed) {
+    match (answer.is_cut_short, answer.bad_news) {
         (true, _) => Err(Error::CutShort),
-        (false, true) => Err(Error::Damaged),
-        (false, false) => Ok(()),
+        (false, Some(news)) => Err(Error::BadNews(news)),
+        (false, None) => Ok(()),
     }
 }
 
