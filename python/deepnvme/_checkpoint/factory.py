@@ -1,33 +1,37 @@
 """What a file may have made: tensors, containers, and what was declared harmless.
 
 A pickle names functions and classes, and tells what to call. Here nothing is called but what stands in the table below,
-which is the list of ``torch.load(weights_only=True)``, and what ``torch.serialization.add_safe_globals`` was given.
+which is the list of ``torch.load(weights_only=True)`` with ``bytes`` and ``frozenset``, and what
+``torch.serialization.add_safe_globals`` was given. ``bounds`` looks at what those of the table are called with.
 """
 
 from __future__ import annotations
 
 import collections
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from deepnvme.errors import UnsafeFileError
 
+if TYPE_CHECKING:
+    from deepnvme._checkpoint.bounds import Bounds
+
 _NAMES: dict[str, list[str]] = {
     "collections": ["OrderedDict", "Counter"],
     "torch": ["Size", "Tensor", "device", "per_tensor_affine", "per_tensor_symmetric", "per_channel_affine",
-              "per_channel_symmetric", "per_channel_affine_float_qparams", "strided"],
+              "per_channel_symmetric", "per_channel_affine_float_qparams"],
     "torch.nn.parameter": ["Parameter"],
     "torch.serialization": ["_get_layout"],
     "torch.storage": ["UntypedStorage", "TypedStorage"],
     "torch._tensor": ["_rebuild_from_type_v2"],
     "torch._utils": ["_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter",
                      "_rebuild_parameter_with_state", "_rebuild_qtensor", "_rebuild_sparse_tensor",
-                     "_rebuild_meta_tensor_no_storage", "_rebuild_wrapper_subclass", "_rebuild_nested_tensor",
+                     "_rebuild_meta_tensor_no_storage", "_rebuild_wrapper_subclass",
                      "_rebuild_device_tensor_from_numpy", "_rebuild_device_tensor_from_cpu_tensor"],
     "_codecs": ["encode"],
-    "builtins": ["bytes", "bytearray", "set", "complex", "frozenset", "slice", "range"],
+    "builtins": ["bytes", "bytearray", "set", "complex", "frozenset"],
 }  # fmt: skip
 # As Python 2 called them, and protocol 2 does still.
 _OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
@@ -68,8 +72,9 @@ def _sparse(layout: torch.layout, parts: tuple[Any, ...]) -> torch.Tensor:
 class Factory:
     """Makes what a pickle describes, or refuses."""
 
-    def __init__(self, path: object) -> None:
+    def __init__(self, path: object, bounds: Bounds) -> None:
         self._path = path
+        self._bounds = bounds
         self._allowed = _allowed_by_user()
         self._harmless = _harmless()
         # Compared by identity: an object may say of itself that it equals anything.
@@ -124,15 +129,26 @@ class Factory:
     def call(self, function: Any, arguments: tuple[Any, ...]) -> Any:
         """Call a function or class that may be called."""
         self._check(function)
-        if function in (bytes, bytearray) and any(isinstance(argument, int) for argument in arguments):
-            raise UnsafeFileError(f"{self._path}: the file makes {function.__name__} of a size without contents")
+        self._bounds.check(function, arguments)
+        if function is torch._tensor._rebuild_from_type_v2:  # noqa: SLF001
+            return self._of_type(*arguments)
         if function is torch._utils._rebuild_sparse_tensor:  # noqa: SLF001
             return _sparse(*arguments)
         return function(*arguments)
 
+    def _of_type(self, function: Any, kind: Any, arguments: tuple[Any, ...], state: Any) -> Any:
+        # Torch would call the function, whatever it is, and whatever it is called with.
+        made = self.call(function, arguments)
+        if not isinstance(made, torch.Tensor):
+            raise UnsafeFileError(f"{self._path}: the file makes {type(made)} where a tensor is expected")
+        return torch._tensor._rebuild_from_type_v2(lambda: made, kind, (), state)  # type: ignore[no-untyped-call]  # noqa: SLF001
+
     def new(self, kind: Any, arguments: tuple[Any, ...], keywords: dict[str, Any] | None) -> Any:
         """Make an object of a class that may be used, without its ``__init__``."""
         self._check(kind)
+        if keywords and id(kind) not in self._stateful:
+            raise UnsafeFileError(f"{self._path}: the file makes {kind!r} in a way that torch.save does not")
+        self._bounds.check(kind, arguments)
         if kind is torch.nn.Parameter:
             return torch.nn.Parameter(*arguments)
         return kind.__new__(kind, *arguments, **(keywords or {}))
@@ -141,6 +157,7 @@ class Factory:
         """Give an object its state, where its class may have one."""
         kind = type(made)
         if kind is torch.Tensor:
+            self._bounds.check_state(state)
             made.set_(*state)
         elif kind is collections.OrderedDict:
             made.__dict__.update(state)

@@ -218,10 +218,11 @@ class Request:
     ) -> Any:
         import torch  # noqa: PLC0415
 
+        from deepnvme._checkpoint.bounds import Bounds  # noqa: PLC0415
         from deepnvme._checkpoint.factory import Factory  # noqa: PLC0415
 
         storages: list[torch.UntypedStorage | None] = [None] * reader.storage_count
-        factory = Factory(path)
+        factory = Factory(path, Bounds(path, reader))
         if arenas is None:
             sizes = [storage[1] for storage in reader.storages()]
             for index in wanted:
