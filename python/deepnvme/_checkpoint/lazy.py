@@ -33,7 +33,7 @@ class LazyTensor(torch.Tensor):
 
     def materialize(self) -> torch.Tensor:
         """Give the real tensor, which is read the first time."""
-        with torch._C.DisableTorchFunctionSubclass(), self._lock:  # noqa: SLF001
+        with self._lock:
             if self._real is None:
                 self._real = self._read()
             return self._real
@@ -50,7 +50,19 @@ class LazyTensor(torch.Tensor):
                 return vars(args[0])["_device"]
         if name in ("size", "dim", "stride", "numel", "element_size", "__len__", "storage_offset", "is_contiguous"):
             return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
-        return func(*_real(args), **_real(kwargs or {}))
+        if name == "detach":
+            return args[0]._detached()  # noqa: SLF001
+        made = func(*_real(args), **_real(kwargs or {}))
+        # A parameter is made by these two, and only of what stays of its type.
+        return args[0] if name == "requires_grad_" else made
+
+    def _detached(self) -> LazyTensor:
+        described = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
+        return LazyTensor.make(described, self._device, lambda: self.materialize().detach())
+
+    def __hash__(self) -> int:
+        # As of any tensor, by identity; the inherited way would read it.
+        return id(self)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         shape = tuple(self.shape)
