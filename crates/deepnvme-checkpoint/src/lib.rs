@@ -12,6 +12,7 @@ mod crew;
 mod error;
 mod progress;
 pub mod read;
+mod stretch;
 pub mod write;
 
 pub use error::{Error, Result};

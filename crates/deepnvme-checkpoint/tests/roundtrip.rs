@@ -158,7 +158,7 @@ fn an_interrupted_save_leaves_the_old_file() {
     let before = std::fs::read(&path).unwrap();
     let tensor = Tensor {
         spec: TensorSpec { name: "x".into(), dtype: Dtype::U8, shape: vec![5 << 20] },
-        memory: Region::from_vec(random(5 << 20, 2)),
+        bytes: Region::from_vec(random(5 << 20, 2)).into(),
     };
     let progress = Progress::default();
     progress.stop();

@@ -88,6 +88,16 @@ impl Region {
         Self(self.0.slice(range))
     }
 
+    /// The elements of that layout in contiguous memory, the first of which begins at `at`; `None` where they reach
+    /// beyond it, or the layout makes no sense.
+    ///
+    /// # Panics
+    /// When the region is not contiguous.
+    #[must_use]
+    pub fn view(&self, at: usize, layout: &Strided) -> Option<Self> {
+        self.0.view(at, layout).map(Self)
+    }
+
     /// Copies the logical bytes from `at` on to fill `out`.
     ///
     /// # Panics

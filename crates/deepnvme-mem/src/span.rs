@@ -90,6 +90,16 @@ impl Span {
         part
     }
 
+    /// Elements of contiguous memory, the first of which begins at `at`; nothing where they reach beyond it.
+    pub(crate) fn view(&self, at: usize, layout: &Strided) -> Option<Self> {
+        assert!(self.is_contiguous(), "only a contiguous region can be viewed");
+        layout.check().ok()?;
+        let (below_bytes, above_bytes) = if layout.total_bytes() > 0 { layout.reach_around() } else { (0, 0) };
+        let is_inside = at >= below_bytes && at.checked_add(above_bytes)? <= self.len;
+        let start = self.start.wrapping_add(at);
+        is_inside.then(|| Self::strided(start, layout, self.device, Arc::clone(&self.owner)))
+    }
+
     /// The same bytes with another owner, which must keep the old one alive.
     pub(crate) fn owned_by(self, owner: Owner) -> Self {
         Self { owner, ..self }

@@ -73,6 +73,19 @@ fn copies_land_where_they_should() {
 }
 
 #[test]
+fn a_view_has_the_elements_of_its_layout_and_no_others() {
+    let region = Region::from_vec((0..24).collect());
+    let transposed = Strided::new(vec![3, 2], vec![2, 6], 2).unwrap();
+    assert_eq!(bytes_of(&region.view(12, &transposed).unwrap()), [12, 13, 18, 19, 14, 15, 20, 21, 16, 17, 22, 23]);
+    assert_eq!(region.view(13, &transposed).map(|view| view.len()), None, "one byte beyond the end");
+    let backwards = Strided::new(vec![3], vec![-4], 2).unwrap();
+    assert_eq!(bytes_of(&region.view(8, &backwards).unwrap()), [8, 9, 4, 5, 0, 1]);
+    assert!(region.view(7, &backwards).is_none(), "one byte before the beginning");
+    assert_eq!(region.view(24, &Strided::new(vec![0, 9], vec![1, 1], 8).unwrap()).unwrap().len(), 0);
+    assert!(region.view(usize::MAX, &transposed).is_none());
+}
+
+#[test]
 fn many_threads_fill_one_region() {
     const PART: usize = if cfg!(miri) { 101 } else { 70_001 };
     let target = RegionMut::from_vec(vec![0; 8 * PART]);

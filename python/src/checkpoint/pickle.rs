@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 
 use deepnvme_format::Dtype;
+use deepnvme_format::pickle::{Emitter, TensorView};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -26,10 +27,8 @@ pub(crate) fn _pickle_plain<'py>(py: Python<'py>, state: &Bound<'py, PyAny>) -> 
     let mut pickler = Pickler {
         py,
         torch,
-        bytes: b"\x80\x02".to_vec(),
+        out: Emitter::default(),
         memo: HashMap::new(),
-        globals: HashMap::new(),
-        memoized: 0,
         storages: Vec::new(),
         keys: HashMap::new(),
         held: Vec::new(),
@@ -37,8 +36,7 @@ pub(crate) fn _pickle_plain<'py>(py: Python<'py>, state: &Bound<'py, PyAny>) -> 
     if !pickler.save(state, 0)? {
         return Ok(None);
     }
-    pickler.bytes.push(b'.');
-    Ok(Some((pickler.bytes, pickler.storages)))
+    Ok(Some((pickler.out.finish(), pickler.storages)))
 }
 
 /// What of torch and Python is needed to recognise objects.
@@ -82,11 +80,9 @@ fn address(object: &Bound<'_, PyAny>) -> usize {
 struct Pickler<'a, 'py> {
     py: Python<'py>,
     torch: &'a Torch,
-    bytes: Vec<u8>,
+    out: Emitter,
     /// Objects that have been pickled, by their address.
     memo: HashMap<usize, u32>,
-    globals: HashMap<&'static str, u32>,
-    memoized: u32,
     storages: Vec<Bound<'py, PyAny>>,
     /// Storages by address and size: the key, and the element type that the archive has for it.
     keys: HashMap<(usize, u64), (usize, Dtype)>,
@@ -100,28 +96,27 @@ type Done = PyResult<bool>;
 impl<'py> Pickler<'_, 'py> {
     fn save(&mut self, object: &Bound<'py, PyAny>, depth: usize) -> Done {
         if object.is_none() {
-            self.bytes.push(b'N');
+            self.out.raw(b"N");
         } else if let Ok(value) = object.cast_exact::<PyBool>() {
-            self.bytes.push(if value.is_true() { 0x88 } else { 0x89 });
+            self.out.flag(value.is_true());
         } else if object.cast_exact::<PyInt>().is_ok() {
             let Ok(value) = object.extract::<i64>() else { return Ok(false) };
-            self.int(value);
+            self.out.int(value);
         } else if let Ok(value) = object.cast_exact::<PyFloat>() {
-            self.bytes.push(b'G');
-            self.bytes.extend(value.value().to_be_bytes());
+            self.out.float(value.value());
         } else if let Ok(text) = object.cast_exact::<PyString>() {
             return self.text_object(text);
         } else if let Some(index) = self.memo.get(&address(object)) {
             let index = *index;
-            self.get(index);
+            self.out.get(index);
         } else if depth > DEPTH_MAX {
             return Ok(false);
         } else if let Ok(dict) = object.cast_exact::<PyDict>() {
-            self.bytes.push(b'}');
+            self.out.raw(b"}");
             self.put(object);
             return self.items(dict, depth);
         } else if let Ok(list) = object.cast_exact::<PyList>() {
-            self.bytes.push(b']');
+            self.out.raw(b"]");
             self.put(object);
             return self.list(list, depth);
         } else if let Ok(tuple) = object.cast_exact::<PyTuple>() {
@@ -140,31 +135,10 @@ impl<'py> Pickler<'_, 'py> {
         Ok(true)
     }
 
-    fn int(&mut self, value: i64) {
-        if let Ok(small) = u8::try_from(value) {
-            self.bytes.extend([b'K', small]);
-        } else if let Ok(short) = u16::try_from(value) {
-            self.bytes.push(b'M');
-            self.bytes.extend(short.to_le_bytes());
-        } else if let Ok(word) = i32::try_from(value) {
-            self.bytes.push(b'J');
-            self.bytes.extend(word.to_le_bytes());
-        } else {
-            self.bytes.extend([0x8a, 8]);
-            self.bytes.extend(value.to_le_bytes());
-        }
-    }
-
-    fn text(&mut self, text: &str) {
-        self.bytes.push(b'X');
-        self.bytes.extend((text.len() as u32).to_le_bytes());
-        self.bytes.extend(text.as_bytes());
-    }
-
     fn text_object(&mut self, text: &Bound<'py, PyString>) -> Done {
         if let Some(index) = self.memo.get(&address(text)) {
             let index = *index;
-            self.get(index);
+            self.out.get(index);
             return Ok(true);
         }
         // Lone surrogates, and what is longer than the instruction's length.
@@ -172,7 +146,7 @@ impl<'py> Pickler<'_, 'py> {
         if u32::try_from(content.len()).is_err() {
             return Ok(false);
         }
-        self.text(&content);
+        self.out.text(&content);
         self.put(text.as_any());
         Ok(true)
     }
@@ -181,7 +155,7 @@ impl<'py> Pickler<'_, 'py> {
         if dict.is_empty() {
             return Ok(true);
         }
-        self.bytes.push(b'(');
+        self.out.raw(b"(");
         // A list of the items: another thread may change the dict meanwhile.
         for pair in dict.items().iter() {
             let (key, value) = pair.extract::<(Bound<'py, PyAny>, Bound<'py, PyAny>)>()?;
@@ -189,7 +163,7 @@ impl<'py> Pickler<'_, 'py> {
                 return Ok(false);
             }
         }
-        self.bytes.push(b'u');
+        self.out.raw(b"u");
         Ok(true)
     }
 
@@ -197,22 +171,22 @@ impl<'py> Pickler<'_, 'py> {
         if list.is_empty() {
             return Ok(true);
         }
-        self.bytes.push(b'(');
+        self.out.raw(b"(");
         for element in list.iter() {
             if !self.save(&element, depth + 1)? {
                 return Ok(false);
             }
         }
-        self.bytes.push(b'e');
+        self.out.raw(b"e");
         Ok(true)
     }
 
     fn tuple(&mut self, tuple: &Bound<'py, PyTuple>, depth: usize) -> Done {
         if tuple.is_empty() {
-            self.bytes.push(b')');
+            self.out.raw(b")");
             return Ok(true);
         }
-        self.bytes.push(b'(');
+        self.out.raw(b"(");
         for element in tuple.iter() {
             if !self.save(&element, depth + 1)? {
                 return Ok(false);
@@ -222,14 +196,13 @@ impl<'py> Pickler<'_, 'py> {
         if self.memo.contains_key(&address(tuple.as_any())) {
             return Ok(false);
         }
-        self.bytes.push(b't');
+        self.out.raw(b"t");
         self.put(tuple.as_any());
         Ok(true)
     }
 
     fn ordered_dict(&mut self, object: &Bound<'py, PyAny>, depth: usize) -> Done {
-        self.global("OrderedDict", "ccollections\nOrderedDict\n");
-        self.bytes.extend(b")R");
+        self.out.ordered_dict();
         self.put(object);
         // Not the order of the dict underneath, which `move_to_end` leaves alone.
         let items = object.call_method0(intern!(self.py, "items"))?;
@@ -237,14 +210,14 @@ impl<'py> Pickler<'_, 'py> {
         for pair in items.try_iter()? {
             let (key, value) = pair?.extract::<(Bound<'py, PyAny>, Bound<'py, PyAny>)>()?;
             if !std::mem::replace(&mut is_open, true) {
-                self.bytes.push(b'(');
+                self.out.raw(b"(");
             }
             if !self.save(&key, depth + 1)? || !self.save(&value, depth + 1)? {
                 return Ok(false);
             }
         }
         if is_open {
-            self.bytes.push(b'u');
+            self.out.raw(b"u");
         }
         // Modules keep their versions in an attribute of their state dict.
         let attributes = object.getattr(intern!(self.py, "__dict__"))?;
@@ -254,7 +227,7 @@ impl<'py> Pickler<'_, 'py> {
                 return Ok(false);
             }
             self.held.push(copy);
-            self.bytes.push(b'b');
+            self.out.raw(b"b");
         }
         Ok(true)
     }
@@ -265,16 +238,16 @@ impl<'py> Pickler<'_, 'py> {
             return Ok(false);
         }
         let data = parameter.getattr(intern!(py, "data"))?;
-        self.global("_rebuild_parameter", "ctorch._utils\n_rebuild_parameter\n");
-        self.bytes.push(b'(');
+        self.out.global("ctorch._utils\n_rebuild_parameter\n");
+        self.out.raw(b"(");
         if !self.tensor(&data)? {
             return Ok(false);
         }
         self.held.push(data);
         let requires_grad = parameter.getattr(intern!(py, "requires_grad"))?.is_truthy()?;
-        self.flag(requires_grad);
-        self.no_hooks();
-        self.bytes.extend(b"tR");
+        self.out.flag(requires_grad);
+        self.out.ordered_dict();
+        self.out.raw(b"tR");
         self.put(parameter);
         Ok(true)
     }
@@ -284,9 +257,7 @@ impl<'py> Pickler<'_, 'py> {
         let truth = |name: &Bound<'py, PyString>| tensor.getattr(name)?.is_truthy();
         let answer = |name: &Bound<'py, PyString>| tensor.call_method0(name)?.is_truthy();
         let dtype = self.torch.dtypes.get(&address(&tensor.getattr(intern!(py, "dtype"))?)).copied();
-        let Some((dtype, class)) = dtype.and_then(|dtype| Some((dtype, dtype.storage_class()?))) else {
-            return Ok(false);
-        };
+        let Some(dtype) = dtype else { return Ok(false) };
         let is_ordinary = truth(intern!(py, "is_cpu"))?
             && tensor.getattr(intern!(py, "layout"))?.is(&self.torch.strided)
             && !truth(intern!(py, "is_quantized"))?
@@ -311,78 +282,22 @@ impl<'py> Pickler<'_, 'py> {
         if key == next {
             self.storages.push(storage);
         }
-        self.global("_rebuild_tensor_v2", "ctorch._utils\n_rebuild_tensor_v2\n");
-        self.bytes.extend(b"((");
-        self.text("storage");
-        self.bytes.extend(format!("ctorch\n{class}\n").as_bytes());
-        self.text(&key.to_string());
-        self.text("cpu");
-        self.int((nbytes / dtype.bytes()) as i64);
-        self.bytes.extend(b"tQ");
-        self.int(tensor.call_method0(intern!(py, "storage_offset"))?.extract()?);
-        self.numbers(&tensor.getattr(intern!(py, "shape"))?)?;
-        self.numbers(&tensor.call_method0(intern!(py, "stride"))?)?;
-        self.flag(truth(intern!(py, "requires_grad"))?);
-        self.no_hooks();
-        self.bytes.extend(b"tR");
+        self.out.tensor(&TensorView {
+            key,
+            dtype,
+            storage_elements: nbytes / dtype.bytes(),
+            offset: tensor.call_method0(intern!(py, "storage_offset"))?.extract()?,
+            shape: &tensor.getattr(intern!(py, "shape"))?.extract::<Vec<u64>>()?,
+            strides: &tensor.call_method0(intern!(py, "stride"))?.extract::<Vec<u64>>()?,
+            requires_grad: truth(intern!(py, "requires_grad"))?,
+        });
         self.put(tensor);
         Ok(true)
     }
 
-    /// A tuple of integers.
-    fn numbers(&mut self, numbers: &Bound<'py, PyAny>) -> PyResult<()> {
-        let numbers = numbers.cast::<PyTuple>()?;
-        self.bytes.push(b'(');
-        for number in numbers.iter() {
-            self.int(number.extract()?);
-        }
-        self.bytes.push(b't');
-        Ok(())
-    }
-
-    fn flag(&mut self, value: bool) {
-        self.bytes.push(if value { 0x88 } else { 0x89 });
-    }
-
-    /// An empty dict of hooks: each tensor has its own, or a hook of one would be one of all.
-    fn no_hooks(&mut self) {
-        self.global("OrderedDict", "ccollections\nOrderedDict\n");
-        self.bytes.extend(b")R");
-    }
-
-    fn global(&mut self, name: &'static str, instruction: &'static str) {
-        if let Some(index) = self.globals.get(name) {
-            let index = *index;
-            self.get(index);
-            return;
-        }
-        self.bytes.extend(instruction.as_bytes());
-        self.globals.insert(name, self.memoized);
-        self.put_next();
-    }
-
     fn put(&mut self, object: &Bound<'py, PyAny>) {
-        self.memo.insert(address(object), self.memoized);
-        self.put_next();
-    }
-
-    fn put_next(&mut self) {
-        if let Ok(small) = u8::try_from(self.memoized) {
-            self.bytes.extend([b'q', small]);
-        } else {
-            self.bytes.push(b'r');
-            self.bytes.extend(self.memoized.to_le_bytes());
-        }
-        self.memoized += 1;
-    }
-
-    fn get(&mut self, index: u32) {
-        if let Ok(small) = u8::try_from(index) {
-            self.bytes.extend([b'h', small]);
-        } else {
-            self.bytes.push(b'j');
-            self.bytes.extend(index.to_le_bytes());
-        }
+        let index = self.out.put();
+        self.memo.insert(address(object), index);
     }
 }
 

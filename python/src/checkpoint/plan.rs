@@ -46,10 +46,11 @@ pub(crate) fn _plan_archive(
     options: Options<'_>,
 ) -> PyResult<SavePlan> {
     let _uncollected = memory::Uncollected::new(py);
-    let record = |(name, object): (String, Bound<'_, PyAny>)| Ok(Record { name, memory: memory::source(&object)? });
+    let record =
+        |(name, object): (String, Bound<'_, PyAny>)| Ok(Record { name, bytes: memory::source(&object)?.into() });
     let mut records = before.into_iter().map(record).collect::<PyResult<Vec<_>>>()?;
     for (key, storage) in storages.into_iter().enumerate() {
-        records.push(Record { name: format!("{STORAGES}{key}"), memory: memory::storage(&storage)? });
+        records.push(Record { name: format!("{STORAGES}{key}"), bytes: memory::storage(&storage)?.into() });
     }
     records.extend(after.into_iter().map(record).collect::<PyResult<Vec<_>>>()?);
     SavePlan::new(py, path, options, |target, options| Save::archive(&target.path(), records, options))
@@ -72,7 +73,7 @@ pub(crate) fn _plan_safetensors(
     let tensor = |(name, dtype, shape, object): TensorArgument<'_>| {
         let known = Dtype::from_torch(&dtype);
         let dtype = known.ok_or_else(|| PyValueError::new_err(format!("{name:?}: torch.{dtype} is not known")))?;
-        Ok(Tensor { spec: TensorSpec { name, dtype, shape }, memory: memory::source(&object)? })
+        Ok(Tensor { spec: TensorSpec { name, dtype, shape }, bytes: memory::source(&object)?.into() })
     };
     let tensors = tensors.into_iter().map(tensor).collect::<PyResult<Vec<_>>>()?;
     SavePlan::new(py, path, options, |target, options| Save::safetensors(&target.path(), tensors, metadata, options))

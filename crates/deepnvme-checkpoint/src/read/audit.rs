@@ -2,13 +2,13 @@
 
 use deepnvme_format::sums::CELL_BYTES;
 use deepnvme_io::Engine;
-use deepnvme_io::mem::{Buffer, RegionMut};
 
 use super::Reader;
 use super::verify::Comparison;
 use crate::crew;
 use crate::error::Result;
 use crate::progress::Progress;
+use crate::stretch;
 
 /// What one thread reads at once: whole cells.
 const WINDOW_BYTES: u64 = 32 << 20;
@@ -29,8 +29,14 @@ impl Reader {
     pub fn audit(&mut self, engine: &Engine, progress: &Progress) -> Result<u64> {
         let all: Vec<usize> = (0..self.extents.len()).collect();
         self.resolve(engine, &all)?;
+        self.audit_these(&all, engine, progress)?;
+        Ok(self.extents.iter().map(|extent| extent.bytes).sum())
+    }
+
+    /// The same of some extents, whose headers have been read.
+    pub(crate) fn audit_these(&self, wanted: &[usize], engine: &Engine, progress: &Progress) -> Result<()> {
         let comparison = Comparison::new(self)?;
-        let windows = self.windows(&all);
+        let windows = self.windows(wanted);
         progress.expect(windows.iter().map(|window| window.bytes).sum());
         // One more than hashes at a time: somebody is always reading.
         crew::each(
@@ -44,8 +50,7 @@ impl Reader {
                 Ok(())
             },
         )?;
-        comparison.finish()?;
-        Ok(self.extents.iter().map(|extent| extent.bytes).sum())
+        comparison.finish()
     }
 
     fn windows(&self, all: &[usize]) -> Vec<Window> {
@@ -80,13 +85,7 @@ impl Reader {
     }
 
     fn compare(&self, window: &Window, engine: &Engine, comparison: &Comparison<'_>, scratch: &mut [u8]) -> Result<()> {
-        // As far from a page as the stretch is from a block: then most of it is read without a copy.
-        let lead = window.offset % 4096;
-        let buffer = Buffer::zeroed((lead + window.bytes) as usize);
-        let buffer = buffer.map_err(|error| deepnvme_io::Error::from_io("allocate a window", &error))?;
-        let (_, target): (RegionMut, RegionMut) = buffer.into_region().split_at(lead as usize);
-        let view = target.region();
-        engine.read(&self.file, window.offset, target)?.wait().1?;
+        let view = stretch::read(engine, &self.file, &(window.offset..window.offset + window.bytes))?;
         for &(extent, index, at, bytes) in &window.cells {
             let scratch = &mut scratch[..bytes as usize];
             view.copy_to_slice(at as usize, scratch);

@@ -22,7 +22,7 @@ impl ArchiveLayout {
     pub(super) fn new(path: &Path, records: &[Record], has_sums: bool) -> Result<Self> {
         let file_name = path.file_name().unwrap_or_default().to_string_lossy();
         let names: Vec<String> = records.iter().map(|record| record.name.clone()).collect();
-        let spec = |record: &Record| RecordSpec { name: record.name.clone(), bytes: record.memory.len() as u64 };
+        let spec = |record: &Record| RecordSpec { name: record.name.clone(), bytes: record.bytes.bytes() };
         let mut specs: Vec<RecordSpec> = records.iter().map(spec).collect();
         if has_sums {
             let blank = side_car(&names, specs.iter().map(|spec| vec![0; cell_count(spec.bytes)]));

@@ -2,15 +2,17 @@
 //! in the processor's cache.
 
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use deepnvme_format::Result;
 use deepnvme_format::sums::{CELL_BYTES, Hasher, RecordSums, cell_count, sums_of};
-use deepnvme_io::mem::{Region, Slot};
+use deepnvme_io::mem::Slot;
 
+use super::origin::{Origin, Window};
 use super::source::Source;
 use super::spans::{Content, Pieces, Spans};
 use super::{PIECE_BYTES, tally};
+use crate::error::{Error, Result};
 
 /// What is copied before it is hashed: it stays in the cache of one core.
 const STEP_BYTES: u64 = 128 << 10;
@@ -30,17 +32,24 @@ pub(super) struct Image {
     layout: Box<dyn Layout>,
     /// When all is known but what it holds itself.
     index: OnceLock<Vec<u8>>,
+    /// The file, for errors.
+    path: PathBuf,
 }
 
 impl Image {
     /// Of records in the order of their spans.
-    pub(super) fn new(spans: Spans, records: Vec<Region>, layout: Box<dyn Layout>) -> Self {
+    pub(super) fn new(path: &Path, spans: Spans, records: Vec<Origin>, layout: Box<dyn Layout>) -> Self {
         let sources = records.into_iter().map(Source::new).collect();
-        Self { spans, sources, layout, index: OnceLock::new() }
+        Self { spans, sources, layout, index: OnceLock::new(), path: path.to_path_buf() }
     }
 
     pub(super) fn bytes(&self) -> u64 {
         self.spans.file_bytes()
+    }
+
+    /// Whether bytes have to be waited for.
+    pub(super) fn is_on_disk(&self) -> bool {
+        self.sources.iter().any(|source| source.origin.is_on_disk())
     }
 
     /// Where the index is, and its bytes, once the sums are finished.
@@ -66,7 +75,7 @@ impl Image {
     }
 
     /// Puts a piece together at the beginning of a slot.
-    pub(super) fn fill(&self, piece: &Range<u64>, slot: &mut Slot) {
+    pub(super) fn fill(&self, piece: &Range<u64>, slot: &mut Slot) -> Result<()> {
         let spans = self.spans.within(piece);
         // Records first: a small record is hashed where it has just been copied to, and its header follows.
         for span in spans {
@@ -74,7 +83,7 @@ impl Image {
             match span.content {
                 Content::Record(record) => {
                     let within = range.start - span.offset..range.end - span.offset;
-                    self.copy(&self.sources[record], within, at as usize, slot);
+                    self.copy(&self.sources[record], within, at as usize, slot)?;
                 }
                 Content::Gap => slot.as_mut_slice()[at as usize..][..(range.end - range.start) as usize].fill(0),
                 Content::Header(_) | Content::Index => {}
@@ -86,33 +95,36 @@ impl Image {
             let target = &mut slot.as_mut_slice()[at as usize..][..within.len()];
             match span.content {
                 Content::Header(record) => {
-                    let crc32 = self.sources[record].crc32();
+                    let crc32 = self.sources[record].crc32()?;
                     target.copy_from_slice(&self.layout.header(record, crc32)[within]);
                 }
                 Content::Index => target.copy_from_slice(&self.index.get().map_or(&[][..], Vec::as_slice)[within]),
                 Content::Record(_) | Content::Gap => {}
             }
         }
+        Ok(())
     }
 
     /// Copies a part of a record into the slot, and hashes it there.
-    fn copy(&self, source: &Source, range: Range<u64>, at: usize, slot: &mut Slot) {
+    fn copy(&self, source: &Source, range: Range<u64>, at: usize, slot: &mut Slot) -> Result<()> {
+        let Window { memory, start } = source.origin.window(&range)?;
         let is_whole = range == (0..source.bytes());
         for cell in cut(&range, CELL_BYTES) {
             let mut hasher = Hasher::default();
             for step in cut(&cell, STEP_BYTES) {
                 let (to, len) = (at + (step.start - range.start) as usize, (step.end - step.start) as usize);
-                slot.gather(to, &source.memory, step.start as usize, len);
+                slot.gather(to, &memory, (step.start - start) as usize, len);
                 if !source.is_small() || is_whole {
                     hasher.update(&slot.as_slice()[to..to + len]);
                 }
             }
             source.note(cell.start, hasher.finish());
         }
+        Ok(())
     }
 
     /// Hashes what late pieces hold of large records: headers need the sums before those pieces are put together.
-    pub(super) fn hash_late(&self, pieces: &[Range<u64>]) {
+    pub(super) fn hash_late(&self, pieces: &[Range<u64>]) -> Result<()> {
         let mut scratch = Vec::new();
         for piece in pieces {
             for span in self.spans.within(piece) {
@@ -122,13 +134,16 @@ impl Image {
                 if source.is_small() {
                     continue;
                 }
-                for cell in cut(&(range.start - span.offset..range.end - span.offset), CELL_BYTES) {
+                let within = range.start - span.offset..range.end - span.offset;
+                let Window { memory, start } = source.origin.window(&within)?;
+                for cell in cut(&within, CELL_BYTES) {
                     scratch.resize((cell.end - cell.start) as usize, 0);
-                    source.memory.copy_to_slice(cell.start as usize, &mut scratch);
+                    memory.copy_to_slice((cell.start - start) as usize, &mut scratch);
                     source.note(cell.start, sums_of(&scratch));
                 }
             }
         }
+        Ok(())
     }
 
     /// The sums that are known so far, for the writers of the other shares.
@@ -141,19 +156,24 @@ impl Image {
 
     /// Takes over what another writer knows.
     pub(super) fn add(&self, tally: &[u8]) -> Result<()> {
-        for tally::Entry { record, offset, part } in tally::decode(tally)? {
+        let refused = |error| Error::format(&self.path, error);
+        for tally::Entry { record, offset, part } in tally::decode(tally).map_err(refused)? {
             let source = self.sources.get(record);
-            let source =
-                source.ok_or_else(|| deepnvme_format::Error::Invalid(format!("there is no record {record}")))?;
-            source.note(offset, part);
+            let unknown = || deepnvme_format::Error::Invalid(format!("another writer knows of a record {record}"));
+            source.ok_or_else(unknown).map_err(refused)?.note(offset, part);
         }
         Ok(())
+    }
+
+    /// The sums of a record, once they are finished.
+    pub(super) fn sums(&self, record: usize) -> Result<&RecordSums> {
+        self.sources[record].finish(&self.path)
     }
 
     /// Joins all sums, and makes the index of them.
     pub(super) fn finish_sums(&self) -> Result<()> {
         let sums: Vec<RecordSums> =
-            self.sources.iter().map(|source| source.finish().cloned()).collect::<Result<_>>()?;
+            (0..self.sources.len()).map(|record| self.sums(record).cloned()).collect::<Result<_>>()?;
         let _ = self.index.set(self.layout.index(&sums));
         Ok(())
     }

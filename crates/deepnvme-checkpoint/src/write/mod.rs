@@ -3,13 +3,14 @@
 //! ```text
 //! Save                       what the file is, to the last byte         (save, archive, safetensors)
 //! spans, shares              how it is cut                              (pure)
-//! image, source              any piece of it, put together and hashed
+//! image, source, origin      any piece of it, put together and hashed
 //! writer                     threads that fill slots, and the engine that writes them
 //! share, tally               one writer's part of it, and what it tells the others
 //! ```
 
 mod archive;
 mod image;
+mod origin;
 mod safetensors;
 mod save;
 mod share;
@@ -19,6 +20,7 @@ mod spans;
 mod tally;
 mod writer;
 
+pub use origin::{FileBytes, FileView, Origin};
 pub use save::{Record, Save, SaveOptions, Saved, Tensor, create, named};
 pub use share::Share;
 pub use shares::{SHARE_BYTES_MIN, shares};

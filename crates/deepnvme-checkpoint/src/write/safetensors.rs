@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use deepnvme_format::Result;
 use deepnvme_format::safetensors::{Plan, TensorSpec};
 use deepnvme_format::sums::RecordSums;
-use deepnvme_io::mem::Region;
 
 use super::Tensor;
 use super::image::Layout;
+use super::origin::Origin;
 use super::spans::{Content, Spans};
 
 /// The plan of a file: its header holds all sums.
@@ -24,8 +24,8 @@ impl SafetensorsLayout {
         let planned: HashMap<&str, u64> =
             plan.tensors().iter().map(|planned| (planned.name.as_str(), planned.bytes)).collect();
         for tensor in tensors {
-            if planned.get(tensor.spec.name.as_str()) != Some(&(tensor.memory.len() as u64)) {
-                let (name, bytes) = (&tensor.spec.name, tensor.memory.len());
+            if planned.get(tensor.spec.name.as_str()) != Some(&tensor.bytes.bytes()) {
+                let (name, bytes) = (&tensor.spec.name, tensor.bytes.bytes());
                 let text = format!("the tensor {name:?} of {:?} has {bytes} bytes", tensor.spec.shape);
                 return Err(deepnvme_format::Error::Invalid(text));
             }
@@ -34,11 +34,11 @@ impl SafetensorsLayout {
     }
 
     /// The tensors' memory in the plan's order.
-    pub(super) fn in_order(&self, tensors: Vec<Tensor>) -> Vec<Region> {
+    pub(super) fn in_order(&self, tensors: Vec<Tensor>) -> Vec<Origin> {
         let mut by_name: HashMap<String, Tensor> =
             tensors.into_iter().map(|tensor| (tensor.spec.name.clone(), tensor)).collect();
         let ordered = self.plan.tensors().iter().filter_map(|planned| by_name.remove(&planned.name));
-        ordered.map(|tensor| tensor.memory).collect()
+        ordered.map(|tensor| tensor.bytes).collect()
     }
 
     pub(super) fn spans(&self) -> Spans {

@@ -1,15 +1,15 @@
 //! A save that is planned: written as a whole by one process, or in shares by several.
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use deepnvme_io::mem::Region;
 use deepnvme_io::stream::Replacement;
 use deepnvme_io::{Durability, Engine, ErrorKind, Target, TensorFile};
 
 use super::archive::ArchiveLayout;
 use super::image::Image;
+use super::origin::Origin;
 use super::safetensors::SafetensorsLayout;
 use super::share::Share;
 use super::writer::Staging;
@@ -22,7 +22,7 @@ pub struct Record {
     /// Its name below the archive's root.
     pub name: String,
     /// Its bytes.
-    pub memory: Region,
+    pub bytes: Origin,
 }
 
 /// A tensor of a safetensors file.
@@ -30,8 +30,8 @@ pub struct Record {
 pub struct Tensor {
     /// Name, type and sizes.
     pub spec: deepnvme_format::safetensors::TensorSpec,
-    /// Its elements in row-major order; their memory may have strides.
-    pub memory: Region,
+    /// Its elements in row-major order.
+    pub bytes: Origin,
 }
 
 /// How a file is saved.
@@ -69,8 +69,6 @@ pub struct Saved {
 /// A file that is planned to the last byte.
 pub struct Save {
     pub(super) image: Image,
-    /// What errors name.
-    pub(super) path: PathBuf,
     pub(super) options: SaveOptions,
 }
 
@@ -82,9 +80,9 @@ impl Save {
     pub fn archive(path: &Path, records: Vec<Record>, options: SaveOptions) -> Result<Self> {
         let layout = ArchiveLayout::new(path, &records, options.has_sums);
         let layout = layout.map_err(|error| Error::format(path, error))?;
-        let memory = records.into_iter().map(|record| record.memory).collect();
-        let image = Image::new(layout.spans(), memory, Box::new(layout));
-        Ok(Self { image, path: path.to_path_buf(), options })
+        let bytes = records.into_iter().map(|record| record.bytes).collect();
+        let image = Image::new(path, layout.spans(), bytes, Box::new(layout));
+        Ok(Self { image, options })
     }
 
     /// A safetensors file of these tensors. Those of wide elements come first in it.
@@ -99,9 +97,9 @@ impl Save {
     ) -> Result<Self> {
         let layout = SafetensorsLayout::new(&tensors, metadata, options.has_sums);
         let layout = layout.map_err(|error| Error::format(path, error))?;
-        let memory = layout.in_order(tensors);
-        let image = Image::new(layout.spans(), memory, Box::new(layout));
-        Ok(Self { image, path: path.to_path_buf(), options })
+        let bytes = layout.in_order(tensors);
+        let image = Image::new(path, layout.spans(), bytes, Box::new(layout));
+        Ok(Self { image, options })
     }
 
     /// Bytes of the file.

@@ -8,7 +8,8 @@ use deepnvme_io::{Durability, Engine, TensorFile};
 
 use super::save::{Save, Saved};
 use super::writer::Writer;
-use crate::error::{Error, Result};
+use crate::crew::{self, THREADS_MAX};
+use crate::error::Result;
 use crate::progress::Progress;
 
 /// A share whose first step is done. Dropping it waits for what is on its way.
@@ -29,9 +30,12 @@ impl Share {
     ) -> Result<Self> {
         progress.expect(range.end - range.start);
         let pieces = save.image.pieces(&range);
-        let writer = Writer::new(engine, file, base, pieces.early.len(), save.options.staging.as_ref(), progress)?;
+        // Threads that wait for a disk do not need a processor each.
+        let early = pieces.early.len();
+        let threads = if save.image.is_on_disk() { THREADS_MAX.min(early).max(1) } else { crew::threads(early) };
+        let writer = Writer::new(engine, file, base, threads, save.options.staging.as_ref(), progress)?;
         // The sums of the late pieces' records are complete when the early pieces have been hashed.
-        save.image.hash_late(&pieces.late);
+        save.image.hash_late(&pieces.late)?;
         let written = writer.write(&save.image, &pieces.early);
         let share = Self { save, writer, late: pieces.late };
         written.map(|()| share)
@@ -50,8 +54,8 @@ impl Share {
     /// `Io` for what the disk refused of any piece; `Format` where the sums of the others do not fit.
     pub fn finish(self, others: &[Vec<u8>]) -> Result<Saved> {
         let image = &self.save.image;
-        let joined = others.iter().try_for_each(|tally| image.add(tally)).and_then(|()| image.finish_sums());
-        joined.map_err(|error| Error::format(&self.save.path, error))?;
+        others.iter().try_for_each(|tally| image.add(tally))?;
+        image.finish_sums()?;
         let written = self.writer.write(image, &self.late);
         // Nobody looks at the caller's memory any more.
         self.writer.progress().mark_filled();

@@ -1,25 +1,28 @@
 //! A record's bytes, and their sums as they become known.
 
+use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use deepnvme_format::LARGE_BYTES;
 use deepnvme_format::sums::{PartSums, RecordSums, sums_of};
-use deepnvme_format::{LARGE_BYTES, Result};
-use deepnvme_io::mem::Region;
+
+use super::origin::{Origin, Window};
+use crate::error::{Error, Result};
 
 pub(super) struct Source {
-    pub(super) memory: Region,
+    pub(super) origin: Origin,
     parts: Mutex<Vec<(u64, PartSums)>>,
     /// Of a record that is small, or has been finished.
     sums: OnceLock<RecordSums>,
 }
 
 impl Source {
-    pub(super) fn new(memory: Region) -> Self {
-        Self { memory, parts: Mutex::default(), sums: OnceLock::new() }
+    pub(super) fn new(origin: Origin) -> Self {
+        Self { origin, parts: Mutex::default(), sums: OnceLock::new() }
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.memory.len() as u64
+        self.origin.bytes()
     }
 
     /// Whether its sum is not computed in parts.
@@ -50,23 +53,28 @@ impl Source {
     }
 
     /// The CRC-32 that the record's header says; of a large record that has not been finished none yet.
-    pub(super) fn crc32(&self) -> u32 {
-        if self.is_small() { self.small_sums().crc32 } else { self.sums.get().map_or(0, |sums| sums.crc32) }
+    pub(super) fn crc32(&self) -> Result<u32> {
+        if self.is_small() {
+            return Ok(self.small_sums()?.crc32);
+        }
+        Ok(self.sums.get().map_or(0, |sums| sums.crc32))
     }
 
     /// The sums of a small record, whose bytes are read for that where nobody has done it yet.
-    fn small_sums(&self) -> &RecordSums {
-        self.sums.get_or_init(|| {
-            let mut bytes = vec![0; self.memory.len()];
-            self.memory.copy_to_slice(0, &mut bytes);
-            one_part(sums_of(&bytes))
-        })
+    fn small_sums(&self) -> Result<&RecordSums> {
+        if let Some(sums) = self.sums.get() {
+            return Ok(sums);
+        }
+        let mut bytes = vec![0; self.bytes() as usize];
+        let Window { memory, start } = self.origin.window(&(0..self.bytes()))?;
+        memory.copy_to_slice(start as usize, &mut bytes);
+        Ok(self.sums.get_or_init(|| one_part(sums_of(&bytes))))
     }
 
-    /// Joins the parts, all of which are there.
-    pub(super) fn finish(&self) -> Result<&RecordSums> {
+    /// Joins the parts, all of which are there. `path` is the file that is to be.
+    pub(super) fn finish(&self, path: &Path) -> Result<&RecordSums> {
         if self.is_small() {
-            return Ok(self.small_sums());
+            return self.small_sums();
         }
         if let Some(sums) = self.sums.get() {
             return Ok(sums);
@@ -75,9 +83,9 @@ impl Source {
         let known: u64 = parts.iter().map(|(_, part)| part.bytes).sum();
         if known != self.bytes() {
             let text = format!("of {} bytes of a record, {known} have been hashed", self.bytes());
-            return Err(deepnvme_format::Error::Invalid(text));
+            return Err(Error::format(path, deepnvme_format::Error::Invalid(text)));
         }
-        let sums = RecordSums::from_parts(parts)?;
+        let sums = RecordSums::from_parts(parts).map_err(|error| Error::format(path, error))?;
         Ok(self.sums.get_or_init(|| sums))
     }
 }

@@ -66,16 +66,14 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// For about so many pieces.
     pub(super) fn new(
         engine: Arc<Engine>,
         file: Arc<TensorFile>,
         base: u64,
-        pieces: usize,
+        threads: usize,
         staging: Option<&Staging>,
         progress: Arc<Progress>,
     ) -> Result<Self> {
-        let threads = crew::threads(pieces);
         let pool = staging.map_or_else(|| pool(threads * SLOTS), |staging| Ok(Arc::clone(&staging.0)))?;
         Ok(Self { engine, file, base, pool, threads, progress, in_flight: Mutex::default() })
     }
@@ -101,7 +99,7 @@ impl Writer {
             || (),
             |(), piece| {
                 let mut slot = self.take_slot()?;
-                image.fill(piece, &mut slot);
+                image.fill(piece, &mut slot)?;
                 let source = slot.region().slice(0..(piece.end - piece.start) as usize);
                 let options = WriteOptions { durability: Durability::None, extent: WriteExtent::InPlace };
                 let pending = self.engine.write(&self.file, piece.start - self.base, source, options)?;

@@ -6,9 +6,11 @@
 //!
 //! Format: `Lib/pickletools.py` of CPython, protocols 2 to 5.
 
+mod emit;
 mod graph;
 mod machine;
 mod opcodes;
 
+pub use emit::{Emitter, TensorView};
 pub use graph::{Graph, Make, Node, NodeId, Object};
 pub use machine::{PICKLE_BYTES_MAX, parse};

@@ -1,0 +1,113 @@
+//! Where the bytes of a record come from: memory, or a file that is being converted.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use deepnvme_io::mem::{Region, Strided};
+use deepnvme_io::{Engine, TensorFile};
+
+use crate::error::Result;
+use crate::stretch;
+
+/// Bytes that are to be saved.
+#[derive(Clone, Debug)]
+pub enum Origin {
+    /// Those of memory, in row-major order where it has strides.
+    Memory(Region),
+    /// Those of a stretch of a file, read when their turn comes.
+    File(FileBytes),
+    /// Elements of such a stretch, which do not lie side by side in it.
+    View(FileView),
+}
+
+/// A stretch of an open file.
+#[derive(Clone, Debug)]
+pub struct FileBytes {
+    /// What reads it.
+    pub engine: Arc<Engine>,
+    /// The file.
+    pub file: Arc<TensorFile>,
+    /// Where it begins, and ends.
+    pub range: Range<u64>,
+}
+
+/// Elements of a stretch. It is read as a whole: few views are of more than a part of memory, and those that are read one
+/// after the other are often of the same one.
+#[derive(Clone, Debug)]
+pub struct FileView {
+    pub(crate) storage: FileBytes,
+    /// Where the first element begins.
+    pub(crate) at: usize,
+    pub(crate) layout: Strided,
+    pub(crate) last: Arc<LastStorage>,
+}
+
+/// The storage that a view was last taken of: one at a time stays in memory.
+#[derive(Debug, Default)]
+pub(crate) struct LastStorage(Mutex<Option<(Range<u64>, Arc<TensorFile>, Region)>>);
+
+/// A part of a record in memory: which of its bytes is the first there.
+pub(super) struct Window {
+    pub(super) memory: Region,
+    pub(super) start: u64,
+}
+
+impl From<Region> for Origin {
+    fn from(memory: Region) -> Self {
+        Self::Memory(memory)
+    }
+}
+
+impl Origin {
+    /// Bytes of the record.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Memory(memory) => memory.len() as u64,
+            Self::File(stretch) => stretch.range.end - stretch.range.start,
+            Self::View(view) => view.layout.total_bytes() as u64,
+        }
+    }
+
+    /// Whether they have to be waited for.
+    pub(super) fn is_on_disk(&self) -> bool {
+        !matches!(self, Self::Memory(_))
+    }
+
+    /// Memory that has at least that part of the record.
+    pub(super) fn window(&self, range: &Range<u64>) -> Result<Window> {
+        match self {
+            Self::Memory(memory) => Ok(Window { memory: memory.clone(), start: 0 }),
+            Self::File(stretch) => Ok(Window { memory: stretch.read(range)?, start: range.start }),
+            Self::View(view) => Ok(Window { memory: view.read()?, start: 0 }),
+        }
+    }
+}
+
+impl FileBytes {
+    fn read(&self, part: &Range<u64>) -> Result<Region> {
+        let range = self.range.start + part.start..self.range.start + part.end;
+        stretch::read(&self.engine, &self.file, &range)
+    }
+}
+
+impl FileView {
+    fn read(&self) -> Result<Region> {
+        let (range, file) = (&self.storage.range, &self.storage.file);
+        let mut last = self.last.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let storage = match &*last {
+            Some((of, of_file, memory)) if of == range && Arc::ptr_eq(of_file, file) => memory.clone(),
+            _ => {
+                // The old one goes before the new one comes.
+                *last = None;
+                let memory = self.storage.read(&(0..range.end - range.start))?;
+                *last = Some((range.clone(), Arc::clone(file), memory.clone()));
+                memory
+            }
+        };
+        storage.view(self.at, &self.layout).ok_or_else(|| {
+            let detail = format!("elements at {} reach beyond a storage of {} bytes", self.at, storage.len());
+            deepnvme_io::Error::invalid(detail).at_path(file.path()).at_offset(range.start).into()
+        })
+    }
+}
