@@ -24,14 +24,38 @@ pub enum Error {
 
 impl Error {
     pub(crate) fn corrupt(offset: u64, what: impl Into<String>) -> Self {
-        Self::Corrupt { offset, what: what.into() }
+        Self::Corrupt { offset, what: clipped(what.into()) }
     }
 
     pub(crate) fn unsupported(what: impl Into<String>) -> Self {
-        Self::Unsupported(what.into())
+        Self::Unsupported(clipped(what.into()))
     }
 
     pub(crate) fn invalid(what: impl Into<String>) -> Self {
-        Self::Invalid(what.into())
+        Self::Invalid(clipped(what.into()))
+    }
+}
+
+/// The longest text of an error: names come out of the file, and may be as long as it.
+const TEXT_CHARS_MAX: usize = 2000;
+
+/// A text whose middle is left out where it is too long. Its end stays: that is where the remedy stands.
+fn clipped(text: String) -> String {
+    let half = TEXT_CHARS_MAX / 2;
+    let mut places = text.char_indices().map(|(place, _)| place);
+    let (Some(head), Some(tail)) = (places.nth(half), places.nth_back(half - 1)) else { return text };
+    format!("{} [...] {}", &text[..head], &text[tail..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_keep_both_ends() {
+        let Error::Unsupported(text) = Error::unsupported(format!("a{}z", "\u{e4}".repeat(1 << 20))) else { panic!() };
+        assert!(text.chars().count() == TEXT_CHARS_MAX + 7, "{}", text.len());
+        assert!(text.starts_with('a') && text.ends_with('z') && text.contains(" [...] "));
+        assert_eq!(clipped("short".into()), "short");
     }
 }

@@ -15,7 +15,6 @@ pub mod archive;
 mod dtype;
 mod error;
 mod json;
-pub mod names;
 pub mod pickle;
 pub mod safetensors;
 pub mod state;

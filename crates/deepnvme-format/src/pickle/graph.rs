@@ -41,8 +41,8 @@ pub enum Node {
     Set(Vec<NodeId>),
     /// A frozen set.
     FrozenSet(Vec<NodeId>),
-    /// A class or function by its name.
-    Global(Box<str>, Box<str>),
+    /// A class or function: the texts of its module and its name.
+    Global(NodeId, NodeId),
     /// What the pickle leaves to its reader, by a key: in archives, a storage.
     Persistent(NodeId),
     /// The result of a call.
@@ -119,7 +119,7 @@ impl Graph {
     #[must_use]
     pub fn global(&self, id: NodeId) -> Option<(&str, &str)> {
         match self.node(id) {
-            Node::Global(module, name) => Some((module, name)),
+            Node::Global(module, name) => Some((self.text(*module)?, self.text(*name)?)),
             _ => None,
         }
     }
@@ -151,9 +151,9 @@ impl Graph {
         }
     }
 
-    /// The numbers, where the node is a tuple (or a `torch.Size`) of integers that are not negative.
+    /// Sizes or strides, where the node is a tuple (or a `torch.Size`) of at most [`DIMS_MAX`] integers that are not negative.
     #[must_use]
-    pub fn unsigned_tuple(&self, id: NodeId) -> Option<Vec<u64>> {
+    pub fn dimensions(&self, id: NodeId) -> Option<Vec<u64>> {
         let elements = match self.node(id) {
             Node::Tuple(elements) => elements,
             Node::Object(object) if self.global(object.callable) == Some(("torch", "Size")) => {
@@ -162,6 +162,10 @@ impl Graph {
             }
             _ => return None,
         };
+        let elements = Some(elements).filter(|elements| elements.len() <= DIMS_MAX)?;
         elements.iter().map(|element| self.unsigned(*element)).collect()
     }
 }
+
+/// Most dimensions that a tensor may have: as many as torch's.
+pub const DIMS_MAX: usize = 64;

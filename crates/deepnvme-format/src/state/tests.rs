@@ -1,0 +1,122 @@
+//! Walks over honest graphs and over ones that were made to explode.
+
+use super::walk::{Limits, Walk};
+use super::*;
+use crate::pickle;
+
+/// `_rebuild_tensor_v2` of two floats, without the instruction that ends its arguments; the storage is in the memo at 0,
+/// the function at 1, a tuple with the number 1 at 2.
+const HEAD: &[u8] = b"\x80\x02(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x02tQq\x000ctorch._utils\n_rebuild_tensor_v2\nq\x010K\x01\x85q\x020";
+const TENSOR: &[u8] = b"h\x01(h\0K\0h\x02h\x02tR";
+
+fn pickled(parts: &[&[u8]]) -> Vec<u8> {
+    [HEAD, &parts.concat(), b"."].concat()
+}
+
+fn text(text: &str) -> Vec<u8> {
+    [b"X", &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat()
+}
+
+fn names(pickle: &[u8]) -> Result<Vec<String>> {
+    let state = State::of(&pickle::parse(pickle)?)?;
+    Ok(state.tensors.into_iter().map(|tensor| tensor.name).collect())
+}
+
+#[track_caller]
+fn refused(pickle: &[u8], limits: Limits, word: &str) {
+    let graph = pickle::parse(pickle).unwrap();
+    match Walk::new(&graph, limits).run() {
+        Err(Error::Unsupported(text)) => assert!(text.contains(word), "{text}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn names_are_ways() {
+    // {"a": {3: [t, (t,)], True: t, None: t}, "": {"": t}}
+    let inner = [b"}(K\x03](", TENSOR, TENSOR, b"\x85e\x88", TENSOR, b"N", TENSOR, b"u"].concat();
+    let pickle = pickled(&[b"}(", &text("a"), &inner, &text(""), b"}", &text(""), TENSOR, b"su"]);
+    assert_eq!(names(&pickle).unwrap(), ["a.3.0", "a.3.1.0", "a.True", "a.<key>", ""]);
+    assert_eq!(names(&pickled(&[TENSOR])).unwrap(), [""]);
+    // A parameter has the name of its tensor, and an attribute that of its object and its own.
+    let parameter =
+        [b"ctorch._utils\n_rebuild_parameter\n", TENSOR, b"\x88}\x87R}", &text("scale"), TENSOR, b"sb"].concat();
+    assert_eq!(names(&pickled(&[b"}", &text("p"), &parameter, b"s"])).unwrap(), ["p", "p.scale"]);
+}
+
+#[test]
+fn keyword_arguments_are_walked() {
+    let pickle = pickled(&[b"cmodule\nClass\n", TENSOR, b"\x85}", &text("k"), TENSOR, b"s\x92"]);
+    assert_eq!(names(&pickle).unwrap(), ["0", "k"]);
+}
+
+#[test]
+fn a_tensor_in_several_places_is_there_several_times() {
+    let pickle = pickled(&[b"](", TENSOR, b"q\x05h\x05]h\x05aq\x06h\x06e"]);
+    assert_eq!(names(&pickle).unwrap(), ["0", "1", "2.0"]);
+}
+
+#[test]
+fn depth_has_a_limit() {
+    let nested = |depth| pickled(&[&b"]".repeat(depth), TENSOR, &b"a".repeat(depth)]);
+    assert_eq!(names(&nested(DEPTH_MAX)).unwrap(), [vec!["0"; DEPTH_MAX].join(".")]);
+    refused(&nested(DEPTH_MAX + 1), Limits::default(), "500 deep");
+    refused(&nested(100_000), Limits::default(), "500 deep");
+    let states = [b"cmodule\nClass\n)R".repeat(600), b"b".repeat(599)].concat();
+    refused(&pickled(&[&states]), Limits::default(), "500 deep");
+}
+
+#[test]
+fn names_have_a_limit_where_tensors_are() {
+    let key = text(&"k".repeat(1 << 20));
+    refused(&pickled(&[b"}", &key, TENSOR, b"s"]), Limits::default(), "4096 bytes");
+    let parts = [b"}", &text(&"k".repeat(100))[..]].concat();
+    refused(&pickled(&[&parts.repeat(50), TENSOR, &b"s".repeat(50)]), Limits::default(), "4096 bytes");
+    // Names of everything else are never spelled out: this would be a terabyte.
+    let lists = b"]K\x01a".repeat(1 << 20);
+    assert_eq!(names(&pickled(&[b"}", &key, b"](", &lists, b"es"])).unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn what_is_shared_is_walked_once() {
+    // Tensors with the tensor before them twice among their arguments.
+    let level = b"q\x030h\x01(h\0K\0h\x02h\x02h\x03h\x03tR";
+    let found = names(&pickled(&[TENSOR, &level.repeat(18)])).unwrap();
+    assert_eq!(found.len(), 1 + 2 * 18);
+    // Lists, and objects whose arguments are the same long tuple.
+    let lists = b"q\x030]h\x03ah\x03a".repeat(400);
+    assert_eq!(names(&pickled(&[b"]", TENSOR, b"a", &lists])).unwrap().len(), 1);
+    let many = [b"(", &b"]K\x01a".repeat(2000)[..], TENSOR, b"tq\x04](", &b"cm\nC\nh\x04R".repeat(2000), b"e"].concat();
+    assert_eq!(names(&pickled(&[&many])).unwrap(), ["0.2000"]);
+}
+
+#[test]
+fn steps_and_memory_have_limits() {
+    let many = pickled(&[b"](", TENSOR, b"q\x05", &b"h\x05".repeat(1000), b"e"]);
+    let limits = Limits { steps: 1000, ..Limits::default() };
+    refused(&many, limits, "1000 times");
+    let limits = Limits { state_bytes: 100_000, ..Limits::default() };
+    refused(&many, limits, "100000 bytes");
+    assert_eq!(names(&many).unwrap().len(), 1001);
+}
+
+#[test]
+fn a_storage_has_a_short_name() {
+    let long = text(&"0".repeat(1 << 20));
+    let storage = |key: &[u8], device: &[u8]| {
+        let parts = [b"\x80\x02(", &text("storage")[..], b"ctorch\nFloatStorage\n", key, device, b"K\x02tQ."];
+        State::of(&pickle::parse(&parts.concat()).unwrap()).map(|state| state.storages.len())
+    };
+    assert_eq!(storage(&text("0"), &text("cpu")), Ok(1));
+    for refused in [storage(&long, &text("cpu")), storage(&text("0"), &long)] {
+        assert!(refused.unwrap_err().to_string().contains("4096 bytes"));
+    }
+}
+
+#[test]
+fn a_shape_has_a_limit() {
+    let ones = |count: usize| [b"(", &b"K\x01".repeat(count)[..], b"t"].concat();
+    let tensor = |count| pickled(&[b"h\x01(h\0K\0", &ones(count), &ones(count), b"tR"]);
+    assert_eq!(names(&tensor(pickle::DIMS_MAX)).unwrap(), [""]);
+    assert!(matches!(names(&tensor(pickle::DIMS_MAX + 1)), Err(Error::Corrupt { .. })));
+}
