@@ -10,8 +10,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deepnvme._checkpoint.reading import Request
-
 # Names of attributes that need no bytes: what a tensor on the meta device knows, too.
 _META = ("shape", "dtype", "ndim", "layout", "is_sparse", "is_quantized", "is_nested", "names", "itemsize", "nbytes")
 
@@ -51,14 +49,15 @@ class LazyTensor(torch.Tensor):
         if name in ("size", "dim", "stride", "numel", "element_size", "__len__", "storage_offset", "is_contiguous"):
             return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         if name == "detach":
-            return args[0]._detached()  # noqa: SLF001
+            return args[0].derive(torch.Tensor.detach)
         made = func(*_real(args), **_real(kwargs or {}))
         # A parameter is made by these two, and only of what stays of its type.
         return args[0] if name == "requires_grad_" else made
 
-    def _detached(self) -> LazyTensor:
+    def derive(self, function: Callable[[torch.Tensor], torch.Tensor]) -> LazyTensor:
+        """Stand for what a function makes of the real tensor, of the same sizes and type."""
         described = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
-        return LazyTensor.make(described, self._device, lambda: self.materialize().detach())
+        return LazyTensor.make(described, self._device, lambda: function(self.materialize()))
 
     def __hash__(self) -> int:
         # As of any tensor, by identity; the inherited way would read it.
@@ -80,32 +79,3 @@ def _real(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _real(element) for key, element in value.items()}
     return value
-
-
-def load_lazily(request: Request) -> dict[str, LazyTensor]:
-    """Give the tensors of a file by name, none of them read."""
-    state: dict[str, LazyTensor] = {}
-    for path, names in request.files():
-        reader = request.open(path, exact=True)
-        tensors = reader.tensors()
-        chosen = set(request.choose([tensor[0] for tensor in tensors], names))
-        for tensor in tensors:
-            if tensor[0] in chosen:
-                state[tensor[0]] = _lazy(request, reader, tensor)
-    return state
-
-
-def _lazy(request: Request, reader: Any, tensor: Any) -> LazyTensor:
-    _, dtype_name, shape, strides, offset, index = tensor
-    dtype = getattr(torch, dtype_name)
-    described = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-
-    def read() -> torch.Tensor:
-        from deepnvme._checkpoint.arena import Arenas  # noqa: PLC0415
-
-        arenas = Arenas(reader, [index])
-        arenas.finish(request.verify, None)
-        storage = arenas.flat(index).untyped_storage()
-        return torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides).to(request.device)
-
-    return LazyTensor.make(described, request.device, read)

@@ -52,7 +52,8 @@ def load(
         into: a state whose tensors are filled in place, by name (a state dict, or one nested as the file is); it is
             returned. Each of its tensors must be in the file, with its shape.
         cast: whether ``into`` may have other element types than the file. Default False.
-        lazy: give tensors that are read at their first use. Default False.
+        lazy: give the state with tensors in it that are read at their first use; what is more than a tensor or a
+            parameter (sparse, quantised, with attributes) is read at once. Default False.
         verify: how much is compared with the checksums of the file: ``"off"``, ``"sample"`` (default: a 32nd) or
             ``"full"``.
         engine: which engine moves the bytes. Default: the default engine.
@@ -92,7 +93,7 @@ def load(
 
         return fill(request, into, cast)
     if lazy:
-        from deepnvme._checkpoint.lazy import load_lazily  # noqa: PLC0415
+        from deepnvme._checkpoint.lazy_state import load_lazily  # noqa: PLC0415
 
         return load_lazily(request)
     return request.load()
@@ -151,7 +152,7 @@ class Request:
             found = found or bool(part)
             whole.update(part)
         if self.only is not None and not found:
-            raise KeyError(self._nothing([]))
+            raise KeyError(self.nothing([]))
         return whole
 
     def _load_file(self, path: Any, names: list[str] | None) -> Any:
@@ -172,7 +173,7 @@ class Request:
         tensors = reader.tensors()
         chosen = set(self.choose([tensor[0] for tensor in tensors], names))
         if not chosen and names is None:
-            raise KeyError(self._nothing([tensor[0] for tensor in tensors]))
+            raise KeyError(self.nothing([tensor[0] for tensor in tensors]))
         wanted = sorted({tensor[5] for tensor in tensors if tensor[0] in chosen})
         arenas = self._start(reader, wanted)
         if reader.format == "safetensors":
@@ -197,7 +198,8 @@ class Request:
             if (listed is None or name in listed) and (patterns is None or patterns.matches(name))
         ]
 
-    def _nothing(self, there: list[str]) -> str:
+    def nothing(self, there: list[str]) -> str:
+        """Say that no tensor has a name that is wanted."""
         shown = ", ".join(there[:5]) + (", ..." if len(there) > 5 else "")  # noqa: PLR2004
         return f"{self.name}: no tensor is called {self.only}; there are {shown or 'others'}"
 

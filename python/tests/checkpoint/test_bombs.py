@@ -108,8 +108,9 @@ def test_a_bomb_is_refused(tmp_path: Path, name: str, protocol: int) -> None:
     with pytest.raises((errors.UnsafeFileError, errors.CorruptFileError), match=r"x\.pt"):
         deepnvme.load(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
-    with pytest.raises((errors.UnsafeFileError, errors.CorruptFileError)):
-        deepnvme.load(path, device="meta")
+    for options in ({"device": "meta"}, {"lazy": True}):
+        with pytest.raises((errors.UnsafeFileError, errors.CorruptFileError)):
+            deepnvme.load(path, **options)
 
 
 def test_a_state_of_a_tensor(tmp_path: Path) -> None:
