@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 pytest.importorskip("deepspeed")
 
 PROGRAM = """
-import sys, torch, deepspeed, deepnvme
+import sys, torch, deepspeed
 from deepnvme.integrations.deepspeed import DeepnvmeCheckpointEngine
 import deepspeed.comm.torch
 sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # one process needs no op to be compiled
@@ -39,15 +40,20 @@ for trusted in (True, None):
     assert torch.equal(other.module.weight, first.module.weight)
     left, right = other.optimizer.state_dict(), first.optimizer.state_dict()
     assert torch.equal(left["state"][0]["exp_avg"], right["state"][0]["exp_avg"])
-files = deepnvme.load
 print("done")
 """
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def test_a_checkpoint_of_deepspeed(tmp_path: Path) -> None:
     environment = os.environ | {
         "DS_ACCELERATOR": "cpu", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29517", "CUDA_VISIBLE_DEVICES": "",
+        "MASTER_PORT": str(free_port()), "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, tmp_path], capture_output=True, text=True, check=False, env=environment
