@@ -178,8 +178,8 @@ impl<'py> Builder<'_, 'py> {
                 self.items(items, name, &mut |key, value| dict.set_item(key, value))?;
                 dict.into_any()
             }
-            Node::Global(module, function) => {
-                self.factory.call_method1(intern!(py, "resolve"), (&**module, &**function))?
+            Node::Global(..) => {
+                self.factory.call_method1(intern!(py, "resolve"), graph.global(id).unwrap_or_default())?
             }
             Node::Persistent(key) => self.storage(*key, intern!(py, "storage"))?,
             Node::Object(object) => return self.object(id, object, name),
@@ -302,7 +302,7 @@ impl<'py> Builder<'_, 'py> {
             return Ok(None);
         };
         let (Some(offset), Some(shape), Some(strides)) =
-            (graph.unsigned(offset), graph.unsigned_tuple(shape), graph.unsigned_tuple(strides))
+            (graph.unsigned(offset), graph.dimensions(shape), graph.dimensions(strides))
         else {
             return Ok(None);
         };
