@@ -40,11 +40,13 @@ class Checkpoint:
     time: str
     """When it was saved: ISO 8601, UTC."""
     index_offset: int
-    """Where in the file the checksums of all its tensors are."""
+    """Where in the file its index is: names and sizes, and the checksums that there are."""
     index_nbytes: int
-    """Bytes of those."""
+    """Bytes of that."""
     index_crc64: str
-    """CRC-64/NVME of those: it stands for all bytes of the file."""
+    """CRC-64/NVME of that. With checksums, files whose tensors differ in a byte have different ones, but for a chance
+    of one in 2**64. Without them, the index of an archive has CRC-32s of its records, and that of a safetensors file
+    no more than names, types and sizes."""
     torch: str
     """The version of torch that saved it."""
     deepnvme: str
@@ -52,6 +54,8 @@ class Checkpoint:
 
     def check(self) -> None:
         """Compare the file with what was written down when it was saved; reads its index only.
+
+        That finds another file under the name. Damage to the tensors is found by ``restore(verify="full")``.
 
         Raises:
             FileNotFoundError: the file is gone.

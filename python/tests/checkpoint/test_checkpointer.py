@@ -144,6 +144,18 @@ def test_a_file_that_was_replaced_is_noticed(tmp_path: Path) -> None:
     assert deepnvme.Checkpointer(tmp_path).latest() is None
 
 
+@pytest.mark.parametrize(("suffix", "checksums", "is_told"),
+    [("pt", True, True), ("pt", False, True), ("safetensors", True, True), ("safetensors", False, False)])  # fmt: skip
+def test_what_the_index_of_a_file_tells_apart(tmp_path: Path, suffix: Any, checksums: bool, is_told: bool) -> None:
+    indexes = {}
+    for name, value in (("a", 1.0), ("a", 2.0), ("b", 1.0)):
+        checkpointer = deepnvme.Checkpointer(tmp_path / f"{name}{value}", format=suffix, checksums=checksums)
+        checkpointer.save(1, {name: torch.full((3000,), value)})
+        indexes[name, value] = checkpointer.checkpoints[0].index_crc64
+    assert indexes["a", 1.0] != indexes["b", 1.0]
+    assert (indexes["a", 1.0] != indexes["a", 2.0]) == is_told
+
+
 def test_only_checkpoints_are_ever_removed(tmp_path: Path) -> None:
     mine = ["notes.txt", "step-1.pt", "step-00000009.pt.bak", "model.pt"]
     for name in mine:
