@@ -5,16 +5,26 @@ once. A tensor is a torch tensor in host memory, a numpy array, or anything with
 is ``str``, ``bytes``, ``os.PathLike``, an open file descriptor or a :class:`StripeSet`. ``deepnvme.open`` is a file for
 code that wants one. What goes wrong is an exception: :class:`Error`, see :mod:`deepnvme.errors`.
 
-Example::
+``save`` and ``load`` are for whole states, in the files of torch and safetensors: replaced at once, with checksums, and
+never running code. A :class:`Checkpointer` keeps the last ones of a training run, and saves them in the background.
 
-    import deepnvme, torch
+Example:
+    >>> import deepnvme, torch
+    >>> tensor = torch.randn(1024, 1024)
+    >>> deepnvme.write(tensor, "weights.bin")
+    4194304
+    >>> deepnvme.read(torch.empty_like(tensor), "weights.bin")
+    4194304
 
-    tensor = torch.randn(1024, 1024)
-    deepnvme.write(tensor, "weights.bin")
-    deepnvme.read(torch.empty_like(tensor), "weights.bin")
+    >>> model = torch.nn.Linear(4, 2)
+    >>> size = deepnvme.save(model.state_dict(), "model.pt")
+    >>> missing = model.load_state_dict(deepnvme.load("model.pt"))
 
-    with deepnvme.open("model.pt", "wb") as file:
-        torch.save({"weight": tensor}, file)
+    >>> with deepnvme.Checkpointer("run", keep=3, async_=True) as checkpointer:
+    ...     for step in range(10):
+    ...         saved = checkpointer.save(step, {"model": model.state_dict(), "step": step})
+    >>> deepnvme.Checkpointer("run").restore()["step"]
+    9
 """
 
 from typing import TYPE_CHECKING

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 def documented() -> Iterator[tuple[str, Any]]:
     """Everything that the package shows, and what belongs to it."""
+    yield "deepnvme", deepnvme
     for name in deepnvme.__all__:
         thing = getattr(deepnvme, name)
         if inspect.ismodule(thing) or isinstance(thing, str):
@@ -50,6 +51,6 @@ def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_enough_of_them_have_examples() -> None:
     with_examples = {name for name in DOCUMENTED if ">>>" in (inspect.getdoc(DOCUMENTED[name]) or "")}
-    wanted = {"Engine", "StripeSet", "Stats", "Probe", "open", "pinned_empty", "as_bytes", "Pending.wait"}
+    wanted = {"deepnvme", "Engine", "StripeSet", "Stats", "Probe", "open", "pinned_empty", "as_bytes", "Pending.wait"}
     wanted |= {f"Engine.{verb}" for verb in ("read", "write", "start_read", "start_write", "read_batch", "write_batch")}
     assert wanted <= with_examples
