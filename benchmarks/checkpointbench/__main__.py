@@ -49,11 +49,9 @@ class Fio(Contestant):
         engines: tuple[fio.Engine, ...] = ("io_uring-fixed", "libaio")
         settings = [fio.FioSetting(engine, *cell, huge) for engine in engines for cell in _GRID]
         self._size = size
-        self._best = {
-            rw: max(settings, key=lambda setting, rw=rw: self._speed(setting, rw, path)) for rw in ("write", "read")
-        }
+        self._best = {rw: max(settings, key=partial(self._speed, path, rw)) for rw in ("write", "read")}
 
-    def _speed(self, setting: fio.FioSetting, rw: Any, path: Path) -> float:
+    def _speed(self, path: Path, rw: Any, setting: fio.FioSetting) -> float:
         return median(fio.transfer(setting, rw, path, min(self._size, 1 << 30)).gb_per_s for _ in range(2))
 
     def save(self, state: State, path: Path) -> Any:
@@ -160,6 +158,7 @@ def _load(one: Contestant, path: Path, size: int, check: State | None) -> Sample
         touch(loaded)
         return loaded
 
+    loaded: Any
     sample, loaded = timed(run, size)
     try:
         if check is not None and loaded is not None:

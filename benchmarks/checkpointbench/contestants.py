@@ -199,19 +199,19 @@ class Dcp(Contestant):
 
     def save(self, state: State, path: Path) -> None:
         """See the base."""
-        import torch.distributed.checkpoint as dcp  # noqa: PLC0415
+        from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415
 
         self._shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
         shutil.rmtree(path, ignore_errors=True)
-        dcp.save(dict(state), checkpoint_id=str(path), no_dist=True)
+        save(dict(state), checkpoint_id=str(path), no_dist=True)
         sync(path)
 
     def load(self, path: Path) -> Any:
         """See the base."""
-        import torch.distributed.checkpoint as dcp  # noqa: PLC0415
+        from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
 
         state = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in self._shapes.items()}
-        dcp.load(state, checkpoint_id=str(path), no_dist=True)
+        load(state, checkpoint_id=str(path), no_dist=True)
         return state
 
 

@@ -1,0 +1,124 @@
+"""``python -m checkpointbench.parts``: what a save and a load spend their time on, each by itself.
+
+Pickling is that of ``small-10k``, by Python's pickler and by the native one. A load is that of ``bf16-300``, in a
+process of its own, the first one and those that follow. First touch is that of memory which nobody has used yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import io
+import mmap
+import multiprocessing
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import deepnvme
+import torch
+from deepnvme._checkpoint import pickler
+
+from checkpointbench.models import bf16_300, small_10k
+from storagebench import cache
+
+_TOUCH_BYTES = 1 << 30
+_HUGE_BYTES = 2 << 20
+
+
+@dataclass
+class Cost:
+    """What a piece of work took."""
+
+    wall_s: float
+    system_s: float
+    faults: int
+
+    def __str__(self) -> str:
+        return f"{self.wall_s:7.3f} s, system {self.system_s:6.3f} s, {self.faults:8,} minor faults"
+
+
+def cost(work: Callable[[], object]) -> Cost:
+    """Do some work and say what it took; what it made is let go of afterwards."""
+    gc.collect()
+    before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    made = work()
+    wall_s, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
+    del made
+    return Cost(wall_s, after.ru_stime - before.ru_stime, after.ru_minflt - before.ru_minflt)
+
+
+def pickling(rounds: int) -> None:
+    """Describe 10,000 tensors, none of whose bytes is looked at."""
+    state = small_10k()
+    ways: dict[str, Callable[[], object]] = {
+        "Python's pickler": lambda: pickler.Pickler(io.BytesIO()).dump(state),
+        "native": lambda: pickler.take_apart(state),
+    }
+    for name, way in ways.items():
+        way()
+        spent_ms = min(cost(way).wall_s for _ in range(rounds)) * 1e3
+        print(f"pickling {len(state):,} tensors, {name:17} {spent_ms:7.1f} ms", flush=True)
+
+
+def loads(path: Path, rounds: int, verify: str) -> None:
+    """Load a cold file again and again in this process."""
+    for index in range(rounds):
+        cache.make_cold(path)
+        spent = cost(lambda: deepnvme.load(path, verify=verify, progress=False))
+        print(f"load {path.stat().st_size / 1e9:.2f} GB, verify={verify}, number {index + 1}: {spent}", flush=True)
+
+
+def touches(rounds: int) -> None:
+    """Write to fresh memory, of small pages and of huge ones."""
+    for name, advice in (("small pages", mmap.MADV_NOHUGEPAGE), ("huge pages", mmap.MADV_HUGEPAGE)):
+        for index in range(rounds):
+            memory = mmap.mmap(-1, _TOUCH_BYTES + _HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory.madvise(advice)
+            flat = torch.frombuffer(memory, dtype=torch.uint8)
+            flat = flat[-flat.data_ptr() % _HUGE_BYTES :][:_TOUCH_BYTES]
+            first, again = cost(partial(flat.fill_, 1)), cost(partial(flat.fill_, 2))
+            print(f"fill 1 GiB, {name:11}, number {index + 1}, first: {first}\n{'again:':>43} {again}", flush=True)
+            del flat
+            memory.close()
+
+
+def main() -> int:
+    """Measure what was asked for."""
+    parser = argparse.ArgumentParser(prog="checkpointbench.parts", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scratch", type=Path, default=Path("scratch"))
+    arguments = parser.parse_args()
+    arguments.scratch.mkdir(parents=True, exist_ok=True)
+    # Processes of their own: memory that one has used comes back to the next one of the same process faster.
+    spawn = multiprocessing.get_context("spawn")
+
+    def apart(work: Callable[..., None], *parameters: object) -> None:
+        process = spawn.Process(target=work, args=parameters)
+        process.start()
+        process.join()
+        if process.exitcode:
+            sys.exit(process.exitcode)
+
+    apart(touches, arguments.rounds)
+    apart(pickling, arguments.rounds)
+    path = arguments.scratch / "parts.safetensors"
+    apart(_save, path)
+    try:
+        for verify in ("sample", "off"):
+            apart(loads, path, arguments.rounds, verify)
+    finally:
+        path.unlink()
+    return 0
+
+
+def _save(path: Path) -> None:
+    deepnvme.save(bf16_300(), path, progress=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
