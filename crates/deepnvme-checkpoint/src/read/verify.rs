@@ -35,10 +35,34 @@ pub(super) struct Comparison<'a> {
     parts: Vec<Mutex<Vec<(u64, PartSums)>>>,
 }
 
+impl Reader {
+    /// Whether there is something to compare with.
+    pub(crate) fn can_be_audited(&self) -> bool {
+        self.has_sums() || self.extents().iter().all(|extent| extent.crc32.is_some())
+    }
+
+    /// Compares the sums of a copy of an extent with what the file says.
+    pub(crate) fn compare_sums(&self, index: usize, copy: &RecordSums) -> Result<()> {
+        let extent = &self.extents()[index];
+        let Some(cells) = self.sums(index) else {
+            let is_same = extent.crc32.is_none_or(|crc32| crc32 == copy.crc32);
+            return if is_same { Ok(()) } else { Err(self.mismatch(extent, 0, extent.bytes, CRC32)) };
+        };
+        let different = cells.iter().zip(&copy.cells).position(|(saved, copied)| saved != copied);
+        different.map_or(Ok(()), |cell| {
+            let start = cell as u64 * CELL_BYTES;
+            Err(self.mismatch(extent, start, CELL_BYTES.min(extent.bytes - start), "CRC-64"))
+        })
+    }
+}
+
+/// What is said of a record's one sum.
+const CRC32: &str = "CRC-32; torch.serialization.set_crc32_options(False) leaves wrong ones";
+
 impl<'a> Comparison<'a> {
     /// Of a file that has something to compare with.
     pub(super) fn new(reader: &'a Reader) -> Result<Self> {
-        if !reader.has_sums() && reader.extents().iter().any(|extent| extent.crc32.is_none()) {
+        if !reader.can_be_audited() {
             return Err(Error::NoSums { path: reader.path().to_path_buf() });
         }
         let wants_parts = !reader.has_sums();
@@ -71,8 +95,7 @@ impl<'a> Comparison<'a> {
             }
             let sums = RecordSums::from_parts(parts).map_err(|error| Error::format(self.reader.path(), error))?;
             if Some(sums.crc32) != extent.crc32 {
-                let which = "CRC-32; torch.serialization.set_crc32_options(False) leaves wrong ones";
-                return Err(self.reader.mismatch(extent, 0, extent.bytes, which));
+                return Err(self.reader.mismatch(extent, 0, extent.bytes, CRC32));
             }
         }
         Ok(())

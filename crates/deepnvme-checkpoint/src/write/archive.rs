@@ -53,6 +53,10 @@ impl ArchiveLayout {
 }
 
 impl Layout for ArchiveLayout {
+    fn name(&self, record: usize) -> &str {
+        &self.names[record]
+    }
+
     fn header(&self, record: usize, crc32: u32) -> Vec<u8> {
         self.plan.header(record, crc32)
     }

@@ -19,6 +19,8 @@ const STEP_BYTES: u64 = 128 << 10;
 
 /// What a file's headers say when the sums are known.
 pub(super) trait Layout: Send + Sync {
+    /// The name of a record.
+    fn name(&self, record: usize) -> &str;
     /// The header of a record.
     fn header(&self, record: usize, crc32: u32) -> Vec<u8>;
     /// What holds all sums.
@@ -55,6 +57,11 @@ impl Image {
     /// Where the index is, and its bytes, once the sums are finished.
     pub(super) fn index(&self) -> (u64, &[u8]) {
         (self.spans.offset_of_index().unwrap_or(0), self.index.get().map_or(&[][..], Vec::as_slice))
+    }
+
+    /// The names of its records, in their order in the file.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        (0..self.sources.len()).map(|record| self.layout.name(record))
     }
 
     /// The CRC-64 of all names, sizes and places: of two images with the same one, each can write a part of the file.

@@ -20,6 +20,7 @@ mod spans;
 mod tally;
 mod writer;
 
+pub(crate) use origin::LastStorage;
 pub use origin::{FileBytes, FileView, Origin};
 pub use save::{Record, Save, SaveOptions, Saved, Tensor, create, named};
 pub use share::Share;

@@ -44,7 +44,7 @@ pub struct FileView {
 
 /// The storage that a view was last taken of: one at a time stays in memory.
 #[derive(Debug, Default)]
-pub(crate) struct LastStorage(Mutex<Option<(Range<u64>, Arc<TensorFile>, Region)>>);
+pub(crate) struct LastStorage(Mutex<Option<(FileBytes, Region)>>);
 
 /// A part of a record in memory: which of its bytes is the first there.
 pub(super) struct Window {
@@ -85,6 +85,10 @@ impl Origin {
 }
 
 impl FileBytes {
+    fn is(&self, other: &Self) -> bool {
+        self.range == other.range && Arc::ptr_eq(&self.file, &other.file)
+    }
+
     fn read(&self, part: &Range<u64>) -> Result<Region> {
         let range = self.range.start + part.start..self.range.start + part.end;
         stretch::read(&self.engine, &self.file, &range)
@@ -93,20 +97,20 @@ impl FileBytes {
 
 impl FileView {
     fn read(&self) -> Result<Region> {
-        let (range, file) = (&self.storage.range, &self.storage.file);
         let mut last = self.last.0.lock().unwrap_or_else(PoisonError::into_inner);
         let storage = match &*last {
-            Some((of, of_file, memory)) if of == range && Arc::ptr_eq(of_file, file) => memory.clone(),
+            Some((of, memory)) if of.is(&self.storage) => memory.clone(),
             _ => {
                 // The old one goes before the new one comes.
                 *last = None;
-                let memory = self.storage.read(&(0..range.end - range.start))?;
-                *last = Some((range.clone(), Arc::clone(file), memory.clone()));
+                let memory = self.storage.read(&(0..self.storage.range.end - self.storage.range.start))?;
+                *last = Some((self.storage.clone(), memory.clone()));
                 memory
             }
         };
         storage.view(self.at, &self.layout).ok_or_else(|| {
             let detail = format!("elements at {} reach beyond a storage of {} bytes", self.at, storage.len());
+            let FileBytes { file, range, .. } = &self.storage;
             deepnvme_io::Error::invalid(detail).at_path(file.path()).at_offset(range.start).into()
         })
     }

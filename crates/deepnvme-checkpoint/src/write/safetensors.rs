@@ -52,6 +52,10 @@ impl SafetensorsLayout {
 }
 
 impl Layout for SafetensorsLayout {
+    fn name(&self, record: usize) -> &str {
+        &self.plan.tensors()[record].name
+    }
+
     fn header(&self, _: usize, _: u32) -> Vec<u8> {
         Vec::new()
     }

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use deepnvme_format::sums::RecordSums;
 use deepnvme_io::stream::Replacement;
 use deepnvme_io::{Durability, Engine, ErrorKind, Target, TensorFile};
 
@@ -106,6 +107,16 @@ impl Save {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.image.bytes()
+    }
+
+    /// The names of its records or tensors, in their order in the file.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.image.names()
+    }
+
+    /// The sums of one of them, when all have been written.
+    pub(crate) fn sums(&self, record: usize) -> Result<&RecordSums> {
+        self.image.sums(record)
     }
 
     /// The same for saves that are to be the same file, whatever their tensors hold: writers compare it before each

@@ -17,7 +17,7 @@ pub struct Emitter {
 pub struct TensorView<'a> {
     /// The number in the name of the storage's record.
     pub key: usize,
-    /// The type of the elements, which must have a storage class.
+    /// The type of the elements.
     pub dtype: Dtype,
     /// Elements of the storage.
     pub storage_elements: u64,
@@ -116,15 +116,22 @@ impl Emitter {
         self.bytes.extend(b")R");
     }
 
-    /// A tensor, if its type has a class of storages.
+    /// A tensor. Types that are newer than the classes of storages have untyped ones, and are named with the tensor.
     pub fn tensor(&mut self, view: &TensorView<'_>) {
-        self.global("ctorch._utils\n_rebuild_tensor_v2\n");
+        let class = view.dtype.storage_class();
+        self.global(match class {
+            Some(_) => "ctorch._utils\n_rebuild_tensor_v2\n",
+            None => "ctorch._utils\n_rebuild_tensor_v3\n",
+        });
         self.bytes.extend(b"((");
         self.text("storage");
-        self.bytes.extend(format!("ctorch\n{}\n", view.dtype.storage_class().unwrap_or("UntypedStorage")).as_bytes());
+        match class {
+            Some(class) => self.bytes.extend(format!("ctorch\n{class}\n").as_bytes()),
+            None => self.bytes.extend(b"ctorch.storage\nUntypedStorage\n"),
+        }
         self.text(&view.key.to_string());
         self.text("cpu");
-        self.int(view.storage_elements as i64);
+        self.int((view.storage_elements * if class.is_some() { 1 } else { view.dtype.bytes() }) as i64);
         self.bytes.extend(b"tQ");
         self.int(view.offset as i64);
         self.numbers(view.shape);
@@ -132,6 +139,9 @@ impl Emitter {
         self.flag(view.requires_grad);
         // Each tensor has hooks of its own, or one of one would be one of all.
         self.ordered_dict();
+        if class.is_none() {
+            self.bytes.extend(format!("ctorch\n{}\n", view.dtype.torch_name()).as_bytes());
+        }
         self.bytes.extend(b"tR");
     }
 

@@ -11,10 +11,12 @@ use crate::error::{Error, Result};
 use crate::pickle::{Graph, NodeId};
 
 mod names;
+mod others;
 mod tensor;
 mod walk;
 
 pub use names::{DEPTH_MAX, NAME_BYTES_MAX};
+pub use others::{OTHERS_MAX, others};
 pub use walk::{STATE_BYTES_MAX, STEPS_MAX};
 
 /// A storage that an archive holds.

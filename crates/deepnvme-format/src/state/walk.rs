@@ -221,7 +221,7 @@ fn is_followed(node: &Node) -> bool {
 }
 
 /// Whether an object is a parameter, which has the name of its tensor.
-fn is_parameter(graph: &Graph, object: &Object) -> bool {
+pub(super) fn is_parameter(graph: &Graph, object: &Object) -> bool {
     let global = graph.global(object.callable);
     global.is_some_and(|(module, function)| module == "torch._utils" && function.starts_with("_rebuild_parameter"))
 }

@@ -1,10 +1,12 @@
-//! What checkpoint files hold, and whether they are what was saved.
+//! What checkpoint files hold, whether they are what was saved, and the same in another format.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use deepnvme_checkpoint::Progress;
 use deepnvme_checkpoint::read::{Contents, Reader, locate};
+use deepnvme_checkpoint::write::SaveOptions;
 use deepnvme_format::Dtype;
 use deepnvme_io::{Config, Engine, Target};
 use serde::Serialize;
@@ -161,6 +163,36 @@ fn verdict(error: &deepnvme_checkpoint::Error) -> Option<Verdict> {
         Failure::NoSums { .. } | Failure::Format { source: Finding::Unsupported(_), .. } => Some(Verdict::Unverifiable),
         Failure::Format { .. } | Failure::Damaged { .. } | Failure::Moved { .. } => Some(Verdict::Damaged),
     }
+}
+
+/// What a conversion made.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Conversion {
+    /// What was read.
+    pub source: PathBuf,
+    /// What was written.
+    pub target: PathBuf,
+    /// Bytes of it.
+    pub file_bytes: u64,
+    /// How many tensors it has.
+    pub tensors: usize,
+    /// What is in the source and is no tensor: the names, and what each is.
+    pub left_out: Vec<(String, &'static str)>,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// Writes the tensors of a file, an index or a folder in the format that the target's name means.
+///
+/// # Errors
+/// `Interrupted`, and whatever is wrong with the source or the target; then there is no new file.
+pub fn convert(source: &Path, target: &Path, progress: &Arc<Progress>) -> Result<Conversion> {
+    let began = Instant::now();
+    let engine = Arc::new(Engine::new(Config::default())?);
+    let converted = deepnvme_checkpoint::convert(&engine, source, target, SaveOptions::default(), progress);
+    let deepnvme_checkpoint::Conversion { saved, tensors, left_out } = converted.map_err(failed)?;
+    let (source, target, file_bytes) = (source.to_path_buf(), target.to_path_buf(), saved.bytes);
+    Ok(Conversion { source, target, file_bytes, tensors, left_out, seconds: began.elapsed().as_secs_f64() })
 }
 
 fn failed(error: deepnvme_checkpoint::Error) -> Error {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::{Inspection, Tensor, Verdict, Verification};
+use super::{Conversion, Inspection, Tensor, Verdict, Verification};
 use crate::units::{bytes_text, gb};
 
 /// A part of a name's path: what lies below it, in the order of the file.
@@ -107,6 +107,25 @@ pub fn verification(files: &[Verification]) -> String {
                 writeln!(out, "ok       {path}: {bytes} compared, {speed:.2} GB/s")
             }
         };
+    }
+    out
+}
+
+/// How many of the names that are left out are shown.
+const LEFT_OUT_SHOWN: usize = 10;
+
+/// What came of a conversion, and what did not come along.
+#[must_use]
+pub fn conversion(converted: &Conversion) -> String {
+    let Conversion { target, file_bytes, tensors, left_out, seconds, .. } = converted;
+    let speed = gb(*file_bytes) / seconds.max(1e-9);
+    let bytes = bytes_text(*file_bytes);
+    let mut out = format!("{}: {tensors} tensors, {bytes}, {speed:.2} GB/s\n", target.display());
+    for (name, kind) in left_out.iter().take(LEFT_OUT_SHOWN) {
+        let _ = writeln!(out, "left out, since it is no tensor: {name} ({kind})");
+    }
+    if left_out.len() > LEFT_OUT_SHOWN {
+        let _ = writeln!(out, "and {} more; --json has all", left_out.len() - LEFT_OUT_SHOWN);
     }
     out
 }

@@ -1,15 +1,16 @@
-//! `deepnvme inspect` and `deepnvme verify`.
+//! `deepnvme inspect`, `deepnvme verify` and `deepnvme convert`.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use deepnvme_checkpoint::Progress;
 
-use super::cli::{InspectOptions, VerifyOptions};
+use super::cli::{ConvertOptions, InspectOptions, VerifyOptions};
 use super::progress::Bar;
 use super::{Answer, Session};
-use crate::checkpoint::{Verdict, inspect, text, verify};
-use crate::error::Result;
+use crate::checkpoint::{Verdict, convert, inspect, text, verify};
+use crate::error::{Error, Result};
 use crate::measure::{Moment, Phase, Watch};
 
 /// How often somebody who looks on is told.
@@ -22,27 +23,10 @@ pub(super) fn inspection(options: &InspectOptions) -> Result<Answer> {
 }
 
 pub(super) fn verification(options: &VerifyOptions, session: &Session<'_>) -> Result<Answer> {
-    let (progress, is_over, began) = (Progress::default(), AtomicBool::new(false), Instant::now());
-    let mut bar = Bar::new(session.interrupted);
-    let found = std::thread::scope(|scope| {
-        let worker = scope.spawn(|| {
-            let found: Result<Vec<_>> = options.paths.iter().map(|path| verify(path, &progress)).collect();
-            is_over.store(true, Ordering::Relaxed);
-            found
-        });
-        while !is_over.load(Ordering::Relaxed) {
-            std::thread::sleep(LOOK.min(began.elapsed() / 4 + Duration::from_millis(1)));
-            let (bytes_done, bytes_total) = progress.bytes();
-            let seconds = began.elapsed().as_secs_f64();
-            bar.see(&Moment { phase: Phase::Validating, contestant: "verify", bytes_done, bytes_total, seconds });
-            if bar.is_interrupted() {
-                progress.stop();
-            }
-        }
-        worker.join().unwrap_or(Err(crate::error::Error::failed("the thread that compared has panicked")))
-    });
-    drop(bar);
-    let files: Vec<_> = found?.into_iter().flatten().collect();
+    let files = shown(session, Phase::Validating, "verify", |progress| {
+        options.paths.iter().map(|path| verify(path, progress)).collect::<Result<Vec<_>>>()
+    })?;
+    let files: Vec<_> = files.into_iter().flatten().collect();
     let mut answer = Answer::of(&files, text::verification(&files), options.json)?;
     answer.bad_news = [Verdict::Damaged, Verdict::Unverifiable].into_iter().find_map(|verdict| {
         let count = files.iter().filter(|file| file.verdict == verdict).count();
@@ -52,4 +36,40 @@ pub(super) fn verification(options: &VerifyOptions, session: &Session<'_>) -> Re
         })
     });
     Ok(answer)
+}
+
+pub(super) fn conversion(options: &ConvertOptions, session: &Session<'_>) -> Result<Answer> {
+    let converted =
+        shown(session, Phase::Converting, "convert", |progress| convert(&options.source, &options.target, progress))?;
+    Answer::of(&converted, text::conversion(&converted), options.json)
+}
+
+/// Does work on a thread, and shows how far it is; an interruption ends it.
+fn shown<T: Send>(
+    session: &Session<'_>,
+    phase: Phase,
+    contestant: &'static str,
+    work: impl FnOnce(&Arc<Progress>) -> Result<T> + Send,
+) -> Result<T> {
+    let (progress, is_over, began) = (Arc::new(Progress::default()), AtomicBool::new(false), Instant::now());
+    let mut bar = Bar::new(session.interrupted);
+    std::thread::scope(|scope| {
+        let run = || {
+            let done = work(&progress);
+            is_over.store(true, Ordering::Relaxed);
+            done
+        };
+        let worker = std::thread::Builder::new().name("deepnvme-work".into()).spawn_scoped(scope, run);
+        let worker = worker.map_err(|error| deepnvme_io::Error::from_io("start a thread", &error))?;
+        while !is_over.load(Ordering::Relaxed) && !worker.is_finished() {
+            std::thread::sleep(LOOK.min(began.elapsed() / 4 + Duration::from_millis(1)));
+            let (bytes_done, bytes_total) = progress.bytes();
+            let seconds = began.elapsed().as_secs_f64();
+            bar.see(&Moment { phase, contestant, bytes_done, bytes_total, seconds });
+            if bar.is_interrupted() {
+                progress.stop();
+            }
+        }
+        worker.join().unwrap_or_else(|_| Err(Error::failed("the thread that did the work has panicked")))
+    })
 }

@@ -36,6 +36,8 @@ pub(super) enum Command {
     Inspect(InspectOptions),
     /// Whether every byte of a checkpoint is as it was saved, by its checksums
     Verify(VerifyOptions),
+    /// The tensors of a checkpoint in the other format, without the model in memory
+    Convert(ConvertOptions),
     /// DeepSpeed's ds_io: its options, its output lines
     #[command(name = "ds_io", alias = "ds-io")]
     DsIo(Box<DsIoOptions>),
@@ -104,6 +106,25 @@ pub(super) struct VerifyOptions {
     /// Torch archives, safetensors files, indexes of several, or folders with one of these
     #[arg(required = true)]
     pub(super) paths: Vec<PathBuf>,
+    /// For machines
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  deepnvme convert pytorch_model.bin model.safetensors
+  deepnvme convert ./my-model one-file.safetensors      all shards of a folder
+  deepnvme convert model.safetensors model.pt           for torch.load
+
+The new file appears when it is whole, with checksums; the old one is compared with its own on the way. Tensors that share
+memory share it in a torch archive, and are there each by itself in a safetensors file. What is no tensor is left out,
+and named.")]
+pub(super) struct ConvertOptions {
+    /// A torch archive, a safetensors file, an index of several, or a folder with one of these
+    pub(super) source: PathBuf,
+    /// The new file: safetensors if it is called so, else a torch archive
+    pub(super) target: PathBuf,
     /// For machines
     #[arg(long)]
     pub(super) json: bool,

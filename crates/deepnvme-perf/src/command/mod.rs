@@ -100,6 +100,7 @@ fn execute(command: Command, session: &mut Session<'_>) -> Result<()> {
         Command::Tune(options) => tune::answer(&options, session)?,
         Command::Inspect(options) => checkpoint::inspection(&options)?,
         Command::Verify(options) => checkpoint::verification(&options, session)?,
+        Command::Convert(options) => checkpoint::conversion(&options, session)?,
         Command::DsIo(options) => return deepspeed::run_io(*options, session),
         Command::DsNvmeTune(options) => return deepspeed::run_tune(*options, session),
         Command::BenchWorker => {

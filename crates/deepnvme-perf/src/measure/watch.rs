@@ -11,6 +11,8 @@ pub enum Phase {
     Measuring,
     /// Contents are compared.
     Validating,
+    /// A checkpoint is written in another format.
+    Converting,
     /// Settings are tried; bytes stand for thousandths of the time.
     Tuning,
 }
@@ -24,6 +26,7 @@ impl Phase {
             Self::WarmUp => "warming up",
             Self::Measuring => "measuring",
             Self::Validating => "validating",
+            Self::Converting => "converting",
             Self::Tuning => "tuning",
         }
     }

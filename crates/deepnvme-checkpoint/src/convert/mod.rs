@@ -1,0 +1,122 @@
+//! From one format to the other, without the model in memory: every piece of the new file is put together out of what is
+//! read of the old one when the piece's turn comes.
+//!
+//! What is read is compared with the old file's checksums on the way, as the pieces are hashed anyway: a damaged file is
+//! never given new sums that are right.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use deepnvme_io::{Durability, Engine, Target};
+
+use crate::error::{Error, Result};
+use crate::progress::Progress;
+use crate::read::{Reader, locate};
+use crate::write::{Save, SaveOptions, Saved, create, named};
+
+mod entries;
+mod target;
+
+/// What a conversion made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conversion {
+    /// The new file.
+    pub saved: Saved,
+    /// How many tensors it has.
+    pub tensors: usize,
+    /// What the old one has that is no tensor, and is not in the new one: the names, with what each is.
+    pub left_out: Vec<(String, &'static str)>,
+}
+
+/// A record of the new file whose bytes are all of a record of the old one, in their order.
+struct Copied {
+    record: usize,
+    reader: usize,
+    extent: usize,
+}
+
+/// Writes the tensors of `source`, a file, an index or a folder, as the file `target`: safetensors if it is called so, and
+/// a torch archive of a flat dict otherwise. Memory: a few MiB for each thread, and, for tensors whose elements do not lie
+/// side by side in a torch archive, the largest storage of one.
+///
+/// # Errors
+/// `Io`; `Format` for what either format cannot hold, and for two tensors of one name; `Damaged` where the old file is not
+/// what its checksums say. Then nothing is left of the new file.
+pub fn convert(
+    engine: &Arc<Engine>,
+    source: &Path,
+    target: &Path,
+    options: SaveOptions,
+    progress: &Arc<Progress>,
+) -> Result<Conversion> {
+    let mut readers = Vec::new();
+    for (path, _) in locate(source)? {
+        let mut reader = Reader::open(engine, &Target::Path(path))?;
+        let all: Vec<usize> = (0..reader.extents().len()).collect();
+        reader.resolve(engine, &all)?;
+        readers.push(Arc::new(reader));
+    }
+    let entries = entries::of(&readers)?;
+    refuse_doubles(target, &entries)?;
+    let (tensors, left_out) = (entries.len(), entries::others(&readers));
+    let durability = options.durability;
+    let (save, copied) = if target.extension().is_some_and(|suffix| suffix == "safetensors") {
+        target::safetensors(engine, target, &readers, entries, options)?
+    } else {
+        target::archive(engine, target, &readers, &entries, options)?
+    };
+    audit_others(&readers, &copied, engine, progress)?;
+    let saved = write(save, &readers, &copied, engine, target, durability, progress)?;
+    Ok(Conversion { saved, tensors, left_out })
+}
+
+fn write(
+    save: Save,
+    readers: &[Arc<Reader>],
+    copied: &[Copied],
+    engine: &Arc<Engine>,
+    target: &Path,
+    durability: Durability,
+    progress: &Arc<Progress>,
+) -> Result<Saved> {
+    let bytes = save.bytes();
+    let (replacement, file) = create(engine, &Target::Path(target.to_path_buf()), bytes)?;
+    let save = Arc::new(save);
+    let share = Arc::clone(&save).share(Arc::clone(engine), file, 0..bytes, 0, Arc::clone(progress));
+    let saved = share.and_then(|share| share.finish(&[])).map_err(|error| match error {
+        // What the old file refused is said of the old file.
+        Error::Io(io) if readers.iter().any(|reader| io.path() == Some(reader.path())) => Error::Io(io),
+        error => named(error, replacement.target(), bytes),
+    })?;
+    for Copied { record, reader, extent } in copied {
+        readers[*reader].compare_sums(*extent, save.sums(*record)?)?;
+    }
+    progress.check()?;
+    replacement.commit(durability == Durability::Full)?;
+    Ok(saved)
+}
+
+/// Of what is not copied as it is, the old sums are not computed on the way: it is read for them beforehand.
+fn audit_others(readers: &[Arc<Reader>], copied: &[Copied], engine: &Engine, progress: &Progress) -> Result<()> {
+    for (index, reader) in readers.iter().enumerate() {
+        let mut is_copied = vec![false; reader.extents().len()];
+        copied.iter().filter(|copied| copied.reader == index).for_each(|copied| is_copied[copied.extent] = true);
+        let others: Vec<usize> = (0..is_copied.len()).filter(|extent| !is_copied[*extent]).collect();
+        if !others.is_empty() && reader.can_be_audited() {
+            reader.audit_these(&others, engine, progress)?;
+        }
+    }
+    Ok(())
+}
+
+fn refuse_doubles(target: &Path, entries: &[entries::Entry]) -> Result<()> {
+    let mut seen = HashMap::new();
+    for entry in entries {
+        if seen.insert(entry.name.as_str(), ()).is_some() {
+            let text = format!("two tensors would be called {:?}; convert the files one by one", entry.name);
+            return Err(Error::format(target, deepnvme_format::Error::Invalid(text)));
+        }
+    }
+    Ok(())
+}

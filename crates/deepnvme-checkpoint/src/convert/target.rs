@@ -1,0 +1,138 @@
+//! The plan of the new file, and which of its records are copied as they are.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use deepnvme_format::archive::{PICKLE, STORAGES};
+use deepnvme_format::pickle::{Emitter, TensorView};
+use deepnvme_format::safetensors::TensorSpec;
+use deepnvme_format::sums::METADATA_KEY;
+use deepnvme_io::Engine;
+use deepnvme_io::mem::{Region, Strided};
+
+use super::Copied;
+use super::entries::Entry;
+use crate::error::{Error, Result};
+use crate::read::{Contents, Reader};
+use crate::write::{FileBytes, FileView, LastStorage, Origin, Record, Save, SaveOptions, Tensor};
+
+/// The least that torch wants to find beside the objects and their storages.
+const VERSION: (&str, &[u8]) = ("version", b"3\n");
+const BYTE_ORDER: (&str, &[u8]) = ("byteorder", b"little");
+
+/// A safetensors file: every tensor by itself, those that share memory, too.
+pub(super) fn safetensors(
+    engine: &Arc<Engine>,
+    path: &Path,
+    readers: &[Arc<Reader>],
+    entries: Vec<Entry>,
+    options: SaveOptions,
+) -> Result<(Save, Vec<Copied>)> {
+    let last = Arc::new(LastStorage::default());
+    let mut sources: HashMap<String, (usize, usize)> = HashMap::new();
+    let mut tensors = Vec::with_capacity(entries.len());
+    for entry in entries {
+        let stretch = whole(engine, readers, entry.reader, entry.extent);
+        let at = entry.offset * entry.dtype.bytes();
+        let bytes = if entry.is_contiguous() {
+            let start = stretch.range.start + at;
+            if entry.bytes() == stretch.range.end - stretch.range.start {
+                sources.insert(entry.name.clone(), (entry.reader, entry.extent));
+            }
+            Origin::File(FileBytes { range: start..start + entry.bytes(), ..stretch })
+        } else {
+            let layout = layout(&entry).map_err(|error| {
+                let text = format!("the tensor {:?}: {error}", entry.name);
+                Error::format(readers[entry.reader].path(), deepnvme_format::Error::Unsupported(text))
+            })?;
+            Origin::View(FileView { storage: stretch, at: at as usize, layout, last: Arc::clone(&last) })
+        };
+        let Entry { name, dtype, shape, .. } = entry;
+        tensors.push(Tensor { spec: TensorSpec { name, dtype, shape }, bytes });
+    }
+    let save = Save::safetensors(path, tensors, metadata(readers), options)?;
+    let copied = save.names().enumerate().filter_map(|(record, name)| {
+        sources.get(name).map(|(reader, extent)| Copied { record, reader: *reader, extent: *extent })
+    });
+    let copied = copied.collect();
+    Ok((save, copied))
+}
+
+/// What Hugging Face's loaders look for, and what the old files say.
+fn metadata(readers: &[Arc<Reader>]) -> Vec<(String, String)> {
+    let mut metadata = vec![("format".to_owned(), "pt".to_owned())];
+    for reader in readers {
+        let Contents::Safetensors { header } = reader.contents() else { continue };
+        let texts = header.metadata.iter().filter(|(key, _)| key != METADATA_KEY);
+        for (key, text) in texts {
+            if !metadata.iter().any(|(known, _)| known == key) {
+                metadata.push((key.clone(), text.clone()));
+            }
+        }
+    }
+    metadata
+}
+
+/// A torch archive of a flat dict; tensors that share a storage share it there, too.
+pub(super) fn archive(
+    engine: &Arc<Engine>,
+    path: &Path,
+    readers: &[Arc<Reader>],
+    entries: &[Entry],
+    options: SaveOptions,
+) -> Result<(Save, Vec<Copied>)> {
+    let mut pickle = Emitter::default();
+    // The storages by file and place in it; the first type that was met is the one that the archive has for it.
+    let mut keys: HashMap<(usize, usize), (usize, deepnvme_format::Dtype)> = HashMap::new();
+    let mut order = Vec::new();
+    pickle.raw(b"}(");
+    for entry in entries {
+        let next = keys.len();
+        let place = (entry.reader, entry.extent);
+        let (key, dtype) = *keys.entry(place).or_insert((next, entry.dtype));
+        if dtype != entry.dtype {
+            let text = format!("the tensor {:?} sees another one's memory as a different type", entry.name);
+            return Err(Error::format(path, deepnvme_format::Error::Unsupported(text)));
+        }
+        if key == next {
+            order.push(place);
+        }
+        pickle.text(&entry.name);
+        pickle.tensor(&TensorView {
+            key,
+            dtype,
+            storage_elements: readers[entry.reader].extents()[entry.extent].bytes / dtype.bytes(),
+            offset: entry.offset,
+            shape: &entry.shape,
+            strides: &entry.strides,
+            requires_grad: false,
+        });
+    }
+    pickle.raw(b"u");
+    let fixed =
+        |(name, bytes): (&str, &[u8])| Record { name: name.into(), bytes: Region::from_vec(bytes.to_vec()).into() };
+    let mut records = vec![fixed((PICKLE, &pickle.finish())), fixed(BYTE_ORDER)];
+    let mut copied = Vec::with_capacity(order.len());
+    for (key, (reader, extent)) in order.into_iter().enumerate() {
+        copied.push(Copied { record: records.len(), reader, extent });
+        let bytes = Origin::File(whole(engine, readers, reader, extent));
+        records.push(Record { name: format!("{STORAGES}{key}"), bytes });
+    }
+    records.push(fixed(VERSION));
+    Ok((Save::archive(path, records, options)?, copied))
+}
+
+/// All bytes of an extent.
+fn whole(engine: &Arc<Engine>, readers: &[Arc<Reader>], reader: usize, extent: usize) -> FileBytes {
+    let extent = &readers[reader].extents()[extent];
+    let (engine, file) = (Arc::clone(engine), Arc::clone(readers[reader].file()));
+    FileBytes { engine, file, range: extent.data_offset..extent.end() }
+}
+
+fn layout(entry: &Entry) -> std::io::Result<Strided> {
+    let item_bytes = entry.dtype.bytes();
+    let shape = entry.shape.iter().map(|size| *size as usize).collect();
+    let strides = entry.strides.iter().map(|stride| (stride * item_bytes) as isize).collect();
+    Strided::new(shape, strides, item_bytes as usize)
+}
