@@ -16,7 +16,8 @@ from .patches import Patches
 # Installed from a wheel the builders live in `deepspeed.ops.op_builder`; in a source tree also in `op_builder`.
 _OP_BUILDERS = re.compile(r"(deepspeed\.ops\.)?op_builder(\..+)?")
 _ACCELERATORS = re.compile(r"(deepspeed\.)?accelerator\.\w+_accelerator")
-_OTHERS = frozenset({"deepspeed.ops", "deepspeed.git_version_info"})
+_CHECKPOINT_ENGINES = "deepspeed.runtime.checkpoint_engine.utils"
+_OTHERS = frozenset({"deepspeed.ops", "deepspeed.git_version_info", _CHECKPOINT_ENGINES})
 _BY_OP_NAME = {builder.NAME: builder for builder in BUILDERS.values()}
 _WORKING_OPS = [builder.NAME for builder in BUILDERS.values() if builder().is_compatible()]
 
@@ -45,6 +46,8 @@ def change(module: ModuleType, patches: Patches) -> None:
             patches.set_item(module.installed_ops, op_name, True)
     if name == "deepspeed.ops":
         _change_compatible_ops(module, patches)
+    if name == _CHECKPOINT_ENGINES:
+        _change_checkpoint_engines(module, patches)
 
 
 def rebind(module: ModuleType, patches: Patches) -> None:
@@ -114,3 +117,26 @@ def _change_compatible_ops(module: ModuleType, patches: Patches) -> None:
     for op_name, builder in _BY_OP_NAME.items():
         if op_name in answers or builder().is_compatible():
             patches.set_item(answers, op_name, builder().is_compatible())
+
+
+def _change_checkpoint_engines(module: ModuleType, patches: Patches) -> None:
+    # What the module calls when a config has a checkpoint writer.
+    replacements = {
+        "FastCheckpointEngine": _making("WriterCheckpointEngine"),
+        "DecoupledCheckpointEngine": _making("DecoupledCheckpointEngine"),
+        # Who writes which part of a file: nobody, and the launcher's variables are not asked for.
+        "create_data_parallel_writer_config": lambda **_: None,
+    }
+    for name, ours in replacements.items():
+        if name in vars(module):
+            patches.set_attribute(module, name, ours)
+
+
+def _making(class_name: str) -> Any:
+    def make(*arguments: Any) -> Any:
+        # Torch and most of DeepSpeed are imported with it.
+        from . import checkpoint_writers  # noqa: PLC0415
+
+        return getattr(checkpoint_writers, class_name)(*arguments)
+
+    return make

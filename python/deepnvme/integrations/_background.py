@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from deepnvme._checkpoint.background import Background, staging_for
+from deepnvme._checkpoint.names import tensors_of
 from deepnvme._checkpoint.writing import SaveOptions, start_archive
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ class BackgroundFiles:
 
     Args:
         options: how the files are written.
-        memory: bytes of page-locked memory. Default: as much as the first state has, and a quarter of what is
+        memory: bytes of page-locked memory. Default: as much as the largest state has, and a quarter of what is
             available at the most.
     """
 
@@ -27,6 +28,7 @@ class BackgroundFiles:
         self._options = options
         self._memory = memory
         self._background = Background()
+        self._largest_bytes = -1
         self._lock = threading.Lock()
         self._is_busy = False
         self._afterwards: list[Callable[[], None]] = []
@@ -34,8 +36,7 @@ class BackgroundFiles:
     def save(self, obj: object, path: str | os.PathLike[str]) -> None:
         """Save an object; when this returns, its tensors may change. Raises what went wrong with the save before."""
         self.wait()
-        if self._options.staging is None:
-            self._options = replace(self._options, staging=staging_for(obj, self._memory))
+        self._provide_staging(obj)
         saving = start_archive(obj, path, self._options)
         self._is_busy = True
         self._background.start(saving, lambda _: self._run_actions())
@@ -64,6 +65,15 @@ class BackgroundFiles:
             self.wait()
         finally:
             self._options = replace(self._options, staging=None)
+
+    def _provide_staging(self, obj: object) -> None:
+        nbytes = sum(tensor.nbytes for _, tensor in tensors_of(obj))
+        is_enough = self._memory is not None or nbytes <= self._largest_bytes
+        if self._options.staging is None or not is_enough:
+            # The old memory goes before the new one comes.
+            self._options = replace(self._options, staging=None)
+            self._options = replace(self._options, staging=staging_for(obj, self._memory))
+            self._largest_bytes = nbytes
 
     def _run_actions(self) -> None:
         while (action := self._next()) is not None:

@@ -15,20 +15,28 @@ Example::
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import torch
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
-import deepnvme._file as file
-from deepnvme._checkpoint import load, save
-from deepnvme.errors import UnsafeFileError
+from deepnvme._checkpoint.writing import SaveOptions, start_archive
+from deepnvme.integrations._loading import load_as_torch
 
 if TYPE_CHECKING:
     import os
     from typing import Literal
 
     from deepnvme._deepnvme import Engine
+
+
+# What the files of ZeRO have besides tensors: numbers, in classes of DeepSpeed's own.
+_OWN = {
+    "deepspeed.runtime.zero.config": ("ZeroStageEnum",),
+    "deepspeed.utils.tensor_fragment": ("fragment_address",),
+    "deepspeed.runtime.fp16.loss_scaler": ("LossScaler", "DynamicLossScaler"),
+}
 
 
 class DeepnvmeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
@@ -38,8 +46,8 @@ class DeepnvmeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         engine: which engine moves the bytes. Default: the default engine.
         durability: as for ``deepnvme.save``. Default ``"full"``.
         trusted: load files that ask for classes which are not known to be harmless, by running their pickles, as
-            DeepSpeed itself does with every file. Default False: such a file is refused, and the message names the
-            class.
+            DeepSpeed itself does with every file. Default False: of classes, a file may have those that DeepSpeed puts
+            there, and what ``torch.serialization.add_safe_globals`` allows; others are refused by name.
     """
 
     def __init__(
@@ -51,8 +59,7 @@ class DeepnvmeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.name = "DeepnvmeCheckpointEngine"
-        self._engine = engine
-        self._durability: Literal["none", "data", "full"] = durability
+        self._options = SaveOptions(engine, durability)
         self._trusted = trusted
 
     def create(self, info: Any) -> None:
@@ -60,20 +67,20 @@ class DeepnvmeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
 
     def save(self, state_dict: Any, path: str | os.PathLike[str]) -> None:
         """Write one file of the checkpoint; it is on the disk when this returns."""
-        save(state_dict, path, engine=self._engine, durability=self._durability, progress=False)
+        start_archive(state_dict, path, self._options).wait(None, True)
 
     def load(self, path: str | os.PathLike[str], map_location: Any = None) -> Any:
         """Read one file of the checkpoint."""
         device = map_location if isinstance(map_location, str | torch.device) else "cpu"
-        try:
-            return load(path, engine=self._engine, device=device, progress=False)
-        except UnsafeFileError:
-            if not self._trusted:
-                raise
-            with file.open(path, engine=self._engine) as source:
-                return torch.load(source, map_location=map_location, weights_only=False)
+        with torch.serialization.safe_globals(_own()):
+            return load_as_torch(path, device, weights_only=not self._trusted, engine=self._options.engine)
 
     def commit(self, info: Any) -> bool:
         """Say that the files are there, which they are."""
         del info
         return True
+
+
+def _own() -> list[Any]:
+    modules = [(importlib.import_module(module), names) for module, names in _OWN.items()]
+    return [getattr(module, name) for module, names in modules for name in names if hasattr(module, name)]

@@ -1,0 +1,115 @@
+"""What DeepSpeed's config asks for as `"checkpoint": {"writer": {...}}`, on this engine.
+
+DeepSpeed's own writers move one buffer after the other, need a GPU, and cut files into parts that it cannot load. Here
+each file is written whole, under its usual name, and all processors and the queue of the disk have a part in it. Only
+what the config says about when to write is followed, and `mock`; sizes of buffers and numbers of writers have no
+meaning here.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed import comm
+from deepspeed.io import MockFileWriter
+
+from deepnvme.integrations._background import BackgroundFiles
+from deepnvme.integrations.deepspeed import DeepnvmeCheckpointEngine
+
+_MOCK = "MOCK"
+
+
+class WriterCheckpointEngine(DeepnvmeCheckpointEngine):
+    """In place of DeepSpeed's `FastCheckpointEngine`: a save returns when the file is on the disk."""
+
+    def __init__(self, config_params: Any, _dp_writer_config: object, _optimize_dp_state: bool) -> None:
+        super().__init__()
+        self.name = type(self).__name__
+        writer = config_params.checkpoint_config["writer"]
+        self._is_mock = writer["type"] == _MOCK
+        self._is_reporting = writer["show_statistics"]
+
+    def save(self, state_dict: Any, path: str) -> None:  # type: ignore[override]
+        """Write one file of the checkpoint, or, of type `mock`, an empty one."""
+        began = time.perf_counter()
+        if self._is_mock:
+            writer = MockFileWriter(path)
+            torch.save(state_dict, writer)
+            writer.close()
+        else:
+            super().save(state_dict, path)
+        self._report(path, began)
+
+    def _report(self, path: str, began: float) -> None:
+        if self._is_reporting:
+            seconds, nbytes = time.perf_counter() - began, Path(path).stat().st_size
+            speed = nbytes / seconds / (1 << 30)
+            stats = {"path": path, "bytes": nbytes, "write_secs": seconds, "write_GB/s": speed, "writer": "deepnvme"}
+            print(f"{stats = }")  # noqa: T201 - as DeepSpeed's writers do
+
+
+class DecoupledCheckpointEngine(WriterCheckpointEngine):
+    """In place of DeepSpeed's `DecoupledCheckpointEngine`: files are written while the next batch is computed.
+
+    A save returns when the tensors have been copied into page-locked memory. DeepSpeed commits before the next step of
+    the optimizer: it waits for the files, raises what went wrong, and names the checkpoint in `latest`.
+    """
+
+    def __init__(self, config_params: Any, dp_writer_config: object, optimize_dp_state: bool) -> None:
+        super().__init__(config_params, dp_writer_config, optimize_dp_state)
+        self._files = BackgroundFiles(self._options)
+        self._uncommitted: Any = None
+
+    def create(self, info: Any) -> None:
+        """Begin a checkpoint."""
+        self._settle()
+        self._uncommitted = info
+
+    def save(self, state_dict: Any, path: str) -> None:  # type: ignore[override]
+        """Copy the tensors, and write one file of the checkpoint in the background."""
+        if self._is_mock:
+            super().save(state_dict, path)
+            return
+        began = time.perf_counter()
+        self._files.save(state_dict, path)
+        self._files.afterwards(lambda: self._report(path, began))
+
+    def load(self, path: str, map_location: Any = None) -> Any:  # type: ignore[override]
+        """Read one file of a checkpoint, which may be the one that is being written."""
+        self._files.wait()
+        return super().load(path, map_location)
+
+    def commit(self, info: Any) -> bool:
+        """Wait for the files."""
+        del info
+        self._uncommitted = None
+        self._files.wait()
+        return True
+
+    def is_decoupled(self) -> bool:
+        """Say that saving goes on after `save_checkpoint`."""
+        return True
+
+    def get_commit_info(self) -> Any:
+        """Say which checkpoint waits for its commit."""
+        return self._uncommitted
+
+    def cleanup(self) -> None:
+        """Finish what is under way."""
+        try:
+            self._settle()
+        finally:
+            self._files.close()
+
+    def _settle(self) -> None:
+        """Commit a checkpoint that no step of the optimizer has followed: DeepSpeed would forget to name it."""
+        info = self._uncommitted
+        if info is None:
+            return
+        self.commit(info)
+        comm.barrier()
+        if info.save_latest and comm.get_rank() == 0:
+            Path(info.save_dir, "latest").write_text(info.tag, encoding="utf-8")

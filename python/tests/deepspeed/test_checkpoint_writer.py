@@ -1,0 +1,187 @@
+"""A config with DeepSpeed's checkpoint writers, unchanged, on a machine without a GPU and without the launcher."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'deepspeed>=0.19.8'")
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PRELUDE = """
+import sys, json, os
+from pathlib import Path
+import deepnvme, deepnvme.deepspeed
+deepnvme.deepspeed.install()
+import torch, deepspeed, deepspeed.comm.torch
+sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # so few processes need no op to be compiled
+folder = Path(sys.argv[1])
+rank = int(os.environ["RANK"])
+
+def make(seed, writer, stage):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.Linear(40, 50))
+    config = {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}, "zero_allow_untested_optimizer": True,
+              "zero_optimization": {"stage": stage}}
+    if writer:
+        config["checkpoint"] = {"writer": writer}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    return engine
+
+def train(engine):
+    inputs = torch.randn(4, 30, generator=torch.Generator().manual_seed(rank)).bfloat16()
+    engine.backward(engine(inputs).pow(2).mean())
+    engine.step()
+
+def differences(left, right):
+    if isinstance(left, torch.Tensor):
+        return not torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() != right.keys() or any(differences(value, right[key]) for key, value in left.items())
+    if isinstance(left, (list, tuple)):
+        return len(left) != len(right) or any(map(differences, left, right))
+    return type(left) in (int, float, str, bool) and left != right
+
+def check_same(first, *others):
+    for _ in range(2):
+        for other in others:
+            assert not differences(first.module.state_dict(), other.module.state_dict())
+            assert not differences(first.optimizer.state_dict(), other.optimizer.state_dict())
+        for engine in (first, *others):
+            train(engine)
+"""
+
+ONE_PROCESS = """
+writers = {
+    "fast": {"type": "fast", "io_buffer_size": 1 << 20, "io_buffer_double": True, "show_statistics": True,
+             "data_parallel": "replica", "io_multiplier": 2},
+    "python": {"type": "python"},
+    "decoupled": {"decoupled": True, "show_statistics": True},
+}
+for name, writer in writers.items():
+    for stage in (0, 1, 3):
+        tag, before = f"{name}-{stage}", deepnvme.stats().bytes_written
+        first = make(1, writer, stage)
+        assert type(first.checkpoint_engine).__module__ == "deepnvme.deepspeed.checkpoint_writers"
+        train(first)
+        first.save_checkpoint(folder, tag=tag, client_state={"words": ["a", 1]})
+        if name == "decoupled":
+            # Committed, and named, before the next step of the optimizer; what was saved is what was there.
+            expected = {key: value.clone() for key, value in first.module.state_dict().items()}
+            train(first)
+            other = make(2, writer, stage)
+            other.load_checkpoint(folder, tag=tag)
+            assert stage == 3 or not differences(other.module.state_dict(), expected)
+            first.save_checkpoint(folder, tag=tag)
+        stock = make(3, None, stage)
+        if name == "decoupled":
+            # No step follows: the end of the engine commits.
+            (folder / "latest").unlink()
+            first.checkpoint_engine.cleanup()
+        assert (folder / "latest").read_text() == tag
+        files = sorted((folder / tag).glob("*.pt"))
+        assert len(files) == (1 if stage == 0 else 2), files
+        assert all(path.name.endswith("_states.pt") for path in files)
+        assert deepnvme.stats().bytes_written - before >= sum(path.stat().st_size for path in files)
+        for path in files:
+            torch.load(path, weights_only=False)
+        loaded_from, client_state = stock.load_checkpoint(folder)
+        assert client_state.get("words", ["a", 1]) == ["a", 1]
+        ours = make(2, writer, stage)
+        ours.load_checkpoint(folder, tag=tag)
+        check_same(first, stock, ours)
+mock = make(1, {"type": "mock", "show_statistics": True}, 1)
+mock.save_checkpoint(folder, tag="mock")
+assert [path.stat().st_size for path in (folder / "mock").glob("*.pt")] == [0, 0]
+
+# A file that a step before this one was written in the old format is read, too.
+torch.save({"a": torch.ones(3)}, folder / "old.pt", _use_new_zipfile_serialization=False)
+assert torch.equal(first.checkpoint_engine.load(folder / "old.pt")["a"], torch.ones(3))
+
+# What goes wrong in the background is raised before the next step of the optimizer.
+failing = make(1, {"decoupled": True}, 0)
+(folder / "taken" / "mp_rank_00_model_states.pt").mkdir(parents=True)
+train(failing)
+failing.save_checkpoint(folder, tag="taken")
+try:
+    train(failing)
+except OSError as error:
+    assert "mp_rank_00_model_states.pt" in str(error), error
+else:
+    raise SystemExit("nobody was told")
+
+deepnvme.deepspeed.uninstall()
+import deepspeed.runtime.checkpoint_engine.utils as utils
+import deepspeed.runtime.checkpoint_engine as package
+assert utils.FastCheckpointEngine is package.FastCheckpointEngine
+assert utils.create_data_parallel_writer_config.__module__ == "deepspeed.runtime.model_checkpointing.utils"
+print("done")
+"""
+
+TWO_PROCESSES = """
+for writer in ({"type": "fast", "data_parallel": "replica"}, {"decoupled": True}):
+    for stage in (1, 3):
+        tag = f"{len(writer)}-{stage}"
+        first = make(1, writer, stage)
+        train(first)
+        first.save_checkpoint(folder, tag=tag)
+        first.checkpoint_engine.cleanup()
+        torch.distributed.barrier()
+        names = sorted(path.name for path in (folder / tag).iterdir() if path.suffix == ".pt")
+        assert len(names) == (3 if stage == 1 else 4), names
+        for config in (None, writer):
+            other = make(2, config, stage)
+            other.load_checkpoint(folder, tag=tag)
+            assert not differences(first.optimizer.state_dict(), other.optimizer.state_dict())
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+print("done")
+"""
+
+
+def run(program: str, folder: Path, world_size: int) -> list[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"DS_ACCELERATOR": "cpu", "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1"}
+    common |= {"MASTER_PORT": str(port), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("CROSS_")} | common
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + program, str(folder)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        ended = [process.communicate(timeout=300) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (out, err) in zip(processes, ended, strict=True):
+        assert process.returncode == 0, out[-1000:] + err[-4000:]
+    return [out for out, _ in ended]
+
+
+def test_every_writer(tmp_path: Path) -> None:
+    (out,) = run(ONE_PROCESS, tmp_path, 1)
+    assert out.rstrip().endswith("done")
+    reported = [line for line in out.splitlines() if line.startswith("stats = ")]
+    assert len(reported) == 5 + 5 * 2 + 2
+    assert all("'writer': 'deepnvme'" in line and "write_GB/s" in line for line in reported)
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    assert all(out.rstrip().endswith("done") for out in run(TWO_PROCESSES, tmp_path, 2))
