@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+import deepnvme
 from deepnvme import errors
+from deepnvme._deepnvme import _crc64
+from deepnvme.integrations import _dcp_shard
+from deepnvme.integrations._dcp_shard import Shard
 from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
 
 from .states import assert_same
@@ -78,6 +84,97 @@ def test_a_damaged_index_is_named(tmp_path: Path, text: str) -> None:
         DeepnvmeReader(tmp_path).read_metadata()
 
 
+def damaged(folder: Path, name: str, place: int) -> None:
+    """Flip a bit of a tensor."""
+    (shard,) = folder.glob("shard-*.safetensors")
+    data = bytearray(shard.read_bytes())
+    header = int.from_bytes(data[:8], "little")
+    begin = json.loads(data[8 : 8 + header])[name]["data_offsets"][0]
+    data[8 + header + begin + place] ^= 8
+    shard.write_bytes(data)
+
+
+def loaded(folder: Path, target: dict[str, Any], **options: Any) -> dict[str, Any]:
+    load(target, storage_reader=DeepnvmeReader(folder, **options), no_dist=True)
+    return target
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("big", 0), ("big", 5 << 20), ("turned", 2_000_000), ("scalar", 1), ("note", 3), ("model.weight", 99)],
+)
+def test_a_flipped_bit_is_found(tmp_path: Path, name: str, place: int) -> None:
+    state = {**state_of(1), "big": torch.randn(2_000_000), "turned": torch.randn(1000, 1000).t()}
+    save(state, storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
+    target = {**state_of(2), "big": torch.zeros(2_000_000), "turned": torch.zeros(1000, 1000).t()}
+    loaded(tmp_path, target, verify="full")
+    assert torch.equal(target["big"], state["big"])
+    assert torch.equal(target["turned"], state["turned"])
+    damaged(tmp_path, name, place)
+    with pytest.raises(CheckpointException, match=rf"{re.escape(name)}.*CRC-64"):
+        loaded(tmp_path, target, verify="full")
+    if name != "note":
+        loaded(tmp_path, target, verify="off")
+
+
+def test_a_part_of_a_tensor_is_compared(tmp_path: Path) -> None:
+    state = {"big": torch.randn(4000, 1000)}
+    save(state, storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
+    (path,) = tmp_path.glob("shard-*.safetensors")
+    damaged(tmp_path, "big", 9 << 20)
+    for first, rows, is_found in ((0, 2000, False), (2000, 600, True), (2700, 1300, False), (0, 4000, True)):
+        shard = Shard(path, None, "full")
+        memory = torch.zeros(rows, 1000)
+        shard.want("big", first * 4000, memory)
+        shard.start()
+        with deepnvme.Engine() as engine:
+            engine.read_batch(shard.parts)
+        if is_found:
+            with pytest.raises(errors.ChecksumError) as caught:
+                shard.finish()
+            assert caught.value.offset is not None
+        else:
+            shard.finish()
+            assert torch.equal(memory, state["big"][first : first + rows])
+    with pytest.raises(errors.CorruptFileError, match="smaller"):
+        shard.want("big", 4000, torch.zeros(4000, 1000))
+    with pytest.raises(errors.CorruptFileError, match="other"):
+        shard.described("other")
+
+
+def test_a_sample_of_cells_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save({"big": torch.randn(40 << 18)}, storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
+    (path,) = tmp_path.glob("shard-*.safetensors")
+    asked: list[int] = []
+
+    def counted(path: Any, offset: int, nbytes: int) -> int:
+        asked.append(offset)
+        return _crc64(path, offset, nbytes)
+
+    monkeypatch.setattr(_dcp_shard, "_crc64", counted)
+    for verify, count in (("off", 0), ("sample", 2), ("full", 39)):
+        asked.clear()
+        shard = Shard(path, None, verify)
+        shard.want("big", 4, torch.zeros((39 << 18) - 4))
+        shard.finish()
+        assert len(set(asked)) == len(asked) == count
+
+
+def test_full_verification_needs_checksums(tmp_path: Path) -> None:
+    save(state_of(1), storage_writer=DeepnvmeWriter(tmp_path, checksums=False), no_dist=True)
+    loaded(tmp_path, state_of(2))
+    with pytest.raises(CheckpointException, match="no checksums"):
+        loaded(tmp_path, state_of(2), verify="full")
+    with pytest.raises(ValueError, match="verify"):
+        DeepnvmeReader(tmp_path, verify="some")  # type: ignore[arg-type]
+
+
+def test_what_killed_ranks_left_goes(tmp_path: Path) -> None:
+    (tmp_path / ".shard-00001-0123abcd.safetensors.deepnvme-tmp-1-0").write_bytes(b"left")
+    save(state_of(1), storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 RANK = """
 import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
@@ -100,7 +197,7 @@ elif action == "async":
     dcp.async_save(sharded, storage_writer=DeepnvmeWriter(folder)).result()
 else:
     _, other = state(6)
-    dcp.load(other, storage_reader=DeepnvmeReader(folder))
+    dcp.load(other, storage_reader=DeepnvmeReader(folder, verify="full"))
     assert other["step"] == 5
     for name, tensor in full.items():
         assert torch.equal(other[name].full_tensor(), tensor), name

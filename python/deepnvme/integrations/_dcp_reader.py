@@ -1,0 +1,156 @@
+"""The storage reader of ``deepnvme.integrations.dcp``."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.planner import LoadItemType
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from deepnvme._deepnvme import default_engine
+from deepnvme.errors import CorruptFileError
+from deepnvme.integrations._dcp_index import NAME, Place, decode
+from deepnvme.integrations._dcp_shard import Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Literal
+
+    from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+    from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+
+    from deepnvme._deepnvme import Engine
+
+
+class DeepnvmeReader(StorageReader):
+    """Reads what :class:`DeepnvmeWriter` wrote, at any world size: of each tensor only the rows that are wanted.
+
+    Args:
+        path: the folder. ``dcp.load(checkpoint_id=...)`` replaces it.
+        engine: which engine moves the bytes. Default: the default engine.
+        verify: as for ``deepnvme.load``, of what this rank reads: ``"off"``, ``"sample"`` (default) or ``"full"``.
+            Where it reads a part of a tensor, those MiB of the file are read once more to be compared.
+
+    Raises:
+        deepnvme.errors.ChecksumError: the bytes are not those that were saved.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        engine: Engine | None = None,
+        verify: Literal["off", "sample", "full"] = "sample",
+    ) -> None:
+        super().__init__()
+        if verify not in ("off", "sample", "full"):
+            msg = f"verify is {verify!r}; it must be 'off', 'sample' or 'full'"
+            raise ValueError(msg)
+        self._path = None if path is None else Path(path)
+        self._engine = engine
+        self._verify = verify
+        self._places: dict[MetadataIndex, Place] = {}
+
+    @property
+    def _folder(self) -> Path:
+        if self._path is None:
+            msg = "no folder was named; give DeepnvmeReader a path, or dcp.load a checkpoint_id"
+            raise ValueError(msg)
+        return self._path
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Take the folder of the next load."""
+        if checkpoint_id is not None:
+            self._path = Path(checkpoint_id)
+        self._places = {}
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """Read ``deepnvme.json``."""
+        path = self._folder / NAME
+        try:
+            return decode(json.loads(path.read_text()))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            msg = f"{path}: this is no checkpoint of deepnvme.integrations.dcp ({error})"
+            raise CorruptFileError(msg) from error
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
+        """Remember where everything is."""
+        del is_coordinator
+        self._places = metadata.storage_data
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Leave the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Leave the plans as they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what this rank wants, all at once, straight into its tensors where these can be filled."""
+        by_file: dict[str, list[ReadItem]] = {}
+        for item in plan.items:
+            by_file.setdefault(self._places[item.storage_index].file, []).append(item)
+        then: list[Callable[[], None]] = []
+        shards = []
+        for name, items in by_file.items():
+            shard = Shard(self._folder / name, self._engine, self._verify)
+            shards.append(shard)
+            then.extend(self._want(shard, item, planner) for item in items)
+        for shard in shards:
+            shard.start()
+        engine = default_engine() if self._engine is None else self._engine
+        engine.read_batch([part for shard in shards for part in shard.parts])
+        for shard in shards:
+            shard.finish()
+        for step in then:
+            step()
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _want(self, shard: Shard, item: ReadItem, planner: LoadPlanner) -> Callable[[], None]:
+        """Have a shard read an item; return what is to be done when its bytes are there."""
+        name = self._places[item.storage_index].tensor
+        dtype, shape = shard.described(name)
+        if item.type == LoadItemType.BYTE_IO:
+            buffer = bytearray(math.prod(shape))
+            if buffer:
+                shard.want(name, 0, torch.frombuffer(buffer, dtype=torch.uint8))
+            return lambda: planner.load_bytes(item, io.BytesIO(buffer))
+        target = planner.resolve_tensor(item).detach()
+        starts, lengths = list(item.storage_offsets), list(item.lengths)
+        if dtype == torch.uint8 and len(shape) != len(lengths):
+            # An element type that safetensors does not have was saved as bytes.
+            dtype = target.dtype
+            shape = [*shape[:-1]] if len(shape) == len(lengths) + 1 else shape
+        # Whole rows lie side by side; of those, what is wanted of each is cut out in memory.
+        first, rows = (starts[0], lengths[0]) if shape else (0, 1)
+        start = first * math.prod(shape[1:]) * dtype.itemsize
+        is_whole_rows = lengths[1:] == list(shape[1:])
+        is_plain = target.device.type == "cpu" and target.dtype == dtype and not target.is_conj()
+        if is_whole_rows and is_plain:
+            shard.want(name, start, target)
+            return lambda: planner.commit_tensor(item, target)
+        source = torch.empty([rows, *shape[1:]] if shape else [], dtype=dtype)
+        shard.want(name, start, source)
+        for dimension in range(1, len(shape)):
+            source = source.narrow(dimension, starts[dimension], lengths[dimension])
+
+        def copy() -> None:
+            target.copy_(source)
+            planner.commit_tensor(item, target)
+
+        return copy
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Say whether a folder can be that: any path but an URL."""
+        return "://" not in os.fspath(checkpoint_id)

@@ -1,0 +1,100 @@
+"""One file of a distributed checkpoint: what is wanted of it, read and compared with its checksums."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deepnvme._deepnvme import _CheckpointReader, _crc64
+from deepnvme.errors import ChecksumError, CorruptFileError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from deepnvme._deepnvme import Engine, _Loading
+
+# Of so many cells one is compared in a sample, as in a load of the whole file.
+_SAMPLE = 32
+
+
+class Shard:
+    """Collects what is wanted. Whole tensors are compared in memory; of parts, cells of the file are."""
+
+    def __init__(self, path: Path, engine: Engine | None, verify: str) -> None:
+        self._path = path
+        self._verify = verify
+        self._reader = _CheckpointReader(path, engine, False)
+        if verify == "full" and not self._reader.has_checksums:
+            msg = f"{path}: the file has no checksums; DeepnvmeWriter keeps them by default, here use verify='sample'"
+            raise ValueError(msg)
+        storages = self._reader.storages()
+        # By name: element type, sizes, number of the storage, its bytes, and where it begins.
+        self._there = {
+            name: (getattr(torch, dtype), shape, index, storages[index][1], storages[index][3])
+            for name, dtype, shape, _, _, index in self._reader.tensors()
+        }
+        self._whole: list[Any] = []
+        self._ranges: list[tuple[str, int, int]] = []
+        self._loading: _Loading | None = None
+        self.parts: list[tuple[Path, int, torch.Tensor]] = []
+        """What is read in one batch with the parts of other files."""
+
+    def described(self, name: str) -> tuple[torch.dtype, list[int]]:
+        """Say of which type and sizes a tensor of the file is."""
+        if name not in self._there:
+            raise CorruptFileError(f"{self._path}: the file has no tensor {name!r}, which deepnvme.json says is in it")
+        return self._there[name][:2]
+
+    def want(self, name: str, start: int, memory: torch.Tensor) -> None:
+        """Have memory filled with the bytes of a tensor from ``start`` on."""
+        _, _, index, nbytes, offset = self._there[name]
+        if start + memory.nbytes > nbytes:
+            raise CorruptFileError(f"{self._path}: {name!r} is smaller than deepnvme.json says")
+        if memory.nbytes == 0:
+            return
+        if memory.nbytes == nbytes and memory.is_contiguous():
+            self._whole.append(((offset, nbytes, [(index, 0)]), memory))
+        else:
+            self.parts.append((self._path, offset + start, memory))
+            self._ranges.append((name, start, memory.nbytes))
+
+    def start(self) -> None:
+        """Start to read whole tensors."""
+        if self._whole:
+            self._loading = self._reader.start(self._whole)
+
+    def finish(self) -> None:
+        """Wait until they are there, and compare. The parts have been read by then."""
+        if self._loading is not None:
+            self._loading.finish(self._verify, None)
+        if self._ranges and self._verify != "off" and self._reader.has_checksums:
+            self._compare_parts()
+
+    def _compare_parts(self) -> None:
+        texts = dict(self._reader.metadata)
+        sums = json.loads(texts["deepnvme.checksums"])
+        cell_bytes = int(sums["cell_bytes"])
+        cells = sorted(
+            {
+                (name, cell)
+                for name, start, nbytes in self._ranges
+                for cell in range(start // cell_bytes, -(-(start + nbytes) // cell_bytes))
+            }
+        )
+        if self._verify == "sample":
+            cells = random.sample(cells, -(-len(cells) // _SAMPLE))
+        for name, cell in cells:
+            _, _, _, nbytes, offset = self._there[name]
+            start = cell * cell_bytes
+            length = min(cell_bytes, nbytes - start)
+            if f"{_crc64(self._path, offset + start, length):016x}" != sums["records"][name][cell * 16 :][:16]:
+                msg = (
+                    f"{self._path}: {name}: the {length} bytes from {offset + start} on are not those that were saved "
+                    "(CRC-64); verify='off' reads them all the same"
+                )
+                error = ChecksumError(msg)
+                error.offset = offset + start
+                raise error
