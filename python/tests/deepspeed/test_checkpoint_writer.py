@@ -143,8 +143,9 @@ for writer in ({"type": "fast", "data_parallel": "replica"}, {"decoupled": True}
             other.load_checkpoint(folder, tag=tag)
             assert not differences(first.optimizer.state_dict(), other.optimizer.state_dict())
 torch.distributed.barrier()
-torch.distributed.destroy_process_group()
-print("done")
+print("done", flush=True)
+# A thread of gloo may give back its last tensor when the interpreter has gone, and torch 2.15 aborts then.
+os._exit(0)
 """
 
 
