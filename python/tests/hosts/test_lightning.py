@@ -74,10 +74,10 @@ def trainer_of(pl: Any, folder: Path, plugins: Any, epochs: int) -> Any:
     )
 
 
-def fit(pl: Any, folder: Path, plugins: Any, epochs: int, resume: Any = None, **hparams: Any) -> Any:
-    module = module_of(pl, **hparams)
+def fit(pl: Any, folder: Path, plugins: Any, epochs: int, hparams: Any = None, **resume: Any) -> Any:
+    module = module_of(pl, **(hparams or {}))
     trainer = trainer_of(pl, folder, plugins, epochs)
-    trainer.fit(module, data(), data(), ckpt_path=resume)
+    trainer.fit(module, data(), data(), **resume)
     return module, trainer
 
 
@@ -116,8 +116,8 @@ def test_fit_and_resume(pl: Any, tmp_path: Path, is_async: bool) -> None:
         assert_same(trainer.strategy.load_checkpoint(tmp_path / "ours" / name), ours)
 
     last = tmp_path / "ours" / "last.ckpt"
-    through_ours, _ = fit(pl, tmp_path / "one", [DeepnvmeCheckpointIO(async_=is_async)], 5, resume=last)
-    through_stock, _ = fit(pl, tmp_path / "two", None, 5, resume=last)
+    through_ours, _ = fit(pl, tmp_path / "one", [DeepnvmeCheckpointIO(async_=is_async)], 5, ckpt_path=last)
+    through_stock, _ = fit(pl, tmp_path / "two", None, 5, ckpt_path=last)
     in_one_go, _ = fit(pl, tmp_path / "three", None, 5)
     assert_same(through_ours.state_dict(), through_stock.state_dict())
     assert_same(through_ours.state_dict(), in_one_go.state_dict())
@@ -126,9 +126,13 @@ def test_fit_and_resume(pl: Any, tmp_path: Path, is_async: bool) -> None:
 
 
 def test_hyper_parameters_of_other_classes(pl: Any, tmp_path: Path) -> None:
-    fit(pl, tmp_path, [DeepnvmeCheckpointIO()], 1, data=pathlib.PurePosixPath("corpus"))
-    last = tmp_path / "last.ckpt"
     io = DeepnvmeCheckpointIO()
+    hparams = {"data": pathlib.PurePosixPath("corpus")}
+    fit(pl, tmp_path, [io], 1, hparams)
+    last = tmp_path / "last.ckpt"
+    with pytest.raises(deepnvme.errors.UnsafeFileError):
+        fit(pl, tmp_path / "again", [io], 2, hparams, ckpt_path=last)
+    fit(pl, tmp_path / "again", [io], 2, hparams, ckpt_path=last, weights_only=False)
     with pytest.raises(deepnvme.errors.UnsafeFileError, match=r"add_safe_globals\(\[pathlib.PurePosixPath\]\)"):
         io.load_checkpoint(last)
     with torch.serialization.safe_globals([pathlib.PurePosixPath]):
