@@ -29,6 +29,7 @@ mod alignment;
 mod buffer;
 pub mod dlpack;
 
+mod huge;
 mod lock;
 #[cfg(all(test, loom))]
 mod loom_tests;

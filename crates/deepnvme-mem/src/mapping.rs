@@ -8,17 +8,6 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::Alignment;
 
-/// Asks for huge pages under somebody's memory, as far as whole ones fit inside; whether the kernel took the advice.
-pub(crate) fn advise_huge_inside(start: *mut u8, len: usize) -> bool {
-    let head_bytes = start.align_offset(Alignment::HUGE.bytes() as usize);
-    let inside_bytes = Alignment::HUGE.floor(len.saturating_sub(head_bytes) as u64) as usize;
-    if inside_bytes == 0 {
-        return false;
-    }
-    // SAFETY: the range is inside memory that its owner keeps alive, and the advice changes no byte of it.
-    unsafe { madvise(start.add(head_bytes).cast(), inside_bytes, Advice::LinuxHugepage) }.is_ok()
-}
-
 /// Whole pages of zeroed, private memory. Never empty.
 #[derive(Debug)]
 pub(crate) struct Mapping {

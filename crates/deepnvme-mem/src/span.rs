@@ -77,7 +77,7 @@ impl Span {
 
     pub(crate) fn advise_huge(&self) -> bool {
         let is_flat_host = self.device == Device::Host && self.is_contiguous();
-        is_flat_host && crate::mapping::advise_huge_inside(self.start, self.len)
+        is_flat_host && crate::huge::advise_inside(self.start, self.len)
     }
 
     pub(crate) fn slice(&self, range: Range<usize>) -> Self {

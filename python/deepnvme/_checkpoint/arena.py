@@ -19,16 +19,15 @@ _HUGE_BYTES_MIN = 8 << 20
 
 
 def allocate(nbytes: int) -> tuple[mmap.mmap, int]:
-    """Make private, untouched memory, and say where in it ``nbytes`` begin: at a page, a huge one if that is worth it.
+    """Make private, untouched memory, and say where in it ``nbytes`` begin: at a page, in large memory at a huge one.
 
-    What it is filled with is the first thing written to it, and a fault for each small page costs more than the copy.
+    Whether it gets huge pages is decided when the load begins.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     if nbytes < _HUGE_BYTES_MIN:
         return mmap.mmap(-1, nbytes, flags=flags), 0
     # The part in front of the first huge page is never touched, and so never there.
     memory = mmap.mmap(-1, (-(-nbytes // _HUGE_BYTES) + 1) * _HUGE_BYTES, flags=flags)
-    memory.madvise(mmap.MADV_HUGEPAGE)
     address = torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr()
     return memory, -address % _HUGE_BYTES
 

@@ -40,8 +40,6 @@ impl Loading {
             assert_eq!(arena.bytes, target.len() as u64, "a target has the length of its arena");
             let index = loading.arenas.len();
             let (offset, bytes) = (arena.offset, arena.bytes);
-            // Asked of the whole: it would do less for each chunk.
-            target.advise_huge();
             loading.arenas.push((arena, target.region()));
             let mut rest = target;
             let mut start = 0;
