@@ -108,9 +108,57 @@ def test_a_size_without_contents_is_refused(tmp_path: Path) -> None:
             deepnvme.load(archive(tmp_path / "x.pt", data))
 
 
-def test_depth_has_a_limit(tmp_path: Path) -> None:
-    with pytest.raises(RecursionError):
-        deepnvme.load(archive(tmp_path / "x.pt", b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b"."))
+@pytest.mark.parametrize("depth", [501, 100_000])
+def test_depth_has_a_limit(tmp_path: Path, depth: int) -> None:
+    data = b"\x80\x02" + b"]" * depth + b"N" + b"a" * depth + b"."
+    with pytest.raises(errors.UnsupportedError, match="500 deep"):
+        deepnvme.load(archive(tmp_path / "x.pt", data))
+
+
+@pytest.mark.parametrize(
+    ("data", "word"),
+    [
+        # Tuples that hold the one before twice: as a key, in a set, among the arguments of a call.
+        (b"\x80\x02})" + b"2\x86" * 60 + b"Ns.", "steps"),
+        (b"\x80\x04\x8f()" + b"2\x86" * 60 + b"\x90.", "steps"),
+        (b"\x80\x02cbuiltins\nset\n])" + b"2\x86" * 60 + b"a\x85R.", "steps"),
+        (b"\x80\x02ctorch\nSize\nq\x00)" + b"2\x86q\x01h\x00h\x01\x85R" * 60 + b".", "steps"),
+        # A megabyte of a name above a tensor.
+        (b"\x80\x02}X\x00\x00\x10\x00" + b"k" * (1 << 20) + b"TENSORs.", "4096 bytes"),
+    ],
+)  # fmt: skip
+def test_what_would_explode_is_refused(tmp_path: Path, data: bytes, word: str) -> None:
+    data = data.replace(b"TENSOR", tensor_pickle()[2:-1])
+    path = archive(tmp_path / "x.pt", data, {"data/0": bytes(16)})
+    for only in (None, "a"):
+        with pytest.raises(errors.UnsupportedError, match=word) as caught:
+            deepnvme.load(path, only=only)
+        assert caught.value.filename == str(path)
+
+
+def test_what_is_shared_is_made_once(tmp_path: Path) -> None:
+    # Lists that hold the one before twice, and a million lists below a name of a megabyte.
+    shared = b"]" + b"q\x00]h\x00ah\x00a" * 200
+    many = b"}X\x00\x00\x10\x00" + b"k" * (1 << 20) + b"](" + b"]" * (1 << 20) + b"es"
+    data = b"\x80\x02](" + shared + many + tensor_pickle()[2:-1] + b"e."
+    path = archive(tmp_path / "x.pt", data, {"data/0": bytes(16)})
+    for only in (None, "2*"):
+        lists = deepnvme.load(path, only=only)
+        assert lists[-1].tolist() == [0, 0, 0, 0]
+        assert lists[1][0] is lists[1][1] is lists[0]
+
+
+def test_what_is_made_of_itself(tmp_path: Path) -> None:
+    honest: Any = ([],)
+    honest[0].append(honest)
+    loaded = deepnvme.load(archive(tmp_path / "x.pt", pickle.dumps({"t": honest}, 2)))["t"]
+    assert loaded[0][0] is loaded
+    # A tuple of a hundred lists, each of which has it: it would be made a hundred times.
+    lists = b"".join(b"]q" + bytes([index]) for index in range(100))
+    back = b"".join(b"h" + bytes([index]) + b"h\xffa0" for index in range(100))
+    data = b"\x80\x02(" + lists + b"tq\xff" + back + b"."
+    with pytest.raises(errors.UnsupportedError, match="of themselves"):
+        deepnvme.load(archive(tmp_path / "x.pt", data))
 
 
 def tensor_pickle(

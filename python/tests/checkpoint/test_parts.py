@@ -68,6 +68,22 @@ def test_of_a_nested_state_the_rest_is_left_out(tmp_path: Path) -> None:
     assert_same(loaded, {"optimizer": state["optimizer"], "step": 5, "list": [None, state["list"][1]]})  # type: ignore[index]
 
 
+def test_names_that_begin_alike_are_told_apart(tmp_path: Path) -> None:
+    keys = ["a", "a!", "a-b", "a.b", "a.b.c", "ab", "a/", "b", "", "a.", "10", "1"]
+    state: dict[Any, Any] = {key: torch.randn(1) for key in keys}
+    state |= {
+        1: {"x": torch.randn(1), "": torch.randn(1)},
+        "c": {"a": {"b": torch.randn(1)}, "a.x": torch.randn(1), "step": 5},
+    }
+    deepnvme.save(state, tmp_path / "x.pt")
+    for only in ["a!", "a.b", "b", "10", "c.a.x", "1.x", "ab", "c"]:
+        loaded = deepnvme.load(tmp_path / "x.pt", only=only)
+        below = [key for key in keys if key == only or key.startswith(f"{only}.")]
+        assert [key for key in keys if key in loaded] == below, only
+        assert all(torch.equal(loaded[key], state[key]) for key in below)
+        assert (1 in loaded, "c" in loaded) == (only == "1.x", only in {"c", "c.a.x"}), only
+
+
 def test_into_tensors_that_are_there(flat: tuple[Path, dict[str, torch.Tensor]]) -> None:
     path, state = flat
     into = {name: torch.zeros_like(tensor) for name, tensor in state.items()}

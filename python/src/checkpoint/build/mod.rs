@@ -3,17 +3,25 @@
 //! Containers and plain values are made here. Whatever the file would have called goes through `factory`, which knows what
 //! may be: `tensor`, `storage`, `resolve` (a global by its name), `call`, `new` and `give_state`.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use deepnvme_format::pickle::{Graph, Make, Node, NodeId, Object};
-use deepnvme_format::state::{State, storage};
-use pyo3::exceptions::{PyRecursionError, PyValueError};
+use deepnvme_format::state::{DEPTH_MAX, State, storage};
+use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyFrozenSet, PyInt, PyList, PySet, PyString, PyTuple};
 
-/// How deep containers may lie in one another.
-const DEPTH_MAX: usize = 500;
+use choice::{Choice, Place};
+
+use crate::error;
+
+mod choice;
+
+/// How often something may be met again while it is being made: a tuple that is in a list of its own is, once.
+const ENTRIES_MAX: u8 = 16;
+/// What the longest arguments of a parameter are: tensor, flag, hooks, state.
+const PARAMETER_ARGUMENTS_MAX: usize = 4;
 
 /// What may be called while bytes are on their way.
 const PLAIN: [(&str, &str); 10] = [
@@ -54,58 +62,18 @@ pub(super) fn build<'py>(
         storages,
         by_key: keys.collect(),
         made: vec![None; graph.len()],
+        entries: vec![0; graph.len()],
         choice: wanted.map(|wanted| Choice::new(state, wanted)),
         depth: 0,
     };
-    builder.make(graph.root(), &Name::Root)
+    let root = builder.choice.as_ref().map_or_else(Place::default, Choice::root);
+    builder.make(graph.root(), root)
 }
 
-/// The way to an object; a text is made of it only when somebody asks.
-enum Name<'a> {
-    Root,
-    Below(&'a Name<'a>, &'a str),
-}
-
-impl Name<'_> {
-    fn text(&self) -> String {
-        match self {
-            Self::Root => String::new(),
-            Self::Below(Self::Root, part) => (*part).to_owned(),
-            Self::Below(above, part) => format!("{}.{part}", above.text()),
-        }
-    }
-}
-
-/// Which tensors are wanted: what has tensors, but none of those, is left out.
-struct Choice {
-    /// Names of tensors, and of all that they are in.
-    with_tensors: HashSet<String>,
-    with_wanted: HashSet<String>,
-}
-
-impl Choice {
-    fn new(state: &State, wanted: &[String]) -> Self {
-        let mut choice = Self { with_tensors: HashSet::new(), with_wanted: HashSet::new() };
-        for tensor in &state.tensors {
-            insert_with_parents(&mut choice.with_tensors, &tensor.name);
-        }
-        for name in wanted {
-            insert_with_parents(&mut choice.with_wanted, name);
-        }
-        choice
-    }
-
-    fn leaves_out(&self, name: &str) -> bool {
-        self.with_tensors.contains(name) && !self.with_wanted.contains(name)
-    }
-}
-
-fn insert_with_parents(names: &mut HashSet<String>, name: &str) {
-    let mut rest = name;
-    while names.insert(rest.to_owned()) {
-        let Some((parent, _)) = rest.rsplit_once('.') else { return };
-        rest = parent;
-    }
+/// What a name has for a part of a container.
+enum Part<'a> {
+    Text(&'a str),
+    Number(i64),
 }
 
 struct Builder<'a, 'py> {
@@ -113,30 +81,38 @@ struct Builder<'a, 'py> {
     graph: &'a Graph,
     factory: &'a Bound<'py, PyAny>,
     storages: &'a Bound<'py, PyList>,
-    by_key: std::collections::HashMap<&'a str, usize>,
+    by_key: HashMap<&'a str, usize>,
     made: Vec<Option<Bound<'py, PyAny>>>,
-    choice: Option<Choice>,
+    /// How often the making of each has begun.
+    entries: Vec<u8>,
+    choice: Option<Choice<'a>>,
     depth: usize,
 }
 
 impl<'py> Builder<'_, 'py> {
-    fn make(&mut self, id: NodeId, name: &Name<'_>) -> PyResult<Bound<'py, PyAny>> {
+    fn make(&mut self, id: NodeId, place: Place) -> PyResult<Bound<'py, PyAny>> {
         if let Some(made) = &self.made[id.index()] {
             return Ok(made.clone());
         }
         self.depth += 1;
         if self.depth > DEPTH_MAX {
-            return Err(PyRecursionError::new_err(format!(
-                "the file's objects lie more than {DEPTH_MAX} deep in one another"
-            )));
+            return Err(self.unsupported(&format!("lie more than {DEPTH_MAX} deep in one another")));
         }
-        let made = self.make_new(id, name)?;
+        self.entries[id.index()] += 1;
+        if self.entries[id.index()] > ENTRIES_MAX {
+            return Err(self.unsupported("are made of themselves again and again"));
+        }
+        let made = self.make_new(id, place)?;
         self.depth -= 1;
-        self.made[id.index()] = Some(made.clone());
-        Ok(made)
+        // A tuple in a list that is in the tuple was made on the way, and that one is in the list.
+        Ok(self.made[id.index()].get_or_insert(made).clone())
     }
 
-    fn make_new(&mut self, id: NodeId, name: &Name<'_>) -> PyResult<Bound<'py, PyAny>> {
+    fn unsupported(&self, what: &str) -> PyErr {
+        error::plain(self.py, "UnsupportedError", format!("the file's objects {what}; it was made to be too much"))
+    }
+
+    fn make_new(&mut self, id: NodeId, place: Place) -> PyResult<Bound<'py, PyAny>> {
         let (py, graph) = (self.py, self.graph);
         Ok(match graph.node(id) {
             Node::None => py.None().into_bound(py),
@@ -153,13 +129,13 @@ impl<'py> Builder<'_, 'py> {
             Node::Str(text) => PyString::intern(py, text).into_any(),
             Node::Bytes(bytes) => PyBytes::new(py, bytes).into_any(),
             Node::ByteArray(bytes) => PyByteArray::new(py, bytes).into_any(),
-            Node::Tuple(elements) => PyTuple::new(py, self.elements(elements, name)?)?.into_any(),
-            Node::FrozenSet(elements) => PyFrozenSet::new(py, self.elements(elements, name)?)?.into_any(),
+            Node::Tuple(elements) => PyTuple::new(py, self.elements(elements, place)?)?.into_any(),
+            Node::FrozenSet(elements) => PyFrozenSet::new(py, self.elements(elements, place)?)?.into_any(),
             Node::List(elements) => {
                 let list = PyList::empty(py);
                 // Before its elements: one of them may be the list itself.
                 self.made[id.index()] = Some(list.clone().into_any());
-                for element in self.elements(elements, name)? {
+                for element in self.elements(elements, place)? {
                     list.append(element)?;
                 }
                 list.into_any()
@@ -167,7 +143,7 @@ impl<'py> Builder<'_, 'py> {
             Node::Set(elements) => {
                 let set = PySet::empty(py)?;
                 self.made[id.index()] = Some(set.clone().into_any());
-                for element in self.elements(elements, name)? {
+                for element in self.elements(elements, place)? {
                     set.add(element)?;
                 }
                 set.into_any()
@@ -175,22 +151,23 @@ impl<'py> Builder<'_, 'py> {
             Node::Dict(items) => {
                 let dict = PyDict::new(py);
                 self.made[id.index()] = Some(dict.clone().into_any());
-                self.items(items, name, &mut |key, value| dict.set_item(key, value))?;
+                self.items(items, place, &mut |key, value| dict.set_item(key, value))?;
                 dict.into_any()
             }
             Node::Global(..) => {
                 self.factory.call_method1(intern!(py, "resolve"), graph.global(id).unwrap_or_default())?
             }
             Node::Persistent(key) => self.storage(*key, intern!(py, "storage"))?,
-            Node::Object(object) => return self.object(id, object, name),
+            Node::Object(object) => return self.object(id, object, place),
         })
     }
 
-    fn elements(&mut self, elements: &[NodeId], name: &Name<'_>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    fn elements(&mut self, elements: &[NodeId], place: Place) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let made = elements.iter().enumerate().map(|(index, element)| {
-            let part = index.to_string();
-            let name = Name::Below(name, &part);
-            if self.leaves_out(&name) { Ok(self.py.None().into_bound(self.py)) } else { self.make(*element, &name) }
+            match self.below(place, *element, || Part::Number(index as i64)) {
+                Some(place) => self.make(*element, place),
+                None => Ok(self.py.None().into_bound(self.py)),
+            }
         });
         made.collect()
     }
@@ -198,29 +175,44 @@ impl<'py> Builder<'_, 'py> {
     fn items(
         &mut self,
         items: &[(NodeId, NodeId)],
-        name: &Name<'_>,
+        place: Place,
         set: &mut dyn FnMut(Bound<'py, PyAny>, Bound<'py, PyAny>) -> PyResult<()>,
     ) -> PyResult<()> {
+        let graph = self.graph;
         for (key, value) in items {
-            let part = match self.graph.node(*key) {
-                Node::Str(text) => text.to_string(),
-                Node::Int(number) => number.to_string(),
-                Node::Bool(value) => if *value { "True" } else { "False" }.to_owned(),
-                _ => "<key>".to_owned(),
+            let part = || match graph.node(*key) {
+                Node::Str(text) => Part::Text(text),
+                Node::Int(number) => Part::Number(*number),
+                Node::Bool(true) => Part::Text("True"),
+                Node::Bool(false) => Part::Text("False"),
+                _ => Part::Text("<key>"),
             };
-            let name = Name::Below(name, &part);
-            if !self.leaves_out(&name) {
-                set(self.make(*key, &name)?, self.make(*value, &name)?)?;
+            if let Some(place) = self.below(place, *value, part) {
+                set(self.make(*key, place)?, self.make(*value, place)?)?;
             }
         }
         Ok(())
     }
 
-    fn leaves_out(&self, name: &Name<'_>) -> bool {
-        self.choice.as_ref().is_some_and(|choice| choice.leaves_out(&name.text()))
+    /// The place of a part; `None` where it is left out.
+    fn below<'n>(&self, place: Place, id: NodeId, part: impl FnOnce() -> Part<'n>) -> Option<Place> {
+        let Some(choice) = &self.choice else { return Some(place) };
+        let node = self.graph.node(id);
+        let may_hold_tensors =
+            !matches!(node, Node::None | Node::Bool(_) | Node::Int(_) | Node::Float(_) | Node::Str(_));
+        if !may_hold_tensors {
+            return Some(place);
+        }
+        let place = match part() {
+            Part::Text(text) => choice.below(place, text),
+            Part::Number(number) => choice.below(place, &number.to_string()),
+        };
+        let is_left_out =
+            if matches!(node, Node::Object(_)) { choice.leaves_out_object(place) } else { choice.leaves_out(place) };
+        (!is_left_out).then_some(place)
     }
 
-    fn object(&mut self, id: NodeId, object: &Object, name: &Name<'_>) -> PyResult<Bound<'py, PyAny>> {
+    fn object(&mut self, id: NodeId, object: &Object, place: Place) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
         let is_torch = |module: &str| module == "torch._utils";
         let global = self.graph.global(object.callable);
@@ -229,32 +221,32 @@ impl<'py> Builder<'_, 'py> {
             && let Some(tensor) = self.tensor(object)?
         {
             self.made[id.index()] = Some(tensor.clone());
-            return self.finish(tensor, object, name);
+            return self.finish(tensor, object, place);
         }
-        let callable = self.make(object.callable, name)?;
+        let callable = self.make(object.callable, place)?;
         // A parameter has the name of its tensor; the rest of its arguments has no names.
         let is_parameter =
             global.is_some_and(|(module, function)| is_torch(module) && function.starts_with("_rebuild_parameter"));
         let arguments = match self.graph.tuple(object.arguments) {
-            Some(elements) if is_parameter => {
-                let made = elements.iter().map(|element| self.make(*element, name)).collect::<PyResult<Vec<_>>>()?;
+            Some(elements) if is_parameter && elements.len() <= PARAMETER_ARGUMENTS_MAX => {
+                let made = elements.iter().map(|element| self.make(*element, place)).collect::<PyResult<Vec<_>>>()?;
                 PyTuple::new(py, made)?.into_any()
             }
-            _ => self.make(object.arguments, name)?,
+            _ => self.make(object.arguments, place)?,
         };
         let made = match object.make {
             Make::Call => self.factory.call_method1(intern!(py, "call"), (callable, arguments))?,
             Make::NewObject => {
-                let keywords = object.keywords.map(|keywords| self.make(keywords, name)).transpose()?;
+                let keywords = object.keywords.map(|keywords| self.make(keywords, place)).transpose()?;
                 self.factory.call_method1(intern!(py, "new"), (callable, arguments, keywords))?
             }
         };
         self.made[id.index()] = Some(made.clone());
-        self.finish(made, object, name)
+        self.finish(made, object, place)
     }
 
     /// Items, elements and states that an object is given after it was made.
-    fn finish(&mut self, made: Bound<'py, PyAny>, object: &Object, name: &Name<'_>) -> PyResult<Bound<'py, PyAny>> {
+    fn finish(&mut self, made: Bound<'py, PyAny>, object: &Object, place: Place) -> PyResult<Bound<'py, PyAny>> {
         let refuse = |what: &str| {
             let class = made.get_type();
             Err(PyValueError::new_err(format!(
@@ -265,7 +257,7 @@ impl<'py> Builder<'_, 'py> {
             if !made.is_instance_of::<PyDict>() {
                 return refuse("sets items of");
             }
-            self.items(&object.items, name, &mut |key, value| made.set_item(key, value))?;
+            self.items(&object.items, place, &mut |key, value| made.set_item(key, value))?;
         }
         if !object.elements.is_empty() {
             let method = if made.is_instance_of::<PyList>() {
@@ -275,12 +267,12 @@ impl<'py> Builder<'_, 'py> {
             } else {
                 return refuse("adds elements to");
             };
-            for element in self.elements(&object.elements, name)? {
+            for element in self.elements(&object.elements, place)? {
                 made.call_method1(method, (element,))?;
             }
         }
         for state in &object.states {
-            let state = self.make(*state, name)?;
+            let state = self.make(*state, place)?;
             self.factory.call_method1(intern!(self.py, "give_state"), (&made, state))?;
         }
         Ok(made)
