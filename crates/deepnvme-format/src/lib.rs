@@ -30,6 +30,11 @@ pub const ALIGNMENT_SMALL: u64 = 64;
 /// From this size on a tensor is large: the padding costs it less than 2%.
 pub const LARGE_BYTES: u64 = 256 << 10;
 
+/// Most dimensions that a tensor may have: as many as torch's.
+pub const DIMS_MAX: usize = 64;
+/// The largest file that is laid out: half of what the kernel counts, so that rounding up never overflows.
+const FILE_BYTES_MAX: u64 = 1 << 62;
+
 /// The alignment that bytes of that size get.
 #[must_use]
 pub fn alignment_of(bytes: u64) -> u64 {

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 
 use super::zip::{self, Entry};
 use crate::error::{Error, Result};
-use crate::{ALIGNMENT_LARGE, alignment_of};
+use crate::{ALIGNMENT_LARGE, FILE_BYTES_MAX, alignment_of};
 
 /// A record to be laid out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl Plan {
     /// Lays records out in the order given, below `root`.
     ///
     /// # Errors
-    /// `Invalid` for names that are too long or occur twice.
+    /// `Invalid` for names that are too long or occur twice, and for more bytes than a file can have.
     pub fn new(root: &str, specs: &[RecordSpec]) -> Result<Self> {
         let mut records = Vec::with_capacity(specs.len());
         let mut seen = HashSet::with_capacity(specs.len());
@@ -68,6 +68,9 @@ impl Plan {
                 zip::LOCAL_BYTES + name.len() as u64 + if zip::is_wide(spec.bytes) { zip::LOCAL64_BYTES } else { 0 };
             if name.len() > usize::from(u16::MAX) / 2 {
                 return Err(Error::invalid(format!("the name of a record has {} bytes; shorten the path", name.len())));
+            }
+            if spec.bytes > FILE_BYTES_MAX || at > FILE_BYTES_MAX {
+                return Err(Error::invalid(format!("with the record {name:?} the file is larger than any")));
             }
             let header_offset = at;
             let data_offset = aligned(header_offset + least, alignment_of(spec.bytes));
@@ -188,5 +191,9 @@ mod tests {
         let spec = |name: &str| RecordSpec { name: name.into(), bytes: 1 };
         Plan::new("x", &[spec("a"), spec("a")]).unwrap_err();
         Plan::new("x", &[spec(&"a".repeat(70_000))]).unwrap_err();
+        let large = |name: &str| RecordSpec { name: name.into(), bytes: u64::MAX / 3 };
+        Plan::new("x", &[large("a")]).unwrap_err();
+        let large = |name: &str| RecordSpec { name: name.into(), bytes: 1 << 62 };
+        Plan::new("x", &[large("a"), large("b")]).unwrap_err();
     }
 }

@@ -1,5 +1,7 @@
 //! The objects that a pickle describes.
 
+use crate::DIMS_MAX;
+
 /// Which node of a graph.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub struct NodeId(pub(super) u32);
@@ -166,6 +168,3 @@ impl Graph {
         elements.iter().map(|element| self.unsigned(*element)).collect()
     }
 }
-
-/// Most dimensions that a tensor may have: as many as torch's.
-pub const DIMS_MAX: usize = 64;

@@ -14,5 +14,5 @@ mod machine;
 mod opcodes;
 
 pub use emit::{Emitter, TensorView};
-pub use graph::{DIMS_MAX, Graph, Make, Node, NodeId, Object};
+pub use graph::{Graph, Make, Node, NodeId, Object};
 pub use machine::{PICKLE_BYTES_MAX, parse};

@@ -117,6 +117,6 @@ fn a_storage_has_a_short_name() {
 fn a_shape_has_a_limit() {
     let ones = |count: usize| [b"(", &b"K\x01".repeat(count)[..], b"t"].concat();
     let tensor = |count| pickled(&[b"h\x01(h\0K\0", &ones(count), &ones(count), b"tR"]);
-    assert_eq!(names(&tensor(pickle::DIMS_MAX)).unwrap(), [""]);
-    assert!(matches!(names(&tensor(pickle::DIMS_MAX + 1)), Err(Error::Corrupt { .. })));
+    assert_eq!(names(&tensor(crate::DIMS_MAX)).unwrap(), [""]);
+    assert!(matches!(names(&tensor(crate::DIMS_MAX + 1)), Err(Error::Corrupt { .. })));
 }

@@ -1,0 +1,90 @@
+//! What a file says of itself, compared with its size.
+
+use serde_json::value::RawValue;
+
+use super::{Entry, HEADER_BYTES_MAX, LENGTH_BYTES, METADATA, Tensor, byte_count};
+use crate::DIMS_MAX;
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::json::Object;
+
+/// What a file's header says.
+#[derive(Clone, Debug, Default)]
+pub struct Header {
+    /// Texts that the writer has added, our own sums included.
+    pub metadata: Vec<(String, String)>,
+    /// The tensors in the order of their offsets.
+    pub tensors: Vec<Tensor>,
+}
+
+impl Header {
+    /// How long the header is that these first eight bytes announce.
+    ///
+    /// # Errors
+    /// `Corrupt` when it would not fit into the file, or is longer than the format allows.
+    pub fn json_bytes(length: [u8; LENGTH_BYTES as usize], file_bytes: u64) -> Result<u64> {
+        let bytes = u64::from_le_bytes(length);
+        if bytes > HEADER_BYTES_MAX || bytes > file_bytes.saturating_sub(LENGTH_BYTES) {
+            let what = format!(
+                "a header of {bytes} bytes is announced in a file of {file_bytes}; this is no safetensors file, or it was cut"
+            );
+            return Err(Error::corrupt(0, what));
+        }
+        Ok(bytes)
+    }
+
+    /// Reads the JSON of a header in a file of that size.
+    ///
+    /// # Errors
+    /// `Corrupt` for text that is no header, and for tensors that overlap, leave gaps or lie outside the file.
+    pub fn parse(json: &[u8], file_bytes: u64) -> Result<Self> {
+        let no_header =
+            |error: serde_json::Error| Error::corrupt(LENGTH_BYTES, format!("the header is damaged: {error}"));
+        let entries: Object<Box<RawValue>> = serde_json::from_slice(json).map_err(no_header)?;
+        let data_offset = LENGTH_BYTES + json.len() as u64;
+        let mut header = Self::default();
+        for (name, value) in entries.0 {
+            if name == METADATA {
+                let metadata: Object<String> = serde_json::from_str(value.get()).map_err(no_header)?;
+                header.metadata = metadata.0;
+                continue;
+            }
+            let entry: Entry = serde_json::from_str(value.get()).map_err(no_header)?;
+            header.tensors.push(tensor(name, entry, data_offset)?);
+        }
+        header.tensors.sort_by_key(|tensor| (tensor.offset, tensor.bytes));
+        let mut at = data_offset;
+        for tensor in &header.tensors {
+            if tensor.offset != at {
+                let what = format!("the tensor {:?} begins there, and the one before it ends at {at}", tensor.name);
+                return Err(Error::corrupt(tensor.offset, what));
+            }
+            at += tensor.bytes;
+        }
+        if at != file_bytes {
+            let what =
+                format!("the tensors end at byte {at} of a file of {file_bytes}; it was cut, or something was added");
+            return Err(Error::corrupt(at.min(file_bytes), what));
+        }
+        Ok(header)
+    }
+}
+
+fn tensor(name: String, entry: Entry, data_offset: u64) -> Result<Tensor> {
+    let Some(dtype) = Dtype::from_safetensors(&entry.dtype) else {
+        let text =
+            format!("the tensor {name:?} is of type {:?}, which this version of deepnvme does not know", entry.dtype);
+        return Err(Error::unsupported(text));
+    };
+    let (begin, end) = entry.data_offsets;
+    let expected = byte_count(&entry.shape, dtype).filter(|_| entry.shape.len() <= DIMS_MAX);
+    let bytes = end.checked_sub(begin).filter(|bytes| expected == Some(*bytes));
+    let offset = data_offset.checked_add(begin).filter(|offset| offset.checked_add(end - begin.min(end)).is_some());
+    let (Some(bytes), Some(offset)) = (bytes, offset) else {
+        // A shape may be as long as the header.
+        let shape = &entry.shape[..entry.shape.len().min(DIMS_MAX)];
+        let what = format!("the tensor {name:?} of shape {shape:?} is said to lie from {begin} to {end}");
+        return Err(Error::corrupt(LENGTH_BYTES, what));
+    };
+    Ok(Tensor { name, dtype, shape: entry.shape, offset, bytes })
+}
