@@ -49,7 +49,8 @@ impl Plan {
             at = at.checked_add(bytes).filter(|end| *end <= FILE_BYTES_MAX).ok_or_else(too_large)?;
         }
         let mut plan = Self { metadata, tensors, data_offset: 0, has_sums };
-        let blank: Vec<Vec<u64>> = plan.tensors.iter().map(|tensor| vec![0; cell_count(tensor.bytes)]).collect();
+        let blank = |tensor: &Tensor| if has_sums { vec![0; cell_count(tensor.bytes)] } else { Vec::new() };
+        let blank: Vec<Vec<u64>> = plan.tensors.iter().map(blank).collect();
         let header_bytes = LENGTH_BYTES + plan.json(&blank).len() as u64;
         plan.data_offset = header_bytes.next_multiple_of(ALIGNMENT_LARGE);
         if plan.data_offset - LENGTH_BYTES > HEADER_BYTES_MAX {

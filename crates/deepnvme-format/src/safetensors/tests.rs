@@ -92,7 +92,8 @@ fn an_index_names_files_of_its_own_folder() {
 #[test]
 fn what_is_larger_than_any_file_is_not_laid_out() {
     let spec = |name: &str, size| TensorSpec { name: name.into(), dtype: Dtype::U8, shape: vec![size] };
-    Plan::new(&[spec("a", 1 << 40)], Vec::new(), false).unwrap();
+    // Without sums nothing is as long as the tensor.
+    Plan::new(&[spec("a", 1 << 61)], Vec::new(), false).unwrap();
     for specs in [vec![spec("a", u64::MAX)], (0..9).map(|index| spec(&index.to_string(), 1 << 61)).collect()] {
         let error = Plan::new(&specs, Vec::new(), false).unwrap_err();
         assert!(error.to_string().contains("larger than any"), "{error}");

@@ -1,0 +1,80 @@
+//! ZIP directories, and all that an archive leads to.
+
+use deepnvme_format::archive::{Directory, End, Header, LOCAL_BYTES, PICKLE, Plan, Record, RecordSpec, find_end};
+use deepnvme_format::sums::SIDE_CAR;
+
+/// A file as it is, and as the end of a much larger one.
+pub(crate) fn archive(file: &[u8]) {
+    let far = 1 << 62;
+    if let Ok(end) = find_end(file, far) {
+        assert!(end.directory_offset + end.directory_bytes <= far + file.len() as u64);
+    }
+    let Ok(end) = find_end(file, 0) else { return };
+    let whole = end.directory_offset as usize..(end.directory_offset + end.directory_bytes) as usize;
+    assert!(whole.end <= file.len(), "{end:?}");
+    let Ok(directory) = Directory::parse(&file[whole], end, file.len() as u64) else { return };
+    check(&directory, end);
+    for record in directory.records() {
+        read(file, record, &directory);
+    }
+    write_again(&directory);
+}
+
+/// Every record lies in front of the directory, and none in another.
+fn check(directory: &Directory, end: End) {
+    let records = directory.records();
+    assert_eq!(records.len() as u64, end.records);
+    let mut order: Vec<&Record> = records.iter().collect();
+    order.sort_by_key(|record| record.header_offset);
+    let mut limit = 0;
+    for record in order {
+        assert!(record.header_offset >= limit, "{record:?}");
+        assert!(record.data_offset >= record.header_offset + LOCAL_BYTES + record.name.len() as u64, "{record:?}");
+        limit = record.data_offset + record.bytes;
+        assert!(limit <= end.directory_offset, "{record:?}");
+    }
+    for record in records {
+        let below = record.name.strip_prefix(directory.root()).and_then(|name| name.strip_prefix('/'));
+        if let Some(name) = below {
+            assert_eq!(directory.find(name), Some(record));
+        }
+    }
+}
+
+/// The record's header, and what is in it, where it is something that is read.
+fn read(file: &[u8], record: &Record, directory: &Directory) {
+    let Ok(Some(header)) = Header::parse(&file[record.header_offset as usize..], record.header_offset) else { return };
+    assert!(header.header_bytes >= LOCAL_BYTES + header.name.len() as u64);
+    let begin = (record.header_offset + header.header_bytes) as usize;
+    let Some(bytes) = file.get(begin..begin + record.bytes as usize) else { return };
+    if directory.find(PICKLE) == Some(record) {
+        super::pickle(bytes);
+    } else if directory.find(SIDE_CAR) == Some(record) {
+        super::sums(bytes);
+    }
+}
+
+/// The same records laid out by us have the same names and sizes.
+fn write_again(directory: &Directory) {
+    let prefix = format!("{}/", directory.root());
+    let spec = |record: &Record| {
+        let name = record.name.strip_prefix(&prefix)?.to_owned();
+        Some(RecordSpec { name, bytes: record.bytes })
+    };
+    let Some(specs) = directory.records().iter().map(spec).collect::<Option<Vec<_>>>() else { return };
+    let Ok(plan) = Plan::new(directory.root(), &specs) else { return };
+    let crc32: Vec<u32> = directory.records().iter().map(|record| record.crc32).collect();
+    let index = plan.index(&crc32);
+    let end = find_end(&index, plan.index_offset()).unwrap();
+    assert_eq!(end.directory_offset, plan.index_offset());
+    let again = Directory::parse(&index[..end.directory_bytes as usize], end, plan.file_bytes()).unwrap();
+    check(&again, end);
+    let known = |record: &Record| (record.name.clone(), record.bytes, record.crc32);
+    let known_of = |directory: &Directory| directory.records().iter().map(known).collect::<Vec<_>>();
+    assert_eq!(known_of(&again), known_of(directory));
+    for (index, (record, sum)) in again.records().iter().zip(crc32).enumerate() {
+        let header = Header::parse(&plan.header(index, sum), record.header_offset).unwrap().unwrap();
+        assert_eq!(header.name, record.name.as_bytes());
+        assert_eq!(record.header_offset + header.header_bytes, plan.records()[index].data_offset);
+    }
+}

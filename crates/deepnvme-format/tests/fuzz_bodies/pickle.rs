@@ -1,0 +1,98 @@
+//! Pickles, and the tensors of what they describe.
+
+use std::collections::HashSet;
+
+use deepnvme_format::Dtype;
+use deepnvme_format::pickle::{self, Emitter, Graph, Node, NodeId, TensorView};
+use deepnvme_format::state::{NAME_BYTES_MAX, State, Tensor};
+
+/// A pickle.
+pub(crate) fn pickle(bytes: &[u8]) {
+    let Ok(graph) = pickle::parse(bytes) else { return };
+    check_graph(&graph, bytes.len());
+    let Ok(state) = State::of(&graph) else { return };
+    check_state(&graph, &state);
+    write_again(&state);
+}
+
+/// No more objects than bytes, no reference to one that is not there, no order that cannot be.
+fn check_graph(graph: &Graph, bytes: usize) {
+    assert!(!graph.is_empty() && graph.len() <= bytes);
+    assert!(graph.root().index() < graph.len());
+    let mut references = 0;
+    for (index, node) in graph.nodes().iter().enumerate() {
+        let older = |ids: &[NodeId]| ids.iter().all(|id| id.index() < index);
+        let mut check = |ids: &mut dyn Iterator<Item = &NodeId>| {
+            for id in ids {
+                assert!(id.index() < graph.len());
+                references += 1;
+            }
+        };
+        match node {
+            Node::Tuple(ids) => assert!(older(ids)),
+            Node::FrozenSet(ids) => assert!(older(ids)),
+            Node::Global(module, name) => {
+                assert!(older(&[*module, *name]) && graph.global(NodeId::clone(module)).is_none());
+            }
+            Node::Persistent(key) => assert!(older(&[*key])),
+            Node::List(ids) | Node::Set(ids) => check(&mut ids.iter()),
+            Node::Dict(items) => check(&mut items.iter().flat_map(|(key, value)| [key, value])),
+            Node::Object(object) => {
+                assert!(older(&[object.callable, object.arguments]) && graph.tuple(object.arguments).is_some());
+                check(&mut object.items.iter().flat_map(|(key, value)| [key, value]));
+                check(&mut object.elements.iter().chain(&object.states).chain(&object.keywords));
+            }
+            _ => {}
+        }
+    }
+    // Each reference was put on the stack by a byte of its own.
+    assert!(references <= bytes, "{references} references in {bytes} bytes");
+}
+
+/// Every tensor lies in its storage, by arithmetic that cannot overflow.
+fn check_state(graph: &Graph, state: &State) {
+    let keys: HashSet<&str> = state.storages.iter().map(|storage| storage.key.as_str()).collect();
+    assert_eq!(keys.len(), state.storages.len());
+    for tensor in &state.tensors {
+        assert!(tensor.name.len() <= NAME_BYTES_MAX);
+        assert!(matches!(graph.node(tensor.node), Node::Object(_)));
+        assert_eq!(tensor.shape.len(), tensor.strides.len());
+        let (width, room) = (tensor.dtype.bytes(), state.storages[tensor.storage].bytes);
+        super::assert_countable(&tensor.shape, width);
+        assert_eq!(u128::from(tensor.bytes()), super::exact_bytes(&tensor.shape, width));
+        assert!(tensor.offset <= i64::MAX.unsigned_abs() / width);
+        if tensor.bytes() > 0 {
+            let steps = tensor.shape.iter().zip(&tensor.strides);
+            let steps = steps.map(|(size, stride)| u128::from(size - 1) * u128::from(*stride));
+            let last = u128::from(tensor.offset) + steps.sum::<u128>();
+            assert!((last + 1) * u128::from(width) <= room.into(), "{tensor:?} in {room} bytes");
+        }
+    }
+}
+
+/// The same tensors, each with a storage of its own, in a flat state of ours.
+fn write_again(state: &State) {
+    let has_class = |tensor: &&Tensor| tensor.dtype.storage_class().is_some();
+    let tensors: Vec<&Tensor> = state.tensors.iter().filter(has_class).take(100).collect();
+    let mut emitter = Emitter::default();
+    emitter.raw(b"}(");
+    for (key, tensor) in tensors.iter().enumerate() {
+        emitter.text(&tensor.name);
+        emitter.tensor(&TensorView {
+            key,
+            dtype: tensor.dtype,
+            storage_elements: state.storages[tensor.storage].bytes / tensor.dtype.bytes(),
+            offset: tensor.offset,
+            shape: &tensor.shape,
+            strides: &tensor.strides,
+            requires_grad: false,
+        });
+    }
+    emitter.raw(b"u");
+    let again = State::of(&pickle::parse(&emitter.finish()).unwrap()).unwrap();
+    let known = |tensor: &Tensor| -> (String, Dtype, Vec<u64>, Vec<u64>, u64) {
+        (tensor.name.clone(), tensor.dtype, tensor.shape.clone(), tensor.strides.clone(), tensor.offset)
+    };
+    let wanted: Vec<_> = tensors.into_iter().map(known).collect();
+    assert_eq!(again.tensors.iter().map(known).collect::<Vec<_>>(), wanted);
+}

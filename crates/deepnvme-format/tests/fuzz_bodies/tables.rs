@@ -1,0 +1,103 @@
+//! The tables of names that are JSON: safetensors headers, indexes, side-cars.
+
+use std::collections::HashSet;
+use std::path::{Component, Path};
+
+use deepnvme_format::safetensors::{Header, Index, LENGTH_BYTES, Plan, Tensor, TensorSpec};
+use deepnvme_format::sums::{self, CELL_BYTES, METADATA_KEY, cell_count};
+use deepnvme_format::{Dtype, Error};
+
+/// A safetensors file; also a header alone, with a file of the size that it wants.
+pub(crate) fn safetensors(file: &[u8]) {
+    if let Some((length, rest)) = file.split_first_chunk() {
+        if let Ok(bytes) = Header::json_bytes(*length, file.len() as u64) {
+            header(&rest[..bytes as usize], file.len() as u64);
+        }
+        header_of_its_size(rest);
+    }
+    header_of_its_size(file);
+}
+
+fn header_of_its_size(json: &[u8]) {
+    let no_file = u64::MAX;
+    if let Err(Error::Corrupt { offset, what }) = Header::parse(json, no_file)
+        && what.starts_with("the tensors end at byte")
+    {
+        assert!(header(json, offset), "{what}");
+    }
+}
+
+fn header(json: &[u8], file_bytes: u64) -> bool {
+    let Ok(header) = Header::parse(json, file_bytes) else { return false };
+    let mut at = LENGTH_BYTES + json.len() as u64;
+    for tensor in &header.tensors {
+        assert_eq!(tensor.offset, at, "{tensor:?}");
+        super::assert_countable(&tensor.shape, tensor.dtype.bytes());
+        assert_eq!(u128::from(tensor.bytes), super::exact_bytes(&tensor.shape, tensor.dtype.bytes()));
+        at += tensor.bytes;
+    }
+    assert_eq!(at, file_bytes);
+    let names: HashSet<&str> = header.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+    assert_eq!(names.len(), header.tensors.len());
+    if let Some((_, text)) = header.metadata.iter().find(|(key, _)| key == METADATA_KEY) {
+        sums(text.as_bytes());
+    }
+    write_again(&header);
+    true
+}
+
+/// The same tensors laid out by us, with sums where those are not more than the test has memory for.
+fn write_again(header: &Header) {
+    let spec =
+        |tensor: &Tensor| TensorSpec { name: tensor.name.clone(), dtype: tensor.dtype, shape: tensor.shape.clone() };
+    let specs: Vec<TensorSpec> = header.tensors.iter().map(spec).collect();
+    let metadata: Vec<_> = header.metadata.iter().filter(|(key, _)| key != METADATA_KEY).cloned().collect();
+    let all_bytes: u128 = header.tensors.iter().map(|tensor| u128::from(tensor.bytes)).sum();
+    let has_sums = all_bytes < u128::from(100 * CELL_BYTES);
+    let Ok(plan) = Plan::new(&specs, metadata.clone(), has_sums) else { return };
+    let cells = |tensor: &Tensor| if has_sums { vec![7; cell_count(tensor.bytes)] } else { Vec::new() };
+    let bytes = plan.header(&plan.tensors().iter().map(cells).collect::<Vec<_>>());
+    assert_eq!(bytes.len() as u64, plan.data_offset());
+    let (length, rest) = bytes.split_first_chunk().unwrap();
+    let json_bytes = Header::json_bytes(*length, plan.file_bytes()).unwrap();
+    let again = Header::parse(&rest[..json_bytes as usize], plan.file_bytes()).unwrap();
+    let known =
+        |tensor: &Tensor| -> (String, Dtype, Vec<u64>) { (tensor.name.clone(), tensor.dtype, tensor.shape.clone()) };
+    let sorted = |tensors: &[Tensor]| {
+        let mut all: Vec<_> = tensors.iter().map(known).collect();
+        all.sort();
+        all
+    };
+    assert_eq!(sorted(&again.tensors), sorted(&header.tensors));
+    assert_eq!(again.metadata[..metadata.len()], metadata);
+    assert_eq!(again.metadata.len(), metadata.len() + usize::from(has_sums));
+}
+
+/// An index of several files.
+pub(crate) fn index_json(json: &[u8]) {
+    let Ok(index) = Index::parse(json) else { return };
+    let mut names = HashSet::new();
+    for (name, file) in &index.weight_map {
+        assert!(names.insert(name));
+        let parts: Vec<Component<'_>> = Path::new(file).components().collect();
+        assert!(matches!(parts[..], [Component::Normal(part)] if part == file.as_str()), "{file:?}");
+        assert!(!file.contains('\0'));
+    }
+    let pairs = index.weight_map.iter().map(|(name, file)| (name.clone(), serde_json::Value::from(file.as_str())));
+    let again = serde_json::json!({ "weight_map": pairs.collect::<serde_json::Map<_, _>>() }).to_string();
+    let mut again = Index::parse(again.as_bytes()).unwrap().weight_map;
+    let mut wanted = index.weight_map;
+    again.sort();
+    wanted.sort();
+    assert_eq!(again, wanted);
+}
+
+/// A side-car.
+pub(crate) fn sums(text: &[u8]) {
+    let Ok(records) = sums::decode(text) else { return };
+    let names: HashSet<&str> = records.iter().map(|record| record.name.as_str()).collect();
+    assert_eq!(names.len(), records.len());
+    assert!(records.iter().map(|record| 16 * record.cells.len()).sum::<usize>() <= text.len());
+    let again = sums::encode(&records);
+    assert_eq!(sums::decode(again.as_bytes()).as_ref(), Ok(&records));
+}

@@ -1,0 +1,230 @@
+"""Write the seeds of the fuzz targets: files that were genuinely saved, and attacks on each format.
+
+    python scripts/fuzz_seeds.py [FOLDER]
+
+Needs torch and deepnvme. The seeds are checked in; this makes them again after a format has grown.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+import sys
+import tempfile
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import deepnvme
+
+FOLDER = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent / "fuzz" / "seeds"
+HUGE = 2**64 - 1
+
+
+def main() -> None:
+    """Write all of them."""
+    with tempfile.TemporaryDirectory() as scratch:
+        saved(Path(scratch))
+    for attacks in (zip_attacks, safetensors_attacks, index_attacks, pickle_attacks, sums_attacks):
+        attacks()
+
+
+def write(target: str, name: str, content: bytes | str) -> None:
+    """Write one seed."""
+    folder = FOLDER / target
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def saved(scratch: Path) -> None:
+    """Save the same states by torch and by deepnvme."""
+    torch.manual_seed(1)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    base = torch.arange(6.0)
+    states: dict[str, Any] = {
+        "model": model.state_dict(),
+        "training": {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "x": [None, (1.5, "y")]},
+        "views": {"a": base, "b": base[2:], "t": base.view(2, 3).t(), "0": torch.tensor(1), "e": torch.empty(0, 3)},
+        "kinds": {
+            "bf16": torch.ones(2, dtype=torch.bfloat16), "u16": torch.ones(2, dtype=torch.uint16),
+            "f8": torch.ones(2).to(torch.float8_e4m3fn), "p": torch.nn.Parameter(torch.ones(1)), "bytes": b"\xff\x00",
+            "big": 2**70, "od": OrderedDict(a=1), "sparse": torch.eye(2).to_sparse(), "size": torch.Size([1]),
+            "q": torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8), "set": {1}, "c": 1j,
+        },
+    }  # fmt: skip
+    for name, state in states.items():
+        for protocol in (2, 4) if name == "kinds" else (2,):
+            buffer = io.BytesIO()
+            torch.save(state, buffer, pickle_protocol=protocol)
+            write("archive", f"torch-{name}-{protocol}", buffer.getvalue())
+            with zipfile.ZipFile(buffer) as file:
+                write("pickle", f"torch-{name}-{protocol}", file.read("archive/data.pkl"))
+    flat = {name: tensor.contiguous() for name, tensor in states["views"].items()}
+    deepnvme.save(flat, scratch / "x.pt")
+    whole = (scratch / "x.pt").read_bytes()
+    write("archive", "deepnvme", whole)
+    with zipfile.ZipFile(scratch / "x.pt") as file:
+        write("sums", "archive", file.read("x/deepnvme/checksums.json"))
+    for name, checksums in (("sums", True), ("plain", False)):
+        deepnvme.save(flat, scratch / "x.safetensors", checksums=checksums, metadata={"format": "pt"})
+        write("safetensors", name, (scratch / "x.safetensors").read_bytes())
+    deepnvme.save(
+        {str(index): torch.ones(300) for index in range(4)}, scratch / "model.safetensors", max_shard_bytes=2000
+    )
+    write("index_json", "saved", next(scratch.glob("*.index.json")).read_bytes())
+
+
+def zipped(records: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
+    """Give the bytes of a ZIP file."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as file:
+        for name, content in records.items():
+            file.writestr(zipfile.ZipInfo(name), content, method)
+    return buffer.getvalue()
+
+
+def end64(records: int, size: int, offset: int, place: int) -> bytes:
+    """Give the end of a ZIP file that says those numbers."""
+    return (
+        struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 45, 45, 0, 0, records, records, size, offset)
+        + struct.pack("<IIQI", 0x07064B50, 0, place, 1)
+        + struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    )
+
+
+def zip_attacks() -> None:
+    """Lie about records."""
+    two = {"x/data.pkl": pickle.dumps({"a": 1}, 2), "x/version": b"3\n", "x/data/0": bytes(16)}
+    plain = zipped(two)
+    write("archive", "zip", plain)
+    write("archive", "bomb", zipped({"x/data.pkl": b"N.", "x/data/0": bytes(100_000)}, zipfile.ZIP_DEFLATED))
+    overlap = bytearray(plain)
+    place = plain.rfind(b"x/data/0") - 46
+    overlap[place + 42 : place + 46] = struct.pack("<I", 0)
+    write("archive", "overlap", bytes(overlap))
+    beyond = bytearray(plain)
+    beyond[place + 20 : place + 28] = b"\xff" * 8
+    write("archive", "beyond", bytes(beyond))
+    write(
+        "archive", "paths", zipped({"../data.pkl": b"N.", "../../etc/passwd": b"", "/x": b"", "x\x01": b"", "x//": b""})
+    )
+    body, begin = plain[: plain.rfind(b"PK\x05\x06")], plain.find(b"PK\x01\x02")
+    size = len(body) - begin
+    write("archive", "wide", body + end64(3, size, begin, len(body)))
+    for name, numbers in {
+        "many": (HUGE, size, begin), "long": (3, HUGE, begin), "far": (3, size, HUGE), "wraps": (3, 2**63, 2**63),
+        "none": (0, 0, begin), "elsewhere": (3, size, 0),
+    }.items():  # fmt: skip
+        write("archive", f"wide-{name}", body + end64(*numbers, len(body)))
+    write("archive", "comment", plain[:-2] + struct.pack("<H", 22) + plain[-22:])
+
+
+def safetensors_file(header: str, data: bytes = b"", length: int | None = None) -> bytes:
+    """Give a file with that header."""
+    return struct.pack("<Q", len(header) if length is None else length) + header.encode() + data
+
+
+def safetensors_attacks() -> None:
+    """Lie about headers and tensors."""
+
+    def entry(shape: str, begin: int, end: int, dtype: str = "U8") -> str:
+        return f'{{"dtype":"{dtype}","shape":[{shape}],"data_offsets":[{begin},{end}]}}'
+
+    good = f'{{"a":{entry("4", 0, 4)}}}'
+    for name, file in {
+        "length-huge": safetensors_file(good, bytes(4), HUGE),
+        "length-off": safetensors_file(good, bytes(4), len(good) + 1),
+        "overlap": safetensors_file(f'{{"a":{entry("4", 0, 4)},"b":{entry("4", 2, 6)}}}', bytes(6)),
+        "gap": safetensors_file(f'{{"a":{entry("4", 1, 5)}}}', bytes(5)),
+        "twice": safetensors_file(f'{{"a":{entry("4", 0, 4)},"a":{entry("4", 4, 8)}}}', bytes(8)),
+        "overflow": safetensors_file(f'{{"a":{entry("4294967296,4294967296", 0, 0, "F64")}}}'),
+        "nothing": safetensors_file(f'{{"a":{entry("0,4294967296,4294967296", 0, 0)},"b":{entry("0", 0, 0)}}}'),
+        "far": safetensors_file(f'{{"a":{entry("9223372036854775807", HUGE - 7, HUGE)}}}'),
+        "large": safetensors_file(f'{{"a":{entry("1073741824,1024", 0, 2**40)}}}'),
+        "dims": safetensors_file(f'{{"a":{entry("1," * 999 + "1", 0, 1)}}}', bytes(1)),
+        "deep": safetensors_file('{"a":' * 200 + "1" + "}" * 200),
+        "metadata": safetensors_file('{"__metadata__":{"a":"b","a":"c"}}'),
+        "scalar": safetensors_file(f'{{"":{entry("", 0, 2, "F16")},"é\\u0000":{entry("1", 2, 10, "C64")}}}', bytes(10)),
+    }.items():
+        write("safetensors", name, file)
+
+
+def index_attacks() -> None:
+    """Name files that are none of the folder."""
+    for number, file in enumerate(["../x", "/etc/passwd", "", ".", "..", "a/b", "a\0b", "a\\b", "\u202ex", "a" * 300]):
+        write("index_json", f"path-{number}", json.dumps({"weight_map": {"a": file}}))
+    write("index_json", "twice", '{"weight_map":{"a":"x","a":"y"}}')
+    write("index_json", "metadata", '{"metadata":[[[{}]]],"weight_map":{"a":"x"},"weight_map":{}}')
+    write("index_json", "deep", '{"metadata":' + "[" * 500)
+
+
+def text(content: str) -> bytes:
+    """Give the instruction for a text."""
+    return b"X" + struct.pack("<I", len(content.encode())) + content.encode()
+
+
+def tensor(
+    shape: bytes, strides: bytes, elements: int = 4, tail: bytes = b"\x89ccollections\nOrderedDict\n)R"
+) -> bytes:
+    """Give the instructions for a tensor."""
+    head = b"ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage") + b"ctorch\nFloatStorage\n" + text("0")
+    return head + text("cpu") + b"\x8a\x08" + struct.pack("<q", elements) + b"tQK\x00" + shape + strides + tail + b"tR"
+
+
+def pickle_attacks() -> None:
+    """Call what must not be called, and make much of little."""
+    one, most = b"(K\x01t", b"(\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7ft"
+    for name, body in {
+        "system": b"cos\nsystem\n" + text("true") + b"\x85R",
+        "dotted": b"\x8c\x05torch\x8c\x0eTensor.__new__\x93",
+        "new": b"cbuiltins\ntype\n)}\x92N)b",
+        "tuples": b")" + b"2\x86" * 60,
+        "tuple-keys": b"})" + b"2\x86" * 60 + b"Ns",
+        "frozen": b")" + b"2\x86q\x00(h\x00h\x00\x91" * 30,
+        "lists": b"]" + b"q\x00]h\x00ah\x00a" * 60,
+        "circle": b"]q\x00h\x00a(h\x00tq\x01h\x00h\x01a",
+        "deep": b"]" * 600 + b"a" * 599,
+        "deep-states": b"cm\nC\n)R" * 600 + b"b" * 599,
+        "long-name": b"}" + text("k" * 5000) + tensor(one, one) + b"s",
+        "many-names": b"}" + text("k" * 2000) + b"](" + tensor(one, one) + b"q\x00" + b"h\x00" * 1000 + b"es",
+        "tensor": tensor(one, one),
+        "expanded": tensor(most, b"(K\x00t"),
+        "beyond": tensor(most, most),
+        "no-elements": tensor(b"(K\x00t" + most[1:-1] + b"t", b"(K\x01K\x01t"),
+        "dims": tensor(b"(" + b"K\x01" * 65 + b"t", b"(" + b"K\x01" * 65 + b"t"),
+        "untyped": tensor(one, one).replace(b"FloatStorage", b"UntypedStorage"),
+        "nested": tensor(one, one, tail=b"\x89N" + tensor(one, one) + b"}" + text("k") + tensor(one, one) + b"s"),
+        "keywords": b"cm\nC\n)}" + text("k") + tensor(one, one) + b"s\x92",
+        "shared-arguments": b"(" + b"]" * 99 + b"tq\x00](" + b"cm\nC\nh\x00R" * 99 + b"e",
+        "lengths": b"B\xff\xff\xff\xff",
+        "lengths-8": b"\x8d" + b"\xff" * 8,
+        "long-int": b"\x8b\x00\x20\x00\x00" + b"\x01" * 8192,
+        "marks": b"(" * 999 + b"t" * 999,
+        "persistent": text("hello") + b"Q",
+        "surrogate": b"X\x03\x00\x00\x00\xed\xa0\x80",
+    }.items():
+        write("pickle", name, b"\x80\x04" + body + b".")
+
+
+def sums_attacks() -> None:
+    """Lie about checksums."""
+    good: dict[str, Any] = {"version": 1, "algorithm": "crc-64/nvme", "cell_bytes": 1 << 20}
+    for name, records in {
+        "none": {}, "short": {"a": "0" * 15}, "upper": {"a": "ABCDEF0123456789" * 3}, "wide": {"a": "é" * 8},
+        "sign": {"a": "+123456789abcdef"}, "odd": {"a": "", "é\0": "0" * 16},
+    }.items():  # fmt: skip
+        write("sums", name, json.dumps(good | {"records": records}))
+    write("sums", "later", json.dumps(good | {"version": 2**32 - 1, "cell_bytes": 0, "records": {}}))
+    write("sums", "twice", json.dumps(good)[:-1] + ',"records":{"a":"","a":""}}')
+
+
+if __name__ == "__main__":
+    main()
