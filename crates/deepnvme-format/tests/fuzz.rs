@@ -1,5 +1,6 @@
 //! The bodies of the fuzz targets over their seeds, and over some thousand mutations of each: without a nightly toolchain,
 //! and the same ones every time.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 mod fuzz_bodies;
 

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 
 use super::graph::{Graph, Make, Node, NodeId, Object};
+use super::input::Input;
 use super::{cost, opcodes as op};
 use crate::error::{Error, Result};
 
@@ -33,7 +34,7 @@ pub fn parse(bytes: &[u8]) -> Result<Graph> {
 }
 
 fn parse_within(bytes: &[u8], cells_max: usize) -> Result<Graph> {
-    let mut machine = Machine { bytes, cells_max, ..Machine::default() };
+    let mut machine = Machine { input: Input::new(bytes), cells_max, ..Machine::default() };
     let root = machine.run()?;
     let graph = Graph { nodes: machine.nodes, root };
     cost::check(&graph)?;
@@ -42,10 +43,7 @@ fn parse_within(bytes: &[u8], cells_max: usize) -> Result<Graph> {
 
 #[derive(Default)]
 struct Machine<'a> {
-    bytes: &'a [u8],
-    at: usize,
-    /// Where the instruction at hand begins.
-    began: usize,
+    input: Input<'a>,
     nodes: Vec<Node>,
     /// What the nodes take in memory, in sizes of a plain one.
     cells: usize,
@@ -56,11 +54,10 @@ struct Machine<'a> {
     memo: HashMap<u32, NodeId>,
 }
 
-impl<'a> Machine<'a> {
+impl Machine<'_> {
     fn run(&mut self) -> Result<NodeId> {
         loop {
-            self.began = self.at;
-            let code = self.byte()?;
+            let code = self.input.instruction()?;
             if code == op::STOP {
                 return self.pop();
             }
@@ -71,21 +68,21 @@ impl<'a> Machine<'a> {
     fn step(&mut self, code: u8) -> Result<()> {
         match code {
             op::PROTOCOL => {
-                let version = self.byte()?;
+                let version = self.input.byte()?;
                 if version > 5 {
                     return Err(Error::unsupported(format!("the pickle has protocol {version}; 2 to 5 are read")));
                 }
             }
-            op::FRAME => drop(self.take(8)?),
+            op::FRAME => drop(self.input.take(8)?),
             op::NONE => self.push(Node::None)?,
             op::NEW_TRUE => self.push(Node::Bool(true))?,
             op::NEW_FALSE => self.push(Node::Bool(false))?,
             op::BIN_INT | op::BIN_INT1 | op::BIN_INT2 | op::LONG1 | op::LONG4 | op::BIN_FLOAT => self.number(code)?,
             op::BIN_UNICODE | op::SHORT_BIN_UNICODE | op::BIN_UNICODE8 => {
                 let bytes = match code {
-                    op::SHORT_BIN_UNICODE => self.counted(1)?,
-                    op::BIN_UNICODE => self.counted(4)?,
-                    _ => self.counted(8)?,
+                    op::SHORT_BIN_UNICODE => self.input.counted(1)?,
+                    op::BIN_UNICODE => self.input.counted(4)?,
+                    _ => self.input.counted(8)?,
                 };
                 let text = String::from_utf8_lossy(bytes).into_owned().into_boxed_str();
                 self.push(Node::Str(text))?;
@@ -94,7 +91,7 @@ impl<'a> Machine<'a> {
             op::BIN_STRING | op::BIN_BYTES => self.bytes_node(4)?,
             op::BIN_BYTES8 => self.bytes_node(8)?,
             op::BYTE_ARRAY8 => {
-                let bytes = self.counted(8)?.into();
+                let bytes = self.input.counted(8)?.into();
                 self.push(Node::ByteArray(bytes))?;
             }
             op::EMPTY_TUPLE => self.push(Node::Tuple(Box::default()))?,
@@ -130,29 +127,29 @@ impl<'a> Machine<'a> {
             }
             op::BIN_PUT | op::LONG_BIN_PUT | op::MEMOIZE => {
                 let index = match code {
-                    op::BIN_PUT => self.byte()?.into(),
-                    op::LONG_BIN_PUT => self.u32()?,
+                    op::BIN_PUT => self.input.byte()?.into(),
+                    op::LONG_BIN_PUT => self.input.u32()?,
                     _ => self.memo.len() as u32,
                 };
                 let top = self.top()?;
                 self.memo.insert(index, top);
             }
             op::BIN_GET | op::LONG_BIN_GET => {
-                let index = if code == op::BIN_GET { self.byte()?.into() } else { self.u32()? };
+                let index = if code == op::BIN_GET { self.input.byte()?.into() } else { self.input.u32()? };
                 let Some(node) = self.memo.get(&index) else {
-                    return Err(self.error("refers to an object that is not there"));
+                    return Err(self.input.error("refers to an object that is not there"));
                 };
                 self.stack.push(*node);
             }
             op::GLOBAL => {
-                let (module, name) = (self.line()?, self.line()?);
+                let (module, name) = (self.input.line()?, self.input.line()?);
                 let (module, name) = (self.make(Node::Str(module))?, self.make(Node::Str(name))?);
                 self.push(Node::Global(module, name))?;
             }
             op::STACK_GLOBAL => {
                 let names = self.pop_many(2)?;
                 if names.iter().any(|id| !matches!(self.nodes[id.index()], Node::Str(_))) {
-                    return Err(self.error("names a global by something else than texts"));
+                    return Err(self.input.error("names a global by something else than texts"));
                 }
                 self.push(Node::Global(names[0], names[1]))?;
             }
@@ -166,26 +163,26 @@ impl<'a> Machine<'a> {
                 let top = self.top()?;
                 match &mut self.nodes[top.index()] {
                     Node::Object(object) => object.states.push(state),
-                    _ => return Err(self.error("gives a state to something that has none")),
+                    _ => return Err(self.input.error("gives a state to something that has none")),
                 }
             }
-            _ => return Err(self.unknown(code)),
+            _ => return Err(self.input.unknown(code)),
         }
         Ok(())
     }
 
     fn number(&mut self, code: u8) -> Result<()> {
         let node = match code {
-            op::BIN_INT => Node::Int(i64::from(self.u32()?.cast_signed())),
-            op::BIN_INT1 => Node::Int(self.byte()?.into()),
-            op::BIN_INT2 => Node::Int(u16::from_le_bytes(self.array()?).into()),
-            op::BIN_FLOAT => Node::Float(f64::from_be_bytes(self.array()?)),
-            op::LONG1 => integer(self.counted(1)?),
-            op::LONG4 => integer(self.counted(4)?),
-            _ => return Err(self.unknown(code)),
+            op::BIN_INT => Node::Int(i64::from(self.input.u32()?.cast_signed())),
+            op::BIN_INT1 => Node::Int(self.input.byte()?.into()),
+            op::BIN_INT2 => Node::Int(u16::from_le_bytes(self.input.array()?).into()),
+            op::BIN_FLOAT => Node::Float(f64::from_be_bytes(self.input.array()?)),
+            op::LONG1 => integer(self.input.counted(1)?),
+            op::LONG4 => integer(self.input.counted(4)?),
+            _ => return Err(self.input.unknown(code)),
         };
         if matches!(&node, Node::LongInt(bytes) if bytes.len() > LONG_INT_BYTES_MAX) {
-            return Err(self.error("has an integer of absurd length"));
+            return Err(self.input.error("has an integer of absurd length"));
         }
         self.push(node)
     }
@@ -195,7 +192,7 @@ impl<'a> Machine<'a> {
         let parts = self.pop_many(2)?;
         let make = if code == op::REDUCE { Make::Call } else { Make::NewObject };
         if !matches!(self.nodes[parts[1].index()], Node::Tuple(_)) {
-            return Err(self.error("calls something with arguments that are no tuple"));
+            return Err(self.input.error("calls something with arguments that are no tuple"));
         }
         self.push(Node::Object(Box::new(Object {
             make,
@@ -213,27 +210,27 @@ impl<'a> Machine<'a> {
         match &mut self.nodes[top.index()] {
             Node::List(list) | Node::Set(list) => list.extend(elements),
             Node::Object(object) => object.elements.extend(elements),
-            _ => return Err(self.error("appends to something that is no list")),
+            _ => return Err(self.input.error("appends to something that is no list")),
         }
         Ok(())
     }
 
     fn set_items(&mut self, elements: &[NodeId]) -> Result<()> {
         if elements.len() % 2 == 1 {
-            return Err(self.error("sets a key without a value"));
+            return Err(self.input.error("sets a key without a value"));
         }
         let pairs = elements.chunks_exact(2).map(|pair| (pair[0], pair[1]));
         let top = self.top()?;
         match &mut self.nodes[top.index()] {
             Node::Dict(items) => items.extend(pairs),
             Node::Object(object) => object.items.extend(pairs),
-            _ => return Err(self.error("sets items of something that is no dict")),
+            _ => return Err(self.input.error("sets items of something that is no dict")),
         }
         Ok(())
     }
 
     fn bytes_node(&mut self, width: usize) -> Result<()> {
-        let bytes = self.counted(width)?.into();
+        let bytes = self.input.counted(width)?.into();
         self.push(Node::Bytes(bytes))
     }
 
@@ -258,7 +255,7 @@ impl<'a> Machine<'a> {
     /// The top of the stack above the last mark.
     fn top(&self) -> Result<NodeId> {
         let floor = self.marks.last().copied().unwrap_or(0);
-        self.stack[floor..].last().copied().ok_or_else(|| self.error("takes more from its stack than there is"))
+        self.stack[floor..].last().copied().ok_or_else(|| self.input.error("takes more from its stack than there is"))
     }
 
     fn pop(&mut self) -> Result<NodeId> {
@@ -271,70 +268,15 @@ impl<'a> Machine<'a> {
         let floor = self.marks.last().copied().unwrap_or(0);
         match self.stack.len().checked_sub(count).filter(|at| *at >= floor) {
             Some(at) => Ok(self.stack.split_off(at)),
-            None => Err(self.error("takes more from its stack than there is")),
+            None => Err(self.input.error("takes more from its stack than there is")),
         }
     }
 
     fn pop_mark(&mut self) -> Result<Vec<NodeId>> {
         match self.marks.pop() {
             Some(at) => Ok(self.stack.split_off(at)),
-            None => Err(self.error("goes back to a mark that is not there")),
+            None => Err(self.input.error("goes back to a mark that is not there")),
         }
-    }
-
-    fn take(&mut self, count: usize) -> Result<&'a [u8]> {
-        match self.at.checked_add(count).filter(|end| *end <= self.bytes.len()) {
-            Some(end) => {
-                let taken = &self.bytes[self.at..end];
-                self.at = end;
-                Ok(taken)
-            }
-            None => Err(self.error("ends in the middle")),
-        }
-    }
-
-    fn byte(&mut self) -> Result<u8> {
-        Ok(self.take(1)?[0])
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
-        let mut array = [0; N];
-        array.copy_from_slice(self.take(N)?);
-        Ok(array)
-    }
-
-    fn u32(&mut self) -> Result<u32> {
-        Ok(u32::from_le_bytes(self.array()?))
-    }
-
-    /// Bytes behind their number, which has `width` bytes itself.
-    fn counted(&mut self, width: usize) -> Result<&'a [u8]> {
-        let mut count = [0; 8];
-        count[..width].copy_from_slice(self.take(width)?);
-        let count = usize::try_from(u64::from_le_bytes(count)).map_err(|_| self.error("ends in the middle"))?;
-        self.take(count)
-    }
-
-    fn line(&mut self) -> Result<Box<str>> {
-        let rest = &self.bytes[self.at..];
-        let Some(length) = rest.iter().position(|byte| *byte == b'\n') else {
-            return Err(self.error("ends in the middle"));
-        };
-        let text = std::str::from_utf8(&rest[..length]).map_err(|_| self.error("has a name that is not UTF-8"))?;
-        self.at += length + 1;
-        Ok(text.into())
-    }
-
-    fn error(&self, what: &str) -> Error {
-        Error::corrupt(self.began as u64, format!("the pickle {what}"))
-    }
-
-    fn unknown(&self, code: u8) -> Error {
-        let text = format!(
-            "the pickle has the instruction {code:#04x} at byte {}, which torch.save does not write",
-            self.began
-        );
-        Error::unsupported(text)
     }
 }
 
