@@ -1,0 +1,195 @@
+//! Headers out of bytes: every field is there, or the place where it is not is told.
+
+use super::{
+    CENTRAL_MAGIC, END_MAGIC, END64_MAGIC, EXTRA_HEAD_BYTES, EXTRA_ZIP64, FLAG_ENCRYPTED, LOCAL_BYTES, LOCAL_MAGIC,
+    LOCATOR_BYTES, LOCATOR_MAGIC,
+};
+use crate::error::{Error, Result};
+
+/// Bytes with a place in the file, taken one number after another.
+#[derive(Clone, Copy)]
+pub(in crate::archive) struct Words<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    offset: u64,
+}
+
+impl<'a> Words<'a> {
+    pub(in crate::archive) fn new(bytes: &'a [u8], offset: u64) -> Self {
+        Self { bytes, at: 0, offset }
+    }
+
+    pub(in crate::archive) fn offset(&self) -> u64 {
+        self.offset + self.at as u64
+    }
+
+    pub(in crate::archive) fn take(&mut self, count: usize) -> Result<&'a [u8]> {
+        let end = self.at.checked_add(count).filter(|end| *end <= self.bytes.len());
+        let Some(end) = end else {
+            return Err(Error::corrupt(self.offset(), "the ZIP directory ends in the middle of an entry"));
+        };
+        let taken = &self.bytes[self.at..end];
+        self.at = end;
+        Ok(taken)
+    }
+
+    pub(in crate::archive) fn u16(&mut self) -> Result<u16> {
+        Ok(u16::from_le_bytes(self.take(2)?.try_into().unwrap_or_default()))
+    }
+
+    pub(in crate::archive) fn u32(&mut self) -> Result<u32> {
+        Ok(u32::from_le_bytes(self.take(4)?.try_into().unwrap_or_default()))
+    }
+
+    pub(in crate::archive) fn u64(&mut self) -> Result<u64> {
+        Ok(u64::from_le_bytes(self.take(8)?.try_into().unwrap_or_default()))
+    }
+
+    fn magic(&mut self, magic: u32, what: &str) -> Result<()> {
+        let offset = self.offset();
+        if self.u32()? == magic {
+            return Ok(());
+        }
+        Err(Error::corrupt(offset, format!("there is no {what} where the ZIP directory says that one is")))
+    }
+}
+
+/// The fields that both kinds of header begin with, from the flags on.
+struct Common {
+    flags: u16,
+    crc32: u32,
+    packed: u64,
+    bytes: u64,
+}
+
+fn common(words: &mut Words<'_>) -> Result<Common> {
+    let offset = words.offset();
+    let flags = words.u16()?;
+    let method = words.u16()?;
+    words.take(4)?;
+    let (crc32, packed, bytes) = (words.u32()?, words.u32()?, words.u32()?);
+    if flags & FLAG_ENCRYPTED != 0 {
+        return Err(Error::unsupported(format!(
+            "the record at offset {offset} is encrypted; torch archives never are"
+        )));
+    }
+    if method != 0 {
+        let text = "is compressed, and torch archives never are; unpack the file with unzip, and pack it with zip -0";
+        return Err(Error::unsupported(format!("the record at offset {offset} {text}")));
+    }
+    Ok(Common { flags, crc32, packed: packed.into(), bytes: bytes.into() })
+}
+
+/// Replaces each number that is all ones by the next one of the 64-bit extra field.
+fn widen(extra: &[u8], offset: u64, numbers: &mut [&mut u64]) -> Result<()> {
+    let mut words = Words::new(extra, offset);
+    while words.at + EXTRA_HEAD_BYTES as usize <= extra.len() {
+        let (tag, bytes) = (words.u16()?, words.u16()?);
+        let mut field = Words::new(words.take(bytes.into())?, words.offset());
+        if tag == EXTRA_ZIP64 {
+            for number in numbers.iter_mut().filter(|number| ***number == u64::from(u32::MAX)) {
+                **number = field.u64()?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An entry of the directory, as it stands there.
+pub(in crate::archive) struct CentralEntry {
+    pub(in crate::archive) name: String,
+    pub(in crate::archive) flags: u16,
+    pub(in crate::archive) crc32: u32,
+    pub(in crate::archive) bytes: u64,
+    pub(in crate::archive) header_offset: u64,
+}
+
+pub(in crate::archive) fn read_central(words: &mut Words<'_>) -> Result<CentralEntry> {
+    let offset = words.offset();
+    words.magic(CENTRAL_MAGIC, "entry")?;
+    words.take(4)?;
+    let Common { flags, crc32, mut packed, mut bytes } = common(words)?;
+    let (name_bytes, extra_bytes, comment_bytes) = (words.u16()?, words.u16()?, words.u16()?);
+    words.take(8)?;
+    let mut header_offset = u64::from(words.u32()?);
+    let name = std::str::from_utf8(words.take(name_bytes.into())?);
+    let name = name.map_err(|_| Error::corrupt(offset, "a record's name is not UTF-8"))?.to_owned();
+    let extra_offset = words.offset();
+    let extra = words.take(extra_bytes.into())?;
+    words.take(comment_bytes.into())?;
+    widen(extra, extra_offset, &mut [&mut bytes, &mut packed, &mut header_offset])?;
+    if packed != bytes {
+        return Err(Error::corrupt(offset, format!("the record {name:?} has {bytes} bytes and {packed} in the file")));
+    }
+    Ok(CentralEntry { name, flags, crc32, bytes, header_offset })
+}
+
+/// A local header, as it stands in the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The record's name.
+    pub name: Vec<u8>,
+    /// Bytes of the header: where the record's own begin.
+    pub header_bytes: u64,
+}
+
+impl Header {
+    /// Reads the header at the beginning of `bytes`, which stand at `offset` of the file. `None` when there are too few.
+    ///
+    /// # Errors
+    /// `Corrupt` where there is no header.
+    pub fn parse(bytes: &[u8], offset: u64) -> Result<Option<Self>> {
+        if bytes.len() < LOCAL_BYTES as usize {
+            return Ok(None);
+        }
+        let mut words = Words::new(bytes, offset);
+        words.magic(LOCAL_MAGIC, "record")?;
+        words.take(2)?;
+        common(&mut words)?;
+        let (name_bytes, extra_bytes) = (words.u16()?, words.u16()?);
+        let header_bytes = LOCAL_BYTES + u64::from(name_bytes) + u64::from(extra_bytes);
+        let Ok(name) = words.take(name_bytes.into()) else { return Ok(None) };
+        Ok(Some(Self { name: name.to_vec(), header_bytes }))
+    }
+}
+
+/// Where the directory is.
+pub(in crate::archive) struct EndFields {
+    pub(in crate::archive) records: u64,
+    pub(in crate::archive) directory_bytes: u64,
+    pub(in crate::archive) directory_offset: u64,
+}
+
+/// The end record at `at` of `tail`, with the 64-bit one in front of it if there is one.
+pub(in crate::archive) fn read_end(tail: &[u8], at: usize, tail_offset: u64) -> Result<EndFields> {
+    let offset = tail_offset + at as u64;
+    let mut words = Words::new(&tail[at..], offset);
+    words.magic(END_MAGIC, "end")?;
+    let (disk, directory_disk) = (words.u16()?, words.u16()?);
+    if disk != 0 || directory_disk != 0 {
+        return Err(Error::unsupported("the ZIP file is one of several volumes; torch archives never are"));
+    }
+    words.u16()?;
+    let mut fields = EndFields {
+        records: words.u16()?.into(),
+        directory_bytes: words.u32()?.into(),
+        directory_offset: words.u32()?.into(),
+    };
+    let Some(locator_at) = at.checked_sub(LOCATOR_BYTES) else { return Ok(fields) };
+    let mut locator = Words::new(&tail[locator_at..at], tail_offset + locator_at as u64);
+    if locator.magic(LOCATOR_MAGIC, "locator").is_err() {
+        return Ok(fields);
+    }
+    locator.take(4)?;
+    let end64_offset = locator.u64()?;
+    let end64_at = end64_offset.checked_sub(tail_offset).filter(|at| *at < locator_at as u64);
+    let Some(end64_at) = end64_at else {
+        return Err(Error::corrupt(offset, "the 64-bit end of the ZIP directory lies elsewhere than in front of it"));
+    };
+    let mut words = Words::new(&tail[end64_at as usize..locator_at], end64_offset);
+    words.magic(END64_MAGIC, "64-bit end")?;
+    words.take(20)?;
+    words.u64()?;
+    fields = EndFields { records: words.u64()?, directory_bytes: words.u64()?, directory_offset: words.u64()? };
+    Ok(fields)
+}

@@ -1,0 +1,66 @@
+//! Any cut gives the same sums, and side-cars come back.
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[test]
+fn the_sums_are_those_of_the_standards() {
+    let sums = sums_of(b"123456789");
+    assert_eq!((sums.crc32, sums.crc64), (0xCBF4_3926, 0xAE8B_1486_0A79_9888));
+    assert_eq!(sums_of(b""), PartSums::EMPTY);
+}
+
+proptest! {
+    #[test]
+    fn any_cut_gives_the_same_sum(bytes in proptest::collection::vec(any::<u8>(), 0..5000), at in 0.0..1.0f64) {
+        let at = (bytes.len() as f64 * at) as usize;
+        let (left, right) = bytes.split_at(at);
+        prop_assert_eq!(sums_of(left).then(sums_of(right)), sums_of(&bytes));
+    }
+
+    #[test]
+    fn a_side_car_comes_back_and_keeps_its_length(
+        records in proptest::collection::vec((".*", proptest::collection::vec(any::<u64>(), 0..4)), 0..5)
+    ) {
+        let mut seen = std::collections::BTreeSet::new();
+        let records: Vec<_> = records.into_iter().filter(|(name, _)| seen.insert(name.clone()))
+            .map(|(name, cells)| SideCarRecord { name, cells }).collect();
+        let text = encode(&records);
+        prop_assert_eq!(&decode(text.as_bytes()).unwrap(), &records);
+        let blank: Vec<_> = records.iter()
+            .map(|record| SideCarRecord { name: record.name.clone(), cells: vec![0; record.cells.len()] }).collect();
+        prop_assert_eq!(encode(&blank).len(), text.len());
+    }
+}
+
+#[test]
+fn parts_become_cells() {
+    let bytes: Vec<u8> = (0..2 * CELL_BYTES + 77).map(|index| (index * 7 % 251) as u8).collect();
+    let cell = CELL_BYTES as usize;
+    let cuts = [0, 100, cell, cell + 5, 2 * cell, bytes.len()];
+    let mut parts: Vec<_> = cuts.windows(2).map(|cut| (cut[0] as u64, sums_of(&bytes[cut[0]..cut[1]]))).collect();
+    parts.reverse();
+    let sums = RecordSums::from_parts(parts.clone()).unwrap();
+    let cells: Vec<_> = bytes.chunks(cell).map(|cell| sums_of(cell).crc64).collect();
+    assert_eq!(sums, RecordSums { crc32: sums_of(&bytes).crc32, cells });
+    parts.remove(1);
+    RecordSums::from_parts(parts).unwrap_err();
+    RecordSums::from_parts(vec![(0, sums_of(&bytes))]).unwrap_err();
+    assert_eq!(RecordSums::from_parts(Vec::new()).unwrap(), RecordSums::default());
+}
+
+#[test]
+fn a_foreign_side_car_is_refused() {
+    for text in ["", "[]", r#"{"version":1}"#] {
+        assert!(matches!(decode(text.as_bytes()), Err(Error::Corrupt { .. })), "{text}");
+    }
+    let later = r#"{"version":2,"algorithm":"x","cell_bytes":1,"records":{}}"#;
+    assert!(decode(later.as_bytes()).unwrap_err().to_string().contains("upgrade"));
+    for digits in ["0", "000000000000000g", "\u{e9}00000000000000"] {
+        let text = format!(
+            r#"{{"version":1,"algorithm":"{ALGORITHM}","cell_bytes":{CELL_BYTES},"records":{{"a":"{digits}"}}}}"#
+        );
+        assert!(decode(text.as_bytes()).is_err(), "{digits}");
+    }
+}
