@@ -120,3 +120,41 @@ fn a_shape_has_a_limit() {
     assert_eq!(names(&tensor(crate::DIMS_MAX)).unwrap(), [""]);
     assert!(matches!(names(&tensor(crate::DIMS_MAX + 1)), Err(Error::Corrupt { .. })));
 }
+
+#[test]
+fn others_are_named_in_order() {
+    let named = |parts: &[&[u8]]| others(&pickle::parse(&pickled(parts)).unwrap());
+    // {"a": [1, t, (None, {2: "x"})], "o": OrderedDict(k=True), "c": C(), "s": {1}}
+    let list = [b"](K\x01", TENSOR, b"N}K\x02", &text("x"), b"s\x86e"].concat();
+    let ordered = [b"ccollections\nOrderedDict\n)R", &text("k")[..], b"\x88s"].concat();
+    let found = named(&[
+        b"}(",
+        &text("a"),
+        &list,
+        &text("o"),
+        &ordered,
+        &text("c"),
+        b"cm\nC\n)R",
+        &text("s"),
+        b"\x8f(K\x01\x90u",
+    ]);
+    let found: Vec<_> = found.iter().map(|(name, kind)| (name.as_str(), *kind)).collect();
+    let wanted =
+        [("a.0", "int"), ("a.2.0", "None"), ("a.2.1.2", "str"), ("o.k", "bool"), ("c", "object"), ("s", "set")];
+    assert_eq!(found, wanted);
+    assert_eq!(named(&[b"K\x01"]), [(String::new(), "int")]);
+    assert_eq!(named(&[&b"]".repeat(600), b"N", &b"a".repeat(600)]), []);
+}
+
+#[test]
+fn others_have_a_limit() {
+    let many = |key: &str| {
+        let rows = [b"](", &b"N".repeat(2 * OTHERS_MAX)[..], b"e"].concat();
+        others(&pickle::parse(&pickled(&[b"}", &text(key), &rows, b"s"])).unwrap()).len()
+    };
+    assert_eq!(many("k"), OTHERS_MAX);
+    // Names that are too long are looked for as often, and no more.
+    assert_eq!(many(&"k".repeat(NAME_BYTES_MAX)), 0);
+    let shared = [b"]", &b"q\x030]h\x03ah\x03a".repeat(400)[..]].concat();
+    assert_eq!(others(&pickle::parse(&pickled(&[&shared])).unwrap()), []);
+}

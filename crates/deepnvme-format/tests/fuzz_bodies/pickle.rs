@@ -4,12 +4,14 @@ use std::collections::HashSet;
 
 use deepnvme_format::Dtype;
 use deepnvme_format::pickle::{self, Emitter, Graph, Node, NodeId, TensorView};
-use deepnvme_format::state::{NAME_BYTES_MAX, State, Tensor};
+use deepnvme_format::state::{NAME_BYTES_MAX, OTHERS_MAX, State, Tensor, others};
 
 /// A pickle.
 pub(crate) fn pickle(bytes: &[u8]) {
     let Ok(graph) = pickle::parse(bytes) else { return };
     check_graph(&graph, bytes.len());
+    let others = others(&graph);
+    assert!(others.len() <= OTHERS_MAX && others.iter().all(|(name, _)| name.len() <= NAME_BYTES_MAX));
     let Ok(state) = State::of(&graph) else { return };
     check_state(&graph, &state);
     write_again(&state);
@@ -72,8 +74,9 @@ fn check_state(graph: &Graph, state: &State) {
 
 /// The same tensors, each with a storage of its own, in a flat state of ours.
 fn write_again(state: &State) {
-    let has_class = |tensor: &&Tensor| tensor.dtype.storage_class().is_some();
-    let tensors: Vec<&Tensor> = state.tensors.iter().filter(has_class).take(100).collect();
+    // A storage of more bytes than a signed number has is none that can be written.
+    let can_be_written = |tensor: &&Tensor| i64::try_from(state.storages[tensor.storage].bytes).is_ok();
+    let tensors: Vec<&Tensor> = state.tensors.iter().filter(can_be_written).take(100).collect();
     let mut emitter = Emitter::default();
     emitter.raw(b"}(");
     for (key, tensor) in tensors.iter().enumerate() {
