@@ -29,6 +29,7 @@ __all__ = [
     "NotFolderError",
     "NotFoundError",
     "OutOfMemoryError",
+    "PeerError",
     "PermissionDeniedError",
     "UnsafeFileError",
     "UnsupportedError",
@@ -107,6 +108,10 @@ class ChecksumError(Error, ValueError):
 
 class UnsafeFileError(Error, pickle.UnpicklingError):
     """A checkpoint asks for code that is not known to be harmless. The message names it, and how to allow it."""
+
+
+class PeerError(Error):
+    """Another process failed at what several do together, or has ended. The message names it, and what it said."""
 
 
 class MovedError(Error):

@@ -1,7 +1,7 @@
 """``deepnvme.Checkpointer``: a folder of checkpoints, saved while training goes on.
 
 ``retention`` knows what counts, ``schedule`` whose turn it is, ``background`` has the save that is under way,
-``overlap`` has optimizers wait for it.
+``overlap`` has optimizers wait for it, ``distributed`` knows the other processes, if there are any.
 """
 
 from __future__ import annotations
@@ -14,25 +14,38 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._checkpoint.background import Background, staging_for
+from deepnvme._checkpoint import distributed_sharded as sharded
+from deepnvme._checkpoint.background import Background, Saved, Saving, staging_of
+from deepnvme._checkpoint.distributed import Team
+from deepnvme._checkpoint.distributed_layout import layout_of
+from deepnvme._checkpoint.names import tensors_of
 from deepnvme._checkpoint.overlap import before_each_step
 from deepnvme._checkpoint.progress import Progress, watcher
 from deepnvme._checkpoint.reading import load
 from deepnvme._checkpoint.retention import Retained
 from deepnvme._checkpoint.schedule import Schedule
 from deepnvme._checkpoint.stats import CheckpointerStats, Tally
-from deepnvme._checkpoint.writing import SaveOptions, check_torch, described, start_archive, start_tensors
+from deepnvme._checkpoint.writing import (
+    SAFETENSORS,
+    SaveOptions,
+    check_torch,
+    described,
+    start_archive,
+    start_tensors,
+)
 
 if TYPE_CHECKING:
     import datetime as dt
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Literal
 
     import torch
+    from torch.distributed import ProcessGroup
     from typing_extensions import Self
 
     from deepnvme._checkpoint.manifest import Checkpoint
-    from deepnvme._deepnvme import Engine, _Saving
+    from deepnvme._deepnvme import Engine
 
 
 class Checkpointer:
@@ -47,6 +60,10 @@ class Checkpointer:
     tensors are written from where they are, and the next ``optimizer.step`` waits if they have not been yet. One save
     is under way at a time: the next one waits for it. What goes wrong in the background is raised by the next call.
 
+    Where ``torch.distributed`` is set up, all processes make a Checkpointer and call ``save`` with the same step. Each
+    writes its stretch of a state that all have; a state with DTensors becomes a folder, which is restored ``into`` a
+    state. Close it before ``destroy_process_group``. `docs/checkpoints.md` says more.
+
     Args:
         folder: where; it is made if it is not there.
         keep: how many checkpoints stay. Default 3; ``None`` keeps all.
@@ -60,6 +77,11 @@ class Checkpointer:
         durability: as for ``deepnvme.save``. Default ``"full"``.
         checksums: as for ``deepnvme.save``. Default True.
         progress: as for ``deepnvme.save``; in the background nothing is shown. Default: a bar on a terminal.
+        process_group: the processes that save together; a process that saves by itself gives a group of its own.
+            Default: all, where ``torch.distributed`` is set up.
+        layout: what a state becomes that several processes save: ``"file"`` (default), or ``"parts"``, one file of
+            each, where they do not share a folder or one file is slow.
+        writers_per_node: how many processes of each machine write. Default: all.
 
     Example:
         >>> model = torch.nn.Linear(2, 3)
@@ -85,17 +107,38 @@ class Checkpointer:
         durability: Literal["none", "data", "full"] = "full",
         checksums: bool = True,
         progress: Progress = None,
+        process_group: ProcessGroup | None = None,
+        layout: Literal["file", "parts"] = "file",
+        writers_per_node: int | None = None,
     ) -> None:
         if format not in ("pt", "safetensors"):
             msg = f"format is {format!r}; it must be 'pt' or 'safetensors'"
             raise ValueError(msg)
+        if layout not in ("file", "parts"):
+            msg = f"layout is {layout!r}; it must be 'file' or 'parts'"
+            raise ValueError(msg)
+        if writers_per_node is not None and writers_per_node < 1:
+            msg = f"writers_per_node is {writers_per_node}; at least 1 process of each machine writes, or all with None"
+            raise ValueError(msg)
         check_torch("Checkpointer")
         self.folder = Path(folder)
         self._schedule = Schedule(every)
-        self._retained = Retained(self.folder, keep, durability)
+        self._team = Team(process_group)
+        # Asked by whoever trains, at the same time as a save in the background asks the others: it needs its own.
+        self._clock = Team(process_group) if self._schedule.is_by_time else None
+        settings: dict[str, object] = {"keep": keep, "every": every, "async_": async_, "format": format}
+        settings |= {
+            "durability": durability,
+            "checksums": checksums,
+            "layout": layout,
+            "writers_per_node": writers_per_node,
+        }
+        self._team.same(str(self.folder), settings)
+        self._retained = Retained(self.folder, keep, durability, self._team)
+        self._layout = layout_of(self._team, layout, writers_per_node)
         self._is_async = async_
         self._memory = memory
-        self._suffix = format
+        self._suffix = f".{format}"
         self._options = SaveOptions(engine, durability, checksums)
         self._progress = progress
         self._tally = Tally()
@@ -132,24 +175,32 @@ class Checkpointer:
         Raises:
             deepnvme.Error: this save failed, or the last one did in the background.
         """
-        self._background.check()
+        if self._team.is_alone:
+            # Others have to hear of it: they do in `_begin`, when it is everybody's turn.
+            self._background.check()
         began = time.perf_counter()
-        if not (self._schedule.is_due(step, began) or force):
+        is_due = self._schedule.is_due(step, began)
+        if self._clock is not None:
+            is_due = self._clock.tell(is_due)
+        if not (is_due or force):
             return False
-        self.wait()
-        path = self._retained.new_path(step, self._suffix)
-        saving = self._start(state, path)
+        saving, path = self._begin(step, state)
 
-        def commit(saved: tuple[int, int, int, int]) -> None:
-            self._retained.commit(step, path, saved)
+        def commit(saved: Saved) -> None:
+            with self._team.together():
+                self._retained.commit(step, path, saved, getattr(saving, "parts", ()))
             self._tally.add_save(saved[0], time.perf_counter() - began)
 
+        tell = watcher(self._progress, "saving", path) if self._team.is_leader or callable(self._progress) else None
         if self._is_async or self._overlaps:
             self._background.start(saving, commit)
             if not self._overlaps:
                 self._background.wait_for_copies()
+        elif self._team.is_alone:
+            commit(saving.wait(tell, True))
         else:
-            commit(saving.wait(watcher(self._progress, "saving", path), True))
+            self._background.start(saving, commit)
+            self._background.watch(tell)
         self._schedule.note(began)
         self._tally.add_stall(time.perf_counter() - began)
         return True
@@ -169,7 +220,15 @@ class Checkpointer:
         found = self._retained.find(step)
         found.check()
         options.setdefault("engine", self._options.engine)
-        return load(found.path, **options)
+        if not found.is_sharded:
+            return load(found.path, **options)
+        if not {"engine", "into"} <= set(options) <= {"engine", "into", "verify"}:
+            msg = (
+                f"{found.path} is sharded: processes have saved parts of tensors. Give restore(into=state), with a "
+                "state whose tensors say which parts this process wants, and nothing else but engine and verify"
+            )
+            raise ValueError(msg)
+        return sharded.restore(self._team, found, options.pop("into"), options)
 
     def wait(self) -> None:
         """Wait until the save that is under way is in the manifest, and raise what went wrong with it."""
@@ -216,11 +275,18 @@ class Checkpointer:
                 self.wait()
 
     def close(self) -> None:
-        """Wait for the save that is under way, and free the memory. Closing twice does nothing."""
+        """Wait for the save that is under way, and free the memory. Closing twice does nothing.
+
+        Of several processes the connections are closed, too: what is there can still be listed and restored, unless it
+        is sharded.
+        """
         try:
             self.wait()
         finally:
             self._options = replace(self._options, staging=None)
+            if self._clock is not None:
+                self._clock.close()
+            self._team.close()
 
     def __enter__(self) -> Self:
         return self
@@ -237,16 +303,39 @@ class Checkpointer:
         steps = [entry.step for entry in self._retained.entries]
         return f"<deepnvme.Checkpointer {str(self.folder)!r}, steps={steps}>"
 
-    def _start(self, state: Any, path: Path) -> _Saving:
-        options = self._options
-        if self._is_async and not self._overlaps:
-            if options.staging is None:
-                options = self._options = replace(options, staging=staging_for(state, self._memory))
-        else:
-            options = replace(options, staging=None)
-        if self._suffix == "safetensors":
+    def _begin(self, step: int, state: Any) -> tuple[Saving, Path]:
+        """Start a save when the last one is over: of this process, or of all."""
+        if self._team.is_alone and not sharded.is_sharded(state):
+            self.wait()
+            path = self._retained.new_path(step, self._suffix)
+            return self._start(state, path), path
+        from deepnvme._checkpoint import distributed_save as shared  # noqa: PLC0415
+
+        with self._team.together():
+            apart, path = shared.agree_on(
+                self._team, self._retained, step, state, self._suffix, self._layout, self.wait
+            )
+            if apart is None:
+                own = sharded.own_nbytes(state)
+                return sharded.start(self._team, path, state, self._staged(lambda: own)), path
+            options = self._staged(lambda: self._layout.own_nbytes(self._team, apart.nbytes))
+            return shared.start(self._team, path, apart, self._layout, options), path
+
+    def _start(self, state: Any, path: Path) -> Saving:
+        options = self._staged(lambda: sum(tensor.nbytes for _, tensor in tensors_of(state)))
+        if self._suffix == SAFETENSORS:
             return start_tensors(path, described(state), options)
         return start_archive(state, path, options)
+
+    def _staged(self, nbytes: Callable[[], int]) -> SaveOptions:
+        """Say how a file is written, with memory for so many bytes of tensors where they are copied first."""
+        if not self._is_async or self._overlaps:
+            return replace(self._options, staging=None)
+        if self._options.staging is None:
+            neighbours = self._team.hosts.count(self._team.hosts[self._team.rank])
+            staging = staging_of(nbytes(), self._memory, neighbours)
+            self._options = replace(self._options, staging=staging)
+        return self._options
 
     def _wait_in_hook(self) -> None:
         # That a save failed is raised by the next call, not in the middle of a step. Ctrl-C is raised here: if it were

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -15,13 +16,13 @@ if TYPE_CHECKING:
     import re
     from pathlib import Path
 
-_MARK = ".deepnvme-tmp-"
+MARK = ".deepnvme-tmp-"
 
 
 def remove_stale(folder: Path, names: re.Pattern[str]) -> None:
-    """Remove the private files of targets of these names, but not those that are being written."""
+    """Remove the private files and folders of targets of these names, but not those that are being written."""
     for path in list(folder.iterdir()):
-        target, mark, _ = path.name.partition(_MARK)
+        target, mark, _ = path.name.partition(MARK)
         # What vanishes meanwhile, or may not be opened, is somebody else's.
         if mark and target.startswith(".") and names.fullmatch(target[1:]):
             with suppress(OSError):
@@ -29,10 +30,14 @@ def remove_stale(folder: Path, names: re.Pattern[str]) -> None:
 
 
 def _remove_unheld(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    is_folder = path.is_dir()
+    descriptor = os.open(path, (os.O_RDONLY if is_folder else os.O_RDWR) | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         # A living writer holds the lock.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink()
+        if is_folder:
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
     finally:
         os.close(descriptor)

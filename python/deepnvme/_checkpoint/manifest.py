@@ -3,28 +3,48 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import deepnvme._file as file
-from deepnvme._checkpoint.leftovers import remove_stale
+from deepnvme._checkpoint.leftovers import MARK, remove_stale
 from deepnvme._deepnvme import _crc64
-from deepnvme.errors import ChecksumError, CorruptFileError
+from deepnvme.errors import ChecksumError, CorruptFileError, NotFoundError
 
 if TYPE_CHECKING:
     from typing import Literal
 
 NAME = "manifest.json"
 _VERSION = 1
-# What checkpoints are called: nothing else in the folder is ever removed.
-_FILES = re.compile(r"step-[0-9]{8,}(-[0-9]+)?\.(pt|safetensors)")
+# What lists the parts of a checkpoint that is in several files.
+PARTS_LIST = ".stripes.json"
+# What a sharded checkpoint's folder has when it is whole.
+SHARDS_LIST = "deepnvme.json"
+# What checkpoints are called: nothing else in the folder is ever removed. Those without a suffix are folders.
+_FILES = re.compile(r"step-[0-9]{8,}(-[0-9]+)?(\.(pt|safetensors)(\.stripes\.json|\.part-[0-9]{2,}-of-[0-9]{2,})?)?")
 
 
 def file_name(step: int, suffix: str, again: int = 0) -> str:
     """Say how the file of a step is called: the first, or the one of a step that was saved again."""
-    return f"step-{step:08}{f'-{again}' if again else ''}.{suffix}"
+    return f"step-{step:08}{f'-{again}' if again else ''}{suffix}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the files of a checkpoint that several processes have written, each one of its own."""
+
+    file: str
+    """Its name. All parts after each other are the checkpoint."""
+    nbytes: int
+    """Bytes of it."""
+    host: str
+    """Who wrote it: where folders are not shared, the file is there."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +54,10 @@ class Checkpoint:
     step: int
     """The step that it was saved at."""
     path: Path
-    """The file, which ``torch.load`` or safetensors read, too."""
+    """The file, which ``torch.load`` or safetensors read, too. Of one in parts, the list of them; of a sharded one, the
+    folder."""
     nbytes: int
-    """Bytes of the file."""
+    """Bytes of the file, or of all."""
     time: str
     """When it was saved: ISO 8601, UTC."""
     index_offset: int
@@ -51,6 +72,13 @@ class Checkpoint:
     """The version of torch that saved it."""
     deepnvme: str
     """The version of deepnvme that saved it."""
+    parts: tuple[Part, ...] = ()
+    """The files of one in parts, in their order."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether it is a folder, in which each process has saved its own part of each tensor."""
+        return not self.path.suffix
 
     def check(self) -> None:
         """Compare the file with what was written down when it was saved; reads its index only.
@@ -58,16 +86,56 @@ class Checkpoint:
         That finds another file under the name. Damage to the tensors is found by ``restore(verify="full")``.
 
         Raises:
-            FileNotFoundError: the file is gone.
+            FileNotFoundError: the file is gone, or a part of it is not here.
             deepnvme.errors.ChecksumError: it is another file.
         """
-        found = self.path.stat().st_size
-        if found == self.nbytes:
-            found_crc64 = f"{_crc64(self.path, self.index_offset, self.index_nbytes):016x}"
-            if found_crc64 == self.index_crc64:
-                return
+        if self.parts:
+            is_same = self._check_parts()
+        elif self.is_sharded:
+            is_same = self._is_index(self.path / SHARDS_LIST)
+        else:
+            is_same = self.path.stat().st_size == self.nbytes and self._is_index(self.path)
+        if is_same:
+            return
         msg = f"{self.path}: this is not the file that was saved at step {self.step}; restore an earlier step"
         raise ChecksumError(msg)
+
+    def _is_index(self, path: Path | str) -> bool:
+        try:
+            return f"{_crc64(path, self.index_offset, self.index_nbytes):016x}" == self.index_crc64
+        except CorruptFileError:
+            # It ends too early.
+            return False
+
+    def _check_parts(self) -> bool:
+        """Look for all parts; whether they are those that were saved."""
+        if not self.path.exists():
+            raise self._missing(self.path.name, self.parts[0].host)
+        # The index lies in one part, or in several: as one stretch it has an address of its own.
+        index = os.memfd_create("deepnvme-index", os.MFD_CLOEXEC)
+        try:
+            begin = 0
+            for part in self.parts:
+                path = self.path.with_name(part.file)
+                if not path.exists():
+                    raise self._missing(part.file, part.host)
+                if path.stat().st_size != part.nbytes:
+                    return False
+                start = max(self.index_offset - begin, 0)
+                wanted = min(self.index_offset + self.index_nbytes - begin, part.nbytes) - start
+                if wanted > 0:
+                    with path.open("rb") as file_:
+                        file_.seek(start)
+                        os.write(index, file_.read(wanted))
+                begin += part.nbytes
+            stretch = f"/proc/self/fd/{index}"
+            return f"{_crc64(stretch, 0, self.index_nbytes):016x}" == self.index_crc64
+        finally:
+            os.close(index)
+
+    def _missing(self, name: str, host: str) -> NotFoundError:
+        text = f"{self.path.parent}: {name} of step {self.step} is not here; a process on {host} wrote it there"
+        return NotFoundError(f"{text}. Give a folder that all see, or bring it here")
 
 
 def read(folder: Path) -> list[Checkpoint]:
@@ -93,10 +161,12 @@ def read(folder: Path) -> list[Checkpoint]:
 
 def _entry(folder: Path, entry: dict[str, Any]) -> Checkpoint:
     name = entry.pop("file")
-    if not _FILES.fullmatch(name):
-        msg = f"{name!r} is no checkpoint of this folder"
-        raise ValueError(msg)
-    return Checkpoint(path=folder / name, **entry)
+    parts = tuple(Part(**part) for part in entry.pop("parts", ()))
+    for listed in (name, *(part.file for part in parts)):
+        if not _FILES.fullmatch(listed):
+            msg = f"{listed!r} is no checkpoint of this folder"
+            raise ValueError(msg)
+    return Checkpoint(path=folder / name, parts=parts, **entry)
 
 
 def write(folder: Path, entries: list[Checkpoint], durability: Literal["none", "data", "full"]) -> None:
@@ -108,13 +178,30 @@ def write(folder: Path, entries: list[Checkpoint], durability: Literal["none", "
 
 def _wire(entry: Checkpoint) -> dict[str, Any]:
     fields = asdict(entry)
+    if not entry.parts:
+        del fields["parts"]
     return {"file": fields.pop("path").name, **fields}
 
 
 def remove_others(folder: Path, entries: list[Checkpoint]) -> None:
     """Remove checkpoints that no manifest lists: retired ones, and what a crash left."""
-    kept = {entry.path.name for entry in entries}
+    kept = {entry.path.name for entry in entries} | {part.file for entry in entries for part in entry.parts}
     for path in list(folder.iterdir()):
-        if _FILES.fullmatch(path.name) and path.name not in kept:
+        if not _FILES.fullmatch(path.name) or path.name in kept:
+            continue
+        if path.suffix:
             path.unlink(missing_ok=True)
+        elif (path / SHARDS_LIST).exists():
+            # Under a private name first: what is left of it if this process dies is known for what it is.
+            doomed = private_name(path)
+            # Processes on several machines may look after the same folder.
+            with suppress(FileNotFoundError):
+                path.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
     remove_stale(folder, _FILES)
+
+
+def private_name(path: Path) -> Path:
+    """Give the name of a folder before it is whole, and when it is not any more."""
+    names = (path.with_name(f".{path.name}{MARK}{os.getpid()}-{again}") for again in range(sys.maxsize))
+    return next(name for name in names if not name.exists())

@@ -15,6 +15,11 @@ class Schedule:
         self._every = every
         self._last: float | None = None
 
+    @property
+    def is_by_time(self) -> bool:
+        """Whether a clock says it: those of several processes differ."""
+        return isinstance(self._every, dt.timedelta)
+
     def is_due(self, step: int, now: float) -> bool:
         """Whether a state of that step, at that time in seconds, is to be saved."""
         if step < 0:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 
-    from deepnvme._deepnvme import Engine
+    from deepnvme._deepnvme import Engine, _Saving
 
 __all__ = ["DeepnvmeReader", "DeepnvmeWriter"]
 
@@ -105,9 +105,13 @@ class DeepnvmeWriter(StorageWriter):
             tensors[name] = tensor
             results.append(WriteResult(item.index, tensor.nbytes, Place(plan.storage_data, name)))
         if tensors:
-            start_tensors(self._folder / plan.storage_data, described(tensors), self._options).wait(None, True)
+            self._finish_shard(start_tensors(self._folder / plan.storage_data, described(tensors), self._options))
         future.set_result(results)
         return future
+
+    def _finish_shard(self, saving: _Saving) -> None:
+        """Wait until the file of this rank is on the disk."""
+        saving.wait(None, True)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Make the new checkpoint the one that counts, and remove the files of the old one."""

@@ -1,0 +1,231 @@
+"""One file that several processes write together: each a stretch of it, or each a part file of its own.
+
+```text
+all        take the state apart, compare, plan                    (distributed_state)
+leader     makes the file; in parts, each writer makes its own
+writers    write all of their stretch that needs no sums of others
+all        tell each other their sums
+writers    write the rest, and sync
+           give the files their names; the leader lists the parts
+leader     replaces the manifest                                  (retention)
+```
+
+After each line all know whether it went well everywhere, and if not, all raise and remove what they have made.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import deepnvme._file as file
+from deepnvme._checkpoint.distributed_sharded import is_sharded
+from deepnvme._checkpoint.distributed_state import State, apart, refuse_different
+from deepnvme._checkpoint.manifest import PARTS_LIST, Part
+from deepnvme._deepnvme import _NewFile, _shares
+from deepnvme.errors import CancelledError, NotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from deepnvme._checkpoint.background import Saved
+    from deepnvme._checkpoint.distributed import Team
+    from deepnvme._checkpoint.distributed_layout import Layout
+    from deepnvme._checkpoint.retention import Retained
+    from deepnvme._checkpoint.writing import SaveOptions
+    from deepnvme._deepnvme import _SavePlan, _SaveShare
+
+# Parts lie on blocks of that size, as stripe sets want it.
+_BLOCK_BYTES = 4096
+
+
+def agree_on(  # noqa: PLR0917
+    team: Team, retained: Retained, step: int, obj: object, suffix: str, layout: Layout, ready: Callable[[], None]
+) -> tuple[State | None, Path]:
+    """Take the state apart when the last save is over, and find out whether all want to save the same.
+
+    Returns what it is, or ``None`` for one that is sharded, and the path that it gets.
+    """
+    state: State | None = None
+
+    def look() -> tuple[int, str, str]:
+        nonlocal state
+        ready()
+        if not is_sharded(obj):
+            state = apart(obj, suffix == ".pt")
+        ending = "" if state is None else layout.suffix(suffix)
+        name = retained.new_path(step, ending).name if team.is_leader else ""
+        return step, "sharded" if state is None else state.digest, name
+
+    wanted = team.agree(look)
+    leaders_step, expected, name = wanted[0]
+    path = retained.folder / name
+    for rank, (other_step, _, _) in enumerate(wanted):
+        if other_step != leaders_step:
+            text = f"{team.name(rank)} saves step {other_step}, and {team.name(0)} step {leaders_step}"
+            team.refuse(f"{retained.folder}: {text}; all save the same step")
+    kinds = {found == "sharded" for _, found, _ in wanted}
+    if len(kinds) > 1:
+        team.refuse(f"{path}: the state has DTensors in some processes and none in others; give all the same")
+    if state is not None and any(found != expected for _, found, _ in wanted):
+        refuse_different(team, str(path), state)
+    return state, path
+
+
+def start(team: Team, path: Path, state: State, layout: Layout, options: SaveOptions) -> SharedSaving:
+    """Plan a file and make it, before any of its bytes is written."""
+    state.adopt_leaders(team)
+    saving = SharedSaving(team, path, layout, options)
+    try:
+        made = team.agree(lambda: saving.make(state))
+        others = [str(rank) for rank, (fingerprint, _) in enumerate(made) if fingerprint != made[0][0]]
+        if others:
+            text = f"ranks {', '.join(others)} plan another file than rank 0; all need the same deepnvme and settings"
+            team.refuse(f"{path}: {text}")
+    except BaseException:
+        saving.give_up()
+        raise
+    saving.temporary_name = made[0][1]
+    return saving
+
+
+class SharedSaving:
+    """A save that is under way in all processes of a team."""
+
+    def __init__(self, team: Team, path: Path, layout: Layout, options: SaveOptions) -> None:
+        self.path = path
+        self.parts: tuple[Part, ...] = ()
+        self.temporary_name = ""
+        self._team = team
+        self._layout = layout
+        self._options = options
+        self._plan: _SavePlan | None = None
+        self._shares: list[tuple[int, int]] = []
+        # This process's own, where it writes.
+        self._number: int | None = None
+        self._new: _NewFile | None = None
+        self._share: _SaveShare | None = None
+        self._is_stopped = False
+
+    def make(self, state: State) -> tuple[int, str]:
+        """Plan the file, and make what is this process's of it; the plan's fingerprint and the private file's name."""
+        plan = self._plan = state.plan(self.path.with_name(self._whole), self._options)
+        self._shares = _shares(plan.nbytes, len(self._layout.writers))
+        writers = self._layout.writers[: len(self._shares)]
+        self._number = writers.index(self._team.rank) if self._team.rank in writers else None
+        if self._layout.kind == "parts":
+            if self._number is not None:
+                start, stop = self._shares[self._number]
+                self._new = _NewFile(self._part(self._number), stop - start, self._options.engine)
+        elif self._team.is_leader:
+            self._new = _NewFile(self.path, plan.nbytes, self._options.engine)
+        return plan.fingerprint, "" if self._new is None else self._new.temporary.name
+
+    @property
+    def _whole(self) -> str:
+        """The name of the one file that it is, or that its parts after each other are."""
+        return self.path.name.removesuffix(PARTS_LIST)
+
+    def _part(self, number: int) -> Path:
+        return self.path.with_name(f"{self._whole}.part-{number:02}-of-{len(self._shares):02}")
+
+    @property
+    def _planned(self) -> _SavePlan:
+        assert self._plan is not None
+        return self._plan
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Bytes of this process's share that are written, and in all."""
+        return self._planned.progress
+
+    def wait_filled(self) -> None:
+        """Wait until the tensors may change."""
+        self._planned.wait_filled()
+
+    def stop(self) -> None:
+        """Have it end soon, in all processes."""
+        self._is_stopped = True
+        self._planned.stop()
+
+    def give_up(self) -> None:
+        """Remove what was made."""
+        if self._new is not None:
+            self._new.give_up()
+        if self._plan is not None:
+            self._plan.give_back()
+
+    def wait(self, progress: Any, stop_on_signal: bool) -> Saved:
+        """Write the file, with the others; it has its name then."""
+        del progress, stop_on_signal
+        with self._team.together():
+            try:
+                tallies = self._team.agree(self._write)
+                saved = self._team.agree(lambda: self._finish(tallies))[0]
+                assert saved is not None
+                self._team.agree(self._commit)
+                if self._layout.kind == "parts":
+                    self._team.agree(self._list_parts)
+            except BaseException as error:
+                # Where the others are out of reach, they may have gone on, and the leader may count what is here.
+                if self._team.is_leader or self._team.knows_of(error):
+                    self._remove()
+                raise
+            finally:
+                self.give_up()
+        return saved
+
+    def _write(self) -> bytes | None:
+        if self._number is None:
+            # Nobody looks at these tensors.
+            self._planned.give_back()
+            return None
+        start, stop = self._shares[self._number]
+        if self._new is not None:
+            path, base = self._new.temporary, start if self._layout.kind == "parts" else 0
+        else:
+            path, base = self.path.with_name(self.temporary_name), 0
+        try:
+            self._share = self._planned.share(path, start, stop, base)
+        except FileNotFoundError as error:
+            text = f"{self._team.name(self._team.rank)} does not see {path}, which {self._team.name(0)} has made"
+            msg = f"{text}; give a folder that all processes share, or layout='parts'"
+            raise NotFoundError(msg) from error
+        return self._share.tally()
+
+    def _finish(self, tallies: list[bytes | None]) -> Saved | None:
+        if self._share is None:
+            return None
+        others = [tally for rank, tally in enumerate(tallies) if rank != self._team.rank and tally is not None]
+        saved = self._share.finish(others)
+        if self._is_stopped:
+            msg = f"{self.path}: the save was stopped"
+            raise CancelledError(msg)
+        return saved
+
+    def _commit(self) -> None:
+        if self._new is not None:
+            self._new.commit(self._options.durability == "full")
+
+    def _list_parts(self) -> None:
+        hosts = [self._team.hosts[rank] for rank in self._layout.writers]
+        self.parts = tuple(
+            Part(self._part(number).name, stop - start, hosts[number])
+            for number, (start, stop) in enumerate(self._shares)
+        )
+        if self._team.is_leader:
+            first = self._shares[0][1]
+            stripe_bytes = max(-(-first // _BLOCK_BYTES), 1) * _BLOCK_BYTES
+            names = [part.file for part in self.parts]
+            wire = {"format": "deepnvme-stripes", "version": 1, "stripe_bytes": stripe_bytes, "parts": names}
+            with file.open(self.path, "wb", durability=self._options.durability) as out:
+                out.write((json.dumps(wire, indent=1) + "\n").encode())
+
+    def _remove(self) -> None:
+        """Remove what has its name already, when it does not come to count."""
+        if self._new is not None:
+            made = self.path if self._layout.kind == "file" else self._part(self._number or 0)
+            made.unlink(missing_ok=True)
+        if self._team.is_leader:
+            self.path.unlink(missing_ok=True)

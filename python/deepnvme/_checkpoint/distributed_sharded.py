@@ -1,0 +1,211 @@
+"""States of which each process has a part: folders, written and read through ``torch.distributed.checkpoint``."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from deepnvme._checkpoint.manifest import SHARDS_LIST, private_name
+from deepnvme._checkpoint.names import tensors_of
+from deepnvme._deepnvme import _crc64
+from deepnvme.errors import CancelledError, Error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+    from torch.distributed.checkpoint.storage import WriteResult
+    from torch.futures import Future
+
+    from deepnvme._checkpoint.background import Saved
+    from deepnvme._checkpoint.distributed import Team
+    from deepnvme._checkpoint.manifest import Checkpoint, Part
+    from deepnvme._checkpoint.writing import SaveOptions
+    from deepnvme._deepnvme import _Saving
+
+
+def is_sharded(state: object) -> bool:
+    """Whether processes have parts of its tensors."""
+    # Who has not imported the module has no tensor of it, and importing it takes long.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(tensor, module.DTensor) for _, tensor in tensors_of(state))
+
+
+def own_nbytes(state: object) -> int:
+    """Give the bytes of tensors that this process has."""
+    own = (getattr(tensor, "_local_tensor", tensor) for _, tensor in tensors_of(state))
+    return sum(int(tensor.nbytes) for tensor in own)
+
+
+def start(team: Team, path: Path, state: object, options: SaveOptions) -> ShardedSaving:
+    """Make the folder, before anything is written."""
+    saving = ShardedSaving(team, path, options)
+    name = team.agree(lambda: saving.make(state))[0]
+    saving.temporary = path.with_name(name)
+    return saving
+
+
+class ShardedSaving:
+    """A save of a sharded state that is under way in all processes of a team."""
+
+    def __init__(self, team: Team, path: Path, options: SaveOptions) -> None:
+        self.path = path
+        self.parts: tuple[Part, ...] = ()
+        self.temporary = path
+        self.progress = (0, 0)
+        self._team = team
+        self._options = options
+        self._state: Any = None
+        self._lock: int | None = None
+        self._filled = threading.Event()
+        self._is_stopped = False
+
+    def make(self, state: object) -> str:
+        """Take what the state is now, and have the leader make the private folder; its name."""
+        if not isinstance(state, Mapping):
+            msg = f"a state with DTensors is saved as a dict, not as {type(state).__name__}"
+            raise TypeError(msg)
+        self._state = _containers(state)
+        if not self._team.is_leader:
+            return ""
+        self.temporary = private_name(self.path)
+        self.temporary.mkdir()
+        # Held while this process lives: what no living process holds is removed by the next save.
+        self._lock = os.open(self.temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with suppress(OSError):
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return self.temporary.name
+
+    def wait_filled(self) -> None:
+        """Wait until the tensors may change."""
+        # A wait without end would not be woken by Ctrl-C.
+        while not self._filled.wait(0.05):
+            pass
+
+    def stop(self) -> None:
+        """Have it end without a checkpoint, in all processes."""
+        self._is_stopped = True
+
+    def wait(self, progress: Any, stop_on_signal: bool) -> Saved:
+        """Write the folder, with the others; it has its name then."""
+        del progress, stop_on_signal
+        with self._team.together():
+            try:
+                self._team.agree(self._write)
+                saved = self._team.agree(self._commit)[0]
+            except BaseException:
+                self._remove()
+                raise
+            finally:
+                self._filled.set()
+                self._state = None
+                if self._lock is not None:
+                    os.close(self._lock)
+        assert saved is not None
+        return saved
+
+    def _write(self) -> None:
+        from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415
+
+        from deepnvme.integrations.dcp import DeepnvmeWriter  # noqa: PLC0415
+
+        filled, options = self._filled, self._options
+
+        class Writer(DeepnvmeWriter):
+            def _finish_shard(self, saving: _Saving) -> None:
+                saving.wait_filled()
+                filled.set()
+                saving.wait(None, False)
+
+            def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+                try:
+                    return super().write_data(plan, planner)
+                finally:
+                    filled.set()
+
+        writer = Writer(self.temporary)
+        writer._options = options  # noqa: SLF001
+        _with_all(self._team, lambda: save(self._state, storage_writer=writer, **_group_of(self._team)))
+        if self._is_stopped:
+            msg = f"{self.path}: the save was stopped"
+            raise CancelledError(msg)
+
+    def _commit(self) -> Saved | None:
+        if not self._team.is_leader:
+            return None
+        self.temporary.rename(self.path)
+        if self._options.durability == "full":
+            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        index = self.path / SHARDS_LIST
+        index_nbytes = index.stat().st_size
+        nbytes = sum(path.stat().st_size for path in self.path.iterdir())
+        return nbytes, 0, index_nbytes, _crc64(index, 0, index_nbytes)
+
+    def _remove(self) -> None:
+        """Remove the folder, which does not come to count."""
+        import shutil  # noqa: PLC0415
+
+        if self._team.is_leader:
+            for path in (self.temporary, self.path):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def restore(team: Team, found: Checkpoint, into: Any, options: dict[str, Any]) -> Any:
+    """Fill a state from such a checkpoint: each process takes what it has of each tensor."""
+    from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
+
+    from deepnvme.integrations.dcp import DeepnvmeReader  # noqa: PLC0415
+
+    reader = DeepnvmeReader(found.path, **options)
+    with team.together():
+        team.agree(lambda: _with_all(team, lambda: load(into, storage_reader=reader, **_group_of(team))))
+    return into
+
+
+def _group_of(team: Team) -> dict[str, Any]:
+    team.check_open()
+    return {"process_group": team.group, "no_dist": team.group is None}
+
+
+def _with_all(team: Team, work: Callable[[], object]) -> None:
+    """Do what has collectives of torch's own in it."""
+    from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415
+
+    try:
+        with warnings.catch_warnings():
+            # That a single process is a single process is no news.
+            warnings.filterwarnings("ignore", message=".*single process")
+            work()
+    except CheckpointException as error:
+        # It is raised in all of them, and is no Exception.
+        failures = error.failures
+        own = failures.get(team.rank)
+        if own is not None and isinstance(own[0], Exception):
+            raise own[0] from None
+        rank, (failure, _) = next(iter(failures.items()))
+        msg = f"{team.name(rank)}: {type(failure).__name__}: {failure}"
+        raise Error(msg) from None
+    except RuntimeError as error:
+        if team.is_alone:
+            raise
+        team.lose(error)
+
+
+def _containers(state: Any) -> Any:
+    """Copy dicts and lists, so that what is put into them later is not saved."""
+    if isinstance(state, Mapping):
+        return {key: _containers(value) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(_containers(value) for value in state)
+    return state

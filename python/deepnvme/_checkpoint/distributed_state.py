@@ -1,0 +1,143 @@
+"""One state that several processes have: whether it is the same, and what of it only the leader's counts.
+
+Each process writes a stretch of the file out of its own memory. Names and sizes have to agree for that, which is
+compared. What commonly differs is taken from the leader: values that are no tensors (they are in its pickle), and small
+tensors (states of random numbers, statistics of batches).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from deepnvme._checkpoint.names import tensors_of
+from deepnvme._checkpoint.pickler import take_apart
+from deepnvme._checkpoint.writing import Described, SaveOptions, described, plan_archive, plan_tensors
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from deepnvme._checkpoint.distributed import Team
+    from deepnvme._deepnvme import _SavePlan
+
+# Of tensors below it there is one checksum for the whole, which two processes could not compute of two halves that do
+# not belong together. The writer of files has the same limit.
+_SMALL_BYTES = 256 << 10
+
+# A tensor's name, and all about it but its elements.
+_Line = tuple[str, str]
+
+
+@dataclass
+class State:
+    """A state taken apart: what a file is planned from."""
+
+    lines: list[_Line]
+    pickle: bytes | None = None
+    storages: list[torch.UntypedStorage] = field(default_factory=list)
+    tensors: list[Described] = field(default_factory=list)
+
+    @property
+    def digest(self) -> str:
+        """The same where the same tensors have the same places."""
+        return hashlib.sha256(repr(self.lines).encode()).hexdigest()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        if self.pickle is None:
+            return sum(int(getattr(tensor, "nbytes", 0)) for *_, tensor in self.tensors)
+        return sum(storage.nbytes() for storage in self.storages)
+
+    def adopt_leaders(self, team: Team) -> None:
+        """Take over what only the leader's counts of."""
+        mine = [self._small(index) for index in range(max(len(self.storages), len(self.tensors)))]
+        self.pickle, theirs = team.tell((self.pickle, mine))
+        if team.is_leader:
+            return
+        for index, nbytes in enumerate(theirs):
+            if nbytes is None:
+                continue
+            flat = torch.frombuffer(bytearray(nbytes), dtype=torch.uint8)
+            if self.storages:
+                self.storages[index] = flat.untyped_storage()
+            else:
+                name, dtype, shape, tensor = self.tensors[index]
+                assert isinstance(tensor, torch.Tensor)
+                self.tensors[index] = (name, dtype, shape, flat.view(tensor.dtype).view(shape))
+
+    def _small(self, index: int) -> bytes | None:
+        if self.storages:
+            storage = self.storages[index]
+            nbytes = storage.nbytes()
+            if not 0 < nbytes < _SMALL_BYTES:
+                return None
+            held: Any = storage if storage.device.type == "cpu" else storage.cpu()  # type: ignore[no-untyped-call]
+        else:
+            tensor = self.tensors[index][3]
+            assert isinstance(tensor, torch.Tensor)
+            nbytes = tensor.nbytes
+            if not 0 < nbytes < _SMALL_BYTES:
+                return None
+            held = tensor.resolve_conj().resolve_neg().contiguous()
+        return ctypes.string_at(held.data_ptr(), nbytes)
+
+    def plan(self, path: Path, options: SaveOptions) -> _SavePlan:
+        """Plan the file."""
+        if self.pickle is None:
+            return plan_tensors(path, self.tensors, options)
+        return plan_archive(self.pickle, self.storages, path, options)
+
+
+def apart(obj: object, is_archive: bool) -> State:
+    """Take a state apart."""
+    if not is_archive:
+        tensors = described(obj)
+        return State([(name, f"{dtype} {shape}") for name, dtype, shape, _ in tensors], tensors=tensors)
+    pickle, storages = take_apart(obj)
+    lines, is_all = _lines(obj, storages)
+    if not is_all:
+        # What is in objects has no name. Where the pickles are the same, so is the order of storages.
+        lines.append(("what is not in dicts and lists", hashlib.sha256(pickle).hexdigest()[:16]))
+    return State(lines, pickle, list(storages))
+
+
+def _lines(obj: object, storages: list[torch.UntypedStorage]) -> tuple[list[_Line], bool]:
+    """Describe all tensors that have names, and say whether these are all."""
+    places = {_place(storage): index for index, storage in enumerate(storages) if storage.nbytes()}
+    seen: set[int | None] = set()
+    lines = []
+    for name, tensor in tensors_of(obj):
+        what = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        if tensor.layout is torch.strided and not tensor.is_meta:
+            storage = tensor.untyped_storage()
+            index = places.get(_place(storage))
+            seen.add(index)
+            what += f" at {tensor.storage_offset()} {list(tensor.stride())} of {storage.nbytes()} bytes, number {index}"
+        lines.append((name, what))
+    return lines, seen >= set(places.values())
+
+
+def _place(storage: torch.UntypedStorage) -> tuple[str, int, int]:
+    return str(storage.device), storage.data_ptr(), storage.nbytes()
+
+
+def refuse_different(team: Team, what: str, state: State) -> NoReturn:
+    """Raise in all processes that the states are not the same, and say where they differ."""
+    leaders = team.tell(state.lines)
+    mine = next((pair for pair in zip_longest(leaders, state.lines) if pair[0] != pair[1]), None)
+    differing = [(rank, pair) for rank, pair in enumerate(team.gather(mine)) if pair is not None]
+    rank, (expected, found) = differing[0]
+    ranks = ", ".join(str(rank) for rank, _ in differing)
+    text = f"rank {rank} has {_shown(found)}, where rank 0 has {_shown(expected)}"
+    advice = "a state that is saved together has the same tensors in all processes, in the same order"
+    team.refuse(f"{what}: the states of ranks {ranks} are not that of rank 0: {text}; {advice}")
+
+
+def _shown(line: _Line | None) -> str:
+    return "nothing more" if line is None else f"{line[0]}: {line[1]}"
