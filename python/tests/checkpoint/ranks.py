@@ -1,0 +1,86 @@
+"""Processes that form a group, for a test: forked from one that has imported torch, which takes longest."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import secrets
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["deepnvme._checkpoint", "torch.distributed.checkpoint.state_dict", "torch._dynamo"])
+
+# What each process runs around a test's own lines. It has `rank`, `world`, `folder` and `Checkpointer`; `answer` is for
+# the test, and `state(seed)` gives 72 MiB of random bytes, more than four of the smallest shares, and what states have
+# besides. gloo now and then ends a process with std::terminate after its last line, hence `os._exit`.
+BOOT = """
+import datetime, json, os, signal, sys, threading, time, traceback
+import torch, torch.distributed as dist
+import deepnvme
+from deepnvme import Checkpointer, errors
+from pathlib import Path
+
+def state(seed):
+    generator = torch.Generator().manual_seed(seed)
+    numbers = lambda n: torch.empty(n, dtype=torch.int64).random_(generator=generator).view(torch.float32)
+    model = {"w": numbers(8 << 20).view(4096, -1), "b": numbers(50), "half": numbers(1 << 20).bfloat16()}
+    optimizer = {"state": {0: {"m": numbers(200_000), "step": torch.tensor(float(seed))}}, "groups": [{"lr": 0.1}]}
+    return {"model": {**model, "tied": model["w"], "rows": model["w"][7:9]}, "optimizer": optimizer, "step": seed}
+
+def same(actual, expected):
+    if isinstance(expected, torch.Tensor):
+        assert actual.dtype == expected.dtype and actual.shape == expected.shape
+        assert torch.equal(*(x.contiguous().reshape(-1).view(torch.uint8) for x in (actual, expected)))
+    elif isinstance(expected, (dict, list)):
+        assert len(actual) == len(expected)
+        for key in expected if isinstance(expected, dict) else range(len(expected)):
+            same(actual[key], expected[key])
+    else:
+        assert actual == expected, (actual, expected)
+
+answer = failure = None
+try:
+    torch.set_num_threads(1)
+    deepnvme._checkpoint.distributed.PATIENCE = datetime.timedelta(seconds=30)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
+    exec(code)
+except BaseException as error:
+    answer = f"{type(error).__name__}: {error}"
+    traceback.print_exc()
+    failure = True
+Path(out).write_text(json.dumps([failure, answer]))
+sys.stderr.flush()
+os._exit(0)
+"""
+
+
+# The answer of a process that was.
+KILLED = "killed"
+
+
+def run(code: str, world: int, folder: Path, **values: Any) -> list[Any]:
+    """Run a test's lines in so many processes; the answer of each, or what it raised."""
+    token = secrets.token_hex(4)
+    outs = [folder.parent / f"{token}-{rank}.json" for rank in range(world)]
+    names = {"code": code, "world": world, "folder": folder, "rendezvous": folder.parent / token, **values}
+    processes = [
+        # A function of a test's module could not be found by a process that has not imported pytest.
+        FORKS.Process(target=exec, args=(BOOT, {**names, "rank": rank, "out": out}))
+        for rank, out in enumerate(outs)
+    ]
+    for process in processes:
+        process.start()
+    end = time.monotonic() + 100
+    for process in processes:
+        process.join(max(end - time.monotonic(), 0.1))
+    hanging = [process for process in processes if process.is_alive()]
+    for process in hanging:
+        process.kill()
+    assert not hanging, f"{len(hanging)} of {world} processes hang"
+    return [
+        KILLED if process.exitcode == -signal.SIGKILL else json.loads(out.read_text())[1]
+        for process, out in zip(processes, outs, strict=True)
+    ]

@@ -1,0 +1,201 @@
+"""Several processes of which one differs, fails, dies or is interrupted: all are told, and the old checkpoint stays."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import deepnvme
+
+from .ranks import KILLED, run
+
+# Saves step 1 in all processes, lets one go wrong in step 2, and says what each raised.
+TRY = """
+options = {"layout": layout, "async_": async_}
+checkpointer = Checkpointer(folder, **options)
+checkpointer.save(1, state(1))
+checkpointer.wait()
+own, step = state(2), 2
+exec(wrong)
+try:
+    checkpointer.save(step, own)
+    checkpointer.wait()
+except Exception as error:
+    answer = [type(error).__name__, str(error)]
+assert [c.step for c in checkpointer.checkpoints] == [1]
+exec(again)
+"""
+# In the same processes: the next save is good.
+AGAIN = """
+same(checkpointer.restore(verify="full"), state(1))
+checkpointer.save(3, state(3))
+same(checkpointer.restore(3, verify="full"), state(3))
+checkpointer.close()
+"""
+
+
+def go_wrong(folder: Path, wrong: str, world: int = 2, again: str = AGAIN, **options: object) -> list[Any]:
+    values = {"layout": "file", "async_": False, **options}
+    answers = run(TRY, world, folder, wrong=wrong, again=again, **values)
+    assert all(answer == KILLED or isinstance(answer, list) for answer in answers), answers
+    return answers
+
+
+def steps(folder: Path) -> list[int]:
+    """What a Checkpointer finds, all of which is whole; nothing else is there."""
+    checkpointer = deepnvme.Checkpointer(folder)
+    for checkpoint in checkpointer.checkpoints:
+        assert checkpointer.restore(checkpoint.step, verify="full")["step"] == checkpoint.step
+    there = {path.name.partition(".pt")[0] for path in folder.iterdir()}
+    found = [checkpoint.step for checkpoint in checkpointer.checkpoints]
+    assert there == {"manifest.json", *(f"step-{step:08}" for step in found)}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (
+            "if rank == 1: own['model']['b'] = torch.ones(99)",
+            "ranks 1 are not .*rank 1 has model.b: float32 .99",
+        ),
+        ("if rank == 1: del own['step'], own['optimizer']['state'][0]['m']", "rank 1 has optimizer.state.0.step"),
+        ("if rank == 1: own['model'] = dict(reversed(own['model'].items()))", "in the same order"),
+        ("step += rank", "rank 1 on .* saves step 3, and rank 0 on .* step 2"),
+    ],
+)
+def test_a_process_that_has_something_else(tmp_path: Path, wrong: str, text: str) -> None:
+    folder = tmp_path / "c"
+    answers = go_wrong(folder, wrong)
+    assert answers[0] == answers[1]
+    assert answers[0][0] == "InvalidArgumentError"
+    assert re.search(text, answers[0][1])
+    assert steps(folder) == [1, 3]
+
+
+# A disk that is full for one process, at the first byte of its share; and one that is full for the leader, who makes
+# the file.
+LIMIT = """
+import resource
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+if rank == {rank}:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+"""
+LIFT = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))\n"
+
+
+@pytest.mark.parametrize(("layout", "full", "async_"), [("file", 0, False), ("file", 1, True), ("parts", 1, False)])
+def test_a_full_disk_of_one_process(tmp_path: Path, layout: str, full: int, async_: bool) -> None:
+    folder = tmp_path / "c"
+    answers = go_wrong(folder, LIMIT.format(rank=full), again=LIFT + AGAIN, layout=layout, async_=async_)
+    assert answers[full][0] == "Error"
+    assert "arge" in answers[full][1]
+    assert answers[1 - full][0] == "PeerError"
+    assert f"rank {full} on " in answers[1 - full][1]
+    assert answers[full][1] in answers[1 - full][1]
+    assert steps(folder) == [1, 3]
+
+
+# Dies when some of its share is on the disk, or when all is and the others have its sums.
+KILL = """
+from deepnvme._checkpoint import distributed_save
+whole = distributed_save.SharedSaving.{function}
+def die(saving, *arguments):
+    def watch():
+        while saving.progress[0] == 0:
+            time.sleep(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    threading.Thread(target=watch).start()
+    whole(saving, *arguments)
+    time.sleep(60)
+if rank == {rank}:
+    distributed_save.SharedSaving.{function} = die
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "rank", "layout"), [("_write", 1, "file"), ("_write", 0, "parts"), ("_commit", 2, "parts")]
+)
+def test_a_process_that_is_killed(tmp_path: Path, function: str, rank: int, layout: str) -> None:
+    folder = tmp_path / "c"
+    answers = go_wrong(folder, KILL.format(function=function, rank=rank), 4, again="", layout=layout)
+    assert answers[rank] == KILLED
+    others = [answer for number, answer in enumerate(answers) if number != rank]
+    assert all(name == "PeerError" and "another process has ended" in text for name, text in others), others
+    checkpointer = deepnvme.Checkpointer(folder)
+    assert checkpointer.restore(verify="full")["step"] == 1
+    code = "with Checkpointer(folder) as c: answer = c.save(5, state(5))"
+    assert run(code, 2, folder) == [True, True]
+    assert steps(folder) == [1, 5]
+
+
+LEAVE = """
+if rank == 1:
+    checkpointer._team.part("it was told to")
+"""
+CLOSED = """
+try:
+    checkpointer.save(4, own)
+except errors.PeerError as error:
+    assert "make a new one" in str(error), error
+checkpointer.close()
+with Checkpointer(folder) as checkpointer:
+    checkpointer.save(3, state(3))
+"""
+
+
+def test_who_has_parted_says_so_and_a_new_one_works(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    answers = go_wrong(folder, LEAVE, 4, again=CLOSED)
+    assert [name for name, _ in answers] == ["PeerError"] * 4
+    assert steps(folder) == [1, 3]
+
+
+SETTINGS = """
+try:
+    Checkpointer(folder, keep=3 + rank)
+except ValueError as error:
+    answer = str(error)
+"""
+
+
+def test_settings_that_differ(tmp_path: Path) -> None:
+    (first, second) = run(SETTINGS, 2, tmp_path / "c")
+    assert first == second
+    assert "keep is 4 at rank 1" in first
+
+
+INTERRUPT = """
+checkpointer = Checkpointer(folder, async_=async_)
+checkpointer.save(1, state(1))
+checkpointer.wait()
+if rank == 1:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    saving = deepnvme._checkpoint.distributed_save.SharedSaving
+    write = saving._write
+    def interrupted(self):
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.3)
+        return write(self)
+    saving._write = interrupted
+try:
+    checkpointer.save(2, state(2))
+    checkpointer.wait()
+except BaseException as error:
+    answer = type(error).__name__
+if rank == 1:
+    saving._write = write
+checkpointer.save(3, state(3))
+checkpointer.close()
+"""
+
+
+@pytest.mark.parametrize("async_", [False, True])
+def test_ctrl_c_in_one_process(tmp_path: Path, async_: bool) -> None:
+    folder = tmp_path / "c"
+    assert run(INTERRUPT, 2, folder, async_=async_) == ["PeerError", "KeyboardInterrupt"]
+    assert steps(folder) == [1, 3]
