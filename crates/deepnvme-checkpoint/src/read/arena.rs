@@ -13,7 +13,7 @@ const SHARED_BYTES_MAX: u64 = 32 << 20;
 /// What nobody wants is read along if it is no longer than that.
 const GAP_BYTES_MAX: u64 = 64 << 10;
 /// Bytes that begin at such a place can be used where they are, whatever their type.
-const ELEMENT_ALIGNMENT: u64 = 16;
+pub(super) const ELEMENT_ALIGNMENT: u64 = 16;
 
 /// One extent in an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub struct Arena {
 
 /// Whether an extent's bytes can be used where they come to lie.
 pub(super) fn is_mirrored(extent: &Extent) -> bool {
-    extent.data_offset.is_multiple_of(ELEMENT_ALIGNMENT)
+    extent.data_offset.is_multiple_of(extent.alignment)
 }
 
 /// The arenas of the wanted extents, in the order of the file. Extents without bytes are in none.
@@ -96,7 +96,15 @@ mod tests {
             let data_offset = header_offset + 60;
             at = data_offset + bytes;
             let (name, record_name) = (String::new(), String::new());
-            extents.push(Extent { name, header_offset, data_offset, bytes: *bytes, crc32: None, record_name });
+            extents.push(Extent {
+                name,
+                header_offset,
+                data_offset,
+                bytes: *bytes,
+                crc32: None,
+                record_name,
+                alignment: 16,
+            });
         }
         extents
     }
@@ -128,6 +136,18 @@ mod tests {
             expected.dedup();
             prop_assert_eq!(found, expected);
         }
+    }
+
+    #[test]
+    fn neighbours_that_are_aligned_for_their_own_type_share_memory() {
+        let mut extents = extents(&[(0, 90), (10, 96), (4, 4)]);
+        extents.iter_mut().for_each(|extent| extent.alignment = 2);
+        assert_eq!(extents.iter().map(|extent| extent.data_offset).collect::<Vec<_>>(), [60, 220, 380]);
+        let arenas = plan(&extents, &[0, 1, 2], 400);
+        assert_eq!(arenas.len(), 1);
+        assert_eq!(arenas[0].members.iter().map(|member| member.at).collect::<Vec<_>>(), [60, 220, 380]);
+        extents[1].alignment = 8;
+        assert_eq!(plan(&extents, &[0, 1, 2], 400).len(), 3, "220 is no place for 8 bytes");
     }
 
     #[test]

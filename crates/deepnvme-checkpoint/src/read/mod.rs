@@ -47,6 +47,8 @@ pub struct Extent {
     pub crc32: Option<u32>,
     /// Whole name in its header, where there is one.
     record_name: String,
+    /// What the place of its elements in memory must be a multiple of.
+    alignment: u64,
 }
 
 impl Extent {

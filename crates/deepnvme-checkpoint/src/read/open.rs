@@ -183,6 +183,7 @@ impl<'a> Source<'a> {
             bytes: tensor.bytes,
             crc32: None,
             record_name: String::new(),
+            alignment: tensor.dtype.bytes().clamp(1, arena::ELEMENT_ALIGNMENT),
         };
         let extents: Vec<Extent> = header.tensors.iter().map(extent).collect();
         let sums = header.metadata.iter().find(|(key, _)| key == METADATA_KEY);
@@ -210,6 +211,7 @@ fn storages(directory: &Directory, state: &State) -> FormatResult<Vec<Extent>> {
             bytes: record.bytes,
             crc32: Some(record.crc32),
             record_name: record.name.clone(),
+            alignment: arena::ELEMENT_ALIGNMENT,
         })
     };
     state.storages.iter().map(extent).collect()
