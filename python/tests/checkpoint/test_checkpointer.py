@@ -93,6 +93,26 @@ def test_tensors_may_change_when_save_returns(tmp_path: Path) -> None:
         assert loaded.min() == loaded.max() == checkpoint.step
 
 
+def test_a_slow_disk_stalls_nobody_but_the_next_save(tmp_path: Path, slow_engine: deepnvme.Engine) -> None:
+    # A system call for every 4 KiB, one after the other: the file takes much longer than the copy of the state.
+    state = {"a": torch.randn(4 << 20)}
+    first = state["a"].clone()
+    with deepnvme.Checkpointer(tmp_path, async_=True, memory=32 << 20, engine=slow_engine) as checkpointer:
+        checkpointer.save(0, state)
+        assert checkpointer.latest() is None, "the save has returned, and the disk is at work"
+        state["a"].fill_(-1)
+        stall_s = checkpointer.stats.stall_s
+        checkpointer.save(1, state)
+        latest = checkpointer.latest()
+        assert latest is not None, "the next save has waited for the first"
+        assert latest.step == 0
+        assert checkpointer.stats.stall_s > stall_s
+    assert checkpointer.stats.stall_s < checkpointer.stats.write_s
+    assert [checkpoint.step for checkpoint in checkpointer.checkpoints] == [0, 1]
+    assert torch.equal(checkpointer.restore(0, verify="full")["a"], first)
+    assert checkpointer.restore(1, verify="full")["a"].max() == -1
+
+
 def test_training_goes_on_between_steps(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(500, 2000)

@@ -1,0 +1,111 @@
+//! A save over a disk that fails, stutters and dawdles: the file is right, or there is an error and the old file.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use deepnvme_checkpoint::read::Reader;
+use deepnvme_checkpoint::write::{Save, SaveOptions};
+use deepnvme_checkpoint::{Error, Progress, convert};
+use deepnvme_io::backend::BackendKind;
+use deepnvme_io::{BackendFactory, Config, Engine, ErrorKind, Target};
+use deepnvme_testkit::faults::{FaultPlan, Faults};
+use proptest::prelude::*;
+
+use crate::common::{engine, plan_archive, plan_safetensors, random};
+
+fn faulty(plan: FaultPlan) -> (Arc<Engine>, Faults) {
+    let faults = Faults::new(plan);
+    let wrap = faults.clone();
+    let factory: BackendFactory =
+        Arc::new(move |setup| Ok(Box::new(wrap.wrap(deepnvme_io::backend::open(BackendKind::Threads, setup)?))));
+    (Arc::new(Engine::with_backends(Config { workers: 2, ..Config::default() }, factory).unwrap()), faults)
+}
+
+fn states(seed: u64) -> Vec<Vec<u8>> {
+    vec![
+        random(2_500_000, seed),
+        random(100, seed + 1),
+        random(1 << 20, seed + 2),
+        Vec::new(),
+        random(70_001, seed + 3),
+    ]
+}
+
+/// Saves over an old file; the new one is exactly as from a disk without faults, or the old one is there.
+fn save_over(path: &Path, save: Save, plan: FaultPlan) -> Result<u64, Error> {
+    let (engine, faults) = faulty(plan);
+    let old = std::fs::read(path).unwrap();
+    let saved = save.run(engine, &Target::from(path), Arc::default());
+    let names = std::fs::read_dir(path.parent().unwrap()).unwrap().count();
+    assert_eq!(names, 1, "no temporary is left");
+    if saved.is_err() {
+        assert!(std::fs::read(path).unwrap() == old, "the old file");
+        assert!(faults.counts().fatal() > 0, "nothing else fails: {saved:?}");
+    }
+    saved.map(|_| faults.counts().fatal())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+    #[test]
+    fn the_new_file_or_the_old_one(
+        seed: u64,
+        is_archive: bool,
+        eio in prop_oneof![Just(0u32), 1..300u32],
+        enospc in prop_oneof![Just(0u32), 1..200u32],
+        sync_eio in prop_oneof![Just(0u32), 500..1000u32],
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.file");
+        let plan = if is_archive { plan_archive } else { plan_safetensors };
+        plan(&path, &states(1), SaveOptions::default()).run(engine(), &Target::from(&path), Arc::default()).unwrap();
+        let new = states(seed >> 1);
+        let faults = FaultPlan {
+            seed, eio, enospc, sync_eio, short: 200, eintr: 50, eagain: 50, reorder: true, ..FaultPlan::default()
+        };
+        match save_over(&path, plan(&path, &new, SaveOptions::default()), faults) {
+            Ok(fatal) => {
+                prop_assert_eq!(fatal, 0, "a failure was swallowed");
+                let mut reader = Reader::open(&engine(), &Target::from(&path)).unwrap();
+                let bytes = reader.audit(&engine(), &Progress::default()).unwrap();
+                prop_assert_eq!(bytes, new.iter().map(|state| state.len() as u64).sum::<u64>());
+            }
+            Err(Error::Io(error)) => {
+                prop_assert_eq!(error.path(), Some(path.as_path()));
+                prop_assert!(matches!(error.kind(), ErrorKind::Io | ErrorKind::NoSpace), "{}", error);
+            }
+            Err(other) => prop_assert!(false, "{other}"),
+        }
+    }
+}
+
+#[test]
+fn a_slow_disk_is_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.pt");
+    let slow = FaultPlan { seed: 3, slow: 300, slow_max: Duration::from_millis(20), ..FaultPlan::default() };
+    let (engine, faults) = faulty(slow);
+    plan_archive(&path, &states(5), SaveOptions::default())
+        .run(Arc::clone(&engine), &Target::from(&path), Arc::default())
+        .unwrap();
+    assert!(faults.counts().slow > 0);
+    Reader::open(&engine, &Target::from(&path)).unwrap().audit(&engine, &Progress::default()).unwrap();
+}
+
+#[test]
+fn a_source_that_cannot_be_read_is_named_and_nothing_is_converted() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, target) = (folder.path().join("a.pt"), folder.path().join("b.safetensors"));
+    let save = plan_archive(&source, &states(9), SaveOptions::default());
+    save.run(engine(), &Target::from(&source), Arc::default()).unwrap();
+    let (engine, _) = faulty(FaultPlan { eio_at_byte: Some(1_000_000), ..FaultPlan::default() });
+    let failed = convert(&engine, &source, &target, SaveOptions::default(), &Arc::new(Progress::default()));
+    let Err(Error::Io(error)) = failed else { unreachable!("{failed:?}") };
+    assert_eq!(error.path(), Some(source.as_path()));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}
