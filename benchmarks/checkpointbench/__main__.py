@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import gc
+import contextlib
 import json
 import shutil
 import sys
@@ -18,12 +18,12 @@ import torch
 
 from checkpointbench.contestants import Contestant, everybody
 from checkpointbench.models import MODELS, State
+from checkpointbench.nursery import Errand, Nursery, sums
 from storagebench import cache, environment, fio, hugepages
 from storagebench.contestants.base import NotOffered
 from storagebench.measure import Sample, timed
 from storagebench.rounds import order
 
-PAGE_BYTES = 4096
 _GRID = [(block, depth) for block in (512 << 10, 1 << 20, 2 << 20) for depth in (8, 16, 32)]
 
 
@@ -85,18 +85,6 @@ class FioAsMuchMemory(Contestant):
         return fio.transfer(self._setting, "read", path, self._size)
 
 
-def touch(loaded: Any) -> int:
-    """Read a byte of each page, so that nobody's pages are still on the disk; how many bytes the tensors have."""
-    if isinstance(loaded, Sample):
-        return 0
-    total = 0
-    for tensor in loaded.values():
-        flat = tensor.detach().reshape(-1).view(torch.uint8)
-        flat[::PAGE_BYTES].sum()
-        total += flat.numel()
-    return total
-
-
 def measure(model: str, state: State, scratch: Path, rounds: int, results: Results) -> None:
     """Run all rounds of one state."""
     size = sum(tensor.nbytes for tensor in state.values())
@@ -111,17 +99,38 @@ def measure(model: str, state: State, scratch: Path, rounds: int, results: Resul
         one.name: [other for other in line if other.loads and (other.reads_of or other.name) == one.name]
         for one in line
     }
+    small = _save_small(line, scratch / "small")
+    expected = sums(state)
+    nursery = Nursery()
     for index in range(rounds + 1):
-        check = state if index == 0 else None
         for one in order([one for one in line if one.saves], index):
             path = paths[one.name]
             _once(f"save {model}", one, results, index, partial(_save, one, state, path, size))
             # Each file goes before the next one comes: the disk need not hold them all.
             for other in order(readers[one.name], index):
-                run = partial(_load, other, path, size, check)
+                there = small.get(path.name.removeprefix("state"), path)
+                errand = Errand(other.name, str(path), str(there), size, expected if index == 0 else None)
+                run = partial(_load, nursery, other, path, errand)
                 _once(f"load {model}", other, results, index, run)
             _remove(path)
+    nursery.close()
     _remove(scratch / "sweep.raw")
+    _remove(scratch / "small")
+
+
+def _save_small(line: list[Contestant], folder: Path) -> dict[str, Path]:
+    """Save a small state as everybody does; by the end of the names."""
+    _remove(folder)
+    folder.mkdir()
+    paths = {}
+    for one in line:
+        if one.saves and not isinstance(one, Fio | FioAsMuchMemory):
+            path = folder / f"state{one.suffix}"
+            # Who cannot save it is left out where the large one is saved.
+            with contextlib.suppress(Exception):
+                one.save({"a": torch.arange(1000)}, path)
+                paths[one.suffix] = path
+    return paths
 
 
 def _once(row: str, one: Contestant, results: Results, index: int, run: Any) -> None:
@@ -149,27 +158,12 @@ def _save(one: Contestant, state: State, path: Path, size: int) -> Sample:
     return sample
 
 
-def _load(one: Contestant, path: Path, size: int, check: State | None) -> Sample:
+def _load(nursery: Nursery, one: Contestant, path: Path, errand: Errand) -> Sample:
     for file in [entry for entry in path.rglob("*") if entry.is_file()] if path.is_dir() else [path]:
         cache.make_cold(file)
-
-    def run() -> Any:
-        loaded = one.load(path)
-        touch(loaded)
-        return loaded
-
-    loaded: Any
-    sample, loaded = timed(run, size)
-    try:
-        if check is not None and loaded is not None:
-            for name, tensor in check.items():
-                if not torch.equal(loaded[name].view(torch.uint8), tensor.view(torch.uint8)):
-                    raise RuntimeError(f"{name} is not what was saved")
-    finally:
-        del loaded
-        one.close()
-        gc.collect()
-    return sample
+    if isinstance(one, Fio | FioAsMuchMemory):
+        return timed(lambda: one.load(path), errand.size)[0]
+    return nursery.load(errand)
 
 
 def _remove(path: Path) -> None:

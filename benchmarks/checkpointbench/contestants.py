@@ -201,16 +201,22 @@ class Dcp(Contestant):
         """See the base."""
         from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415
 
-        self._shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
         shutil.rmtree(path, ignore_errors=True)
         save(dict(state), checkpoint_id=str(path), no_dist=True)
         sync(path)
 
     def load(self, path: Path) -> Any:
         """See the base."""
+        from torch.distributed.checkpoint.filesystem import FileSystemReader  # noqa: PLC0415
+        from torch.distributed.checkpoint.metadata import TensorStorageMetadata  # noqa: PLC0415
         from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
 
-        state = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in self._shapes.items()}
+        known = FileSystemReader(path).read_metadata().state_dict_metadata
+        state = {
+            name: torch.empty(one.size, dtype=one.properties.dtype)
+            for name, one in known.items()
+            if isinstance(one, TensorStorageMetadata)
+        }
         load(state, checkpoint_id=str(path), no_dist=True)
         return state
 

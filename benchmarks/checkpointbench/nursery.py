@@ -1,0 +1,136 @@
+"""``python -m checkpointbench.nursery``: loads, each in a process of its own.
+
+A process that trains or serves loads its model once, into memory that it has not had before. One that loads again
+and again, as a benchmark does, gets warm memory back, and more so from a library that keeps its buffers. So every
+load is a child of this process, which has imported everything and done nothing; the child loads a small file first,
+so that no import and no thread's beginning is measured, and then the large one.
+
+One request for each line of standard input, one answer for each line of standard output, both JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from checkpointbench.contestants import everybody
+from storagebench.contestants.base import NotOffered
+from storagebench.measure import Sample, timed
+
+PAGE_BYTES = 4096
+
+
+def sums(state: dict[str, torch.Tensor]) -> dict[str, int]:
+    """Give the CRC-32 of each tensor's bytes."""
+    return {
+        name: zlib.crc32(memoryview(tensor.reshape(-1).view(torch.uint8).numpy())) for name, tensor in state.items()
+    }
+
+
+def touch(loaded: dict[str, torch.Tensor]) -> None:
+    """Read a byte of each page, so that nobody's pages are still on the disk."""
+    for tensor in loaded.values():
+        tensor.detach().reshape(-1).view(torch.uint8)[::PAGE_BYTES].sum()
+
+
+@dataclass(frozen=True)
+class Errand:
+    """What a child is to do."""
+
+    name: str
+    """Which contestant."""
+    path: str
+    """What it loads."""
+    small: str
+    """What it loads before that."""
+    size: int
+    """Bytes of the tensors."""
+    expected: dict[str, int] | None
+    """The CRC-32 of each tensor, where they are to be compared."""
+
+
+class Nursery:
+    """The process that has the children, as its user sees it."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "checkpointbench.nursery"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def load(self, errand: Errand) -> Sample:
+        """Have a contestant load a file in a process of its own.
+
+        Raises:
+            NotOffered: the contestant cannot.
+            RuntimeError: it failed, or what it loaded is not what was saved.
+        """
+        print(json.dumps(asdict(errand)), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline() if self._process.stdout else ""
+        answer = json.loads(line or '{"failed": "the nursery has ended"}')
+        if "not_offered" in answer:
+            raise NotOffered(answer["not_offered"])
+        if "failed" in answer:
+            raise RuntimeError(answer["failed"])
+        return Sample(answer["wall_s"], answer["cpu_s"], errand.size)
+
+    def close(self) -> None:
+        """End it."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+
+def _child(errand: Errand) -> dict[str, Any]:
+    (one,) = [one for one in everybody() if one.name == errand.name]
+    one.load(Path(errand.small))
+    one.close()
+    loaded: dict[str, torch.Tensor] = {}
+
+    def run() -> None:
+        loaded.update(one.load(Path(errand.path)))
+        touch(loaded)
+
+    sample, _ = timed(run, errand.size)
+    if errand.expected is not None and sums(loaded) != errand.expected:
+        return {"failed": "what was loaded is not what was saved"}
+    return {"wall_s": sample.wall_s, "cpu_s": sample.cpu_s}
+
+
+def _in_a_child(errand: Errand) -> str:
+    """Fork; what the child answers, or how it ended."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = _child(errand)
+        except NotOffered as reason:
+            answer = {"not_offered": str(reason)}
+        except BaseException as error:  # noqa: BLE001 - whatever a rival throws is an answer
+            answer = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+        os.write(writing, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return text or json.dumps({"failed": f"the child ended with status {status}"})
+
+
+def main() -> None:
+    """Serve requests until there are none."""
+    # What a rival prints belongs to nobody's answer.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        print(_in_a_child(Errand(**json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
