@@ -30,9 +30,7 @@ PAGE_BYTES = 4096
 
 def sums(state: dict[str, torch.Tensor]) -> dict[str, int]:
     """Give the CRC-32 of each tensor's bytes."""
-    return {
-        name: zlib.crc32(memoryview(tensor.reshape(-1).view(torch.uint8).numpy())) for name, tensor in state.items()
-    }
+    return {name: zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data) for name, tensor in state.items()}
 
 
 def touch(loaded: dict[str, torch.Tensor]) -> None:
