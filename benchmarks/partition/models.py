@@ -27,7 +27,10 @@ class Model:
 
 
 def gpt2() -> Iterator[Shape]:
-    """Yield the shapes of GPT-2: n_embd 768, n_layer 12, n_positions 1024, vocab_size 50257; the embedding is the head, too."""
+    """Yield the shapes of GPT-2, whose embedding is the head, too.
+
+    n_embd 768, n_layer 12, n_positions 1024, vocab_size 50257.
+    """
     yield "wte", (50_257, 768)
     yield "wpe", (1024, 768)
     for layer in range(12):

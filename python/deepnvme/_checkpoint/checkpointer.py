@@ -1,7 +1,8 @@
 """``deepnvme.Checkpointer``: a folder of checkpoints, saved while training goes on.
 
 ``retention`` knows what counts, ``schedule`` whose turn it is, ``background`` has the save that is under way,
-``overlap`` has optimizers wait for it, ``distributed`` knows the other processes, if there are any.
+``starting`` knows how one begins, ``overlap`` has optimizers wait for it, ``distributed`` knows the other processes,
+if there are any.
 """
 
 from __future__ import annotations
@@ -10,33 +11,24 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint import distributed_sharded as sharded
-from deepnvme._checkpoint.background import Background, Saved, Saving, staging_of
+from deepnvme._checkpoint.background import Background, Saved
 from deepnvme._checkpoint.distributed import Team
 from deepnvme._checkpoint.distributed_layout import layout_of
-from deepnvme._checkpoint.names import tensors_of
 from deepnvme._checkpoint.overlap import before_each_step
 from deepnvme._checkpoint.progress import Progress, watcher
 from deepnvme._checkpoint.reading import load
 from deepnvme._checkpoint.retention import Retained
 from deepnvme._checkpoint.schedule import Schedule
+from deepnvme._checkpoint.starting import Starter
 from deepnvme._checkpoint.stats import CheckpointerStats, Tally
-from deepnvme._checkpoint.writing import (
-    SAFETENSORS,
-    SaveOptions,
-    check_torch,
-    described,
-    start_archive,
-    start_tensors,
-)
+from deepnvme._checkpoint.writing import SaveOptions, check_torch
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Callable
     from types import TracebackType
     from typing import Literal
 
@@ -126,20 +118,15 @@ class Checkpointer:
         self._team = Team(process_group)
         # Asked by whoever trains, at the same time as a save in the background asks the others: it needs its own.
         self._clock = Team(process_group) if self._schedule.is_by_time else None
-        settings: dict[str, object] = {"keep": keep, "every": every, "async_": async_, "format": format}
-        settings |= {
-            "durability": durability,
-            "checksums": checksums,
-            "layout": layout,
-            "writers_per_node": writers_per_node,
-        }
-        self._team.same(str(self.folder), settings)
+        same: dict[str, object] = {"keep": keep, "every": every, "async_": async_, "format": format}
+        same |= {"durability": durability, "checksums": checksums, "layout": layout}
+        self._team.same(str(self.folder), {**same, "writers_per_node": writers_per_node})
         self._retained = Retained(self.folder, keep, durability, self._team)
-        self._layout = layout_of(self._team, layout, writers_per_node)
+        options = SaveOptions(engine, durability, checksums)
+        writers = layout_of(self._team, layout, writers_per_node)
+        self._starter = Starter(self._team, self._retained, writers, f".{format}", options=options, memory=memory)
+        self._engine = engine
         self._is_async = async_
-        self._memory = memory
-        self._suffix = f".{format}"
-        self._options = SaveOptions(engine, durability, checksums)
         self._progress = progress
         self._tally = Tally()
         self._background = Background()
@@ -176,7 +163,7 @@ class Checkpointer:
             deepnvme.Error: this save failed, or the last one did in the background.
         """
         if self._team.is_alone:
-            # Others have to hear of it: they do in `_begin`, when it is everybody's turn.
+            # Others have to hear of it: they do when a save begins, which is everybody's turn.
             self._background.check()
         began = time.perf_counter()
         is_due = self._schedule.is_due(step, began)
@@ -184,7 +171,8 @@ class Checkpointer:
             is_due = self._clock.tell(is_due)
         if not (is_due or force):
             return False
-        saving, path = self._begin(step, state)
+        is_copied = self._is_async and not self._overlaps
+        saving, path = self._starter.begin(step, state, is_copied, self.wait)
 
         def commit(saved: Saved) -> None:
             with self._team.together():
@@ -219,7 +207,7 @@ class Checkpointer:
         self.wait()
         found = self._retained.find(step)
         found.check()
-        options.setdefault("engine", self._options.engine)
+        options.setdefault("engine", self._engine)
         if not found.is_sharded:
             return load(found.path, **options)
         if not {"engine", "into"} <= set(options) <= {"engine", "into", "verify"}:
@@ -283,7 +271,7 @@ class Checkpointer:
         try:
             self.wait()
         finally:
-            self._options = replace(self._options, staging=None)
+            self._starter.free()
             if self._clock is not None:
                 self._clock.close()
             self._team.close()
@@ -302,40 +290,6 @@ class Checkpointer:
     def __repr__(self) -> str:
         steps = [entry.step for entry in self._retained.entries]
         return f"<deepnvme.Checkpointer {str(self.folder)!r}, steps={steps}>"
-
-    def _begin(self, step: int, state: Any) -> tuple[Saving, Path]:
-        """Start a save when the last one is over: of this process, or of all."""
-        if self._team.is_alone and not sharded.is_sharded(state):
-            self.wait()
-            path = self._retained.new_path(step, self._suffix)
-            return self._start(state, path), path
-        from deepnvme._checkpoint import distributed_save as shared  # noqa: PLC0415
-
-        with self._team.together():
-            apart, path = shared.agree_on(
-                self._team, self._retained, step, state, self._suffix, self._layout, self.wait
-            )
-            if apart is None:
-                own = sharded.own_nbytes(state)
-                return sharded.start(self._team, path, state, self._staged(lambda: own)), path
-            options = self._staged(lambda: self._layout.own_nbytes(self._team, apart.nbytes))
-            return shared.start(self._team, path, apart, self._layout, options), path
-
-    def _start(self, state: Any, path: Path) -> Saving:
-        options = self._staged(lambda: sum(tensor.nbytes for _, tensor in tensors_of(state)))
-        if self._suffix == SAFETENSORS:
-            return start_tensors(path, described(state), options)
-        return start_archive(state, path, options)
-
-    def _staged(self, nbytes: Callable[[], int]) -> SaveOptions:
-        """Say how a file is written, with memory for so many bytes of tensors where they are copied first."""
-        if not self._is_async or self._overlaps:
-            return replace(self._options, staging=None)
-        if self._options.staging is None:
-            neighbours = self._team.hosts.count(self._team.hosts[self._team.rank])
-            staging = staging_of(nbytes(), self._memory, neighbours)
-            self._options = replace(self._options, staging=staging)
-        return self._options
 
     def _wait_in_hook(self) -> None:
         # That a save failed is raised by the next call, not in the middle of a step. Ctrl-C is raised here: if it were

@@ -22,6 +22,7 @@ import deepnvme._file as file
 from deepnvme._checkpoint.distributed_sharded import is_sharded
 from deepnvme._checkpoint.distributed_state import State, apart, refuse_different
 from deepnvme._checkpoint.manifest import PARTS_LIST, Part
+from deepnvme._checkpoint.writing import SaveOptions
 from deepnvme._deepnvme import _NewFile, _shares
 from deepnvme.errors import CancelledError, NotFoundError
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.distributed import Team
     from deepnvme._checkpoint.distributed_layout import Layout
     from deepnvme._checkpoint.retention import Retained
-    from deepnvme._checkpoint.writing import SaveOptions
     from deepnvme._deepnvme import _SavePlan, _SaveShare
 
 # Parts lie on blocks of that size, as stripe sets want it.
@@ -73,12 +73,12 @@ def agree_on(  # noqa: PLR0917
     return state, path
 
 
-def start(team: Team, path: Path, state: State, layout: Layout, options: SaveOptions) -> SharedSaving:
+def start(team: Team, path: Path, state: State, layout: Layout, options: Callable[[], SaveOptions]) -> SharedSaving:
     """Plan a file and make it, before any of its bytes is written."""
     state.adopt_leaders(team)
-    saving = SharedSaving(team, path, layout, options)
+    saving = SharedSaving(team, path, layout)
     try:
-        made = team.agree(lambda: saving.make(state))
+        made = team.agree(lambda: saving.make(state, options()))
         others = [str(rank) for rank, (fingerprint, _) in enumerate(made) if fingerprint != made[0][0]]
         if others:
             text = f"ranks {', '.join(others)} plan another file than rank 0; all need the same deepnvme and settings"
@@ -93,13 +93,13 @@ def start(team: Team, path: Path, state: State, layout: Layout, options: SaveOpt
 class SharedSaving:
     """A save that is under way in all processes of a team."""
 
-    def __init__(self, team: Team, path: Path, layout: Layout, options: SaveOptions) -> None:
+    def __init__(self, team: Team, path: Path, layout: Layout) -> None:
         self.path = path
         self.parts: tuple[Part, ...] = ()
         self.temporary_name = ""
         self._team = team
         self._layout = layout
-        self._options = options
+        self._options = SaveOptions()
         self._plan: _SavePlan | None = None
         self._shares: list[tuple[int, int]] = []
         # This process's own, where it writes.
@@ -108,8 +108,9 @@ class SharedSaving:
         self._share: _SaveShare | None = None
         self._is_stopped = False
 
-    def make(self, state: State) -> tuple[int, str]:
+    def make(self, state: State, options: SaveOptions) -> tuple[int, str]:
         """Plan the file, and make what is this process's of it; the plan's fingerprint and the private file's name."""
+        self._options = options
         plan = self._plan = state.plan(self.path.with_name(self._whole), self._options)
         self._shares = _shares(plan.nbytes, len(self._layout.writers))
         writers = self._layout.writers[: len(self._shares)]

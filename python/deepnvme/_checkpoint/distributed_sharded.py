@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.manifest import SHARDS_LIST, private_name
 from deepnvme._checkpoint.names import tensors_of
+from deepnvme._checkpoint.writing import SaveOptions
 from deepnvme._deepnvme import _crc64
 from deepnvme.errors import CancelledError, Error
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.background import Saved
     from deepnvme._checkpoint.distributed import Team
     from deepnvme._checkpoint.manifest import Checkpoint, Part
-    from deepnvme._checkpoint.writing import SaveOptions
     from deepnvme._deepnvme import _Saving
 
 
@@ -44,10 +44,10 @@ def own_nbytes(state: object) -> int:
     return sum(int(tensor.nbytes) for tensor in own)
 
 
-def start(team: Team, path: Path, state: object, options: SaveOptions) -> ShardedSaving:
+def start(team: Team, path: Path, state: object, options: Callable[[], SaveOptions]) -> ShardedSaving:
     """Make the folder, before anything is written."""
-    saving = ShardedSaving(team, path, options)
-    name = team.agree(lambda: saving.make(state))[0]
+    saving = ShardedSaving(team, path)
+    name = team.agree(lambda: saving.make(state, options()))[0]
     saving.temporary = path.with_name(name)
     return saving
 
@@ -55,24 +55,24 @@ def start(team: Team, path: Path, state: object, options: SaveOptions) -> Sharde
 class ShardedSaving:
     """A save of a sharded state that is under way in all processes of a team."""
 
-    def __init__(self, team: Team, path: Path, options: SaveOptions) -> None:
+    def __init__(self, team: Team, path: Path) -> None:
         self.path = path
         self.parts: tuple[Part, ...] = ()
         self.temporary = path
         self.progress = (0, 0)
         self._team = team
-        self._options = options
+        self._options = SaveOptions()
         self._state: Any = None
         self._lock: int | None = None
         self._filled = threading.Event()
         self._is_stopped = False
 
-    def make(self, state: object) -> str:
+    def make(self, state: object, options: SaveOptions) -> str:
         """Take what the state is now, and have the leader make the private folder; its name."""
         if not isinstance(state, Mapping):
             msg = f"a state with DTensors is saved as a dict, not as {type(state).__name__}"
             raise TypeError(msg)
-        self._state = _containers(state)
+        self._state, self._options = _containers(state), options
         if not self._team.is_leader:
             return ""
         self.temporary = private_name(self.path)

@@ -17,6 +17,7 @@ import torch
 import deepnvme
 from deepnvme._checkpoint import manifest
 from deepnvme._checkpoint.background import Background
+from deepnvme._checkpoint.starting import Starter
 
 from .states import assert_same
 
@@ -179,7 +180,7 @@ def test_an_interrupted_copy_is_no_save(tmp_path: Path, monkeypatch: pytest.Monk
     checkpointer = deepnvme.Checkpointer(tmp_path, async_=True)
     checkpointer.save(1, state_of(1))
     with monkeypatch.context() as patched:
-        patched.setattr(deepnvme.Checkpointer, "_start", lambda *_: Endless())
+        patched.setattr(Starter, "_start", lambda *_: Endless())
         with pytest.raises(KeyboardInterrupt):
             checkpointer.save(2, state_of(2))
     assert number_in(tmp_path) == 1
