@@ -21,14 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-    from torch.distributed.checkpoint.storage import WriteResult
-    from torch.futures import Future
-
     from deepnvme._checkpoint.background import Saved
     from deepnvme._checkpoint.distributed import Team
     from deepnvme._checkpoint.manifest import Checkpoint, Part
-    from deepnvme._deepnvme import _Saving
 
 
 def is_sharded(state: object) -> bool:
@@ -114,24 +109,9 @@ class ShardedSaving:
     def _write(self) -> None:
         from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415
 
-        from deepnvme.integrations.dcp import DeepnvmeWriter  # noqa: PLC0415
+        from deepnvme._checkpoint.distributed_writer import TellingWriter  # noqa: PLC0415
 
-        filled, options = self._filled, self._options
-
-        class Writer(DeepnvmeWriter):
-            def _finish_shard(self, saving: _Saving) -> None:
-                saving.wait_filled()
-                filled.set()
-                saving.wait(None, False)
-
-            def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-                try:
-                    return super().write_data(plan, planner)
-                finally:
-                    filled.set()
-
-        writer = Writer(self.temporary)
-        writer._options = options  # noqa: SLF001
+        writer = TellingWriter(self.temporary, self._options, self._filled)
         _with_all(self._team, lambda: save(self._state, storage_writer=writer, **_group_of(self._team)))
         if self._is_stopped:
             msg = f"{self.path}: the save was stopped"
