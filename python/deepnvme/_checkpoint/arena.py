@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import mmap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from deepnvme._torch import pinned_empty
 
 if TYPE_CHECKING:
     from deepnvme._deepnvme import _CheckpointReader, _Loading
@@ -18,11 +20,13 @@ _HUGE_BYTES = 2 << 20
 _HUGE_BYTES_MIN = 8 << 20
 
 
-def allocate(nbytes: int) -> tuple[mmap.mmap, int]:
+def allocate(nbytes: int, *, pin_memory: bool = False) -> tuple[Any, int]:
     """Make private, untouched memory, and say where in it ``nbytes`` begin: at a page, in large memory at a huge one.
 
     Whether it gets huge pages is decided when the load begins.
     """
+    if pin_memory:
+        return pinned_empty(nbytes).numpy(), 0
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     if nbytes < _HUGE_BYTES_MIN:
         return mmap.mmap(-1, nbytes, flags=flags), 0
@@ -35,12 +39,12 @@ def allocate(nbytes: int) -> tuple[mmap.mmap, int]:
 class Arenas:
     """The memory of some of a file's storages, and the load that fills it."""
 
-    def __init__(self, reader: _CheckpointReader, wanted: list[int]) -> None:
+    def __init__(self, reader: _CheckpointReader, wanted: list[int], *, pin_memory: bool = False) -> None:
         self._reader = reader
-        self._places: dict[int, tuple[mmap.mmap, int]] = {}
+        self._places: dict[int, tuple[Any, int]] = {}
         buffers: list[tuple[_Arena, memoryview]] = []
         for arena in reader.arenas(wanted):
-            memory, start = allocate(arena[1])
+            memory, start = allocate(arena[1], pin_memory=pin_memory)
             buffers.append((arena, memoryview(memory)[start : start + arena[1]]))
             for extent, at in arena[2]:
                 self._places[extent] = (memory, start + at)

@@ -33,6 +33,7 @@ def load(
     into: Mapping[str, Any] | None = None,
     cast: bool = False,
     lazy: bool = False,
+    pin_memory: bool = False,
     verify: Literal["off", "sample", "full"] = "sample",
     engine: Engine | None = None,
     progress: Progress = None,
@@ -54,6 +55,8 @@ def load(
         cast: whether ``into`` may have other element types than the file. Default False.
         lazy: give the state with tensors in it that are read at their first use; what is more than a tensor or a
             parameter (sparse, quantised, with attributes) is read at once. Default False.
+        pin_memory: load into page-locked memory, as ``pinned_empty`` makes it: for tensors that go on to a GPU or to
+            another file. It counts against ``RLIMIT_MEMLOCK``; beyond that it is not locked. Default False.
         verify: how much is compared with the checksums of the file: ``"off"``, ``"sample"`` (default: a 32nd) or
             ``"full"``.
         engine: which engine moves the bytes. Default: the default engine.
@@ -86,8 +89,11 @@ def load(
         raise ValueError(msg)
     import torch  # noqa: PLC0415
 
+    if pin_memory and (into is not None or torch.device(device).type != "cpu"):
+        msg = "pin_memory is about host memory that load makes; leave it out with into, and with another device"
+        raise ValueError(msg)
     tell = watcher(progress, "loading", path)
-    request = Request(path, torch.device(device), _patterns(only), verify, engine, tell)
+    request = Request(path, torch.device(device), _patterns(only), verify, engine, tell, pin_memory)
     if into is not None:
         from deepnvme._checkpoint.into import fill  # noqa: PLC0415
 
@@ -120,6 +126,7 @@ class Request:
     verify: str
     engine: Engine | None
     tell: _Tell
+    pin_memory: bool = False
 
     @property
     def name(self) -> str:
@@ -184,7 +191,7 @@ class Request:
         """Start to read storages; on the meta device there is nothing to read."""
         from deepnvme._checkpoint.arena import Arenas  # noqa: PLC0415
 
-        return None if self.device.type == "meta" else Arenas(reader, wanted)
+        return None if self.device.type == "meta" else Arenas(reader, wanted, pin_memory=self.pin_memory)
 
     def choose(self, there: list[str], names: list[str] | None) -> list[str]:
         """Say which tensors of a file are wanted."""

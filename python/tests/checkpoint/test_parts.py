@@ -14,6 +14,11 @@ import deepnvme
 from .states import assert_same
 
 
+def locked_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmLck:")).split()[1]) << 10
+
+
 @pytest.fixture(params=["pt", "safetensors"])
 def flat(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
     state = {
@@ -184,6 +189,25 @@ def test_arguments_that_contradict_each_other(flat: tuple[Path, dict[str, torch.
             deepnvme.load(path, **options)
     with pytest.raises(TypeError, match="names"):
         deepnvme.load(path, only=[1])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_into_page_locked_memory(flat: tuple[Path, dict[str, torch.Tensor]], lazy: bool) -> None:
+    path, state = flat
+    before = locked_bytes()
+    loaded = deepnvme.load(path, pin_memory=True, lazy=lazy, verify="full")
+    assert set(loaded) == set(state)
+    for name, tensor in state.items():
+        assert torch.equal(loaded[name], tensor)
+        assert torch.equal(loaded[name].clone() + 0, tensor)
+    locked = locked_bytes() - before
+    trial = deepnvme.pinned_empty(1 << 20)
+    if locked_bytes() - before > locked:
+        assert locked >= sum(tensor.nbytes for tensor in state.values()), "as much may be locked here"
+    del loaded, trial
+    for wrong in ({"into": state}, {"device": "meta"}):
+        with pytest.raises(ValueError, match="pin_memory"):
+            deepnvme.load(path, pin_memory=True, **wrong)
 
 
 def test_progress_is_told(flat: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path) -> None:
