@@ -162,6 +162,7 @@ def _load(nursery: Nursery, one: Contestant, path: Path, errand: Errand) -> Samp
     for file in [entry for entry in path.rglob("*") if entry.is_file()] if path.is_dir() else [path]:
         cache.make_cold(file)
     if isinstance(one, Fio | FioAsMuchMemory):
+        nursery.touch_memory(errand.size)
         return timed(lambda: one.load(path), errand.size)[0]
     return nursery.load(errand)
 

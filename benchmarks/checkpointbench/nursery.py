@@ -5,17 +5,24 @@ and again, as a benchmark does, gets warm memory back, and more so from a librar
 load is a child of this process, which has imported everything and done nothing; the child loads a small file first,
 so that no import and no thread's beginning is measured, and then the large one.
 
+On a virtual machine that gives free memory back to its host, what was free for some seconds has to be fetched again,
+at several times the cost of filling it, and whoever comes just after somebody else has ended pays nothing. So
+another child touches as much memory before each load, and ends.
+
 One request for each line of standard input, one answer for each line of standard output, both JSON.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +51,7 @@ class Errand:
     """What a child is to do."""
 
     name: str
-    """Which contestant."""
+    """Which contestant; nobody if only memory is to be touched."""
     path: str
     """What it loads."""
     small: str
@@ -62,6 +69,10 @@ class Nursery:
         command = [sys.executable, "-m", "checkpointbench.nursery"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
+    def touch_memory(self, size: int) -> None:
+        """Have a child touch so much memory, and end."""
+        self._ask(Errand("", "", "", size, None))
+
     def load(self, errand: Errand) -> Sample:
         """Have a contestant load a file in a process of its own.
 
@@ -69,20 +80,33 @@ class Nursery:
             NotOffered: the contestant cannot.
             RuntimeError: it failed, or what it loaded is not what was saved.
         """
-        print(json.dumps(asdict(errand)), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline() if self._process.stdout else ""
-        answer = json.loads(line or '{"failed": "the nursery has ended"}')
+        answer = self._ask(errand)
         if "not_offered" in answer:
             raise NotOffered(answer["not_offered"])
         if "failed" in answer:
             raise RuntimeError(answer["failed"])
         return Sample(answer["wall_s"], answer["cpu_s"], errand.size)
 
+    def _ask(self, errand: Errand) -> dict[str, Any]:
+        print(json.dumps(asdict(errand)), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline() if self._process.stdout else ""
+        answer: dict[str, Any] = json.loads(line or '{"failed": "the nursery has ended"}')
+        return answer
+
     def close(self) -> None:
         """End it."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._process.wait(timeout=60)
+
+
+def _touch_memory(size: int) -> dict[str, Any]:
+    """Have the kernel give this process so many bytes of huge pages."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    for start in range(0, size, PAGE_BYTES):
+        memory[start] = 1
+    return {}
 
 
 def _child(errand: Errand) -> dict[str, Any]:
@@ -101,13 +125,13 @@ def _child(errand: Errand) -> dict[str, Any]:
     return {"wall_s": sample.wall_s, "cpu_s": sample.cpu_s}
 
 
-def _in_a_child(errand: Errand) -> str:
+def _in_a_child(work: Callable[[], dict[str, Any]]) -> str:
     """Fork; what the child answers, or how it ended."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            answer = _child(errand)
+            answer = work()
         except NotOffered as reason:
             answer = {"not_offered": str(reason)}
         except BaseException as error:  # noqa: BLE001 - whatever a rival throws is an answer
@@ -127,7 +151,11 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
-        print(_in_a_child(Errand(**json.loads(line))), file=answers, flush=True)
+        errand = Errand(**json.loads(line))
+        answer = _in_a_child(partial(_touch_memory, errand.size))
+        if errand.name:
+            answer = _in_a_child(partial(_child, errand))
+        print(answer, file=answers, flush=True)
 
 
 if __name__ == "__main__":
