@@ -106,7 +106,10 @@ def test_verify_tells_sound_files_from_damaged_ones(tmp_path: Path, state: dict[
 def test_what_cannot_be_verified_or_read(tmp_path: Path) -> None:
     save_file({"a": torch.randn(3)}, tmp_path / "theirs.safetensors")
     (tmp_path / "text").write_text("once upon a time, there was no tensor")
-    for path, why in ((tmp_path / "theirs.safetensors", "no checksums"), (tmp_path / "text", "neither a torch archive")):
+    for path, why in (
+        (tmp_path / "theirs.safetensors", "no checksums"),
+        (tmp_path / "text", "neither a torch archive"),
+    ):
         status, out, err = run("verify", path)
         assert status == 1
         assert out.startswith("unknown ")
