@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class CheckpointerStats:
-    """What saving has cost so far."""
+    """What saving has cost so far. Of several processes all count the same files, and each its own time."""
 
     saves: int
     """Checkpoints that are in the manifest."""
