@@ -6,8 +6,8 @@ load is a child of this process, which has imported everything and done nothing;
 so that no import and no thread's beginning is measured, and then the large one.
 
 On a virtual machine that gives free memory back to its host, what was free for some seconds has to be fetched
-again, at several times the cost of filling it, and whoever comes just after somebody else has ended pays nothing. So
-another child touches as much memory before each load, and ends.
+again, at several times the cost of filling it, and whoever comes just after somebody else has ended pays
+nothing. So another child touches as much memory before each load, and ends.
 
 One request for each line of standard input, one answer for each line of standard output, both JSON.
 """
