@@ -4,17 +4,19 @@
 //! virtual machine gives free memory back to its host. It does that in whole huge pages (free page reporting), so that the
 //! next one to be had has to be fetched again, which takes several times as long as filling it, while small pages
 //! come from what has been in use. What of the two is true cannot be asked, only tried: on a part of the memory itself,
-//! which is about to be touched anyway, and again for each large piece, since pages that were free a moment ago come first.
+//! which is about to be touched anyway, and again now and then, since pages that were free a moment ago come first.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::mm::{Advice, madvise};
 
 use crate::Alignment;
 
-/// Memory from this size on is tried.
-const TRIED_BYTES_MIN: usize = 32 << 20;
+/// Once for so many bytes that advice is asked for.
+const TRIAL_EVERY_BYTES: usize = 32 << 20;
+/// On memory of at least this size.
+const TRIED_BYTES_MIN: usize = 8 << 20;
 /// How much of it with each kind of pages: one huge page.
 const TRIAL_BYTES: usize = 2 << 20;
 /// So many times as long huge pages take where they are not worth it.
@@ -22,8 +24,10 @@ const TIMES_DEAR: u32 = 2;
 /// What takes less than that is too short to be judged: the memory was there already.
 const TRIAL_TIME_MIN: Duration = Duration::from_micros(500);
 
-/// What the last trial said; smaller memory goes by it.
+/// What the last trial said; what comes until the next one goes by it.
 static ARE_DEAR: AtomicBool = AtomicBool::new(false);
+/// Bytes that advice was asked for since then: the first memory is tried.
+static UNTRIED_BYTES: AtomicUsize = AtomicUsize::new(TRIAL_EVERY_BYTES);
 
 /// Asks for huge pages under somebody's memory, as far as whole ones fit inside and they are worth it; whether the kernel
 /// took the advice.
@@ -34,9 +38,12 @@ pub(crate) fn advise_inside(start: *mut u8, len: usize) -> bool {
         return false;
     }
     let start = start.wrapping_add(head_bytes);
-    if inside_bytes >= TRIED_BYTES_MIN
+    let untried_bytes = UNTRIED_BYTES.fetch_add(inside_bytes, Ordering::Relaxed).saturating_add(inside_bytes);
+    if untried_bytes >= TRIAL_EVERY_BYTES
+        && inside_bytes >= TRIED_BYTES_MIN
         && let Some((huge, small)) = try_both(start)
     {
+        UNTRIED_BYTES.store(0, Ordering::Relaxed);
         ARE_DEAR.store(are_dear(huge, small), Ordering::Relaxed);
     }
     if ARE_DEAR.load(Ordering::Relaxed) {
