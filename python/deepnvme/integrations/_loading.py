@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
     from deepnvme._deepnvme import Engine
 
-    MapLocation: TypeAlias = str | torch.device | dict[str, str] | Callable[[Any, str], Any] | None
+    _MapLocation: TypeAlias = str | torch.device | dict[str, str] | Callable[[Any, str], Any] | None
 
 _ARCHIVE = b"PK\x03\x04"
 
 
 def load_as_torch(
     path: str | os.PathLike[str],
-    map_location: MapLocation = None,
+    map_location: _MapLocation = None,
     *,
     weights_only: bool = True,
     engine: Engine | None = None,
@@ -43,7 +43,7 @@ def load_as_torch(
         return torch.load(source, map_location=map_location, weights_only=weights_only)
 
 
-def _device(path: Any, map_location: MapLocation, engine: Engine | None) -> str | torch.device | None:
+def _device(path: Any, map_location: _MapLocation, engine: Engine | None) -> str | torch.device | None:
     """Say where all tensors go; None where only ``torch.load`` knows: several places, or files of before 1.6."""
     with Path(path).open("rb") as start:
         if start.read(len(_ARCHIVE)) != _ARCHIVE:

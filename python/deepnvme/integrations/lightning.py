@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from deepnvme._deepnvme import Engine
-    from deepnvme.integrations._loading import MapLocation
+    from deepnvme.integrations._loading import _MapLocation
 
 # The two names under which the library is installed have a class each, and a Trainer knows its own only.
 _PACKAGES = ("lightning.fabric.plugins", "lightning_fabric.plugins")
@@ -103,7 +103,7 @@ class DeepnvmeCheckpointIO(*_bases()):  # type: ignore[misc]
     def load_checkpoint(
         self,
         path: str | os.PathLike[str],
-        map_location: MapLocation = _on_host,
+        map_location: _MapLocation = _on_host,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
         """Read a checkpoint; as Lightning does, into host memory unless ``map_location`` says where.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use deepnvme_checkpoint::Progress;
-use deepnvme_checkpoint::write::{Record, Save, SaveOptions, Staging, Tensor};
+use deepnvme_checkpoint::write::{Record, Save, SaveOptions, Staging, Tensor, named};
 use deepnvme_format::Dtype;
 use deepnvme_format::archive::STORAGES;
 use deepnvme_format::safetensors::TensorSpec;
@@ -155,7 +155,8 @@ impl SavePlan {
             let file = TensorFile::open(&Target::Path(file), options)?;
             save.share(engine, file, range, base, progress)
         });
-        Ok(SaveShare::new(written.map_err(|error| raise(py, &error))?))
+        let share = written.map_err(|error| raise(py, &named(error, &self.target.path(), self.nbytes)))?;
+        Ok(SaveShare::new(share, self.target.path(), self.nbytes))
     }
 
     /// Waits until the tensors may change: the share is written, or has failed.

@@ -66,11 +66,13 @@ impl NewFile {
 #[pyclass(frozen, name = "_SaveShare", module = "deepnvme._deepnvme")]
 pub(crate) struct SaveShare {
     inner: Mutex<Option<Share>>,
+    /// The file that is to be, and its size: what errors name.
+    target: (PathBuf, u64),
 }
 
 impl SaveShare {
-    pub(super) fn new(share: Share) -> Self {
-        Self { inner: Mutex::new(Some(share)) }
+    pub(super) fn new(share: Share, target: PathBuf, nbytes: u64) -> Self {
+        Self { inner: Mutex::new(Some(share)), target: (target, nbytes) }
     }
 }
 
@@ -90,6 +92,7 @@ impl SaveShare {
             return Err(PyRuntimeError::new_err("the share is finished"));
         };
         let finished = py.detach(|| share.finish(&others));
-        finished.map(numbers).map_err(|failure| raise(py, &failure))
+        let (target, nbytes) = &self.target;
+        finished.map(numbers).map_err(|failure| raise(py, &write::named(failure, target, *nbytes)))
     }
 }
