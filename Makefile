@@ -16,7 +16,7 @@ PACKAGE := $(shell find python/deepnvme -name '*.py' -o -name '*.pyi' -o -name p
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-hosts lint fmt deny bench wheel clean
+.PHONY: help setup demo test test-hosts test-torch lint fmt deny bench wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,11 @@ test: setup ## all tests (SUITES="rust loom valgrind python" names some of them)
 
 test-hosts: setup $(HOSTS)/stamp ## tests inside the training libraries, which are installed into .venv-hosts for that
 	@$(HOSTS)/bin/python -m pytest python/tests/hosts
+
+test-torch: setup ## tests of checkpoints with another release of torch (TORCH=2.12.0), which is installed into .venv-torch
+	@test -n "$(TORCH)" || { echo "say which release: make test-torch TORCH=2.12.0"; exit 2; }
+	$(BIN)/python scripts/setup.py torch $(TORCH)
+	@.venv-torch/bin/python -m pytest python/tests/checkpoint
 
 lint: setup ## fmt, clippy, ruff, mypy, stubtest, tidy, and cargo-deny where it is installed
 	cargo fmt --all --check
@@ -54,7 +59,7 @@ wheel: $(STAMPS)/wheel ## build the release wheel into target/wheels and install
 setup: $(STAMPS)/dev $(STAMPS)/wheel ## make .venv with everything the tests need
 
 clean: ## remove everything that was built or installed
-	rm -rf $(VENV) $(HOSTS) target dist wheels demo/scratch .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(HOSTS) .venv-torch target dist wheels demo/scratch .pytest_cache .mypy_cache .ruff_cache
 	@if [ -f benchmarks/Makefile ]; then $(MAKE) -C benchmarks clean; fi
 
 # Set-up in steps, each done again only when what it was made from has changed.

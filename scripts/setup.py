@@ -5,6 +5,7 @@
     .venv/bin/python scripts/setup.py file LIST.txt   a requirements file
     .venv/bin/python scripts/setup.py wheel           build the release wheel and install it
     .venv/bin/python scripts/setup.py hosts LIST.txt  make .venv-hosts on top of .venv, for some tests only
+    .venv/bin/python scripts/setup.py torch 2.12.0    make .venv-torch with another release of torch, likewise
 
 Packages come from wherever the user's pip is set up to look. uv is only a faster pip: it is used when every
 setting of that pip has a counterpart in uv, and pip does the work where one has not or where uv fails.
@@ -14,18 +15,17 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
+
+import layers
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
-HOSTS = ROOT / ".venv-hosts"
 OLDEST_PYTHON = (3, 10)
 
 # pip's setting -> uv's environment variable. None: of no concern to an installation by uv.
@@ -58,10 +58,16 @@ def main(arguments: list[str]) -> int:
         return install([line for name in arguments[1:] for line in extra(name)])
     if len(arguments) == 2 and arguments[0] == "file":  # noqa: PLR2004
         return install(["--requirement", arguments[1]])
+    if len(arguments) == 2 and arguments[0] == "torch":  # noqa: PLR2004
+        return layers.make_torch(arguments[1])
+    if arguments == ["wheel"]:
+        return build_wheel()
+    if len(arguments) == 2 and arguments[0] in {"hosts", "torch"}:  # noqa: PLR2004
+        return layers.make(*arguments)
     if arguments == ["wheel"]:
         return build_wheel()
     if len(arguments) == 2 and arguments[0] == "hosts":  # noqa: PLR2004
-        return make_hosts(arguments[1])
+        return layers.make_hosts(arguments[1])
     print(__doc__, file=sys.stderr)
     return 2
 
@@ -108,24 +114,6 @@ def build_wheel() -> int:
     (wheel,) = wheels.glob("deepnvme-*.whl")
     command = [*pip(), "install", "--quiet", "--no-deps", "--no-index", "--force-reinstall", str(wheel)]
     return subprocess.run(command, check=False).returncode
-
-
-def make_hosts(requirements: str) -> int:
-    """Make `.venv-hosts/`: what `.venv/` has is there too, and only what is missing is installed into it."""
-    made = subprocess.run([sys.executable, "-m", "venv", "--clear", HOSTS], check=False).returncode
-    if made != 0:
-        return made
-    python = HOSTS / "bin" / "python"
-    ask: list[str | Path] = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    packages = Path(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip())
-    shared = sysconfig.get_path("purelib")
-    packages.joinpath("shared.pth").write_text(f"import site; site.addsitedir({shared!r})\n")
-    # pip, not uv: it counts what lies in `.venv/` as installed. A second torch would be gigabytes, so there is none.
-    pins = packages / "pins.txt"
-    pins.write_text(f"torch=={importlib.metadata.version('torch')}\n")
-    command: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    command += ["--constraint", pins, "--requirement", requirements]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
 def extra(name: str) -> list[str]:

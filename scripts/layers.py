@@ -1,0 +1,49 @@
+"""Environments on top of `.venv/`, for some tests only: what `.venv/` has is there, and little is installed twice."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+HOSTS = ROOT / ".venv-hosts"
+TORCH = ROOT / ".venv-torch"
+
+
+def make(kind: str, argument: str) -> int:
+    """Make the environment of that kind."""
+    return make_hosts(argument) if kind == "hosts" else make_torch(argument)
+
+
+def make_hosts(requirements: str) -> int:
+    """Make `.venv-hosts/`: training libraries, with the torch of `.venv/`."""
+    python = _make(HOSTS)
+    # A second torch would be gigabytes, so there is none.
+    pins = HOSTS / "pins.txt"
+    pins.write_text(f"torch=={importlib.metadata.version('torch')}\n")
+    return _install(python, "--constraint", pins, "--requirement", requirements)
+
+
+def make_torch(version: str) -> int:
+    """Make `.venv-torch/`: another release of torch, with the CUDA libraries of `.venv/`, which have to suit it."""
+    return _install(_make(TORCH), "--no-deps", f"torch=={version}")
+
+
+def _make(folder: Path) -> Path:
+    """Make an environment that sees the packages of `.venv/` behind its own; its interpreter."""
+    subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+    python = folder / "bin" / "python"
+    ask: list[str | Path] = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    packages = Path(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip())
+    shared = sysconfig.get_path("purelib")
+    packages.joinpath("shared.pth").write_text(f"import site; site.addsitedir({shared!r})\n")
+    return python
+
+
+def _install(python: Path, *arguments: str | Path) -> int:
+    # pip, not uv: it counts what lies in `.venv/` as installed.
+    command = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", *arguments]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
