@@ -58,16 +58,10 @@ def main(arguments: list[str]) -> int:
         return install([line for name in arguments[1:] for line in extra(name)])
     if len(arguments) == 2 and arguments[0] == "file":  # noqa: PLR2004
         return install(["--requirement", arguments[1]])
-    if len(arguments) == 2 and arguments[0] == "torch":  # noqa: PLR2004
-        return layers.make_torch(arguments[1])
-    if arguments == ["wheel"]:
-        return build_wheel()
     if len(arguments) == 2 and arguments[0] in {"hosts", "torch"}:  # noqa: PLR2004
         return layers.make(*arguments)
     if arguments == ["wheel"]:
         return build_wheel()
-    if len(arguments) == 2 and arguments[0] == "hosts":  # noqa: PLR2004
-        return layers.make_hosts(arguments[1])
     print(__doc__, file=sys.stderr)
     return 2
 
