@@ -13,8 +13,10 @@ use rustix::mm::{Advice, madvise};
 
 use crate::Alignment;
 
-/// Once for so many bytes that advice is asked for.
+/// Once for so many bytes that advice is asked for, while huge pages are dear.
 const TRIAL_EVERY_BYTES: usize = 32 << 20;
+/// And while they are not: a trial leaves small pages, which the disk is slower with.
+const TRIAL_EVERY_BYTES_HUGE: usize = 256 << 20;
 /// On memory of at least this size.
 const TRIED_BYTES_MIN: usize = 8 << 20;
 /// How much of it with each kind of pages: one huge page.
@@ -27,7 +29,7 @@ const TRIAL_TIME_MIN: Duration = Duration::from_micros(500);
 /// What the last trial said; what comes until the next one goes by it.
 static ARE_DEAR: AtomicBool = AtomicBool::new(false);
 /// Bytes that advice was asked for since then: the first memory is tried.
-static UNTRIED_BYTES: AtomicUsize = AtomicUsize::new(TRIAL_EVERY_BYTES);
+static UNTRIED_BYTES: AtomicUsize = AtomicUsize::new(TRIAL_EVERY_BYTES_HUGE);
 
 /// Asks for huge pages under somebody's memory, as far as whole ones fit inside and they are worth it; whether the kernel
 /// took the advice.
@@ -39,7 +41,9 @@ pub(crate) fn advise_inside(start: *mut u8, len: usize) -> bool {
     }
     let start = start.wrapping_add(head_bytes);
     let untried_bytes = UNTRIED_BYTES.fetch_add(inside_bytes, Ordering::Relaxed).saturating_add(inside_bytes);
-    if untried_bytes >= TRIAL_EVERY_BYTES
+    let is_due =
+        untried_bytes >= if ARE_DEAR.load(Ordering::Relaxed) { TRIAL_EVERY_BYTES } else { TRIAL_EVERY_BYTES_HUGE };
+    if is_due
         && inside_bytes >= TRIED_BYTES_MIN
         && let Some((huge, small)) = try_both(start)
     {
