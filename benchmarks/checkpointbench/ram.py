@@ -1,0 +1,83 @@
+"""``python -m checkpointbench.ram``: saving to and loading from a folder in memory, where the disk is no limit.
+
+The measure is a copy of the state in memory by as many threads as there are processors, once into tensors that
+are there, and once into new ones, which is what a load has to fill. Rounds alternate; ratios are taken within them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import deepnvme
+import torch
+
+from checkpointbench.models import MODELS, State
+from checkpointbench.nursery import touch
+
+ROUNDS = 7
+
+
+def copier(state: State, threads: int) -> Callable[[State], None]:
+    """Give a function that copies the state into another, shared out among threads."""
+    torch.set_num_threads(1)
+    pool = ThreadPoolExecutor(threads)
+
+    def copy(target: State) -> None:
+        for done in [pool.submit(target[name].copy_, tensor) for name, tensor in state.items()]:
+            done.result()
+
+    return copy
+
+
+def main() -> int:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(prog="checkpointbench.ram", description=__doc__)
+    # The folder that every Linux has in memory.
+    parser.add_argument("--scratch", type=Path, default=Path("/dev/shm"))  # noqa: S108
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    state = MODELS["bf16-300"]()
+    size = sum(tensor.nbytes for tensor in state.values())
+    folder = Path(tempfile.mkdtemp(dir=arguments.scratch))
+    copy = copier(state, arguments.threads)
+    there = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    actions: dict[str, Callable[[], object]] = {
+        "copy, memory that is there": lambda: copy(there),
+        "copy, new memory": lambda: copy({name: torch.empty_like(tensor) for name, tensor in state.items()}),
+        "save .pt": lambda: deepnvme.save(state, folder / "a.pt", progress=False),
+        "save .safetensors": lambda: deepnvme.save(state, folder / "a.safetensors", progress=False),
+        "load .pt": lambda: touch(deepnvme.load(folder / "a.pt", progress=False)),
+        "load .safetensors": lambda: touch(deepnvme.load(folder / "a.safetensors", progress=False)),
+        "load .pt into=": lambda: deepnvme.load(folder / "a.pt", into=there, progress=False),
+        "torch.load": lambda: touch(torch.load(folder / "a.pt", weights_only=True)),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in actions}
+    try:
+        for number in range(ROUNDS + 1):
+            for name, action in actions.items():
+                began = time.perf_counter()
+                action()
+                if number > 0:
+                    seconds[name].append(time.perf_counter() - began)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(f"{size / 1e9:.2f} GB in {arguments.scratch}, {ROUNDS} rounds; x: of the first copy, and of the second")
+    for name, values in seconds.items():
+        ratios = [
+            statistics.median(base / mine for base, mine in zip(seconds[row], values, strict=True))
+            for row in list(actions)[:2]
+        ]
+        print(f"{name:28} {size / statistics.median(values) / 1e9:6.2f} GB/s  x {ratios[0]:.2f}  x {ratios[1]:.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
