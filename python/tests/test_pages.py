@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # What sets up the whole process for itself runs in one of its own: below, and in the tests of hosts.
-ELSEWHERE = ("deepspeed.initialize", "integrations.lightning", "integrations.transformers")
+ELSEWHERE = ("deepspeed.initialize", "init_process_group", "integrations.lightning", "integrations.transformers")
 # The first code of the second column.
 ROWS = re.compile(r"^\| [^|]+ \| `(deepnvme\.[^`]+)`", re.MULTILINE)
 
