@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,25 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MARK = ".deepnvme-tmp-"
+
+
+def remove(path: Path) -> None:
+    """Remove a file's name now, and give its room back on a thread of its own, which takes some file systems long.
+
+    One that is not there is no error.
+    """
+    try:
+        held = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        path.unlink(missing_ok=True)
+    finally:
+        try:
+            threading.Thread(target=os.close, args=(held,), name="deepnvme-release", daemon=True).start()
+        except RuntimeError:
+            # There are no more threads, or the program is about to end.
+            os.close(held)
 
 
 def remove_stale(folder: Path, names: re.Pattern[str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import deepnvme._file as file
-from deepnvme._checkpoint.leftovers import MARK, remove_stale
+from deepnvme._checkpoint.leftovers import MARK, remove, remove_stale
 from deepnvme._deepnvme import _crc64
 from deepnvme.errors import ChecksumError, CorruptFileError, NotFoundError
 
@@ -190,7 +190,7 @@ def remove_others(folder: Path, entries: list[Checkpoint]) -> None:
         if not _FILES.fullmatch(path.name) or path.name in kept:
             continue
         if path.suffix:
-            path.unlink(missing_ok=True)
+            remove(path)
         elif (path / SHARDS_LIST).exists():
             # Under a private name first: what is left of it if this process dies is known for what it is.
             doomed = private_name(path)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 
 import deepnvme
 from deepnvme import errors
+from deepnvme._checkpoint import leftovers
 
 from .states import assert_same
 
@@ -186,6 +188,28 @@ def test_only_checkpoints_are_ever_removed(tmp_path: Path) -> None:
     for step in range(3):
         checkpointer.save(step, state_of(step))
     assert {path.name for path in tmp_path.iterdir()} == {*mine, "manifest.json", "step-00000002.pt"}
+
+
+def test_the_room_of_what_is_removed_comes_back(tmp_path: Path) -> None:
+    def held() -> int:
+        count = 0
+        for link in list(Path("/proc/self/fd").iterdir()):
+            with suppress(FileNotFoundError):
+                count += str(tmp_path) in str(link.readlink())
+        return count
+
+    with deepnvme.Checkpointer(tmp_path, keep=1) as checkpointer:
+        for step in range(4):
+            checkpointer.save(step, {"a": torch.randn(1000)})
+    assert steps_in(tmp_path) == [3]
+    deadline = time.monotonic() + 20
+    while held() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert held() == 0
+    leftovers.remove(tmp_path / "never there")
+    (tmp_path / "link").symlink_to(checkpointer.checkpoints[0].path)
+    leftovers.remove(tmp_path / "link")
+    assert checkpointer.checkpoints[0].path.exists()
 
 
 @pytest.mark.parametrize(
