@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import io
 import os
 import pickle
@@ -327,3 +328,36 @@ def test_missing_files_and_folders(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../x.safetensors"}}')
     with pytest.raises(errors.CorruptFileError, match="folder"):
         deepnvme.load(tmp_path)
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        return getattr, (Colour, self.name)
+
+
+class Reach:
+    def __init__(self, kind: type, name: str) -> None:
+        self.reached = (kind, name)
+
+    def __reduce__(self) -> Any:
+        return getattr, self.reached
+
+
+def test_getattr_gives_members_of_enumerations_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch.save({"a": torch.ones(2), "colour": Colour.RED}, path)
+    with pytest.raises(errors.UnsafeFileError, match="Colour"):
+        deepnvme.load(path)
+    with torch.serialization.safe_globals([Colour]):
+        assert deepnvme.load(path)["colour"] is Colour.RED
+        for kind, name in (
+            (Colour, "__class__"),
+            (Colour, "mro"),
+            (torch.Tensor, "numpy"),
+            (torch.nn.Parameter, "data"),
+        ):
+            torch.save(Reach(kind, name), path)
+            with pytest.raises(errors.UnsafeFileError, match="getattr"):
+                deepnvme.load(path)
