@@ -6,10 +6,11 @@ import sys
 import threading
 from types import ModuleType
 
+from deepnvme._patching.hooks import ImportHook
+from deepnvme._patching.patches import Patches
+
 from . import children, takeover
 from .builders import BUILDERS
-from .hooks import ImportHook
-from .patches import Patches
 
 
 class _Installation:

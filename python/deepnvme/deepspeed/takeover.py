@@ -10,8 +10,9 @@ import re
 from types import ModuleType
 from typing import Any
 
+from deepnvme._patching.patches import Patches
+
 from .builders import BUILDERS
-from .patches import Patches
 
 # Installed from a wheel the builders live in `deepspeed.ops.op_builder`; in a source tree also in `op_builder`.
 _OP_BUILDERS = re.compile(r"(deepspeed\.ops\.)?op_builder(\..+)?")

@@ -1,0 +1,1 @@
+"""Changes to libraries of others, while they are imported or later, that can be taken back."""
