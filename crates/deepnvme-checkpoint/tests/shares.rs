@@ -124,7 +124,12 @@ fn other_states_have_other_fingerprints_and_sums_that_do_not_fit_are_refused() {
     let whole = save(&[8 << 20]);
     let bytes = whole.bytes();
     let (replacement, file) = create(&engine(), &Target::from(&path), bytes).unwrap();
-    for others in [Vec::new(), vec![vec![1; 40]], vec![vec![0; 7]]] {
+    for others in [
+        Vec::new(),
+        vec![vec![1; 40]],
+        vec![vec![0; 7]],
+        vec![[0, u64::MAX, u64::MAX, 0, 0].map(u64::to_le_bytes).concat()],
+    ] {
         let share = Arc::new(save(&[8 << 20]));
         let share = share.share(engine(), Arc::clone(&file), 0..4 << 20, 0, Arc::default()).unwrap();
         assert!(matches!(share.finish(&others), Err(Error::Format { .. })), "the other half is not known");

@@ -95,6 +95,22 @@ def test_shards_become_one_file(tmp_path: Path) -> None:
     assert_same(torch.load(tmp_path / "one.pt", weights_only=True), state)
 
 
+def test_an_index_says_what_is_converted(tmp_path: Path) -> None:
+    state = {f"layer.{index}": torch.randn(200, 300) for index in range(4)}
+    deepnvme.save(state, tmp_path / "model.safetensors", max_shard_bytes=500_000)
+    index = tmp_path / "model.safetensors.index.json"
+    wire = json.loads(index.read_text())
+    del wire["weight_map"]["layer.2"]
+    index.write_text(json.dumps(wire))
+    convert(index, tmp_path / "some.pt")
+    del state["layer.2"]
+    assert_same(torch.load(tmp_path / "some.pt", weights_only=True), state)
+    wire["weight_map"]["layer.9"] = wire["weight_map"]["layer.1"]
+    index.write_text(json.dumps(wire))
+    assert "layer.9" in convert(index, tmp_path / "more.pt", status=1)[1]
+    assert not (tmp_path / "more.pt").exists()
+
+
 def test_what_is_no_tensor_is_named(tmp_path: Path) -> None:
     model = torch.nn.Linear(30, 40)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -1,10 +1,11 @@
 //! What there is to convert: the tensors of all files of the source.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use deepnvme_format::Dtype;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::read::{Contents, Reader};
 
 /// A tensor of the source: a view of one of its extents.
@@ -43,35 +44,54 @@ pub(super) fn contiguous(shape: &[u64]) -> Vec<u64> {
     strides
 }
 
-/// The tensors, in the order of the files and what is in them. One that is in several places of an archive is there under
-/// each name.
-pub(super) fn of(readers: &[Arc<Reader>]) -> Result<Vec<Entry>> {
+/// The tensors, in the order of the files and what is in them; of a file of which an index lists names, those. One that is
+/// in several places of an archive is there under each name.
+pub(super) fn of(readers: &[Arc<Reader>], listed: &[Option<Vec<String>>]) -> Result<Vec<Entry>> {
     let mut entries = Vec::new();
-    for (index, reader) in readers.iter().enumerate() {
-        match reader.contents() {
-            Contents::Archive { state, .. } => entries.extend(state.tensors.iter().map(|tensor| Entry {
+    for (index, (reader, names)) in readers.iter().zip(listed).enumerate() {
+        let names: Option<HashSet<&str>> = names.as_ref().map(|names| names.iter().map(String::as_str).collect());
+        let mut found = in_file(index, reader);
+        if let Some(names) = names {
+            found.retain(|entry| names.contains(entry.name.as_str()));
+            if found.len() < names.len() {
+                let there: HashSet<&str> = found.iter().map(|entry| entry.name.as_str()).collect();
+                let missing = names.iter().find(|name| !there.contains(**name)).copied().unwrap_or_default();
+                let what = format!("the file has no tensor {missing:?}, which the index says is in it");
+                return Err(Error::format(reader.path(), deepnvme_format::Error::Corrupt { offset: 0, what }));
+            }
+        }
+        entries.extend(found);
+    }
+    Ok(entries)
+}
+
+fn in_file(reader: usize, file: &Reader) -> Vec<Entry> {
+    match file.contents() {
+        Contents::Archive { state, .. } => {
+            let entry = |tensor: &deepnvme_format::state::Tensor| Entry {
                 name: tensor.name.clone(),
                 dtype: tensor.dtype,
                 shape: tensor.shape.clone(),
                 strides: tensor.strides.clone(),
                 offset: tensor.offset,
-                reader: index,
+                reader,
                 extent: tensor.storage,
-            })),
-            Contents::Safetensors { header } => {
-                entries.extend(header.tensors.iter().enumerate().map(|(extent, tensor)| Entry {
-                    name: tensor.name.clone(),
-                    dtype: tensor.dtype,
-                    shape: tensor.shape.clone(),
-                    strides: contiguous(&tensor.shape),
-                    offset: 0,
-                    reader: index,
-                    extent,
-                }));
-            }
+            };
+            state.tensors.iter().map(entry).collect()
+        }
+        Contents::Safetensors { header } => {
+            let entry = |(extent, tensor): (usize, &deepnvme_format::safetensors::Tensor)| Entry {
+                name: tensor.name.clone(),
+                dtype: tensor.dtype,
+                shape: tensor.shape.clone(),
+                strides: contiguous(&tensor.shape),
+                offset: 0,
+                reader,
+                extent,
+            };
+            header.tensors.iter().enumerate().map(entry).collect()
         }
     }
-    Ok(entries)
 }
 
 /// What is no tensor, by its name.

@@ -50,14 +50,15 @@ pub fn convert(
     options: SaveOptions,
     progress: &Arc<Progress>,
 ) -> Result<Conversion> {
-    let mut readers = Vec::new();
-    for (path, _) in locate(source)? {
+    let (mut readers, mut listed) = (Vec::new(), Vec::new());
+    for (path, names) in locate(source)? {
         let mut reader = Reader::open(engine, &Target::Path(path))?;
         let all: Vec<usize> = (0..reader.extents().len()).collect();
         reader.resolve(engine, &all)?;
         readers.push(Arc::new(reader));
+        listed.push(names);
     }
-    let entries = entries::of(&readers)?;
+    let entries = entries::of(&readers, &listed)?;
     refuse_doubles(target, &entries)?;
     let (tensors, left_out) = (entries.len(), entries::others(&readers));
     let durability = options.durability;

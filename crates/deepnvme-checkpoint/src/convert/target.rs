@@ -133,6 +133,8 @@ fn whole(engine: &Arc<Engine>, readers: &[Arc<Reader>], reader: usize, extent: u
 fn layout(entry: &Entry) -> std::io::Result<Strided> {
     let item_bytes = entry.dtype.bytes();
     let shape = entry.shape.iter().map(|size| *size as usize).collect();
-    let strides = entry.strides.iter().map(|stride| (stride * item_bytes) as isize).collect();
+    // The stride of a dimension with one element is never gone, and may be any number.
+    let stride = |(size, stride): (&u64, &u64)| if *size > 1 { (stride * item_bytes) as isize } else { 0 };
+    let strides = entry.shape.iter().zip(&entry.strides).map(stride).collect();
     Strided::new(shape, strides, item_bytes as usize)
 }

@@ -165,8 +165,14 @@ impl Image {
     pub(super) fn add(&self, tally: &[u8]) -> Result<()> {
         let refused = |error| Error::format(&self.path, error);
         for tally::Entry { record, offset, part } in tally::decode(tally).map_err(refused)? {
-            let source = self.sources.get(record);
-            let unknown = || deepnvme_format::Error::Invalid(format!("another writer knows of a record {record}"));
+            let source = self
+                .sources
+                .get(record)
+                .filter(|source| offset.checked_add(part.bytes).is_some_and(|end| end <= source.bytes()));
+            let unknown = || {
+                let what = format!("another writer knows of {} bytes at {offset} of a record {record}", part.bytes);
+                deepnvme_format::Error::Invalid(what)
+            };
             source.ok_or_else(unknown).map_err(refused)?.note(offset, part);
         }
         Ok(())
