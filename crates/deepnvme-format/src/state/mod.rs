@@ -47,8 +47,6 @@ pub struct Tensor {
     pub offset: u64,
     /// Which of the storages it views.
     pub storage: usize,
-    /// The node that it is.
-    pub node: NodeId,
 }
 
 impl Tensor {

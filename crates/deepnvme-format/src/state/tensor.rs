@@ -58,7 +58,7 @@ pub(super) fn parts(graph: &Graph, object: &Object, name: &str) -> Result<Parts>
 
 impl Parts {
     /// The tensor, if all of it lies in its storage.
-    pub(super) fn of(self, name: String, storage: &Storage, index: usize, node: NodeId) -> Result<Tensor> {
+    pub(super) fn of(self, name: String, storage: &Storage, index: usize) -> Result<Tensor> {
         let dtype = match self.dtype {
             OwnDtype::OfStorage => storage.dtype,
             OwnDtype::Named(dtype) => dtype,
@@ -71,7 +71,7 @@ impl Parts {
         if !fits(&shape, &strides, offset, storage.bytes / dtype.bytes(), dtype.bytes()) {
             return Err(Error::corrupt(0, format!("the tensor {name:?} reaches beyond its storage")));
         }
-        Ok(Tensor { name, dtype, shape, strides, offset, storage: index, node })
+        Ok(Tensor { name, dtype, shape, strides, offset, storage: index })
     }
 }
 

@@ -125,7 +125,7 @@ impl<'a> Walk<'a> {
         let name = self.ways.spell(step.above, step.part)?;
         let parts = tensor::parts(graph, object, &name)?;
         let storage = self.storage(parts.storage)?;
-        let tensor = parts.of(name, &self.state.storages[storage], storage, step.id)?;
+        let tensor = parts.of(name, &self.state.storages[storage], storage)?;
         self.charge(size_of::<Tensor>() + tensor.name.len() + 16 * tensor.shape.len())?;
         self.state.tensors.push(tensor);
         // What follows storage, offset, sizes and strides may be made of tensors: the scales of quantised ones.
