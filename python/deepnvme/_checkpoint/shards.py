@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import deepnvme._file as file
-from deepnvme._checkpoint.leftovers import remove_stale
+from deepnvme._checkpoint.leftovers import remove, remove_stale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,10 +50,11 @@ def save_shards(
     except BaseException:
         # What fails after the index has its name must not take the files from it.
         if not _is(index, text):
-            _remove(files)
+            for name in files:
+                remove(name)
         raise
     # A single file of the same name would be an older state, which loaders may prefer.
-    path.unlink(missing_ok=True)
+    remove(path)
     _remove_others(path, files)
     return total
 
@@ -73,7 +74,9 @@ def _remove_others(path: Path, kept: list[Path]) -> None:
     """Remove shards of older states, and what killed saves left; what an index names may be anybody's file."""
     stem = re.escape(path.name.removesuffix(_SUFFIX))
     shards = re.compile(rf"{stem}-[0-9]{{5,}}-of-[0-9]{{5,}}(-[0-9a-f]{{8}})?{re.escape(_SUFFIX)}")
-    _remove([name for name in list(path.parent.iterdir()) if shards.fullmatch(name.name) and name not in kept])
+    for name in list(path.parent.iterdir()):
+        if shards.fullmatch(name.name) and name not in kept:
+            remove(name)
     remove_stale(path.parent, shards)
 
 
@@ -95,8 +98,3 @@ def _is(path: Path, text: str) -> bool:
         return path.read_bytes() == text.encode()
     except OSError:
         return False
-
-
-def _remove(paths: list[Path]) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 import deepnvme._file as file
-from deepnvme._checkpoint.leftovers import remove_stale
+from deepnvme._checkpoint.leftovers import remove, remove_stale
 from deepnvme._checkpoint.writing import SaveOptions, described, start_tensors
 from deepnvme.integrations._dcp_index import NAME, SHARDS, Place, encode
 from deepnvme.integrations._dcp_reader import DeepnvmeReader
@@ -124,7 +124,7 @@ class DeepnvmeWriter(StorageWriter):
         kept = {place.file for place in places.values()}
         for path in self._folder.iterdir():
             if SHARDS.fullmatch(path.name) and path.name not in kept:
-                path.unlink(missing_ok=True)
+                remove(path)
         # Names of shards do not come again: what killed ranks left would stay for ever.
         remove_stale(self._folder, SHARDS)
 
