@@ -1,12 +1,15 @@
 """``python -m checkpointbench.parts``: what a save and a load spend their time on, each by itself.
 
 Pickling is that of ``small-10k``, by Python's pickler and by the native one. A load is that of ``bf16-300``, in a
-process of its own, the first one and those that follow. First touch is that of memory which nobody has used yet.
+process of its own, the first one and those that follow. First touch is that of memory which nobody has used yet, at
+once and after all memory has been free for some seconds, when a virtual machine may have given it back to its host;
+a first load after such a pause, too, with huge pages where they are worth it and without any.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import io
 import mmap
@@ -28,6 +31,9 @@ from storagebench import cache
 
 _TOUCH_BYTES = 1 << 30
 _HUGE_BYTES = 2 << 20
+_PAUSE_S = 3
+_PR_SET_THP_DISABLE = 41
+_SMALL_ONLY = "small pages only"
 
 
 @dataclass
@@ -87,6 +93,22 @@ def touches(rounds: int) -> None:
             memory.close()
 
 
+def touch_once(name: str, advice: int) -> None:
+    """Have the kernel give this process 1 GiB of one kind of pages."""
+    memory = mmap.mmap(-1, _TOUCH_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(advice)
+    flat = torch.frombuffer(memory, dtype=torch.uint8)
+    print(f"fill 1 GiB, {name:11}, memory free for {_PAUSE_S} s: {cost(partial(flat.fill_, 1))}", flush=True)
+
+
+def load_once(path: Path, pages: str) -> None:
+    """Load a cold file as the first thing that this process does."""
+    if pages == _SMALL_ONLY and ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0) != 0:
+        sys.exit("the kernel does not turn huge pages off")
+    spent = cost(lambda: deepnvme.load(path, progress=False))
+    print(f"first load, {pages:19}, memory free for {_PAUSE_S} s: {spent}", flush=True)
+
+
 def main() -> int:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(prog="checkpointbench.parts", description=__doc__)
@@ -105,12 +127,20 @@ def main() -> int:
             sys.exit(process.exitcode)
 
     apart(touches, arguments.rounds)
+    for _ in range(arguments.rounds):
+        for kind, advice in (("small pages", mmap.MADV_NOHUGEPAGE), ("huge pages", mmap.MADV_HUGEPAGE)):
+            time.sleep(_PAUSE_S)
+            apart(touch_once, kind, advice)
     apart(pickling, arguments.rounds)
     path = arguments.scratch / "parts.safetensors"
     apart(_save, path)
     try:
         for verify in ("sample", "off"):
             apart(loads, path, arguments.rounds, verify)
+        for index in range(2 * arguments.rounds):
+            cache.make_cold(path)
+            time.sleep(_PAUSE_S)
+            apart(load_once, path, _SMALL_ONLY if index % 2 else "huge pages by trial")
     finally:
         path.unlink()
     return 0
