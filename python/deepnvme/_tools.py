@@ -73,7 +73,7 @@ def bench(
         folders: where the files are made, one in each.
         size: bytes of each file, or a text such as ``"512M"``; default 1 GiB.
         block_size: largest single transfer; default the engine's, 2 MiB.
-        queue_depth: transfers in flight per worker; default the engine's, 16.
+        queue_depth: transfers in flight per worker; default the engine's, 128.
         workers: threads that submit; default the engine's, one per processor up to 4.
         backend: what moves the bytes; by default the first that works.
         single_submit: one system call for each transfer.

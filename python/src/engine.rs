@@ -23,7 +23,8 @@ use crate::{default, error, orphans, threads};
 ///     backend: what moves the bytes: ``"io_uring"``, ``"aio"`` (Linux native AIO), ``"threads"``, or ``"auto"``
 ///         (default): the first of them that works here. ``probe()`` says why.
 ///     workers: threads that submit and reap, 1 to 64. Default: one per processor, 4 at the most.
-///     queue_depth: transfers in flight per worker, 1 to 4096. Default 16.
+///     queue_depth: transfers in flight per worker, 1 to 4096. Default 128. It is an upper bound where ``window`` is
+///         ``"sliding"``: no more are in flight than the device does in 200 ms, but 16 always.
 ///     block_bytes: bytes of the largest single transfer, a multiple of 4096 up to 64 MiB. Default 2 MiB; through bounce
 ///         buffers 512 KiB at the most.
 ///     submit: ``"batch"`` (default) hands several transfers to the kernel at once, ``"single"`` each by itself.
@@ -31,8 +32,8 @@ use crate::{default, error, orphans, threads};
 ///         all have, as DeepSpeed does with ``overlap_events=False``.
 ///     direct: whether to bypass the page cache: ``"preferred"`` (default) does where the file system can,
 ///         ``"required"`` raises where it cannot, ``"disabled"`` never does. ``stats()`` says what happened.
-///     pool_bytes: upper bound of the engine's own memory, at least a bounce buffer per worker. Default:
-///         ``workers * queue_depth`` of them, 256 MiB at the most, and 1 MiB for small calls.
+///     pool_bytes: upper bound of the engine's own memory, at least a bounce buffer per worker. Default: 8 MiB
+///         for each worker, 256 MiB at the most, and 1 MiB for small calls.
 ///     lock_pool: page-lock that memory where ``RLIMIT_MEMLOCK`` allows. Default True.
 ///     register_pool: register that memory with io_uring. Default True.
 ///

@@ -119,7 +119,7 @@ fn a_benchmark_prints_its_table_and_leaves_nothing() {
     assert_eq!((status, talk.as_str()), (0, ""), "no bar without a terminal");
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(lines[0], "read 2 MiB, sequential, cold, page-locked memory");
-    assert_eq!(lines[1], "threads, 1 worker x depth 16, blocks of 2 MiB");
+    assert_eq!(lines[1], "threads, 1 worker x depth 128, blocks of 2 MiB");
     assert!(lines[2].starts_with(folder.path().to_str().unwrap()), "{text}");
     assert_eq!(masked(lines[4]).trim(), "GB/s min - max block p# p# CPU s/GB direct bounced buffered");
     assert!(lines[5].starts_with("deepnvme "), "{text}");

@@ -1,10 +1,11 @@
-//! When a worker fills its queue again: at once, or when all of it has come home.
+//! When a worker fills its queue again: at once, or when all of it has come home. And how far.
 #![allow(clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 mod common;
 
-use std::sync::Arc;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{decorated, open};
@@ -85,4 +86,79 @@ fn a_window_slides_and_a_wave_comes_home_first() {
         let refills = refills.load(Ordering::SeqCst);
         assert_eq!(refills == 0, window == WindowMode::Wave, "{window:?}: {refills} ops joined others in flight");
     }
+}
+
+/// A device that does one op after the other, and writes down how many it had at each submission.
+struct OneByOne {
+    inner: Box<dyn Backend>,
+    per_op: Duration,
+    done: VecDeque<Completion>,
+    depths: Arc<Mutex<Vec<u32>>>,
+}
+
+impl Backend for OneByOne {
+    fn kind(&self) -> BackendKind {
+        self.inner.kind()
+    }
+
+    fn depth(&self) -> u32 {
+        self.inner.depth()
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.inner.in_flight() + self.done.len() as u32
+    }
+
+    fn submit(&mut self, op: Op) -> Submit {
+        self.depths.lock().expect("nobody panics with it").push(self.in_flight() + 1);
+        self.inner.submit(op)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.inner.flush()
+    }
+
+    fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
+        let mut fresh = Vec::new();
+        self.inner.reap(if self.done.is_empty() { min } else { 0 }, &mut fresh)?;
+        self.done.extend(fresh);
+        if let Some(completion) = self.done.pop_front() {
+            std::thread::sleep(self.per_op);
+            completions.push(completion);
+        }
+        Ok(())
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        self.inner.waker()
+    }
+}
+
+#[test]
+fn a_slow_device_is_not_given_more_than_it_does_in_a_moment() {
+    let content = random_bytes(2, 150 * 4096);
+    let file = TestFile::holding(&content);
+    let deepest = |per_op: Duration, window: WindowMode| {
+        let faults = Faults::new(FaultPlan::default());
+        let inner = decorated(BackendKind::Threads, &faults).expect("works everywhere");
+        let depths = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&depths);
+        let make = move |setup: &_| -> Box<dyn Backend> {
+            Box::new(OneByOne { inner: inner(setup), per_op, done: VecDeque::new(), depths: Arc::clone(&seen) })
+        };
+        let config = Config { workers: 1, queue_depth: 64, block_bytes: 4096, window, ..Config::default() };
+        let engine = common::engine(config, Box::new(make));
+        let target = open(&file.path, DirectMode::Preferred).expect("the test file");
+        let (home, result) = engine.read(&target, 0, region_at(0, content.len())).expect("accepted").wait();
+        result.expect("read");
+        assert_eq!(difference(&bytes_of(&home.expect("memory comes home").region()), &content), None);
+        let depths = depths.lock().expect("nobody panics with it");
+        // Of the later half: by then it is known how fast the device is.
+        depths[75..].iter().copied().max().expect("half of the ops")
+    };
+    assert_eq!(deepest(Duration::ZERO, WindowMode::Sliding), 64);
+    // A loaded machine makes it slower still.
+    let slow = deepest(Duration::from_millis(8), WindowMode::Sliding);
+    assert!((16..=48).contains(&slow), "about 25 of 8 ms each: {slow}");
+    assert_eq!(deepest(Duration::from_millis(2), WindowMode::Wave), 64, "waves are as deep as the queue");
 }

@@ -68,7 +68,7 @@ pub struct Config {
     pub backend: BackendChoice,
     /// Threads that submit and reap, each with a queue of its own. 1 to 64; default: one per CPU, 4 at the most.
     pub workers: u32,
-    /// Ops in flight per worker. 1 to 4096; default 16.
+    /// Ops in flight per worker, at the most: no more than the device does in 200 ms, but 16 always. 1 to 4096; default 128.
     pub queue_depth: u32,
     /// Largest single op; a multiple of 4096, 4 KiB to 64 MiB; default 2 MiB. Ops that go through a bounce slot are at
     /// most 512 KiB large ([`slot_bytes`](Self::slot_bytes)): the slots then stay in the processor's caches.
@@ -80,7 +80,7 @@ pub struct Config {
     /// Default `Preferred`; a file may ask for another mode when it is opened.
     pub direct: DirectMode,
     /// Upper bound of all bounce memory of the engine together; at least one slot per worker.
-    /// `None` (default): `workers * queue_depth` slots, 256 MiB at the most, and 1 MiB for small calls.
+    /// `None` (default): 8 MiB per worker, 256 MiB at the most, and 1 MiB for small calls.
     pub pool_bytes: Option<u64>,
     /// Page-lock the pool where `RLIMIT_MEMLOCK` allows it. Default true.
     pub lock_pool: bool,
@@ -101,7 +101,9 @@ pub mod limits {
     pub const BLOCK_BYTES_MAX: u64 = 64 << 20;
     /// Largest bounce slot.
     pub const SLOT_BYTES_MAX: u64 = 512 << 10;
-    /// Bound of the workers' slots where none is given.
+    /// Bound of a worker's slots where none is given: sixteen of the largest, or more small ones.
+    pub const POOL_BYTES_PER_WORKER: u64 = 8 << 20;
+    /// Bound of all of them together.
     pub const POOL_BYTES_DEFAULT_MAX: u64 = 256 << 20;
     /// Largest request that a waiting caller makes itself; larger ones gain more from a deep queue than they lose by
     /// waking its worker.
@@ -118,7 +120,7 @@ impl Default for Config {
         Self {
             backend: BackendChoice::Auto,
             workers: cpus.clamp(1, 4),
-            queue_depth: 16,
+            queue_depth: 128,
             block_bytes: 2 << 20,
             submit: SubmitMode::Batch,
             window: WindowMode::Sliding,
@@ -167,10 +169,9 @@ impl Config {
     /// Bounce slots of one worker: the pool's bound shared out, never more than its queue is deep.
     #[must_use]
     pub fn slots_per_worker(&self) -> u32 {
-        let asked = u64::from(self.workers) * u64::from(self.queue_depth) * self.slot_bytes();
         let bound = match self.pool_bytes {
             Some(pool_bytes) => pool_bytes - self.hand_slots() * limits::HAND_SLOT_BYTES,
-            None => asked.min(limits::POOL_BYTES_DEFAULT_MAX),
+            None => (u64::from(self.workers) * limits::POOL_BYTES_PER_WORKER).min(limits::POOL_BYTES_DEFAULT_MAX),
         };
         let slots = bound / u64::from(self.workers) / self.slot_bytes();
         slots.clamp(1, u64::from(self.queue_depth)) as u32

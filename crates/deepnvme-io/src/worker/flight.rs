@@ -33,6 +33,8 @@ pub(super) struct Flight {
     pub(super) task: Task,
     pub(super) slot: Option<Slot>,
     pub(super) started: Instant,
+    /// How many were in the air when it started, with it.
+    pub(super) in_flight: u32,
     headway: Headway,
 }
 
@@ -55,7 +57,7 @@ impl Flight {
     }
 
     fn new(claim: Claim, task: Task, slot: Option<Slot>) -> Self {
-        Self { claim, task, slot, started: Instant::now(), headway: Headway { reached: 0, retries: 0 } }
+        Self { claim, task, slot, started: Instant::now(), in_flight: 1, headway: Headway { reached: 0, retries: 0 } }
     }
 
     /// The block's op (its token is yet to be set). Fills the slot of a write.

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use super::mover::{Mover, SlotSetup};
+use super::window::Window;
+use crate::backend::Backend;
 use crate::backend::inline::InlineBackend;
 use crate::claim::{Claim, Duty};
 use crate::config::Config;
@@ -29,7 +31,11 @@ impl Hands {
     pub(crate) fn new(stats: &Arc<WorkerStats>, config: &Config) -> Self {
         let slots =
             SlotSetup { slot_bytes: HAND_SLOT_BYTES as usize, slots: 1, lock_pool: config.lock_pool, register: false };
-        let mover = || Mover::new(InlineBackend::default(), Arc::clone(stats), slots);
+        let mover = || {
+            let backend = InlineBackend::default();
+            let window = Window::fixed(backend.depth());
+            Mover::new(backend, window, Arc::clone(stats), slots)
+        };
         Self { resting: Mutex::new((0..config.hand_slots()).map(|_| mover()).collect()) }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Here live the rules that no backend knows: continuing short transfers, retrying what was interrupted, the fall
 //! back from direct to buffered, the copies to and from bounce slots. `mover` has the backend and all that is in the
-//! air, `flight` is one block of that, `verdict` decides (purely) what a completion means, `settle` acts on it.
+//! air, `flight` is one block of that, `window` says how much it may be, `verdict` what a completion means (both purely),
+//! `settle` acts on it.
 //! `hands` makes small transfers on the caller's own thread, by the same rules.
 
 use std::sync::Arc;
@@ -20,9 +21,11 @@ mod hands;
 mod mover;
 mod settle;
 mod verdict;
+mod window;
 
 pub(crate) use hands::Hands;
 pub(crate) use mover::{Mover, SlotSetup};
+pub(crate) use window::Window;
 
 /// Resubmissions of one op that made no progress, before its error is believed.
 pub const RETRIES_MAX: u32 = 100;
@@ -57,7 +60,12 @@ impl<'a> Worker<'a> {
     pub(crate) fn new(setup: &'a WorkerSetup, backend: Box<dyn Backend>) -> Self {
         let seat = setup.queue.seat(setup.worker_index);
         seat.sit(backend.waker());
-        let mover = Mover::new(backend, Arc::clone(&setup.stats), setup.slots);
+        let depth = backend.depth();
+        let window = match setup.window {
+            WindowMode::Sliding => Window::adapting(depth),
+            WindowMode::Wave => Window::fixed(depth),
+        };
+        let mover = Mover::new(backend, window, Arc::clone(&setup.stats), setup.slots);
         Self { queue: &setup.queue, seat, mover, window: setup.window, waiting: None }
     }
 

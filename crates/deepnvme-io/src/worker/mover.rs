@@ -8,6 +8,7 @@ use deepnvme_mem::{Pool, Slot};
 
 use super::FLUSH_BYTES;
 use super::flight::{Flight, Flights, Landed};
+use super::window::Window;
 use crate::backend::Backend;
 use crate::claim::Claim;
 use crate::error::{Error, Result};
@@ -40,6 +41,7 @@ pub(crate) struct Mover<B: Backend> {
     // memory goes home while something may write to it.
     pub(super) backend: B,
     pub(super) flights: Flights,
+    pub(super) window: Window,
     /// Bounced reads in the air.
     pub(super) bounced_reads: usize,
     /// Those that have come home to their slots, and are still to be copied.
@@ -53,13 +55,14 @@ pub(crate) struct Mover<B: Backend> {
 }
 
 impl<B: Backend> Mover<B> {
-    pub(crate) fn new(backend: B, stats: Arc<WorkerStats>, slot_setup: SlotSetup) -> Self {
+    pub(crate) fn new(backend: B, window: Window, stats: Arc<WorkerStats>, slot_setup: SlotSetup) -> Self {
         let flights = Flights::new(backend.depth());
         let completions = Vec::with_capacity(backend.depth() as usize);
         let landed = VecDeque::with_capacity(slot_setup.slots);
         Self {
             backend,
             flights,
+            window,
             bounced_reads: 0,
             landed,
             stats,
@@ -71,7 +74,7 @@ impl<B: Backend> Mover<B> {
     }
 
     pub(crate) fn has_room(&self) -> bool {
-        self.flights.len() < self.backend.depth()
+        self.window.has_room(self.flights.len())
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -113,6 +116,7 @@ impl<B: Backend> Mover<B> {
         match flight.first_op() {
             Ok(op) => {
                 self.bounced_reads += usize::from(flight.is_bounced_read());
+                flight.in_flight = self.flights.len() + 1;
                 let token = self.flights.insert(flight);
                 self.submit(Op { token, ..op })?;
             }

@@ -79,6 +79,7 @@ impl<B: Backend> Mover<B> {
         let Some(flight) = self.flights.remove(token) else { return Ok(()) };
         self.bounced_reads -= usize::from(flight.is_bounced_read());
         let landed = Landed { took: flight.started.elapsed(), flight };
+        self.window.learn(landed.flight.in_flight, landed.took);
         match error {
             Some(error) => landed.flight.claim.end(Err(error)),
             None if landed.flight.is_bounced_read() => self.landed.push_back(landed),

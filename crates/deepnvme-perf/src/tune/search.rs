@@ -252,11 +252,12 @@ mod tests {
         Space::of_machine(4, vec![BackendChoice::Uring, BackendChoice::Aio, BackendChoice::Threads], false)
     }
 
-    /// A disk that likes 64 MiB in flight, two workers and io_uring.
+    /// A disk that likes 64 MiB in flight, two workers and io_uring. More in flight does less harm than less.
     fn truth(config: &Config) -> f64 {
         use deepnvme_io::{SubmitMode, WindowMode};
         let in_flight = (u64::from(config.workers) * u64::from(config.queue_depth) * config.block_bytes) as f64;
-        let depth = 1.0 - 0.06 * (in_flight / f64::from(64 << 20)).log2().abs();
+        let doublings = (in_flight / f64::from(64 << 20)).log2();
+        let depth = 1.0 - if doublings < 0.0 { 0.06 } else { 0.02 } * doublings.abs();
         let workers = 1.0 - 0.05 * (f64::from(config.workers) / 2.0).log2().abs();
         let backend = if config.backend == BackendChoice::Uring { 1.0 } else { 0.93 };
         let window = if config.window == WindowMode::Wave { 0.85 } else { 1.0 };

@@ -36,7 +36,7 @@ impl Space {
         let workers = [1, 2, 4, 8].into_iter().filter(|workers| *workers == 1 || *workers <= 2 * cpus);
         Self {
             block_bytes: [256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20].to_vec(),
-            queue_depth: vec![4, 8, 16, 32, 64],
+            queue_depth: vec![8, 16, 32, 64, 128],
             workers: workers.collect(),
             submit: vec![SubmitMode::Batch, SubmitMode::Single],
             window: vec![WindowMode::Sliding, WindowMode::Wave],

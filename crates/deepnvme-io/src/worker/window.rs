@@ -1,0 +1,118 @@
+//! How many ops may be in the air: pure.
+//!
+//! Devices of virtual machines take what there is, and report all of it at once when it is done; the deeper the queue,
+//! the rarer they wait for us. On a slow device the same queue holds many seconds of work, which other programs
+//! wait for, and whoever cancels. So the window is as deep as what the device does within [`PATIENCE`], between
+//! [`OPS_MIN`] and the queue depth.
+
+use std::time::Duration;
+
+/// What is submitted comes home within about that time.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// Never smaller than that, unless the queue is.
+const OPS_MIN: u32 = 16;
+/// Where it begins, until an op has come home.
+const OPS_AT_FIRST: u32 = 32;
+
+/// The bound of what one backend has in the air.
+#[derive(Debug)]
+pub(crate) struct Window {
+    ops: u32,
+    ops_min: u32,
+    ops_max: u32,
+}
+
+impl Window {
+    /// Follows the device.
+    pub(crate) fn adapting(queue_depth: u32) -> Self {
+        Self { ops: OPS_AT_FIRST.min(queue_depth), ops_min: OPS_MIN.min(queue_depth), ops_max: queue_depth }
+    }
+
+    /// As deep as the queue, always.
+    pub(crate) fn fixed(queue_depth: u32) -> Self {
+        Self { ops: queue_depth, ops_min: queue_depth, ops_max: queue_depth }
+    }
+
+    pub(super) fn has_room(&self, in_flight: u32) -> bool {
+        in_flight < self.ops
+    }
+
+    /// Learns from an op that has come home: how many were in the air with it when it was submitted, and how long it
+    /// took. So many in so long make the device's rate.
+    pub(super) fn learn(&mut self, in_flight: u32, took: Duration) {
+        let ops = u128::from(in_flight) * PATIENCE.as_nanos() / took.as_nanos().max(1);
+        self.ops = ops.clamp(self.ops_min.into(), self.ops_max.into()) as u32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What is in the air at a device that takes so long for one op, one after the other, when so many are done.
+    fn in_flight(mut window: Window, per_op: Duration, done: u32) -> u32 {
+        let mut now = Duration::ZERO;
+        let mut queue = VecDeque::new();
+        for _ in 0..done {
+            while window.has_room(queue.len() as u32) {
+                queue.push_back((queue.len() as u32 + 1, now));
+            }
+            now += per_op;
+            if let Some((with_it, submitted)) = queue.pop_front() {
+                window.learn(with_it, now - submitted);
+            }
+        }
+        queue.len() as u32
+    }
+
+    #[test]
+    fn a_fast_device_gets_the_whole_queue() {
+        let per_op = Duration::from_micros(500);
+        for done in [2, 10, 1000] {
+            assert_eq!(in_flight(Window::adapting(128), per_op, done), 127);
+        }
+        assert_eq!(in_flight(Window::adapting(4), per_op, 200), 3, "a queue that is smaller than the least");
+    }
+
+    #[test]
+    fn a_slow_one_gets_what_it_does_within_our_patience() {
+        for done in [35, 100, 1000] {
+            let in_flight = in_flight(Window::adapting(128), Duration::from_millis(5), done);
+            assert!((38..=42).contains(&in_flight), "40 of 5 ms each: {in_flight}");
+        }
+        assert_eq!(in_flight(Window::adapting(128), Duration::from_millis(300), 1000), OPS_MIN - 1);
+    }
+
+    #[test]
+    fn one_that_is_far_away_but_wide_gets_the_whole_queue() {
+        let mut window = Window::adapting(128);
+        for _ in 0..5 {
+            window.learn(window.ops, Duration::from_millis(80));
+        }
+        assert_eq!(window.ops, 128);
+    }
+
+    #[test]
+    fn who_wants_waves_has_them_at_full_depth() {
+        assert_eq!(in_flight(Window::fixed(64), Duration::from_millis(300), 1000), 63);
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_always_within_its_bounds(
+            depth in 1..5000u32,
+            learnt in proptest::collection::vec((any::<u32>(), any::<u64>()), 0..300),
+        ) {
+            let mut window = Window::adapting(depth);
+            for (in_flight, took_ns) in learnt {
+                prop_assert!(window.has_room(OPS_MIN.min(depth) - 1));
+                prop_assert!(!window.has_room(depth));
+                window.learn(in_flight, Duration::from_nanos(took_ns));
+            }
+        }
+    }
+}
