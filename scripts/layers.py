@@ -29,7 +29,8 @@ def make_hosts(requirements: str) -> int:
 
 def make_torch(version: str) -> int:
     """Make `.venv-torch/`: another release of torch, with the CUDA libraries of `.venv/`, which have to suit it."""
-    return _install(_make(TORCH), "--no-deps", f"torch=={version}")
+    # Up to 2.14 torch loads a library that later releases do not ask for.
+    return _install(_make(TORCH), "--no-deps", f"torch=={version}", "nvidia-curand")
 
 
 def _make(folder: Path) -> Path:

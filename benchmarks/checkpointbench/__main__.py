@@ -22,6 +22,7 @@ from checkpointbench.nursery import Errand, Nursery, sums
 from storagebench import cache, environment, fio, hugepages
 from storagebench.contestants.base import NotOffered
 from storagebench.measure import Sample, timed
+from storagebench.quiet import Quiet, quiet_disk
 from storagebench.rounds import order
 
 _GRID = [(block, depth) for block in (512 << 10, 1 << 20, 2 << 20) for depth in (8, 16, 32)]
@@ -85,7 +86,7 @@ class FioAsMuchMemory(Contestant):
         return fio.transfer(self._setting, "read", path, self._size)
 
 
-def measure(model: str, state: State, scratch: Path, rounds: int, results: Results) -> None:
+def measure(model: str, state: State, scratch: Path, rounds: int, results: Results, quiet: Quiet) -> None:
     """Run all rounds of one state."""
     size = sum(tensor.nbytes for tensor in state.values())
     line: list[Contestant] = everybody()
@@ -105,7 +106,7 @@ def measure(model: str, state: State, scratch: Path, rounds: int, results: Resul
     for index in range(rounds + 1):
         for one in order([one for one in line if one.saves], index):
             path = paths[one.name]
-            _once(f"save {model}", one, results, index, partial(_save, one, state, path, size))
+            _once(f"save {model}", one, results, index, partial(_save, one, state, path, size, quiet))
             # Each file goes before the next one comes: the disk need not hold them all.
             for other in order(readers[one.name], index):
                 there = small.get(path.name.removeprefix("state"), path)
@@ -149,11 +150,9 @@ def _once(row: str, one: Contestant, results: Results, index: int, run: Any) -> 
             results.add(row, one.name, sample)
 
 
-def _save(one: Contestant, state: State, path: Path, size: int) -> Sample:
+def _save(one: Contestant, state: State, path: Path, size: int, quiet: Quiet) -> Sample:
     _remove(path)
-    cache.settle()
-    # Some file systems are busy with what was removed for a while.
-    time.sleep(0.5)
+    quiet.wait()
     sample, _ = timed(lambda: one.save(state, path), size)
     return sample
 
@@ -223,9 +222,9 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.scratch.mkdir(parents=True, exist_ok=True)
     results = Results()
-    with hugepages.reserved(128 << 20):
+    with hugepages.reserved(128 << 20), quiet_disk(arguments.scratch) as quiet:
         for model in arguments.models.split(","):
-            measure(model, MODELS[model](), arguments.scratch, arguments.rounds, results)
+            measure(model, MODELS[model](), arguments.scratch, arguments.rounds, results, quiet)
             show([line for line in summary(results) if str(line["row"]).endswith(model)])
     record = {
         "date": time.strftime("%Y-%m-%d"),

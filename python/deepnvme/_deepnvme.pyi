@@ -348,7 +348,7 @@ def _plan_archive(
 ) -> _SavePlan: ...
 def _plan_safetensors(
     path: _Path,
-    tensors: Sequence[tuple[str, str, list[int], object]],
+    tensors: Sequence[tuple[str, str, Sequence[int], object]],
     metadata: list[tuple[str, str]],
     options: _SaveOptions,
 ) -> _SavePlan: ...

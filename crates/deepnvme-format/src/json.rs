@@ -1,24 +1,29 @@
 //! JSON objects as lists of their entries: the order is kept, and a key that stands there twice is an error.
 
+use std::cell::RefCell;
 use std::collections::HashSet;
 use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::{Error as _, MapAccess, Visitor};
-use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The entries of an object.
 #[derive(Debug)]
 pub(crate) struct Object<V>(pub(crate) Vec<(String, V)>);
 
-impl<V: Serialize> Serialize for Object<V> {
+/// An object whose entries are made while it is written, once.
+pub(crate) struct Entries<I>(RefCell<Option<I>>);
+
+impl<I> Entries<I> {
+    pub(crate) fn new(entries: I) -> Self {
+        Self(RefCell::new(Some(entries)))
+    }
+}
+
+impl<K: Serialize, V: Serialize, I: Iterator<Item = (K, V)>> Serialize for Entries<I> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(self.0.len()))?;
-        for (key, value) in &self.0 {
-            map.serialize_entry(key, value)?;
-        }
-        map.end()
+        serializer.collect_map(self.0.borrow_mut().take().into_iter().flatten())
     }
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -155,7 +155,7 @@ def _in_host_memory(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 
 # Name, torch's name of the type, sizes, the tensor.
-Described = tuple[str, str, list[int], object]
+Described = tuple[str, str, Sequence[int], object]
 
 
 def described(obj: object) -> list[Described]:
@@ -166,15 +166,18 @@ def described(obj: object) -> list[Described]:
     import torch  # noqa: PLC0415
 
     all_of_them: list[Described] = []
+    dtypes: dict[torch.dtype, str] = {}
     for name, tensor in obj.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             what = f"{name!r}: {type(tensor).__name__}"
             msg = f"a safetensors file holds names and tensors, and this has {what}; leave it out, or save a .pt file"
             raise TypeError(msg)
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu:
             tensor = tensor.cpu()  # noqa: PLW2901
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        all_of_them.append((name, dtype, list(tensor.shape), tensor.detach()))
+        dtype = dtypes.get(tensor.dtype)
+        if dtype is None:
+            dtype = dtypes[tensor.dtype] = str(tensor.dtype).removeprefix("torch.")
+        all_of_them.append((name, dtype, tensor.shape, tensor.detach()))
     return all_of_them
 
 

@@ -13,6 +13,7 @@ use deepnvme_format::safetensors::TensorSpec;
 use deepnvme_io::{Engine, OpenOptions, Target, TensorFile};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
 
 use super::raise;
 use super::save::{Saving, start};
@@ -57,7 +58,7 @@ pub(crate) fn _plan_archive(
 }
 
 /// Name, type, sizes and object of a tensor.
-type TensorArgument<'py> = (String, String, Vec<u64>, Bound<'py, PyAny>);
+type TensorArgument<'py> = (String, PyBackedStr, Vec<u64>, Bound<'py, PyAny>);
 
 /// Plans a safetensors file.
 #[pyfunction]

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use deepnvme_format::archive::{Plan, RecordSpec, root_of};
-use deepnvme_format::sums::{self, RecordSums, SIDE_CAR, SideCarRecord, cell_count};
+use deepnvme_format::sums::{self, RecordSums, SIDE_CAR, cell_count};
 use deepnvme_format::{Error, Result};
 
 use super::Record;
@@ -25,7 +25,9 @@ impl ArchiveLayout {
         let spec = |record: &Record| RecordSpec { name: record.name.clone(), bytes: record.bytes.bytes() };
         let mut specs: Vec<RecordSpec> = records.iter().map(spec).collect();
         if has_sums {
-            let blank = side_car(&names, specs.iter().map(|spec| vec![0; cell_count(spec.bytes)]));
+            let most = specs.iter().map(|spec| cell_count(spec.bytes)).max().unwrap_or(0);
+            let blank = vec![0; most];
+            let blank = side_car(&names, specs.iter().map(|spec| &blank[..cell_count(spec.bytes)]));
             specs.push(RecordSpec { name: SIDE_CAR.into(), bytes: blank.len() as u64 });
         }
         if specs.len() > u32::MAX as usize {
@@ -65,7 +67,7 @@ impl Layout for ArchiveLayout {
         let mut crc32: Vec<u32> = sums.iter().map(|sums| sums.crc32).collect();
         let mut bytes = Vec::new();
         if self.has_sums {
-            let text = side_car(&self.names, sums.iter().map(|sums| sums.cells.clone()));
+            let text = side_car(&self.names, sums.iter().map(|sums| sums.cells.as_slice()));
             let sum = sums::sums_of(text.as_bytes()).crc32;
             bytes.extend(self.plan.header(self.names.len(), sum));
             bytes.extend(text.as_bytes());
@@ -77,7 +79,6 @@ impl Layout for ArchiveLayout {
     }
 }
 
-fn side_car(names: &[String], cells: impl Iterator<Item = Vec<u64>>) -> String {
-    let records = names.iter().zip(cells).map(|(name, cells)| SideCarRecord { name: name.clone(), cells });
-    sums::encode(&records.collect::<Vec<_>>())
+fn side_car<'a>(names: &'a [String], cells: impl Iterator<Item = &'a [u64]>) -> String {
+    sums::encode(names.iter().map(String::as_str).zip(cells))
 }

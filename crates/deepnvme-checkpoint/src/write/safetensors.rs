@@ -1,7 +1,5 @@
 //! What a safetensors file is made of.
 
-use std::collections::HashMap;
-
 use deepnvme_format::Result;
 use deepnvme_format::safetensors::{Plan, TensorSpec};
 use deepnvme_format::sums::RecordSums;
@@ -17,28 +15,25 @@ pub(super) struct SafetensorsLayout {
 }
 
 impl SafetensorsLayout {
-    pub(super) fn new(tensors: &[Tensor], metadata: Vec<(String, String)>, has_sums: bool) -> Result<Self> {
-        let specs: Vec<TensorSpec> = tensors.iter().map(|tensor| tensor.spec.clone()).collect();
-        let plan = Plan::new(&specs, metadata, has_sums)?;
+    /// With the tensors' memory in the plan's order.
+    pub(super) fn new(
+        tensors: Vec<Tensor>,
+        metadata: Vec<(String, String)>,
+        has_sums: bool,
+    ) -> Result<(Self, Vec<Origin>)> {
+        let (specs, mut origins): (Vec<TensorSpec>, Vec<Option<Origin>>) =
+            tensors.into_iter().map(|tensor| (tensor.spec, Some(tensor.bytes))).unzip();
+        let plan = Plan::new(specs, metadata, has_sums)?;
+        let ordered: Vec<Origin> = plan.order().iter().filter_map(|index| origins[*index].take()).collect();
         // The plan knows the sizes from type and shape; the memory must have as many bytes.
-        let planned: HashMap<&str, u64> =
-            plan.tensors().iter().map(|planned| (planned.name.as_str(), planned.bytes)).collect();
-        for tensor in tensors {
-            if planned.get(tensor.spec.name.as_str()) != Some(&tensor.bytes.bytes()) {
-                let (name, bytes) = (&tensor.spec.name, tensor.bytes.bytes());
-                let text = format!("the tensor {name:?} of {:?} has {bytes} bytes", tensor.spec.shape);
+        for (planned, origin) in plan.tensors().iter().zip(&ordered) {
+            let bytes = origin.bytes();
+            if planned.bytes != bytes {
+                let text = format!("the tensor {:?} of {:?} has {bytes} bytes", planned.name, planned.shape);
                 return Err(deepnvme_format::Error::Invalid(text));
             }
         }
-        Ok(Self { plan })
-    }
-
-    /// The tensors' memory in the plan's order.
-    pub(super) fn in_order(&self, tensors: Vec<Tensor>) -> Vec<Origin> {
-        let mut by_name: HashMap<String, Tensor> =
-            tensors.into_iter().map(|tensor| (tensor.spec.name.clone(), tensor)).collect();
-        let ordered = self.plan.tensors().iter().filter_map(|planned| by_name.remove(&planned.name));
-        ordered.map(|tensor| tensor.bytes).collect()
+        Ok((Self { plan }, ordered))
     }
 
     pub(super) fn spans(&self) -> Spans {
@@ -61,7 +56,7 @@ impl Layout for SafetensorsLayout {
     }
 
     fn index(&self, sums: &[RecordSums]) -> Vec<u8> {
-        let cells: Vec<Vec<u64>> = sums.iter().map(|sums| sums.cells.clone()).collect();
+        let cells: Vec<&[u64]> = sums.iter().map(|sums| sums.cells.as_slice()).collect();
         self.plan.header(&cells)
     }
 }

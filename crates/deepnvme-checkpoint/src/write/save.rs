@@ -96,9 +96,8 @@ impl Save {
         metadata: Vec<(String, String)>,
         options: SaveOptions,
     ) -> Result<Self> {
-        let layout = SafetensorsLayout::new(&tensors, metadata, options.has_sums);
-        let layout = layout.map_err(|error| Error::format(path, error))?;
-        let bytes = layout.in_order(tensors);
+        let layout = SafetensorsLayout::new(tensors, metadata, options.has_sums);
+        let (layout, bytes) = layout.map_err(|error| Error::format(path, error))?;
         let image = Image::new(path, layout.spans(), bytes, Box::new(layout));
         Ok(Self { image, options })
     }

@@ -49,7 +49,7 @@ impl Header {
                 header.metadata = metadata.0;
                 continue;
             }
-            let entry: Entry = serde_json::from_str(value.get()).map_err(no_header)?;
+            let entry: Entry<String> = serde_json::from_str(value.get()).map_err(no_header)?;
             header.tensors.push(tensor(name, entry, data_offset)?);
         }
         header.tensors.sort_by_key(|tensor| (tensor.offset, tensor.bytes));
@@ -70,7 +70,7 @@ impl Header {
     }
 }
 
-fn tensor(name: String, entry: Entry, data_offset: u64) -> Result<Tensor> {
+fn tensor(name: String, entry: Entry<String>, data_offset: u64) -> Result<Tensor> {
     let Some(dtype) = Dtype::from_safetensors(&entry.dtype) else {
         let text =
             format!("the tensor {name:?} is of type {:?}, which this version of deepnvme does not know", entry.dtype);

@@ -50,8 +50,8 @@ pub struct Tensor {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
-    dtype: String,
+struct Entry<D> {
+    dtype: D,
     shape: Vec<u64>,
     data_offsets: (u64, u64),
 }

@@ -1,12 +1,11 @@
 //! A file laid out before its first byte is written.
 
 use serde::Serialize;
-use serde_json::value::{RawValue, to_raw_value};
 
 use super::{Entry, HEADER_BYTES_MAX, LENGTH_BYTES, METADATA, Tensor, TensorSpec, byte_count};
 use crate::error::{Error, Result};
-use crate::json::Object;
-use crate::sums::{METADATA_KEY, SideCarRecord, cell_count, encode};
+use crate::json::Entries;
+use crate::sums::{METADATA_KEY, cell_count, encode};
 use crate::{ALIGNMENT_LARGE, FILE_BYTES_MAX};
 
 /// A file laid out before its first byte is written.
@@ -14,6 +13,7 @@ use crate::{ALIGNMENT_LARGE, FILE_BYTES_MAX};
 pub struct Plan {
     metadata: Vec<(String, String)>,
     tensors: Vec<Tensor>,
+    order: Vec<usize>,
     data_offset: u64,
     has_sums: bool,
 }
@@ -25,9 +25,9 @@ impl Plan {
     /// # Errors
     /// `Invalid` for names that occur twice or mean something else, types that the format does not have, and headers that
     /// are longer than it allows.
-    pub fn new(specs: &[TensorSpec], metadata: Vec<(String, String)>, has_sums: bool) -> Result<Self> {
+    pub fn new(specs: Vec<TensorSpec>, metadata: Vec<(String, String)>, has_sums: bool) -> Result<Self> {
         let mut seen = std::collections::HashSet::with_capacity(specs.len());
-        for spec in specs {
+        for spec in &specs {
             if spec.name == METADATA || !seen.insert(&spec.name) {
                 return Err(Error::invalid(format!("the tensor name {:?} is taken", spec.name)));
             }
@@ -37,20 +37,24 @@ impl Plan {
                 return Err(Error::invalid(format!("{text}; save it as a .pt file")));
             }
         }
-        let mut order: Vec<&TensorSpec> = specs.iter().collect();
-        order.sort_by_key(|spec| std::cmp::Reverse(spec.dtype.bytes()));
-        let mut at = 0;
-        let mut tensors = Vec::with_capacity(specs.len());
-        for spec in order {
-            let too_large = || Error::invalid(format!("with the tensor {:?} the file is larger than any", spec.name));
-            let bytes = byte_count(&spec.shape, spec.dtype).ok_or_else(too_large)?;
-            let TensorSpec { name, dtype, shape } = spec.clone();
+        let mut ordered: Vec<(usize, TensorSpec)> = specs.into_iter().enumerate().collect();
+        ordered.sort_by_key(|(_, spec)| std::cmp::Reverse(spec.dtype.bytes()));
+        let mut at: u64 = 0;
+        let (mut tensors, mut order) = (Vec::with_capacity(ordered.len()), Vec::with_capacity(ordered.len()));
+        for (index, TensorSpec { name, dtype, shape }) in ordered {
+            let too_large = |name| Error::invalid(format!("with the tensor {name:?} the file is larger than any"));
+            let Some(bytes) = byte_count(&shape, dtype) else { return Err(too_large(name)) };
+            let Some(end) = at.checked_add(bytes).filter(|end| *end <= FILE_BYTES_MAX) else {
+                return Err(too_large(name));
+            };
             tensors.push(Tensor { name, dtype, shape, offset: at, bytes });
-            at = at.checked_add(bytes).filter(|end| *end <= FILE_BYTES_MAX).ok_or_else(too_large)?;
+            order.push(index);
+            at = end;
         }
-        let mut plan = Self { metadata, tensors, data_offset: 0, has_sums };
-        let blank = |tensor: &Tensor| if has_sums { vec![0; cell_count(tensor.bytes)] } else { Vec::new() };
-        let blank: Vec<Vec<u64>> = plan.tensors.iter().map(blank).collect();
+        let mut plan = Self { metadata, tensors, order, data_offset: 0, has_sums };
+        let cells_of = |tensor: &Tensor| if has_sums { cell_count(tensor.bytes) } else { 0 };
+        let blank = vec![0; plan.tensors.iter().map(cells_of).max().unwrap_or(0)];
+        let blank: Vec<&[u64]> = plan.tensors.iter().map(|tensor| &blank[..cells_of(tensor)]).collect();
         let header_bytes = LENGTH_BYTES + plan.json(&blank).len() as u64;
         plan.data_offset = header_bytes.next_multiple_of(ALIGNMENT_LARGE);
         if plan.data_offset - LENGTH_BYTES > HEADER_BYTES_MAX {
@@ -70,6 +74,12 @@ impl Plan {
         &self.tensors
     }
 
+    /// Which of the tensors that were given each of them is.
+    #[must_use]
+    pub fn order(&self) -> &[usize] {
+        &self.order
+    }
+
     /// Where the first tensor begins: all before it is the [`header`](Self::header).
     #[must_use]
     pub fn data_offset(&self) -> u64 {
@@ -84,7 +94,7 @@ impl Plan {
 
     /// Length and header, with the sums of each tensor's cells, in the order of the tensors.
     #[must_use]
-    pub fn header(&self, cells: &[Vec<u64>]) -> Vec<u8> {
+    pub fn header(&self, cells: &[&[u64]]) -> Vec<u8> {
         let json = self.json(cells);
         let mut bytes = (self.data_offset - LENGTH_BYTES).to_le_bytes().to_vec();
         bytes.extend(json.as_bytes());
@@ -92,34 +102,26 @@ impl Plan {
         bytes
     }
 
-    fn json(&self, cells: &[Vec<u64>]) -> String {
-        let mut metadata = self.metadata.clone();
-        if self.has_sums {
-            let record = |(tensor, cells): (&Tensor, &Vec<u64>)| SideCarRecord {
-                name: tensor.name.clone(),
-                cells: cells.clone(),
-            };
-            let records: Vec<_> = self.tensors.iter().zip(cells).map(record).collect();
-            metadata.push((METADATA_KEY.into(), encode(&records)));
-        }
-        let mut entries = Vec::with_capacity(self.tensors.len() + 1);
-        if !metadata.is_empty() {
-            entries.push((METADATA.to_owned(), raw(&Object(metadata))));
-        }
-        for tensor in &self.tensors {
+    fn json(&self, cells: &[&[u64]]) -> String {
+        let names = self.tensors.iter().map(|tensor| tensor.name.as_str());
+        let sums = self.has_sums.then(|| encode(names.zip(cells.iter().copied())));
+        let texts = self.metadata.iter().map(|(key, text)| (key.as_str(), text.as_str()));
+        let texts: Vec<_> = texts.chain(sums.as_deref().map(|sums| (METADATA_KEY, sums))).collect();
+        let metadata = (!texts.is_empty()).then(|| (METADATA, Value::Metadata(Entries::new(texts.into_iter()))));
+        let entry = |tensor: &'_ Tensor| {
             let begin = tensor.offset - self.data_offset;
-            let entry = Entry {
-                dtype: tensor.dtype.safetensors_name().unwrap_or_default().into(),
-                shape: tensor.shape.clone(),
-                data_offsets: (begin, begin + tensor.bytes),
-            };
-            entries.push((tensor.name.clone(), raw(&entry)));
-        }
-        serde_json::to_string(&Object(entries)).unwrap_or_default()
+            let dtype = tensor.dtype.safetensors_name().unwrap_or_default();
+            Entry { dtype, shape: tensor.shape.clone(), data_offsets: (begin, begin + tensor.bytes) }
+        };
+        let tensors = self.tensors.iter().map(|tensor| (tensor.name.as_str(), Value::Tensor(entry(tensor))));
+        serde_json::to_string(&Entries::new(metadata.into_iter().chain(tensors))).unwrap_or_default()
     }
 }
 
-/// As JSON. What is made here always has some.
-fn raw(value: &impl Serialize) -> Box<RawValue> {
-    to_raw_value(value).unwrap_or_default()
+/// What stands in a header under a name.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Value<M> {
+    Metadata(M),
+    Tensor(Entry<&'static str>),
 }

@@ -18,10 +18,11 @@ proptest! {
     ) {
         let specs: Vec<_> =
             specs.into_iter().map(|(name, (dtype, shape))| TensorSpec { name, dtype, shape }).collect();
-        let plan = Plan::new(&specs, vec![("format".into(), "pt".into())], has_sums).unwrap();
+        let names: Vec<String> = specs.iter().map(|spec| spec.name.clone()).collect();
+        let plan = Plan::new(specs, vec![("format".into(), "pt".into())], has_sums).unwrap();
         let cells: Vec<_> =
             plan.tensors().iter().map(|tensor| vec![u64::MAX; cell_count(tensor.bytes)]).collect();
-        let bytes = plan.header(&cells);
+        let bytes = plan.header(&cells.iter().map(Vec::as_slice).collect::<Vec<_>>());
         prop_assert_eq!(bytes.len() as u64, plan.data_offset());
         prop_assert_eq!(plan.data_offset() % ALIGNMENT_LARGE, 0);
         let length = Header::json_bytes(bytes[..8].try_into().unwrap(), plan.file_bytes()).unwrap();
@@ -31,8 +32,9 @@ proptest! {
         prop_assert_eq!(sorted(&header.tensors), sorted(plan.tensors()));
         prop_assert_eq!(&header.metadata[0], &("format".to_owned(), "pt".to_owned()));
         prop_assert_eq!(header.metadata.len(), 1 + usize::from(has_sums));
-        for tensor in plan.tensors() {
+        for (tensor, index) in plan.tensors().iter().zip(plan.order()) {
             prop_assert_eq!(tensor.offset % tensor.dtype.bytes(), 0);
+            prop_assert_eq!(&tensor.name, &names[*index]);
         }
     }
 
@@ -93,9 +95,9 @@ fn an_index_names_files_of_its_own_folder() {
 fn what_is_larger_than_any_file_is_not_laid_out() {
     let spec = |name: &str, size| TensorSpec { name: name.into(), dtype: Dtype::U8, shape: vec![size] };
     // Without sums nothing is as long as the tensor.
-    Plan::new(&[spec("a", 1 << 61)], Vec::new(), false).unwrap();
+    Plan::new(vec![spec("a", 1 << 61)], Vec::new(), false).unwrap();
     for specs in [vec![spec("a", u64::MAX)], (0..9).map(|index| spec(&index.to_string(), 1 << 61)).collect()] {
-        let error = Plan::new(&specs, Vec::new(), false).unwrap_err();
+        let error = Plan::new(specs, Vec::new(), false).unwrap_err();
         assert!(error.to_string().contains("larger than any"), "{error}");
     }
 }

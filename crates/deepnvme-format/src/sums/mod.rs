@@ -155,34 +155,28 @@ pub struct SideCarRecord {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Wire {
+struct Wire<R> {
     version: u32,
     algorithm: String,
     cell_bytes: u64,
-    records: json::Object<String>,
+    records: R,
 }
 
 const ALGORITHM: &str = "crc-64/nvme";
 const HEX_DIGITS: usize = 16;
 
-/// The side-car's text. Its length depends on the names and the numbers of cells only, so that a place can be kept for it.
+/// The side-car's text for the names of records and their cells. Its length depends on the names and the numbers of cells only, so that a place can be kept for it.
 #[must_use]
-pub fn encode(records: &[SideCarRecord]) -> String {
-    use std::fmt::Write;
-    let entries = records.iter().map(|record| {
-        let mut digits = String::with_capacity(record.cells.len() * HEX_DIGITS);
-        for cell in &record.cells {
-            let _ = write!(digits, "{cell:016x}");
-        }
-        (record.name.clone(), digits)
-    });
-    let wire = Wire {
-        version: 1,
-        algorithm: ALGORITHM.into(),
-        cell_bytes: CELL_BYTES,
-        records: json::Object(entries.collect()),
-    };
+pub fn encode<'a>(records: impl Iterator<Item = (&'a str, &'a [u64])>) -> String {
+    let digits = records.map(|(name, cells)| (name, cells.iter().flat_map(|cell| hex(*cell)).collect::<String>()));
+    let records = json::Entries::new(digits);
+    let wire = Wire { version: 1, algorithm: ALGORITHM.into(), cell_bytes: CELL_BYTES, records };
     serde_json::to_string(&wire).unwrap_or_default()
+}
+
+/// All sixteen digits.
+fn hex(cell: u64) -> impl Iterator<Item = char> {
+    (0..HEX_DIGITS as u32).rev().filter_map(move |place| char::from_digit((cell >> (4 * place) & 15) as u32, 16))
 }
 
 /// Reads a side-car.
@@ -190,7 +184,7 @@ pub fn encode(records: &[SideCarRecord]) -> String {
 /// # Errors
 /// `Corrupt` for text that is not one; `Unsupported` for one of a later version.
 pub fn decode(text: &[u8]) -> Result<Vec<SideCarRecord>> {
-    let wire: Wire = serde_json::from_slice(text)
+    let wire: Wire<json::Object<String>> = serde_json::from_slice(text)
         .map_err(|error| Error::corrupt(0, format!("the checksums are no JSON that deepnvme writes: {error}")))?;
     if wire.version != 1 || wire.algorithm != ALGORITHM || wire.cell_bytes != CELL_BYTES {
         let what = format!("checksums of version {}, {} over {} bytes", wire.version, wire.algorithm, wire.cell_bytes);
