@@ -14,6 +14,12 @@ pub(crate) fn threads(items: usize) -> usize {
     cores.min(THREADS_MAX).min(items).max(1)
 }
 
+/// How many beside those of the engine: half of the processors. A device of a virtual machine has nothing to do while a
+/// worker of the engine waits for a processor, and one thread fills buffers faster than most disks empty them.
+pub(crate) fn threads_beside_workers(items: usize) -> usize {
+    (threads(usize::MAX) / 2).min(items).max(1)
+}
+
 /// Has `threads` threads, this one among them, take the items in their order. Each has a `scratch` of its own. The
 /// first failure is returned, and nothing new is begun after it. Where no more threads are to be had, fewer do it all.
 pub(crate) fn each<T: Sync, S>(

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use deepnvme_format::sums::sums_of;
-use deepnvme_io::{Durability, Engine, TensorFile};
+use deepnvme_io::{DirectState, Durability, Engine, TensorFile};
 
 use super::save::{Save, Saved};
 use super::writer::Writer;
@@ -30,9 +30,15 @@ impl Share {
     ) -> Result<Self> {
         progress.expect(range.end - range.start);
         let pieces = save.image.pieces(&range);
-        // Threads that wait for a disk do not need a processor each.
         let early = pieces.early.len();
-        let threads = if save.image.is_on_disk() { THREADS_MAX.min(early).max(1) } else { crew::threads(early) };
+        let threads = if save.image.is_on_disk() {
+            // Threads that wait for a disk do not need a processor each.
+            THREADS_MAX.min(early).max(1)
+        } else if matches!(file.direct(), DirectState::Direct { .. }) {
+            crew::threads_beside_workers(early)
+        } else {
+            crew::threads(early)
+        };
         let writer = Writer::new(engine, file, base, threads, save.options.staging.as_ref(), progress)?;
         // The sums of the late pieces' records are complete when the early pieces have been hashed.
         save.image.hash_late(&pieces.late)?;

@@ -17,10 +17,14 @@ use crate::crew::{self, THREADS_MAX};
 use crate::error::Result;
 use crate::progress::Progress;
 
-/// Slots for each thread: one is being filled, the others are on their way.
-const SLOTS: usize = 6;
+/// Pieces on their way, for each thread. Devices of virtual machines report all that they have at once, so that as many
+/// more are put together meanwhile, for the device to have something to do at that moment.
+const IN_AIR: usize = 6;
+/// Slots for each thread, as far as [`POOL_BYTES_MAX`] goes.
+const SLOTS: usize = 2 * IN_AIR;
 /// The most memory that a save uses for itself, unless it is given a [`Staging`].
-pub const POOL_BYTES_MAX: u64 = (THREADS_MAX * SLOTS) as u64 * PIECE_BYTES;
+pub const POOL_BYTES_MAX: u64 = (THREADS_MAX / 2 * SLOTS) as u64 * PIECE_BYTES;
+const SLOTS_MAX: usize = (POOL_BYTES_MAX / PIECE_BYTES) as usize;
 /// How often a thread that waits for a slot looks again.
 const SLOT_WAIT: Duration = Duration::from_millis(20);
 
@@ -35,7 +39,7 @@ impl Staging {
     /// # Errors
     /// `Io` when there is no such memory.
     pub fn new(bytes: u64) -> Result<Self> {
-        let slots = (bytes.div_ceil(PIECE_BYTES) as usize).max(crew::threads(usize::MAX) * 2);
+        let slots = (bytes.div_ceil(PIECE_BYTES) as usize).max(crew::threads_beside_workers(usize::MAX) * 2);
         Ok(Self(pool(slots)?))
     }
 
@@ -61,8 +65,19 @@ pub(super) struct Writer {
     pool: Arc<Pool>,
     threads: usize,
     progress: Arc<Progress>,
-    /// The oldest first.
-    in_flight: Mutex<VecDeque<Pending<Region>>>,
+    line: Mutex<Line>,
+    in_air_max: usize,
+}
+
+/// Pieces that are put together, the oldest first.
+#[derive(Default)]
+struct Line {
+    /// What the engine has, and nobody has waited for.
+    started: VecDeque<Pending<Region>>,
+    /// How many have been started and have not landed.
+    in_air: usize,
+    /// With their places in the file.
+    ready: VecDeque<(u64, Region)>,
 }
 
 impl Writer {
@@ -74,8 +89,10 @@ impl Writer {
         staging: Option<&Staging>,
         progress: Arc<Progress>,
     ) -> Result<Self> {
-        let pool = staging.map_or_else(|| pool(threads * SLOTS), |staging| Ok(Arc::clone(&staging.0)))?;
-        Ok(Self { engine, file, base, pool, threads, progress, in_flight: Mutex::default() })
+        let pool = staging.map_or_else(|| pool((threads * SLOTS).min(SLOTS_MAX)), |staging| Ok(Arc::clone(&staging.0)))?;
+        let slots = (pool.bound_bytes() as u64 / PIECE_BYTES) as usize;
+        let in_air_max = (slots / 2).clamp(1, threads * IN_AIR);
+        Ok(Self { engine, file, base, pool, threads, progress, line: Mutex::default(), in_air_max })
     }
 
     pub(super) fn file(&self) -> &Arc<TensorFile> {
@@ -101,44 +118,73 @@ impl Writer {
                 let mut slot = self.take_slot()?;
                 image.fill(piece, &mut slot)?;
                 let source = slot.region().slice(0..(piece.end - piece.start) as usize);
-                let options = WriteOptions { durability: Durability::None, extent: WriteExtent::InPlace };
-                let pending = self.engine.write(&self.file, piece.start - self.base, source, options)?;
-                lock(&self.in_flight).push_back(pending);
-                Ok(())
+                let mut line = lock(&self.line);
+                line.ready.push_back((piece.start - self.base, source));
+                self.start(&mut line, self.in_air_max)
             },
-        )
+        )?;
+        // Nobody puts anything together now, who would start them one after the other.
+        self.start(&mut lock(&self.line), usize::MAX)
     }
 
-    /// A slot; when all are on their way, the oldest is waited for.
+    /// Hands over what is ready, until so many are in the air.
+    fn start(&self, line: &mut Line, in_air_max: usize) -> Result<()> {
+        while line.in_air < in_air_max
+            && let Some((offset, source)) = line.ready.pop_front()
+        {
+            let options = WriteOptions { durability: Durability::None, extent: WriteExtent::InPlace };
+            line.started.push_back(self.engine.write(&self.file, offset, source, options)?);
+            line.in_air += 1;
+        }
+        Ok(())
+    }
+
+    /// A slot; when all are in use, the oldest piece is waited for.
     fn take_slot(&self) -> Result<Slot> {
         loop {
             self.progress.check()?;
-            let oldest = {
-                let mut in_flight = lock(&self.in_flight);
-                let is_landed = in_flight.front().is_some_and(Pending::is_done);
-                if is_landed || self.pool.free() == 0 { in_flight.pop_front() } else { None }
+            let landed = {
+                let started = &mut lock(&self.line).started;
+                let done = started.iter().take_while(|pending| pending.is_done()).count();
+                let must_wait = done == 0 && self.pool.free() == 0;
+                let count = if must_wait { started.len().min(1) } else { done };
+                started.drain(..count).collect::<Vec<_>>()
             };
-            match oldest {
-                Some(oldest) => self.land(oldest)?,
-                None => {
-                    if let Some(slot) = self.pool.take_timeout(SLOT_WAIT) {
-                        return Ok(slot);
-                    }
-                }
+            if !landed.is_empty() {
+                self.land(landed)?;
+            } else if let Some(slot) = self.pool.take_timeout(SLOT_WAIT) {
+                return Ok(slot);
             }
         }
     }
 
-    /// Waits for all that was started; the first failure.
+    /// Waits for all that was started; the first failure. After a failure there may be pieces that nobody has started, and
+    /// nobody will.
     pub(super) fn land_all(&self) -> Result<()> {
-        let in_flight = std::mem::take(&mut *lock(&self.in_flight));
-        in_flight.into_iter().map(|pending| self.land(pending)).fold(Ok(()), Result::and)
+        let started = {
+            let mut line = lock(&self.line);
+            line.ready.clear();
+            std::mem::take(&mut line.started)
+        };
+        self.land(started)
     }
 
-    fn land(&self, pending: Pending<Region>) -> Result<()> {
-        let (_, written) = pending.wait();
-        self.progress.advance(written?.bytes);
-        Ok(())
+    /// Waits for these, and starts as many others; the first failure.
+    fn land(&self, started: impl IntoIterator<Item = Pending<Region>>) -> Result<()> {
+        let mut outcome = Ok(());
+        for pending in started {
+            let (_, written) = pending.wait();
+            let mut line = lock(&self.line);
+            line.in_air -= 1;
+            match written {
+                Ok(transfer) => self.progress.advance(transfer.bytes),
+                Err(error) => outcome = outcome.and(Err(error.into())),
+            }
+            if outcome.is_ok() {
+                outcome = self.start(&mut line, self.in_air_max);
+            }
+        }
+        outcome
     }
 }
 
