@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._utils import _rebuild_parameter, _rebuild_tensor_v2, _rebuild_tensor_v3
 from torch.nn import Parameter
 
+from deepnvme._checkpoint.collector import uncollected
 from deepnvme._deepnvme import _pickle_plain
 
 # What torch.save writes, and every reader of archives knows.
@@ -128,6 +129,7 @@ def _is_ordinary(tensor: Tensor) -> bool:
     )
 
 
+@uncollected()
 def take_apart(obj: object) -> tuple[bytes, list[torch.UntypedStorage]]:
     """Pickle an object; return the pickle and the storages that it refers to, in the order of their keys."""
     plain = _pickle_plain(obj)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deepnvme._checkpoint.collector import uncollected
 from deepnvme._checkpoint.progress import Progress, watcher
 from deepnvme._deepnvme import StripeSet, _plan_archive, _plan_safetensors
 
@@ -158,6 +159,7 @@ def _in_host_memory(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 Described = tuple[str, str, Sequence[int], object]
 
 
+@uncollected()
 def described(obj: object) -> list[Described]:
     """Describe the tensors of a flat dict."""
     if not isinstance(obj, Mapping):

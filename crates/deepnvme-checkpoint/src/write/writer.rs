@@ -89,7 +89,8 @@ impl Writer {
         staging: Option<&Staging>,
         progress: Arc<Progress>,
     ) -> Result<Self> {
-        let pool = staging.map_or_else(|| pool((threads * SLOTS).min(SLOTS_MAX)), |staging| Ok(Arc::clone(&staging.0)))?;
+        let pool =
+            staging.map_or_else(|| pool((threads * SLOTS).min(SLOTS_MAX)), |staging| Ok(Arc::clone(&staging.0)))?;
         let slots = (pool.bound_bytes() as u64 / PIECE_BYTES) as usize;
         let in_air_max = (slots / 2).clamp(1, threads * IN_AIR);
         Ok(Self { engine, file, base, pool, threads, progress, line: Mutex::default(), in_air_max })
