@@ -86,8 +86,18 @@ class FioAsMuchMemory(Contestant):
         return fio.transfer(self._setting, "read", path, self._size)
 
 
-def measure(model: str, state: State, scratch: Path, rounds: int, results: Results, quiet: Quiet) -> None:
+@dataclass
+class Place:
+    """Where it is measured, and how often."""
+
+    scratch: Path
+    rounds: int
+    quiet: Quiet
+
+
+def measure(model: str, state: State, place: Place, results: Results) -> None:
     """Run all rounds of one state."""
+    scratch = place.scratch
     size = sum(tensor.nbytes for tensor in state.values())
     line: list[Contestant] = everybody()
     if fio.version() is not None:
@@ -103,10 +113,10 @@ def measure(model: str, state: State, scratch: Path, rounds: int, results: Resul
     small = _save_small(line, scratch / "small")
     expected = sums(state)
     nursery = Nursery()
-    for index in range(rounds + 1):
+    for index in range(place.rounds + 1):
         for one in order([one for one in line if one.saves], index):
             path = paths[one.name]
-            _once(f"save {model}", one, results, index, partial(_save, one, state, path, size, quiet))
+            _once(f"save {model}", one, results, index, partial(_save, one, state, path, size, place.quiet))
             # Each file goes before the next one comes: the disk need not hold them all.
             for other in order(readers[one.name], index):
                 there = small.get(path.name.removeprefix("state"), path)
@@ -223,8 +233,9 @@ def main() -> int:
     arguments.scratch.mkdir(parents=True, exist_ok=True)
     results = Results()
     with hugepages.reserved(128 << 20), quiet_disk(arguments.scratch) as quiet:
+        place = Place(arguments.scratch, arguments.rounds, quiet)
         for model in arguments.models.split(","):
-            measure(model, MODELS[model](), arguments.scratch, arguments.rounds, results, quiet)
+            measure(model, MODELS[model](), place, results)
             show([line for line in summary(results) if str(line["row"]).endswith(model)])
     record = {
         "date": time.strftime("%Y-%m-%d"),

@@ -2,8 +2,9 @@
 
 A process that trains or serves loads its model once, into memory that it has not had before. One that loads again
 and again, as a benchmark does, gets warm memory back, and more so from a library that keeps its buffers. So every
-load is a child of this process, which has imported everything and done nothing; the child loads and touches a small file
-first, so that no import, no thread's beginning and no code that is still on the disk is measured, and then the large one.
+load is a child of this process, which has imported everything and done nothing; the child loads and touches a small
+file first, so that no import, no thread's beginning and no code that is still on the disk is measured, and then the
+large one.
 
 On a virtual machine that gives free memory back to its host, what was free for some seconds has to be fetched
 again, at several times the cost of filling it, and whoever comes just after somebody else has ended pays

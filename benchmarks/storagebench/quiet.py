@@ -1,7 +1,7 @@
 """Waiting until a disk has done what others left it to do.
 
-A removed file is not over when `sync` returns: the disk gives its room back to whoever lends it, which took the virtual
-disk of one machine a second, within which everything was written at a fifth of its speed.
+A removed file is not over when `sync` returns: the disk gives its room back to whoever lends it, which took the
+virtual disk of one machine a second, within which everything was written at a fifth of its speed.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 _PROBE_BYTES = 64 << 20
 _CHUNK_BYTES = 4 << 20

@@ -13,9 +13,9 @@ import deepnvme._file as file
 from deepnvme._checkpoint.leftovers import remove, remove_stale
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    _Tensor = tuple[str, str, list[int], Any]
+    _Tensor = tuple[str, str, Sequence[int], Any]
 
 _INDEX = ".index.json"
 _SUFFIX = ".safetensors"
