@@ -1,6 +1,5 @@
 //! JSON objects as lists of their entries: the order is kept, and a key that stands there twice is an error.
 
-use std::cell::RefCell;
 use std::collections::HashSet;
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,18 +11,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Debug)]
 pub(crate) struct Object<V>(pub(crate) Vec<(String, V)>);
 
-/// An object whose entries are made while it is written, once.
-pub(crate) struct Entries<I>(RefCell<Option<I>>);
+/// An object whose entries are made while it is written.
+#[derive(Clone)]
+pub(crate) struct Entries<I>(pub(crate) I);
 
-impl<I> Entries<I> {
-    pub(crate) fn new(entries: I) -> Self {
-        Self(RefCell::new(Some(entries)))
-    }
-}
-
-impl<K: Serialize, V: Serialize, I: Iterator<Item = (K, V)>> Serialize for Entries<I> {
+impl<K: Serialize, V: Serialize, I: Iterator<Item = (K, V)> + Clone> Serialize for Entries<I> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.borrow_mut().take().into_iter().flatten())
+        serializer.collect_map(self.0.clone())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use deepnvme_format::archive::{Plan, RecordSpec, root_of};
-use deepnvme_format::sums::{self, RecordSums, SIDE_CAR, cell_count};
+use deepnvme_format::sums::{self, RecordSums, SIDE_CAR};
 use deepnvme_format::{Error, Result};
 
 use super::Record;
@@ -25,10 +25,9 @@ impl ArchiveLayout {
         let spec = |record: &Record| RecordSpec { name: record.name.clone(), bytes: record.bytes.bytes() };
         let mut specs: Vec<RecordSpec> = records.iter().map(spec).collect();
         if has_sums {
-            let most = specs.iter().map(|spec| cell_count(spec.bytes)).max().unwrap_or(0);
-            let blank = vec![0; most];
-            let blank = side_car(&names, specs.iter().map(|spec| &blank[..cell_count(spec.bytes)]));
-            specs.push(RecordSpec { name: SIDE_CAR.into(), bytes: blank.len() as u64 });
+            let bare_bytes = side_car(&names, names.iter().map(|_| &[][..])).len() as u64;
+            let sums_bytes: u64 = specs.iter().map(|spec| sums::text_bytes(spec.bytes)).sum();
+            specs.push(RecordSpec { name: SIDE_CAR.into(), bytes: bare_bytes + sums_bytes });
         }
         if specs.len() > u32::MAX as usize {
             return Err(Error::Invalid("an archive has 2^32 records at the most".into()));
@@ -79,6 +78,6 @@ impl Layout for ArchiveLayout {
     }
 }
 
-fn side_car<'a>(names: &'a [String], cells: impl Iterator<Item = &'a [u64]>) -> String {
+fn side_car<'a>(names: &'a [String], cells: impl Iterator<Item = &'a [u64]> + Clone) -> String {
     sums::encode(names.iter().map(String::as_str).zip(cells))
 }

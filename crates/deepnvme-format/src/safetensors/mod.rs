@@ -48,7 +48,7 @@ pub struct Tensor {
     pub bytes: u64,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry<D> {
     dtype: D,

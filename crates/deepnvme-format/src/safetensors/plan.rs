@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::{Entry, HEADER_BYTES_MAX, LENGTH_BYTES, METADATA, Tensor, TensorSpec, byte_count};
 use crate::error::{Error, Result};
 use crate::json::Entries;
-use crate::sums::{METADATA_KEY, cell_count, encode};
+use crate::sums::{METADATA_KEY, encode, text_bytes};
 use crate::{ALIGNMENT_LARGE, FILE_BYTES_MAX};
 
 /// A file laid out before its first byte is written.
@@ -52,10 +52,9 @@ impl Plan {
             at = end;
         }
         let mut plan = Self { metadata, tensors, order, data_offset: 0, has_sums };
-        let cells_of = |tensor: &Tensor| if has_sums { cell_count(tensor.bytes) } else { 0 };
-        let blank = vec![0; plan.tensors.iter().map(cells_of).max().unwrap_or(0)];
-        let blank: Vec<&[u64]> = plan.tensors.iter().map(|tensor| &blank[..cells_of(tensor)]).collect();
-        let header_bytes = LENGTH_BYTES + plan.json(&blank).len() as u64;
+        let sums_bytes: u64 = plan.tensors.iter().filter(|_| has_sums).map(|tensor| text_bytes(tensor.bytes)).sum();
+        let bare_bytes = plan.json(&vec![&[][..]; plan.tensors.len()]).len() as u64;
+        let header_bytes = LENGTH_BYTES + bare_bytes + sums_bytes;
         plan.data_offset = header_bytes.next_multiple_of(ALIGNMENT_LARGE);
         if plan.data_offset - LENGTH_BYTES > HEADER_BYTES_MAX {
             return Err(Error::invalid(format!(
@@ -107,19 +106,19 @@ impl Plan {
         let sums = self.has_sums.then(|| encode(names.zip(cells.iter().copied())));
         let texts = self.metadata.iter().map(|(key, text)| (key.as_str(), text.as_str()));
         let texts: Vec<_> = texts.chain(sums.as_deref().map(|sums| (METADATA_KEY, sums))).collect();
-        let metadata = (!texts.is_empty()).then(|| (METADATA, Value::Metadata(Entries::new(texts.into_iter()))));
+        let metadata = (!texts.is_empty()).then(|| (METADATA, Value::Metadata(Entries(texts.into_iter()))));
         let entry = |tensor: &'_ Tensor| {
             let begin = tensor.offset - self.data_offset;
             let dtype = tensor.dtype.safetensors_name().unwrap_or_default();
             Entry { dtype, shape: tensor.shape.clone(), data_offsets: (begin, begin + tensor.bytes) }
         };
         let tensors = self.tensors.iter().map(|tensor| (tensor.name.as_str(), Value::Tensor(entry(tensor))));
-        serde_json::to_string(&Entries::new(metadata.into_iter().chain(tensors))).unwrap_or_default()
+        serde_json::to_string(&Entries(metadata.into_iter().chain(tensors))).unwrap_or_default()
     }
 }
 
 /// What stands in a header under a name.
-#[derive(Serialize)]
+#[derive(Clone, Serialize)]
 #[serde(untagged)]
 enum Value<M> {
     Metadata(M),

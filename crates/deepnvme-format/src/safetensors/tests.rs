@@ -94,8 +94,10 @@ fn an_index_names_files_of_its_own_folder() {
 #[test]
 fn what_is_larger_than_any_file_is_not_laid_out() {
     let spec = |name: &str, size| TensorSpec { name: name.into(), dtype: Dtype::U8, shape: vec![size] };
-    // Without sums nothing is as long as the tensor.
     Plan::new(vec![spec("a", 1 << 61)], Vec::new(), false).unwrap();
+    // Its sums would not fit into any header, nor into memory.
+    let error = Plan::new(vec![spec("a", 1 << 61)], Vec::new(), true).unwrap_err();
+    assert!(error.to_string().contains("the header has 35184372"), "{error}");
     for specs in [vec![spec("a", u64::MAX)], (0..9).map(|index| spec(&index.to_string(), 1 << 61)).collect()] {
         let error = Plan::new(specs, Vec::new(), false).unwrap_err();
         assert!(error.to_string().contains("larger than any"), "{error}");

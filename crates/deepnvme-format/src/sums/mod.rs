@@ -145,6 +145,13 @@ pub fn cell_count(bytes: u64) -> usize {
     bytes.div_ceil(CELL_BYTES) as usize
 }
 
+/// Bytes of the side-car's text for the cells of so many bytes: what [`encode`] adds to its text without any cells. A
+/// tensor may claim more bytes than there is memory for the sums of.
+#[must_use]
+pub fn text_bytes(bytes: u64) -> u64 {
+    bytes.div_ceil(CELL_BYTES) * HEX_DIGITS as u64
+}
+
 /// What the side-car says of one record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SideCarRecord {
@@ -165,11 +172,12 @@ struct Wire<R> {
 const ALGORITHM: &str = "crc-64/nvme";
 const HEX_DIGITS: usize = 16;
 
-/// The side-car's text for the names of records and their cells. Its length depends on the names and the numbers of cells only, so that a place can be kept for it.
+/// The side-car's text for the names of records and their cells. Its length depends on the names and the numbers of cells
+/// only, so that a place can be kept for it.
 #[must_use]
-pub fn encode<'a>(records: impl Iterator<Item = (&'a str, &'a [u64])>) -> String {
+pub fn encode<'a>(records: impl Iterator<Item = (&'a str, &'a [u64])> + Clone) -> String {
     let digits = records.map(|(name, cells)| (name, cells.iter().flat_map(|cell| hex(*cell)).collect::<String>()));
-    let records = json::Entries::new(digits);
+    let records = json::Entries(digits);
     let wire = Wire { version: 1, algorithm: ALGORITHM.into(), cell_bytes: CELL_BYTES, records };
     serde_json::to_string(&wire).unwrap_or_default()
 }

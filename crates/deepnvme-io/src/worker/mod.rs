@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::window::Window;
 use crate::backend::Backend;
 use crate::claim::Claim;
 use crate::config::WindowMode;
@@ -25,7 +26,6 @@ mod window;
 
 pub(crate) use hands::Hands;
 pub(crate) use mover::{Mover, SlotSetup};
-pub(crate) use window::Window;
 
 /// Resubmissions of one op that made no progress, before its error is believed.
 pub const RETRIES_MAX: u32 = 100;

@@ -55,7 +55,7 @@ pub(crate) struct Mover<B: Backend> {
 }
 
 impl<B: Backend> Mover<B> {
-    pub(crate) fn new(backend: B, window: Window, stats: Arc<WorkerStats>, slot_setup: SlotSetup) -> Self {
+    pub(super) fn new(backend: B, window: Window, stats: Arc<WorkerStats>, slot_setup: SlotSetup) -> Self {
         let flights = Flights::new(backend.depth());
         let completions = Vec::with_capacity(backend.depth() as usize);
         let landed = VecDeque::with_capacity(slot_setup.slots);

@@ -16,7 +16,7 @@ const OPS_AT_FIRST: u32 = 32;
 
 /// The bound of what one backend has in the air.
 #[derive(Debug)]
-pub(crate) struct Window {
+pub(super) struct Window {
     ops: u32,
     ops_min: u32,
     ops_max: u32,
@@ -24,12 +24,12 @@ pub(crate) struct Window {
 
 impl Window {
     /// Follows the device.
-    pub(crate) fn adapting(queue_depth: u32) -> Self {
+    pub(super) fn adapting(queue_depth: u32) -> Self {
         Self { ops: OPS_AT_FIRST.min(queue_depth), ops_min: OPS_MIN.min(queue_depth), ops_max: queue_depth }
     }
 
     /// As deep as the queue, always.
-    pub(crate) fn fixed(queue_depth: u32) -> Self {
+    pub(super) fn fixed(queue_depth: u32) -> Self {
         Self { ops: queue_depth, ops_min: queue_depth, ops_max: queue_depth }
     }
 
