@@ -23,7 +23,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,10 @@ class Errand:
     """What it loads before that."""
     size: int
     """Bytes of the tensors."""
-    expected: dict[str, int] | None
+    expected: dict[str, int] | None = None
     """The CRC-32 of each tensor, where they are to be compared."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """What is said to it by variables."""
 
 
 class Nursery:
@@ -90,7 +92,7 @@ class Nursery:
 
     def touch_memory(self, size: int) -> None:
         """Have a child touch so much memory, and end."""
-        self._ask(Errand("", "", "", size, None))
+        self._ask(Errand("", "", "", size))
 
     def load(self, errand: Errand) -> Sample:
         """Have a contestant load a file in a process of its own.
@@ -129,6 +131,7 @@ def _touch_memory(size: int) -> dict[str, Any]:
 
 
 def _child(errand: Errand) -> dict[str, Any]:
+    os.environ.update(errand.environment)
     (one,) = [one for one in everybody() if one.name == errand.name]
     # The code that touches is on the disk as well.
     touch(one.load(Path(errand.small)))

@@ -1,9 +1,10 @@
 """``python -m checkpointbench.parts``: what a save and a load spend their time on, each by itself.
 
-Pickling is that of ``small-10k``, by Python's pickler and by the native one. A load is that of ``bf16-300``, in a
-process of its own, the first one and those that follow. First touch is that of memory which nobody has used yet, at
-once and after all memory has been free for some seconds, when a virtual machine may have given it back to its host;
-a first load after such a pause, too, with huge pages where they are worth it and without any.
+Pickling and planning are those of ``small-10k``; pickling by Python's pickler and by the native one. A load is
+that of ``bf16-300``, in a process of its own, the first one and those that follow. First touch is that of memory
+which nobody has used yet, at once and after all memory has been free for some seconds, when a virtual machine may
+have given it back to its host; a first load after such a pause, too, with huge pages where they are worth it and
+without any.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import deepnvme
 import torch
-from deepnvme._checkpoint import pickler
+from deepnvme._checkpoint import pickler, writing
 
 from checkpointbench.models import bf16_300, small_10k
 from storagebench import cache
@@ -69,6 +70,22 @@ def pickling(rounds: int) -> None:
         way()
         spent_ms = min(cost(way).wall_s for _ in range(rounds)) * 1e3
         print(f"pickling {len(state):,} tensors, {name:17} {spent_ms:7.1f} ms", flush=True)
+
+
+def plans(folder: Path, rounds: int) -> None:
+    """Plan files of 10,000 tensors, to the last byte; nothing is written."""
+    state = small_10k()
+    described = writing.described(state)
+    pickle, storages = pickler.take_apart(state)
+    options = writing.SaveOptions()
+    ways: dict[str, Callable[[], object]] = {
+        "describing for safetensors": lambda: writing.described(state),
+        "planning safetensors": lambda: writing.plan_tensors(folder / "a.safetensors", described, options),
+        "planning an archive": lambda: writing.plan_archive(pickle, storages, folder / "a.pt", options),
+    }
+    for name, way in ways.items():
+        spent_ms = min(cost(way).wall_s for _ in range(rounds)) * 1e3
+        print(f"{name:26} {len(state):,} tensors {spent_ms:7.1f} ms", flush=True)
 
 
 def loads(path: Path, rounds: int, verify: str) -> None:
@@ -132,6 +149,7 @@ def main() -> int:
             time.sleep(_PAUSE_S)
             apart(touch_once, kind, advice)
     apart(pickling, arguments.rounds)
+    apart(plans, arguments.scratch, arguments.rounds)
     path = arguments.scratch / "parts.safetensors"
     apart(_save, path)
     try:

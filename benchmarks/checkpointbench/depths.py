@@ -1,0 +1,63 @@
+"""``python -m checkpointbench.depths``: cold loads of one large tensor at several queue depths, in turns.
+
+Each load is a child of the nursery, into memory that it has not had before. The runai streamer, which hands over
+all at once, is one of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from statistics import median
+
+import deepnvme
+import torch
+
+from checkpointbench.models import MODELS
+from checkpointbench.nursery import Errand, Nursery
+from storagebench import cache
+from storagebench.rounds import order
+
+_DEPTHS = (16, 32, 64, 128, 256)
+_OURS = "deepnvme .safetensors"
+_RIVAL = "runai streamer"
+
+
+def main() -> int:
+    """Measure, and print medians and the medians of the ratios to the first depth."""
+    parser = argparse.ArgumentParser(prog="checkpointbench.depths", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--scratch", type=Path, default=Path("scratch"))
+    arguments = parser.parse_args()
+    arguments.scratch.mkdir(parents=True, exist_ok=True)
+    path, small = arguments.scratch / "depths.safetensors", arguments.scratch / "small.safetensors"
+    deepnvme.save(MODELS["one-2g"](), path, progress=False)
+    deepnvme.save({"a": torch.arange(1000)}, small, progress=False)
+    size = path.stat().st_size
+    names = [*(f"depth {depth}" for depth in _DEPTHS), _RIVAL]
+    errands = {_RIVAL: Errand(_RIVAL, str(path), str(small), size)}
+    settings = {depth: arguments.scratch / f"depth-{depth}.toml" for depth in _DEPTHS}
+    for depth, file in settings.items():
+        file.write_text(f"[engine]\nqueue_depth = {depth}\n", encoding="utf-8")
+        environment = {"DEEPNVME_CONFIG": str(file)}
+        errands[f"depth {depth}"] = Errand(_OURS, str(path), str(small), size, environment=environment)
+    taken_s: dict[str, list[float]] = {name: [] for name in names}
+    nursery = Nursery()
+    try:
+        for index in range(arguments.rounds):
+            for name in order(names, index):
+                cache.make_cold(path)
+                taken_s[name].append(nursery.load(errands[name]).wall_s)
+    finally:
+        nursery.close()
+        for file in (path, small, *settings.values()):
+            file.unlink()
+    for name, all_s in taken_s.items():
+        ratio = median(one / first for one, first in zip(all_s, taken_s[names[0]], strict=True))
+        print(f"{name:15} {median(all_s):.3f} s ({min(all_s):.3f} to {max(all_s):.3f}), {ratio:.2f} of the first")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
