@@ -30,8 +30,8 @@ test: setup ## all tests (SUITES="rust loom valgrind python" names some of them)
 test-hosts: setup $(HOSTS)/stamp ## tests inside the training libraries, which are installed into .venv-hosts for that
 	@$(HOSTS)/bin/python -m pytest python/tests/hosts
 
-test-torch: setup ## tests of checkpoints with another release of torch (TORCH=2.12.0), which is installed into .venv-torch
-	@test -n "$(TORCH)" || { echo "say which release: make test-torch TORCH=2.12.0"; exit 2; }
+test-torch: setup ## tests of checkpoints with another release of torch (TORCH=2.10.0), which is installed into .venv-torch
+	@test -n "$(TORCH)" || { echo "say which release: make test-torch TORCH=2.10.0"; exit 2; }
 	$(BIN)/python scripts/setup.py torch $(TORCH)
 	@.venv-torch/bin/python -m pytest python/tests/checkpoint
 

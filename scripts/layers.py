@@ -28,9 +28,8 @@ def make_hosts(requirements: str) -> int:
 
 
 def make_torch(version: str) -> int:
-    """Make `.venv-torch/`: another release of torch, with the CUDA libraries of `.venv/`, which have to suit it."""
-    # Up to 2.14 torch loads a library that later releases do not ask for.
-    return _install(_make(TORCH), "--no-deps", f"torch=={version}", "nvidia-curand")
+    """Make `.venv-torch/`: another release of torch, with those CUDA libraries that `.venv/` has in another version."""
+    return _install(_make(TORCH), f"torch=={version}")
 
 
 def _make(folder: Path) -> Path:

@@ -7,6 +7,7 @@ are there, and once into new ones, which is what a load has to fill. Rounds alte
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import statistics
 import sys
@@ -37,6 +38,32 @@ def copier(state: State, threads: int) -> Callable[[State], None]:
     return copy
 
 
+def folder_itself(path: Path, size: int, threads: int) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Give two functions that write a new file and read it, by plain calls: what the file system itself does."""
+    pool = ThreadPoolExecutor(threads)
+    # So large that the calls cost nothing, and none of it stays in the processor's cache.
+    pieces = [memoryview(bytearray(os.urandom(128 << 20))) for _ in range(threads)]
+    step = len(pieces[0])
+
+    def share_out(file: int, call: Callable[[int, memoryview, int], int]) -> None:
+        def some(number: int) -> None:
+            for offset in range(number * step, size, threads * step):
+                call(file, pieces[number][: size - offset], offset)
+
+        for done in [pool.submit(some, number) for number in range(threads)]:
+            done.result()
+        os.close(file)
+
+    def write() -> None:
+        path.unlink(missing_ok=True)
+        share_out(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), os.pwrite)
+
+    def read() -> None:
+        share_out(os.open(path, os.O_RDONLY), lambda file, piece, offset: os.preadv(file, [piece], offset))
+
+    return write, read
+
+
 def main() -> int:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(prog="checkpointbench.ram", description=__doc__)
@@ -48,10 +75,13 @@ def main() -> int:
     size = sum(tensor.nbytes for tensor in state.values())
     folder = Path(tempfile.mkdtemp(dir=arguments.scratch))
     copy = copier(state, arguments.threads)
+    write, read = folder_itself(folder / "plain", size, arguments.threads)
     there = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     actions: dict[str, Callable[[], object]] = {
         "copy, memory that is there": lambda: copy(there),
         "copy, new memory": lambda: copy({name: torch.empty_like(tensor) for name, tensor in state.items()}),
+        "pwrite, new file": write,
+        "pread, memory that is there": read,
         "save .pt": lambda: deepnvme.save(state, folder / "a.pt", progress=False),
         "save .safetensors": lambda: deepnvme.save(state, folder / "a.safetensors", progress=False),
         "load .pt": lambda: touch(deepnvme.load(folder / "a.pt", progress=False)),

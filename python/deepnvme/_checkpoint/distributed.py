@@ -57,7 +57,8 @@ class Team:
         if dist.get_rank(process_group) < 0:
             msg = "this process is not in process_group; only its members can make a Checkpointer with it"
             raise ValueError(msg)
-        ranks = dist.get_process_group_ranks(process_group)
+        # Up to torch 2.7 this question needs the group by name, also where it is that of all.
+        ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
         # A group of all gets a name that no other had. One of some, which the others do not hear of, has that of an
         # earlier one again once that is gone, and would find its addresses.
         self._is_of_all = len(ranks) == dist.get_world_size()

@@ -68,6 +68,14 @@ def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert len(list(tmp_path.iterdir())) == 5
 
 
+def test_one_file_saved_over_several_is_what_a_folder_means(tmp_path: Path) -> None:
+    save(1, tmp_path / "model.safetensors")
+    deepnvme.save(state_of(2), tmp_path / "model.safetensors")
+    assert is_state(tmp_path, 2)
+    save(3, tmp_path / "model.safetensors")
+    assert is_state(tmp_path, 3)
+
+
 def test_a_failure_after_the_index_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.safetensors"
     save(1, path)

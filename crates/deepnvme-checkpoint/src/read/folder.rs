@@ -13,14 +13,15 @@ use crate::error::{Error, Result};
 pub const INDEX_SUFFIX: &str = ".index.json";
 /// The longest index that is read.
 const INDEX_BYTES_MAX: u64 = 256 << 20;
-/// What a folder is searched for, the best first.
+/// What a folder is searched for, the best first. One file comes before an index of several, as Hugging Face's loaders
+/// have it: who saves one file over several leaves the index, and who saves several removes the one.
 const IN_FOLDER: [&str; 6] = [
-    "model.safetensors.index.json",
     "model.safetensors",
-    "pytorch_model.bin.index.json",
+    "model.safetensors.index.json",
     "pytorch_model.bin",
-    "diffusion_pytorch_model.safetensors.index.json",
+    "pytorch_model.bin.index.json",
     "diffusion_pytorch_model.safetensors",
+    "diffusion_pytorch_model.safetensors.index.json",
 ];
 
 /// The files that a path means, each with the tensors that an index says are in it (`None`: all).

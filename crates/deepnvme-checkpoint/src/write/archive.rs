@@ -13,31 +13,30 @@ use super::spans::{Content, Spans};
 /// The plan of an archive, whose last record is the side-car, if it has one.
 pub(super) struct ArchiveLayout {
     plan: Plan,
-    /// Names of the records, without the side-car.
-    names: Vec<String>,
+    /// How many records there are, without the side-car.
+    records: usize,
     has_sums: bool,
 }
 
 impl ArchiveLayout {
     pub(super) fn new(path: &Path, records: &[Record], has_sums: bool) -> Result<Self> {
         let file_name = path.file_name().unwrap_or_default().to_string_lossy();
-        let names: Vec<String> = records.iter().map(|record| record.name.clone()).collect();
-        let spec = |record: &Record| RecordSpec { name: record.name.clone(), bytes: record.bytes.bytes() };
-        let mut specs: Vec<RecordSpec> = records.iter().map(spec).collect();
+        let mut specs: Vec<RecordSpec<'_>> = Vec::with_capacity(records.len() + 1);
+        specs.extend(records.iter().map(|record| RecordSpec { name: &record.name, bytes: record.bytes.bytes() }));
         if has_sums {
-            let bare_bytes = side_car(&names, names.iter().map(|_| &[][..])).len() as u64;
+            let bare_bytes = sums::encode(specs.iter().map(|spec| (spec.name, &[][..]))).len() as u64;
             let sums_bytes: u64 = specs.iter().map(|spec| sums::text_bytes(spec.bytes)).sum();
-            specs.push(RecordSpec { name: SIDE_CAR.into(), bytes: bare_bytes + sums_bytes });
+            specs.push(RecordSpec { name: SIDE_CAR, bytes: bare_bytes + sums_bytes });
         }
         if specs.len() > u32::MAX as usize {
             return Err(Error::Invalid("an archive has 2^32 records at the most".into()));
         }
-        Ok(Self { plan: Plan::new(&root_of(&file_name), &specs)?, names, has_sums })
+        Ok(Self { plan: Plan::new(&root_of(&file_name), &specs)?, records: records.len(), has_sums })
     }
 
     pub(super) fn spans(&self) -> Spans {
         let mut spans = Spans::default();
-        for (index, record) in self.plan.records()[..self.names.len()].iter().enumerate() {
+        for (index, record) in self.plan.records()[..self.records].iter().enumerate() {
             spans.push(record.header_offset, record.data_offset - record.header_offset, Content::Header(index));
             spans.push(record.data_offset, record.bytes, Content::Record(index));
         }
@@ -48,14 +47,14 @@ impl ArchiveLayout {
 
     /// Where what depends on all sums begins.
     fn late_offset(&self) -> u64 {
-        let side_car = self.plan.records().get(self.names.len());
+        let side_car = self.plan.records().get(self.records);
         side_car.map_or(self.plan.index_offset(), |record| record.header_offset)
     }
 }
 
 impl Layout for ArchiveLayout {
     fn name(&self, record: usize) -> &str {
-        &self.names[record]
+        self.plan.name(record)
     }
 
     fn header(&self, record: usize, crc32: u32) -> Vec<u8> {
@@ -66,9 +65,10 @@ impl Layout for ArchiveLayout {
         let mut crc32: Vec<u32> = sums.iter().map(|sums| sums.crc32).collect();
         let mut bytes = Vec::new();
         if self.has_sums {
-            let text = side_car(&self.names, sums.iter().map(|sums| sums.cells.as_slice()));
+            let cells = sums.iter().enumerate().map(|(record, sums)| (self.plan.name(record), sums.cells.as_slice()));
+            let text = sums::encode(cells);
             let sum = sums::sums_of(text.as_bytes()).crc32;
-            bytes.extend(self.plan.header(self.names.len(), sum));
+            bytes.extend(self.plan.header(self.records, sum));
             bytes.extend(text.as_bytes());
             crc32.push(sum);
         }
@@ -76,8 +76,4 @@ impl Layout for ArchiveLayout {
         bytes.extend(self.plan.index(&crc32));
         bytes
     }
-}
-
-fn side_car<'a>(names: &'a [String], cells: impl Iterator<Item = &'a [u64]> + Clone) -> String {
-    sums::encode(names.iter().map(String::as_str).zip(cells))
 }

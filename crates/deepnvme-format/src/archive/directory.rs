@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     fn small() -> (Plan, Vec<u8>) {
-        let spec = |name: &str, bytes| RecordSpec { name: name.into(), bytes };
+        let spec = |name, bytes| RecordSpec { name, bytes };
         let plan = Plan::new("model", &[spec("data.pkl", 100), spec("data/0", 5), spec("data/1", 0)]).unwrap();
         let index = plan.index(&[1, 2, 3]);
         (plan, index)

@@ -13,10 +13,10 @@ use crate::error::{Error, Result};
 use crate::{ALIGNMENT_LARGE, FILE_BYTES_MAX, alignment_of};
 
 /// A record to be laid out.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RecordSpec {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordSpec<'a> {
     /// Its name below the archive's root.
-    pub name: String,
+    pub name: &'a str,
     /// How many bytes it has.
     pub bytes: u64,
 }
@@ -46,6 +46,8 @@ impl RecordPlan {
 #[derive(Clone, Debug)]
 pub struct Plan {
     records: Vec<RecordPlan>,
+    /// Bytes of the root and the slash behind it.
+    root_bytes: usize,
     index_offset: u64,
     index_bytes: u64,
 }
@@ -55,13 +57,13 @@ impl Plan {
     ///
     /// # Errors
     /// `Invalid` for names that are too long or occur twice, and for more bytes than a file can have.
-    pub fn new(root: &str, specs: &[RecordSpec]) -> Result<Self> {
+    pub fn new(root: &str, specs: &[RecordSpec<'_>]) -> Result<Self> {
         let mut records = Vec::with_capacity(specs.len());
         let mut seen = HashSet::with_capacity(specs.len());
-        let (mut at, mut directory_bytes) = (0, 0);
+        let (mut at, mut directory_bytes, mut directory_entry) = (0, 0, Vec::new());
         for spec in specs {
-            let name = format!("{root}/{}", spec.name);
-            if !seen.insert(&spec.name) {
+            let name = [root, "/", spec.name].concat();
+            if !seen.insert(spec.name) {
                 return Err(Error::invalid(format!("two records have the name {name:?}")));
             }
             let least =
@@ -75,19 +77,27 @@ impl Plan {
             let header_offset = at;
             let data_offset = aligned(header_offset + least, alignment_of(spec.bytes));
             let record = RecordPlan { name, header_offset, data_offset, bytes: spec.bytes };
-            directory_bytes += zip::central(&entry(&record, 0)).len() as u64;
+            directory_entry.clear();
+            zip::put_central(&mut directory_entry, &entry(&record, 0));
+            directory_bytes += directory_entry.len() as u64;
             at = record.end();
             records.push(record);
         }
         let index_bytes = directory_bytes + zip::END_ALL_BYTES;
         let index_offset = (at + index_bytes).next_multiple_of(ALIGNMENT_LARGE) - index_bytes;
-        Ok(Self { records, index_offset, index_bytes })
+        Ok(Self { records, root_bytes: root.len() + 1, index_offset, index_bytes })
     }
 
     /// The records, in the order of their offsets.
     #[must_use]
     pub fn records(&self) -> &[RecordPlan] {
         &self.records
+    }
+
+    /// The name of a record below the archive's root.
+    #[must_use]
+    pub fn name(&self, index: usize) -> &str {
+        &self.records[index].name[self.root_bytes..]
     }
 
     /// Where the directory begins: all that follows it is [`index`](Self::index).
@@ -118,7 +128,7 @@ impl Plan {
         assert_eq!(crc32.len(), self.records.len(), "a sum for each record");
         let mut bytes = Vec::with_capacity(self.index_bytes as usize);
         for (record, crc32) in self.records.iter().zip(crc32) {
-            bytes.extend(zip::central(&entry(record, *crc32)));
+            zip::put_central(&mut bytes, &entry(record, *crc32));
         }
         let directory_bytes = bytes.len() as u64;
         bytes.extend(zip::end(self.records.len() as u64, self.index_offset, directory_bytes));
@@ -156,8 +166,9 @@ mod tests {
     proptest! {
         #[test]
         fn what_was_planned_is_read(root in "[a-z\u{e4}]{1,70}", specs in proptest::collection::vec(sizes(), 0..12)) {
+            let names: Vec<String> = (0..specs.len()).map(|i| format!("data/{i}")).collect();
             let specs: Vec<_> =
-                specs.iter().enumerate().map(|(i, bytes)| RecordSpec { name: format!("data/{i}"), bytes: *bytes }).collect();
+                specs.iter().zip(&names).map(|(bytes, name)| RecordSpec { name, bytes: *bytes }).collect();
             let plan = Plan::new(&root, &specs).unwrap();
             let sums: Vec<u32> = (0..specs.len() as u32).map(|index| index * 77).collect();
             let index = plan.index(&sums);
@@ -171,6 +182,7 @@ mod tests {
             let mut last = 0;
             for (i, (planned, record)) in plan.records().iter().zip(directory.records()).enumerate() {
                 prop_assert_eq!(&planned.name, &record.name);
+                prop_assert_eq!(plan.name(i), &names[i]);
                 prop_assert_eq!(planned.bytes, record.bytes);
                 prop_assert_eq!(record.crc32, sums[i]);
                 prop_assert_eq!(planned.header_offset, record.header_offset);
@@ -188,12 +200,10 @@ mod tests {
 
     #[test]
     fn names_must_differ_and_end() {
-        let spec = |name: &str| RecordSpec { name: name.into(), bytes: 1 };
-        Plan::new("x", &[spec("a"), spec("a")]).unwrap_err();
-        Plan::new("x", &[spec(&"a".repeat(70_000))]).unwrap_err();
-        let large = |name: &str| RecordSpec { name: name.into(), bytes: u64::MAX / 3 };
-        Plan::new("x", &[large("a")]).unwrap_err();
-        let large = |name: &str| RecordSpec { name: name.into(), bytes: 1 << 62 };
-        Plan::new("x", &[large("a"), large("b")]).unwrap_err();
+        let (spec, long) = (|name, bytes| RecordSpec { name, bytes }, "a".repeat(70_000));
+        Plan::new("x", &[spec("a", 1), spec("a", 1)]).unwrap_err();
+        Plan::new("x", &[spec(&long, 1)]).unwrap_err();
+        Plan::new("x", &[spec("a", u64::MAX / 3)]).unwrap_err();
+        Plan::new("x", &[spec("a", 1 << 62), spec("b", 1 << 62)]).unwrap_err();
     }
 }

@@ -57,11 +57,11 @@ fn read(file: &[u8], record: &Record, directory: &Directory) {
 /// The same records laid out by us have the same names and sizes.
 fn write_again(directory: &Directory) {
     let prefix = format!("{}/", directory.root());
-    let spec = |record: &Record| {
-        let name = record.name.strip_prefix(&prefix)?.to_owned();
-        Some(RecordSpec { name, bytes: record.bytes })
-    };
-    let Some(specs) = directory.records().iter().map(spec).collect::<Option<Vec<_>>>() else { return };
+    let mut specs = Vec::new();
+    for record in directory.records() {
+        let Some(name) = record.name.strip_prefix(&prefix) else { return };
+        specs.push(RecordSpec { name, bytes: record.bytes });
+    }
     let Ok(plan) = Plan::new(directory.root(), &specs) else { return };
     let crc32: Vec<u32> = directory.records().iter().map(|record| record.crc32).collect();
     let index = plan.index(&crc32);

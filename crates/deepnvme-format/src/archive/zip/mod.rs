@@ -5,7 +5,7 @@ mod write;
 
 pub use read::Header;
 pub(super) use read::{CentralEntry, Words, read_central, read_end};
-pub(super) use write::{END_ALL_BYTES, Entry, central, end, local};
+pub(super) use write::{END_ALL_BYTES, Entry, end, local, put_central};
 
 pub(super) const LOCAL_MAGIC: u32 = 0x0403_4b50;
 const CENTRAL_MAGIC: u32 = 0x0201_4b50;
@@ -15,7 +15,6 @@ const LOCATOR_MAGIC: u32 = 0x0706_4b50;
 
 /// Bytes of a local header without its name and its extra field.
 pub const LOCAL_BYTES: u64 = 30;
-const CENTRAL_BYTES: usize = 46;
 pub(super) const END_BYTES: usize = 22;
 const END64_BYTES: usize = 56;
 pub(super) const LOCATOR_BYTES: usize = 20;

@@ -1,9 +1,8 @@
 //! Bytes out of headers: each is as long as was planned.
 
 use super::{
-    CENTRAL_BYTES, CENTRAL_MAGIC, DATE, END_BYTES, END_MAGIC, END64_BYTES, END64_MAGIC, EXTRA_HEAD_BYTES,
-    EXTRA_PADDING, EXTRA_ZIP64, FLAG_UTF8, LOCAL_BYTES, LOCAL_MAGIC, LOCAL64_BYTES, LOCATOR_BYTES, LOCATOR_MAGIC,
-    VERSION, VERSION64, is_wide,
+    CENTRAL_MAGIC, DATE, END_BYTES, END_MAGIC, END64_BYTES, END64_MAGIC, EXTRA_HEAD_BYTES, EXTRA_PADDING, EXTRA_ZIP64,
+    FLAG_UTF8, LOCAL_BYTES, LOCAL_MAGIC, LOCAL64_BYTES, LOCATOR_BYTES, LOCATOR_MAGIC, VERSION, VERSION64, is_wide,
 };
 
 fn narrow(number: u64) -> u32 {
@@ -69,38 +68,36 @@ pub(in crate::archive) fn local(entry: &Entry<'_>, header_bytes: u64) -> Vec<u8>
     bytes
 }
 
-/// A record's entry in the directory.
-pub(in crate::archive) fn central(entry: &Entry<'_>) -> Vec<u8> {
+/// Adds a record's entry in the directory.
+pub(in crate::archive) fn put_central(bytes: &mut Vec<u8>, entry: &Entry<'_>) {
     let (wide_size, wide_offset) = (is_wide(entry.bytes), is_wide(entry.header_offset));
     let wide_bytes = if wide_size { 16 } else { 0 } + if wide_offset { 8 } else { 0 };
     let extra_bytes = if wide_bytes > 0 { EXTRA_HEAD_BYTES as u16 + wide_bytes } else { 0 };
-    let mut bytes = Vec::with_capacity(CENTRAL_BYTES + entry.name.len() + usize::from(extra_bytes));
-    put32(&mut bytes, CENTRAL_MAGIC);
-    put16(&mut bytes, VERSION64);
-    put_common(&mut bytes, entry, wide_bytes > 0);
+    put32(bytes, CENTRAL_MAGIC);
+    put16(bytes, VERSION64);
+    put_common(bytes, entry, wide_bytes > 0);
     let size = if wide_size { u32::MAX } else { narrow(entry.bytes) };
-    put32(&mut bytes, size);
-    put32(&mut bytes, size);
-    put16(&mut bytes, entry.name.len() as u16);
-    put16(&mut bytes, extra_bytes);
-    put16(&mut bytes, 0); // comment
-    put16(&mut bytes, 0); // disk
-    put16(&mut bytes, 0); // internal attributes
-    put32(&mut bytes, 0); // external attributes
-    put32(&mut bytes, narrow(entry.header_offset));
+    put32(bytes, size);
+    put32(bytes, size);
+    put16(bytes, entry.name.len() as u16);
+    put16(bytes, extra_bytes);
+    put16(bytes, 0); // comment
+    put16(bytes, 0); // disk
+    put16(bytes, 0); // internal attributes
+    put32(bytes, 0); // external attributes
+    put32(bytes, narrow(entry.header_offset));
     bytes.extend_from_slice(entry.name.as_bytes());
     if wide_bytes > 0 {
-        put16(&mut bytes, EXTRA_ZIP64);
-        put16(&mut bytes, wide_bytes);
+        put16(bytes, EXTRA_ZIP64);
+        put16(bytes, wide_bytes);
         if wide_size {
-            put64(&mut bytes, entry.bytes);
-            put64(&mut bytes, entry.bytes);
+            put64(bytes, entry.bytes);
+            put64(bytes, entry.bytes);
         }
         if wide_offset {
-            put64(&mut bytes, entry.header_offset);
+            put64(bytes, entry.header_offset);
         }
     }
-    bytes
 }
 
 /// What stands behind a directory of `directory_bytes` at `directory_offset`. Always with the 64-bit form, whose length
