@@ -18,6 +18,7 @@ from deepnvme._checkpoint import distributed_sharded as sharded
 from deepnvme._checkpoint.background import Background, Saved
 from deepnvme._checkpoint.distributed import Team
 from deepnvme._checkpoint.distributed_layout import layout_of
+from deepnvme._checkpoint.distributed_parts import fetch
 from deepnvme._checkpoint.overlap import before_each_step
 from deepnvme._checkpoint.progress import Progress, watcher
 from deepnvme._checkpoint.reading import load
@@ -126,6 +127,7 @@ class Checkpointer:
         writers = layout_of(self._team, layout, writers_per_node)
         self._starter = Starter(self._team, self._retained, writers, f".{format}", options=options, memory=memory)
         self._engine = engine
+        self._durability = durability
         self._is_async = async_
         self._progress = progress
         self._tally = Tally()
@@ -217,6 +219,22 @@ class Checkpointer:
             )
             raise ValueError(msg)
         return sharded.restore(self._team, found, options.pop("into"), options)
+
+    def fetch_parts(self, step: int | None = None) -> int:
+        """Bring the parts of a checkpoint here that lie on other machines' own disks, and give the bytes of that.
+
+        For ``layout="parts"`` in folders that machines do not share; all processes call it, and then ``restore``. It
+        takes 16 MiB of memory, and on each machine the room of what it lacks, until the checkpoint is retired.
+
+        Args:
+            step: which one. Default: the newest.
+
+        Raises:
+            FileNotFoundError: there is none, or a part of it is nowhere.
+            deepnvme.errors.PeerError: another process has failed.
+        """
+        self.wait()
+        return fetch(self._team, self._retained.find(step), self._durability)
 
     def wait(self) -> None:
         """Wait until the save that is under way is in the manifest, and raise what went wrong with it."""

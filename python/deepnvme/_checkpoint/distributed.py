@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 from deepnvme.errors import InvalidArgumentError, PeerError
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import ProcessGroup
 
 T = TypeVar("T")
@@ -107,6 +108,13 @@ class Team:
             leader = dist.get_global_rank(self._open_group(), 0)
             dist.broadcast_object_list(values, src=leader, group=self._open_group())
         return cast("T", values[0])
+
+    def spread(self, tensor: torch.Tensor, rank: int) -> None:
+        """Fill the tensor with what that process has in it."""
+        import torch.distributed as dist  # noqa: PLC0415
+
+        with self._together_or_not_at_all():
+            dist.broadcast(tensor, src=dist.get_global_rank(self._open_group(), rank), group=self._open_group())
 
     def agree(self, work: Callable[[], T]) -> list[T]:
         """Have each do its work, and give all results; where one has failed, all raise that."""

@@ -110,7 +110,7 @@ class Checkpoint:
     def _check_parts(self) -> bool:
         """Look for all parts; whether they are those that were saved."""
         if not self.path.exists():
-            raise self._missing(self.path.name, self.parts[0].host)
+            raise self.missing(self.path.name, self.parts[0].host)
         # The index lies in one part, or in several: as one stretch it has an address of its own.
         index = os.memfd_create("deepnvme-index", os.MFD_CLOEXEC)
         try:
@@ -118,7 +118,7 @@ class Checkpoint:
             for part in self.parts:
                 path = self.path.with_name(part.file)
                 if not path.exists():
-                    raise self._missing(part.file, part.host)
+                    raise self.missing(part.file, part.host)
                 if path.stat().st_size != part.nbytes:
                     return False
                 start = max(self.index_offset - begin, 0)
@@ -133,9 +133,11 @@ class Checkpoint:
         finally:
             os.close(index)
 
-    def _missing(self, name: str, host: str) -> NotFoundError:
+    def missing(self, name: str, host: str) -> NotFoundError:
+        """Say that a file of it is not here, and where it is."""
         text = f"{self.path.parent}: {name} of step {self.step} is not here; a process on {host} wrote it there"
-        return NotFoundError(f"{text}. Give a folder that all see, or bring it here")
+        remedy = "Call fetch_parts() of the Checkpointer in all processes, give a folder that all see, or bring it here"
+        return NotFoundError(f"{text}. {remedy}")
 
 
 def read(folder: Path) -> list[Checkpoint]:

@@ -139,6 +139,75 @@ def test_folders_that_machines_do_not_share(tmp_path: Path) -> None:
     assert deepnvme.Checkpointer(folder / "node-0").restore(verify="full")["step"] == 2
 
 
+BROUGHT = """
+import socket
+socket.gethostname = lambda: f"node-{rank // 2}"
+own = folder / socket.gethostname()
+deepnvme._checkpoint.distributed_parts.CHUNK_BYTES = 1_000_003
+with Checkpointer(own, keep=1, layout="parts", writers_per_node=1) as checkpointer:
+    checkpointer.save(1, state(1))
+with Checkpointer(own, keep=1, layout="parts", writers_per_node=1) as checkpointer:
+    answer = [checkpointer.fetch_parts(), checkpointer.fetch_parts()]
+    same(checkpointer.restore(verify="full"), state(1))
+    answer.append(sorted(path.name for path in own.iterdir()))
+    checkpointer.save(2, state(2))
+    answer.append(sorted(path.name for path in own.iterdir()))
+    # A machine has lost its disk.
+    if rank == 2:
+        (own / "step-00000002.pt.part-01-of-02").unlink()
+    try:
+        checkpointer.fetch_parts()
+    except FileNotFoundError as error:
+        answer.append(str(error))
+"""
+
+
+def test_parts_of_other_machines_are_fetched(tmp_path: Path) -> None:
+    answers = run(BROUGHT, 4, tmp_path / "c")
+    first, second = "step-00000001.pt.part-00-of-02", "step-00000001.pt.part-01-of-02"
+    for rank, (fetched, again, names, later, lost) in enumerate(answers):
+        assert fetched > 16 << 20
+        assert again == 0
+        listed = ["step-00000001.pt.stripes.json"]
+        assert names == [*(["manifest.json"] if rank < 2 else []), first, second, *listed]
+        # What was fetched goes with the checkpoint.
+        assert not any("step-00000001" in name for name in later)
+        assert "part-01-of-02" in lost
+        assert "node-1" in lost
+
+
+FULL = """
+import errno, socket
+socket.gethostname = lambda: f"node-{rank}"
+own = folder / socket.gethostname()
+with Checkpointer(own, layout="parts") as checkpointer:
+    checkpointer.save(1, state(1))
+    if rank == culprit:
+        def refuse(*arguments, **options):
+            raise OSError(errno.ENOSPC, "the disk is full")
+        module = deepnvme._checkpoint.distributed_parts
+        if culprit == 1:
+            module._fill = refuse
+        else:
+            module.file.Writer.write = refuse
+    try:
+        checkpointer.fetch_parts()
+    except (OSError, deepnvme.errors.PeerError) as error:
+        answer = [type(error).__name__, str(error), sorted(path.name for path in own.iterdir())]
+    # They are together still.
+    checkpointer._team.gather(rank)
+"""
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_fetching_fails_for_all(tmp_path: Path, culprit: int) -> None:
+    answers = run(FULL, 2, tmp_path / "c", culprit=culprit)
+    assert sorted(kind for kind, _, _ in answers) == ["OSError", "PeerError"]
+    assert all("the disk is full" in text for _, text, _ in answers)
+    assert all("step-00000001.pt.part-01-of-02" not in names for _, _, names in answers[:1])
+    assert not any("tmp" in name for _, _, names in answers for name in names)
+
+
 CLOCK = """
 with Checkpointer(folder, every=datetime.timedelta(hours=1), async_=True) as checkpointer:
     # The clocks of the others would say yes.

@@ -1,0 +1,113 @@
+"""Parts of a checkpoint on disks of other machines: brought to where they are wanted.
+
+Each file is sent by the process of the lowest rank that has it, in chunks, and kept by one process of each machine that
+lacks it. All processes take part, whether they send, keep or need nothing.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import deepnvme._file as file
+from deepnvme.errors import CorruptFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from io import BufferedReader
+    from pathlib import Path
+    from typing import Literal
+
+    from deepnvme._checkpoint.distributed import Team
+    from deepnvme._checkpoint.manifest import Checkpoint
+
+T = TypeVar("T")
+
+# What each process has of a file in memory.
+CHUNK_BYTES = 16 << 20
+
+
+def fetch(team: Team, found: Checkpoint, durability: Literal["none", "data", "full"]) -> int:
+    """Bring what is missing here of a checkpoint in parts, and give the bytes of that; all processes do so together."""
+    if team.is_alone or not found.parts:
+        return 0
+    paths = [found.path, *(found.path.with_name(part.file) for part in found.parts)]
+    place = socket.gethostname(), str(found.path.parent.resolve())
+    everybodys = team.gather((place, [_size(path) for path in paths]))
+    hosts = [found.parts[0].host, *(part.host for part in found.parts)]
+    fetched_nbytes = 0
+    for number, path in enumerate(paths):
+        sizes = [sizes[number] for _, sizes in everybodys]
+        holders = [rank for rank, size in enumerate(sizes) if size is not None]
+        if not holders:
+            # All find the same, and raise the same.
+            raise found.missing(path.name, hosts[number])
+        keepers = {place: rank for rank, (place, _) in reversed(list(enumerate(everybodys))) if sizes[rank] is None}
+        if keepers:
+            nbytes = sizes[holders[0]] or 0
+            _send(team, path, nbytes, (holders[0], team.rank in keepers.values()), durability)
+            fetched_nbytes += nbytes if place in keepers else 0
+    return fetched_nbytes
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _send(
+    team: Team, path: Path, nbytes: int, roles: tuple[int, bool], durability: Literal["none", "data", "full"]
+) -> None:
+    """Have one process read a file, and those that keep it write it; what fails in one of them is raised in all."""
+    import torch  # noqa: PLC0415
+
+    sender, keeps = roles
+    chunk = bytearray(max(min(nbytes, CHUNK_BYTES), 1))
+    bytes_, tensor = memoryview(chunk), torch.frombuffer(chunk, dtype=torch.uint8)
+    files = ExitStack()
+    with team.together(), files:
+        work = _Work()
+        # Not by our own `open`, to which the list of the parts means all of them.
+        source = work.attempt(lambda: files.enter_context(path.open("rb"))) if team.rank == sender else None
+        make = lambda: files.enter_context(file.open(path, "wb", durability=durability))  # noqa: E731
+        target = work.attempt(make) if keeps else None
+        for begin in range(0, nbytes, CHUNK_BYTES):
+            size = min(nbytes - begin, CHUNK_BYTES)
+            if source is not None:
+                work.attempt(partial(_fill, source, bytes_[:size], path))
+            team.spread(tensor[:size], sender)
+            if target is not None:
+                work.attempt(partial(target.write, bytes_[:size]))
+        team.agree(work.check)
+        team.agree(files.pop_all().close)
+
+
+def _fill(source: BufferedReader, chunk: memoryview, path: Path) -> None:
+    if source.readinto(chunk) != len(chunk):
+        msg = f"{path}: the file became shorter while it was read; somebody else writes to it"
+        raise CorruptFileError(msg)
+
+
+class _Work:
+    """What one process does; after a failure it goes on with the others, doing nothing, until all may stop."""
+
+    def __init__(self) -> None:
+        self._failure: Exception | None = None
+
+    def attempt(self, work: Callable[[], T]) -> T | None:
+        """Do it, unless something has failed already."""
+        if self._failure is None:
+            try:
+                return work()
+            except Exception as error:  # noqa: BLE001 (it is raised later)
+                self._failure = error
+        return None
+
+    def check(self) -> None:
+        """Raise what went wrong."""
+        if self._failure is not None:
+            raise self._failure
