@@ -33,14 +33,16 @@ ARROWS: dict[str, set[str]] = {
     "cli": {"perf"},
     "python": GROUND | {"io", "checkpoint", "swap", "optim", "perf", "stream"},
     "testkit": {"io", "mem"},
+    "standin": set(),
 }
-FOR_TESTS_ONLY = {"testkit"}
+FOR_TESTS_ONLY = {"testkit", "standin"}
 
 UNSAFE_HOMES = (
     "crates/deepnvme-mem/*",
     "crates/deepnvme-cuda/*",
     "crates/deepnvme-io/src/backend/*",
     "crates/*/tests/*",
+    "crates/deepnvme-testkit/standin/*",
     "python/src/memory/*",
 )
 UNSAFE = re.compile(r"\bunsafe\s*(?:\{|impl\b|\(|(?:extern\s+)?fn\s+\w|extern\s*\{)")

@@ -21,6 +21,7 @@ def package(name: str, *dependencies: tuple[str, str | None]) -> dict[str, Any]:
         package("python", ("io", None), ("mem", None), ("stream", None)),
         package("stream", ("checkpoint", None), ("format", None), ("io", "dev")),
         package("testkit", ("io", None), ("mem", None)),
+        package("cuda", ("standin", "dev")),
         package("cli", ("perf", None)),
     ],
 )
@@ -38,6 +39,8 @@ def test_arrows_of_the_house(allowed: dict[str, Any]) -> None:
         package("io", ("testkit", None)),
         package("io", ("testkit", "build")),
         package("format", ("io", "dev")),
+        package("cuda", ("standin", None)),
+        package("standin", ("mem", None)),
         package("python", ("cli", None)),
         package("cli", ("io", None)),
         package("newcomer"),
@@ -57,6 +60,8 @@ def test_arrows_outside_the_house(refused: dict[str, Any]) -> None:
         ("python/src/engine.rs", False),
         ("crates/deepnvme-io/src/engine.rs", False),
         ("crates/deepnvme-testkit/src/lib.rs", False),
+        ("crates/deepnvme-testkit/standin/src/memory.rs", True),
+        ("crates/deepnvme-testkit/standin/tests/driver.rs", True),
     ],
 )
 def test_unsafe_has_its_homes(path: str, homely: bool) -> None:
