@@ -1,0 +1,71 @@
+//! What the environment decides, read once, at the first call.
+//!
+//! | variable | meaning | else |
+//! | --- | --- | --- |
+//! | `DEEPNVME_STANDIN_DEVICES` | how many devices there are | 2 |
+//! | `DEEPNVME_STANDIN_MEMORY` | bytes that a device has | 8 GiB |
+//! | `DEEPNVME_STANDIN_DELAY_US` | the longest random delay before a queued op | 300 |
+//! | `DEEPNVME_STANDIN_SEED` | decides delays, orders and the content of fresh memory | 1 |
+//! | `DEEPNVME_STANDIN_FAIL` | faults: `symbol:after:code` or `symbol:always:code`, with commas between them | none |
+//! | `DEEPNVME_STANDIN_CUFILE_COMPAT` | `1`: cuFile says that it works in compatibility mode | no |
+
+/// The settings of this process.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) devices: i32,
+    pub(crate) memory_bytes: u64,
+    pub(crate) delay_us: u64,
+    pub(crate) seed: u64,
+    pub(crate) compat: bool,
+    pub(crate) faults: Vec<Fault>,
+}
+
+/// One fault that was asked for: of the call that comes `after` so many others, or of every call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub(crate) symbol: String,
+    pub(crate) after: Option<u64>,
+    pub(crate) code: i32,
+}
+
+impl Config {
+    /// Reads the environment. A number that is none counts as not given: nothing here can report it.
+    pub(crate) fn from_environment() -> Self {
+        let number = |name: &str, otherwise: u64| text(name).and_then(|text| text.parse().ok()).unwrap_or(otherwise);
+        Self {
+            devices: number("DEEPNVME_STANDIN_DEVICES", 2).min(64) as i32,
+            memory_bytes: number("DEEPNVME_STANDIN_MEMORY", 8 << 30),
+            delay_us: number("DEEPNVME_STANDIN_DELAY_US", 300),
+            seed: number("DEEPNVME_STANDIN_SEED", 1),
+            compat: text("DEEPNVME_STANDIN_CUFILE_COMPAT").is_some_and(|text| text == "1"),
+            faults: text("DEEPNVME_STANDIN_FAIL").map(|text| parse_faults(&text)).unwrap_or_default(),
+        }
+    }
+}
+
+fn text(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+fn parse_faults(text: &str) -> Vec<Fault> {
+    text.split(',').filter_map(|part| parse_fault(part.trim())).collect()
+}
+
+fn parse_fault(text: &str) -> Option<Fault> {
+    let mut parts = text.split(':');
+    let (symbol, when, code) = (parts.next()?, parts.next()?, parts.next()?);
+    let after = if when == "always" { None } else { Some(when.parse().ok()?) };
+    Some(Fault { symbol: symbol.to_owned(), after, code: code.parse().ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_out_of_text() {
+        let fault = |symbol: &str, after, code| Fault { symbol: symbol.to_owned(), after, code };
+        let parsed = parse_faults("cuMemAlloc_v2:0:2, cuFileRead:always:5, nonsense, cuInit:x:1");
+        assert_eq!(parsed, [fault("cuMemAlloc_v2", Some(0), 2), fault("cuFileRead", None, 5)]);
+    }
+}
