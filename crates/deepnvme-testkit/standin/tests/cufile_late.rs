@@ -1,0 +1,147 @@
+//! cuFile, what is over later: batches, and transfers in streams.
+
+mod common;
+
+use std::ptr::null;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use common::api::{IoEvent, IoParams};
+use common::files::{MIB, Setting, ok, setting};
+use common::{NON_BLOCKING, NOT_READY, SLOW_US, count_up, made, pattern, same};
+
+#[test]
+fn batches_are_over_late_and_in_any_order() {
+    let Setting { standin, file: _file, handle, _folder } = setting();
+    let memory = standin.alloc(32 * 4096);
+    let batch = made(|out| (standin.cuFileBatchIOSetUp)(out, 32).err);
+    let parameters: Vec<IoParams> = (0..32_usize)
+        .map(|index| {
+            let offset = (index * 4096) as i64;
+            let (file_offset, memory_offset) = (offset, offset);
+            IoParams {
+                mode: 1,
+                base: memory,
+                file_offset,
+                memory_offset,
+                bytes: 4096,
+                handle,
+                opcode: 0,
+                cookie: index,
+            }
+        })
+        .collect();
+    assert_eq!((standin.cuFileBatchIOSubmit)(batch, 32, parameters.as_ptr(), 0), ok());
+    assert_eq!((standin.cuFileBatchIOSubmit)(batch, 1, parameters.as_ptr(), 0).err, 5037);
+    let mut seen = Vec::new();
+    let mut room = [IoEvent::default(); 8];
+    while seen.len() < 32 {
+        let mut count = 8;
+        assert_eq!((standin.cuFileBatchIOGetStatus)(batch, 1, &mut count, room.as_mut_ptr(), null()), ok());
+        assert!((1..=8).contains(&count));
+        seen.extend_from_slice(&room[..count as usize]);
+    }
+    assert!(seen.iter().all(|event| (event.status, event.result) == (16, 4096)));
+    let cookies: Vec<usize> = seen.iter().map(|event| event.cookie).collect();
+    assert!(!cookies.is_sorted());
+    let mut sorted = cookies;
+    sorted.sort_unstable();
+    assert_eq!(sorted, (0..32).collect::<Vec<_>>());
+    same(&standin.peek(memory, 32 * 4096), &pattern(1, 32 * 4096));
+    assert_eq!((standin.cuFileBatchIOGetStatus)(batch, 1, &mut 8, room.as_mut_ptr(), null()).err, 5022);
+    let wrong = [parameters[0], IoParams { handle: 5, ..parameters[1] }];
+    assert_eq!((standin.cuFileBatchIOSubmit)(batch, 2, wrong.as_ptr(), 0).err, 5027);
+    standin.fail("cuFileBatchIO@entry", 0, libc::EIO);
+    assert_eq!((standin.cuFileBatchIOSubmit)(batch, 1, parameters.as_ptr(), 0), ok());
+    let mut count = 1;
+    assert_eq!((standin.cuFileBatchIOGetStatus)(batch, 1, &mut count, room.as_mut_ptr(), null()), ok());
+    assert_eq!(room[0], IoEvent { cookie: 0, status: 64, result: -5 });
+    (standin.cuFileBatchIODestroy)(batch);
+    assert_eq!((standin.live("cufile_batches"), standin.violations().as_str()), (0, ""));
+    assert_eq!((standin.cuFileBatchIOSubmit)(batch, 1, parameters.as_ptr(), 0).err, 5022);
+}
+
+#[test]
+fn batches_are_canceled_and_waited_for_no_longer_than_asked() {
+    let Setting { standin, file: _file, handle, _folder } = setting();
+    let memory = standin.alloc(64 * 4096);
+    let batch = made(|out| (standin.cuFileBatchIOSetUp)(out, 64).err);
+    let entry = |cookie: usize| {
+        let (file_offset, memory_offset) = (0, (cookie * 4096) as i64);
+        IoParams { mode: 1, base: memory, file_offset, memory_offset, bytes: 4096, handle, opcode: 0, cookie }
+    };
+    let parameters: Vec<IoParams> = (0..64).map(entry).collect();
+    assert_eq!((standin.cuFileBatchIOSubmit)(batch, 64, parameters.as_ptr(), 0), ok());
+    let (mut room, mut count) = ([IoEvent::default(); 64], 64);
+    let now = libc::timespec { tv_sec: 0, tv_nsec: 1 };
+    assert_eq!((standin.cuFileBatchIOGetStatus)(batch, 64, &mut count, room.as_mut_ptr(), &raw const now), ok());
+    assert!(count < 64, "64 entries take longer than a nanosecond");
+    assert_eq!((standin.cuFileBatchIOCancel)(batch), ok());
+    let mut rest = 64 - count;
+    let least = rest;
+    assert_eq!((standin.cuFileBatchIOGetStatus)(batch, least, &mut rest, room.as_mut_ptr(), null()), ok());
+    assert_eq!(rest, least);
+    assert!(room[..rest as usize].iter().any(|event| (event.status, event.result) == (8, 0)));
+    assert_eq!((standin.cuMemFree_v2)(memory), 0);
+    assert_eq!(standin.violations(), "");
+    let memory = standin.alloc(64 * 4096);
+    let parameters: Vec<IoParams> = (0..64).map(|cookie| IoParams { base: memory, ..entry(cookie) }).collect();
+    assert_eq!((standin.cuFileBatchIOSubmit)(batch, 64, parameters.as_ptr(), 0), ok());
+    (standin.cuFileBatchIODestroy)(batch);
+    assert!(standin.violations().contains("entries not over"), "{}", standin.violations());
+}
+
+#[test]
+fn queued_transfers_look_at_their_parameters_when_their_turn_comes() {
+    let Setting { standin, file: _file, handle, _folder } = setting();
+    let (stream, memory) = (standin.stream(NON_BLOCKING), standin.alloc(2 * MIB));
+    let slow = standin.alloc(8);
+    let (bytes, offset, skip, done) = (&mut MIB.clone(), &mut 0_i64, &mut 0_i64, &mut 0_isize);
+    let read = |bytes: &mut usize, offset: &mut i64, skip: &mut i64, done: &mut isize| {
+        (standin.cuFileReadAsync)(handle, memory, bytes, offset, skip, done, stream)
+    };
+    let counter = AtomicU32::new(0);
+    assert_eq!((standin.standin_fill_kernel)(stream, slow, 8, 3, SLOW_US), 0);
+    assert_eq!(read(bytes, offset, skip, done), ok());
+    assert_eq!((standin.cuLaunchHostFunc)(stream, count_up, (&raw const counter).cast_mut().cast()), 0);
+    (*bytes, *offset, *skip) = (5000, 8192, 100);
+    assert_eq!(((standin.cuStreamQuery)(stream), *done), (NOT_READY, 0));
+    assert_eq!((standin.cuStreamSynchronize)(stream), 0);
+    assert_eq!((*done, counter.load(Ordering::SeqCst)), (5000, 1));
+    same(&standin.peek(memory + 100, 5000), &pattern(1, 2 * MIB)[8192..13192]);
+    assert_eq!((standin.cuFileStreamRegister)(stream, 4), ok());
+    assert_eq!((standin.standin_fill_kernel)(stream, slow, 8, 3, SLOW_US), 0);
+    assert_eq!(read(bytes, offset, skip, done), ok());
+    (*bytes, *offset) = (1, 0);
+    assert_eq!((standin.cuStreamSynchronize)(stream), 0);
+    assert_eq!(*done, 5000, "the size was fixed");
+    same(&standin.peek(memory + 100, 5000), &pattern(1, 5000));
+    *skip = 3 * MIB as i64;
+    assert_eq!(read(bytes, offset, skip, done), ok());
+    assert_eq!((standin.cuStreamSynchronize)(stream), 0);
+    assert_eq!(*done, -5012);
+    standin.fail("cuFileReadAsync@stream", 0, libc::EIO);
+    assert_eq!(read(bytes, offset, skip, done), ok());
+    assert_eq!((standin.cuStreamSynchronize)(stream), 0);
+    assert_eq!(*done, -1);
+    assert_eq!((standin.cuFileStreamDeregister)(stream), ok());
+    assert_eq!((standin.cuFileStreamDeregister)(stream).err, 5022);
+    let gone = standin.stream(0);
+    assert_eq!((standin.cuStreamDestroy_v2)(gone), 0);
+    assert_eq!((standin.cuFileReadAsync)(handle, memory, bytes, offset, skip, done, gone).cu_err, 400);
+    assert_eq!(standin.violations(), "");
+}
+
+#[test]
+fn queued_transfers_write_in_the_order_of_their_stream() {
+    let Setting { standin, file: _file, handle, _folder } = setting();
+    let (stream, memory) = (standin.stream(NON_BLOCKING), standin.alloc(MIB));
+    let (bytes, offset, skip, done) = (&mut MIB.clone(), &mut 0_i64, &mut 0_i64, &mut 0_isize);
+    assert_eq!((standin.standin_fill_kernel)(stream, memory, MIB, 8, SLOW_US), 0);
+    assert_eq!((standin.cuFileWriteAsync)(handle, memory, bytes, offset, skip, done, stream), ok());
+    assert_eq!((standin.cuMemsetD8Async)(memory, 0, MIB, stream), 0);
+    assert_eq!((standin.cuFileReadAsync)(handle, memory, bytes, offset, skip, done, stream), ok());
+    assert_eq!((standin.cuStreamSynchronize)(stream), 0);
+    assert_eq!(*done, MIB as isize);
+    same(&standin.peek(memory, MIB), &pattern(8, MIB));
+    assert_eq!(standin.violations(), "");
+}
