@@ -2,6 +2,17 @@
 //!
 //! They pass no gate: nothing counts them, nothing lets them fail, and no context has to be current (kernels aside).
 //! In a forked child they do nothing, since the lock may be held there by a thread that the child does not have.
+//!
+//! | counter | what it counts |
+//! | --- | --- |
+//! | `pageable_copies` | asynchronous copies that had to be made at once |
+//! | `device_synchronises` | calls of `cuCtxSynchronize` |
+//! | `unaligned_io` | transfers of cuFile with an offset, size or address that is no multiple of 4096 |
+//! | `unregistered_io` | transfers of cuFile whose base no `cuFileBufRegister` had |
+//! | `objects_left_at_release` | what the last release of a context had to destroy itself |
+//! | `violations` | what `standin_violations` lists |
+//!
+//! `ledger.rs` says which moments inside a function can fail; `live` below has the kinds of things that are counted.
 
 use std::ffi::c_char;
 

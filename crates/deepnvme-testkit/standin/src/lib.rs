@@ -66,16 +66,17 @@ const FILE_NAME: &str = "libdeepnvme_standin.so";
 
 /// Where the shared library is: what `DEEPNVME_STANDIN` says, else beside the running executable as cargo puts it.
 ///
-/// Tests and benchmarks lie in `deps` with it, examples and programs beside or above that folder. Where it is nowhere,
-/// the answer is the place beside the executable, so that loading it fails with a name that can be looked for.
+/// Tests and benchmarks lie in `deps` with it, examples and programs beside or above that folder; a copy outside of
+/// `deps` comes later, since it may be an old one. Where it is nowhere, the answer is the place beside the executable,
+/// so that loading it fails with a name that can be looked for.
 #[must_use]
 pub fn library_path() -> PathBuf {
     if let Some(path) = std::env::var_os("DEEPNVME_STANDIN") {
         return path.into();
     }
     let folder = std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_path_buf)).unwrap_or_default();
-    let candidates = ["", "deps", "../deps", ".."].map(|below| folder.join(below).join(FILE_NAME));
-    candidates.iter().find(|path| path.is_file()).unwrap_or(&candidates[0]).clone()
+    let candidates = ["deps", "", "../deps", ".."].map(|below| folder.join(below).join(FILE_NAME));
+    candidates.iter().find(|path| path.is_file()).unwrap_or(&candidates[1]).clone()
 }
 
 /// Copies the shared library into a folder, for a test that wants state of its own. Loaded, the file may be deleted.

@@ -4,9 +4,11 @@
 //! value is fixed when the op is queued. What stands there when it is queued decides which memory the op is taken to
 //! use until its turn comes; the header wants the largest size there.
 
+use std::sync::Arc;
+
 use crate::abi::{self, Handle, Out};
 use crate::cufile::abi::{FileOutcome, HANDLE_NOT_REGISTERED, INVALID_VALUE, cufile_calls};
-use crate::cufile::registered::device_of;
+use crate::cufile::registered::{File, device_of};
 use crate::cufile::session::opened;
 use crate::cufile::transfer::{Request, Way};
 use crate::order::{Clock, Point};
@@ -25,6 +27,8 @@ const PAGE: u64 = 4096;
 struct Queued {
     way: Way,
     handle: Handle,
+    /// Until the op is over, so that a registration that ends before is noticed.
+    _file: Arc<File>,
     base: u64,
     bytes: Parameter<usize>,
     file_offset: Parameter<i64>,
@@ -86,14 +90,13 @@ fn queue(
     if done.is_null() || bytes.is_null() || file_offset.is_null() || memory_offset.is_null() {
         return Err(INVALID_VALUE);
     }
-    if !world.cufile.handles.contains_key(&handle) {
-        return Err(HANDLE_NOT_REGISTERED);
-    }
+    let file = world.cufile.handles.get(&handle).map(Arc::clone).ok_or(HANDLE_NOT_REGISTERED)?;
     device_of(&world, base, 1)?;
     let flags = world.streams.get_mut(id)?.cufile.unwrap_or(0);
     let queued = Queued {
         way,
         handle,
+        _file: file,
         base,
         bytes: Parameter::new(bytes, flags & FIXED_SIZE != 0)?,
         file_offset: Parameter::new(file_offset, flags & FIXED_FILE_OFFSET != 0)?,
