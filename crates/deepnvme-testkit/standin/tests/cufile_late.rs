@@ -145,3 +145,21 @@ fn queued_transfers_write_in_the_order_of_their_stream() {
     same(&standin.peek(memory, MIB), &pattern(8, MIB));
     assert_eq!(standin.violations(), "");
 }
+
+#[test]
+fn what_is_registered_must_stay_until_all_is_over() {
+    let Setting { standin, file: _file, handle, _folder } = setting();
+    let (stream, memory) = (standin.stream(NON_BLOCKING), standin.alloc(MIB));
+    let (bytes, offset, skip, done) = (&mut MIB.clone(), &mut 0_i64, &mut 0_i64, &mut 0_isize);
+    assert_eq!((standin.cuFileBufRegister)(memory, MIB, 0), ok());
+    assert_eq!((standin.standin_fill_kernel)(stream, memory, MIB, 8, SLOW_US), 0);
+    assert_eq!((standin.cuFileWriteAsync)(handle, memory, bytes, offset, skip, done, stream), ok());
+    assert_eq!((standin.cuFileBufDeregister)(memory), ok());
+    (standin.cuFileHandleDeregister)(handle);
+    assert_eq!((standin.cuStreamSynchronize)(stream), 0);
+    assert_eq!(*done, -5027);
+    let violations = standin.violations();
+    let found: Vec<&str> = violations.lines().collect();
+    assert_eq!(found.len(), 2, "{violations}");
+    assert!(found[0].contains("cuFileBufDeregister") && found[1].contains("during a transfer"), "{violations}");
+}

@@ -4,8 +4,9 @@ mod common;
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use common::{NON_BLOCKING, SLOW_US, Standin, at, in_child};
+use common::{NON_BLOCKING, SLOW_US, Standin, at, count_up, in_child};
 
 const BYTES: usize = 4096;
 
@@ -119,6 +120,20 @@ fn host_functions_call_nothing() {
     assert_eq!((standin.cuStreamSynchronize)(stream), 0);
     assert_eq!(code, 800);
     found(standin, "callback: a host function called cuStreamQuery");
+}
+
+#[test]
+fn a_host_function_has_waited_for_all_before_it() {
+    let standin = Standin::with_context();
+    let (stream, memory) = (standin.stream(0), standin.alloc(BYTES));
+    let counter = AtomicU32::new(0);
+    assert_eq!((standin.cuMemsetD8Async)(memory, 1, BYTES, stream), 0);
+    assert_eq!((standin.cuLaunchHostFunc)(stream, count_up, (&raw const counter).cast_mut().cast()), 0);
+    while counter.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!((standin.cuMemFree_v2)(memory), 0);
+    assert_eq!(standin.violations(), "");
 }
 
 #[test]
