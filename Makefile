@@ -25,6 +25,7 @@ demo: $(STAMPS)/demo $(STAMPS)/wheel ## the main job on real weights: save, load
 	@$(BIN)/python demo/main.py
 
 test: setup ## all tests (SUITES="rust loom valgrind python" names some of them)
+	cargo build --quiet --package deepnvme-standin
 	@$(BIN)/python scripts/run_tests.py $(SUITES)
 
 test-hosts: setup $(HOSTS)/stamp ## tests inside the training libraries, which are installed into .venv-hosts for that

@@ -2,7 +2,7 @@
 
 Every failure of a transfer is a :class:`Error`, which is an :class:`OSError`. Where Python has a word of its
 own for the failure, the class is that too, so that both ``except deepnvme.Error`` and, say,
-``except FileNotFoundError`` catch it. Arguments that cannot be meant (a tensor on a GPU, a path that is a list)
+``except FileNotFoundError`` catch it. Arguments that cannot be meant (a sparse tensor, a path that is a list)
 are refused before any I/O, as plain :class:`TypeError` or :class:`ValueError`.
 
 Example::
@@ -22,6 +22,7 @@ __all__ = [
     "ChecksumError",
     "ClosedError",
     "CorruptFileError",
+    "DeviceError",
     "EndOfFileError",
     "Error",
     "InvalidArgumentError",
@@ -84,6 +85,10 @@ class OutOfMemoryError(Error, MemoryError):
 
 class UnsupportedError(Error):
     """This kernel, file system or build does not have what was required."""
+
+
+class DeviceError(Error, RuntimeError):
+    """A GPU, or its driver, has refused; where earlier work on the GPU has failed, this is how it shows."""
 
 
 class CancelledError(Error):

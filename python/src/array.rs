@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyType};
 
-use crate::memory::{self, Exported, Layout, Use};
+use crate::memory::{self, Exported, Layout, Place, Use};
 use crate::torch;
 
 /// The layout of a numpy array; `None` for anything else. Unlike the buffer protocol, numpy's own has every dtype.
@@ -62,5 +62,5 @@ pub(crate) fn from_view(
         stride_bytes,
         item_bytes: exported.item_bytes,
     });
-    Ok(Layout { address: exported.address, bytes: exported.bytes, strided, keep: keep.unbind() })
+    Ok(Layout { place: Place::HOST, address: exported.address, bytes: exported.bytes, strided, keep: keep.unbind() })
 }

@@ -11,12 +11,16 @@ use crate::memory::{self, Use};
 /// The newest DLPack that is understood; the producer may answer with an older one.
 const MAX_VERSION: (u32, u32) = (1, 1);
 
-/// The tensor of an object with `__dlpack__`; `None` for anything else.
-pub(crate) fn tensor(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<Imported>> {
+/// CUDA's default stream, in DLPack's numbering and the driver's.
+const DEFAULT_STREAM: usize = 1;
+
+/// The tensor of an object with `__dlpack__`, and the CUDA stream that its producer has made it ready for; `None` for
+/// anything else.
+pub(crate) fn tensor(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<(Imported, usize)>> {
     let py = object.py();
     let Ok(produce) = object.getattr(intern!(py, "__dlpack__")) else { return Ok(None) };
-    check_device(object)?;
-    let capsule = newest(&produce, usage)?.cast_into::<PyCapsule>()?;
+    let on_gpu = is_on_gpu(object)?;
+    let capsule = newest(&produce, usage, on_gpu)?.cast_into::<PyCapsule>()?;
     let imported = if memory::has_name(&capsule, DLManagedTensorVersioned::CAPSULE_NAME) {
         memory::take::<DLManagedTensorVersioned>(&capsule)
     } else {
@@ -28,33 +32,38 @@ pub(crate) fn tensor(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<I
             object.get_type().name()?
         )));
     }
-    Ok(Some(imported))
+    Ok(Some((imported, if on_gpu { DEFAULT_STREAM } else { 0 })))
 }
 
-fn check_device(object: &Bound<'_, PyAny>) -> PyResult<()> {
+fn is_on_gpu(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = object.py();
     let (kind, index): (i32, i32) = object.call_method0(intern!(py, "__dlpack_device__"))?.extract()?;
-    if matches!(kind, DLDevice::CPU | DLDevice::CUDA_HOST) {
-        return Ok(());
+    match kind {
+        DLDevice::CPU | DLDevice::CUDA_HOST => Ok(false),
+        DLDevice::CUDA => Ok(true),
+        _ => Err(PyTypeError::new_err(format!(
+            "this {} is on DLPack device type {kind}, number {index}, and deepnvme moves host memory and that of CUDA \
+             devices; copy it to the CPU first",
+            object.get_type().name()?
+        ))),
     }
-    let device = if kind == DLDevice::CUDA { format!("cuda:{index}") } else { format!("DLPack device type {kind}") };
-    Err(PyTypeError::new_err(format!(
-        "this {} is on {device}, and this version of deepnvme moves host memory only; copy it to the CPU first",
-        object.get_type().name()?
-    )))
 }
 
 /// Asks for the newest form, which can say that it is read-only, and for no copy of what is to be filled.
 /// Producers from before DLPack 1.0 take no such arguments.
-fn newest<'py>(produce: &Bound<'py, PyAny>, usage: Use) -> PyResult<Bound<'py, PyAny>> {
+fn newest<'py>(produce: &Bound<'py, PyAny>, usage: Use, on_gpu: bool) -> PyResult<Bound<'py, PyAny>> {
     let py = produce.py();
-    let arguments = PyDict::new(py);
+    let (arguments, older) = (PyDict::new(py), PyDict::new(py));
+    if on_gpu {
+        arguments.set_item(intern!(py, "stream"), DEFAULT_STREAM)?;
+        older.set_item(intern!(py, "stream"), DEFAULT_STREAM)?;
+    }
     arguments.set_item(intern!(py, "max_version"), MAX_VERSION)?;
     if usage == Use::Fill {
         arguments.set_item(intern!(py, "copy"), false)?;
     }
     match produce.call((), Some(&arguments)) {
-        Err(error) if error.is_instance_of::<PyTypeError>(py) => produce.call0(),
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => produce.call((), Some(&older)),
         answer => answer,
     }
 }

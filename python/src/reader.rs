@@ -73,7 +73,7 @@ impl FileReader {
     /// Fills a writable buffer as far as the file goes; how many bytes that were.
     fn readinto(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<usize> {
         let (at, left) = self.left();
-        let target = memory::target(buffer)?;
+        let target = memory::host_target(buffer)?;
         let size = (target.len() as u64).min(left) as usize;
         if size == target.len() {
             self.fill(py, at, target)?;

@@ -67,6 +67,16 @@ figures! {
         short_transfers: u64,
         /// Syncs of files and folders.
         syncs: u64,
+        /// Copies between the engine's own memory and GPUs.
+        gpu_copies: u64,
+        /// Bytes copied to GPUs.
+        bytes_to_gpu: u64,
+        /// Bytes copied from GPUs.
+        bytes_from_gpu: u64,
+        /// Requests that waited for work that a CUDA stream had been given before them.
+        gpu_waits: u64,
+        /// Why the driver stages copies to and from GPUs, where it could not be told of the engine's own memory.
+        staged_reason: Option<String>,
         /// Blocks whose latency was measured, from submission to completion.
         latency_count: u64,
         /// Shortest latency in microseconds.
@@ -108,6 +118,11 @@ impl From<StatsSnapshot> for Stats {
             retries: snapshot.retries,
             short_transfers: snapshot.short_transfers,
             syncs: snapshot.syncs,
+            gpu_copies: snapshot.gpu_copies,
+            bytes_to_gpu: snapshot.bytes_to_gpu,
+            bytes_from_gpu: snapshot.bytes_from_gpu,
+            gpu_waits: snapshot.gpu_waits,
+            staged_reason: snapshot.staged_reason,
             latency_count: snapshot.latency.count,
             latency_us_min: snapshot.latency.min_us,
             latency_us_p50: snapshot.latency.p50_us,

@@ -1,14 +1,14 @@
 //! Where a torch tensor's bytes lie. torch is never imported: who has a tensor has imported it.
 
-use deepnvme_mem::Strided;
 use deepnvme_mem::dlpack::ExchangeApi;
+use deepnvme_mem::{Device, Strided};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
 
-use crate::memory::{self, Layout, Use};
+use crate::memory::{self, Layout, Place, Use};
 
 /// What of torch is needed to recognise a tensor.
 struct Torch {
@@ -77,7 +77,7 @@ fn plain(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Layout>> {
     if object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
         return Ok(None);
     }
-    Ok(Some(Layout { address, bytes, strided: None, keep: storage(object)? }))
+    Ok(Some(Layout { place: Place::HOST, address, bytes, strided: None, keep: storage(object)? }))
 }
 
 /// Where the bytes of an untyped storage are; `None` of anything else, and of storages on other devices.
@@ -103,7 +103,7 @@ fn is_true(tensor: &Bound<'_, PyAny>, name: &Bound<'_, pyo3::types::PyString>) -
     tensor.getattr(name)?.is_truthy()
 }
 
-/// Refuses tensors whose bytes are not one block of host memory, and says what to do instead.
+/// Refuses tensors whose bytes are not one block of memory that can be reached, and says what to do instead.
 fn check_kind(tensor: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<()> {
     let py = tensor.py();
     let refuse = |what: String, remedy: &str| Err(PyTypeError::new_err(format!("this tensor {what}; {remedy}")));
@@ -123,14 +123,45 @@ fn check_kind(tensor: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<()> {
     if is_true(tensor, intern!(py, "is_cpu"))? {
         return Ok(());
     }
+    if is_true(tensor, intern!(py, "is_cuda"))? {
+        if !is_rocm(py)? {
+            return Ok(());
+        }
+        return refuse(
+            "is on an AMD GPU, which deepnvme does not know yet".into(),
+            "write tensor.cpu(), or read into a CPU tensor and copy it over with tensor.copy_()",
+        );
+    }
     if is_true(tensor, intern!(py, "is_meta"))? {
         return refuse("is on the meta device and has no bytes".into(), "make a real one with torch.empty_like");
     }
     let device = tensor.getattr(intern!(py, "device"))?;
     refuse(
-        format!("is on {device}, and this version of deepnvme moves host memory only"),
+        format!("is on {device}, and deepnvme moves host memory and that of CUDA devices"),
         "write tensor.cpu(), or read into a CPU tensor and copy it over with tensor.copy_()",
     )
+}
+
+/// Whether torch is one for AMD's GPUs, which it calls CUDA devices, too.
+fn is_rocm(py: Python<'_>) -> PyResult<bool> {
+    let Some(version) = module(py, "torch.version")? else { return Ok(false) };
+    Ok(version.getattr(intern!(py, "hip")).is_ok_and(|hip| !hip.is_none()))
+}
+
+/// Where a tensor is: of one on a GPU, with the stream that torch gives this thread's work to.
+fn place(tensor: &Bound<'_, PyAny>) -> PyResult<Place> {
+    let py = tensor.py();
+    if !is_true(tensor, intern!(py, "is_cuda"))? {
+        return Ok(Place::HOST);
+    }
+    let device = tensor.getattr(intern!(py, "device"))?;
+    let index: u32 = device.getattr(intern!(py, "index"))?.extract::<Option<u32>>()?.unwrap_or(0);
+    let Some(cuda) = module(py, "torch.cuda")? else {
+        return Err(PyTypeError::new_err(format!("this tensor is on {device}, and torch.cuda has not been imported")));
+    };
+    let stream = cuda.call_method1(intern!(py, "current_stream"), (index,))?;
+    let stream: usize = stream.getattr(intern!(py, "cuda_stream"))?.extract()?;
+    Ok(Place { device: Device::Cuda { index }, stream })
 }
 
 /// Conjugation and negation that torch has only noted are carried out before a write. A read cannot undo them.
@@ -165,7 +196,7 @@ fn describe(tensor: &Bound<'_, PyAny>) -> PyResult<Layout> {
     }
     let contiguous = tensor.call_method0(intern!(py, "is_contiguous"))?.is_truthy()?;
     let strided = if contiguous { None } else { Some(strides(tensor)?) };
-    Ok(Layout { address, bytes, strided, keep: storage(tensor)? })
+    Ok(Layout { place: place(tensor)?, address, bytes, strided, keep: storage(tensor)? })
 }
 
 fn strides(tensor: &Bound<'_, PyAny>) -> PyResult<Strided> {

@@ -229,9 +229,7 @@ def test_dlpack_refusals(path: Path) -> None:
     path.write_bytes(bytes(80))
     with pytest.raises((ValueError, BufferError), match=r"read-?only"):
         deepnvme.read(_OnlyDLPack(frozen), path)
-    with pytest.raises(TypeError, match=r"on cuda:3.*copy it to the CPU"):
-        deepnvme.write(_OnlyDLPack(np.zeros(3), device=(2, 3)), path)
-    with pytest.raises(TypeError, match="DLPack device type 10"):
+    with pytest.raises(TypeError, match=r"DLPack device type 10, number 0.*copy it to the CPU"):
         deepnvme.write(_OnlyDLPack(np.zeros(3), device=(10, 0)), path)
 
 

@@ -9,6 +9,8 @@ use crate::backend::{self, Backend, BackendKind, BackendSetup};
 use crate::config::{Config, DirectMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::{DirectState, TensorFile};
+use crate::gate::Gate;
+use crate::gpus::Gpus;
 use crate::job::{Durability, Job, Memory, WriteExtent, WriteOptions};
 use crate::pending::Pending;
 use crate::probe::Probe;
@@ -59,6 +61,8 @@ pub struct Engine {
     threads: Vec<JoinHandle<()>>,
     /// `None` over backends of the caller's making.
     hands: Option<Hands>,
+    gpus: Arc<Gpus>,
+    gate: Gate,
 }
 
 impl Engine {
@@ -72,7 +76,7 @@ impl Engine {
         let (kind, reason) = probe.choose(config.backend)?;
         let factory: BackendFactory = Arc::new(move |setup| backend::open(kind, setup));
         let mut engine = Self::start(config, probe, reason, &factory)?;
-        engine.hands = Some(Hands::new(&engine.stats[0], &engine.config));
+        engine.hands = Some(Hands::new(&engine.stats[0], &engine.config, &engine.gpus));
         Ok(engine)
     }
 
@@ -93,10 +97,12 @@ impl Engine {
             backend: BackendKind::Threads,
             probe,
             backend_reason,
-            queue,
             stats,
             threads: Vec::new(),
             hands: None,
+            gpus: Arc::default(),
+            gate: Gate::new(&queue),
+            queue,
             config,
         };
         for worker_index in 0..engine.config.workers {
@@ -112,6 +118,7 @@ impl Engine {
             queue: Arc::clone(&self.queue),
             stats: Arc::clone(&self.stats[worker_index as usize]),
             worker_index,
+            gpus: Arc::clone(&self.gpus),
             slots: SlotSetup {
                 slot_bytes: config.slot_bytes() as usize,
                 slots: config.slots_per_worker() as usize,
@@ -190,7 +197,8 @@ impl Engine {
     /// Reads `target.len()` bytes at `offset`. Returns at once, whatever the size.
     ///
     /// # Errors
-    /// `InvalidInput` for a range beyond 2^63 or device memory; `Closed` in a forked child.
+    /// `InvalidInput` for a range beyond 2^63; `Unsupported` and `Device` for memory on a GPU that cannot be used; `Closed` in
+    /// a forked child.
     pub fn read(&self, file: &Arc<TensorFile>, offset: u64, target: RegionMut) -> Result<Pending<RegionMut>> {
         let item = ReadItem { file: Arc::clone(file), offset, target };
         self.submit(self.read_job(vec![item])?)
@@ -283,8 +291,8 @@ impl Engine {
         let mut layout = RequestLayout::default();
         let mut targets = Vec::with_capacity(items.len());
         for ReadItem { file, offset, target } in items {
-            check_device(target.device(), Direction::Read, &file)?;
-            let address = target.is_contiguous().then(|| target.addr());
+            let address =
+                layout.address(target.device(), target.stream(), target.is_contiguous().then(|| target.addr()));
             if target.len() >= HUGE_ADVICE_BYTES_MIN {
                 target.advise_huge();
             }
@@ -298,8 +306,8 @@ impl Engine {
         let mut layout = RequestLayout::default();
         let mut sources = Vec::with_capacity(items.len());
         for WriteItem { file, offset, source } in items {
-            check_device(source.device(), Direction::Write, &file)?;
-            let address = source.is_contiguous().then(|| source.addr());
+            let address =
+                layout.address(source.device(), source.stream(), source.is_contiguous().then(|| source.addr()));
             layout.add(file, offset, source.len(), address);
             sources.push(source);
         }
@@ -319,7 +327,7 @@ impl Engine {
         options: WriteOptions,
     ) -> Result<Arc<Job>> {
         self.check_process()?;
-        let RequestLayout { files, file_ends, segments, .. } = layout;
+        let RequestLayout { files, file_ends, segments, streams, .. } = layout;
         self.note_buffered(&files);
         let geometries: Vec<_> = files.iter().map(|file| file.geometry()).collect();
         let name_file = |error: Error| match files.first() {
@@ -328,6 +336,7 @@ impl Engine {
         };
         let sizes = BlockSizes { block_bytes: self.config.block_bytes, slot_bytes: self.config.slot_bytes() };
         let plan = Plan::new(direction, &geometries, segments, sizes).map_err(name_file)?;
+        let starts_after = self.gpus.points(&streams).map_err(name_file)?;
         let span = tracing::debug_span!(
             "request",
             verb = direction.name(),
@@ -336,7 +345,8 @@ impl Engine {
             bytes = plan.bytes_total(),
             blocks = plan.block_count(),
         );
-        Ok(Arc::new(Job::new(plan, (files, file_ends), memory, options, span)))
+        let memory = (memory, !streams.is_empty());
+        Ok(Arc::new(Job::new(plan, (files, file_ends), memory, starts_after, options, span)))
     }
 
     /// Offers the job to the workers.
@@ -347,6 +357,9 @@ impl Engine {
     fn submit_for<T>(&self, job: Arc<Job>, turn: Turn) -> Result<Pending<T>> {
         if job.plan.block_count() == 0 && !job.needs_preparing() {
             self.queue.blocks_done(&job);
+        } else if !job.is_ready()? {
+            WorkerStats::count(&self.stats[0].counters.gpu_waits, 1);
+            self.gate.hold(&job, turn)?;
         } else {
             self.queue.push(&job, turn)?;
         }
@@ -386,6 +399,7 @@ impl Drop for Engine {
             // The threads are the parent's; there is nothing to join, and their locks may be held for ever.
             return;
         }
+        self.gate.close();
         self.queue.close();
         for thread in self.threads.drain(..) {
             // A worker that panicked has said so on stderr; there is no one left to tell.
@@ -401,9 +415,22 @@ struct RequestLayout {
     file_ends: Vec<u64>,
     known: std::collections::HashMap<usize, u32>,
     segments: Vec<Segment>,
+    /// The streams of GPUs that the memory belongs to.
+    streams: Vec<(Device, usize)>,
 }
 
 impl RequestLayout {
+    /// The address that the kernel may use, of memory that is the processor's.
+    fn address(&mut self, device: Device, stream: usize, address: Option<usize>) -> Option<usize> {
+        if device == Device::Host {
+            return address;
+        }
+        if !self.streams.contains(&(device, stream)) {
+            self.streams.push((device, stream));
+        }
+        None
+    }
+
     fn add(&mut self, file: Arc<TensorFile>, offset: u64, len: usize, address: Option<usize>) {
         let identity = Arc::as_ptr(&file) as usize;
         let file = *self.known.entry(identity).or_insert_with(|| {
@@ -415,15 +442,5 @@ impl RequestLayout {
         *end = (*end).max(offset.saturating_add(len as u64));
         let item = self.segments.len() as u32;
         self.segments.push(Segment { file, item, offset, len: len as u64, address });
-    }
-}
-
-fn check_device(device: Device, direction: Direction, file: &TensorFile) -> Result<()> {
-    match device {
-        Device::Host => Ok(()),
-        Device::Cuda { index } => {
-            let detail = format!("the memory is on cuda:{index}; move it to the host first");
-            Err(Error::new(ErrorKind::Unsupported, direction.name(), detail).at_path(file.path()))
-        }
     }
 }

@@ -30,6 +30,8 @@ pub enum ErrorKind {
     Closed,
     /// Too many requests are in flight.
     Busy,
+    /// A GPU, or its driver, has refused.
+    Device,
     /// Any other refusal of the kernel; see `errno`.
     Io,
 }

@@ -4,10 +4,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
-use deepnvme_mem::{Region, RegionMut};
+use deepnvme_cuda as cuda;
+use deepnvme_mem::{Device, Region, RegionMut};
 
+use crate::backend::copies::Slice;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::TensorFile;
+use crate::gpus::refused;
 use crate::handover::Handover;
 use crate::op::Pieces;
 use crate::split::{Block, Direction, Plan};
@@ -79,6 +82,22 @@ pub(crate) enum Memory {
     Sources(Vec<Region>),
 }
 
+impl Memory {
+    fn item_device(&self, item: u32) -> Device {
+        match self {
+            Self::Targets(targets) => targets[item as usize].device(),
+            Self::Sources(sources) => sources[item as usize].device(),
+        }
+    }
+
+    fn item(&self, item: u32) -> Region {
+        match self {
+            Self::Targets(targets) => targets[item as usize].region(),
+            Self::Sources(sources) => sources[item as usize].clone(),
+        }
+    }
+}
+
 /// One request. Workers share it; the last to let go of a block reports it as done.
 #[derive(Debug)]
 pub(crate) struct Job {
@@ -89,6 +108,9 @@ pub(crate) struct Job {
     /// Where the request ends in each file: its final size, if the request makes it whole.
     pub(crate) file_ends: Vec<u64>,
     pub(crate) options: WriteOptions,
+    /// Points in streams of GPUs that come before the first block.
+    starts_after: Vec<cuda::Event>,
+    has_gpu_memory: bool,
     pub(crate) span: tracing::Span,
     pub(crate) submitted: Instant,
     /// The memory while the job runs, and until `Pending` takes it home.
@@ -105,11 +127,14 @@ impl Job {
     pub(crate) fn new(
         plan: Plan,
         (files, file_ends): (Vec<Arc<TensorFile>>, Vec<u64>),
-        memory: Memory,
+        (memory, has_gpu_memory): (Memory, bool),
+        starts_after: Vec<cuda::Event>,
         options: WriteOptions,
         span: tracing::Span,
     ) -> Self {
         Self {
+            starts_after,
+            has_gpu_memory,
             unfinished_blocks: AtomicU64::new(plan.block_count()),
             plan,
             files: RwLock::new(files),
@@ -124,6 +149,29 @@ impl Job {
             error: Mutex::new(None),
             outcome: Handover::new(),
         }
+    }
+
+    /// Whether the streams of GPUs that the request follows have come so far.
+    pub(crate) fn is_ready(&self) -> Result<bool> {
+        for point in &self.starts_after {
+            match point.is_over() {
+                Ok(true) => {}
+                Ok(false) => return Ok(false),
+                Err(error) => {
+                    let error = refused(&error);
+                    return Err(match self.files().first() {
+                        Some(file) => error.at_path(file.path()),
+                        None => error,
+                    });
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether some of its memory is on a GPU.
+    pub(crate) fn has_gpu_memory(&self) -> bool {
+        self.has_gpu_memory
     }
 
     /// The index of a block that nobody has yet.
@@ -222,29 +270,33 @@ impl Job {
                 let start = segment.offset.max(block.range.start);
                 let end = (segment.offset + segment.len).min(block.range.end);
                 let range = (start - segment.offset) as usize..(end - segment.offset) as usize;
-                match memory {
-                    Memory::Targets(targets) => targets[segment.item as usize].region().slice(range),
-                    Memory::Sources(sources) => sources[segment.item as usize].slice(range),
-                }
+                memory.item(segment.item).slice(range)
             };
             segments.iter().map(piece).collect()
         })
     }
 
-    /// Copies between a slot that holds the block's `io` range and the caller's memory.
-    pub(crate) fn copy(&self, block: &Block, slot: &mut deepnvme_mem::Slot) -> Result<()> {
+    /// Copies between a slot that holds the block's `io` range and the caller's memory, as far as that is the
+    /// processor's; what is on GPUs is left to be copied.
+    pub(crate) fn copy(&self, block: &Block, slot: &mut deepnvme_mem::Slot) -> Result<Vec<Slice>> {
         let segments = &self.plan.segments()[block.segments.clone()];
         self.with_memory(|memory| {
+            let mut left = Vec::new();
             for segment in segments {
                 let start = segment.offset.max(block.range.start);
                 let end = (segment.offset + segment.len).min(block.range.end);
                 let (at, from) = ((start - block.io.start) as usize, (start - segment.offset) as usize);
                 let len = (end - start) as usize;
+                if self.has_gpu_memory && memory.item_device(segment.item) != Device::Host {
+                    left.push(Slice { at, memory: memory.item(segment.item), from, len });
+                    continue;
+                }
                 match memory {
                     Memory::Targets(targets) => slot.scatter(at, &targets[segment.item as usize], from, len),
                     Memory::Sources(sources) => slot.gather(at, &sources[segment.item as usize], from, len),
                 }
             }
+            left
         })
     }
 

@@ -34,6 +34,8 @@ pub mod config;
 mod engine;
 pub mod error;
 mod file;
+mod gate;
+mod gpus;
 pub mod handover;
 mod job;
 pub mod op;

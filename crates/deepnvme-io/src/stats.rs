@@ -31,6 +31,8 @@ macro_rules! counters {
             pub latency: LatencySummary,
             /// The first reason why a file's transfers were buffered although direct I/O was wanted.
             pub buffered_reason: Option<String>,
+            /// Why the driver stages copies to and from GPUs although the bounce slots were to be known to it.
+            pub staged_reason: Option<String>,
         }
 
         impl Counters {
@@ -48,6 +50,7 @@ macro_rules! counters {
                     pool_bytes: 0,
                     latency: LatencySummary::default(),
                     buffered_reason: None,
+                    staged_reason: None,
                 }
             }
 
@@ -83,6 +86,14 @@ counters! {
     short_transfers,
     /// Syncs of files and folders.
     syncs,
+    /// Copies between bounce slots and GPUs.
+    gpu_copies,
+    /// Bytes copied to GPUs.
+    bytes_to_gpu,
+    /// Bytes copied from GPUs.
+    bytes_from_gpu,
+    /// Requests that waited for work that a stream of a GPU had been given before them.
+    gpu_waits,
 }
 
 /// Latency of blocks in microseconds.
@@ -107,6 +118,8 @@ pub(crate) struct WorkerStats {
     latency: Mutex<Option<Histogram<u64>>>,
     pool: Mutex<Option<(deepnvme_mem::LockState, u64)>>,
     pub(crate) buffered_reason: Mutex<Option<String>>,
+    /// Why copies to and from GPUs are staged by the driver.
+    pub(crate) staged_reason: Mutex<Option<String>>,
 }
 
 impl WorkerStats {
@@ -117,7 +130,18 @@ impl WorkerStats {
             latency: Mutex::new(histogram),
             pool: Mutex::new(None),
             buffered_reason: Mutex::new(None),
+            staged_reason: Mutex::new(None),
         }
+    }
+
+    /// Notes that a block is on its way between its slot and a GPU.
+    pub(crate) fn gpu_copy(&self, direction: Direction, bytes: u64) {
+        let counter = match direction {
+            Direction::Read => &self.counters.bytes_to_gpu,
+            Direction::Write => &self.counters.bytes_from_gpu,
+        };
+        Self::count(counter, bytes);
+        Self::count(&self.counters.gpu_copies, 1);
     }
 
     /// Notes that bounce memory has been allocated.
@@ -184,6 +208,9 @@ pub(crate) fn snapshot<'a>(
         }
         if sum.buffered_reason.is_none() {
             sum.buffered_reason.clone_from(&lock(&worker.buffered_reason));
+        }
+        if sum.staged_reason.is_none() {
+            sum.staged_reason.clone_from(&lock(&worker.staged_reason));
         }
     }
     if let Some(latency) = latency.filter(|latency| !latency.is_empty()) {

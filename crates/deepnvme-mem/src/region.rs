@@ -73,6 +73,28 @@ impl Region {
         self.0.device()
     }
 
+    /// The same memory of a GPU, to be looked at when the work that this stream has been given by now is done. Default: the
+    /// device's default stream.
+    #[must_use]
+    pub fn after(self, stream: usize) -> Self {
+        Self(self.0.after(stream))
+    }
+
+    /// The stream whose work so far comes first.
+    #[must_use]
+    pub fn stream(&self) -> usize {
+        self.0.stream()
+    }
+
+    /// Visits the pieces of memory that the logical bytes from `from` on are, in their order: the address of the first of
+    /// some equal ones, how long and how many they are, and how far apart.
+    ///
+    /// # Panics
+    /// When the range is not inside the region.
+    pub fn each_row(&self, from: usize, len: usize, visit: impl FnMut(usize, usize, usize, isize)) {
+        self.0.each_row(from, len, visit);
+    }
+
     /// Whether the bytes lie side by side from the address on.
     #[must_use]
     pub fn is_contiguous(&self) -> bool {

@@ -74,6 +74,19 @@ impl RegionMut {
         self.0.device()
     }
 
+    /// The same memory of a GPU, to be changed when the work that this stream has been given by now is done. Default: the
+    /// device's default stream.
+    #[must_use]
+    pub fn after(self, stream: usize) -> Self {
+        Self(self.0.after(stream))
+    }
+
+    /// The stream whose work so far comes first.
+    #[must_use]
+    pub fn stream(&self) -> usize {
+        self.0.stream()
+    }
+
     /// Whether the bytes lie side by side from the address on.
     #[must_use]
     pub fn is_contiguous(&self) -> bool {

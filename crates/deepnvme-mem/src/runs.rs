@@ -94,6 +94,28 @@ impl Runs {
         }
     }
 
+    /// Visits the pieces of the flat bytes from `at` on, in their order: where the first of some equal ones is, from the
+    /// first element, how long and how many they are, and how far apart.
+    pub(crate) fn each_row(&self, at: usize, len: usize, mut visit: impl FnMut(isize, usize, usize, isize)) {
+        let (mut run, within, mut left) = (at / self.run_bytes, at % self.run_bytes, len);
+        if within > 0 {
+            let piece = left.min(self.run_bytes - within);
+            visit(self.offset_bytes(run) + within as isize, piece, 1, 0);
+            (run, left) = (run + 1, left - piece);
+        }
+        let whole_runs = left / self.run_bytes;
+        self.for_each_plane(run, whole_runs, |offset_bytes, plane| {
+            for row in 0..plane.rows as isize {
+                let start = offset_bytes + row * plane.row_stride;
+                visit(start, plane.run_bytes, plane.columns, plane.column_stride);
+            }
+        });
+        left -= whole_runs * self.run_bytes;
+        if left > 0 {
+            visit(self.offset_bytes(run + whole_runs), left, 1, 0);
+        }
+    }
+
     /// Where a run starts, from the address of the first one.
     fn offset_bytes(&self, run: usize) -> isize {
         let mut rest = run;

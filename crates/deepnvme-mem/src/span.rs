@@ -16,7 +16,7 @@ use crate::strided::Strided;
 pub enum Device {
     /// The processor's own memory.
     Host,
-    /// The memory of one GPU; it can be named here, but not copied.
+    /// The memory of one GPU: it can be named here, and the driver copies it.
     Cuda {
         /// Which GPU, as CUDA counts them.
         index: u32,
@@ -36,6 +36,8 @@ pub(crate) struct Span {
     start: *mut u8,
     len: usize,
     device: Device,
+    /// The stream whose work so far comes first; 0 is the device's default one.
+    stream: usize,
     owner: Owner,
     runs: Option<Arc<Runs>>,
 }
@@ -48,14 +50,37 @@ unsafe impl Sync for Span {}
 impl Span {
     pub(crate) fn flat(start: *mut u8, len: usize, device: Device, owner: Owner) -> Self {
         assert!(isize::try_from(len).is_ok(), "a region of {len} bytes is larger than any memory");
-        Self { start, len, device, owner, runs: None }
+        Self { start, len, device, stream: 0, owner, runs: None }
     }
 
     pub(crate) fn strided(start: *mut u8, layout: &Strided, device: Device, owner: Owner) -> Self {
         let runs = Runs::new(layout);
         let len = runs.total_bytes();
         let runs = if runs.is_contiguous() { None } else { Some(Arc::new(runs)) };
-        Self { start, len, device, owner, runs }
+        Self { start, len, device, stream: 0, owner, runs }
+    }
+
+    pub(crate) fn after(self, stream: usize) -> Self {
+        Self { stream, ..self }
+    }
+
+    pub(crate) fn stream(&self) -> usize {
+        self.stream
+    }
+
+    /// Visits the pieces of memory that the logical bytes from `from` on are, in their order: the address of the first of
+    /// some equal ones, how long and how many they are, and how far apart.
+    pub(crate) fn each_row(&self, from: usize, len: usize, mut visit: impl FnMut(usize, usize, usize, isize)) {
+        let inside = from.checked_add(len).is_some_and(|end| end <= self.len);
+        assert!(inside, "{len} bytes at {from} are outside a region of {} bytes", self.len);
+        let address = self.addr();
+        match &self.runs {
+            _ if len == 0 => {}
+            None => visit(address.wrapping_add(from), len, 1, 0),
+            Some(runs) => runs.each_row(from, len, |offset, bytes, count, pitch| {
+                visit(address.wrapping_add_signed(offset), bytes, count, pitch);
+            }),
+        }
     }
 
     /// Exposed, since whoever asks makes a pointer for the kernel of it.
@@ -97,7 +122,7 @@ impl Span {
         let (below_bytes, above_bytes) = if layout.total_bytes() > 0 { layout.reach_around() } else { (0, 0) };
         let is_inside = at >= below_bytes && at.checked_add(above_bytes)? <= self.len;
         let start = self.start.wrapping_add(at);
-        is_inside.then(|| Self::strided(start, layout, self.device, Arc::clone(&self.owner)))
+        is_inside.then(|| Self::strided(start, layout, self.device, Arc::clone(&self.owner)).after(self.stream))
     }
 
     /// The same bytes with another owner, which must keep the old one alive.
@@ -129,8 +154,8 @@ impl Span {
         if !self.owner.downcast_ref().is_some_and(is_all_of) {
             return Err(self);
         }
-        let Self { start, len, device, owner, runs } = self;
-        let restore = |owner| Self { start, len, device, owner, runs };
+        let Self { start, len, device, stream, owner, runs } = self;
+        let restore = |owner| Self { start, len, device, stream, owner, runs };
         match owner.downcast().map(Arc::<Buffer>::try_unwrap) {
             Ok(Ok(buffer)) => Ok(buffer),
             Ok(Err(shared)) => Err(restore(shared)),

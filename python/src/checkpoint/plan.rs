@@ -48,7 +48,7 @@ pub(crate) fn _plan_archive(
 ) -> PyResult<SavePlan> {
     let _uncollected = memory::Uncollected::new(py);
     let record =
-        |(name, object): (String, Bound<'_, PyAny>)| Ok(Record { name, bytes: memory::source(&object)?.into() });
+        |(name, object): (String, Bound<'_, PyAny>)| Ok(Record { name, bytes: memory::host_source(&object)?.into() });
     let mut records = before.into_iter().map(record).collect::<PyResult<Vec<_>>>()?;
     for (key, storage) in storages.into_iter().enumerate() {
         records.push(Record { name: format!("{STORAGES}{key}"), bytes: memory::storage(&storage)?.into() });
@@ -74,7 +74,7 @@ pub(crate) fn _plan_safetensors(
     let tensor = |(name, dtype, shape, object): TensorArgument<'_>| {
         let known = Dtype::from_torch(&dtype);
         let dtype = known.ok_or_else(|| PyValueError::new_err(format!("{name:?}: torch.{dtype} is not known")))?;
-        Ok(Tensor { spec: TensorSpec { name, dtype, shape }, bytes: memory::source(&object)?.into() })
+        Ok(Tensor { spec: TensorSpec { name, dtype, shape }, bytes: memory::host_source(&object)?.into() })
     };
     let tensors = tensors.into_iter().map(tensor).collect::<PyResult<Vec<_>>>()?;
     SavePlan::new(py, path, options, |target, options| Save::safetensors(&target.path(), tensors, metadata, options))

@@ -39,6 +39,7 @@ pub(crate) enum Use {
 
 /// Where an object's bytes lie, and what keeps them there.
 pub(crate) struct Layout {
+    pub(crate) place: Place,
     pub(crate) address: usize,
     pub(crate) bytes: usize,
     /// `None` where they lie side by side.
@@ -46,19 +47,56 @@ pub(crate) struct Layout {
     pub(crate) keep: Py<PyAny>,
 }
 
+/// Whose memory it is, and the CUDA stream whose work so far comes first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Place {
+    pub(crate) device: Device,
+    pub(crate) stream: usize,
+}
+
+impl Place {
+    /// The processor's.
+    pub(crate) const HOST: Self = Self { device: Device::Host, stream: 0 };
+}
+
 /// The memory that a write takes its bytes from.
 pub(crate) fn source(object: &Bound<'_, PyAny>) -> PyResult<Region> {
     let layout = match find(object, Use::Take)? {
-        Found::Imported(tensor) => return tensor.into_region().map_err(refusal),
+        Found::Imported(tensor, stream) => return Ok(tensor.into_region().map_err(refusal)?.after(stream)),
         Found::Layout(layout) => layout,
     };
     let (start, owner) = (ptr::with_exposed_provenance_mut(layout.address), Arc::new(layout.keep));
-    Ok(match layout.strided {
+    let Place { device, stream } = layout.place;
+    let region = match layout.strided {
         // SAFETY: the object said where its bytes are, and the owner is the reference that keeps them there.
-        None => unsafe { Region::from_raw(start, layout.bytes, Device::Host, owner) },
+        None => unsafe { Region::from_raw(start, layout.bytes, device, owner) },
         // SAFETY: as above, for a layout that was checked.
-        Some(strided) => unsafe { Region::from_strided(start, strided, Device::Host, owner) },
-    })
+        Some(strided) => unsafe { Region::from_strided(start, strided, device, owner) },
+    };
+    Ok(region.after(stream))
+}
+
+/// As [`source`], where the processor itself looks at the bytes.
+pub(crate) fn host_source(object: &Bound<'_, PyAny>) -> PyResult<Region> {
+    let region = source(object)?;
+    check_host(region.device())?;
+    Ok(region)
+}
+
+/// As [`target`], where the processor itself fills the bytes.
+pub(crate) fn host_target(object: &Bound<'_, PyAny>) -> PyResult<RegionMut> {
+    let target = target(object)?;
+    check_host(target.device())?;
+    Ok(target)
+}
+
+fn check_host(device: Device) -> PyResult<()> {
+    match device {
+        Device::Host => Ok(()),
+        Device::Cuda { index } => Err(PyTypeError::new_err(format!(
+            "this memory is on cuda:{index}, and host memory is wanted here; give tensor.cpu(), or a CPU tensor to fill"
+        ))),
+    }
 }
 
 /// The bytes of a `torch.UntypedStorage` in host memory.
@@ -74,26 +112,29 @@ pub(crate) fn storage(storage: &Bound<'_, PyAny>) -> PyResult<Region> {
 /// The memory that a read fills.
 pub(crate) fn target(object: &Bound<'_, PyAny>) -> PyResult<RegionMut> {
     let layout = match find(object, Use::Fill)? {
-        Found::Imported(tensor) => {
+        Found::Imported(tensor, stream) => {
             check_overlap(Some(tensor.layout()))?;
-            return tensor.into_region_mut().map_err(refusal);
+            return Ok(tensor.into_region_mut().map_err(refusal)?.after(stream));
         }
         Found::Layout(layout) => layout,
     };
     check_overlap(layout.strided.as_ref())?;
     let (start, owner) = (ptr::with_exposed_provenance_mut(layout.address), Arc::new(layout.keep));
-    Ok(match layout.strided {
+    let Place { device, stream } = layout.place;
+    let target = match layout.strided {
         // SAFETY: the object said where its bytes are and that they may change, the owner keeps them there, and
         // no Rust reference to them exists while Python code can reach them.
-        None => unsafe { RegionMut::from_raw(start, layout.bytes, Device::Host, owner) },
+        None => unsafe { RegionMut::from_raw(start, layout.bytes, device, owner) },
         // SAFETY: as above, for a layout that was checked and has each byte once.
-        Some(strided) => unsafe { RegionMut::from_strided(start, strided, Device::Host, owner) },
-    })
+        Some(strided) => unsafe { RegionMut::from_strided(start, strided, device, owner) },
+    };
+    Ok(target.after(stream))
 }
 
 enum Found {
     Layout(Layout),
-    Imported(Imported),
+    /// With the CUDA stream whose work so far comes first.
+    Imported(Imported, usize),
 }
 
 fn find(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Found> {
@@ -103,8 +144,8 @@ fn find(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Found> {
         layout
     } else if let Ok(view) = PyMemoryView::from(object) {
         array::from_view(object, &buffer::exported(&view)?, view.into_any(), usage)?
-    } else if let Some(tensor) = dlpack::tensor(object, usage)? {
-        return Ok(Found::Imported(tensor));
+    } else if let Some((tensor, stream)) = dlpack::tensor(object, usage)? {
+        return Ok(Found::Imported(tensor, stream));
     } else {
         return Err(PyTypeError::new_err(format!(
             "tensor must be a torch tensor, a numpy array, or an object with the buffer protocol or DLPack, not {}",

@@ -1,8 +1,8 @@
 //! The trait that every way of moving bytes implements, and its three implementations on Linux.
 //!
 //! A backend is one thread's queue and nothing more: it does not split, retry or align; `worker` does.
-//! `uring` and `aio` share a slab of ops (`inflight`) and a waker (`eventfd`). This folder is the crate's only
-//! home of unsafe code.
+//! `uring` and `aio` share a slab of ops (`inflight`) and a waker (`eventfd`); `copies` moves bytes between bounce slots and
+//! GPUs. This folder is the crate's only home of unsafe code.
 
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ use crate::op::{Completion, Op, Submit};
 pub mod aio;
 pub(crate) mod cachestat;
 pub(crate) mod call;
+pub(crate) mod copies;
 mod eventfd;
 mod inflight;
 pub mod inline;

@@ -7,6 +7,7 @@ use deepnvme_mem::Slot;
 
 use super::verdict::{self, Attempt, Headway, Verdict};
 use super::{RETRIES_AT_ONCE, RETRIES_MAX, RETRY_PAUSE};
+use crate::backend::copies::Slice;
 use crate::claim::Claim;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::{Errno, Op, OpKind, Pieces, Token};
@@ -56,11 +57,26 @@ impl Flight {
         Self::new(claim, Task::Block { block, channel, base: 0, step_bytes: 1 }, slot)
     }
 
+    /// Begins to count its time, with so many in the air.
+    pub(super) fn start(&mut self, in_flight: u32) {
+        (self.started, self.in_flight) = (Instant::now(), in_flight);
+    }
+
     fn new(claim: Claim, task: Task, slot: Option<Slot>) -> Self {
         Self { claim, task, slot, started: Instant::now(), in_flight: 1, headway: Headway { reached: 0, retries: 0 } }
     }
 
-    /// The block's op (its token is yet to be set). Fills the slot of a write.
+    /// Fills the slot of a write, as far as the processor can.
+    pub(super) fn fill(&mut self) -> Result<Vec<Slice>> {
+        match (&self.task, &mut self.slot) {
+            (Task::Block { block, .. }, Some(slot)) if self.claim.job().plan.direction() == Direction::Write => {
+                self.claim.job().copy(block, slot)
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// The block's op (its token is yet to be set). The slot of a write is full.
     pub(super) fn first_op(&mut self) -> Result<Op> {
         let Task::Block { block, channel, base, step_bytes } = &mut self.task else {
             return Err(Error::new(ErrorKind::Io, "read", "a sync has no blocks"));
@@ -75,12 +91,9 @@ impl Flight {
             _ => *channel = Channel::Buffered,
         }
         let direction = self.claim.job().plan.direction();
-        let pieces = match &mut self.slot {
+        let pieces = match &self.slot {
             None => self.claim.job().pieces(block)?,
             Some(slot) => {
-                if direction == Direction::Write {
-                    self.claim.job().copy(block, slot)?;
-                }
                 let io_bytes = (block.io.end - block.io.start) as usize;
                 Pieces::from_iter([slot.region().slice(0..io_bytes)])
             }
@@ -172,12 +185,18 @@ impl Flight {
         self.slot.is_some() && self.claim.job().plan.direction() == Direction::Read
     }
 
-    /// Hands the bytes of a bounced read to the caller's memory.
-    pub(super) fn copy_home(&mut self) -> Result<()> {
+    /// Hands the bytes of a bounced read to the caller's memory, as far as the processor can.
+    pub(super) fn copy_home(&mut self) -> Result<Vec<Slice>> {
         match (&self.task, &mut self.slot) {
             (Task::Block { block, .. }, Some(slot)) => self.claim.job().copy(block, slot),
-            _ => Ok(()),
+            _ => Ok(Vec::new()),
         }
+    }
+
+    /// Names the file and the place in it.
+    pub(super) fn named(&self, error: Error) -> Error {
+        let Task::Block { block, .. } = &self.task else { return error };
+        error.at_path(self.claim.job().file(block).path()).at_offset(block.range.start)
     }
 
     /// Names the range that the file does not have, and how much of it is there.

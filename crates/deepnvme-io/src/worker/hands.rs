@@ -10,6 +10,7 @@ use crate::claim::{Claim, Duty};
 use crate::config::Config;
 use crate::config::limits::{HAND_BYTES_MAX, HAND_SLOT_BYTES};
 use crate::error::Result;
+use crate::gpus::Gpus;
 use crate::job::Job;
 use crate::queue::Queue;
 use crate::split::Plan;
@@ -28,13 +29,13 @@ impl std::fmt::Debug for Hands {
 }
 
 impl Hands {
-    pub(crate) fn new(stats: &Arc<WorkerStats>, config: &Config) -> Self {
+    pub(crate) fn new(stats: &Arc<WorkerStats>, config: &Config, gpus: &Arc<Gpus>) -> Self {
         let slots =
             SlotSetup { slot_bytes: HAND_SLOT_BYTES as usize, slots: 1, lock_pool: config.lock_pool, register: false };
         let mover = || {
             let backend = InlineBackend::default();
             let window = Window::fixed(backend.depth());
-            Mover::new(backend, window, Arc::clone(stats), slots)
+            Mover::new(backend, window, Arc::clone(stats), slots, gpus)
         };
         Self { resting: Mutex::new((0..config.hand_slots()).map(|_| mover()).collect()) }
     }
@@ -42,7 +43,8 @@ impl Hands {
     /// Makes the whole request now, if it is small and a mover is free; whether it did. Its syncs, if it has any,
     /// go to the workers.
     pub(crate) fn make(&self, job: &Arc<Job>, queue: &Arc<Queue>) -> Result<bool> {
-        if !is_small(&job.plan) {
+        // Whoever has a GPU's memory has a thread of ours wait for the GPU.
+        if job.has_gpu_memory() || !is_small(&job.plan) {
             return Ok(false);
         }
         let Some(mut mover) = lock(&self.resting).pop() else { return Ok(false) };

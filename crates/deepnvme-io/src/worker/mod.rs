@@ -14,6 +14,7 @@ use crate::backend::Backend;
 use crate::claim::Claim;
 use crate::config::WindowMode;
 use crate::error::Result;
+use crate::gpus::Gpus;
 use crate::queue::{Queue, Seat, Work};
 use crate::stats::WorkerStats;
 
@@ -43,6 +44,7 @@ pub(crate) struct WorkerSetup {
     pub(crate) stats: Arc<WorkerStats>,
     pub(crate) worker_index: u32,
     pub(crate) slots: SlotSetup,
+    pub(crate) gpus: Arc<Gpus>,
     pub(crate) window: WindowMode,
 }
 
@@ -65,7 +67,7 @@ impl<'a> Worker<'a> {
             WindowMode::Sliding => Window::adapting(depth),
             WindowMode::Wave => Window::fixed(depth),
         };
-        let mover = Mover::new(backend, window, Arc::clone(&setup.stats), setup.slots);
+        let mover = Mover::new(backend, window, Arc::clone(&setup.stats), setup.slots, &setup.gpus);
         Self { queue: &setup.queue, seat, mover, window: setup.window, waiting: None }
     }
 
@@ -121,7 +123,15 @@ impl<'a> Worker<'a> {
     /// Copies, sleeps or reaps. False when there is nothing left to live for.
     fn rest_or_reap(&mut self) -> Result<bool> {
         // One block, and then back to `fill`: its slot carries the next block while the one after it is copied.
-        if self.mover.unload()? {
+        if self.mover.unload()? || self.mover.settle_copies()? {
+            return Ok(true);
+        }
+        // A GPU takes some ten microseconds for a block, and the disk has all that it can be given by now.
+        if self.mover.is_copying() {
+            self.mover.reap(false)?;
+            if !self.mover.has_landed() {
+                self.mover.wait_for_copy();
+            }
             return Ok(true);
         }
         if self.mover.is_idle() && self.waiting.is_none() {

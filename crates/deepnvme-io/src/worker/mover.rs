@@ -1,17 +1,19 @@
 //! What moves blocks: a backend, the flights on it and the slots for those that must be copied. No waiting for work,
 //! no threads: a worker's loop has one, and so has whoever makes a small transfer with its own hands.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use deepnvme_mem::{Pool, Slot};
+use deepnvme_mem::{Device, Pool, Slot};
 
 use super::FLUSH_BYTES;
 use super::flight::{Flight, Flights, Landed};
 use super::window::Window;
 use crate::backend::Backend;
+use crate::backend::copies::{Copies, Slice};
 use crate::claim::Claim;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
+use crate::gpus::Gpus;
 use crate::op::{Completion, Errno, Op, Pieces, Submit};
 use crate::queue::SyncTarget;
 use crate::split::{Direction, Via};
@@ -30,9 +32,20 @@ impl SlotSetup {
     /// A third of the slots are being filled while the others are copied out. Devices often report what they have done
     /// in bursts: with every slot in the air, all come home together, and the device has nothing to do until the
     /// first of them has been copied. And what is in use at once should stay in the processor's caches.
-    fn bounced_reads_max(self) -> usize {
-        self.slots.div_ceil(3)
+    ///
+    /// To a GPU they are copied by its own engine, which keeps up with any disk: then the device gets two thirds.
+    fn bounced_reads_max(self, to_gpu: bool) -> usize {
+        let third = self.slots.div_ceil(3);
+        if to_gpu { (2 * third).min(self.slots) } else { third }
     }
+}
+
+/// What happens when a copy between a slot and a GPU is over.
+pub(super) enum Copying {
+    /// The slot of a write is full: its op can be submitted.
+    Out(Flight),
+    /// A read has come home.
+    Home(Landed),
 }
 
 /// Claims on their way through one backend.
@@ -40,7 +53,12 @@ pub(crate) struct Mover<B: Backend> {
     // Dropped before the flights, also when a panic unwinds: it waits for what the kernel still has, so that no
     // memory goes home while something may write to it.
     pub(super) backend: B,
+    // As the backend, for GPUs. Made when the first block needs it.
+    pub(super) copies: Option<Copies>,
     pub(super) flights: Flights,
+    /// By the numbers of their copies.
+    pub(super) copying: HashMap<u64, Copying>,
+    gpus: Arc<Gpus>,
     pub(super) window: Window,
     /// Bounced reads in the air.
     pub(super) bounced_reads: usize,
@@ -50,35 +68,73 @@ pub(crate) struct Mover<B: Backend> {
     slot_setup: SlotSetup,
     /// Made when the first block needs it.
     pool: Option<Pool>,
+    /// Whether the driver of the GPUs has been told of it.
+    is_pool_known: bool,
     unflushed_bytes: u64,
     completions: Vec<Completion>,
 }
 
+impl Copying {
+    fn flight(&self) -> &Flight {
+        match self {
+            Self::Out(flight) => flight,
+            Self::Home(landed) => &landed.flight,
+        }
+    }
+
+    pub(super) fn into_flight(self) -> Flight {
+        match self {
+            Self::Out(flight) => flight,
+            Self::Home(landed) => landed.flight,
+        }
+    }
+}
+
 impl<B: Backend> Mover<B> {
-    pub(super) fn new(backend: B, window: Window, stats: Arc<WorkerStats>, slot_setup: SlotSetup) -> Self {
+    pub(super) fn new(
+        backend: B,
+        window: Window,
+        stats: Arc<WorkerStats>,
+        slot_setup: SlotSetup,
+        gpus: &Arc<Gpus>,
+    ) -> Self {
         let flights = Flights::new(backend.depth());
         let completions = Vec::with_capacity(backend.depth() as usize);
         let landed = VecDeque::with_capacity(slot_setup.slots);
         Self {
             backend,
+            copies: None,
             flights,
+            copying: HashMap::new(),
+            gpus: Arc::clone(gpus),
             window,
             bounced_reads: 0,
             landed,
             stats,
             slot_setup,
             pool: None,
+            is_pool_known: false,
             unflushed_bytes: 0,
             completions,
         }
     }
 
     pub(crate) fn has_room(&self) -> bool {
-        self.window.has_room(self.flights.len())
+        self.window.has_room(self.flights.len() + self.copying.len() as u32)
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.flights.is_empty() && self.landed.is_empty()
+        self.flights.is_empty() && self.landed.is_empty() && self.copying.is_empty()
+    }
+
+    /// Whether GPUs are at work for it.
+    pub(crate) fn is_copying(&self) -> bool {
+        !self.copying.is_empty()
+    }
+
+    /// Whether blocks have come home to their slots that are still to be copied.
+    pub(crate) fn has_landed(&self) -> bool {
+        !self.landed.is_empty()
     }
 
     /// Whether completions have come home that nobody has looked at.
@@ -99,7 +155,8 @@ impl<B: Backend> Mover<B> {
         let mut slot = None;
         if block.via == Via::Slot {
             let is_read = claim.job().plan.direction() == Direction::Read;
-            if is_read && self.bounced_reads >= self.slot_setup.bounced_reads_max() {
+            let to_gpu = claim.job().has_gpu_memory();
+            if is_read && self.bounced_reads >= self.slot_setup.bounced_reads_max(to_gpu) {
                 return Ok(Some(claim));
             }
             slot = match self.take_slot() {
@@ -113,16 +170,59 @@ impl<B: Backend> Mover<B> {
             };
         }
         let mut flight = Flight::block(claim, block, slot);
-        match flight.first_op() {
-            Ok(op) => {
-                self.bounced_reads += usize::from(flight.is_bounced_read());
-                flight.in_flight = self.flights.len() + 1;
-                let token = self.flights.insert(flight);
-                self.submit(Op { token, ..op })?;
-            }
+        match flight.fill() {
+            Ok(slices) if slices.is_empty() => self.launch(flight)?,
+            Ok(slices) => self.copy(Copying::Out(flight), slices),
             Err(error) => flight.claim.end(Err(error)),
         }
         Ok(None)
+    }
+
+    /// Submits the op of a block.
+    pub(super) fn launch(&mut self, mut flight: Flight) -> Result<()> {
+        match flight.first_op() {
+            Ok(op) => {
+                self.bounced_reads += usize::from(flight.is_bounced_read());
+                flight.start(self.flights.len() + 1);
+                let token = self.flights.insert(flight);
+                self.submit(Op { token, ..op })
+            }
+            Err(error) => {
+                flight.claim.end(Err(error));
+                Ok(())
+            }
+        }
+    }
+
+    /// Starts to copy what of a slot belongs to memory on GPUs.
+    pub(super) fn copy(&mut self, copying: Copying, slices: Vec<Slice>) {
+        let flight = copying.flight();
+        let started = match &flight.slot {
+            Some(slot) => {
+                let copies = self.copies.get_or_insert_with(|| Copies::new(&self.gpus));
+                let bytes = slices.iter().map(|slice| slice.len as u64).sum();
+                if let (Some(pool), Device::Cuda { index }, false) =
+                    (&self.pool, slices[0].memory.device(), self.is_pool_known)
+                {
+                    self.is_pool_known = true;
+                    if let Err(error) = copies.register(index, &pool.arena()) {
+                        crate::sync::lock(&self.stats.staged_reason).get_or_insert(error.detail().to_owned());
+                    }
+                }
+                let direction = flight.claim.job().plan.direction();
+                copies.start(direction, &slot.region(), slices).inspect(|_| self.stats.gpu_copy(direction, bytes))
+            }
+            None => Err(Error::new(ErrorKind::Io, "copy", "a block without a slot; report this as a bug")),
+        };
+        match started {
+            Ok(number) => {
+                self.copying.insert(number, copying);
+            }
+            Err(error) => {
+                let error = flight.named(error);
+                copying.into_flight().claim.end(Err(error));
+            }
+        }
     }
 
     /// A bounce slot, or `None` while all are in use. The pool is made when first needed: most movers never do.
@@ -180,9 +280,12 @@ impl<B: Backend> Mover<B> {
 
     /// Fails all that is in the air, after the backend broke down.
     pub(crate) fn abandon(self, error: &Error) {
-        let Self { backend, mut flights, landed, .. } = self;
+        let Self { backend, copies, mut flights, copying, landed, .. } = self;
         drop(backend);
-        for flight in flights.drain().into_iter().chain(landed.into_iter().map(|landed| landed.flight)) {
+        drop(copies);
+        let landed = landed.into_iter().map(|landed| landed.flight);
+        let copying = copying.into_values().map(Copying::into_flight);
+        for flight in flights.drain().into_iter().chain(landed).chain(copying) {
             flight.claim.end(Err(error.clone()));
         }
     }

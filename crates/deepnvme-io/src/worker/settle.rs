@@ -1,9 +1,10 @@
 //! What happens to an op that has come home.
 
 use super::flight::{Flight, Landed, Task};
-use super::mover::Mover;
+use super::mover::{Copying, Mover};
 use super::verdict::Verdict;
 use crate::backend::Backend;
+use crate::backend::copies::Copies;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::op::{Completion, Errno, Op, Token};
@@ -97,11 +98,38 @@ impl<B: Backend> Mover<B> {
         self.flush()?;
         if let Some(mut landed) = self.landed.pop_front() {
             match landed.flight.copy_home() {
-                Ok(()) => self.finish(landed),
+                Ok(slices) if slices.is_empty() => self.finish(landed),
+                Ok(slices) => self.copy(Copying::Home(landed), slices),
                 Err(error) => landed.flight.claim.end(Err(error)),
             }
         }
         Ok(true)
+    }
+
+    /// Goes on with those blocks whose copies to or from a GPU are over; whether there were any.
+    pub(crate) fn settle_copies(&mut self) -> Result<bool> {
+        let finished = self.copies.as_mut().map(Copies::take_finished).unwrap_or_default();
+        let any = !finished.is_empty();
+        for (number, result) in finished {
+            let Some(copying) = self.copying.remove(&number) else { continue };
+            match (result, copying) {
+                (Ok(()), Copying::Out(flight)) => self.launch(flight)?,
+                (Ok(()), Copying::Home(landed)) => self.finish(landed),
+                (Err(error), copying) => {
+                    let flight = copying.into_flight();
+                    let error = flight.named(error);
+                    flight.claim.end(Err(error));
+                }
+            }
+        }
+        Ok(any)
+    }
+
+    /// Sleeps until a copy to or from a GPU is over.
+    pub(crate) fn wait_for_copy(&self) {
+        if let Some(copies) = &self.copies {
+            copies.wait_for_one();
+        }
     }
 
     /// Gives the slot back and tells the job.

@@ -16,6 +16,19 @@ fn check_gather(model: &Model, from: usize, len: usize) {
     assert_eq!(got, model.flat()[from..from + len], "{:?}, {len} bytes from {from}", model.layout);
 }
 
+/// The pieces that a GPU would be told of are those that the processor copies.
+fn check_rows(model: &Model, from: usize, len: usize) {
+    let (tensor, whole) = model.region();
+    let mut places = Vec::new();
+    tensor.region().each_row(from, len, |address, bytes, count, pitch| {
+        for row in 0..count as isize {
+            let start = address.wrapping_add_signed(row * pitch) - whole.addr();
+            places.extend(start..start + bytes);
+        }
+    });
+    assert_eq!(places, model.places[from..from + len], "{:?}, {len} bytes from {from}", model.layout);
+}
+
 fn check_scatter(model: &Model, to: usize, len: usize) {
     let (tensor, whole) = model.region();
     let source: Vec<u8> = (0..len).map(|index| (index * 7 + 1) as u8).collect();
@@ -50,6 +63,7 @@ fn known_layouts_are_copied_whole_and_in_every_part() {
             for len in 0..=total - from {
                 check_gather(&model, from, len);
                 check_scatter(&model, from, len);
+                check_rows(&model, from, len);
             }
         }
     }
@@ -101,6 +115,11 @@ proptest! {
     #[test]
     fn gathers_what_the_model_gathers((model, from, len) in with_range(views())) {
         check_gather(&model, from, len);
+    }
+
+    #[test]
+    fn tells_a_gpu_of_the_same_pieces((model, from, len) in with_range(tangles())) {
+        check_rows(&model, from, len);
     }
 
     #[test]

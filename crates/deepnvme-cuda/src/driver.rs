@@ -1,0 +1,159 @@
+//! The driver's functions, taken out of its library once.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::OnceLock;
+
+use libloading::Library;
+
+use crate::copy::Copy2d;
+use crate::error::{Absent, Error, Result, SUCCESS};
+use crate::library::Wanted;
+
+/// `CUdeviceptr`.
+pub(crate) type DevicePointer = u64;
+/// `CUcontext`, `CUstream`, `CUevent`: handles that only the driver looks into.
+pub(crate) type Handle = *mut c_void;
+
+const WANTED: Wanted = Wanted {
+    what: "the CUDA driver",
+    variable: "DEEPNVME_LIBCUDA",
+    names: &["libcuda.so.1", "libcuda.so"],
+    remedy: "install the NVIDIA driver, and in a container start it with its GPUs (docker run --gpus all)",
+};
+
+/// Declares the table of functions: under which symbol each is found, and what it takes.
+macro_rules! functions {
+    ($($name:ident = $symbol:literal ($($type:ty),*);)*) => {
+        pub(crate) struct Functions {
+            $(pub(crate) $name: unsafe extern "C" fn($($type),*) -> c_int,)*
+        }
+
+        impl Functions {
+            /// # Safety
+            /// The library is a CUDA driver: its symbols have the types that are written here.
+            unsafe fn of(library: &Library) -> std::result::Result<Self, libloading::Error> {
+                // SAFETY: the types are those of cuda.h for these symbols, which the caller says the library has.
+                unsafe {
+                    Ok(Self {
+                        $($name: *library.get::<unsafe extern "C" fn($($type),*) -> c_int>($symbol)?,)*
+                    })
+                }
+            }
+        }
+    };
+}
+
+functions! {
+    init = b"cuInit\0" (c_uint);
+    driver_version = b"cuDriverGetVersion\0" (*mut c_int);
+    error_name = b"cuGetErrorName\0" (c_int, *mut *const c_char);
+    error_string = b"cuGetErrorString\0" (c_int, *mut *const c_char);
+    device_count = b"cuDeviceGetCount\0" (*mut c_int);
+    device_get = b"cuDeviceGet\0" (*mut c_int, c_int);
+    device_name = b"cuDeviceGetName\0" (*mut c_char, c_int, c_int);
+    device_total_memory = b"cuDeviceTotalMem_v2\0" (*mut usize, c_int);
+    device_pci_bus_id = b"cuDeviceGetPCIBusId\0" (*mut c_char, c_int, c_int);
+    context_retain = b"cuDevicePrimaryCtxRetain\0" (*mut Handle, c_int);
+    context_release = b"cuDevicePrimaryCtxRelease_v2\0" (c_int);
+    context_push = b"cuCtxPushCurrent_v2\0" (Handle);
+    context_pop = b"cuCtxPopCurrent_v2\0" (*mut Handle);
+    host_register = b"cuMemHostRegister_v2\0" (*mut c_void, usize, c_uint);
+    host_unregister = b"cuMemHostUnregister\0" (*mut c_void);
+    copy_to_device = b"cuMemcpyHtoDAsync_v2\0" (DevicePointer, *const c_void, usize, Handle);
+    copy_to_host = b"cuMemcpyDtoHAsync_v2\0" (*mut c_void, DevicePointer, usize, Handle);
+    copy_2d = b"cuMemcpy2DAsync_v2\0" (*const Copy2d, Handle);
+    stream_create = b"cuStreamCreate\0" (*mut Handle, c_uint);
+    stream_destroy = b"cuStreamDestroy_v2\0" (Handle);
+    stream_synchronize = b"cuStreamSynchronize\0" (Handle);
+    event_create = b"cuEventCreate\0" (*mut Handle, c_uint);
+    event_destroy = b"cuEventDestroy_v2\0" (Handle);
+    event_record = b"cuEventRecord\0" (Handle, Handle);
+    event_query = b"cuEventQuery\0" (Handle);
+    event_synchronize = b"cuEventSynchronize\0" (Handle);
+}
+
+/// The CUDA driver of this process.
+pub struct Driver {
+    pub(crate) functions: Functions,
+    // The functions are those of this library, which is never closed: a driver that goes while its threads run takes the
+    // process with it.
+    _library: std::mem::ManuallyDrop<Library>,
+    version: i32,
+}
+
+impl Driver {
+    /// The driver, loaded and initialised at the first call.
+    ///
+    /// # Errors
+    /// Why there is none; the same at every call.
+    pub fn get() -> std::result::Result<&'static Self, Absent> {
+        static DRIVER: OnceLock<std::result::Result<Driver, Absent>> = OnceLock::new();
+        DRIVER.get_or_init(Self::load).as_ref().map_err(Clone::clone)
+    }
+
+    fn load() -> std::result::Result<Self, Absent> {
+        let library = WANTED.open()?;
+        // SAFETY: it has the name of a CUDA driver, or the user says that it is one.
+        let functions = unsafe { Functions::of(&library) };
+        let functions = functions.map_err(|error| Absent {
+            text: format!("the CUDA driver lacks a function ({error}); install one of CUDA 11.0 or later"),
+        })?;
+        let mut driver = Self { functions, _library: std::mem::ManuallyDrop::new(library), version: 0 };
+        // SAFETY: there are no flags, and nothing has been initialised that this could disturb.
+        let initialised = driver.check("cuInit", unsafe { (driver.functions.init)(0) });
+        initialised.map_err(|error| Absent { text: format!("the CUDA driver does not start: {error}") })?;
+        let mut version = 0;
+        // SAFETY: the pointer is to an integer of ours.
+        if unsafe { (driver.functions.driver_version)(&raw mut version) } == SUCCESS {
+            driver.version = version;
+        }
+        Ok(driver)
+    }
+
+    /// The version of CUDA that it is for: 1000 times the first number, plus 10 times the second.
+    #[must_use]
+    pub fn version(&self) -> i32 {
+        self.version
+    }
+
+    /// How many GPUs there are.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn device_count(&self) -> Result<u32> {
+        let mut count = 0;
+        // SAFETY: the pointer is to an integer of ours.
+        self.check("cuDeviceGetCount", unsafe { (self.functions.device_count)(&raw mut count) })?;
+        Ok(u32::try_from(count).unwrap_or(0))
+    }
+
+    /// Makes an error of any code but success.
+    pub(crate) fn check(&self, call: &'static str, code: c_int) -> Result<()> {
+        if code == SUCCESS { Ok(()) } else { Err(self.error(call, code)) }
+    }
+
+    fn error(&self, call: &'static str, code: c_int) -> Error {
+        let (name, text) = (self.text(self.functions.error_name, code), self.text(self.functions.error_string, code));
+        let text = match (name, text) {
+            (Some(name), Some(text)) => format!("{name}, {text}"),
+            (Some(text), None) | (None, Some(text)) => text,
+            (None, None) => "the driver has no name for it".into(),
+        };
+        Error { call, code, text }
+    }
+
+    fn text(&self, ask: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int, code: c_int) -> Option<String> {
+        let mut text = ptr::null();
+        // SAFETY: the driver writes a pointer to a text that lives as long as itself, or null.
+        let known = unsafe { ask(code, &raw mut text) } == SUCCESS && !text.is_null();
+        // SAFETY: as above.
+        known.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+    }
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Driver(CUDA {}.{})", self.version / 1000, self.version % 1000 / 10)
+    }
+}

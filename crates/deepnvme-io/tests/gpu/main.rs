@@ -1,0 +1,392 @@
+//! Memory on GPUs, by way of bounce slots: the same bytes, in the order of streams, also when the driver refuses. Run with a
+//! stand-in for the driver, which copies late and keeps what it must not be asked.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
+
+mod standin;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use deepnvme_io::{
+    Access, BackendChoice, Config, DirectMode, Engine, ErrorKind, OpenOptions, ReadItem, Target, TensorFile, WriteItem,
+    WriteOptions,
+};
+use deepnvme_mem::{Region, RegionMut, Strided};
+use standin::{Gpu, pattern};
+
+const CHOICES: [BackendChoice; 3] = [BackendChoice::Uring, BackendChoice::Aio, BackendChoice::Threads];
+
+fn engine(backend: BackendChoice) -> Option<Engine> {
+    let config = Config { backend, workers: 2, queue_depth: 8, block_bytes: 16384, ..Config::default() };
+    Engine::new(config).ok()
+}
+
+fn open(path: &Path, direct: DirectMode) -> Arc<TensorFile> {
+    let options = OpenOptions { access: Access::ReadWrite, create: true, direct };
+    TensorFile::open(&Target::from(path), options).unwrap()
+}
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+#[test]
+fn every_size_and_place_comes_back_under_every_backend() {
+    let gpu = Gpu::new();
+    let folder = folder();
+    for (number, backend) in CHOICES.into_iter().enumerate() {
+        let Some(engine) = engine(backend) else { continue };
+        for direct in [DirectMode::Preferred, DirectMode::Disabled] {
+            let file = open(&folder.path().join(format!("{number}-{direct:?}")), direct);
+            for (seed, (bytes, offset)) in
+                [(1, 0), (511, 3), (4096, 4096), (16384, 512), (16385, 16383), (100_001, 0), (300_000, 77_777)]
+                    .into_iter()
+                    .enumerate()
+            {
+                let device = seed as u32 % 2;
+                let memory = gpu.memory(device, bytes, seed as u64);
+                let (_, wrote) = engine.write(&file, offset, memory.region(), WriteOptions::default()).unwrap().wait();
+                assert_eq!(wrote.unwrap().bytes, bytes as u64);
+                let host = RegionMut::from_vec(vec![0; bytes]);
+                let (host, read) = engine.read(&file, offset, host).unwrap().wait();
+                read.unwrap();
+                let mut seen = vec![0; bytes];
+                host.unwrap().region().copy_to_slice(0, &mut seen);
+                assert!(seen == pattern(seed as u64, bytes), "written: {backend:?} {direct:?} {bytes} at {offset}");
+                let other = gpu.memory(1 - device, bytes, 99);
+                let (home, read) = engine.read(&file, offset, other.region_mut()).unwrap().wait();
+                assert_eq!(read.unwrap().bytes, bytes as u64);
+                assert_eq!(home.unwrap().len(), bytes);
+                assert!(
+                    gpu.peek(&other) == pattern(seed as u64, bytes),
+                    "read: {backend:?} {direct:?} {bytes} at {offset}"
+                );
+            }
+        }
+        let stats = engine.stats();
+        assert_eq!(stats.bytes_to_gpu, stats.bytes_from_gpu);
+        assert!(stats.gpu_copies > 100, "{} copies", stats.gpu_copies);
+        assert_eq!(stats.staged_reason, None);
+        assert!(stats.pool_bytes <= engine.config().pool_bound_bytes());
+    }
+    assert_eq!(gpu.count("pageable_copies"), 0, "the slots are registered");
+    gpu.assert_clean();
+}
+
+/// Rows and columns of a matrix, a transposed one, and one with a step.
+fn layouts() -> Vec<(usize, Strided)> {
+    let layout = |shape: &[usize], stride_bytes: &[isize], item_bytes| Strided {
+        shape: shape.to_vec(),
+        stride_bytes: stride_bytes.to_vec(),
+        item_bytes,
+    };
+    vec![
+        (0, layout(&[300, 200], &[1024, 4], 4)),
+        (16, layout(&[256, 300], &[4, 1024], 4)),
+        (8, layout(&[50, 3, 60], &[2048, 512, 8], 2)),
+        (400_000, layout(&[100, 16], &[-2048, 4], 4)),
+        (0, layout(&[3, 10], &[300_000, 64], 64)),
+    ]
+}
+
+#[test]
+fn strided_tensors() {
+    let gpu = Gpu::new();
+    let folder = folder();
+    let engine = engine(BackendChoice::Threads).unwrap();
+    let file = open(&folder.path().join("file"), DirectMode::Preferred);
+    for (seed, (at, layout)) in layouts().into_iter().enumerate() {
+        let memory = gpu.memory(0, 1_000_000, seed as u64);
+        // What it ought to be, by the same layout in the processor's memory.
+        let mut host = gpu.peek(&memory);
+        let flat = Region::from_vec(host.clone()).view(at, &layout).unwrap();
+        let mut expected = vec![0; flat.len()];
+        flat.copy_to_slice(0, &mut expected);
+        engine.write(&file, 5, memory.strided(at, layout.clone()), WriteOptions::default()).unwrap().wait().1.unwrap();
+        let (target, read) = engine.read(&file, 5, RegionMut::from_vec(vec![0; expected.len()])).unwrap().wait();
+        read.unwrap();
+        let mut seen = vec![0; expected.len()];
+        target.unwrap().region().copy_to_slice(0, &mut seen);
+        assert!(seen == expected, "written: {layout:?}");
+
+        let fresh = pattern(1000 + seed as u64, expected.len());
+        engine.write(&file, 5, Region::from_vec(fresh.clone()), WriteOptions::default()).unwrap().wait().1.unwrap();
+        engine.read(&file, 5, memory.strided_mut(at, layout.clone())).unwrap().wait().1.unwrap();
+        let after = gpu.peek(&memory);
+        let again = Region::from_vec(after.clone()).view(at, &layout).unwrap();
+        again.copy_to_slice(0, &mut seen);
+        assert!(seen == fresh, "read: {layout:?}");
+        // Between the elements nothing has changed.
+        let mut marks = vec![false; host.len()];
+        memory.strided(at, layout.clone()).each_row(0, seen.len(), |address, bytes, count, pitch| {
+            for row in 0..count as isize {
+                let start = (address as isize + row * pitch) as usize - memory.region().addr();
+                marks[start..start + bytes].fill(true);
+            }
+        });
+        assert_eq!(marks.iter().filter(|mark| **mark).count(), seen.len(), "each byte once: {layout:?}");
+        host.iter_mut().zip(&after).zip(&marks).filter(|(_, mark)| **mark).for_each(|((old, new), _)| *old = *new);
+        assert!(host == after, "between the elements: {layout:?}");
+    }
+    drop(engine);
+    gpu.assert_clean();
+}
+
+#[test]
+fn a_write_waits_for_what_its_stream_had_been_given() {
+    let gpu = Gpu::new();
+    let folder = folder();
+    let engine = engine(BackendChoice::Auto).unwrap();
+    let file = open(&folder.path().join("file"), DirectMode::Preferred);
+    let stream = gpu.stream(1);
+    let memory = gpu.memory(1, 200_000, 1);
+    gpu.fill(stream, &memory, 2, 60_000);
+    let began = Instant::now();
+    let pending = engine.write(&file, 0, memory.region().after(stream), WriteOptions::default()).unwrap();
+    assert!(began.elapsed() < Duration::from_millis(30), "who submits does not wait");
+    // Another request, of memory that is ready, goes first.
+    engine
+        .write(&file, 1 << 20, Region::from_vec(vec![7; 100_000]), WriteOptions::default())
+        .unwrap()
+        .wait()
+        .1
+        .unwrap();
+    assert!(began.elapsed() < Duration::from_millis(55), "nobody else waits");
+    pending.wait().1.unwrap();
+    let (target, read) = engine.read(&file, 0, RegionMut::from_vec(vec![0; 200_000])).unwrap().wait();
+    read.unwrap();
+    let mut seen = vec![0; 200_000];
+    target.unwrap().region().copy_to_slice(0, &mut seen);
+    assert!(seen == pattern(2, 200_000), "what the kernel made, not what was there before");
+    assert_eq!(engine.stats().gpu_waits, 1);
+    drop(engine);
+    gpu.end_stream(1, stream);
+    gpu.assert_clean();
+}
+
+#[test]
+fn a_read_does_not_overwrite_what_a_kernel_still_reads() {
+    let gpu = Gpu::new();
+    let folder = folder();
+    let engine = engine(BackendChoice::Auto).unwrap();
+    let file = open(&folder.path().join("file"), DirectMode::Preferred);
+    let bytes = pattern(3, 150_000);
+    engine.write(&file, 0, Region::from_vec(bytes.clone()), WriteOptions::default()).unwrap().wait().1.unwrap();
+    let stream = gpu.stream(0);
+    let (memory, other) = (gpu.memory(0, 150_000, 1), gpu.memory(0, 150_000, 2));
+    gpu.copy(stream, &other, &memory, 50_000);
+    engine.read(&file, 0, memory.region_mut().after(stream)).unwrap().wait().1.unwrap();
+    assert!(gpu.peek(&memory) == bytes);
+    assert!(gpu.peek(&other) == pattern(1, 150_000), "what was there before the read");
+    // What is launched now sees what was read, on whatever stream.
+    let second = gpu.stream(0);
+    gpu.copy(second, &other, &memory, 0);
+    gpu.end_stream(0, second);
+    assert!(gpu.peek(&other) == bytes);
+    drop(engine);
+    gpu.end_stream(0, stream);
+    gpu.assert_clean();
+}
+
+#[test]
+fn a_request_that_waits_for_its_stream_can_be_cancelled_and_an_engine_dropped() {
+    let gpu = Gpu::new();
+    let folder = folder();
+    let engine = engine(BackendChoice::Auto).unwrap();
+    let file = open(&folder.path().join("file"), DirectMode::Preferred);
+    let stream = gpu.stream(0);
+    let memory = gpu.memory(0, 50_000, 1);
+    gpu.fill(stream, &memory, 2, 80_000);
+    let write = || engine.write(&file, 0, memory.region().after(stream), WriteOptions::default()).unwrap();
+    let (cancelled, kept) = (write(), write());
+    assert!(cancelled.cancel());
+    let (home, outcome) = cancelled.wait();
+    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Cancelled);
+    assert!(home.is_some());
+    // Dropping the engine does what it has accepted.
+    drop(engine);
+    assert_eq!(kept.wait().1.unwrap().bytes, 50_000);
+    assert!(std::fs::read(folder.path().join("file")).unwrap() == pattern(2, 50_000));
+    gpu.end_stream(0, stream);
+    gpu.assert_clean();
+}
+
+#[test]
+fn one_batch_over_the_host_and_two_gpus() {
+    let gpu = Gpu::new();
+    let folder = folder();
+    let engine = engine(BackendChoice::Auto).unwrap();
+    let file = open(&folder.path().join("file"), DirectMode::Preferred);
+    let sizes = [5000, 3, 40_000, 4096, 700, 9, 100_000, 1234];
+    let expected: Vec<Vec<u8>> = sizes.iter().enumerate().map(|(i, bytes)| pattern(i as u64, *bytes)).collect();
+    let memories: Vec<_> =
+        sizes.iter().enumerate().map(|(i, bytes)| gpu.memory(i as u32 % 2, *bytes, i as u64)).collect();
+    let mut offset = 100;
+    let mut offsets = Vec::new();
+    let mut items = Vec::new();
+    for (number, memory) in memories.iter().enumerate() {
+        let source = if number % 3 == 2 { Region::from_vec(expected[number].clone()) } else { memory.region() };
+        items.push(WriteItem { file: Arc::clone(&file), offset, source });
+        offsets.push(offset);
+        offset += memory.bytes as u64;
+    }
+    engine.write_batch(items, WriteOptions::default()).unwrap().wait().1.unwrap();
+    let targets: Vec<_> =
+        sizes.iter().enumerate().map(|(i, bytes)| gpu.memory((i as u32 + 1) % 2, *bytes, 77)).collect();
+    let item = |number: usize| {
+        let on_host = number % 4 == 1;
+        let target = if on_host { RegionMut::from_vec(vec![0; sizes[number]]) } else { targets[number].region_mut() };
+        ReadItem { file: Arc::clone(&file), offset: offsets[number], target }
+    };
+    let (home, read) = engine.read_batch((0..sizes.len()).map(item).collect()).unwrap().wait();
+    read.unwrap();
+    for (number, region) in home.unwrap().into_iter().enumerate() {
+        let seen = if number % 4 == 1 {
+            let mut bytes = vec![0; sizes[number]];
+            region.region().copy_to_slice(0, &mut bytes);
+            bytes
+        } else {
+            gpu.peek(&targets[number])
+        };
+        assert!(seen == expected[number], "item {number}");
+    }
+    drop(engine);
+    gpu.assert_clean();
+}
+
+/// Every call that the engine makes, refused at its first, second and fifth time.
+#[test]
+fn whatever_the_driver_refuses_is_an_error_and_leaves_nothing() {
+    const CALLS: [&str; 11] = [
+        "cuDevicePrimaryCtxRetain",
+        "cuCtxPushCurrent_v2",
+        "cuEventCreate",
+        "cuEventRecord",
+        "cuEventQuery",
+        "cuEventSynchronize",
+        "cuStreamCreate",
+        "cuMemHostRegister_v2",
+        "cuMemcpyHtoDAsync_v2",
+        "cuMemcpyDtoHAsync_v2",
+        "cuMemcpy2DAsync_v2",
+    ];
+    let gpu = Gpu::new();
+    let folder = folder();
+    let mut refused = 0;
+    for call in CALLS {
+        for after in [0, 1, 4] {
+            let file = open(&folder.path().join("file"), DirectMode::Preferred);
+            let engine = engine(BackendChoice::Auto).unwrap();
+            engine
+                .write(&file, 0, Region::from_vec(vec![1; 200_000]), WriteOptions::default())
+                .unwrap()
+                .wait()
+                .1
+                .unwrap();
+            let memory = gpu.memory(0, 150_000, 5);
+            let layout = Strided { shape: vec![300, 100], stride_bytes: vec![400, 1], item_bytes: 1 };
+            gpu.clear();
+            gpu.fail(call, after, 700);
+            let write =
+                engine.write(&file, 0, memory.region(), WriteOptions::default()).map(|pending| pending.wait().1);
+            let read = engine.read(&file, 0, memory.region_mut()).map(|pending| pending.wait().1);
+            let strided = engine.write(&file, 0, memory.strided(0, layout), WriteOptions::default());
+            let strided = strided.map(|pending| pending.wait().1);
+            for outcome in [write, read, strided] {
+                if let Err(error) | Ok(Err(error)) = outcome {
+                    refused += 1;
+                    let text = error.to_string();
+                    assert_eq!(error.kind(), ErrorKind::Device, "{call}: {text}");
+                    assert!(text.contains("700"), "{call}: {text}");
+                    assert!(text.contains("file"), "it names the file: {text}");
+                }
+            }
+            gpu.clear();
+            // The engine goes on.
+            gpu.poke(&memory, &pattern(6, 150_000));
+            engine.write(&file, 0, memory.region(), WriteOptions::default()).unwrap().wait().1.unwrap();
+            let seen = std::fs::read(folder.path().join("file")).unwrap();
+            assert!(seen[..150_000] == pattern(6, 150_000) && seen[150_000..] == [1; 50_000], "{call}");
+            drop((engine, memory));
+            gpu.assert_clean();
+            assert_eq!(gpu.live("device_allocations"), 0, "{call}");
+        }
+    }
+    assert!(refused > 15, "{refused}");
+}
+
+#[test]
+fn memory_that_cannot_be_registered_is_staged_and_says_so() {
+    let gpu = Gpu::new();
+    let folder = folder();
+    let engine = engine(BackendChoice::Auto).unwrap();
+    let file = open(&folder.path().join("file"), DirectMode::Preferred);
+    let memory = gpu.memory(0, 100_000, 1);
+    // Both workers.
+    gpu.fail("cuMemHostRegister_v2", 0, 2);
+    gpu.fail("cuMemHostRegister_v2", 1, 2);
+    for _ in 0..20 {
+        engine.write(&file, 0, memory.region(), WriteOptions::default()).unwrap().wait().1.unwrap();
+    }
+    assert!(std::fs::read(folder.path().join("file")).unwrap() == pattern(1, 100_000));
+    let reason = engine.stats().staged_reason.unwrap();
+    assert!(reason.contains("cuMemHostRegister") && reason.contains("lower"), "{reason}");
+    drop(engine);
+    gpu.assert_clean();
+}
+
+#[test]
+fn a_gpu_that_is_not_there() {
+    let gpu = Gpu::new();
+    let folder = folder();
+    let engine = engine(BackendChoice::Auto).unwrap();
+    let path = folder.path().join("file");
+    let file = open(&path, DirectMode::Preferred);
+    let memory = gpu.memory(0, 100, 1);
+    let elsewhere = memory.on_device(7);
+    let error = engine.write(&file, 0, elsewhere, WriteOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Device);
+    assert!(error.to_string().contains("cuDeviceGet"), "{error}");
+    drop(engine);
+    gpu.assert_clean();
+}
+
+#[test]
+fn many_requests_share_the_slots() {
+    let gpu = Gpu::new();
+    let folder = folder();
+    let engine = engine(BackendChoice::Auto).unwrap();
+    let file = open(&folder.path().join("file"), DirectMode::Preferred);
+    let count = 60;
+    let memories: Vec<_> = (0..count).map(|i| gpu.memory(i % 2, 30_000 + i as usize, i.into())).collect();
+    let offset = |i: usize| i as u64 * 40_000;
+    let pendings: Vec<_> = memories
+        .iter()
+        .enumerate()
+        .map(|(i, memory)| engine.write(&file, offset(i), memory.region(), WriteOptions::default()).unwrap())
+        .collect();
+    for pending in pendings {
+        pending.wait().1.unwrap();
+    }
+    for memory in &memories {
+        gpu.poke(memory, &vec![0; memory.bytes]);
+    }
+    let pendings: Vec<_> = memories
+        .iter()
+        .enumerate()
+        .map(|(i, memory)| engine.read(&file, offset(i), memory.region_mut()).unwrap())
+        .collect();
+    for pending in pendings {
+        pending.wait().1.unwrap();
+    }
+    for (i, memory) in memories.iter().enumerate() {
+        assert!(gpu.peek(memory) == pattern(i as u64, memory.bytes), "request {i}");
+    }
+    let stats = engine.stats();
+    assert!(stats.pool_bytes <= engine.config().pool_bound_bytes());
+    assert_eq!(stats.bytes_to_gpu, memories.iter().map(|memory| memory.bytes as u64).sum::<u64>());
+    drop(engine);
+    assert_eq!(gpu.calls("cuMemHostRegister_v2"), 2, "once for each worker's slots");
+    gpu.assert_clean();
+}

@@ -1,0 +1,80 @@
+"""A GPU for tests: a real one (`-m gpu`), and the stand-in."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import deepnvme
+
+torch = pytest.importorskip("torch")
+
+from .standin import Standin, StandinGpu, library  # noqa: E402
+
+_LIBRARY = library()
+_STANDIN = None if _LIBRARY is None else Standin(_LIBRARY)
+
+
+class RealGpu:
+    """What a test does with a GPU."""
+
+    is_real = True
+
+    def tensor(self, host: Any, device: int = 0) -> Any:
+        """Copy a tensor to the GPU, with its strides."""
+        return host.to(torch.device("cuda", device % torch.cuda.device_count()))
+
+    def to_host(self, tensor: Any) -> Any:
+        """Copy it back."""
+        return tensor.cpu()
+
+    def late(self, target: Any, source: Any, delay_ms: int) -> None:
+        """Launch a copy on a new stream, which becomes the current one, and which takes some time."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        torch.cuda.set_stream(stream)
+        # About 1.5 GHz.
+        torch.cuda._sleep(delay_ms * 1_500_000)
+        target.copy_(source)
+
+    def close(self) -> None:
+        """End what was made."""
+        torch.cuda.synchronize()
+        torch.cuda.set_stream(torch.cuda.default_stream())
+
+
+# The real one is no skipped test where there is none.
+KINDS = ["standin", *([pytest.param("real", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
+
+
+@pytest.fixture(params=KINDS)
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A GPU; of the stand-in, nothing may be left behind, and nothing may have been done to it that hurts."""
+    if request.param == "real":
+        gpu = RealGpu()
+        yield gpu
+        gpu.close()
+        return
+    if _STANDIN is None:
+        pytest.skip("the stand-in has not been built: cargo build -p deepnvme-standin")
+    _STANDIN.clear()
+    fake = StandinGpu(_STANDIN, monkeypatch)
+    yield fake
+    gc.collect()
+    fake.close()
+    assert _STANDIN.violations() == ""
+    assert _STANDIN.count("device_synchronises") == 0
+
+
+@pytest.fixture(params=["io_uring", "aio", "threads"])
+def engine(request: pytest.FixtureRequest) -> Iterator[deepnvme.Engine]:
+    """An engine of each backend, small enough that tests cross its blocks and its pool."""
+    try:
+        engine = deepnvme.Engine(backend=request.param, workers=2, queue_depth=8, block_bytes=16384)
+    except deepnvme.errors.UnsupportedError as error:
+        pytest.skip(f"{request.param} does not work here: {error}")
+    with engine:
+        yield engine
