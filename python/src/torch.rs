@@ -80,17 +80,26 @@ fn plain(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Layout>> {
     Ok(Some(Layout { place: Place::HOST, address, bytes, strided: None, keep: storage(object)? }))
 }
 
-/// Where the bytes of an untyped storage are; `None` of anything else, and of storages on other devices.
-pub(crate) fn storage_place(object: &Bound<'_, PyAny>) -> PyResult<Option<(usize, usize)>> {
+/// Where the bytes of an untyped storage are; `None` of anything else, and of storages on other devices than CUDA's.
+pub(crate) fn storage_place(object: &Bound<'_, PyAny>) -> PyResult<Option<(Place, usize, usize)>> {
     let py = object.py();
     let Some(module) = module(py, "torch")? else { return Ok(None) };
     let is_storage = object.is_instance(&module.getattr(intern!(py, "UntypedStorage"))?)?;
-    if !is_storage || !object.getattr(intern!(py, "device"))?.getattr(intern!(py, "type"))?.eq(intern!(py, "cpu"))? {
+    if !is_storage {
         return Ok(None);
     }
+    let device = object.getattr(intern!(py, "device"))?;
+    let kind = device.getattr(intern!(py, "type"))?;
+    let place = if kind.eq(intern!(py, "cpu"))? {
+        Place::HOST
+    } else if kind.eq(intern!(py, "cuda"))? && !is_rocm(py)? {
+        place_on(&device)?
+    } else {
+        return Ok(None);
+    };
     let address: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
     let bytes: usize = object.call_method0(intern!(py, "nbytes"))?.extract()?;
-    Ok(Some((address, bytes)))
+    Ok(Some((place, address, bytes)))
 }
 
 /// What keeps a tensor's bytes in place. Not the tensor: `tensor.data = other` and `set_()` free a tensor's storage
@@ -154,10 +163,15 @@ fn place(tensor: &Bound<'_, PyAny>) -> PyResult<Place> {
     if !is_true(tensor, intern!(py, "is_cuda"))? {
         return Ok(Place::HOST);
     }
-    let device = tensor.getattr(intern!(py, "device"))?;
+    place_on(&tensor.getattr(intern!(py, "device"))?)
+}
+
+/// A CUDA device, and the stream that torch gives this thread's work to there.
+fn place_on(device: &Bound<'_, PyAny>) -> PyResult<Place> {
+    let py = device.py();
     let index: u32 = device.getattr(intern!(py, "index"))?.extract::<Option<u32>>()?.unwrap_or(0);
     let Some(cuda) = module(py, "torch.cuda")? else {
-        return Err(PyTypeError::new_err(format!("this tensor is on {device}, and torch.cuda has not been imported")));
+        return Err(PyTypeError::new_err(format!("the memory is on {device}, and torch.cuda has not been imported")));
     };
     let stream = cuda.call_method1(intern!(py, "current_stream"), (index,))?;
     let stream: usize = stream.getattr(intern!(py, "cuda_stream"))?.extract()?;

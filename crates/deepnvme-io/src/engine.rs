@@ -10,7 +10,7 @@ use crate::config::{Config, DirectMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::{DirectState, TensorFile};
 use crate::gate::Gate;
-use crate::gpus::Gpus;
+use crate::gpus::{GpuAccess, Gpus};
 use crate::job::{Durability, Job, Memory, WriteExtent, WriteOptions};
 use crate::pending::Pending;
 use crate::probe::Probe;
@@ -177,6 +177,12 @@ impl Engine {
     #[must_use]
     pub fn backend_reason(&self) -> &str {
         &self.backend_reason
+    }
+
+    /// What copies out of the memory of GPUs while its caller waits.
+    #[must_use]
+    pub fn gpu_access(&self) -> GpuAccess {
+        GpuAccess::new(&self.gpus)
     }
 
     /// What the engine has done so far.

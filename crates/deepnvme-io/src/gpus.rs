@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use deepnvme_cuda as cuda;
-use deepnvme_mem::Device;
+use deepnvme_mem::{Device, Region, RegionMut, Slot};
 
+use crate::backend::copies::{self, Fetcher, Slice};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::{Mutex, lock};
 
@@ -13,6 +14,108 @@ use crate::sync::{Mutex, lock};
 #[derive(Debug, Default)]
 pub(crate) struct Gpus {
     open: Mutex<HashMap<u32, Arc<cuda::Device>>>,
+    /// What copies while somebody waits, and is not used now.
+    resting: Mutex<Vec<(u32, Fetcher)>>,
+}
+
+/// What copies out of the memory of GPUs while its caller waits, for what the processor has to see itself. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct GpuAccess {
+    gpus: Arc<Gpus>,
+}
+
+/// Memory that the driver knows, until this is dropped.
+#[derive(Debug)]
+pub struct KnownMemory {
+    _registration: cuda::Registration,
+}
+
+/// Points in the streams of GPUs.
+#[derive(Debug, Default)]
+pub struct StreamPoints {
+    events: Vec<cuda::Event>,
+}
+
+impl StreamPoints {
+    /// Waits until the streams have come so far.
+    ///
+    /// # Errors
+    /// `Device` when something has failed there.
+    pub fn wait(&self) -> Result<()> {
+        self.events.iter().try_for_each(cuda::Event::wait).map_err(|error| refused(&error))
+    }
+}
+
+impl GpuAccess {
+    pub(crate) fn new(gpus: &Arc<Gpus>) -> Self {
+        Self { gpus: Arc::clone(gpus) }
+    }
+
+    /// Points behind all that the streams of this memory have been given by now.
+    ///
+    /// # Errors
+    /// `Unsupported` and `Device` where there is no such GPU, or its driver refuses.
+    pub fn points<'a>(&self, memory: impl IntoIterator<Item = &'a Region>) -> Result<StreamPoints> {
+        let mut streams = Vec::new();
+        for region in memory {
+            let place = (region.device(), region.stream());
+            if region.device() != Device::Host && !streams.contains(&place) {
+                streams.push(place);
+            }
+        }
+        Ok(StreamPoints { events: self.gpus.points(&streams)? })
+    }
+
+    /// Has the driver know memory of the host, so that copies to it need no staging.
+    ///
+    /// # Errors
+    /// As [`points`](Self::points); that memory cannot be locked, too.
+    pub fn make_known(&self, index: u32, arena: &Region) -> Result<KnownMemory> {
+        Ok(KnownMemory { _registration: copies::register(&self.gpus.get(index)?, arena)? })
+    }
+
+    /// Copies parts of memory, each with where in it they begin and how long they are, to places in a slot.
+    ///
+    /// # Errors
+    /// As [`points`](Self::points).
+    ///
+    /// # Panics
+    /// When a part is outside its memory or the slot.
+    pub fn gather(&self, slot: &mut Slot, parts: &[(usize, &Region, usize, usize)]) -> Result<()> {
+        let mut by_gpu: Vec<(u32, Vec<Slice>)> = Vec::new();
+        for (at, memory, from, len) in parts {
+            let Device::Cuda { index } = memory.device() else {
+                slot.gather(*at, memory, *from, *len);
+                continue;
+            };
+            let slice = Slice { at: *at, memory: (*memory).clone(), from: *from, len: *len };
+            match by_gpu.iter_mut().find(|(known, _)| *known == index) {
+                Some((_, slices)) => slices.push(slice),
+                None => by_gpu.push((index, vec![slice])),
+            }
+        }
+        let host = slot.region();
+        by_gpu.iter().try_for_each(|(index, slices)| self.gpus.fetch(*index, &host, slices))
+    }
+
+    /// Copies bytes of memory, from `from` on, to fill `out`.
+    ///
+    /// # Errors
+    /// As [`points`](Self::points).
+    ///
+    /// # Panics
+    /// When the range is outside the memory.
+    pub fn copy_to_slice(&self, memory: &Region, from: usize, out: &mut [u8]) -> Result<()> {
+        let Device::Cuda { index } = memory.device() else {
+            memory.copy_to_slice(from, out);
+            return Ok(());
+        };
+        let host = RegionMut::from_vec(vec![0; out.len()]).region();
+        let slice = Slice { at: 0, memory: memory.clone(), from, len: out.len() };
+        self.gpus.fetch(index, &host, &[slice])?;
+        host.copy_to_slice(0, out);
+        Ok(())
+    }
 }
 
 impl Gpus {
@@ -29,6 +132,21 @@ impl Gpus {
         let device = Arc::new(cuda::Device::new(driver, index).map_err(|error| refused(&error))?);
         open.insert(index, Arc::clone(&device));
         Ok(device)
+    }
+
+    fn fetch(&self, index: u32, host: &Region, slices: &[Slice]) -> Result<()> {
+        let resting = {
+            let mut resting = lock(&self.resting);
+            let place = resting.iter().position(|(known, _)| *known == index);
+            place.map(|place| resting.swap_remove(place).1)
+        };
+        let fetcher = match resting {
+            Some(fetcher) => fetcher,
+            None => Fetcher::new(&self.get(index)?)?,
+        };
+        fetcher.fetch(host, slices)?;
+        lock(&self.resting).push((index, fetcher));
+        Ok(())
     }
 
     /// Points behind all that those streams have been given by now; of what is over already, none.

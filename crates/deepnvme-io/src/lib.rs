@@ -56,6 +56,7 @@ pub use config::{BackendChoice, Config, DirectMode, SettingsFile, SubmitMode, Wi
 pub use engine::{BackendFactory, Engine, ReadItem, WriteItem};
 pub use error::{Error, ErrorKind, Result};
 pub use file::{Access, DirectState, OpenOptions, Target, TensorFile};
+pub use gpus::{GpuAccess, KnownMemory, StreamPoints};
 pub use job::{Durability, Progress, Transfer, WriteExtent, WriteOptions};
 pub use pending::{Home, Pending};
 pub use queue::REQUESTS_MAX;

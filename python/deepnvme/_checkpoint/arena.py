@@ -6,7 +6,9 @@ import mmap
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils.dlpack
 
+from deepnvme._checkpoint.devices import is_reached
 from deepnvme._torch import pinned_empty
 
 if TYPE_CHECKING:
@@ -36,16 +38,33 @@ def allocate(nbytes: int, *, pin_memory: bool = False) -> tuple[Any, int]:
     return memory, -address % _HUGE_BYTES
 
 
-class Arenas:
-    """The memory of some of a file's storages, and the load that fills it."""
+def allocate_on(nbytes: int, device: torch.device) -> torch.Tensor:
+    """Make untouched memory of a GPU."""
+    return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
-    def __init__(self, reader: _CheckpointReader, wanted: list[int], *, pin_memory: bool = False) -> None:
+
+class Arenas:
+    """The memory of some of a file's storages, and the load that fills it.
+
+    On a GPU that the engine reaches, it is that GPU's; for any other device, tensors are made in host memory.
+    """
+
+    def __init__(
+        self, reader: _CheckpointReader, wanted: list[int], device: torch.device, *, pin_memory: bool = False
+    ) -> None:
         self._reader = reader
         self._places: dict[int, tuple[Any, int]] = {}
-        buffers: list[tuple[_Arena, memoryview]] = []
+        self._is_on_gpu = device.type != "cpu" and is_reached(device)
+        buffers: list[tuple[_Arena, Any]] = []
         for arena in reader.arenas(wanted):
-            memory, start = allocate(arena[1], pin_memory=pin_memory)
-            buffers.append((arena, memoryview(memory)[start : start + arena[1]]))
+            memory: Any
+            start = 0
+            if self._is_on_gpu:
+                memory = allocate_on(arena[1], device)
+                buffers.append((arena, memory))
+            else:
+                memory, start = allocate(arena[1], pin_memory=pin_memory)
+                buffers.append((arena, memoryview(memory)[start : start + arena[1]]))
             for extent, at in arena[2]:
                 self._places[extent] = (memory, start + at)
         self._loading: _Loading = reader.start(buffers)
@@ -57,7 +76,18 @@ class Arenas:
         if extent not in self._places:
             return torch.empty(0, dtype=dtype)
         buffer, at = self._places[extent]
+        if self._is_on_gpu:
+            part: torch.Tensor = buffer[at : at + self._sizes[extent] // dtype.itemsize * dtype.itemsize].view(dtype)
+            return part
         return torch.frombuffer(buffer, dtype=dtype, count=self._sizes[extent] // dtype.itemsize, offset=at)
+
+    def storage(self, extent: int, device: torch.device) -> torch.UntypedStorage:
+        """Alias one storage as such, where it is, or copied to a device that the engine does not reach."""
+        flat = self.flat(extent)
+        if self._is_on_gpu:
+            # As a storage of its own: a part of a tensor has that of the whole.
+            return torch.utils.dlpack.from_dlpack(flat).untyped_storage()
+        return (flat if device.type == "cpu" else flat.to(device)).untyped_storage()
 
     def finish(self, verify: str, progress: object) -> None:
         """Wait until all bytes are there, and compare them with their checksums."""

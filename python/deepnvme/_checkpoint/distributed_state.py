@@ -84,7 +84,7 @@ class State:
             nbytes = tensor.nbytes
             if not 0 < nbytes < _SMALL_BYTES:
                 return None
-            held = tensor.resolve_conj().resolve_neg().contiguous()
+            held = tensor.resolve_conj().resolve_neg().contiguous().cpu()
         return ctypes.string_at(held.data_ptr(), nbytes)
 
     def plan(self, path: Path, options: SaveOptions) -> _SavePlan:

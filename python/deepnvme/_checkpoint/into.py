@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._checkpoint.arena import allocate
+from deepnvme._checkpoint.devices import is_reached
 from deepnvme._checkpoint.names import tensors_of
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def _is_direct(target: torch.Tensor, described: Any, storage_bytes: int) -> bool
     is_plain = (
         target.layout is torch.strided
         and target.is_contiguous()
-        and target.device.type == "cpu"
+        and is_reached(target.device)
         and not (target.is_conj() or target.is_neg())
     )
     return is_plain and target.dtype == dtype and offset == 0 and target.nbytes == storage_bytes

@@ -31,9 +31,9 @@ class _Stored:
         with self._lock:
             if self._storage is None:
                 request, reader, index = self._wanted
-                arenas = Arenas(reader, [index], pin_memory=request.pin_memory)
+                arenas = Arenas(reader, [index], request.device, pin_memory=request.pin_memory)
                 arenas.finish(request.verify, None)
-                self._storage = arenas.flat(index).to(request.device).untyped_storage()
+                self._storage = arenas.storage(index, request.device)
             return self._storage
 
 

@@ -191,7 +191,7 @@ class Request:
         """Start to read storages; on the meta device there is nothing to read."""
         from deepnvme._checkpoint.arena import Arenas  # noqa: PLC0415
 
-        return None if self.device.type == "meta" else Arenas(reader, wanted, pin_memory=self.pin_memory)
+        return None if self.device.type == "meta" else Arenas(reader, wanted, self.device, pin_memory=self.pin_memory)
 
     def choose(self, there: list[str], names: list[str] | None) -> list[str]:
         """Say which tensors of a file are wanted."""
@@ -219,6 +219,7 @@ class Request:
         state = {name: arenas.flat(index, dtype).view(shape) for name, dtype, shape, index in described}
         arenas.finish(self.verify, self.tell)
         if self.device.type != "cpu":
+            # Where the engine has filled them, they are there already.
             state = {name: tensor.to(self.device) for name, tensor in state.items()}
         return state
 
@@ -228,6 +229,7 @@ class Request:
         import torch  # noqa: PLC0415
 
         from deepnvme._checkpoint.bounds import Bounds  # noqa: PLC0415
+        from deepnvme._checkpoint.devices import is_reached  # noqa: PLC0415
         from deepnvme._checkpoint.factory import Factory  # noqa: PLC0415
 
         storages: list[torch.UntypedStorage | None] = [None] * reader.storage_count
@@ -237,12 +239,11 @@ class Request:
             for index in wanted:
                 storages[index] = torch.empty(sizes[index], dtype=torch.uint8, device="meta").untyped_storage()
             return reader.build(factory, storages, chosen)
-        is_early = self.device.type == "cpu" and reader.is_plain
+        is_early = is_reached(self.device) and reader.is_plain
         if not is_early:
             arenas.finish(self.verify, self.tell)
         for index in wanted:
-            flat = arenas.flat(index)
-            storages[index] = (flat if self.device.type == "cpu" else flat.to(self.device)).untyped_storage()
+            storages[index] = arenas.storage(index, self.device)
         # Ordinary objects are made while their bytes are on their way.
         state = reader.build(factory, storages, chosen)
         if is_early:

@@ -124,8 +124,8 @@ def plan_archive(pickle: bytes, storages: list[torch.UntypedStorage], path: _Pat
         ("version", b"3\n"),
         (".data/serialization_id", f"{identity:040}".encode()),
     ]
-    host = [_in_host_memory(storage) for storage in storages]
-    return _plan_archive(path, before, host, after, vars(options))
+    reached = [_within_reach(storage) for storage in storages]
+    return _plan_archive(path, before, reached, after, vars(options))
 
 
 def start_tensors(
@@ -148,8 +148,10 @@ def _texts(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:
     return [("format", "pt"), *more]
 
 
-def _in_host_memory(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    if storage.device.type == "cpu":
+def _within_reach(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    from deepnvme._checkpoint.devices import is_reached  # noqa: PLC0415
+
+    if storage.device.type == "cpu" or is_reached(storage.device):
         return storage
     copy: torch.UntypedStorage = storage.cpu()  # type: ignore[no-untyped-call]
     return copy
@@ -167,6 +169,8 @@ def described(obj: object) -> list[Described]:
         raise TypeError(msg)
     import torch  # noqa: PLC0415
 
+    from deepnvme._checkpoint.devices import is_reached  # noqa: PLC0415
+
     all_of_them: list[Described] = []
     dtypes: dict[torch.dtype, str] = {}
     for name, tensor in obj.items():
@@ -174,7 +178,7 @@ def described(obj: object) -> list[Described]:
             what = f"{name!r}: {type(tensor).__name__}"
             msg = f"a safetensors file holds names and tensors, and this has {what}; leave it out, or save a .pt file"
             raise TypeError(msg)
-        if not tensor.is_cpu:
+        if not tensor.is_cpu and not is_reached(tensor.device):
             tensor = tensor.cpu()  # noqa: PLW2901
         dtype = dtypes.get(tensor.dtype)
         if dtype is None:

@@ -56,7 +56,7 @@ class TensorFile:
     def get_tensor(self, name: str) -> torch.Tensor:
         """Read a tensor."""
         _, dtype, shape, _, _, index = self._find(name)
-        arenas = Arenas(self._reader, [index])
+        arenas = Arenas(self._reader, [index], self._device)
         arenas.finish("sample", None)
         return arenas.flat(index, getattr(torch, dtype)).view(shape).to(self._device)
 

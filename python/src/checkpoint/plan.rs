@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use deepnvme_checkpoint::Progress;
-use deepnvme_checkpoint::write::{Record, Save, SaveOptions, Staging, Tensor, named};
+use deepnvme_checkpoint::write::{Origin, Record, Save, SaveOptions, Staging, Tensor, named};
 use deepnvme_format::Dtype;
 use deepnvme_format::archive::STORAGES;
 use deepnvme_format::safetensors::TensorSpec;
@@ -47,14 +47,16 @@ pub(crate) fn _plan_archive(
     options: Options<'_>,
 ) -> PyResult<SavePlan> {
     let _uncollected = memory::Uncollected::new(py);
+    let engine = default::or_default(py, options.engine.as_ref())?;
+    let bytes = |memory| Origin::memory(&engine, memory);
     let record =
-        |(name, object): (String, Bound<'_, PyAny>)| Ok(Record { name, bytes: memory::host_source(&object)?.into() });
+        |(name, object): (String, Bound<'_, PyAny>)| Ok(Record { name, bytes: bytes(memory::source(&object)?) });
     let mut records = before.into_iter().map(record).collect::<PyResult<Vec<_>>>()?;
     for (key, storage) in storages.into_iter().enumerate() {
-        records.push(Record { name: format!("{STORAGES}{key}"), bytes: memory::storage(&storage)?.into() });
+        records.push(Record { name: format!("{STORAGES}{key}"), bytes: bytes(memory::storage(&storage)?) });
     }
     records.extend(after.into_iter().map(record).collect::<PyResult<Vec<_>>>()?);
-    SavePlan::new(py, path, options, |target, options| Save::archive(&target.path(), records, options))
+    SavePlan::new(py, path, &engine, options, |target, options| Save::archive(&target.path(), records, options))
 }
 
 /// Name, type, sizes and object of a tensor.
@@ -71,13 +73,16 @@ pub(crate) fn _plan_safetensors(
     options: Options<'_>,
 ) -> PyResult<SavePlan> {
     let _uncollected = memory::Uncollected::new(py);
+    let engine = default::or_default(py, options.engine.as_ref())?;
     let tensor = |(name, dtype, shape, object): TensorArgument<'_>| {
         let known = Dtype::from_torch(&dtype);
         let dtype = known.ok_or_else(|| PyValueError::new_err(format!("{name:?}: torch.{dtype} is not known")))?;
-        Ok(Tensor { spec: TensorSpec { name, dtype, shape }, bytes: memory::host_source(&object)?.into() })
+        Ok(Tensor { spec: TensorSpec { name, dtype, shape }, bytes: Origin::memory(&engine, memory::source(&object)?) })
     };
     let tensors = tensors.into_iter().map(tensor).collect::<PyResult<Vec<_>>>()?;
-    SavePlan::new(py, path, options, |target, options| Save::safetensors(&target.path(), tensors, metadata, options))
+    SavePlan::new(py, path, &engine, options, |target, options| {
+        Save::safetensors(&target.path(), tensors, metadata, options)
+    })
 }
 
 /// A file that is planned: written as a whole, or in shares by several processes.
@@ -95,11 +100,12 @@ impl SavePlan {
     fn new(
         py: Python<'_>,
         path: &Bound<'_, PyAny>,
+        engine: &Arc<Engine>,
         options: Options<'_>,
         plan: impl FnOnce(&Target, SaveOptions) -> deepnvme_checkpoint::Result<Save>,
     ) -> PyResult<Self> {
         orphans::sweep(py);
-        let engine = default::or_default(py, options.engine.as_ref())?;
+        let engine = Arc::clone(engine);
         let target = target(path)?;
         let staging = options.staging.map(|staging| staging.get().inner.clone());
         let durability = settings::durability(&options.durability)?;

@@ -76,13 +76,6 @@ pub(crate) fn source(object: &Bound<'_, PyAny>) -> PyResult<Region> {
     Ok(region.after(stream))
 }
 
-/// As [`source`], where the processor itself looks at the bytes.
-pub(crate) fn host_source(object: &Bound<'_, PyAny>) -> PyResult<Region> {
-    let region = source(object)?;
-    check_host(region.device())?;
-    Ok(region)
-}
-
 /// As [`target`], where the processor itself fills the bytes.
 pub(crate) fn host_target(object: &Bound<'_, PyAny>) -> PyResult<RegionMut> {
     let target = target(object)?;
@@ -99,14 +92,14 @@ fn check_host(device: Device) -> PyResult<()> {
     }
 }
 
-/// The bytes of a `torch.UntypedStorage` in host memory.
+/// The bytes of a `torch.UntypedStorage`.
 pub(crate) fn storage(storage: &Bound<'_, PyAny>) -> PyResult<Region> {
-    let Some((address, bytes)) = torch::storage_place(storage)? else {
-        return Err(PyTypeError::new_err("a storage in host memory is wanted"));
+    let Some((Place { device, stream }, address, bytes)) = torch::storage_place(storage)? else {
+        return Err(PyTypeError::new_err("a storage in memory of the host or of a CUDA device is wanted"));
     };
     let (start, owner) = (ptr::with_exposed_provenance_mut(address), Arc::new(storage.clone().unbind()));
     // SAFETY: torch said where the storage's bytes are, and the owner is the storage, which keeps them there.
-    Ok(unsafe { Region::from_raw(start, bytes, Device::Host, owner) })
+    Ok(unsafe { Region::from_raw(start, bytes, device, owner) }.after(stream))
 }
 
 /// The memory that a read fills.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deepnvme_io::mem::{Region, RegionMut};
-use deepnvme_io::{Engine, Pending};
+use deepnvme_io::{Engine, GpuAccess, Pending};
 
-use super::{Arena, Contents, Reader, header_of, verify};
+use super::{Arena, Contents, Reader, header_of, header_room, verify};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::read::Verify;
@@ -20,6 +20,7 @@ const LOOK: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Loading {
     reader: Arc<Reader>,
+    access: GpuAccess,
     arenas: Vec<(Arena, Region)>,
     chunks: Vec<Chunk>,
 }
@@ -35,7 +36,8 @@ struct Chunk {
 
 impl Loading {
     pub(super) fn start(reader: Arc<Reader>, engine: &Engine, targets: Vec<(Arena, RegionMut)>) -> Result<Self> {
-        let mut loading = Self { reader, arenas: Vec::with_capacity(targets.len()), chunks: Vec::new() };
+        let access = engine.gpu_access();
+        let mut loading = Self { reader, access, arenas: Vec::with_capacity(targets.len()), chunks: Vec::new() };
         for (arena, target) in targets {
             assert_eq!(arena.bytes, target.len() as u64, "a target has the length of its arena");
             let index = loading.arenas.len();
@@ -61,7 +63,7 @@ impl Loading {
     /// `Io`; `Damaged` with the place; `Moved` when headers have to be read first; `Interrupted`.
     pub fn finish(mut self, verify: Verify, progress: &Progress) -> Result<()> {
         progress.expect(self.chunks.iter().map(|chunk| chunk.end - chunk.start).sum());
-        let plan = verify::Plan::new(&self.reader, &self.arenas, verify)?;
+        let plan = verify::Plan::new(&self.reader, &self.arenas, &self.access, verify)?;
         let this = &self;
         let verified = plan.run(&|arena, start, end| this.wait_for(arena, start, end, progress), progress);
         self.land(progress)?;
@@ -115,7 +117,8 @@ impl Loading {
             for member in &arena.members {
                 let extent = &self.reader.extents()[member.extent];
                 let Some(at) = extent.header_offset.checked_sub(arena.offset) else { continue };
-                let front = memory.slice(at as usize..member.at as usize);
+                let mut front = vec![0; header_room(extent).min((member.at - at) as usize)];
+                self.access.copy_to_slice(memory, at as usize, &mut front)?;
                 let header = header_of(self.reader.path(), extent, &front)?;
                 if extent.header_offset + header.header_bytes != extent.data_offset {
                     return Err(Error::Moved { path: self.reader.path().to_path_buf(), name: extent.name.clone() });

@@ -146,10 +146,8 @@ impl Reader {
         if !matches!(self.contents, Contents::Archive { .. }) {
             return Ok(());
         }
-        let targets: Vec<RegionMut> = wanted
-            .iter()
-            .map(|extent| RegionMut::from_vec(vec![0; LOCAL_BYTES as usize + self.extents[*extent].record_name.len()]))
-            .collect();
+        let targets: Vec<RegionMut> =
+            wanted.iter().map(|extent| RegionMut::from_vec(vec![0; header_room(&self.extents[*extent])])).collect();
         let views: Vec<Region> = targets.iter().map(RegionMut::region).collect();
         let items = wanted.iter().zip(targets).map(|(extent, target)| ReadItem {
             file: Arc::clone(&self.file),
@@ -159,7 +157,9 @@ impl Reader {
         engine.read_batch(items.collect())?.wait().1?;
         for (extent, view) in wanted.iter().zip(views) {
             let extent = &mut self.extents[*extent];
-            let header = header_of(&self.path, extent, &view)?;
+            let mut bytes = vec![0; view.len()];
+            view.copy_to_slice(0, &mut bytes);
+            let header = header_of(&self.path, extent, &bytes)?;
             let (data_offset, limit) = (extent.header_offset + header.header_bytes, extent.end());
             // The directory's guess leaves as much room behind it as there can be.
             if data_offset + extent.bytes > limit {
@@ -190,11 +190,14 @@ impl Reader {
     }
 }
 
-/// The header in front of an extent, which must be its own.
-fn header_of(path: &Path, extent: &Extent, memory: &Region) -> Result<Header> {
-    let mut bytes = vec![0; (LOCAL_BYTES as usize + extent.record_name.len()).min(memory.len())];
-    memory.copy_to_slice(0, &mut bytes);
-    let header = archive::Header::parse(&bytes, extent.header_offset).map_err(|error| Error::format(path, error))?;
+/// As many bytes as tell a header.
+fn header_room(extent: &Extent) -> usize {
+    LOCAL_BYTES as usize + extent.record_name.len()
+}
+
+/// The header in front of an extent, which must be its own, out of its first bytes.
+fn header_of(path: &Path, extent: &Extent, bytes: &[u8]) -> Result<Header> {
+    let header = archive::Header::parse(bytes, extent.header_offset).map_err(|error| Error::format(path, error))?;
     header.filter(|header| header.name == extent.record_name.as_bytes()).ok_or_else(|| {
         let what = format!("the header there is not the one of {:?}, which the directory names", extent.record_name);
         Error::format(path, FormatError::Corrupt { offset: extent.header_offset, what })

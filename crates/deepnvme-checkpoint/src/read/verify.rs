@@ -3,6 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use deepnvme_format::sums::{CELL_BYTES, PartSums, RecordSums, sums_of};
+use deepnvme_io::GpuAccess;
 use deepnvme_io::mem::Region;
 
 use super::{Arena, Reader};
@@ -106,6 +107,7 @@ impl<'a> Comparison<'a> {
 pub(super) struct Plan<'a> {
     reader: &'a Reader,
     arenas: &'a [(Arena, Region)],
+    access: &'a GpuAccess,
     cells: Vec<Cell>,
     comparison: Option<Comparison<'a>>,
 }
@@ -120,7 +122,12 @@ struct Cell {
 }
 
 impl<'a> Plan<'a> {
-    pub(super) fn new(reader: &'a Reader, arenas: &'a [(Arena, Region)], verify: Verify) -> Result<Self> {
+    pub(super) fn new(
+        reader: &'a Reader,
+        arenas: &'a [(Arena, Region)],
+        access: &'a GpuAccess,
+        verify: Verify,
+    ) -> Result<Self> {
         let comparison = match verify {
             Verify::Full => Some(Comparison::new(reader)?),
             Verify::Sample if reader.has_sums() => Some(Comparison::new(reader)?),
@@ -143,7 +150,7 @@ impl<'a> Plan<'a> {
             // In the order in which they come.
             cells.sort_unstable_by_key(|cell| (cell.arena, cell.at, cell.index));
         }
-        Ok(Self { reader, arenas, cells, comparison })
+        Ok(Self { reader, arenas, access, cells, comparison })
     }
 
     /// Compares all of it.
@@ -161,7 +168,7 @@ impl<'a> Plan<'a> {
         let bytes = CELL_BYTES.min(self.reader.extents()[cell.extent].bytes - start);
         wait(cell.arena, cell.at + start, cell.at + start + bytes)?;
         scratch.resize(bytes as usize, 0);
-        self.arenas[cell.arena].1.copy_to_slice((cell.at + start) as usize, scratch);
+        self.access.copy_to_slice(&self.arenas[cell.arena].1, (cell.at + start) as usize, scratch)?;
         comparison.compare(cell.extent, cell.index, scratch)
     }
 }

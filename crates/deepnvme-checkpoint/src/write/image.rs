@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use deepnvme_format::sums::{CELL_BYTES, Hasher, RecordSums, cell_count, sums_of};
-use deepnvme_io::mem::Slot;
+use deepnvme_io::mem::{Device, Slot};
+use deepnvme_io::{GpuAccess, StreamPoints};
 
 use super::origin::{Origin, Window};
 use super::source::Source;
-use super::spans::{Content, Pieces, Spans};
+use super::spans::{Content, Pieces, Span, Spans};
 use super::{PIECE_BYTES, tally};
 use crate::error::{Error, Result};
 
@@ -54,6 +55,26 @@ impl Image {
         self.sources.iter().any(|source| source.origin.is_on_disk())
     }
 
+    /// What copies out of GPUs, and the first of them, where there is one.
+    pub(super) fn gpu(&self) -> Option<(&GpuAccess, u32)> {
+        self.sources.iter().find_map(|source| match &source.origin {
+            Origin::Gpu(gpu) => match gpu.memory.device() {
+                Device::Cuda { index } => Some((&gpu.access, index)),
+                Device::Host => None,
+            },
+            _ => None,
+        })
+    }
+
+    /// Points in the streams of GPUs behind which their memory may be looked at.
+    pub(super) fn points(&self) -> Result<StreamPoints> {
+        let memory = self.sources.iter().filter_map(|source| match &source.origin {
+            Origin::Gpu(gpu) => Some(&gpu.memory),
+            _ => None,
+        });
+        self.gpu().map_or_else(|| Ok(StreamPoints::default()), |(access, _)| Ok(access.points(memory)?))
+    }
+
     /// Where the index is, and its bytes, once the sums are finished.
     pub(super) fn index(&self) -> (u64, &[u8]) {
         (self.spans.offset_of_index().unwrap_or(0), self.index.get().map_or(&[][..], Vec::as_slice))
@@ -84,6 +105,7 @@ impl Image {
     /// Puts a piece together at the beginning of a slot.
     pub(super) fn fill(&self, piece: &Range<u64>, slot: &mut Slot) -> Result<()> {
         let spans = self.spans.within(piece);
+        self.fetch(spans, piece, slot)?;
         // Records first: a small record is hashed where it has just been copied to, and its header follows.
         for span in spans {
             let (range, at) = overlap(span.offset..span.end(), piece);
@@ -112,15 +134,35 @@ impl Image {
         Ok(())
     }
 
-    /// Copies a part of a record into the slot, and hashes it there.
+    /// Copies what GPUs have of a piece into its slot, all of it at once.
+    fn fetch(&self, spans: &[Span], piece: &Range<u64>, slot: &mut Slot) -> Result<()> {
+        let mut parts = Vec::new();
+        let mut access = None;
+        for span in spans {
+            let Content::Record(record) = span.content else { continue };
+            let Origin::Gpu(gpu) = &self.sources[record].origin else { continue };
+            let (range, at) = overlap(span.offset..span.end(), piece);
+            let from = (range.start - span.offset) as usize;
+            parts.push((at as usize, &gpu.memory, from, (range.end - range.start) as usize));
+            access = Some(&gpu.access);
+        }
+        access.map_or(Ok(()), |access| Ok(access.gather(slot, &parts)?))
+    }
+
+    /// Copies a part of a record into the slot, and hashes it there. What GPUs have is in the slot by then.
     fn copy(&self, source: &Source, range: Range<u64>, at: usize, slot: &mut Slot) -> Result<()> {
-        let Window { memory, start } = source.origin.window(&range)?;
+        let window = match &source.origin {
+            Origin::Gpu(_) => None,
+            origin => Some(origin.window(&range)?),
+        };
         let is_whole = range == (0..source.bytes());
         for cell in cut(&range, CELL_BYTES) {
             let mut hasher = Hasher::default();
             for step in cut(&cell, STEP_BYTES) {
                 let (to, len) = (at + (step.start - range.start) as usize, (step.end - step.start) as usize);
-                slot.gather(to, &memory, (step.start - start) as usize, len);
+                if let Some(Window { memory, start }) = &window {
+                    slot.gather(to, memory, (step.start - start) as usize, len);
+                }
                 if !source.is_small() || is_whole {
                     hasher.update(&slot.as_slice()[to..to + len]);
                 }

@@ -21,7 +21,7 @@ mod tally;
 mod writer;
 
 pub(crate) use origin::LastStorage;
-pub use origin::{FileBytes, FileView, Origin};
+pub use origin::{FileBytes, FileView, GpuBytes, Origin};
 pub use save::{Record, Save, SaveOptions, Saved, Tensor, create, named};
 pub use share::Share;
 pub use shares::{SHARE_BYTES_MIN, shares};

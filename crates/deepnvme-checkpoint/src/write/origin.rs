@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use deepnvme_io::mem::{Region, Strided};
-use deepnvme_io::{Engine, TensorFile};
+use deepnvme_io::mem::{Device, Region, Strided};
+use deepnvme_io::{Engine, GpuAccess, TensorFile};
 
 use crate::error::Result;
 use crate::stretch;
@@ -14,10 +14,19 @@ use crate::stretch;
 pub enum Origin {
     /// Those of memory, in row-major order where it has strides.
     Memory(Region),
+    /// Those of memory on a GPU.
+    Gpu(GpuBytes),
     /// Those of a stretch of a file, read when their turn comes.
     File(FileBytes),
     /// Elements of such a stretch, which do not lie side by side in it.
     View(FileView),
+}
+
+/// Memory on a GPU, and what copies out of it.
+#[derive(Clone, Debug)]
+pub struct GpuBytes {
+    pub(crate) memory: Region,
+    pub(crate) access: GpuAccess,
 }
 
 /// A stretch of an open file.
@@ -52,6 +61,17 @@ pub(super) struct Window {
     pub(super) start: u64,
 }
 
+impl Origin {
+    /// The bytes of memory, wherever it is; the engine copies those of a GPU.
+    #[must_use]
+    pub fn memory(engine: &Engine, memory: Region) -> Self {
+        match memory.device() {
+            Device::Host => Self::Memory(memory),
+            Device::Cuda { .. } => Self::Gpu(GpuBytes { memory, access: engine.gpu_access() }),
+        }
+    }
+}
+
 impl From<Region> for Origin {
     fn from(memory: Region) -> Self {
         Self::Memory(memory)
@@ -63,7 +83,7 @@ impl Origin {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         match self {
-            Self::Memory(memory) => memory.len() as u64,
+            Self::Memory(memory) | Self::Gpu(GpuBytes { memory, .. }) => memory.len() as u64,
             Self::File(stretch) => stretch.range.end - stretch.range.start,
             Self::View(view) => view.layout.total_bytes() as u64,
         }
@@ -71,13 +91,18 @@ impl Origin {
 
     /// Whether they have to be waited for.
     pub(super) fn is_on_disk(&self) -> bool {
-        !matches!(self, Self::Memory(_))
+        matches!(self, Self::File(_) | Self::View(_))
     }
 
     /// Memory that has at least that part of the record.
     pub(super) fn window(&self, range: &Range<u64>) -> Result<Window> {
         match self {
             Self::Memory(memory) => Ok(Window { memory: memory.clone(), start: 0 }),
+            Self::Gpu(GpuBytes { memory, access }) => {
+                let mut bytes = vec![0; (range.end - range.start) as usize];
+                access.copy_to_slice(memory, range.start as usize, &mut bytes)?;
+                Ok(Window { memory: Region::from_vec(bytes), start: range.start })
+            }
             Self::File(stretch) => Ok(Window { memory: stretch.read(range)?, start: range.start }),
             Self::View(view) => Ok(Window { memory: view.read()?, start: 0 }),
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use deepnvme_format::sums::RecordSums;
 use deepnvme_io::stream::Replacement;
-use deepnvme_io::{Durability, Engine, ErrorKind, Target, TensorFile};
+use deepnvme_io::{Durability, Engine, ErrorKind, StreamPoints, Target, TensorFile};
 
 use super::archive::ArchiveLayout;
 use super::image::Image;
@@ -70,6 +70,8 @@ pub struct Saved {
 /// A file that is planned to the last byte.
 pub struct Save {
     pub(super) image: Image,
+    /// Nothing of the memory is looked at before these.
+    pub(super) starts_after: StreamPoints,
     pub(super) options: SaveOptions,
 }
 
@@ -83,7 +85,7 @@ impl Save {
         let layout = layout.map_err(|error| Error::format(path, error))?;
         let bytes = records.into_iter().map(|record| record.bytes).collect();
         let image = Image::new(path, layout.spans(), bytes, Box::new(layout));
-        Ok(Self { image, options })
+        Ok(Self { starts_after: image.points()?, image, options })
     }
 
     /// A safetensors file of these tensors. Those of wide elements come first in it.
@@ -99,7 +101,7 @@ impl Save {
         let layout = SafetensorsLayout::new(tensors, metadata, options.has_sums);
         let (layout, bytes) = layout.map_err(|error| Error::format(path, error))?;
         let image = Image::new(path, layout.spans(), bytes, Box::new(layout));
-        Ok(Self { image, options })
+        Ok(Self { starts_after: image.points()?, image, options })
     }
 
     /// Bytes of the file.

@@ -29,6 +29,7 @@ impl Share {
         progress: Arc<Progress>,
     ) -> Result<Self> {
         progress.expect(range.end - range.start);
+        save.starts_after.wait()?;
         let pieces = save.image.pieces(&range);
         let early = pieces.early.len();
         let threads = if save.image.is_on_disk() {
@@ -39,7 +40,10 @@ impl Share {
         } else {
             crew::threads(early)
         };
-        let writer = Writer::new(engine, file, base, threads, save.options.staging.as_ref(), progress)?;
+        let mut writer = Writer::new(engine, file, base, threads, save.options.staging.as_ref(), progress)?;
+        if let Some((access, index)) = save.image.gpu() {
+            writer.make_known(access, index);
+        }
         // The sums of the late pieces' records are complete when the early pieces have been hashed.
         save.image.hash_late(&pieces.late)?;
         let written = writer.write(&save.image, &pieces.early);

@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use deepnvme_io::mem::{Pool, Region, Slot};
-use deepnvme_io::{Durability, Engine, Error as IoError, Pending, TensorFile, WriteExtent, WriteOptions};
+use deepnvme_io::{
+    Durability, Engine, Error as IoError, GpuAccess, KnownMemory, Pending, TensorFile, WriteExtent, WriteOptions,
+};
 
 use super::PIECE_BYTES;
 use super::image::Image;
@@ -63,6 +65,8 @@ pub(super) struct Writer {
     /// Which byte of the image is the file's first.
     base: u64,
     pool: Arc<Pool>,
+    /// That the drivers of GPUs know the pool.
+    known: Option<KnownMemory>,
     threads: usize,
     progress: Arc<Progress>,
     line: Mutex<Line>,
@@ -93,7 +97,12 @@ impl Writer {
             staging.map_or_else(|| pool((threads * SLOTS).min(SLOTS_MAX)), |staging| Ok(Arc::clone(&staging.0)))?;
         let slots = (pool.bound_bytes() as u64 / PIECE_BYTES) as usize;
         let in_air_max = (slots / 2).clamp(1, threads * IN_AIR);
-        Ok(Self { engine, file, base, pool, threads, progress, line: Mutex::default(), in_air_max })
+        Ok(Self { engine, file, base, pool, known: None, threads, progress, line: Mutex::default(), in_air_max })
+    }
+
+    /// Has the driver of a GPU know the pool. Where it refuses, it stages copies, which is slower and as right.
+    pub(super) fn make_known(&mut self, access: &GpuAccess, index: u32) {
+        self.known = access.make_known(index, &self.pool.arena()).ok();
     }
 
     pub(super) fn file(&self) -> &Arc<TensorFile> {

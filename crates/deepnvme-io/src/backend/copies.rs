@@ -59,11 +59,7 @@ impl Copies {
 
     /// Has the driver know the arena of the slots, so that copies from and to it need no staging. Why not, where it refuses.
     pub(crate) fn register(&mut self, index: u32, arena: &Region) -> Result<()> {
-        let device = self.gpus.get(index)?;
-        let owner = Box::new(arena.clone());
-        // SAFETY: a region's memory stays what it is for as long as a clone of it lives.
-        let made = unsafe { Registration::new(&device, arena.addr(), arena.len(), owner) };
-        self.registration = Some(made.map_err(|error| refused(&error))?);
+        self.registration = Some(register(&self.gpus.get(index)?, arena)?);
         Ok(())
     }
 
@@ -141,25 +137,13 @@ impl Lane {
         };
         let mut memory = vec![slot.clone()];
         let mut outcome = Ok(());
-        for Slice { at, memory: part, from, len } in slices {
-            assert!(at.checked_add(len).is_some_and(|end| end <= slot.len()), "a slice lies in its slot");
-            let mut host = std::ptr::with_exposed_provenance_mut::<u8>(slot.addr() + at);
-            part.each_row(from, len, |address, bytes, count, pitch| {
-                let rows = Rows { address, bytes, count, pitch };
-                if outcome.is_ok() {
-                    // SAFETY: the slot has these bytes, as was checked, and the GPU's region its rows; both are held until
-                    // the event is over. Blocks have slots of their own, and requests that use the same memory at
-                    // the same time are their caller's to order.
-                    outcome = unsafe {
-                        match direction {
-                            Direction::Read => self.stream.copy_to_device(&rows, host),
-                            Direction::Write => self.stream.copy_to_host(host, &rows),
-                        }
-                    };
-                }
-                host = host.wrapping_add(rows.total_bytes());
-            });
-            memory.push(part);
+        for slice in slices {
+            if outcome.is_ok() {
+                // SAFETY: both ends are held until the event is over. Blocks have slots of their own, and requests that
+                // use the same memory at the same time are their caller's to order.
+                outcome = unsafe { launch(&self.stream, direction, slot, &slice) };
+            }
+            memory.push(slice.memory);
         }
         let recorded = event.record(self.stream.raw());
         // Also where a call was refused, others before it may be on their way.
@@ -190,6 +174,71 @@ impl Lane {
         self.idle.push(event);
         Some((number, result))
     }
+}
+
+/// Starts to copy a slice: from the host's memory to the GPU for a read, the other way for a write.
+///
+/// # Safety
+/// Until an event behind this is over, both ends are alive, and nothing else changes what is copied or uses what it is
+/// copied to.
+unsafe fn launch(stream: &Stream, direction: Direction, host: &Region, slice: &Slice) -> deepnvme_cuda::Result<()> {
+    let Slice { at, memory, from, len } = slice;
+    assert!(at.checked_add(*len).is_some_and(|end| end <= host.len()), "a slice lies in its slot");
+    let mut start = std::ptr::with_exposed_provenance_mut::<u8>(host.addr() + at);
+    let mut outcome = Ok(());
+    memory.each_row(*from, *len, |address, bytes, count, pitch| {
+        let rows = Rows { address, bytes, count, pitch };
+        if outcome.is_ok() {
+            // SAFETY: the host's memory has these bytes, as was checked, and the GPU's its rows; the rest is the caller's
+            // word.
+            outcome = unsafe {
+                match direction {
+                    Direction::Read => stream.copy_to_device(&rows, start),
+                    Direction::Write => stream.copy_to_host(start, &rows),
+                }
+            };
+        }
+        start = start.wrapping_add(rows.total_bytes());
+    });
+    outcome
+}
+
+/// Copies from one GPU for somebody who waits.
+#[derive(Debug)]
+pub(crate) struct Fetcher {
+    stream: Stream,
+    event: Event,
+}
+
+impl Fetcher {
+    pub(crate) fn new(device: &Arc<deepnvme_cuda::Device>) -> Result<Self> {
+        let made = Stream::new(device).and_then(|stream| Ok(Self { stream, event: Event::new(device)? }));
+        made.map_err(|error| refused(&error))
+    }
+
+    /// Copies slices to the host's memory, which is this call's alone, and waits for that.
+    pub(crate) fn fetch(&self, host: &Region, slices: &[Slice]) -> Result<()> {
+        let mut outcome = Ok(());
+        for slice in slices {
+            if outcome.is_ok() {
+                // SAFETY: both ends are borrowed for this call, which waits for the event, or for the whole stream.
+                outcome = unsafe { launch(&self.stream, Direction::Write, host, slice) };
+            }
+        }
+        let over = self.event.record(self.stream.raw()).and_then(|()| self.event.wait());
+        if over.is_err() {
+            let _ = self.stream.synchronize();
+        }
+        outcome.and(over).map_err(|error| refused(&error))
+    }
+}
+
+/// Has the driver know memory, so that copies from and to it need no staging, until the answer is dropped.
+pub(crate) fn register(device: &Arc<deepnvme_cuda::Device>, arena: &Region) -> Result<Registration> {
+    let owner = Box::new(arena.clone());
+    // SAFETY: a region's memory stays what it is for as long as a clone of it lives.
+    let made = unsafe { Registration::new(device, arena.addr(), arena.len(), owner) };
+    made.map_err(|error| refused(&error))
 }
 
 impl Drop for Copies {

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use deepnvme_mem::{Device, Region, RegionMut, Strided};
+use deepnvme_io::mem::{Device, Region, RegionMut, Strided};
 use libloading::Library;
 
 pub(crate) use deepnvme_standin::pattern;
