@@ -19,6 +19,7 @@ const WANTED: Wanted = Wanted {
     what: "the CUDA driver",
     variable: "DEEPNVME_LIBCUDA",
     names: &["libcuda.so.1", "libcuda.so"],
+    is_in_wheels: false,
     remedy: "install the NVIDIA driver, and in a container start it with its GPUs (docker run --gpus all)",
 };
 

@@ -8,11 +8,14 @@
 //! - [`Device`]: one GPU, with its primary context (the one that torch uses) held for as long as the value lives.
 //! - [`Stream`] and [`Event`]: copies in order, and how far they are. [`RawStream`] names somebody else's stream.
 //! - [`Registration`]: host memory that copies may use without being staged.
+//! - [`CuFile`]: GPUDirect Storage, where disk and GPU do without host memory; [`FileHandle`] and [`BufferRegistration`] are
+//!   what it has to know of.
 //!
 //! Copies take addresses, so that they are unsafe: whoever starts one answers for both ends until an event says that it is
 //! over.
 
 mod copy;
+mod cufile;
 mod device;
 mod driver;
 mod error;
@@ -22,6 +25,7 @@ mod registration;
 mod rows;
 mod stream;
 
+pub use cufile::{BufferRegistration, CuFile, FileHandle, IoError};
 pub use device::{Current, Device};
 pub use driver::Driver;
 pub use error::{Absent, Error, Result};

@@ -1,7 +1,7 @@
 //! Where a shared object is looked for: what the user says, what the process has loaded, the loader's own path.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use libloading::Library;
 
@@ -15,6 +15,8 @@ pub(crate) struct Wanted {
     pub(crate) variable: &'static str,
     /// File names, the best first.
     pub(crate) names: &'static [&'static str],
+    /// Whether it may lie beside other libraries of NVIDIA that this process has loaded.
+    pub(crate) is_in_wheels: bool,
     /// What to do where there is none.
     pub(crate) remedy: &'static str,
 }
@@ -23,10 +25,15 @@ impl Wanted {
     /// Loads it. What the process has loaded under one of the names already (torch brings some) is taken from there.
     pub(crate) fn open(&self) -> Result<Library, Absent> {
         let told = env::var_os(self.variable).filter(|path| !path.is_empty()).map(PathBuf::from);
-        let paths: Vec<PathBuf> = match &told {
+        let mut paths: Vec<PathBuf> = match &told {
             Some(path) => vec![path.clone()],
             None => self.names.iter().map(PathBuf::from).collect(),
         };
+        if told.is_none() && self.is_in_wheels {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+            let folders = folders_of_wheels(&maps);
+            paths.extend(folders.iter().flat_map(|folder| self.names.iter().map(|name| folder.join(name))));
+        }
         let mut said = Vec::new();
         for path in &paths {
             // SAFETY: loading runs the library's initialisers. It is the vendor's driver, or what the user has named, and
@@ -41,5 +48,48 @@ impl Wanted {
             None => self.remedy.to_owned(),
         };
         Err(Absent { text: format!("{} could not be loaded ({}); {remedy}", self.what, said.join("; ")) })
+    }
+}
+
+/// The folders of NVIDIA's Python packages that something in a memory map was loaded from: `.../nvidia/cu13/lib`, `.../nvidia/cufile/lib`.
+/// They are on no path of the loader's.
+fn folders_of_wheels(maps: &str) -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    for path in maps.lines().filter_map(|line| line.find('/').map(|start| Path::new(&line[start..]))) {
+        let Some(root) = path.ancestors().find(|folder| folder.file_name().is_some_and(|name| name == "nvidia")) else {
+            continue;
+        };
+        let Ok(packages) = std::fs::read_dir(root) else { continue };
+        let known = packages.flatten().map(|package| package.path().join("lib")).filter(|folder| folder.is_dir());
+        for folder in known {
+            if !folders.contains(&folder) {
+                folders.push(folder);
+            }
+        }
+    }
+    folders.sort();
+    folders
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wheels_lie_beside_each_other() {
+        let root = std::env::temp_dir().join(format!("deepnvme-cuda-{}", std::process::id()));
+        let wheels = root.join("site-packages/nvidia");
+        for package in ["cu13", "cufile"] {
+            std::fs::create_dir_all(wheels.join(package).join("lib")).unwrap();
+        }
+        std::fs::create_dir_all(wheels.join("no_libraries")).unwrap();
+        let maps = format!(
+            "7f00-7f01 r-xp 00000000 fe:00 12 {0}/cu13/lib/libcudart.so.13\n7f01-7f02 rw-p 00000000 00:00 0\n\
+             7f02-7f03 r-xp 00000000 fe:00 13 {0}/cu13/lib/libcudart.so.13\n7f04-7f05 r-xp 0 fe:00 9 /usr/lib/libc.so.6\n",
+            wheels.display()
+        );
+        assert_eq!(folders_of_wheels(&maps), [wheels.join("cu13/lib"), wheels.join("cufile/lib")]);
+        assert_eq!(folders_of_wheels("7f00-7f01 r-xp 0 fe:00 9 /usr/lib/libc.so.6\n"), Vec::<PathBuf>::new());
+        std::fs::remove_dir_all(root).unwrap();
     }
 }

@@ -1,0 +1,129 @@
+//! cuFile, NVIDIA's library for GPUDirect Storage: transfers between files and GPU memory past the host's memory.
+//!
+//! `functions` has what is taken out of the library, `file` files that it knows, `buffer` memory that it knows, `transfer` what a
+//! read or a write says. The library is opened by [`CuFile::open`] and closed with its last user.
+
+mod buffer;
+mod file;
+mod functions;
+mod transfer;
+
+use std::sync::{Arc, OnceLock};
+
+pub use buffer::BufferRegistration;
+pub use file::FileHandle;
+pub use transfer::IoError;
+
+use self::functions::{Functions, Properties};
+use crate::driver::Driver;
+use crate::error::{Absent, Error, Result};
+use crate::library::Wanted;
+
+const WANTED: Wanted = Wanted {
+    what: "cuFile (GPUDirect Storage)",
+    variable: "DEEPNVME_LIBCUFILE",
+    names: &["libcufile.so.0", "libcufile.so"],
+    is_in_wheels: true,
+    remedy: "install the CUDA toolkit's gds package or torch with CUDA, whose packages bring it, and import torch first",
+};
+
+/// cuFile, opened: its driver runs for as long as a clone of this lives.
+#[derive(Clone, Debug)]
+pub struct CuFile {
+    session: Arc<Session>,
+}
+
+struct Session {
+    functions: &'static Functions,
+    driver: &'static Driver,
+    properties: Properties,
+}
+
+impl CuFile {
+    /// Opens cuFile. That reads the configuration which NVIDIA documents (`CUFILE_ENV_PATH_JSON`, `/etc/cufile.json`), and
+    /// nothing is written or changed for it here.
+    ///
+    /// # Errors
+    /// Why there is none: no driver, no library, or a library that does not start.
+    pub fn open() -> std::result::Result<Self, Absent> {
+        let driver = Driver::get()?;
+        let functions = functions()?;
+        let refused = |error: &Error| Absent { text: format!("cuFile does not start: {error}") };
+        // SAFETY: the function takes nothing; whatever it answers is looked at.
+        let answer = unsafe { (functions.driver_open)() };
+        check(driver, "cuFileDriverOpen", answer).map_err(|error| refused(&error))?;
+        let mut session = Session { functions, driver, properties: Properties::default() };
+        // SAFETY: the pointer is to a struct of the library's own layout.
+        let answer = unsafe { (functions.driver_properties)(&raw mut session.properties) };
+        // From here on dropping the session closes the driver.
+        check(driver, "cuFileDriverGetProperties", answer).map_err(|error| refused(&error))?;
+        Ok(Self { session: Arc::new(session) })
+    }
+
+    /// Whether disk and GPU really do without host memory. If not, cuFile copies by way of the host itself, which it
+    /// calls compatibility mode.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.session.properties.is_direct()
+    }
+
+    /// Why it is in compatibility mode; `None` where it is not.
+    #[must_use]
+    pub fn compatibility_reason(&self) -> Option<&'static str> {
+        (!self.is_direct()).then_some(
+            "cuFile is in compatibility mode: the kernel has neither the module nvidia-fs nor peer-to-peer transfers to NVMe",
+        )
+    }
+
+    /// The version of the kernel module nvidia-fs; zeros where it is not loaded.
+    #[must_use]
+    pub fn nvidia_fs_version(&self) -> (u32, u32) {
+        self.session.properties.version()
+    }
+
+    fn check(&self, call: &'static str, answer: functions::Answer) -> Result<()> {
+        check(self.session.driver, call, answer)
+    }
+
+    fn functions(&self) -> &'static Functions {
+        self.session.functions
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let close = self.functions.driver_close_v2.unwrap_or(self.functions.driver_close);
+        // SAFETY: it was opened once for this session, and files and buffers hold the session.
+        let _ = unsafe { close() };
+    }
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (major, minor) = self.properties.version();
+        write!(f, "cuFile, nvidia-fs {major}.{minor}, direct: {}", self.properties.is_direct())
+    }
+}
+
+/// The functions, taken at the first call.
+fn functions() -> std::result::Result<&'static Functions, Absent> {
+    static FUNCTIONS: OnceLock<std::result::Result<Functions, Absent>> = OnceLock::new();
+    let load = || {
+        let library = WANTED.open()?;
+        // SAFETY: it has cuFile's name, or the user says that it is one.
+        let functions = unsafe { Functions::of(&library) };
+        // Closing it would take the functions away.
+        std::mem::forget(library);
+        functions.map_err(|error| Absent { text: format!("cuFile lacks a function ({error}); install a newer one") })
+    };
+    FUNCTIONS.get_or_init(load).as_ref().map_err(Clone::clone)
+}
+
+/// Makes an error of any answer but success.
+fn check(driver: &Driver, call: &'static str, answer: functions::Answer) -> Result<()> {
+    match answer.code {
+        functions::SUCCESS => Ok(()),
+        functions::CUDA_DRIVER_ERROR => driver.check(call, answer.cuda_code),
+        code => Err(Error { call, code, text: transfer::name(code).to_owned() }),
+    }
+}
