@@ -32,6 +32,9 @@ use crate::{default, error, orphans, threads};
 ///         all have, as DeepSpeed does with ``overlap_events=False``.
 ///     direct: whether to bypass the page cache: ``"preferred"`` (default) does where the file system can,
 ///         ``"required"`` raises where it cannot, ``"disabled"`` never does. ``stats()`` says what happened.
+///     gds: whether bytes of CUDA tensors go between disk and GPU past the host's memory, by way of cuFile (GPUDirect Storage):
+///         ``"preferred"`` does where cuFile really can, ``"required"`` raises where it cannot, ``"disabled"`` (default)
+///         uses bounce buffers. ``stats()`` says what happened (``bytes_gds``, ``gds_reason``).
 ///     pool_bytes: upper bound of the engine's own memory, at least a bounce buffer per worker. Default: 8 MiB
 ///         for each worker, 256 MiB at the most, and 1 MiB for small calls.
 ///     lock_pool: page-lock that memory where ``RLIMIT_MEMLOCK`` allows. Default True.
@@ -56,7 +59,8 @@ pub(crate) struct PyEngine {
 impl PyEngine {
     #[new]
     #[pyo3(signature = (*, backend="auto", workers=None, queue_depth=None, block_bytes=None, submit="batch",
-                        window="sliding", direct="preferred", pool_bytes=None, lock_pool=true, register_pool=true))]
+                        window="sliding", direct="preferred", gds="disabled", pool_bytes=None, lock_pool=true,
+                        register_pool=true))]
     #[expect(clippy::too_many_arguments, reason = "each is a keyword of the Python signature")]
     fn new(
         py: Python<'_>,
@@ -67,6 +71,7 @@ impl PyEngine {
         submit: &str,
         window: &str,
         direct: &str,
+        gds: &str,
         pool_bytes: Option<&Bound<'_, PyAny>>,
         lock_pool: bool,
         register_pool: bool,
@@ -79,6 +84,7 @@ impl PyEngine {
             submit,
             window,
             direct,
+            gds,
             pool_bytes,
             lock_pool,
             register_pool,
@@ -365,6 +371,12 @@ impl PyEngine {
     #[getter]
     fn direct(&self) -> &'static str {
         direct_word(self.config.direct)
+    }
+
+    /// Whether bytes of CUDA tensors go by way of cuFile.
+    #[getter]
+    fn gds(&self) -> &'static str {
+        direct_word(self.config.gds)
     }
 
     /// Upper bound of the engine's own memory, in bytes.

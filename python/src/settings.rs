@@ -14,6 +14,7 @@ pub(crate) struct Typed<'a, 'py> {
     pub(crate) submit: &'a str,
     pub(crate) window: &'a str,
     pub(crate) direct: &'a str,
+    pub(crate) gds: &'a str,
     pub(crate) pool_bytes: Option<&'a Bound<'py, PyAny>>,
     pub(crate) lock_pool: bool,
     pub(crate) register_pool: bool,
@@ -30,7 +31,8 @@ impl Typed<'_, '_> {
             block_bytes: whole("block_bytes", self.block_bytes)?.unwrap_or(defaults.block_bytes),
             submit: submit(self.submit)?,
             window: window(self.window)?,
-            direct: direct(self.direct)?,
+            direct: direct("direct", self.direct)?,
+            gds: direct("gds", self.gds)?,
             pool_bytes: whole("pool_bytes", self.pool_bytes)?,
             lock_pool: self.lock_pool,
             register_pool: self.register_pool,
@@ -64,12 +66,12 @@ fn window(word: &str) -> PyResult<WindowMode> {
     }
 }
 
-fn direct(word: &str) -> PyResult<DirectMode> {
+fn direct(name: &str, word: &str) -> PyResult<DirectMode> {
     match word {
         "preferred" => Ok(DirectMode::Preferred),
         "required" => Ok(DirectMode::Required),
         "disabled" => Ok(DirectMode::Disabled),
-        _ => Err(unknown("direct", word, "\"preferred\", \"required\" or \"disabled\"")),
+        _ => Err(unknown(name, word, "\"preferred\", \"required\" or \"disabled\"")),
     }
 }
 

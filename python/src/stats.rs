@@ -73,6 +73,10 @@ figures! {
         bytes_to_gpu: u64,
         /// Bytes copied from GPUs.
         bytes_from_gpu: u64,
+        /// Of the bytes read and written: moved between disk and GPU by cuFile.
+        bytes_gds: u64,
+        /// The first reason why bytes of a GPU went through the engine's own memory although cuFile was wanted.
+        gds_reason: Option<String>,
         /// Requests that waited for work that a CUDA stream had been given before them.
         gpu_waits: u64,
         /// Why the driver stages copies to and from GPUs, where it could not be told of the engine's own memory.
@@ -121,6 +125,8 @@ impl From<StatsSnapshot> for Stats {
             gpu_copies: snapshot.gpu_copies,
             bytes_to_gpu: snapshot.bytes_to_gpu,
             bytes_from_gpu: snapshot.bytes_from_gpu,
+            bytes_gds: snapshot.bytes_gds,
+            gds_reason: snapshot.gds_reason,
             gpu_waits: snapshot.gpu_waits,
             staged_reason: snapshot.staged_reason,
             latency_count: snapshot.latency.count,

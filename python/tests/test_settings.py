@@ -50,12 +50,14 @@ def test_settings_can_be_read() -> None:
         submit="single",
         window="wave",
         direct="disabled",
+        gds="preferred",
         pool_bytes=1 << 20,
         lock_pool=False,
         register_pool=False,
     ) as engine:
         assert (engine.backend, engine.workers, engine.queue_depth, engine.block_bytes) == ("threads", 3, 5, 8192)
         assert (engine.submit, engine.window, engine.direct) == ("single", "wave", "disabled")
+        assert engine.gds == "preferred"
         assert not engine.closed
         assert engine.pool_bytes <= 1 << 20
         assert "workers=3" in repr(engine)

@@ -5,6 +5,7 @@ use std::thread::JoinHandle;
 
 use deepnvme_mem::{Device, Region, RegionMut};
 
+use crate::backend::gds::{Gds, GdsBackend};
 use crate::backend::{self, Backend, BackendKind, BackendSetup};
 use crate::config::{Config, DirectMode};
 use crate::error::{Error, ErrorKind, Result};
@@ -18,7 +19,7 @@ use crate::queue::{self, Queue, Turn};
 use crate::split::{BlockSizes, Direction, Plan, Segment};
 use crate::stats::{self, StatsSnapshot, WorkerStats};
 use crate::sync::lock;
-use crate::worker::{Hands, SlotSetup, Worker, WorkerSetup};
+use crate::worker::{GdsSetup, Hands, SlotSetup, Worker, WorkerSetup, gds_required};
 
 /// From this size on, memory that is about to be filled is worth asking huge pages for. Smaller tensors would only
 /// split the process's memory map into more pieces.
@@ -62,6 +63,7 @@ pub struct Engine {
     /// `None` over backends of the caller's making.
     hands: Option<Hands>,
     gpus: Arc<Gpus>,
+    gds: Arc<Gds>,
     gate: Gate,
 }
 
@@ -91,7 +93,7 @@ impl Engine {
     }
 
     fn start(config: Config, probe: Probe, backend_reason: String, factory: &BackendFactory) -> Result<Self> {
-        let queue = Arc::new(Queue::new(config.workers));
+        let (queue, gpus) = (Arc::new(Queue::new(config.workers)), Arc::<Gpus>::default());
         let stats: Vec<_> = (0..config.workers).map(|_| Arc::new(WorkerStats::new())).collect();
         let mut engine = Self {
             backend: BackendKind::Threads,
@@ -100,7 +102,8 @@ impl Engine {
             stats,
             threads: Vec::new(),
             hands: None,
-            gpus: Arc::default(),
+            gds: Arc::new(Gds::new(&gpus)),
+            gpus,
             gate: Gate::new(&queue),
             queue,
             config,
@@ -119,6 +122,7 @@ impl Engine {
             stats: Arc::clone(&self.stats[worker_index as usize]),
             worker_index,
             gpus: Arc::clone(&self.gpus),
+            gds: GdsSetup { gds: Arc::clone(&self.gds), mode: config.gds },
             slots: SlotSetup {
                 slot_bytes: config.slot_bytes() as usize,
                 slots: config.slots_per_worker() as usize,
@@ -128,11 +132,16 @@ impl Engine {
             window: config.window,
         };
         let backend_setup = BackendSetup { queue_depth: config.queue_depth, submit: config.submit, worker_index };
+        let gds = (config.gds != DirectMode::Disabled).then(|| Arc::clone(&self.gds));
         let (report, opened) = std::sync::mpsc::sync_channel(1);
         let run = move || {
             let backend = match factory(&backend_setup) {
                 Ok(backend) => backend,
                 Err(error) => return drop(report.send(Err(error))),
+            };
+            let backend = match gds {
+                Some(gds) => Box::new(GdsBackend::new(backend, &backend_setup, &gds)),
+                None => backend,
             };
             let kind = backend.kind();
             let worker = Worker::new(&setup, backend);
@@ -297,12 +306,11 @@ impl Engine {
         let mut layout = RequestLayout::default();
         let mut targets = Vec::with_capacity(items.len());
         for ReadItem { file, offset, target } in items {
-            let address =
-                layout.address(target.device(), target.stream(), target.is_contiguous().then(|| target.addr()));
+            let place = layout.place(target.device(), target.stream(), target.is_contiguous().then(|| target.addr()));
             if target.len() >= HUGE_ADVICE_BYTES_MIN {
                 target.advise_huge();
             }
-            layout.add(file, offset, target.len(), address);
+            layout.add(file, offset, target.len(), place);
             targets.push(target);
         }
         self.job(Direction::Read, layout, Memory::Targets(targets), WriteOptions::default())
@@ -312,9 +320,8 @@ impl Engine {
         let mut layout = RequestLayout::default();
         let mut sources = Vec::with_capacity(items.len());
         for WriteItem { file, offset, source } in items {
-            let address =
-                layout.address(source.device(), source.stream(), source.is_contiguous().then(|| source.addr()));
-            layout.add(file, offset, source.len(), address);
+            let place = layout.place(source.device(), source.stream(), source.is_contiguous().then(|| source.addr()));
+            layout.add(file, offset, source.len(), place);
             sources.push(source);
         }
         self.job(Direction::Write, layout, Memory::Sources(sources), options)
@@ -335,11 +342,14 @@ impl Engine {
         self.check_process()?;
         let RequestLayout { files, file_ends, segments, streams, .. } = layout;
         self.note_buffered(&files);
-        let geometries: Vec<_> = files.iter().map(|file| file.geometry()).collect();
+        let mut geometries: Vec<_> = files.iter().map(|file| file.geometry()).collect();
         let name_file = |error: Error| match files.first() {
             Some(file) => error.at_path(file.path()),
             None => error,
         };
+        if !streams.is_empty() && self.has_gds().map_err(name_file)? {
+            geometries.iter_mut().for_each(|geometry| geometry.has_gds = true);
+        }
         let sizes = BlockSizes { block_bytes: self.config.block_bytes, slot_bytes: self.config.slot_bytes() };
         let plan = Plan::new(direction, &geometries, segments, sizes).map_err(name_file)?;
         let starts_after = self.gpus.points(&streams).map_err(name_file)?;
@@ -384,6 +394,21 @@ impl Engine {
 }
 
 impl Engine {
+    /// Whether cuFile may move bytes of GPUs; an error where it must and cannot.
+    fn has_gds(&self) -> Result<bool> {
+        if self.config.gds == DirectMode::Disabled {
+            return Ok(false);
+        }
+        match self.gds.cufile() {
+            Ok(_) => Ok(true),
+            Err(reason) if self.config.gds == DirectMode::Required => Err(gds_required(reason)),
+            Err(reason) => {
+                lock(&self.stats[0].gds_reason).get_or_insert_with(|| reason.to_owned());
+                Ok(false)
+            }
+        }
+    }
+
     /// Keeps the first reason why a file has no direct I/O, for `stats`: no fallback is silent.
     fn note_buffered(&self, files: &[Arc<TensorFile>]) {
         if self.config.direct == DirectMode::Disabled {
@@ -426,18 +451,18 @@ struct RequestLayout {
 }
 
 impl RequestLayout {
-    /// The address that the kernel may use, of memory that is the processor's.
-    fn address(&mut self, device: Device, stream: usize, address: Option<usize>) -> Option<usize> {
+    /// The address that the kernel may use, of memory that is the processor's, and whether it is contiguous on a GPU.
+    fn place(&mut self, device: Device, stream: usize, address: Option<usize>) -> (Option<usize>, bool) {
         if device == Device::Host {
-            return address;
+            return (address, false);
         }
         if !self.streams.contains(&(device, stream)) {
             self.streams.push((device, stream));
         }
-        None
+        (None, address.is_some())
     }
 
-    fn add(&mut self, file: Arc<TensorFile>, offset: u64, len: usize, address: Option<usize>) {
+    fn add(&mut self, file: Arc<TensorFile>, offset: u64, len: usize, (address, is_flat_gpu): (Option<usize>, bool)) {
         let identity = Arc::as_ptr(&file) as usize;
         let file = *self.known.entry(identity).or_insert_with(|| {
             self.files.push(file);
@@ -447,6 +472,6 @@ impl RequestLayout {
         let end = &mut self.file_ends[file as usize];
         *end = (*end).max(offset.saturating_add(len as u64));
         let item = self.segments.len() as u32;
-        self.segments.push(Segment { file, item, offset, len: len as u64, address });
+        self.segments.push(Segment { file, item, offset, len: len as u64, address, is_flat_gpu });
     }
 }

@@ -24,6 +24,9 @@ use crate::stripe::Layout;
 /// Largest hole between two ranges of one read that is read along rather than skipped.
 pub const GAP_BYTES_MAX: u64 = 4096;
 
+/// Smaller blocks go through a bounce slot: the latency of cuFile's calls would be most of their time.
+pub const GDS_BYTES_MIN: u64 = 64 << 10;
+
 /// A range is cut into at least so many blocks, as long as these are larger than a bounce slot: with fewer, some workers
 /// and some of the device's queue would have nothing to do.
 const LONG_BLOCKS_MIN: u64 = 16;
@@ -81,6 +84,8 @@ pub struct Geometry {
     pub direct: Option<FileAlignment>,
     /// How the file lies over its parts.
     pub layout: Layout,
+    /// Whether cuFile moves bytes between the file and GPUs.
+    pub has_gds: bool,
 }
 
 /// One tensor's range of one file.
@@ -96,6 +101,8 @@ pub struct Segment {
     pub len: u64,
     /// Where in memory, or `None` where the memory is not contiguous.
     pub address: Option<usize>,
+    /// Whether it is contiguous memory of a GPU.
+    pub is_flat_gpu: bool,
 }
 
 impl Segment {
@@ -120,6 +127,8 @@ pub enum Via {
     Caller,
     /// A bounce slot, with a copy.
     Slot,
+    /// The caller's own, on a GPU, by way of cuFile.
+    Gds,
 }
 
 /// One op's worth of a request.
@@ -288,8 +297,25 @@ impl Plan {
         };
         // A read may widen its edges; a write must leave the neighbouring bytes to the page cache.
         let is_buffered = is_edge && self.direction == Direction::Write;
-        self.route(&mut block, extent.geometry.direct.filter(|_| !is_buffered));
+        let direct = extent.geometry.direct.filter(|_| !is_buffered);
+        if extent.geometry.has_gds && self.is_for_gds(&block, direct) {
+            (block.channel, block.via) = (Channel::Direct, Via::Gds);
+        } else {
+            self.route(&mut block, direct);
+        }
         block
+    }
+
+    /// Whether cuFile moves the block: from or to one piece of a GPU's memory, in whole units of the file, and not too few.
+    fn is_for_gds(&self, block: &Block, direct: Option<FileAlignment>) -> bool {
+        let ([segment], Some(alignment)) = (&self.segments[block.segments.clone()], direct) else { return false };
+        let Range { start, end } = block.range;
+        segment.is_flat_gpu
+            && segment.offset <= start
+            && end <= segment.end()
+            && end - start >= GDS_BYTES_MIN
+            && alignment.offset.is_aligned(start)
+            && alignment.offset.is_aligned(end)
     }
 
     /// Chooses channel and memory of a block, and widens what must be.

@@ -33,6 +33,8 @@ macro_rules! counters {
             pub buffered_reason: Option<String>,
             /// Why the driver stages copies to and from GPUs although the bounce slots were to be known to it.
             pub staged_reason: Option<String>,
+            /// The first reason why bytes of a GPU went through bounce slots although cuFile was wanted.
+            pub gds_reason: Option<String>,
         }
 
         impl Counters {
@@ -51,6 +53,7 @@ macro_rules! counters {
                     latency: LatencySummary::default(),
                     buffered_reason: None,
                     staged_reason: None,
+                    gds_reason: None,
                 }
             }
 
@@ -92,6 +95,8 @@ counters! {
     bytes_to_gpu,
     /// Bytes copied from GPUs.
     bytes_from_gpu,
+    /// Of the bytes read and written: moved between disk and GPU by cuFile.
+    bytes_gds,
     /// Requests that waited for work that a stream of a GPU had been given before them.
     gpu_waits,
 }
@@ -120,6 +125,8 @@ pub(crate) struct WorkerStats {
     pub(crate) buffered_reason: Mutex<Option<String>>,
     /// Why copies to and from GPUs are staged by the driver.
     pub(crate) staged_reason: Mutex<Option<String>>,
+    /// Why bytes of GPUs do not go by way of cuFile.
+    pub(crate) gds_reason: Mutex<Option<String>>,
 }
 
 impl WorkerStats {
@@ -131,6 +138,7 @@ impl WorkerStats {
             pool: Mutex::new(None),
             buffered_reason: Mutex::new(None),
             staged_reason: Mutex::new(None),
+            gds_reason: Mutex::new(None),
         }
     }
 
@@ -164,6 +172,7 @@ impl WorkerStats {
         let by_way = match (channel, via) {
             (Channel::Direct, Via::Caller) => &counters.bytes_direct,
             (Channel::Direct, Via::Slot) => &counters.bytes_bounced,
+            (_, Via::Gds) => &counters.bytes_gds,
             (Channel::Buffered, _) => &counters.bytes_buffered,
         };
         Self::count(by_direction, bytes);
@@ -211,6 +220,9 @@ pub(crate) fn snapshot<'a>(
         }
         if sum.staged_reason.is_none() {
             sum.staged_reason.clone_from(&lock(&worker.staged_reason));
+        }
+        if sum.gds_reason.is_none() {
+            sum.gds_reason.clone_from(&lock(&worker.gds_reason));
         }
     }
     if let Some(latency) = latency.filter(|latency| !latency.is_empty()) {

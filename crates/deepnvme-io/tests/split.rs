@@ -17,7 +17,7 @@ fn geometries() -> impl Strategy<Value = Geometry> {
         Just(Layout::SINGLE),
         (2u64..5, 1u64..9).prop_map(|(parts, pages)| Layout { parts, stripe_bytes: pages * PAGE }),
     ];
-    (proptest::option::of(alignment), layout).prop_map(|(direct, layout)| Geometry { direct, layout })
+    (proptest::option::of(alignment), layout).prop_map(|(direct, layout)| Geometry { direct, layout, has_gds: false })
 }
 
 /// Ranges in file order with gaps between them; some touch.
@@ -30,7 +30,7 @@ fn segments() -> impl Strategy<Value = Vec<Segment>> {
         let place = |(index, (gap, len, address)): (usize, (u64, u64, Option<usize>))| {
             let start = offset + gap;
             offset = start + len;
-            Segment { file: 0, item: index as u32, offset: start, len, address }
+            Segment { file: 0, item: index as u32, offset: start, len, address, is_flat_gpu: false }
         };
         list.into_iter().enumerate().map(place).collect()
     })
@@ -109,7 +109,7 @@ proptest! {
         skew in prop_oneof![Just(0usize), 0usize..4096], slot_pages in 1u64..9, block_pages in 0u64..64,
     ) {
         let address = (offset % PAGE) as usize + skew + (1 << 20);
-        let segment = Segment { file: 0, item: 0, offset, len, address: Some(address) };
+        let segment = Segment { file: 0, item: 0, offset, len, address: Some(address), is_flat_gpu: false };
         let slot_bytes = slot_pages * PAGE;
         let sizes = BlockSizes { block_bytes: slot_bytes + block_pages * PAGE, slot_bytes };
         let direction = if is_read { Direction::Read } else { Direction::Write };
@@ -142,11 +142,14 @@ proptest! {
 #[test]
 fn a_long_range_that_needs_no_slot_has_large_blocks() {
     let alignment = Alignment::new(512).unwrap();
-    let geometry =
-        Geometry { direct: Some(FileAlignment { memory: alignment, offset: alignment }), layout: Layout::SINGLE };
+    let geometry = Geometry {
+        direct: Some(FileAlignment { memory: alignment, offset: alignment }),
+        layout: Layout::SINGLE,
+        has_gds: false,
+    };
     let sizes = BlockSizes { block_bytes: 2 << 20, slot_bytes: 512 << 10 };
     let count = |address, offset, len| {
-        let segment = Segment { file: 0, item: 0, offset, len, address: Some(address) };
+        let segment = Segment { file: 0, item: 0, offset, len, address: Some(address), is_flat_gpu: false };
         let plan = Plan::new(Direction::Read, &[geometry], vec![segment], sizes).unwrap();
         let slots = blocks(&plan).iter().filter(|block| block.via == Via::Slot).count();
         (plan.block_count(), slots)
@@ -161,8 +164,8 @@ fn a_long_range_that_needs_no_slot_has_large_blocks() {
 
 #[test]
 fn overlapping_writes_are_refused_and_overlapping_reads_are_not() {
-    let geometry = Geometry { direct: None, layout: Layout::SINGLE };
-    let segment = |offset| Segment { file: 0, item: 0, offset, len: 100, address: Some(0) };
+    let geometry = Geometry { direct: None, layout: Layout::SINGLE, has_gds: false };
+    let segment = |offset| Segment { file: 0, item: 0, offset, len: 100, address: Some(0), is_flat_gpu: false };
     let both = vec![segment(0), segment(99)];
     assert!(Plan::new(Direction::Write, &[geometry], both.clone(), BlockSizes::same(PAGE)).is_err());
     assert_eq!(Plan::new(Direction::Read, &[geometry], both, BlockSizes::same(PAGE)).unwrap().bytes_total(), 200);
@@ -170,9 +173,9 @@ fn overlapping_writes_are_refused_and_overlapping_reads_are_not() {
 
 #[test]
 fn a_range_beyond_the_largest_offset_is_refused() {
-    let geometry = Geometry { direct: None, layout: Layout::SINGLE };
+    let geometry = Geometry { direct: None, layout: Layout::SINGLE, has_gds: false };
     for (offset, len) in [(u64::MAX, 1), (i64::MAX as u64, 1), (1, u64::MAX)] {
-        let segment = Segment { file: 0, item: 0, offset, len, address: Some(0) };
+        let segment = Segment { file: 0, item: 0, offset, len, address: Some(0), is_flat_gpu: false };
         assert!(Plan::new(Direction::Read, &[geometry], vec![segment], BlockSizes::same(PAGE)).is_err());
     }
 }
@@ -180,13 +183,17 @@ fn a_range_beyond_the_largest_offset_is_refused() {
 #[test]
 fn ten_thousand_adjacent_tensors_become_large_transfers() {
     let alignment = Alignment::new(512).unwrap();
-    let geometry =
-        Geometry { direct: Some(FileAlignment { memory: alignment, offset: alignment }), layout: Layout::SINGLE };
+    let geometry = Geometry {
+        direct: Some(FileAlignment { memory: alignment, offset: alignment }),
+        layout: Layout::SINGLE,
+        has_gds: false,
+    };
     let mut offset = 0;
     let segments: Vec<_> = (0..10_000u32)
         .map(|item| {
             let len = 4096 + u64::from(item) * 7 % 60_000;
-            let segment = Segment { file: 0, item, offset, len, address: Some(64 + item as usize * 65_536) };
+            let segment =
+                Segment { file: 0, item, offset, len, address: Some(64 + item as usize * 65_536), is_flat_gpu: false };
             offset += len;
             segment
         })

@@ -79,6 +79,8 @@ pub struct Config {
     pub window: WindowMode,
     /// Default `Preferred`; a file may ask for another mode when it is opened.
     pub direct: DirectMode,
+    /// Whether bytes of GPUs go past the host's memory, by way of cuFile (GPUDirect Storage). Default `Disabled`.
+    pub gds: DirectMode,
     /// Upper bound of all bounce memory of the engine together; at least one slot per worker.
     /// `None` (default): 8 MiB per worker, 256 MiB at the most, and 1 MiB for small calls.
     pub pool_bytes: Option<u64>,
@@ -125,6 +127,7 @@ impl Default for Config {
             submit: SubmitMode::Batch,
             window: WindowMode::Sliding,
             direct: DirectMode::Preferred,
+            gds: DirectMode::Disabled,
             pool_bytes: None,
             lock_pool: true,
             register_pool: true,

@@ -283,7 +283,7 @@ impl TensorFile {
                 _ => None,
             };
         }
-        Geometry { direct, layout: self.layout }
+        Geometry { direct, layout: self.layout, has_gds: false }
     }
 
     pub(crate) fn part_at(&self, offset: u64) -> (&Part, u64) {

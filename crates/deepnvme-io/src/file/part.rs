@@ -7,8 +7,11 @@ use std::sync::{Arc, OnceLock};
 use rustix::fs::{self, AtFlags, FallocateFlags, FileType, Mode, OFlags, Statx};
 use rustix::io::Errno;
 
+use deepnvme_cuda::FileHandle;
+
 use super::alignment::{self, Found};
 use super::{Access, DirectState, OpenOptions};
+use crate::backend::gds::Gds;
 use crate::config::DirectMode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::split::{Channel, FileAlignment};
@@ -27,6 +30,9 @@ pub(crate) struct Part {
     required: bool,
     /// Why transfers are buffered, decided at the opening or at the first refusal of a direct one.
     buffered_reason: OnceLock<String>,
+    /// What cuFile knows it by, or why it does not.
+    gds: OnceLock<Result<Arc<FileHandle>, String>>,
+    gds_refusal: OnceLock<String>,
 }
 
 impl Part {
@@ -104,7 +110,8 @@ impl Part {
             let _ = buffered_reason.set(DISABLED.into());
         }
         let required = mode == DirectMode::Required;
-        Self { path, access, direct: None, buffered: OnceLock::new(), required, buffered_reason }
+        let (gds, gds_refusal) = (OnceLock::new(), OnceLock::new());
+        Self { path, access, direct: None, buffered: OnceLock::new(), required, buffered_reason, gds, gds_refusal }
     }
 
     pub(super) fn buffered_twin(&self, reason: &str) -> Result<Self> {
@@ -118,6 +125,8 @@ impl Part {
             buffered,
             required: false,
             buffered_reason,
+            gds: OnceLock::new(),
+            gds_refusal: OnceLock::new(),
         })
     }
 
@@ -139,6 +148,25 @@ impl Part {
         }
         let _ = self.buffered_reason.set(reason.into());
         Ok(())
+    }
+
+    /// Has cuFile know the file, once; why not, where it refuses or has refused a transfer.
+    pub(crate) fn check_gds(&self, gds: &Gds) -> Result<(), String> {
+        if let Some(reason) = self.gds_refusal.get() {
+            return Err(reason.clone());
+        }
+        let known = self.gds.get_or_init(|| match &self.direct {
+            Some((file, _)) => gds.register(file),
+            None => {
+                Err(format!("the file has no direct I/O ({})", self.buffered_reason.get().map_or("", String::as_str)))
+            }
+        });
+        known.as_ref().map(drop).map_err(Clone::clone)
+    }
+
+    /// Notes that cuFile has refused a transfer: those that follow go through bounce slots.
+    pub(crate) fn refuse_gds(&self, reason: &str) {
+        let _ = self.gds_refusal.set(reason.into());
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -11,7 +11,7 @@ use crate::backend::copies::Slice;
 use crate::claim::Claim;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::{Errno, Op, OpKind, Pieces, Token};
-use crate::split::{Block, Channel, Direction};
+use crate::split::{Block, Channel, Direction, Via};
 
 #[derive(Debug)]
 pub(super) enum Task {
@@ -178,6 +178,11 @@ impl Flight {
         *step_bytes = 1;
         op.file = part.descriptor(Channel::Buffered)?;
         Ok(op)
+    }
+
+    /// Whether cuFile moves it.
+    pub(super) fn is_gds(&self) -> bool {
+        matches!(&self.task, Task::Block { block, .. } if block.via == Via::Gds)
     }
 
     /// Whether its bytes lie in a slot and belong into the caller's memory.

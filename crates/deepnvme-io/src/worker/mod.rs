@@ -26,7 +26,7 @@ mod verdict;
 mod window;
 
 pub(crate) use hands::Hands;
-pub(crate) use mover::{Mover, SlotSetup};
+pub(crate) use mover::{GdsSetup, Mover, SlotSetup, gds_required};
 
 /// Resubmissions of one op that made no progress, before its error is believed.
 pub const RETRIES_MAX: u32 = 100;
@@ -45,6 +45,7 @@ pub(crate) struct WorkerSetup {
     pub(crate) worker_index: u32,
     pub(crate) slots: SlotSetup,
     pub(crate) gpus: Arc<Gpus>,
+    pub(crate) gds: GdsSetup,
     pub(crate) window: WindowMode,
 }
 
@@ -68,6 +69,7 @@ impl<'a> Worker<'a> {
             WindowMode::Wave => Window::fixed(depth),
         };
         let mover = Mover::new(backend, window, Arc::clone(&setup.stats), setup.slots, &setup.gpus);
+        let mover = mover.with_gds(setup.gds.clone());
         Self { queue: &setup.queue, seat, mover, window: setup.window, waiting: None }
     }
 
@@ -96,6 +98,9 @@ impl<'a> Worker<'a> {
             return Ok(());
         }
         while self.mover.has_room() {
+            if !self.mover.start_refused()? {
+                break;
+            }
             let work = match self.waiting.take() {
                 Some((claim, index)) => Some(Work::Block(claim, index)),
                 None => self.queue.next(),
@@ -117,7 +122,7 @@ impl<'a> Worker<'a> {
 
     /// In waves, only when the last one has come home.
     fn may_take_work(&self) -> bool {
-        self.window == WindowMode::Sliding || self.mover.is_idle()
+        self.window == WindowMode::Sliding || self.mover.is_idle() || self.mover.has_refused()
     }
 
     /// Copies, sleeps or reaps. False when there is nothing left to live for.
@@ -142,7 +147,8 @@ impl<'a> Worker<'a> {
             return Ok(true);
         }
         // With a full queue, or no slot, only a completion can make room: nobody needs to wake us.
-        let can_take_more = self.mover.has_room() && self.waiting.is_none() && self.may_take_work();
+        let is_held_up = self.waiting.is_some() || self.mover.has_refused();
+        let can_take_more = self.mover.has_room() && !is_held_up && self.may_take_work();
         let may_block = !self.mover.has_news() && (!can_take_more || self.seat.may_reap());
         self.mover.reap(may_block)?;
         Ok(true)

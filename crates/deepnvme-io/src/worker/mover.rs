@@ -11,12 +11,14 @@ use super::flight::{Flight, Flights, Landed};
 use super::window::Window;
 use crate::backend::Backend;
 use crate::backend::copies::{Copies, Slice};
+use crate::backend::gds::Gds;
 use crate::claim::Claim;
+use crate::config::DirectMode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpus::Gpus;
 use crate::op::{Completion, Errno, Op, Pieces, Submit};
 use crate::queue::SyncTarget;
-use crate::split::{Direction, Via};
+use crate::split::{Block, Direction, Via};
 use crate::stats::WorkerStats;
 
 /// The bounce memory that a mover may make.
@@ -40,6 +42,19 @@ impl SlotSetup {
     }
 }
 
+/// Whether bytes of GPUs go by way of cuFile.
+#[derive(Clone, Debug)]
+pub(crate) struct GdsSetup {
+    pub(crate) gds: Arc<Gds>,
+    pub(crate) mode: DirectMode,
+}
+
+/// Why a request ends that must have GPUDirect Storage.
+pub(crate) fn gds_required(reason: &str) -> Error {
+    let detail = format!("{reason}; GPUDirect Storage is required: use gds=\"preferred\", or mend that");
+    Error::new(ErrorKind::Unsupported, "use GPU memory", detail)
+}
+
 /// What happens when a copy between a slot and a GPU is over.
 pub(super) enum Copying {
     /// The slot of a write is full: its op can be submitted.
@@ -59,6 +74,10 @@ pub(crate) struct Mover<B: Backend> {
     /// By the numbers of their copies.
     pub(super) copying: HashMap<u64, Copying>,
     gpus: Arc<Gpus>,
+    /// `None` where nobody wants it.
+    pub(super) gds: Option<GdsSetup>,
+    /// Blocks that cuFile has refused, on their way to a slot.
+    pub(super) refused: VecDeque<(Claim, Block)>,
     pub(super) window: Window,
     /// Bounced reads in the air.
     pub(super) bounced_reads: usize,
@@ -107,6 +126,8 @@ impl<B: Backend> Mover<B> {
             flights,
             copying: HashMap::new(),
             gpus: Arc::clone(gpus),
+            gds: None,
+            refused: VecDeque::new(),
             window,
             bounced_reads: 0,
             landed,
@@ -119,12 +140,33 @@ impl<B: Backend> Mover<B> {
         }
     }
 
+    pub(super) fn with_gds(mut self, setup: GdsSetup) -> Self {
+        self.gds = (setup.mode != DirectMode::Disabled).then_some(setup);
+        self
+    }
+
     pub(crate) fn has_room(&self) -> bool {
         self.window.has_room(self.flights.len() + self.copying.len() as u32)
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.flights.is_empty() && self.landed.is_empty() && self.copying.is_empty()
+        self.flights.is_empty() && self.landed.is_empty() && self.copying.is_empty() && self.refused.is_empty()
+    }
+
+    /// Whether blocks that cuFile has refused wait for a slot.
+    pub(crate) fn has_refused(&self) -> bool {
+        !self.refused.is_empty()
+    }
+
+    /// Starts the blocks that cuFile has refused, by way of slots; false while there is no slot for them.
+    pub(crate) fn start_refused(&mut self) -> Result<bool> {
+        while let Some((claim, block)) = self.refused.pop_front() {
+            if let Some(claim) = self.start(claim, block.clone())? {
+                self.refused.push_front((claim, block));
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Whether GPUs are at work for it.
@@ -151,7 +193,40 @@ impl<B: Backend> Mover<B> {
 
     /// Starts a block; hands its claim back when it has to wait for a slot.
     pub(crate) fn start_block(&mut self, claim: Claim, index: u64) -> Result<Option<Claim>> {
-        let block = claim.job().plan.block(index);
+        let mut block = claim.job().plan.block(index);
+        if block.via == Via::Gds
+            && let Err(reason) = self.check_gds(&claim, &block)
+        {
+            match self.do_without_gds(&reason) {
+                Ok(()) => block.via = Via::Slot,
+                Err(error) => {
+                    let path = claim.job().file(&block).path().to_path_buf();
+                    claim.end(Err(error.at_path(path)));
+                    return Ok(None);
+                }
+            }
+        }
+        self.start(claim, block)
+    }
+
+    /// Has cuFile know the file of a block.
+    fn check_gds(&self, claim: &Claim, block: &Block) -> std::result::Result<(), String> {
+        let Some(setup) = &self.gds else { return Err("this engine does without cuFile".into()) };
+        let file = claim.job().file(block);
+        file.part_at(block.io.start).0.check_gds(&setup.gds)
+    }
+
+    /// Notes that cuFile cannot do something; an error where it must.
+    pub(super) fn do_without_gds(&self, reason: &str) -> Result<()> {
+        if self.gds.as_ref().is_some_and(|setup| setup.mode == DirectMode::Required) {
+            return Err(gds_required(reason));
+        }
+        crate::sync::lock(&self.stats.gds_reason).get_or_insert_with(|| reason.to_owned());
+        Ok(())
+    }
+
+    /// Starts a block as it is; hands its claim back when it has to wait for a slot.
+    fn start(&mut self, claim: Claim, block: Block) -> Result<Option<Claim>> {
         let mut slot = None;
         if block.via == Via::Slot {
             let is_read = claim.job().plan.direction() == Direction::Read;
@@ -280,7 +355,8 @@ impl<B: Backend> Mover<B> {
 
     /// Fails all that is in the air, after the backend broke down.
     pub(crate) fn abandon(self, error: &Error) {
-        let Self { backend, copies, mut flights, copying, landed, .. } = self;
+        let Self { backend, copies, mut flights, copying, landed, refused, .. } = self;
+        refused.into_iter().for_each(|(claim, _)| claim.end(Err(error.clone())));
         drop(backend);
         drop(copies);
         let landed = landed.into_iter().map(|landed| landed.flight);

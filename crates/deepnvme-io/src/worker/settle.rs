@@ -8,7 +8,7 @@ use crate::backend::copies::Copies;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::op::{Completion, Errno, Op, Token};
-use crate::split::Block;
+use crate::split::{Block, Via};
 use crate::stats::WorkerStats;
 
 impl<B: Backend> Mover<B> {
@@ -60,6 +60,7 @@ impl<B: Backend> Mover<B> {
                 WorkerStats::count(&counters.retries, 1);
                 return self.submit(op);
             }
+            Verdict::GoBuffered(_) if flight.is_gds() => return self.go_by_slot(token),
             Verdict::GoBuffered(reason) => match flight.go_buffered(op, &reason) {
                 Ok(op) => {
                     crate::sync::lock(&self.stats.buffered_reason).get_or_insert(reason);
@@ -68,10 +69,29 @@ impl<B: Backend> Mover<B> {
                 Err(error) => return self.land(token, Some(error)),
             },
             Verdict::EndOfFile => Some(flight.end_of_file()),
+            Verdict::Fail(error) if flight.is_gds() => {
+                let said = self.gds.as_ref().and_then(|setup| setup.gds.take_refusal());
+                Some(said.map_or(error.clone(), |said| error.because(said)))
+            }
             Verdict::Fail(error) => Some(error),
         };
         drop(op);
         self.land(token, error)
+    }
+
+    /// Sends a block that cuFile has refused through a slot, and those of the same file that follow.
+    fn go_by_slot(&mut self, token: Token) -> Result<()> {
+        let Some(flight) = self.flights.remove(token) else { return Ok(()) };
+        let reason = self.gds.as_ref().and_then(|setup| setup.gds.take_refusal());
+        let reason = reason.unwrap_or_else(|| "cuFile has refused a transfer".into());
+        let Flight { claim, task: Task::Block { block, .. }, .. } = flight else { return Ok(()) };
+        let file = claim.job().file(&block);
+        file.part_at(block.io.start).0.refuse_gds(&reason);
+        match self.do_without_gds(&reason) {
+            Ok(()) => self.refused.push_back((claim, Block { via: Via::Slot, ..block })),
+            Err(error) => claim.end(Err(error.at_path(file.path()).at_offset(block.io.start))),
+        }
+        Ok(())
     }
 
     /// Takes a flight whose op has come home out of the air. What was read into a slot is copied later, by

@@ -23,7 +23,10 @@ impl Gpu {
         let library = LIBRARY.get_or_init(|| {
             let path = deepnvme_standin::library_path();
             // SAFETY: no other thread of this test looks at the environment yet.
-            unsafe { std::env::set_var("DEEPNVME_LIBCUDA", &path) };
+            unsafe {
+                std::env::set_var("DEEPNVME_LIBCUDA", &path);
+                std::env::set_var("DEEPNVME_LIBCUFILE", &path);
+            }
             // SAFETY: loading the stand-in runs nothing but the start of Rust's library.
             unsafe { Library::new(&path) }.unwrap()
         });
@@ -172,7 +175,7 @@ impl Gpu {
     /// Nothing of the engine is left, and nothing was done that a real GPU would have suffered from.
     pub(crate) fn assert_clean(&self) {
         assert_eq!(self.violations(), "");
-        for kind in ["streams", "events", "registrations"] {
+        for kind in ["streams", "events", "registrations", "cufile_handles", "cufile_buffers", "cufile_drivers"] {
             assert_eq!(self.live(kind), 0, "{kind} that nobody has given back");
         }
         assert_eq!(self.live("contexts"), 2, "those of the test itself");

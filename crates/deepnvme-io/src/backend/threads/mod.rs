@@ -4,12 +4,12 @@
 //! This file is the queue as the worker sees it. Ops in flight are bounded by the depth, those that
 //! are in a call at the same moment by [`THREADS_MAX`].
 
-mod pool;
+pub(super) mod pool;
 
 use std::sync::Arc;
 
 use self::pool::{Pool, Shared};
-use super::{Backend, BackendKind, BackendSetup, Wake};
+use super::{Backend, BackendKind, BackendSetup, Wake, call};
 use crate::config::SubmitMode;
 use crate::error::Result;
 use crate::op::{Completion, Op, Submit};
@@ -34,7 +34,7 @@ impl ThreadsBackend {
     /// None today; the other backends have some.
     pub fn open(setup: &BackendSetup) -> Result<Self> {
         let depth = setup.queue_depth.max(1);
-        let pool = Pool::new(setup.worker_index, depth.min(THREADS_MAX));
+        let pool = Pool::new(setup.worker_index, depth.min(THREADS_MAX), Box::new(call::perform), None);
         Ok(Self { pool, collected: Vec::new(), depth, in_flight: 0, submit: setup.submit })
     }
 }

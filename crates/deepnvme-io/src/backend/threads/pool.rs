@@ -5,14 +5,16 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 use crate::backend::Wake;
-use crate::backend::call::perform;
-use crate::op::{Completion, Op};
+use crate::op::{Completion, Errno, Op};
 
 /// A thread only makes system calls; its stack can be small.
 const STACK_BYTES: usize = 128 << 10;
 
+/// Makes the calls of one op.
+pub(in crate::backend) type Perform = Box<dyn Fn(&Op) -> Result<usize, Errno> + Send + Sync>;
+
 /// Threads that start when needed and end with the pool, after everything that it was given is done.
-pub(super) struct Pool {
+pub(in crate::backend) struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     threads_max: usize,
@@ -20,8 +22,10 @@ pub(super) struct Pool {
 }
 
 /// What the threads and the backend share.
-#[derive(Default)]
-pub(super) struct Shared {
+pub(in crate::backend) struct Shared {
+    perform: Perform,
+    /// Told of everything that is done, where somebody else than `take_done` waits for it.
+    listener: Option<Arc<dyn Wake>>,
     jobs: Mutex<Jobs>,
     job_came: Condvar,
     done: Mutex<Done>,
@@ -46,17 +50,30 @@ struct Done {
 
 impl Pool {
     /// A pool without threads yet.
-    pub(super) fn new(worker_index: u32, threads_max: u32) -> Self {
-        Self { shared: Arc::default(), threads: Vec::new(), threads_max: threads_max as usize, worker_index }
+    pub(in crate::backend) fn new(
+        worker_index: u32,
+        threads_max: u32,
+        perform: Perform,
+        listener: Option<Arc<dyn Wake>>,
+    ) -> Self {
+        let shared = Shared {
+            perform,
+            listener,
+            jobs: Mutex::default(),
+            job_came: Condvar::new(),
+            done: Mutex::default(),
+            done_came: Condvar::new(),
+        };
+        Self { shared: Arc::new(shared), threads: Vec::new(), threads_max: threads_max as usize, worker_index }
     }
 
     /// The queues, for waiting and for waking.
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(in crate::backend) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
     /// Hands ops to the threads, starting some where there are too few. Empties `ops`.
-    pub(super) fn run(&mut self, ops: &mut Vec<Op>) {
+    pub(in crate::backend) fn run(&mut self, ops: &mut Vec<Op>) {
         if ops.is_empty() {
             return;
         }
@@ -134,7 +151,7 @@ impl Shared {
     }
 
     fn finish(&self, op: Op) {
-        let result = perform(&op);
+        let result = (self.perform)(&op);
         let mut done = lock(&self.done);
         done.completions.push(Completion { op, result });
         let is_awaited = done.wanted > 0 && done.completions.len() >= done.wanted;
@@ -142,10 +159,13 @@ impl Shared {
         if is_awaited {
             self.done_came.notify_one();
         }
+        if let Some(listener) = &self.listener {
+            listener.wake();
+        }
     }
 
     /// Waits until `min` completions are there (or a wake), and moves all that are.
-    pub(super) fn take_done(&self, min: u32, completions: &mut Vec<Completion>) {
+    pub(in crate::backend) fn take_done(&self, min: u32, completions: &mut Vec<Completion>) {
         let mut done = lock(&self.done);
         done.wanted = min as usize;
         while done.completions.len() < done.wanted && !done.woken {
@@ -179,6 +199,7 @@ mod tests {
     use smallvec::smallvec;
 
     use super::*;
+    use crate::backend::call::perform;
     use crate::op::{OpKind, Token};
 
     fn read(token: u64) -> Op {
@@ -189,7 +210,7 @@ mod tests {
 
     #[test]
     fn ops_are_done_even_if_no_thread_can_start() {
-        let mut pool = Pool::new(0, 0);
+        let mut pool = Pool::new(0, 0, Box::new(perform), None);
         pool.run(&mut vec![read(1), read(2)]);
         let mut completions = Vec::new();
         pool.shared().take_done(2, &mut completions);
@@ -203,7 +224,7 @@ mod tests {
 
     #[test]
     fn threads_start_when_needed_and_no_more_than_allowed() {
-        let mut pool = Pool::new(7, 3);
+        let mut pool = Pool::new(7, 3, Box::new(perform), None);
         assert!(pool.threads.is_empty());
         pool.run(&mut vec![read(0)]);
         assert_eq!(pool.threads.len(), 1);

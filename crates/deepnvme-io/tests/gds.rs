@@ -1,0 +1,227 @@
+//! Memory on GPUs by way of cuFile, with a stand-in for it: whole units directly, ragged edges and whatever it refuses
+//! through bounce slots.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
+
+#[allow(dead_code, reason = "the tests of bounce slots need more of it")]
+#[path = "gpu/standin.rs"]
+mod standin;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use deepnvme_io::{
+    Access, BackendChoice, Config, DirectMode, Engine, ErrorKind, OpenOptions, ReadItem, Target, TensorFile,
+    WindowMode, WriteItem, WriteOptions,
+};
+use deepnvme_mem::{Region, RegionMut, Strided};
+use standin::{Gpu, pattern};
+
+const CHOICES: [BackendChoice; 3] = [BackendChoice::Uring, BackendChoice::Aio, BackendChoice::Threads];
+
+fn config(gds: DirectMode) -> Config {
+    Config { gds, workers: 2, queue_depth: 8, block_bytes: 128 << 10, ..Config::default() }
+}
+
+/// Real files with direct I/O, which a file system in memory does not have.
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn open(path: &Path, direct: DirectMode) -> Arc<TensorFile> {
+    let options = OpenOptions { access: Access::ReadWrite, create: true, direct };
+    TensorFile::open(&Target::from(path), options).unwrap()
+}
+
+fn write(engine: &Engine, file: &Arc<TensorFile>, offset: u64, source: Region) {
+    engine.write(file, offset, source, WriteOptions::default()).unwrap().wait().1.unwrap();
+}
+
+fn on_host(engine: &Engine, file: &Arc<TensorFile>, offset: u64, bytes: usize) -> Vec<u8> {
+    let (target, read) = engine.read(file, offset, RegionMut::from_vec(vec![0; bytes])).unwrap().wait();
+    read.unwrap();
+    let mut seen = vec![0; bytes];
+    target.unwrap().region().copy_to_slice(0, &mut seen);
+    seen
+}
+
+#[test]
+fn every_size_and_place_comes_back_beside_every_backend() {
+    let gpu = Gpu::new();
+    let folder = folder();
+    for (number, backend) in CHOICES.into_iter().enumerate() {
+        let Ok(engine) = Engine::new(Config { backend, ..config(DirectMode::Required) }) else { continue };
+        let file = open(&folder.path().join(format!("{number}")), DirectMode::Required);
+        let places = [(100, 0), (64 << 10, 0), (1 << 20, 4096), ((1 << 20) + 17, 0), (700_001, 4096), (1 << 20, 77)];
+        for (seed, (bytes, offset)) in places.into_iter().enumerate() {
+            let seed = (seed as u64) << 32;
+            let memory = gpu.memory(0, bytes, seed);
+            if offset == 77 {
+                // The last one: there the memory has another remainder than the file.
+                assert_eq!(gpu.count("unaligned_io"), 0, "cuFile is asked for whole units only");
+            }
+            write(&engine, &file, offset, memory.region());
+            assert!(on_host(&engine, &file, offset, bytes) == pattern(seed, bytes), "{backend:?} {bytes} at {offset}");
+            let other = gpu.memory(1, bytes, 99);
+            engine.read(&file, offset, other.region_mut()).unwrap().wait().1.unwrap();
+            assert!(gpu.peek(&other) == pattern(seed, bytes), "{backend:?} {bytes} at {offset}");
+        }
+        let stats = engine.stats();
+        assert!(stats.bytes_gds > 6 << 20, "{} by way of cuFile", stats.bytes_gds);
+        assert!(stats.bytes_to_gpu > 0, "ragged edges by way of slots");
+        assert_eq!(stats.gds_reason, None);
+        gpu.clear();
+    }
+    gpu.assert_clean();
+}
+
+#[test]
+fn neighbours_of_a_ragged_write_stay() {
+    let gpu = Gpu::new();
+    let folder = folder();
+    let engine = Engine::new(config(DirectMode::Preferred)).unwrap();
+    let file = open(&folder.path().join("file"), DirectMode::Preferred);
+    write(&engine, &file, 0, Region::from_vec(vec![5; 1 << 20]));
+    let memory = gpu.memory(0, 500_000, 1);
+    write(&engine, &file, 1001, memory.region());
+    let seen = on_host(&engine, &file, 0, 1 << 20);
+    assert!(seen[1001..501_001] == pattern(1, 500_000));
+    assert!(seen[..1001].iter().chain(&seen[501_001..]).all(|byte| *byte == 5));
+    drop((engine, file));
+    gpu.assert_clean();
+}
+
+#[test]
+fn what_cufile_does_not_take_goes_through_slots() {
+    let gpu = Gpu::new();
+    let folder = folder();
+    let engine = Engine::new(config(DirectMode::Preferred)).unwrap();
+    // Strided memory, pieces, and files without direct I/O.
+    let file = open(&folder.path().join("file"), DirectMode::Preferred);
+    let memory = gpu.memory(0, 1 << 20, 1);
+    let layout = Strided { shape: vec![1000, 100], stride_bytes: vec![1000, 1], item_bytes: 1 };
+    write(&engine, &file, 0, memory.strided(0, layout));
+    let expected: Vec<u8> = pattern(1, 1 << 20).chunks(1000).take(1000).flat_map(|row| row[..100].to_vec()).collect();
+    assert!(on_host(&engine, &file, 0, 100_000) == expected);
+    let items = (0..100).map(|index| WriteItem {
+        file: Arc::clone(&file),
+        offset: index * 10_000,
+        source: gpu.memory(0, 10_000, index << 32).region(),
+    });
+    engine.write_batch(items.collect(), WriteOptions::default()).unwrap().wait().1.unwrap();
+    let targets: Vec<_> = (0..100).map(|_| gpu.memory(1, 10_000, 7)).collect();
+    let items = targets.iter().enumerate().map(|(index, target)| ReadItem {
+        file: Arc::clone(&file),
+        offset: index as u64 * 10_000,
+        target: target.region_mut(),
+    });
+    engine.read_batch(items.collect()).unwrap().wait().1.unwrap();
+    for (index, target) in targets.iter().enumerate() {
+        assert!(gpu.peek(target) == pattern((index as u64) << 32, 10_000), "{index}");
+    }
+    let buffered = open(&folder.path().join("buffered"), DirectMode::Disabled);
+    write(&engine, &buffered, 0, memory.region());
+    assert!(on_host(&engine, &buffered, 0, 1 << 20) == pattern(1, 1 << 20));
+    assert_eq!(engine.stats().bytes_gds, 0);
+    drop((engine, file, buffered));
+    gpu.assert_clean();
+}
+
+#[test]
+fn a_refusal_sends_the_file_through_slots_or_ends_the_request() {
+    let gpu = Gpu::new();
+    let folder = folder();
+    for window in [WindowMode::Sliding, WindowMode::Wave] {
+        for (call, code) in [("cuFileWrite", 5008), ("cuFileHandleRegister", 5018), ("cuFileRead", 5034)] {
+            let engine = Engine::new(Config { window, ..config(DirectMode::Preferred) }).unwrap();
+            let path = folder.path().join(call);
+            let file = open(&path, DirectMode::Preferred);
+            let memory = gpu.memory(0, 3 << 20, 2);
+            gpu.fail(call, 0, code);
+            write(&engine, &file, 0, memory.region());
+            let other = gpu.memory(0, 3 << 20, 3);
+            engine.read(&file, 0, other.region_mut()).unwrap().wait().1.unwrap();
+            assert!(gpu.peek(&other) == pattern(2, 3 << 20), "{call}");
+            let reason = engine.stats().gds_reason.unwrap();
+            assert!(reason.contains(&code.to_string()), "{call}: {reason}");
+            drop((engine, file));
+            std::fs::remove_file(&path).unwrap();
+
+            let engine = Engine::new(Config { window, ..config(DirectMode::Required) }).unwrap();
+            let file = open(&path, DirectMode::Preferred);
+            gpu.fail(call, 0, code);
+            let wrote = engine.write(&file, 0, memory.region(), WriteOptions::default()).unwrap().wait().1;
+            let read = wrote.and_then(|_| engine.read(&file, 0, other.region_mut()).unwrap().wait().1);
+            let error = read.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{call}: {error}");
+            let text = error.to_string();
+            assert!(text.contains(&code.to_string()) && text.contains("gds=\"preferred\""), "{call}: {text}");
+            assert!(text.contains(call), "it names the file: {text}");
+            drop((engine, file));
+            gpu.clear();
+        }
+    }
+    gpu.assert_clean();
+}
+
+#[test]
+fn errors_of_the_disk_are_the_disks() {
+    let gpu = Gpu::new();
+    let folder = folder();
+    let engine = Engine::new(config(DirectMode::Required)).unwrap();
+    let path = folder.path().join("file");
+    let file = open(&path, DirectMode::Required);
+    write(&engine, &file, 0, Region::from_vec(pattern(1, 300_000)));
+    let memory = gpu.memory(0, 1 << 20, 2);
+    let error = engine.read(&file, 0, memory.region_mut()).unwrap().wait().1.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::UnexpectedEof, "{error}");
+    // Short transfers are continued.
+    let before = engine.stats().short_transfers;
+    gpu.fail("cuFileWrite@short", 0, 8192);
+    write(&engine, &file, 0, memory.region());
+    assert_eq!(engine.stats().short_transfers, before + 1);
+    assert!(on_host(&engine, &file, 0, 1 << 20) == gpu.peek(&memory));
+    drop((engine, file));
+    gpu.assert_clean();
+}
+
+#[test]
+fn without_cufile_the_request_says_so_or_goes_through_slots() {
+    let gpu = Gpu::new();
+    let folder = folder();
+    let memory = gpu.memory(0, 1 << 20, 2);
+    gpu.fail("cuFileDriverOpen", 0, 5001);
+    let engine = Engine::new(config(DirectMode::Required)).unwrap();
+    let file = open(&folder.path().join("file"), DirectMode::Preferred);
+    let error = engine.write(&file, 0, memory.region(), WriteOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("cuFile does not start"), "{error}");
+    // Memory of the host needs none.
+    write(&engine, &file, 0, Region::from_vec(vec![1; 100_000]));
+    drop(engine);
+    gpu.fail("cuFileDriverOpen", 0, 5001);
+    let engine = Engine::new(config(DirectMode::Preferred)).unwrap();
+    write(&engine, &file, 0, memory.region());
+    assert!(on_host(&engine, &file, 0, 1 << 20) == pattern(2, 1 << 20));
+    let stats = engine.stats();
+    assert_eq!(stats.bytes_gds, 0);
+    assert!(stats.gds_reason.unwrap().contains("5001"));
+    drop(engine);
+    gpu.assert_clean();
+}
+
+#[test]
+fn a_write_waits_for_its_stream() {
+    let gpu = Gpu::new();
+    let folder = folder();
+    let engine = Engine::new(config(DirectMode::Required)).unwrap();
+    let file = open(&folder.path().join("file"), DirectMode::Required);
+    let stream = gpu.stream(0);
+    let memory = gpu.memory(0, 1 << 20, 1);
+    gpu.fill(stream, &memory, 2, 40_000);
+    write(&engine, &file, 0, memory.region().after(stream));
+    assert!(on_host(&engine, &file, 0, 1 << 20) == pattern(2, 1 << 20));
+    assert_eq!(engine.stats().bytes_gds, 1 << 20);
+    drop((engine, file));
+    gpu.end_stream(0, stream);
+    gpu.assert_clean();
+}
