@@ -134,6 +134,14 @@ impl Gpus {
         Ok(device)
     }
 
+    /// The NUMA node that a GPU is attached to, where the machine has several.
+    pub(crate) fn node(&self, index: u32) -> Option<u32> {
+        let id = self.get(index).ok()?.pci_bus_id().ok()?;
+        let text = std::fs::read_to_string(format!("/sys/bus/pci/devices/{id}/numa_node")).ok()?;
+        // Minus one where it does not matter.
+        text.trim().parse().ok()
+    }
+
     fn fetch(&self, index: u32, host: &Region, slices: &[Slice]) -> Result<()> {
         let resting = {
             let mut resting = lock(&self.resting);

@@ -174,6 +174,22 @@ impl Job {
         self.has_gpu_memory
     }
 
+    /// The first GPU that some of its memory is on.
+    pub(crate) fn gpu(&self) -> Option<u32> {
+        let index = |device| match device {
+            Device::Cuda { index } => Some(index),
+            Device::Host => None,
+        };
+        if !self.has_gpu_memory {
+            return None;
+        }
+        let first = |memory: &Memory| match memory {
+            Memory::Targets(targets) => targets.iter().find_map(|target| index(target.device())),
+            Memory::Sources(sources) => sources.iter().find_map(|source| index(source.device())),
+        };
+        self.with_memory(first).ok().flatten()
+    }
+
     /// The index of a block that nobody has yet.
     pub(crate) fn claim(&self) -> Option<u64> {
         let count = self.plan.block_count();

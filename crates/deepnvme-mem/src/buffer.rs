@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::lock::{LockState, lock};
 use crate::mapping::Mapping;
-use crate::{Alignment, Device, RegionMut};
+use crate::{Alignment, Device, RegionMut, numa};
 
 /// Zeroed memory of a fixed length that starts on a page, unmapped when dropped.
 ///
@@ -53,6 +53,22 @@ impl Buffer {
             Some(mapping) => lock(mapping.start(), len),
             None => LockState::Locked,
         };
+        Ok(buffer)
+    }
+
+    /// As [`locked`](Self::locked) where `lock` says so, of memory of that NUMA node as far as it has some.
+    ///
+    /// # Errors
+    /// As [`locked`](Self::locked).
+    pub fn near(len: usize, lock_it: bool, node: u32) -> io::Result<Self> {
+        let mut buffer = Self::zeroed(len)?;
+        if let Some(mapping) = &buffer.mapping {
+            // Advice: memory of another node is slower, and as good.
+            let _ = numa::prefer(mapping.start(), len, node);
+            if lock_it {
+                buffer.lock_state = lock(mapping.start(), len);
+            }
+        }
         Ok(buffer)
     }
 

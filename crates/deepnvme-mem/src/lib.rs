@@ -34,6 +34,7 @@ mod lock;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod mapping;
+mod numa;
 mod odometer;
 mod plane;
 mod pool;

@@ -54,13 +54,25 @@ impl Pool {
     /// # Errors
     /// `ENOMEM` when there is no such memory, `InvalidInput` when a slot would have no bytes.
     pub fn new(slot_bytes: usize, slots: usize, lock: bool) -> io::Result<Self> {
+        Self::of(slot_bytes, slots, |bytes| if lock { Buffer::locked(bytes) } else { Buffer::zeroed(bytes) })
+    }
+
+    /// As [`new`](Self::new), in memory of that NUMA node as far as it has some.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn near(slot_bytes: usize, slots: usize, lock: bool, node: u32) -> io::Result<Self> {
+        Self::of(slot_bytes, slots, |bytes| Buffer::near(bytes, lock, node))
+    }
+
+    fn of(slot_bytes: usize, slots: usize, make: impl FnOnce(usize) -> io::Result<Buffer>) -> io::Result<Self> {
         if slot_bytes == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a slot of a pool needs at least one byte"));
         }
         let page_bytes = Alignment::PAGE.bytes() as usize;
         let stride_bytes = slot_bytes.checked_next_multiple_of(page_bytes).ok_or(Errno::NOMEM)?;
         let bound_bytes = stride_bytes.checked_mul(slots).ok_or(Errno::NOMEM)?;
-        let arena = if lock { Buffer::locked(bound_bytes) } else { Buffer::zeroed(bound_bytes) }?;
+        let arena = make(bound_bytes)?;
         let lock_state = arena.lock_state().clone();
         let mut free = Vec::new();
         free.try_reserve_exact(slots).map_err(|_| Errno::NOMEM)?;

@@ -234,7 +234,7 @@ impl<B: Backend> Mover<B> {
             if is_read && self.bounced_reads >= self.slot_setup.bounced_reads_max(to_gpu) {
                 return Ok(Some(claim));
             }
-            slot = match self.take_slot() {
+            slot = match self.take_slot(&claim) {
                 Ok(Some(slot)) => Some(slot),
                 Ok(None) => return Ok(Some(claim)),
                 Err(error) => {
@@ -300,11 +300,16 @@ impl<B: Backend> Mover<B> {
         }
     }
 
-    /// A bounce slot, or `None` while all are in use. The pool is made when first needed: most movers never do.
-    fn take_slot(&mut self) -> Result<Option<Slot>> {
+    /// A bounce slot, or `None` while all are in use. The pool is made when first needed: most movers never do. Where that is
+    /// for a GPU, it lies in the memory that is nearest to it.
+    fn take_slot(&mut self, claim: &Claim) -> Result<Option<Slot>> {
         if self.pool.is_none() {
             let SlotSetup { slot_bytes, slots, lock_pool, register } = self.slot_setup;
-            let pool = Pool::new(slot_bytes, slots, lock_pool).map_err(|error| {
+            let made = match claim.job().gpu().and_then(|index| self.gpus.node(index)) {
+                Some(node) => Pool::near(slot_bytes, slots, lock_pool, node),
+                None => Pool::new(slot_bytes, slots, lock_pool),
+            };
+            let pool = made.map_err(|error| {
                 let errno = Errno::from_io_error(&error).unwrap_or(Errno::NOMEM);
                 Error::os("allocate the bounce pool", errno)
             })?;
