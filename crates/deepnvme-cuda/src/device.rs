@@ -1,6 +1,6 @@
 //! One GPU, and its context on the thread that needs it.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::ptr;
 
@@ -60,43 +60,6 @@ impl Device {
         self.driver.check("cuCtxPushCurrent", unsafe { (self.driver.functions.context_push)(self.context) })?;
         Ok(Current { device: self, on_this_thread: PhantomData })
     }
-
-    /// Its name, such as "NVIDIA H100 80GB HBM3".
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn name(&self) -> Result<String> {
-        let mut text = [0; 256];
-        // SAFETY: the driver writes at most that many bytes, the last of them zero.
-        let code = unsafe { (self.driver.functions.device_name)(text.as_mut_ptr(), text.len() as c_int, self.device) };
-        self.driver.check("cuDeviceGetName", code)?;
-        Ok(until_zero(&text))
-    }
-
-    /// Bytes of memory that it has.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn memory_bytes(&self) -> Result<u64> {
-        let mut bytes = 0;
-        // SAFETY: the pointer is to a number of ours.
-        let code = unsafe { (self.driver.functions.device_total_memory)(&raw mut bytes, self.device) };
-        self.driver.check("cuDeviceTotalMem", code)?;
-        Ok(bytes as u64)
-    }
-
-    /// Where it is on the PCI bus, such as "0000:65:00.0", in lower case as in `/sys/bus/pci/devices`.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn pci_bus_id(&self) -> Result<String> {
-        let mut text = [0; 32];
-        let room = text.len() as c_int;
-        // SAFETY: the driver writes at most that many bytes, the last of them zero.
-        let code = unsafe { (self.driver.functions.device_pci_bus_id)(text.as_mut_ptr(), room, self.device) };
-        self.driver.check("cuDeviceGetPCIBusId", code)?;
-        Ok(until_zero(&text).to_lowercase())
-    }
 }
 
 impl Drop for Device {
@@ -129,9 +92,4 @@ impl Drop for Current<'_> {
         // SAFETY: the pointer is to a value of ours, and guards are dropped in the reverse order of their making.
         let _ = unsafe { (self.device.driver.functions.context_pop)(&raw mut popped) };
     }
-}
-
-fn until_zero(text: &[c_char]) -> String {
-    let bytes: Vec<u8> = text.iter().map(|byte| *byte as u8).collect();
-    CStr::from_bytes_until_nul(&bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
 }

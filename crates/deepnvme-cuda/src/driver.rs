@@ -59,6 +59,8 @@ functions! {
     context_release = b"cuDevicePrimaryCtxRelease_v2\0" (c_int);
     context_push = b"cuCtxPushCurrent_v2\0" (Handle);
     context_pop = b"cuCtxPopCurrent_v2\0" (*mut Handle);
+    memory_allocate = b"cuMemAlloc_v2\0" (*mut DevicePointer, usize);
+    memory_free = b"cuMemFree_v2\0" (DevicePointer);
     host_register = b"cuMemHostRegister_v2\0" (*mut c_void, usize, c_uint);
     host_unregister = b"cuMemHostUnregister\0" (*mut c_void);
     copy_to_device = b"cuMemcpyHtoDAsync_v2\0" (DevicePointer, *const c_void, usize, Handle);

@@ -5,8 +5,10 @@
 //! with the call, the code and the driver's own words.
 //!
 //! - [`Driver`]: the library and its version, once per process.
+//! - [`Facts`]: what it says about a GPU, without a context.
 //! - [`Device`]: one GPU, with its primary context (the one that torch uses) held for as long as the value lives.
 //! - [`Stream`] and [`Event`]: copies in order, and how far they are. [`RawStream`] names somebody else's stream.
+//! - [`Memory`]: some of a GPU's, allocated here.
 //! - [`Registration`]: host memory that copies may use without being staged.
 //! - [`CuFile`]: GPUDirect Storage, where disk and GPU do without host memory; [`FileHandle`] and [`BufferRegistration`] are
 //!   what it has to know of.
@@ -20,7 +22,9 @@ mod device;
 mod driver;
 mod error;
 mod event;
+mod facts;
 mod library;
+mod memory;
 mod registration;
 mod rows;
 mod stream;
@@ -30,6 +34,8 @@ pub use device::{Current, Device};
 pub use driver::Driver;
 pub use error::{Absent, Error, Result};
 pub use event::Event;
+pub use facts::Facts;
+pub use memory::Memory;
 pub use registration::Registration;
 pub use rows::Rows;
 pub use stream::{RawStream, Stream};

@@ -188,7 +188,7 @@ impl Engine {
         &self.backend_reason
     }
 
-    /// What copies out of the memory of GPUs while its caller waits.
+    /// What copies from and to the memory of GPUs while its caller waits.
     #[must_use]
     pub fn gpu_access(&self) -> GpuAccess {
         GpuAccess::new(&self.gpus)

@@ -8,6 +8,7 @@ use deepnvme_mem::{Device, Region, RegionMut, Slot};
 
 use crate::backend::copies::{self, Fetcher, Slice};
 use crate::error::{Error, ErrorKind, Result};
+use crate::split::Direction;
 use crate::sync::{Mutex, lock};
 
 /// The GPUs of an engine.
@@ -18,7 +19,8 @@ pub(crate) struct Gpus {
     resting: Mutex<Vec<(u32, Fetcher)>>,
 }
 
-/// What copies out of the memory of GPUs while its caller waits, for what the processor has to see itself. Cheap to clone.
+/// What copies from and to the memory of GPUs while its caller waits, for what the processor has to see or make itself.
+/// Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct GpuAccess {
     gpus: Arc<Gpus>,
@@ -95,7 +97,7 @@ impl GpuAccess {
             }
         }
         let host = slot.region();
-        by_gpu.iter().try_for_each(|(index, slices)| self.gpus.fetch(*index, &host, slices))
+        by_gpu.iter().try_for_each(|(index, slices)| self.gpus.copy(*index, Direction::Write, &host, slices))
     }
 
     /// Copies bytes of memory, from `from` on, to fill `out`.
@@ -112,9 +114,40 @@ impl GpuAccess {
         };
         let host = RegionMut::from_vec(vec![0; out.len()]).region();
         let slice = Slice { at: 0, memory: memory.clone(), from, len: out.len() };
-        self.gpus.fetch(index, &host, &[slice])?;
+        self.gpus.copy(index, Direction::Write, &host, &[slice])?;
         host.copy_to_slice(0, out);
         Ok(())
+    }
+
+    /// Copies bytes over those of memory from `from` on.
+    ///
+    /// # Errors
+    /// As [`points`](Self::points).
+    ///
+    /// # Panics
+    /// When the range is outside the memory.
+    pub fn copy_from_slice(&self, memory: &RegionMut, from: usize, source: &[u8]) -> Result<()> {
+        let Device::Cuda { index } = memory.device() else {
+            memory.copy_from_slice(from, source);
+            return Ok(());
+        };
+        let host = Region::from_vec(source.to_vec());
+        let slice = Slice { at: 0, memory: memory.region(), from, len: source.len() };
+        self.gpus.copy(index, Direction::Read, &host, &[slice])
+    }
+
+    /// So many bytes of a GPU, which hold whatever was there before.
+    ///
+    /// # Errors
+    /// As [`points`](Self::points), above all that there is not so much left.
+    pub fn allocate(&self, index: u32, bytes: usize) -> Result<RegionMut> {
+        copies::allocate(&self.gpus.get(index)?, bytes).map_err(|error| {
+            if !error.is_out_of_memory() {
+                return refused(&error);
+            }
+            let detail = format!("{error}: cuda:{index} has no {bytes} bytes left; ask for fewer, or free some there");
+            Error::new(ErrorKind::Device, "allocate GPU memory", detail)
+        })
     }
 }
 
@@ -136,13 +169,13 @@ impl Gpus {
 
     /// The NUMA node that a GPU is attached to, where the machine has several.
     pub(crate) fn node(&self, index: u32) -> Option<u32> {
-        let id = self.get(index).ok()?.pci_bus_id().ok()?;
+        let id = cuda::Driver::get().ok()?.facts(index).ok()?.pci_bus_id;
         let text = std::fs::read_to_string(format!("/sys/bus/pci/devices/{id}/numa_node")).ok()?;
         // Minus one where it does not matter.
         text.trim().parse().ok()
     }
 
-    fn fetch(&self, index: u32, host: &Region, slices: &[Slice]) -> Result<()> {
+    fn copy(&self, index: u32, direction: Direction, host: &Region, slices: &[Slice]) -> Result<()> {
         let resting = {
             let mut resting = lock(&self.resting);
             let place = resting.iter().position(|(known, _)| *known == index);
@@ -152,7 +185,7 @@ impl Gpus {
             Some(fetcher) => fetcher,
             None => Fetcher::new(&self.get(index)?)?,
         };
-        fetcher.fetch(host, slices)?;
+        fetcher.copy(direction, host, slices)?;
         lock(&self.resting).push((index, fetcher));
         Ok(())
     }

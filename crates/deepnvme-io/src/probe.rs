@@ -4,6 +4,7 @@
 //! a few facts about the process ([`Facts`]) to words.
 
 mod facts;
+mod gpus;
 
 use std::fs::File;
 use std::io::Write;
@@ -16,6 +17,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use smallvec::smallvec;
 
 use self::facts::{Explanation, Facts, explain};
+pub use self::gpus::{GpuFacts, GpuProbe};
 use crate::backend::aio::AioBackend;
 use crate::backend::threads::{THREADS_MAX, ThreadsBackend};
 use crate::backend::uring::UringBackend;

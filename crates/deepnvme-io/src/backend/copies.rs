@@ -7,8 +7,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use deepnvme_cuda::{Event, Registration, Rows, Stream};
-use deepnvme_mem::{Device, Region};
+use deepnvme_cuda::{Event, Memory, Registration, Rows, Stream};
+use deepnvme_mem::{Device, Region, RegionMut};
 
 use crate::error::Result;
 use crate::gpus::{Gpus, refused};
@@ -203,7 +203,7 @@ unsafe fn launch(stream: &Stream, direction: Direction, host: &Region, slice: &S
     outcome
 }
 
-/// Copies from one GPU for somebody who waits.
+/// Copies from and to one GPU for somebody who waits.
 #[derive(Debug)]
 pub(crate) struct Fetcher {
     stream: Stream,
@@ -216,13 +216,14 @@ impl Fetcher {
         made.map_err(|error| refused(&error))
     }
 
-    /// Copies slices to the host's memory, which is this call's alone, and waits for that.
-    pub(crate) fn fetch(&self, host: &Region, slices: &[Slice]) -> Result<()> {
+    /// Copies slices to the host's memory, which is this call's alone, for a write, from there for a read, and waits for
+    /// that.
+    pub(crate) fn copy(&self, direction: Direction, host: &Region, slices: &[Slice]) -> Result<()> {
         let mut outcome = Ok(());
         for slice in slices {
             if outcome.is_ok() {
                 // SAFETY: both ends are borrowed for this call, which waits for the event, or for the whole stream.
-                outcome = unsafe { launch(&self.stream, Direction::Write, host, slice) };
+                outcome = unsafe { launch(&self.stream, direction, host, slice) };
             }
         }
         let over = self.event.record(self.stream.raw()).and_then(|()| self.event.wait());
@@ -239,6 +240,16 @@ pub(crate) fn register(device: &Arc<deepnvme_cuda::Device>, arena: &Region) -> R
     // SAFETY: a region's memory stays what it is for as long as a clone of it lives.
     let made = unsafe { Registration::new(device, arena.addr(), arena.len(), owner) };
     made.map_err(|error| refused(&error))
+}
+
+/// Memory of a GPU that is its holder's alone, given back when the last region of it is dropped.
+pub(crate) fn allocate(device: &Arc<deepnvme_cuda::Device>, bytes: usize) -> deepnvme_cuda::Result<RegionMut> {
+    let memory = Memory::new(device, bytes)?;
+    let start = std::ptr::without_provenance_mut(memory.address());
+    let on = Device::Cuda { index: device.index() };
+    // SAFETY: the driver has given as many bytes to nobody else, and the owner keeps them. Any bytes are bytes, also those
+    // that were there before, and no reference to a GPU's memory is ever made.
+    Ok(unsafe { RegionMut::from_raw(start, bytes, on, Arc::new(memory)) })
 }
 
 impl Drop for Copies {

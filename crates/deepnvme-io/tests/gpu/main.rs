@@ -2,6 +2,7 @@
 //! stand-in for the driver, which copies late and keeps what it must not be asked.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
+mod memory;
 mod standin;
 
 use std::path::Path;
