@@ -54,6 +54,7 @@ def bench(
     single_submit: bool = False,
     direct: Literal["required", "preferred", "disabled"] = "preferred",
     memory: Literal["pinned", "plain"] = "pinned",
+    gpu: int | None = None,
     buffer: int | str | None = None,
     random: bool = False,
     cache: Literal["cold", "warm"] = "cold",
@@ -79,6 +80,7 @@ def bench(
         single_submit: one system call for each transfer.
         direct: whether the page cache is bypassed.
         memory: page-locked, or as of ``torch.empty``.
+        gpu: the number of a GPU that has the memory instead of the host; ``0`` is the first.
         buffer: memory used again and again, a block at a time, as fio does; default as much as the file has.
         random: a request per block in random order, instead of one for the file.
         cache: whether the page cache has the file before a read.
@@ -112,6 +114,7 @@ def bench(
         "backend": backend,
         "direct": direct,
         "memory": memory,
+        "gpu": gpu,
         "buffer": buffer,
         "cache": cache,
         "durable": durable,
@@ -133,6 +136,7 @@ def tune(
     read: bool = True,
     write: bool = True,
     memory: Literal["pinned", "plain"] = "pinned",
+    gpu: int | None = None,
     durable: Literal["none", "data", "full"] = "none",
     sweep_config: _Path | None = None,
     output: _Path = "deepnvme.toml",
@@ -147,6 +151,7 @@ def tune(
         read: whether to tune for reading.
         write: whether to tune for writing.
         memory: page-locked, or as of ``torch.empty``.
+        gpu: the number of a GPU that has the memory instead of the host; ``0`` is the first.
         durable: what a write waits for.
         sweep_config: a file with the values to choose from: JSON lists by the names of ``ds_io``.
         output: where the settings go.
@@ -170,6 +175,7 @@ def tune(
         "budget": f"{budget}s",
         "size": size,
         "memory": memory,
+        "gpu": gpu,
         "durable": durable,
         "sweep-config": None if sweep_config is None else os.fsdecode(sweep_config),
         "output": os.fsdecode(output),

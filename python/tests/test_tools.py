@@ -85,6 +85,7 @@ def test_every_argument_reaches_the_workload(tmp_path: Path) -> None:
         "io_bytes": 1 << 20,
         "order": "random",
         "memory": "plain",
+        "gpu": None,
         "buffer_bytes": 128 << 10,
         "cache": "warm",
         "durability": "none",

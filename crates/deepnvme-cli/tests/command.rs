@@ -78,7 +78,7 @@ fn what_was_asked_wrongly_ends_with_2_and_a_hint() {
         (&["bench", "write", "/tmp", "--size", "1.5G"], "512K"),
         (&["bench", "write", "/tmp", "--loops", "0"], "between 1 and 1000"),
         (&["bench", "write", "/tmp", "--workers", "99"], "between 1 and 64"),
-        (&["bench", "read", "/tmp", "--gpu"], "host memory only"),
+        (&["bench", "read", "/tmp", "--gds"], "it needs cuFile"),
         (&["bench", "read", "/tmp", "--plot", "picture.png"], ".svg or .html"),
     ] {
         let (status, output, talk) = run(arguments);
@@ -86,6 +86,35 @@ fn what_was_asked_wrongly_ends_with_2_and_a_hint() {
         assert!(talk.contains(hint), "{arguments:?}: {talk}");
     }
     assert_eq!(run(&[]).0, 2, "without a command there is only help");
+}
+
+#[test]
+fn without_a_driver_it_is_said_what_was_looked_for() {
+    for arguments in [
+        &["bench", "read", "/tmp", "--gpu"][..],
+        &["tune", "/tmp", "--gpu=1"],
+        &["ds_io", "--folder", "/tmp", "--io_size", "1M", "--gpu"],
+        &["ds_nvme_tune", "--nvme_dir", "/tmp", "--gpu"],
+    ] {
+        let output = deepnvme(arguments).env("DEEPNVME_LIBCUDA", "/no/such/libcuda.so").output().unwrap();
+        let talk = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {talk}");
+        let parts =
+            ["--gpu: the CUDA driver could not be loaded", "/no/such/libcuda.so: cannot open", "DEEPNVME_LIBCUDA"];
+        assert!(parts.iter().all(|part| talk.contains(part)), "{arguments:?}: {talk}");
+    }
+}
+
+#[test]
+fn several_processes_have_tensors_on_a_gpu() {
+    let folder = folder();
+    let options = ["--processes", "2", "--gpu=1", "--validate", folder.path().to_str().unwrap()];
+    let mut command = deepnvme(&[&["bench", "write"], &SMALL[..], &options].concat());
+    let output = command.env("DEEPNVME_LIBCUDA", deepnvme_standin::library_path()).output().unwrap();
+    let (text, talk) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(output.status.success(), "{talk}");
+    assert!(text.contains(" by each of 2 processes, ") && text.contains(", memory of cuda:1, "), "{text}");
+    assert!(is_empty(folder.path()));
 }
 
 #[test]

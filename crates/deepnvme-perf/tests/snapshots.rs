@@ -2,6 +2,7 @@
 //! `INSTA_UPDATE=always cargo test -p deepnvme-perf --test snapshots` writes them anew: read the difference.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
+use deepnvme_io::probe::GpuFacts;
 use deepnvme_io::{BackendChoice, Config, Durability};
 use deepnvme_perf::bench::{Line, Outcome, Place as BenchPlace, summary};
 use deepnvme_perf::measure::{Cache, Direction, Memory, Order, Sample, Workload};
@@ -26,6 +27,11 @@ fn disk(name: &str) -> Device {
         pcie: Some(Pcie { generation: 4, lanes: 4, generation_max: 4, lanes_max: 4, bytes_per_s: 7_876_923_072 }),
         members: vec![],
     }
+}
+
+fn gpu(index: u32) -> GpuFacts {
+    let (name, pci_bus_id) = ("NVIDIA H100 80GB HBM3".into(), format!("0000:{:02x}:00.0", 0x65 + index));
+    GpuFacts { index, name, memory_bytes: 85_029_158_912, pci_bus_id }
 }
 
 fn a_report() -> Report {
@@ -147,6 +153,7 @@ fn workload() -> Workload {
         io_bytes: 2 << 30,
         order: Order::Sequential,
         memory: Memory::Pinned,
+        gpu: None,
         buffer_bytes: None,
         cache: Cache::Cold,
         durability: Durability::Data,
@@ -174,6 +181,7 @@ fn a_benchmark_as_people_read_it() {
         backend: "io_uring".into(),
         backend_reason: "it was asked for".into(),
         folders: vec![BenchPlace { path: "/mnt/data".into(), file_system: "xfs".into(), device: Some("md0".into()) }],
+        gpu: None,
         contestants: vec![line("deepnvme", &ours), line("fio-3.36", &theirs)],
         ratio: Some(summary::ratio(&ours, &theirs)),
         is_validated: true,
@@ -201,6 +209,15 @@ fn a_benchmark_as_people_read_it() {
         ..outcome
     };
     insta::assert_snapshot!("bench_striped", bench::text::draw(&alone));
+    let on_gpu = Outcome {
+        workload: Workload { gpu: Some(1), ..workload() },
+        processes: 1,
+        gpu: Some(gpu(1)),
+        contestants: vec![line("deepnvme", &ours), line("fio-3.36 (host)", &theirs)],
+        ratio: Some(summary::ratio(&ours, &theirs)),
+        ..alone
+    };
+    insta::assert_snapshot!("bench_gpu", bench::text::draw(&on_gpu));
 }
 
 #[test]
@@ -224,6 +241,7 @@ fn a_search_as_people_read_it() {
         space: Space::of_machine(4, vec![BackendChoice::Auto], false),
         space_len: 480,
         io_bytes: 400 << 20,
+        gpu: Some(1),
         seconds: 59.6,
         places: vec![place],
         is_interrupted: true,

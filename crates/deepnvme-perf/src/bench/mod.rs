@@ -6,11 +6,12 @@
 use std::path::Path;
 
 use deepnvme_io::backend::BackendKind;
+use deepnvme_io::probe::GpuFacts;
 use deepnvme_io::{DirectMode, DirectState, Engine, OpenOptions, TensorFile};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
-use crate::measure::{Contestant, Memory, Phase, Runner, Sample, Watch, Workload};
+use crate::measure::{Contestant, Memory, Phase, Runner, Sample, Watch, Workload, gpu};
 use crate::report::Folder;
 use crate::rival::fio::{self, Fio};
 
@@ -57,6 +58,8 @@ pub struct Outcome {
     pub backend_reason: String,
     /// The folders, as `report` sees them.
     pub folders: Vec<Place>,
+    /// The GPU that has deepnvme's memory, where one has.
+    pub gpu: Option<GpuFacts>,
     /// Everybody who took part: deepnvme first.
     pub contestants: Vec<Line>,
     /// deepnvme against fio, where that took part.
@@ -95,6 +98,7 @@ pub struct Line {
 /// `Usage` for what makes no sense, `Interrupted`, or what the machine refused.
 pub fn run(options: &Options, launcher: &Launcher, watch: &mut dyn Watch) -> Result<Outcome> {
     check(options)?;
+    let gpu = options.workload.gpu.map(gpu::find).transpose()?;
     let (backend, backend_reason) = choose(&options.workload)?;
     let is_direct = is_direct(&options.workload);
     let mut notes = Vec::new();
@@ -109,10 +113,11 @@ pub fn run(options: &Options, launcher: &Launcher, watch: &mut dyn Watch) -> Res
         None
     };
     let (mine, theirs) = rounds(options, &mut ours, fio.as_mut(), watch)?;
+    notes.extend(ours.staged());
     let ratio = (!theirs.is_empty()).then(|| summary::ratio(&mine, &theirs));
     let mut contestants = vec![Line { name: "deepnvme".into(), summary: summary::of(&mine), samples: mine }];
     if !theirs.is_empty() {
-        let name = fio::version().unwrap_or_else(|| "fio".into());
+        let name = fio::version().unwrap_or_else(|| "fio".into()) + if gpu.is_some() { " (host)" } else { "" };
         contestants.push(Line { name, summary: summary::of(&theirs), samples: theirs });
     }
     Ok(Outcome {
@@ -121,6 +126,7 @@ pub fn run(options: &Options, launcher: &Launcher, watch: &mut dyn Watch) -> Res
         backend: backend.name().into(),
         backend_reason,
         folders: options.workload.folders.iter().map(|path| Place::of(path)).collect(),
+        gpu,
         contestants,
         ratio,
         is_validated: options.workload.validate,
@@ -173,6 +179,10 @@ fn for_fio(options: &Options, notes: &mut Vec<String>) -> Workload {
         notes.push(
             "fio reads and writes aligned memory; that of deepnvme was not, so that it copied what fio did not".into(),
         );
+    }
+    if let Some(index) = workload.gpu.take() {
+        let text = "fio knows host memory only; deepnvme's bytes went on to or came from";
+        notes.push(format!("{text} cuda:{index}, which is in the ratio"));
     }
     workload
 }
@@ -235,6 +245,13 @@ impl Ours {
     fn note(&self) -> Option<String> {
         let Self::Here(runner) = self else { return None };
         runner.unlocked().map(|reason| format!("the memory is not page-locked: {reason}"))
+    }
+
+    /// Why copies from and to a GPU took a longer way than they should; known when there have been some.
+    fn staged(&self) -> Option<String> {
+        let Self::Here(runner) = self else { return None };
+        let reason = runner.engine().stats().staged_reason?;
+        Some(format!("the driver staged the copies from and to the GPU: {reason}"))
     }
 }
 

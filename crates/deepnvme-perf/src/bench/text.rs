@@ -5,7 +5,7 @@ use std::fmt::Write;
 use deepnvme_io::{DirectMode, Durability, SubmitMode};
 
 use super::{Line, Outcome};
-use crate::measure::{Cache, Direction, Memory, Order};
+use crate::measure::{Cache, Direction, Memory, Order, gpu};
 use crate::units::{bytes_text, gb};
 
 /// Draws the outcome in lines of text.
@@ -15,6 +15,9 @@ pub fn draw(outcome: &Outcome) -> String {
     for place in &outcome.folders {
         let device = place.device.as_ref().map_or_else(String::new, |device| format!(" on {device}"));
         let _ = writeln!(out, "{} ({}{device})", place.path.display(), place.file_system);
+    }
+    if let Some(gpu) = &outcome.gpu {
+        let _ = writeln!(out, "cuda:{} ({}), by way of bounce slots", gpu.index, gpu.name);
     }
     let head = ["", "GB/s", "min - max", "block p50", "p99", "CPU s/GB", "direct", "bounced", "buffered"];
     let rows: Vec<_> = std::iter::once(head.map(str::to_owned)).chain(outcome.contestants.iter().map(row)).collect();
@@ -62,9 +65,10 @@ fn what(outcome: &Outcome) -> String {
         (Direction::Read, Cache::Warm) => ", from the page cache",
         (Direction::Write, _) => ", over laid-out files",
     });
-    let kind = match workload.memory {
-        Memory::Pinned => "page-locked memory",
-        Memory::Plain => "ordinary memory",
+    let kind = match (workload.gpu, workload.memory) {
+        (Some(index), _) => gpu::memory_text(index),
+        (None, Memory::Pinned) => "page-locked memory".into(),
+        (None, Memory::Plain) => "ordinary memory".into(),
     };
     match workload.buffer_bytes {
         None => text.push_str(&format!(", {kind}")),

@@ -6,11 +6,11 @@ use super::cli::{Backend, BenchOptions, Direct, Durable};
 use super::progress::Bar;
 use super::{Answer, Session};
 use crate::bench::{self, Options, plot, text};
-use crate::error::{Error, Result};
-use crate::measure::{Order, Workload};
+use crate::error::Result;
+use crate::measure::{Order, Workload, gpu};
 
 pub(super) fn answer(options: &BenchOptions, session: &Session<'_>) -> Result<Answer> {
-    refuse_gpu(options.gpu, options.gds)?;
+    gpu::refuse_gds(options.gds, "--gds")?;
     options.plot.as_deref().map_or(Ok(()), plot::check)?;
     let wanted = asked(options);
     let outcome = {
@@ -21,14 +21,6 @@ pub(super) fn answer(options: &BenchOptions, session: &Session<'_>) -> Result<An
         plot::write(&outcome, path)?;
     }
     Answer::of(&outcome, text::draw(&outcome), options.json)
-}
-
-pub(super) fn refuse_gpu(gpu: bool, gds: bool) -> Result<()> {
-    if !gpu && !gds {
-        return Ok(());
-    }
-    let flag = if gds { "--gds" } else { "--gpu" };
-    Err(Error::usage(format!("{flag}: this version moves bytes to and from host memory only; leave it out")))
 }
 
 /// What was typed, as a value.
@@ -59,6 +51,7 @@ fn asked(options: &BenchOptions) -> Options {
         io_bytes: options.size,
         order: if options.random { Order::Random } else { Order::Sequential },
         memory: options.memory,
+        gpu: options.gpu,
         buffer_bytes: options.buffer,
         cache: options.cache,
         durability: match options.durable {

@@ -177,6 +177,7 @@ pub(super) enum Rival {
   deepnvme bench read /mnt/a /mnt/b --stripe 1M          one file over two disks
   deepnvme bench read /mnt/nvme --random --block-size 4K --queue-depth 64
   deepnvme bench read /mnt/nvme --against fio --plot read.svg
+  deepnvme bench read /mnt/nvme --gpu=1                  a tensor on the second GPU
 
 Contents are random in every run. Files are made in the folders under names of their own, filled before the clock
 starts, and removed at the end; nothing else is touched. Sizes are 4096, 512K, 8M, 2G: powers of 1024. Speeds are
@@ -214,10 +215,10 @@ pub(super) struct BenchOptions {
     /// Memory that is used again and again, a block at a time, as fio does [default: as much as the file has, as a tensor]
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
     pub(super) buffer: Option<u64>,
-    /// GPU memory, through bounce buffers
-    #[arg(long)]
-    pub(super) gpu: bool,
-    /// GPU memory, through GPUDirect Storage
+    /// Memory of a GPU, by way of bounce slots: of the first, or of the one with that number
+    #[arg(long, value_name = "INDEX", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
+    pub(super) gpu: Option<u32>,
+    /// Memory of a GPU, through GPUDirect Storage; not yet
     #[arg(long)]
     pub(super) gds: bool,
     /// A request per block, in random order, each block once
@@ -290,10 +291,10 @@ pub(super) struct TuneOptions {
     /// What a write waits for at its end
     #[arg(long, value_enum, default_value = "none")]
     pub(super) durable: Durable,
-    /// GPU memory, through bounce buffers
-    #[arg(long)]
-    pub(super) gpu: bool,
-    /// GPU memory, through GPUDirect Storage
+    /// Memory of a GPU, by way of bounce slots: of the first, or of the one with that number
+    #[arg(long, value_name = "INDEX", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
+    pub(super) gpu: Option<u32>,
+    /// Memory of a GPU, through GPUDirect Storage; not yet
     #[arg(long)]
     pub(super) gds: bool,
     /// The values to choose from, as JSON lists by ds_io's names: block_size, queue_depth, io_parallel, ...
@@ -361,13 +362,13 @@ pub(super) struct DsIoOptions {
     /// Workers [default: 1]
     #[arg(long = "io_parallel")]
     pub(super) io_parallel: Option<u32>,
-    /// GPU memory
+    /// Memory of GPUs: of the process's number with --folder, of the device of the mapping without
     #[arg(long)]
     pub(super) gpu: bool,
-    /// GPU memory, through GPUDirect Storage
+    /// Memory of GPUs, through GPUDirect Storage; not yet
     #[arg(long = "use_gds")]
     pub(super) use_gds: bool,
-    /// Memory that is not page-locked
+    /// Memory that is not page-locked; without effect with --gpu, whose bytes go by way of the engine's own
     #[arg(long = "slow_bounce_buffer")]
     pub(super) slow_bounce_buffer: bool,
     /// For torch_io, which is not measured here
@@ -409,10 +410,10 @@ pub(super) struct DsTuneOptions {
     /// Bytes in each folder
     #[arg(long = "io_size", value_parser = parse_bytes, default_value = "400M")]
     pub(super) io_size: u64,
-    /// GPU memory
+    /// Memory of the first GPU
     #[arg(long)]
     pub(super) gpu: bool,
-    /// GPU memory, through GPUDirect Storage
+    /// Memory of the first GPU, through GPUDirect Storage; not yet
     #[arg(long)]
     pub(super) gds: bool,
     /// Drop the page cache before each measurement; the files are always dropped from it

@@ -5,7 +5,7 @@ use super::progress::Bar;
 use super::{Session, closed, print};
 use crate::deepspeed::{io, tune};
 use crate::error::Result;
-use crate::measure::Direction;
+use crate::measure::{Direction, gpu};
 
 pub(super) fn run_io(typed: DsIoOptions, session: &mut Session<'_>) -> Result<()> {
     let options = io::Options {
@@ -38,12 +38,13 @@ pub(super) fn run_io(typed: DsIoOptions, session: &mut Session<'_>) -> Result<()
 }
 
 pub(super) fn run_tune(typed: DsTuneOptions, session: &mut Session<'_>) -> Result<()> {
-    super::bench::refuse_gpu(typed.gpu, typed.gds)?;
+    gpu::refuse_gds(typed.gds, "--gds")?;
     let directions = [(Direction::Read, typed.no_read), (Direction::Write, typed.no_write)];
     let options = tune::Options {
         nvme_dir: typed.nvme_dir,
         sweep_config: typed.sweep_config,
         io_size: typed.io_size,
+        gpu: typed.gpu.then_some(0),
         directions: directions.into_iter().filter_map(|(one, is_left_out)| (!is_left_out).then_some(one)).collect(),
         log_dir: typed.log_dir.unwrap_or_else(|| tune::default_log_dir().to_path_buf()),
         loops: typed.loops,

@@ -9,11 +9,11 @@ use super::progress::Bar;
 use super::{Answer, Session};
 use crate::bench::plot;
 use crate::error::{Error, Result};
-use crate::measure::Direction;
+use crate::measure::{Direction, gpu};
 use crate::tune::{self, Options, compare, heatmap, space, text};
 
 pub(super) fn answer(options: &TuneOptions, session: &Session<'_>) -> Result<Answer> {
-    super::bench::refuse_gpu(options.gpu, options.gds)?;
+    gpu::refuse_gds(options.gds, "--gds")?;
     options.plot.as_deref().map_or(Ok(()), plot::check)?;
     let wanted = asked(options)?;
     if let Some(settings) = &options.compare {
@@ -47,6 +47,7 @@ fn asked(options: &TuneOptions) -> Result<Options> {
             .filter_map(|(direction, is_left_out)| (!is_left_out).then_some(direction))
             .collect(),
         memory: options.memory,
+        gpu: options.gpu,
         durability: match options.durable {
             Durable::None => Durability::None,
             Durable::Data => Durability::Data,

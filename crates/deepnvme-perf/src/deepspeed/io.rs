@@ -9,7 +9,7 @@ use super::GIB;
 use crate::bench::Launcher;
 use crate::bench::crew::Crew;
 use crate::error::{Error, Result};
-use crate::measure::{Cache, Contestant, Direction, Memory, Order, Phase, Runner, Sample, Watch, Workload};
+use crate::measure::{Cache, Contestant, Direction, Memory, Order, Phase, Runner, Sample, Watch, Workload, gpu};
 
 /// The engines that DeepSpeed's tool names.
 pub const ENGINES: [&str; 4] = ["aio_handle", "aio_basic", "torch_io", "torch_fastio"];
@@ -129,18 +129,27 @@ impl Options {
         let torch = self.engine.starts_with("torch");
         add(torch, format!("--engine={} measures torch itself; run DeepSpeed's own ds_io for it", self.engine));
         add(self.use_gds && !self.gpu, "--gpu must be set to transfer with --use_gds".into());
-        add(self.gpu, "--gpu: this version moves bytes to and from host memory only".into());
+        let refused = gpu::refuse_gds(self.use_gds, "--use_gds").err();
+        add(refused.is_some(), refused.map_or_else(String::new, |error| error.to_string()));
+        if self.gpu {
+            let missing = self.processes().into_iter().find_map(|(_, device)| match device.parse() {
+                Ok(index) => gpu::find(index).err().map(|error| error.to_string()),
+                Err(_) => Some(format!("Invalid device in --folder_to_device_mapping: {device}")),
+            });
+            add(missing.is_some(), missing.unwrap_or_default());
+        }
         errors
     }
 
-    /// A process each, and where it works.
+    /// A process each: where it works, and the device that is its own.
     #[must_use]
-    pub fn folders(&self) -> Vec<PathBuf> {
+    pub fn processes(&self) -> Vec<(PathBuf, String)> {
         match &self.folder {
-            Some(folder) => vec![folder.clone(); self.multi_process as usize],
+            Some(folder) => (0..self.multi_process).map(|number| (folder.clone(), number.to_string())).collect(),
             None => {
                 let entries = self.folder_to_device_mapping.iter();
-                entries.filter_map(|entry| entry.rsplit_once(':')).map(|(folder, _)| folder.into()).collect()
+                let entries = entries.filter_map(|entry| entry.rsplit_once(':'));
+                entries.map(|(folder, device)| (folder.into(), device.into())).collect()
             }
         }
     }
@@ -162,14 +171,17 @@ impl Options {
         }
     }
 
-    fn workload(&self, folder: PathBuf) -> Workload {
+    fn workload(&self, folder: PathBuf, device: &str) -> Workload {
+        // What is no number has been refused by now, where it matters.
+        let gpu = device.parse().ok().filter(|_| self.gpu);
         Workload {
             direction: self.direction(),
             folders: vec![folder],
             stripe_bytes: None,
             io_bytes: self.io_size,
             order: Order::Sequential,
-            memory: if self.slow_bounce_buffer { Memory::Plain } else { Memory::Pinned },
+            memory: if self.slow_bounce_buffer && gpu.is_none() { Memory::Plain } else { Memory::Pinned },
+            gpu,
             buffer_bytes: None,
             cache: Cache::Cold,
             durability: Durability::None,
@@ -197,12 +209,12 @@ pub fn run(
         return Err(Error::usage(format!("Found {} validation errors{list}", errors.len())));
     }
     say("Successful validation of command line arguments\n")?;
-    let folders = options.folders();
-    say(&format!("Configuring {} process to folder mapping\n", folders.len()))?;
-    for (index, folder) in folders.iter().enumerate() {
+    let processes = options.processes();
+    say(&format!("Configuring {} process to folder mapping\n", processes.len()))?;
+    for (index, (folder, _)) in processes.iter().enumerate() {
         say(&format!("[{index}]: process {index} <----> {}\n", folder.display()))?;
     }
-    let workloads: Vec<_> = folders.into_iter().map(|folder| options.workload(folder)).collect();
+    let workloads: Vec<_> = processes.into_iter().map(|(folder, device)| options.workload(folder, &device)).collect();
     workloads.iter().try_for_each(Workload::check)?;
     let samples = match workloads.as_slice() {
         [one] => {
@@ -290,11 +302,12 @@ pub(super) mod tests {
             ),
             (Options { engine: "x".into(), ..good.clone() }, "Invalid engine x. Valid options = "),
             (Options { use_gds: true, ..good.clone() }, "--gpu must be set"),
+            (Options { use_gds: true, gpu: true, ..good.clone() }, "--use_gds: it needs cuFile"),
         ];
         for (options, text) in cases {
             assert!(options.errors().iter().any(|error| error.contains(text)), "{text}: {:?}", options.errors());
         }
         let mapped = Options { folder: None, folder_to_device_mapping: mapping, ..good };
-        assert_eq!((mapped.errors(), mapped.folders()), (vec![], vec![folder.path().to_path_buf()]));
+        assert_eq!((mapped.errors(), mapped.processes()), (vec![], vec![(folder.path().to_path_buf(), "0".into())]));
     }
 }

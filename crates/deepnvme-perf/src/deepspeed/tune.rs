@@ -20,6 +20,8 @@ pub struct Options {
     pub sweep_config: Option<PathBuf>,
     /// Bytes of each folder.
     pub io_size: u64,
+    /// The GPU that has the memory instead of the host.
+    pub gpu: Option<u32>,
     /// The directions.
     pub directions: Vec<Direction>,
     /// Where the logs go.
@@ -97,6 +99,7 @@ fn workload(options: &Options) -> crate::measure::Workload {
         io_bytes: options.io_size,
         order: crate::measure::Order::Sequential,
         memory: crate::measure::Memory::Pinned,
+        gpu: options.gpu,
         buffer_bytes: None,
         cache: crate::measure::Cache::Cold,
         durability: deepnvme_io::Durability::None,
@@ -112,7 +115,7 @@ fn measure(
     config: &Config,
     watch: &mut dyn Watch,
 ) -> Result<Figures> {
-    runner.change(direction, config)?;
+    runner.change(direction, config, watch)?;
     // One round to warm up, as ds_io has it.
     runner.round(watch)?;
     let samples: Vec<Sample> = (0..options.loops.max(1)).map(|_| runner.round(watch)).collect::<Result<_>>()?;
@@ -160,6 +163,7 @@ mod tests {
             nvme_dir: vec![folder.path().into()],
             sweep_config: Some(sweep),
             io_size: 1 << 20,
+            gpu: None,
             directions: vec![Direction::Read, Direction::Write],
             log_dir: logs.path().join("logs"),
             loops: 1,

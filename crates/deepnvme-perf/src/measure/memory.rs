@@ -1,9 +1,10 @@
 //! The memory that bytes come from or go to.
 
+use deepnvme_io::GpuAccess;
 use deepnvme_io::mem::{Buffer, LockState, RegionMut};
 
 use super::contents::{CHUNK_BYTES, Contents};
-use super::workload::Memory;
+use super::workload::{Memory, Workload};
 use crate::error::{Error, Result};
 use crate::units::bytes_text;
 
@@ -17,8 +18,15 @@ pub(super) struct Allocated {
     pub(super) unlocked: Option<String>,
 }
 
-/// Memory of that kind whose pages exist.
-pub(super) fn allocate(kind: Memory, len: usize) -> Result<Allocated> {
+/// Memory of the workload's kind, that of the host with pages that exist.
+pub(super) fn allocate(workload: &Workload, access: &GpuAccess, len: usize) -> Result<Allocated> {
+    match workload.gpu {
+        Some(index) => Ok(Allocated { region: access.allocate(index, len)?, unlocked: None }),
+        None => of_host(workload.memory, len),
+    }
+}
+
+fn of_host(kind: Memory, len: usize) -> Result<Allocated> {
     let refused = |error: &std::io::Error| {
         Error::failed(format!("no {} of memory: {error}; make --size smaller", bytes_text(len as u64)))
     };
@@ -45,32 +53,41 @@ pub(super) fn allocate(kind: Memory, len: usize) -> Result<Allocated> {
 }
 
 /// Fills memory with what belongs at `offset` of a file.
-pub(super) fn fill(region: &RegionMut, contents: Contents, offset: u64) {
+pub(super) fn fill(access: &GpuAccess, region: &RegionMut, contents: Contents, offset: u64) -> Result<()> {
     let mut chunk = vec![0; CHUNK_BYTES.min(region.len())];
     for at in (0..region.len()).step_by(CHUNK_BYTES) {
         let chunk = &mut chunk[..CHUNK_BYTES.min(region.len() - at)];
         contents.fill(offset + at as u64, chunk);
-        region.copy_from_slice(at, chunk);
+        access.copy_from_slice(region, at, chunk)?;
     }
+    Ok(())
 }
 
 /// Puts zeros there, so that a read that did nothing cannot pass.
-pub(super) fn clear(region: &RegionMut) {
+pub(super) fn clear(access: &GpuAccess, region: &RegionMut) -> Result<()> {
     let zeros = vec![0; CHUNK_BYTES.min(region.len())];
-    for at in (0..region.len()).step_by(CHUNK_BYTES) {
-        region.copy_from_slice(at, &zeros[..CHUNK_BYTES.min(region.len() - at)]);
-    }
+    let mut places = (0..region.len()).step_by(CHUNK_BYTES);
+    Ok(places.try_for_each(|at| access.copy_from_slice(region, at, &zeros[..CHUNK_BYTES.min(region.len() - at)]))?)
 }
 
 /// Where memory differs from what belongs at `offset` of a file.
-pub(super) fn first_difference(region: &RegionMut, contents: Contents, offset: u64) -> Option<u64> {
+pub(super) fn first_difference(
+    access: &GpuAccess,
+    region: &RegionMut,
+    contents: Contents,
+    offset: u64,
+) -> Result<Option<u64>> {
     let source = region.region();
     let mut chunk = vec![0; CHUNK_BYTES.min(region.len())];
-    (0..region.len()).step_by(CHUNK_BYTES).find_map(|at| {
+    for at in (0..region.len()).step_by(CHUNK_BYTES) {
         let chunk = &mut chunk[..CHUNK_BYTES.min(region.len() - at)];
-        source.copy_to_slice(at, chunk);
-        contents.first_difference(offset + at as u64, chunk)
-    })
+        access.copy_to_slice(&source, at, chunk)?;
+        let difference = contents.first_difference(offset + at as u64, chunk);
+        if difference.is_some() {
+            return Ok(difference);
+        }
+    }
+    Ok(None)
 }
 
 #[cfg(test)]
@@ -79,18 +96,19 @@ mod tests {
 
     #[test]
     fn both_kinds_have_their_alignment_and_hold_what_is_put_in() {
+        let access = deepnvme_io::Engine::new(deepnvme_io::Config::default()).unwrap().gpu_access();
         for (kind, aligned_to, not_to) in [(Memory::Pinned, 4096, usize::MAX), (Memory::Plain, 64, 128)] {
             for len in [1, 4096, 300_001] {
-                let region = allocate(kind, len).unwrap().region;
+                let region = of_host(kind, len).unwrap().region;
                 assert_eq!(region.len(), len);
                 assert_eq!(region.addr() % aligned_to, 0, "{kind:?} {len}");
                 assert_ne!(region.addr() % not_to, 0, "{kind:?} {len}");
                 let contents = Contents::random();
-                fill(&region, contents, 8);
-                assert_eq!(first_difference(&region, contents, 8), None);
+                fill(&access, &region, contents, 8).unwrap();
+                assert_eq!(first_difference(&access, &region, contents, 8).unwrap(), None);
                 region.copy_from_slice(len - 1, &[0]);
                 region.copy_from_slice(len - 1, &[if region_byte(&region, len - 1) == 0 { 1 } else { 0 }]);
-                assert!(first_difference(&region, contents, 16).is_some());
+                assert!(first_difference(&access, &region, contents, 16).unwrap().is_some());
             }
         }
     }

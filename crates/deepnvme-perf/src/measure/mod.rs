@@ -1,12 +1,13 @@
 //! One workload, measured round by round.
 //!
 //! `workload` says what is done, `plan` (pure) cuts it into requests, `runner` does it with an engine: over scratch
-//! `files` with random `contents`, from or to `memory`, `cold` or not, giving a `sample` per round. Whoever watches
-//! (`watch`) sees the bytes arrive and may stop it.
+//! `files` with random `contents`, from or to `memory` of the host or of a `gpu`, `cold` or not, giving a `sample` per
+//! round. Whoever watches (`watch`) sees the bytes arrive and may stop it.
 
 mod cold;
 mod contents;
 mod files;
+pub(crate) mod gpu;
 mod memory;
 mod plan;
 mod runner;

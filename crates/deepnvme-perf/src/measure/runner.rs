@@ -6,19 +6,19 @@ use std::time::{Duration, Instant};
 
 use deepnvme_io::mem::{Region, RegionMut};
 use deepnvme_io::{
-    Access, Config, Durability, Engine, OpenOptions, Pending, ReadItem, TensorFile, Transfer, WriteExtent, WriteItem,
-    WriteOptions,
+    Access, Config, Durability, Engine, GpuAccess, OpenOptions, Pending, ReadItem, TensorFile, Transfer, WriteExtent,
+    WriteItem, WriteOptions,
 };
 use rustix::time::{ClockId, clock_gettime};
 
 use super::contents::Contents;
 use super::files::{ScratchFiles, check_room};
-use super::memory;
 use super::plan::{BUFFER_BYTES_MAX, Piece, Plan};
 use super::sample::{self, Latencies, Sample};
 use super::watch::{Moment, Phase, Watch};
 use super::workload::{Cache, Direction, Order, Workload};
 use super::{Contestant, make_cold, make_warm};
+use super::{gpu, memory};
 use crate::error::{Error, Result};
 use crate::units::bytes_text;
 
@@ -34,6 +34,8 @@ pub struct Runner {
     engine: Engine,
     plan: Plan,
     memory: Vec<Option<RegionMut>>,
+    /// Of the first engine: what was opened for the memory stays open when the engine changes.
+    access: GpuAccess,
     contents: Contents,
     unlocked: Option<String>,
     rounds: u64,
@@ -51,7 +53,9 @@ impl Runner {
         workload.check()?;
         let share = workload.file_bytes() * workload.file_count() as u64 / workload.folders.len() as u64;
         check_room(&workload.folders, share)?;
-        let available = available_bytes();
+        let available = workload
+            .gpu
+            .map_or_else(|| Ok(available_bytes()), |index| Ok::<_, Error>(gpu::find(index)?.memory_bytes))?;
         let plan = Plan::of(&workload, BUFFER_BYTES_MAX.min(available / MEMORY_SHARE));
         if plan.buffer_bytes() > available {
             let (wanted, there) = (bytes_text(plan.buffer_bytes()), bytes_text(available));
@@ -60,10 +64,12 @@ impl Runner {
         }
         let engine = Engine::new(workload.config.clone())?;
         let files = ScratchFiles::make(&workload.folders, workload.stripe_bytes)?;
-        let allocated = memory::allocate(workload.memory, plan.buffer_bytes() as usize)?;
+        let access = engine.gpu_access();
+        let allocated = memory::allocate(&workload, &access, plan.buffer_bytes() as usize)?;
         let mut runner = Self {
             name: "deepnvme".into(),
             memory: slots(allocated.region, &plan),
+            access,
             unlocked: allocated.unlocked,
             contents: Contents::random(),
             rounds: 0,
@@ -94,11 +100,12 @@ impl Runner {
         self.phase = phase;
     }
 
-    /// Goes on over the same files and memory with another engine, and in another direction. What is laid out stays.
+    /// Goes on over the same files and memory with another engine, and in another direction. What is laid out stays. With a
+    /// GPU the new engine does a round at once, so that no round that counts begins with making slots known to the driver.
     ///
     /// # Errors
     /// What the engine refused. `Usage` where the contents of the files would be needed afterwards.
-    pub fn change(&mut self, direction: Direction, config: &Config) -> Result<()> {
+    pub fn change(&mut self, direction: Direction, config: &Config, watch: &mut dyn Watch) -> Result<()> {
         if self.workload.validate || self.workload.order != Order::Sequential {
             return Err(Error::usage("only sequential work without validation can change its settings"));
         }
@@ -106,13 +113,16 @@ impl Runner {
         if self.workload.config != *config {
             self.engine = Engine::new(config.clone())?;
             self.workload.config = config.clone();
+            if self.workload.gpu.is_some() {
+                self.round(watch)?;
+            }
         }
         Ok(())
     }
 
     /// Fills the files with what belongs there, and waits until the disk has it.
     fn lay_out(&mut self, watch: &mut dyn Watch) -> Result<()> {
-        self.fill_memory();
+        self.fill_memory()?;
         let options = WriteOptions { durability: Durability::None, extent: WriteExtent::InPlace };
         let files = self.open(Access::ReadWrite)?;
         for file in &files {
@@ -124,15 +134,20 @@ impl Runner {
     }
 
     /// Puts into memory what belongs to the first request that each slot serves.
-    fn fill_memory(&self) {
+    fn fill_memory(&self) -> Result<()> {
         let mut is_filled = vec![false; self.memory.len()];
         for piece in &self.plan.pieces {
             if !std::mem::replace(&mut is_filled[piece.slot], true)
                 && let Some(region) = &self.memory[piece.slot]
             {
-                memory::fill(region, self.contents.of_file(piece.file), piece.offset);
+                memory::fill(&self.access, region, self.contents.of_file(piece.file), piece.offset)?;
             }
         }
+        Ok(())
+    }
+
+    fn clear_memory(&self) -> Result<()> {
+        self.memory.iter().flatten().try_for_each(|region| memory::clear(&self.access, region))
     }
 
     fn open(&self, access: Access) -> Result<Vec<Arc<TensorFile>>> {
@@ -201,11 +216,9 @@ impl Runner {
             Direction::Write if self.workload.validate => {
                 // Other contents than before, or a write that did nothing would pass.
                 self.contents = self.contents.of_file(usize::MAX - 1);
-                self.fill_memory();
+                self.fill_memory()?;
             }
-            Direction::Read if self.workload.validate => {
-                self.memory.iter().flatten().for_each(memory::clear);
-            }
+            Direction::Read if self.workload.validate => self.clear_memory()?,
             Direction::Read | Direction::Write => {}
         }
         for path in self.files.paths() {
@@ -221,14 +234,14 @@ impl Runner {
     fn validate(&mut self, watch: &mut dyn Watch) -> Result<()> {
         if self.workload.direction == Direction::Write {
             self.files.paths().try_for_each(make_cold)?;
-            self.memory.iter().flatten().for_each(memory::clear);
+            self.clear_memory()?;
             let files = self.open(Access::Read)?;
             self.run(&files, Direction::Read, WriteOptions::default(), watch)?;
         }
         for piece in &self.plan.pieces {
             let Some(region) = &self.memory[piece.slot] else { continue };
             let contents = self.contents.of_file(piece.file);
-            if let Some(offset) = memory::first_difference(region, contents, piece.offset) {
+            if let Some(offset) = memory::first_difference(&self.access, region, contents, piece.offset)? {
                 let path = self.files.targets()[piece.file].path();
                 let text = format!("{}: the byte at offset {offset} is not the one that was written", path.display());
                 return Err(Error::failed(format!("{text}; do not trust this disk, its file system or this program")));

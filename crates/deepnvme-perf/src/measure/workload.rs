@@ -6,6 +6,7 @@ use deepnvme_io::stripe::{STRIPE_BYTES_MAX, STRIPE_BYTES_MIN};
 use deepnvme_io::{Config, Durability};
 use serde::{Deserialize, Serialize};
 
+use super::gpu;
 use crate::error::{Error, Result};
 use crate::units::bytes_text;
 
@@ -67,6 +68,8 @@ pub struct Workload {
     pub order: Order,
     /// Default pinned.
     pub memory: Memory,
+    /// The GPU that has the memory instead of the host. Default none.
+    pub gpu: Option<u32>,
     /// Memory that is used again and again, a block at a time, as fio does. `None`: as much as the file has bytes, as a
     /// tensor does.
     pub buffer_bytes: Option<u64>,
@@ -112,7 +115,20 @@ impl Workload {
             let text = "--stripe must be a multiple of 4K, up to 1G";
             return Err(Error::usage(format!("{text}, not {}", bytes_text(bytes))));
         }
-        self.folders.iter().try_for_each(|folder| check_folder(folder))
+        let is_number = |folder: &&PathBuf| folder.to_str().is_some_and(|name| name.parse::<u32>().is_ok());
+        if let Some(number) = self.folders.iter().find(|folder| is_number(folder) && !folder.exists())
+            && self.gpu.is_some()
+        {
+            let number = number.display();
+            return Err(Error::usage(format!(
+                "{number} is no folder; if it is the GPU's number, write --gpu={number}"
+            )));
+        }
+        self.folders.iter().try_for_each(|folder| check_folder(folder))?;
+        if self.gpu.is_some() && self.memory == Memory::Plain {
+            return Err(Error::usage("--memory plain is memory of the host; leave it or --gpu out"));
+        }
+        self.gpu.map_or(Ok(()), |index| gpu::find(index).map(drop))
     }
 
     /// Bytes that a round moves.
@@ -167,6 +183,7 @@ pub(crate) mod tests {
             io_bytes: 3 << 20,
             order: Order::default(),
             memory: Memory::default(),
+            gpu: None,
             buffer_bytes: None,
             cache: Cache::default(),
             durability: Durability::None,
@@ -182,12 +199,13 @@ pub(crate) mod tests {
         std::fs::write(&file, "x").unwrap();
         let good = small(Direction::Write, &[folder.path()]);
         assert!(good.check().is_ok());
-        let cases: [(Workload, &str); 10] = [
+        let cases: [(Workload, &str); 11] = [
             (Workload { buffer_bytes: Some(1 << 20), ..good.clone() }, "leave --buffer out"),
             (Workload { buffer_bytes: Some(4096), validate: false, ..good.clone() }, "less than one block"),
             (Workload { folders: vec![], ..good.clone() }, "at least one folder"),
             (Workload { io_bytes: 0, ..good.clone() }, "--size"),
             (Workload { io_bytes: 4096, order: Order::Random, ..good.clone() }, "whole blocks"),
+            (Workload { memory: Memory::Plain, gpu: Some(0), ..good.clone() }, "memory of the host"),
             (Workload { stripe_bytes: Some(5), ..good.clone() }, "multiple of 4K"),
             (Workload { folders: vec![file.clone()], ..good.clone() }, "never touched"),
             (Workload { folders: vec!["/dev/null".into()], ..good.clone() }, "is a device"),

@@ -78,7 +78,7 @@ fn rounds(
     for round in 0..=ROUNDS {
         for turn in 0..2 {
             let index = (round + turn) % 2;
-            runner.change(direction, &configs[index])?;
+            runner.change(direction, &configs[index], watch)?;
             let sample = runner.round(watch)?;
             if round > 0 {
                 samples[index].push(sample);

@@ -47,6 +47,8 @@ pub struct Options {
     pub directions: Vec<Direction>,
     /// What bytes come from or go to.
     pub memory: Memory,
+    /// The GPU that has the memory instead of the host.
+    pub gpu: Option<u32>,
     /// What a write waits for.
     pub durability: Durability,
     /// What there is to choose from; `None` for what suits the machine.
@@ -64,6 +66,8 @@ pub struct Outcome {
     pub space_len: usize,
     /// Bytes of a trial.
     pub io_bytes: u64,
+    /// The GPU that had the memory, where one had.
+    pub gpu: Option<u32>,
     /// Seconds that the search took.
     pub seconds: f64,
     /// A search per folder, and one over all of several.
@@ -143,6 +147,7 @@ pub fn run(options: &Options, watch: &mut dyn Watch) -> Result<Outcome> {
         space,
         space_len,
         io_bytes,
+        gpu: options.gpu,
         seconds,
         places: found,
         is_interrupted,
@@ -186,6 +191,7 @@ fn workload(options: &Options, folders: Vec<PathBuf>) -> Workload {
         io_bytes: options.io_bytes,
         order: Order::Sequential,
         memory: options.memory,
+        gpu: options.gpu,
         buffer_bytes: None,
         cache: Cache::Cold,
         durability: options.durability,
@@ -206,7 +212,7 @@ pub(crate) fn usual_space(options: &Options) -> Space {
     let working = known.into_iter().filter_map(|(choice, works)| works.then_some(choice)).skip(1);
     let backends = std::iter::once(BackendChoice::Auto).chain(working).collect();
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
-    Space::of_machine(cpus, backends, options.memory == Memory::Plain)
+    Space::of_machine(cpus, backends, options.memory == Memory::Plain || options.gpu.is_some())
 }
 
 fn search_place(
@@ -328,8 +334,8 @@ impl Trials<'_> {
         if self.watch.is_interrupted() {
             return Err(Error::Interrupted);
         }
-        self.runner.change(self.direction, config)?;
         let mut quiet = Quiet { direction: self.direction, spent: self.spent, watch: self.watch };
+        self.runner.change(self.direction, config, &mut quiet)?;
         Ok(self.runner.round(&mut quiet)?.gb_per_s())
     }
 }

@@ -6,6 +6,7 @@ use deepnvme_io::{BackendChoice, Config, SubmitMode, WindowMode};
 
 use super::aio::Block;
 use super::{Choice, Outcome, Place};
+use crate::measure::gpu;
 use crate::units::bytes_text;
 
 /// Rows of each table.
@@ -40,7 +41,8 @@ pub fn draw(outcome: &Outcome, written: Option<&std::path::Path>) -> String {
 
 fn draw_place(place: &Place, outcome: &Outcome, out: &mut String) {
     let names: Vec<_> = place.folders.iter().map(|folder| folder.display().to_string()).collect();
-    let _ = writeln!(out, "{}, {} in each trial", names.join(" + "), bytes_text(outcome.io_bytes));
+    let memory = outcome.gpu.map_or_else(String::new, |index| format!(", {}", gpu::memory_text(index)));
+    let _ = writeln!(out, "{}, {} in each trial{memory}", names.join(" + "), bytes_text(outcome.io_bytes));
     for (name, choice) in [("read", &place.read), ("write", &place.write)] {
         let Some(choice) = choice else { continue };
         let _ = writeln!(out, "\n{name:<6}{:>8}  {:>6}  settings", "GB/s", "trials");
