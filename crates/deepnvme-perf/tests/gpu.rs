@@ -1,4 +1,4 @@
-//! Benchmarks on a machine with GPUs. Run with a stand-in for the driver.
+//! Benchmarks and reports of a machine with GPUs. Run with a stand-in for the driver.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 #[allow(dead_code, reason = "the engine's tests need more of it")]
@@ -189,5 +189,25 @@ fn deepspeeds_commands_take_their_gpus() {
     ]);
     assert_eq!((status, talk.as_str()), (0, ""));
     assert!(lines.contains("Best performance (GB/sec): "), "{lines}");
+    gpu.assert_clean();
+}
+
+#[test]
+fn a_report_has_what_the_driver_says() {
+    let gpu = Gpu::new();
+    let folder = folder();
+    let (status, lines, _) = run(&["report", text(folder.path())]);
+    assert_eq!(status, 0);
+    assert!(lines.contains("for CUDA 13.0") && !lines.contains("no libcuda"), "{lines}");
+    for index in 0..2 {
+        let card = format!("cuda:{index}: Stand-in GPU {index}, ");
+        assert!(lines.contains(&card) && lines.contains(&format!("PCI 0000:1{index}:00.0")), "{lines}");
+    }
+    assert!(lines.contains("to and from GPUs by way of bounce slots: "), "{lines}");
+    let (_, json, _) = run(&["report", "--json", text(folder.path())]);
+    let report: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(report["gpu"]["cuda_devices"][1]["pci_bus_id"], "0000:11:00.0");
+    assert_eq!((&report["gpu"]["cuda_driver"], &report["gpu"]["missing"]), (&"13.0".into(), &Value::Null));
+    assert_eq!(report["folders"][0]["gpu_path"]["way"], "bounce");
     gpu.assert_clean();
 }

@@ -8,7 +8,7 @@ use deepnvme_perf::bench::{Line, Outcome, Place as BenchPlace, summary};
 use deepnvme_perf::measure::{Cache, Direction, Memory, Order, Sample, Workload};
 use deepnvme_perf::report::device::Pcie;
 use deepnvme_perf::report::{
-    Backend, Device, Direct, Finding, Folder, Gds, Gpu, Op, Package, Report, Severity, System,
+    Backend, Card, Device, Direct, Finding, Folder, Gds, Gpu, GpuPath, Op, Package, Report, Severity, System,
 };
 use deepnvme_perf::tune::{self, Choice, Place, Space, Trial};
 use deepnvme_perf::{bench, report};
@@ -34,6 +34,10 @@ fn gpu(index: u32) -> GpuFacts {
     GpuFacts { index, name, memory_bytes: 85_029_158_912, pci_bus_id }
 }
 
+fn card(index: u32, numa_node: Option<u64>) -> Card {
+    Card { facts: gpu(index), numa_node }
+}
+
 fn a_report() -> Report {
     let raid = Device {
         members: vec![disk("nvme0n1"), disk("nvme1n1")],
@@ -54,6 +58,7 @@ fn a_report() -> Report {
         is_writable: true,
         direct: Some(direct),
         gds: Some(Gds { mode: "compatibility", reason: Some("the kernel module nvidia-fs is not loaded".into()) }),
+        gpu_path: Some(GpuPath { way: "bounce", reason: "something better is not there".into() }),
         device: Some(raid),
         error: None,
     };
@@ -103,6 +108,9 @@ fn a_report() -> Report {
             cuda: Some("12.4.1".into()),
             libcufile: Some("/usr/lib64/libcufile.so.0".into()),
             cufile: Some("1.9.0".into()),
+            cuda_driver: Some("12.4".into()),
+            cuda_devices: vec![card(0, Some(0)), card(1, None)],
+            missing: None,
         },
         packages: vec![
             Package { name: "Python".into(), version: "3.12.1".into() },
@@ -130,6 +138,15 @@ fn a_report_as_people_read_it() {
     insta::assert_snapshot!("report", report::text::draw(&a_report()));
     let nothing = Report { findings: vec![], folders: vec![], gpu: Gpu::default(), packages: vec![], ..a_report() };
     insta::assert_snapshot!("report_without_findings", report::text::draw(&nothing));
+    // What is not there is not looked at: the lines about GPUs are all that differs.
+    let lines = |gpu: Gpu| {
+        let text = report::text::draw(&Report { gpu, folders: vec![], ..a_report() });
+        text.lines().skip_while(|line| !line.starts_with("gpu")).take(2).collect::<Vec<_>>().join("\n")
+    };
+    let reason = || Some("the CUDA driver could not be loaded (not found); install it".to_owned());
+    let hidden = Gpu { cuda_devices: vec![], cuda_driver: None, missing: reason(), ..a_report().gpu };
+    insta::assert_snapshot!("report_without_libcuda", lines(hidden));
+    insta::assert_snapshot!("report_without_gpu", lines(Gpu { missing: reason(), ..Gpu::default() }));
 }
 
 fn sample(wall_s: f64, us: u64) -> Sample {

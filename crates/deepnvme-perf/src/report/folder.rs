@@ -7,7 +7,7 @@ use deepnvme_io::{Access, DirectMode, DirectState, OpenOptions, Target, TensorFi
 use serde::Serialize;
 
 use super::device::Device;
-use super::gds::Gds;
+use super::gds::{Gds, GpuPath};
 use super::mounts;
 use crate::tree::Tree;
 
@@ -36,6 +36,8 @@ pub struct Folder {
     pub direct: Option<Direct>,
     /// What GPUDirect Storage would do here.
     pub gds: Option<Gds>,
+    /// The way of its bytes to a GPU and back; `None` where there is none.
+    pub gpu_path: Option<GpuPath>,
     /// The disk; `None` of file systems in memory and on the network.
     pub device: Option<Device>,
 }
@@ -96,6 +98,7 @@ impl Folder {
             is_writable,
             direct,
             gds: None,
+            gpu_path: None,
             device,
         }
     }

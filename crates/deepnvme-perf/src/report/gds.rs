@@ -17,6 +17,15 @@ pub struct Gds {
     pub reason: Option<String>,
 }
 
+/// The way that bytes of a folder take to a GPU and back.
+#[derive(Clone, Debug, Serialize, PartialEq, Eq)]
+pub struct GpuPath {
+    /// `bounce`: through slots of host memory that the driver copies from and to.
+    pub way: &'static str,
+    /// Why not a shorter one.
+    pub reason: String,
+}
+
 impl Gds {
     fn because(mode: &'static str, reason: impl Into<String>) -> Self {
         Self { mode, reason: Some(reason.into()) }
@@ -26,7 +35,7 @@ impl Gds {
 /// The mode of a folder on a machine with such GPUs.
 #[must_use]
 pub fn mode(folder: &Folder, gpu: &Gpu) -> Gds {
-    if gpu.driver.is_none() {
+    if gpu.driver.is_none() && gpu.cuda_devices.is_empty() {
         return Gds::because("none", "no NVIDIA driver");
     }
     if gpu.libcufile.is_none() {
@@ -55,8 +64,22 @@ pub fn mode(folder: &Folder, gpu: &Gpu) -> Gds {
     }
 }
 
+/// The way that bytes take, where this is the mode of their folder.
+#[must_use]
+pub fn path(mode: &Gds, gpu: &Gpu) -> Option<GpuPath> {
+    let reason = match mode.mode {
+        "direct" => "cuFile, which would need no host memory here, is not used yet",
+        "compatibility" => "cuFile would go through host memory, too",
+        _ => "there is no cuFile",
+    };
+    (!gpu.cuda_devices.is_empty()).then(|| GpuPath { way: "bounce", reason: reason.into() })
+}
+
 #[cfg(test)]
 mod tests {
+    use deepnvme_io::probe::GpuFacts;
+
+    use super::super::Card;
     use super::*;
 
     fn folder(file_system: &str, options: &[&str], kinds: &[&str]) -> Folder {
@@ -68,6 +91,17 @@ mod tests {
                 .then(|| Device { members: kinds.iter().map(disk).collect(), ..Device::default() }),
             ..Folder::default()
         }
+    }
+
+    #[test]
+    fn bytes_go_by_way_of_slots_and_the_reason_is_the_one_that_counts() {
+        let facts = GpuFacts { index: 0, name: "GPU".into(), memory_bytes: 1, pci_bus_id: "0000:01:00.0".into() };
+        let gpu = Gpu { cuda_devices: vec![Card { facts, numa_node: None }], ..Gpu::default() };
+        let reason = |mode| path(&Gds { mode, reason: None }, &gpu).unwrap().reason;
+        assert!(reason("direct").contains("not used yet"));
+        assert!(reason("compatibility").contains("host memory, too") && reason("none").contains("no cuFile"));
+        assert_eq!(path(&Gds { mode: "direct", reason: None }, &Gpu::default()), None);
+        assert_eq!(mode(&Folder::default(), &gpu).reason.as_deref().map(|why| why.contains("libcufile")), Some(true));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use deepnvme_io::probe::{GpuFacts, GpuProbe};
 use serde::Serialize;
 
 use crate::tree::Tree;
@@ -16,7 +17,7 @@ const LIBRARY_FOLDERS: [&str; 6] = [
     "/usr/lib/wsl/lib",
 ];
 
-/// What there is for GPU memory. Nothing is loaded, and no GPU is woken up.
+/// What there is for GPU memory: what lies in files, and what the driver says when it is asked.
 #[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
 pub struct Gpu {
     /// Names of the GPUs.
@@ -33,11 +34,36 @@ pub struct Gpu {
     pub libcufile: Option<PathBuf>,
     /// Its version, out of the name of its file.
     pub cufile: Option<String>,
+    /// The version of CUDA that the driver is for.
+    pub cuda_driver: Option<String>,
+    /// The GPUs that CUDA shows to this process.
+    pub cuda_devices: Vec<Card>,
+    /// Why it shows none, or not all.
+    pub missing: Option<String>,
+}
+
+/// A GPU as its driver describes it.
+#[derive(Clone, Debug, Serialize, PartialEq, Eq)]
+pub struct Card {
+    /// What the driver says.
+    #[serde(flatten)]
+    pub facts: GpuFacts,
+    /// The memory node that it is nearest to, where the kernel knows one.
+    pub numa_node: Option<u64>,
+}
+
+impl Card {
+    fn of(tree: &Tree, facts: GpuFacts) -> Self {
+        // A machine with one node says -1, which is no node.
+        let numa_node = tree.number(format!("/sys/bus/pci/devices/{}/numa_node", facts.pci_bus_id));
+        Self { facts, numa_node }
+    }
 }
 
 impl Gpu {
-    /// `library_path` is that of the environment, `packages` the folder of NVIDIA's Python packages.
-    pub(crate) fn gather(tree: &Tree, library_path: &str, packages: Option<&Path>) -> Self {
+    /// `library_path` is that of the environment, `packages` the folder of NVIDIA's Python packages, `asked` what the
+    /// driver has said.
+    pub(crate) fn gather(tree: &Tree, library_path: &str, packages: Option<&Path>, asked: GpuProbe) -> Self {
         let cards = "/proc/driver/nvidia/gpus";
         let model = |card: String| tree.field(format!("{cards}/{card}/information"), "Model");
         let in_packages = packages.iter().flat_map(|packages| {
@@ -57,6 +83,9 @@ impl Gpu {
             cuda: tree.text("/usr/local/cuda/version.json").as_deref().and_then(toolkit),
             cufile: libcufile.as_ref().and_then(|path| version_of(&tree.path(path))),
             libcufile,
+            cuda_driver: asked.cuda_version,
+            cuda_devices: asked.devices.into_iter().map(|facts| Card::of(tree, facts)).collect(),
+            missing: asked.reason,
         }
     }
 }
@@ -108,15 +137,28 @@ mod tests {
         put("opt/lib/libcufile.so.1.9.0", "");
         std::os::unix::fs::symlink("libcufile.so.1.9.0", folder.path().join("opt/lib/libcufile.so.0")).unwrap();
         put("usr/local/cuda/version.json", r#"{"cuda": {"name": "CUDA SDK", "version": "12.4.1"}}"#);
-        let gpu = Gpu::gather(&Tree::at(folder.path()), "/nowhere:/opt/lib", None);
+        put("sys/bus/pci/devices/0000:01:00.0/numa_node", "1\n");
+        put("sys/bus/pci/devices/0000:02:00.0/numa_node", "-1\n");
+        let facts = |index: u32, bus: &str| GpuFacts {
+            index,
+            name: "NVIDIA H100".into(),
+            memory_bytes: 80 << 30,
+            pci_bus_id: bus.into(),
+        };
+        let devices = vec![facts(0, "0000:01:00.0"), facts(1, "0000:02:00.0")];
+        let asked = GpuProbe { cuda_version: Some("12.4".into()), devices, reason: None };
+        let gpu = Gpu::gather(&Tree::at(folder.path()), "/nowhere:/opt/lib", None, asked);
         assert_eq!((gpu.cuda.as_deref(), gpu.cufile.as_deref()), (Some("12.4.1"), Some("1.9.0")));
         assert_eq!(gpu.devices, ["NVIDIA H100"]);
+        assert_eq!(gpu.cuda_driver.as_deref(), Some("12.4"));
+        let nodes: Vec<_> = gpu.cuda_devices.iter().map(|card| (card.facts.index, card.numa_node)).collect();
+        assert_eq!(nodes, [(0, Some(1)), (1, None)]);
         assert_eq!((gpu.driver.as_deref(), gpu.nvidia_fs.as_deref()), (Some("550.54.15"), Some("2.17")));
         assert_eq!(gpu.libcuda, Some("/usr/lib64/libcuda.so.1".into()));
         assert_eq!(gpu.libcufile, Some("/opt/lib/libcufile.so.0".into()));
-        assert_eq!(Gpu::gather(&Tree::at(Path::new("/nowhere")), "", None), Gpu::default());
+        assert_eq!(Gpu::gather(&Tree::at(Path::new("/nowhere")), "", None, GpuProbe::default()), Gpu::default());
         put("site/nvidia/cu13/lib/libcufile.so.0", "");
-        let packages = Gpu::gather(&Tree::at(folder.path()), "", Some(Path::new("/site/nvidia")));
+        let packages = Gpu::gather(&Tree::at(folder.path()), "", Some(Path::new("/site/nvidia")), GpuProbe::default());
         assert_eq!(packages.libcufile, Some("/site/nvidia/cu13/lib/libcufile.so.0".into()));
         assert_eq!(packages.cufile, None, "the name of the file says nothing");
     }

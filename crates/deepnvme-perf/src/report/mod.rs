@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use deepnvme_io::StripeSet;
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::config::Config;
-use deepnvme_io::probe::{Availability, Probe};
+use deepnvme_io::probe::{Availability, GpuProbe, Probe};
 use deepnvme_io::stripe::MANIFEST_SUFFIX;
 use serde::Serialize;
 
@@ -27,8 +27,8 @@ pub mod text;
 pub use device::Device;
 pub use findings::{Finding, Severity};
 pub use folder::{Direct, Folder};
-pub use gds::Gds;
-pub use gpu::Gpu;
+pub use gds::{Gds, GpuPath};
+pub use gpu::{Card, Gpu};
 pub use packages::Package;
 pub use system::System;
 
@@ -85,18 +85,28 @@ pub struct Op {
 
 impl Report {
     /// Looks at this machine and at those folders; of a stripe set's manifest at the folders of its parts. Nothing is
-    /// written, but for a file without a name in each folder. `python` is asked for its packages.
+    /// written, but for a file without a name in each folder. `python` is asked for its packages, and the CUDA driver,
+    /// which this process loads for that, for its GPUs.
     #[must_use]
     pub fn gather(folders: &[PathBuf], python: &Path) -> Self {
         let tree = Tree::of_this_machine();
         let system = System::gather(&tree);
         let (packages, nvidia) = packages::of_interpreter(python);
-        let gpu = Gpu::gather(&tree, &std::env::var("LD_LIBRARY_PATH").unwrap_or_default(), nvidia.as_deref());
+        let gpu = Gpu::gather(
+            &tree,
+            &std::env::var("LD_LIBRARY_PATH").unwrap_or_default(),
+            nvidia.as_deref(),
+            GpuProbe::run(),
+        );
         let backends = backends(&Probe::run());
         let folders: Vec<_> = folders.iter().flat_map(|path| places(path)).collect();
         let mut folders: Vec<_> = folders.iter().map(|path| Folder::gather(&tree, path)).collect();
         for folder in &mut folders {
-            folder.gds = Some(gds::mode(folder, &gpu)).filter(|_| folder.error.is_none());
+            if folder.error.is_none() {
+                let mode = gds::mode(folder, &gpu);
+                folder.gpu_path = gds::path(&mode, &gpu);
+                folder.gds = Some(mode);
+            }
         }
         let pool_bytes = Config::default().pool_bound_bytes();
         let findings = findings::judge(&system, &backends, &folders, pool_bytes);
@@ -117,7 +127,7 @@ fn places(path: &Path) -> Vec<PathBuf> {
 
 fn ops(backends: &[Backend]) -> Vec<Op> {
     let works = backends.iter().any(|backend| backend.works);
-    let gds = "GPU memory is not part of this version".to_owned();
+    let gds = "cuFile is not used yet: bytes reach a GPU by way of bounce slots".to_owned();
     vec![
         Op {
             name: "async_io",

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use deepnvme_io::probe::GpuFacts;
+
 use super::{Device, Folder, Op, Report, Severity};
 use crate::units::gb;
 
@@ -26,10 +28,13 @@ pub fn draw(report: &Report) -> String {
         let remedy = backend.remedy.as_ref().map_or_else(String::new, |remedy| format!("; {remedy}"));
         line(backend.name, &format!("{state}: {}{errno}{remedy}", backend.detail));
     }
-    line("gpu", &gpu(report));
+    for (number, text) in gpu(report).iter().enumerate() {
+        line(if number == 0 { "gpu" } else { "" }, text);
+    }
     line("python", &packages(report));
+    let has_gpu = report.gpu.driver.is_some() || !report.gpu.cuda_devices.is_empty();
     for folder in &report.folders {
-        draw_folder(folder, report.gpu.driver.is_some(), &mut line);
+        draw_folder(folder, has_gpu, &mut line);
     }
     out.push('\n');
     for op in &report.ops {
@@ -50,19 +55,38 @@ pub fn draw(report: &Report) -> String {
     out
 }
 
-fn gpu(report: &Report) -> String {
+/// The driver and the libraries, and a line for each GPU.
+fn gpu(report: &Report) -> Vec<String> {
     let gpu = &report.gpu;
-    let library = |name: &str, path: &Option<std::path::PathBuf>| {
-        path.as_ref().map_or_else(|| format!("no {name}"), |path| path.display().to_string())
+    let missing = gpu.missing.as_deref();
+    if gpu.driver.is_none() && gpu.cuda_devices.is_empty() {
+        return vec![missing.map_or_else(|| "no NVIDIA driver".into(), |missing| format!("none: {missing}"))];
+    }
+    let of = |what: &str, version: &Option<String>| version.as_ref().map(|version| format!("{what} {version}"));
+    let library = |name: &str, path: &Option<std::path::PathBuf>, version: &Option<String>| {
+        let Some(path) = path else { return format!("no {name}") };
+        let version = version.as_ref().map_or_else(String::new, |version| format!(" ({version})"));
+        format!("{}{version}", path.display())
     };
-    let Some(driver) = &gpu.driver else { return "no NVIDIA driver".into() };
-    let devices = if gpu.devices.is_empty() { "no GPU".into() } else { gpu.devices.join(", ") };
-    let fs = gpu.nvidia_fs.as_ref().map_or_else(|| "no nvidia-fs".into(), |version| format!("nvidia-fs {version}"));
-    let (cuda, cufile) = (library("libcuda", &gpu.libcuda), library("libcufile", &gpu.libcufile));
-    let version =
-        |version: &Option<String>| version.as_ref().map_or_else(String::new, |version| format!(" ({version})"));
-    let (toolkit, cufile_version) = (version(&gpu.cuda), version(&gpu.cufile));
-    format!("{devices}; driver {driver}; {cuda}{toolkit}; {cufile}{cufile_version}; {fs}")
+    let mut facts = Vec::new();
+    if gpu.cuda_devices.is_empty() {
+        facts.push(if gpu.devices.is_empty() { "no GPU".into() } else { gpu.devices.join(", ") });
+    }
+    let versions = ["driver".to_owned()].into_iter().chain(gpu.driver.clone()).chain(of("for CUDA", &gpu.cuda_driver));
+    facts.push(versions.collect::<Vec<_>>().join(" "));
+    // Where it was found at last, though not in the usual folders, it is not missing.
+    if gpu.libcuda.is_some() || gpu.cuda_devices.is_empty() {
+        facts.push(library("libcuda", &gpu.libcuda, &gpu.cuda));
+    }
+    facts.push(library("libcufile", &gpu.libcufile, &gpu.cufile));
+    facts.push(of("nvidia-fs", &gpu.nvidia_fs).unwrap_or_else(|| "no nvidia-fs".into()));
+    let cards = gpu.cuda_devices.iter().map(|card| {
+        let GpuFacts { index, name, memory_bytes, pci_bus_id } = &card.facts;
+        let node = card.numa_node.map_or_else(String::new, |node| format!(", memory node {node}"));
+        format!("cuda:{index}: {name}, {:.1} GB, PCI {pci_bus_id}{node}", gb(*memory_bytes))
+    });
+    let unusable = missing.map(|missing| format!("not usable: {missing}"));
+    std::iter::once(facts.join("; ")).chain(cards).chain(unusable).collect()
 }
 
 fn packages(report: &Report) -> String {
@@ -138,6 +162,9 @@ fn draw_folder(folder: &Folder, has_gpu: bool, line: &mut impl FnMut(&str, &str)
     if let Some(gds) = folder.gds.as_ref().filter(|_| has_gpu) {
         let why = gds.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
         line("", &format!("GPUDirect Storage: {}{why}", gds.mode));
+    }
+    if let Some(path) = &folder.gpu_path {
+        line("", &format!("to and from GPUs by way of bounce slots: {}", path.reason));
     }
     if let Some(device) = &folder.device {
         draw_device(device, 0, line);
