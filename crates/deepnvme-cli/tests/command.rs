@@ -78,7 +78,7 @@ fn what_was_asked_wrongly_ends_with_2_and_a_hint() {
         (&["bench", "write", "/tmp", "--size", "1.5G"], "512K"),
         (&["bench", "write", "/tmp", "--loops", "0"], "between 1 and 1000"),
         (&["bench", "write", "/tmp", "--workers", "99"], "between 1 and 64"),
-        (&["bench", "read", "/tmp", "--gds"], "it needs cuFile"),
+        (&["bench", "read", "/tmp", "--gds"], "say --gpu, too"),
         (&["bench", "read", "/tmp", "--plot", "picture.png"], ".svg or .html"),
     ] {
         let (status, output, talk) = run(arguments);

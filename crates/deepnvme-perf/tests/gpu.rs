@@ -73,6 +73,29 @@ fn the_table_names_the_gpu_and_its_way() {
 }
 
 #[test]
+fn cufile_is_measured_or_says_why_not() {
+    let gpu = Gpu::new();
+    let folder = folder();
+    for direction in ["read", "write"] {
+        let more = ["--gpu", "--gds", "--validate", text(folder.path())];
+        let (status, table, talk) = run(&[&["bench", direction], &SMALL[..], &more].concat());
+        assert_eq!((status, talk.as_str()), (0, ""), "{direction}");
+        assert!(table.contains("\ncuda:0 (Stand-in GPU 0), by way of cuFile\n"), "{table}");
+        let (_, json, _) = run(&[&["bench", direction], &SMALL[..], &more, &["--json"]].concat());
+        let outcome: Value = serde_json::from_str(&json).unwrap();
+        let summary = &outcome["contestants"][0]["summary"];
+        assert_eq!((&summary["bytes_direct"], &summary["bytes_bounced"]), (&(3 << 20).into(), &0.into()), "{summary}");
+        gpu.assert_clean();
+    }
+    let (status, _, talk) = run(&[&["bench", "read"], &SMALL[..], &["--gds", text(folder.path())]].concat());
+    assert!(status == 2 && talk.contains("say --gpu, too"), "{status}: {talk}");
+    gpu.fail("cuFileDriverOpen", 0, 5001);
+    let (status, _, talk) = run(&[&["bench", "read"], &SMALL[..], &["--gpu", "--gds", text(folder.path())]].concat());
+    assert!(status != 0 && talk.contains("5001") && talk.contains("GPUDirect Storage is required"), "{status}: {talk}");
+    gpu.assert_clean();
+}
+
+#[test]
 fn copies_that_had_to_be_staged_are_noted() {
     let gpu = Gpu::new();
     let folder = folder();
@@ -94,15 +117,14 @@ fn what_cannot_be_is_refused_in_a_sentence() {
         (&["bench", "read", place, "--gpu=7"][..], "--gpu=7: there is no such GPU; there are 2"),
         (&["bench", "read", place, "--gpu", "--memory", "plain"], "memory of the host"),
         (&["bench", "read", place, "--gpu", "1"], "write --gpu=1"),
-        (&["bench", "read", place, "--gds"], "--gds: it needs cuFile"),
+        (&["bench", "read", place, "--gds"], "--gds: it is about memory of a GPU; say --gpu, too"),
         (&["tune", place, "--gpu=2"], "there are 2"),
-        (&["tune", place, "--gds"], "--gds: it needs cuFile"),
-        (&["ds_io", "--folder", place, "--io_size", "1M", "--gpu", "--use_gds"], "--use_gds: it needs cuFile"),
+        (&["tune", place, "--gds"], "bench --gpu --gds measures it"),
         (
             &["ds_io", "--folder", place, "--io_size", "1M", "--gpu", "--multi_process", "3"],
             "--gpu=2: there is no such",
         ),
-        (&["ds_nvme_tune", "--nvme_dir", place, "--gds"], "--gds: it needs cuFile"),
+        (&["ds_nvme_tune", "--nvme_dir", place, "--gds"], "bench --gpu --gds measures it"),
     ] {
         let (status, _, talk) = run(arguments);
         assert_eq!(status, 2, "{arguments:?}: {talk}");

@@ -17,7 +17,11 @@ pub fn draw(outcome: &Outcome) -> String {
         let _ = writeln!(out, "{} ({}{device})", place.path.display(), place.file_system);
     }
     if let Some(gpu) = &outcome.gpu {
-        let _ = writeln!(out, "cuda:{} ({}), by way of bounce slots", gpu.index, gpu.name);
+        let way = match outcome.workload.config.gds {
+            DirectMode::Disabled => "by way of bounce slots",
+            DirectMode::Preferred | DirectMode::Required => "by way of cuFile",
+        };
+        let _ = writeln!(out, "cuda:{} ({}), {way}", gpu.index, gpu.name);
     }
     let head = ["", "GB/s", "min - max", "block p50", "p99", "CPU s/GB", "direct", "bounced", "buffered"];
     let rows: Vec<_> = std::iter::once(head.map(str::to_owned)).chain(outcome.contestants.iter().map(row)).collect();

@@ -10,9 +10,8 @@ use crate::error::Result;
 use crate::measure::{Order, Workload, gpu};
 
 pub(super) fn answer(options: &BenchOptions, session: &Session<'_>) -> Result<Answer> {
-    gpu::refuse_gds(options.gds, "--gds")?;
     options.plot.as_deref().map_or(Ok(()), plot::check)?;
-    let wanted = asked(options);
+    let wanted = asked(options)?;
     let outcome = {
         let mut bar = Bar::new(session.interrupted);
         bench::run(&wanted, &session.launcher, &mut bar)?
@@ -24,7 +23,7 @@ pub(super) fn answer(options: &BenchOptions, session: &Session<'_>) -> Result<An
 }
 
 /// What was typed, as a value.
-fn asked(options: &BenchOptions) -> Options {
+fn asked(options: &BenchOptions) -> Result<Options> {
     let usual = Config::default();
     let config = Config {
         backend: match options.backend {
@@ -42,6 +41,7 @@ fn asked(options: &BenchOptions) -> Options {
             Direct::Preferred => DirectMode::Preferred,
             Direct::Disabled => DirectMode::Disabled,
         },
+        gds: gpu::gds_mode(options.gds, options.gpu)?,
         ..usual
     };
     let workload = Workload {
@@ -62,11 +62,11 @@ fn asked(options: &BenchOptions) -> Options {
         validate: options.validate,
         config,
     };
-    Options {
+    Ok(Options {
         workload,
         rounds: options.loops,
         warm_up: options.warm_up,
         processes: options.processes,
         against_fio: options.against.is_some(),
-    }
+    })
 }

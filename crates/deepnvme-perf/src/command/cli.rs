@@ -218,7 +218,7 @@ pub(super) struct BenchOptions {
     /// Memory of a GPU, by way of bounce slots: of the first, or of the one with that number
     #[arg(long, value_name = "INDEX", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
     pub(super) gpu: Option<u32>,
-    /// Memory of a GPU, through GPUDirect Storage; not yet
+    /// With --gpu: past the host's memory, by way of cuFile (GPUDirect Storage), or an error that says why not
     #[arg(long)]
     pub(super) gds: bool,
     /// A request per block, in random order, each block once
@@ -294,7 +294,7 @@ pub(super) struct TuneOptions {
     /// Memory of a GPU, by way of bounce slots: of the first, or of the one with that number
     #[arg(long, value_name = "INDEX", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
     pub(super) gpu: Option<u32>,
-    /// Memory of a GPU, through GPUDirect Storage; not yet
+    /// GPUDirect Storage has nothing to tune here: bench --gpu --gds measures it
     #[arg(long)]
     pub(super) gds: bool,
     /// The values to choose from, as JSON lists by ds_io's names: block_size, queue_depth, io_parallel, ...
@@ -413,7 +413,7 @@ pub(super) struct DsTuneOptions {
     /// Memory of the first GPU
     #[arg(long)]
     pub(super) gpu: bool,
-    /// Memory of the first GPU, through GPUDirect Storage; not yet
+    /// GPUDirect Storage has nothing to tune here: ds_io --gpu --use_gds measures it
     #[arg(long)]
     pub(super) gds: bool,
     /// Drop the page cache before each measurement; the files are always dropped from it

@@ -38,7 +38,7 @@ pub(super) fn run_io(typed: DsIoOptions, session: &mut Session<'_>) -> Result<()
 }
 
 pub(super) fn run_tune(typed: DsTuneOptions, session: &mut Session<'_>) -> Result<()> {
-    gpu::refuse_gds(typed.gds, "--gds")?;
+    gpu::refuse_gds(typed.gds)?;
     let directions = [(Direction::Read, typed.no_read), (Direction::Write, typed.no_write)];
     let options = tune::Options {
         nvme_dir: typed.nvme_dir,

@@ -13,7 +13,7 @@ use crate::measure::{Direction, gpu};
 use crate::tune::{self, Options, compare, heatmap, space, text};
 
 pub(super) fn answer(options: &TuneOptions, session: &Session<'_>) -> Result<Answer> {
-    gpu::refuse_gds(options.gds, "--gds")?;
+    gpu::refuse_gds(options.gds)?;
     options.plot.as_deref().map_or(Ok(()), plot::check)?;
     let wanted = asked(options)?;
     if let Some(settings) = &options.compare {

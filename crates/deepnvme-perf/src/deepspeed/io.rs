@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use deepnvme_io::{Config, Durability, SubmitMode, WindowMode};
+use deepnvme_io::{Config, DirectMode, Durability, SubmitMode, WindowMode};
 
 use super::GIB;
 use crate::bench::Launcher;
@@ -129,8 +129,6 @@ impl Options {
         let torch = self.engine.starts_with("torch");
         add(torch, format!("--engine={} measures torch itself; run DeepSpeed's own ds_io for it", self.engine));
         add(self.use_gds && !self.gpu, "--gpu must be set to transfer with --use_gds".into());
-        let refused = gpu::refuse_gds(self.use_gds, "--use_gds").err();
-        add(refused.is_some(), refused.map_or_else(String::new, |error| error.to_string()));
         if self.gpu {
             let missing = self.processes().into_iter().find_map(|(_, device)| match device.parse() {
                 Ok(index) => gpu::find(index).err().map(|error| error.to_string()),
@@ -167,6 +165,7 @@ impl Options {
             workers: self.io_parallel.unwrap_or(1),
             submit: if self.single_submit { SubmitMode::Single } else { SubmitMode::Batch },
             window: if self.sequential_requests { WindowMode::Wave } else { WindowMode::Sliding },
+            gds: if self.use_gds { DirectMode::Required } else { DirectMode::Disabled },
             ..Config::default()
         }
     }
@@ -302,7 +301,6 @@ pub(super) mod tests {
             ),
             (Options { engine: "x".into(), ..good.clone() }, "Invalid engine x. Valid options = "),
             (Options { use_gds: true, ..good.clone() }, "--gpu must be set"),
-            (Options { use_gds: true, gpu: true, ..good.clone() }, "--use_gds: it needs cuFile"),
         ];
         for (options, text) in cases {
             assert!(options.errors().iter().any(|error| error.contains(text)), "{text}: {:?}", options.errors());

@@ -1,5 +1,6 @@
 //! The GPU whose memory bytes come from or go to.
 
+use deepnvme_io::DirectMode;
 use deepnvme_io::probe::{GpuFacts, GpuProbe};
 
 use crate::error::{Error, Result};
@@ -24,11 +25,20 @@ pub(crate) fn memory_text(index: u32) -> String {
     format!("memory of cuda:{index}")
 }
 
-/// Refuses what is not there yet.
-pub(crate) fn refuse_gds(is_asked: bool, flag: &str) -> Result<()> {
+/// Whether bytes go by way of cuFile: they must, where that is to be measured.
+pub(crate) fn gds_mode(is_asked: bool, gpu: Option<u32>) -> Result<DirectMode> {
+    match (is_asked, gpu) {
+        (false, _) => Ok(DirectMode::Disabled),
+        (true, Some(_)) => Ok(DirectMode::Required),
+        (true, None) => Err(Error::usage("--gds: it is about memory of a GPU; say --gpu, too".to_owned())),
+    }
+}
+
+/// Refuses to search settings that there are none of.
+pub(crate) fn refuse_gds(is_asked: bool) -> Result<()> {
     if !is_asked {
         return Ok(());
     }
-    let text = "it needs cuFile, which this version does not use yet; --gpu moves bytes by way of bounce slots";
-    Err(Error::usage(format!("{flag}: {text}")))
+    let text = "cuFile has settings of its own (cufile.json), and hardly any of the engine's matters to it; bench --gpu --gds measures it";
+    Err(Error::usage(format!("--gds: {text}")))
 }

@@ -283,7 +283,8 @@ impl Contestant for Runner {
             wall_s,
             transfer_s,
             cpu_s,
-            bytes_direct: now.bytes_direct - stats.bytes_direct,
+            // cuFile's memory is the GPU's own.
+            bytes_direct: now.bytes_direct - stats.bytes_direct + now.bytes_gds - stats.bytes_gds,
             bytes_bounced: now.bytes_bounced - stats.bytes_bounced,
             bytes_buffered: now.bytes_buffered - stats.bytes_buffered,
             latencies_us: sample::since(&latencies.into_iter().collect(), &latencies_us),

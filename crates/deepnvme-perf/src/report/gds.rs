@@ -68,7 +68,7 @@ pub fn mode(folder: &Folder, gpu: &Gpu) -> Gds {
 #[must_use]
 pub fn path(mode: &Gds, gpu: &Gpu) -> Option<GpuPath> {
     let reason = match mode.mode {
-        "direct" => "cuFile, which would need no host memory here, is not used yet",
+        "direct" => "that is the default; with gds=\"preferred\" cuFile needs no host memory here",
         "compatibility" => "cuFile would go through host memory, too",
         _ => "there is no cuFile",
     };
@@ -98,7 +98,7 @@ mod tests {
         let facts = GpuFacts { index: 0, name: "GPU".into(), memory_bytes: 1, pci_bus_id: "0000:01:00.0".into() };
         let gpu = Gpu { cuda_devices: vec![Card { facts, numa_node: None }], ..Gpu::default() };
         let reason = |mode| path(&Gds { mode, reason: None }, &gpu).unwrap().reason;
-        assert!(reason("direct").contains("not used yet"));
+        assert!(reason("direct").contains("gds=\"preferred\""));
         assert!(reason("compatibility").contains("host memory, too") && reason("none").contains("no cuFile"));
         assert_eq!(path(&Gds { mode: "direct", reason: None }, &Gpu::default()), None);
         assert_eq!(mode(&Folder::default(), &gpu).reason.as_deref().map(|why| why.contains("libcufile")), Some(true));

@@ -127,7 +127,8 @@ fn places(path: &Path) -> Vec<PathBuf> {
 
 fn ops(backends: &[Backend]) -> Vec<Op> {
     let works = backends.iter().any(|backend| backend.works);
-    let gds = "cuFile is not used yet: bytes reach a GPU by way of bounce slots".to_owned();
+    let gds = "bytes reach a GPU by way of bounce slots, or with gds=\"preferred\" by way of cuFile, found at run time"
+        .to_owned();
     vec![
         Op {
             name: "async_io",
