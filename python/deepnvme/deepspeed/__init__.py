@@ -21,11 +21,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .builders import AsyncIOBuilder, GDSBuilder, PinMemoryBuilder, UtilsBuilder
-from .gds import gds_handle
 from .installation import install, uninstall
 
 if TYPE_CHECKING:
     from .async_io import aio_handle, aio_read, aio_write, deepspeed_memcpy
+    from .gds import gds_handle
     from .pin_memory import pin_handle
     from .utils import cast_to_byte_tensor
 
@@ -52,6 +52,7 @@ _MODULES = {
     "aio_write": "async_io",
     "cast_to_byte_tensor": "utils",
     "deepspeed_memcpy": "async_io",
+    "gds_handle": "gds",
     "pin_handle": "pin_memory",
 }
 

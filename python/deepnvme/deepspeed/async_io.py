@@ -30,7 +30,8 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
     one system call per request. `overlap_events`: taken and reported; the engine always overlaps.
     `intra_op_parallelism`: workers. Any value of 1 or more is taken; the engine uses the nearest one that it has.
 
-    Files are written in place: created and extended where needed, never cut. Any size, offset, rank and stride will do.
+    Files are written in place: created and extended where needed, never cut. Any size, offset, rank and stride will do,
+    in CPU memory and on NVIDIA GPUs, whose bytes go by way of bounce slots, after what their current stream has to do.
     A handle may be shared between threads; it is neither copied nor pickled, nor used after a fork. Dropped with
     operations pending, it completes them first.
 
@@ -188,7 +189,8 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         return self._operations.wait()
 
     def __reduce__(self) -> NoReturn:
-        msg = "an aio_handle is neither copied nor pickled, as it owns threads; make one in every process"
+        name = type(self).__name__
+        msg = f"{name}: a handle is neither copied nor pickled, as it owns threads; make one in every process"
         raise TypeError(msg)
 
     def _transfer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from types import ModuleType
 from typing import ClassVar
@@ -55,14 +56,17 @@ class UtilsBuilder(_Builder):
 
 
 class GDSBuilder(_Builder):
-    """Loads `gds_handle`, which raises `NotImplementedError`: not compatible in this version."""
+    """Loads `gds_handle`, also where it is not compatible: it reads and writes CPU tensors then."""
 
     BUILD_VAR = "DS_BUILD_GDS"
     NAME = "gds"
 
-    def is_compatible(self, verbose: bool = False) -> bool:  # noqa: ARG002 - DeepSpeed's signature
-        """False: GPUDirect Storage is not in this version."""
-        return False
+    def is_compatible(self, verbose: bool = False) -> bool:
+        """Whether torch reaches an NVIDIA GPU. Asks torch, and so imports it."""
+        if not super().is_compatible(verbose) or importlib.util.find_spec("torch") is None:
+            return False
+        torch = importlib.import_module("torch")
+        return torch.version.hip is None and bool(torch.cuda.is_available())
 
 
 BUILDERS: dict[str, type[_Builder]] = {

@@ -1,17 +1,55 @@
-"""The op `gds`, by name only: GPUDirect Storage is not in this version."""
+"""The op `gds`: `gds_handle`, which is `aio_handle` with a record of pinned tensors on GPUs.
+
+Bytes of a GPU go by way of bounce slots of the engine, with either handle and whether a tensor is pinned or not. The
+record is what GPUDirect Storage (cuFile) will need, which the engine does not use yet: no driver is opened, no
+`cufile.json` written, no variable of the environment changed.
+"""
 
 from __future__ import annotations
 
-from typing import NoReturn
+import torch
+
+from . import device_tensors
+from .async_io import ALIGNMENT_BYTES, aio_handle
 
 
-class gds_handle:  # noqa: N801 - the name is DeepSpeed's
-    """Raises `NotImplementedError`: this version of deepnvme has no GPUDirect Storage back end (cuFile)."""
+class gds_handle(aio_handle):  # noqa: N801 - the name is DeepSpeed's
+    """Reads and writes tensors on GPUs, and in CPU memory as `aio_handle` does; the arguments are the same.
 
-    def __new__(cls, *_args: object, **_kwargs: object) -> NoReturn:
-        """Says what is missing."""
-        msg = (
-            "gds_handle: this version of deepnvme has no GPUDirect Storage back end (cuFile). "
-            'Use aio_handle (in a DeepSpeed config: "aio": {"use_gds": false}) with tensors in CPU memory'
-        )
-        raise NotImplementedError(msg)
+    Nothing has to be pinned for a transfer. Pinned tensors are recorded once per process, so any handle may free what
+    another one has made; a tensor that is dropped leaves the record by itself.
+
+    >>> handle = gds_handle(queue_depth=32)
+    >>> weights = handle.new_pinned_device_tensor(1000, torch.empty(0, device="cuda"))
+    >>> handle.async_pwrite(weights.fill_(1), "/tmp/weights")
+    0
+    >>> handle.wait()
+    1
+    >>> handle.free_pinned_device_tensor(weights)
+    True
+    """
+
+    __slots__ = ()
+
+    def get_alignment(self) -> int:
+        """512, whatever the parallelism, for callers that compute with it; nothing has to be aligned."""
+        return ALIGNMENT_BYTES
+
+    def new_pinned_device_tensor(self, num_elem: int, example_tenosr: torch.Tensor) -> torch.Tensor:
+        """A pinned 1-D tensor with dtype and device of the example (the keyword is DeepSpeed's); owns its memory."""
+        return device_tensors.new(num_elem, example_tenosr)
+
+    def free_pinned_device_tensor(self, tensor: torch.Tensor) -> bool:
+        """Frees what `new_pinned_device_tensor` made and leaves it empty; True. `ValueError` for any other tensor."""
+        device_tensors.free(tensor)
+        return True
+
+    def pin_device_tensor(self, tensor: torch.Tensor) -> bool:
+        """Records a tensor on a GPU, which stays the caller's; True. `ValueError` where it is recorded already."""
+        device_tensors.pin(tensor)
+        return True
+
+    def unpin_device_tensor(self, tensor: torch.Tensor) -> bool:
+        """Takes a tensor out of the record and leaves it as it is; True. `ValueError` where it is not in there."""
+        device_tensors.unpin(tensor)
+        return True

@@ -60,11 +60,11 @@ _switch = _Switch()
 
 
 def install() -> None:
-    """Makes DeepSpeed use this engine for `async_io`, `pin_memory` and `utils`, in this process and its children.
+    """Makes DeepSpeed use this engine for `async_io`, `gds`, `pin_memory` and `utils`, here and in child processes.
 
     Call it before or after `import deepspeed`; before is better, since a script that has itself imported
     `UtilsBuilder` from DeepSpeed on a machine without a GPU keeps the one it has. Nothing is compiled from then on for
-    these ops, and they count as compatible and installed. `gds` counts as not compatible, and its handle raises.
+    these ops, and they count as installed and compatible; `gds` is compatible where torch reaches an NVIDIA GPU.
     Processes started by `multiprocessing` inherit the installation; any other program calls `install()` itself.
 
     A second call changes nothing, and one `uninstall` undoes any number of calls. Ops and handles that DeepSpeed

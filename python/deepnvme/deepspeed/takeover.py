@@ -20,7 +20,6 @@ _ACCELERATORS = re.compile(r"(deepspeed\.)?accelerator\.\w+_accelerator")
 _CHECKPOINT_ENGINES = "deepspeed.runtime.checkpoint_engine.utils"
 _OTHERS = frozenset({"deepspeed.ops", "deepspeed.git_version_info", _CHECKPOINT_ENGINES})
 _BY_OP_NAME = {builder.NAME: builder for builder in BUILDERS.values()}
-_WORKING_OPS = [builder.NAME for builder in BUILDERS.values() if builder().is_compatible()]
 
 
 def wanted(name: str) -> bool:
@@ -43,7 +42,7 @@ def change(module: ModuleType, patches: Patches) -> None:
     if name.endswith("op_builder.all_ops"):
         _add_report_rows(module, patches)
     if name == "deepspeed.git_version_info":
-        for op_name in _WORKING_OPS:
+        for op_name in _BY_OP_NAME:
             patches.set_item(module.installed_ops, op_name, True)
     if name == "deepspeed.ops":
         _change_compatible_ops(module, patches)
@@ -68,7 +67,7 @@ def _change_builders(module: ModuleType, patches: Patches) -> None:
             continue
         # Plain functions, which become methods of DeepSpeed's class; ours use nothing of `self` but the name.
         patches.set_attribute(value, "load", _loading(ours.NAME))
-        patches.set_attribute(value, "is_compatible", _answering(ours().is_compatible()))
+        patches.set_attribute(value, "is_compatible", _answering(ours.NAME))
 
 
 def _loading(op_name: str) -> Any:
@@ -78,9 +77,10 @@ def _loading(op_name: str) -> Any:
     return load
 
 
-def _answering(compatible: bool) -> Any:
-    def is_compatible(_self: object, verbose: bool = False) -> bool:  # noqa: ARG001 - DeepSpeed's signature
-        return compatible
+def _answering(op_name: str) -> Any:
+    # Asked for at each call: the answer for `gds` wakes the GPU's driver, which a process that forks should not do.
+    def is_compatible(_self: object, verbose: bool = False) -> bool:
+        return _BY_OP_NAME[op_name]().is_compatible(verbose)
 
     return is_compatible
 
@@ -103,9 +103,9 @@ def _completing(original: Any) -> Any:
 
 
 def _add_report_rows(module: ModuleType, patches: Patches) -> None:
-    for op_name in _WORKING_OPS:
+    for op_name, builder in _BY_OP_NAME.items():
         if op_name not in module.ALL_OPS:
-            patches.set_item(module.ALL_OPS, op_name, _BY_OP_NAME[op_name]())
+            patches.set_item(module.ALL_OPS, op_name, builder())
 
 
 def _change_compatible_ops(module: ModuleType, patches: Patches) -> None:
@@ -116,8 +116,7 @@ def _change_compatible_ops(module: ModuleType, patches: Patches) -> None:
         patches.on_undo(lambda: vars(module).pop(name, None))
         return
     for op_name, builder in _BY_OP_NAME.items():
-        if op_name in answers or builder().is_compatible():
-            patches.set_item(answers, op_name, builder().is_compatible())
+        patches.set_item(answers, op_name, builder().is_compatible())
 
 
 def _change_checkpoint_engines(module: ModuleType, patches: Patches) -> None:
