@@ -17,7 +17,7 @@ GUIDE = Path(__file__).parents[3] / "docs" / "migrating-from-deepspeed.md"
 
 def test_examples(tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(blocks)],
         cwd=tmp_path,

@@ -14,6 +14,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -115,7 +117,9 @@ def test_before_the_import() -> None:
         assert answers["async_io"] and answers["pin_memory"] and answers["utils"], answers
         from deepspeed.accelerator import get_accelerator
         assert get_accelerator().create_op_builder("UtilsBuilder").load().__name__ == OURS["UtilsBuilder"]
-        assert get_accelerator().get_op_builder("GDSBuilder")().is_compatible() is False
+        import torch
+        has_gpu = torch.cuda.is_available()
+        assert get_accelerator().get_op_builder("GDSBuilder")().is_compatible() is answers["gds"] is has_gpu
         assert get_accelerator().create_op_builder("CPUAdamBuilder").NAME == "cpu_adam"
         import deepspeed.nvme.validate_async_io
 
@@ -129,7 +133,7 @@ def test_before_the_import() -> None:
             for value in vars(builder).values()
         )
         from deepspeed.git_version_info import installed_ops
-        assert not installed_ops["async_io"] and "utils" not in installed_ops
+        assert not installed_ops["async_io"] and not {"gds", "utils"} & set(installed_ops)
         assert "__compatible_ops__" not in vars(deepspeed.ops)
         try:
             builders.AsyncIOBuilder().load()
@@ -227,8 +231,9 @@ def test_report() -> None:
         return found and found.groups()
 
     assert [row(installed, name) for name in ("async_io", "pin_memory", "utils")] == [("YES", "OKAY")] * 3
+    assert row(installed, "gds") == ("YES", "OKAY" if torch.cuda.is_available() else "NO")
     assert row(after, "async_io") == ("NO", "NO")
-    assert row(after, "utils") is None
+    assert row(after, "gds") is row(after, "utils") is None
     assert row(installed, "cpu_adam") == row(after, "cpu_adam")
 
 
