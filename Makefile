@@ -16,7 +16,7 @@ PACKAGE := $(shell find python/deepnvme -name '*.py' -o -name '*.pyi' -o -name p
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-hosts test-torch lint fmt deny bench wheel clean
+.PHONY: help setup demo test test-hosts test-torch test-gpu gpu-bundle lint fmt deny bench wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,14 @@ test-torch: setup ## tests of checkpoints with another release of torch (TORCH=2
 	@test -n "$(TORCH)" || { echo "say which release: make test-torch TORCH=2.10.0"; exit 2; }
 	$(BIN)/python scripts/setup.py torch $(TORCH)
 	@.venv-torch/bin/python -m pytest python/tests/checkpoint
+
+test-gpu: ## the tests that need an NVIDIA GPU, on this machine
+	@scripts/gpu_tests.sh --look
+	@$(MAKE) --no-print-directory setup
+	@scripts/gpu_tests.sh
+
+gpu-bundle: $(STAMPS)/wheel ## the same tests and the wheel as target/gpu-bundle, for a machine that has a GPU: its run.sh runs them
+	@$(BIN)/python scripts/gpu_bundle.py
 
 lint: setup ## fmt, clippy, ruff, mypy, stubtest, tidy, and cargo-deny where it is installed
 	cargo fmt --all --check

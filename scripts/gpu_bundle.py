@@ -1,0 +1,65 @@
+"""Put the tests that need an NVIDIA GPU into one folder, for a machine that has one. Standard library only.
+
+    python scripts/gpu_bundle.py
+
+`target/gpu-bundle` gets the release wheel, the tests, and `run.sh`, which runs them there. That machine needs NVIDIA's
+driver and a python3 with torch, numpy, pytest and pip; nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BYTES_MAX = 64 << 20
+TESTS = Path("python", "tests")
+
+
+def main() -> int:
+    """Make the folder, and say how large it is and what to do with it."""
+    wheels = sorted((ROOT / "target" / "wheels").glob("deepnvme-*.whl"))
+    if len(wheels) != 1:
+        print(f"gpu-bundle: {len(wheels)} wheels in target/wheels; `make wheel` leaves one there", file=sys.stderr)
+        return 1
+    folder = ROOT / "target" / "gpu-bundle"
+    nbytes = make(folder, wheels[0])
+    size = f"{folder.relative_to(ROOT)}: {nbytes / (1 << 20):.1f} MiB"
+    if nbytes > BYTES_MAX:
+        print(f"gpu-bundle: {size}, of at most {BYTES_MAX >> 20}", file=sys.stderr)
+        return 1
+    print(f"{size}, {sum(path.is_file() for path in folder.rglob('*'))} files")
+    looked = subprocess.run([ROOT / "scripts" / "gpu_tests.sh", "--look"], capture_output=True, check=False)
+    where = "here or there" if looked.returncode == 0 else "there"
+    found = "" if looked.returncode == 0 else "There is no NVIDIA GPU here: "
+    print(f"{found}copy the folder to a machine with an NVIDIA GPU, and call its run.sh {where}.")
+    return 0
+
+
+def make(folder: Path, wheel: Path) -> int:
+    """Fill the folder anew; the number of its bytes."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for source, target in contents(wheel):
+        (folder / target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, folder / target)
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def contents(wheel: Path) -> Iterator[tuple[Path, Path]]:
+    """What goes into the folder: where it is, and where it will be."""
+    yield wheel, Path(wheel.name)
+    yield ROOT / "scripts" / "gpu_tests.sh", Path("run.sh")
+    # With the settings of pytest, whose root the folder becomes.
+    yield ROOT / "pyproject.toml", Path("pyproject.toml")
+    for path in (
+        TESTS / "conftest.py",
+        *sorted(path.relative_to(ROOT) for path in (ROOT / TESTS / "gpu").glob("*.py")),
+    ):
+        yield ROOT / path, path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# The tests that need an NVIDIA GPU. In a checkout they run in .venv; in a bundle (scripts/gpu_bundle.py), whose run.sh
+# this is, with the wheel beside it, in an environment of their own on top of the python3 that has torch.
+#
+#   run.sh [ARGUMENT OF PYTEST ...]      --look: only say whether there is a GPU
+#
+# PYTHON names another python3, TMPDIR the disk that is written and read; results go to the folder $OUT, if that is set.
+set -euo pipefail
+here="$(cd "${BASH_SOURCE[0]%/*}" && pwd)"
+
+refuse() {
+    echo "test-gpu: $1" >&2
+    exit 1
+}
+
+look_for_gpu() {
+    local said
+    command -v nvidia-smi >/dev/null || refuse "no NVIDIA GPU here: nvidia-smi, which comes with the driver, is not found."
+    said="$(nvidia-smi -L 2>&1)" || refuse "no NVIDIA GPU here: nvidia-smi says \"${said//$'\n'/ }\"."
+    [[ $said == *"GPU 0"* ]] || refuse "no NVIDIA GPU here: nvidia-smi says \"${said//$'\n'/ }\"."
+    echo "$said"
+}
+
+memory_used() {
+    nvidia-smi --query-gpu=memory.used --format=csv,noheader | paste -s -d ,
+}
+
+# An environment with the wheel, and with all that the given python3 has.
+make_environment() {
+    local base="$1" wheel="$2" venv="$3" module packages
+    command -v "$base" >/dev/null || refuse "there is no $base."
+    for module in pip numpy pytest torch; do
+        "$base" -c "import $module" 2>/dev/null || refuse "$base has no $module; PYTHON=... names another one."
+    done
+    "$base" -m venv --without-pip --system-site-packages "$venv" || refuse "$base cannot make an environment."
+    # An environment that is made from within another one sees the system's packages, and not those of the other.
+    packages='import sysconfig; print(sysconfig.get_path("purelib"))'
+    echo "import site; site.addsitedir('$("$base" -c "$packages")')" >"$("$venv/bin/python" -c "$packages")/base.pth"
+    "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-index --no-deps --ignore-installed "$wheel"
+}
+
+look_for_gpu
+[[ ${1:-} == --look ]] && exit
+
+wheels=("$here"/deepnvme-*.whl)
+if [[ -e ${wheels[0]} ]]; then
+    root="$here"
+    scratch="$(mktemp -d)"
+    trap 'rm -rf "$scratch"' EXIT
+    make_environment "${PYTHON:-python3}" "${wheels[0]}" "$scratch/venv"
+    python="$scratch/venv/bin/python"
+else
+    root="${here%/*}"
+    python="$root/.venv/bin/python"
+    [[ -x $python ]] || refuse "there is no .venv here: make setup."
+fi
+
+# These would put the stand-in in the GPU's place.
+unset DEEPNVME_STANDIN DEEPNVME_LIBCUDA
+cd "$root"
+"$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || refuse "torch of $python reaches no GPU."
+"$python" -c 'import deepnvme, torch; print("deepnvme", deepnvme.__version__, "torch", torch.__version__, deepnvme.__file__)'
+
+log=/dev/null
+results=()
+if [[ -n ${OUT:-} ]]; then
+    log="$OUT/gpu-tests.log"
+    results=("--junitxml=$OUT/gpu-tests.xml")
+fi
+
+before="$(memory_used)"
+status=0
+"$python" -m pytest -m gpu -p no:cacheprovider --durations=5 "${results[@]}" "$@" python/tests/gpu 2>&1 | tee "$log" || status=$?
+sleep 1 # the driver takes a moment to clear up after a process
+echo "memory used of each GPU: before $before, after $(memory_used)" | tee -a "$log"
+exit "$status"

@@ -1,0 +1,93 @@
+"""The bundle of tests that need a GPU: what is in it, and what it says where something is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpu_bundle
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    wheel = tmp_path / "deepnvme-0.1.0-cp310-abi3-linux_x86_64.whl"
+    wheel.write_bytes(bytes(1000))
+    folder = tmp_path / "bundle"
+    assert gpu_bundle.make(folder, wheel) > 1000
+    return folder
+
+
+def run(script: Path, tools: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run it where only these tools are found."""
+    bash = shutil.which("bash")
+    assert bash is not None
+    return subprocess.run(
+        [bash, str(script), *arguments],
+        env={"PATH": str(tools), **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def tool(tools: Path, name: str, script: str) -> None:
+    tools.mkdir(exist_ok=True)
+    bash = shutil.which("bash")
+    (tools / name).write_text(f"#!{bash}\n{script}\n")
+    (tools / name).chmod(0o755)
+
+
+def test_it_holds_the_tests_and_how_to_run_them(bundle: Path) -> None:
+    names = {str(path.relative_to(bundle)) for path in bundle.rglob("*") if path.is_file()}
+    assert {
+        "deepnvme-0.1.0-cp310-abi3-linux_x86_64.whl",
+        "run.sh",
+        "pyproject.toml",
+        "python/tests/conftest.py",
+        "python/tests/gpu/conftest.py",
+        "python/tests/gpu/test_real.py",
+    } <= names
+    assert not [name for name in names if "__pycache__" in name]
+    assert os.access(bundle / "run.sh", os.X_OK)
+
+
+def test_made_again_it_holds_nothing_old(bundle: Path) -> None:
+    (bundle / "old").write_bytes(b"")
+    gpu_bundle.make(bundle, bundle.parent / "deepnvme-0.1.0-cp310-abi3-linux_x86_64.whl")
+    assert not (bundle / "old").exists()
+
+
+@pytest.mark.parametrize("arguments", [(), ("--look",)])
+def test_without_a_driver(bundle: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    for script in (bundle / "run.sh", gpu_bundle.ROOT / "scripts" / "gpu_tests.sh"):
+        done = run(script, tmp_path / "no tools", *arguments)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == "test-gpu: no NVIDIA GPU here: nvidia-smi, which comes with the driver, is not found.\n"
+
+
+@pytest.mark.parametrize("status", [0, 6])
+def test_without_a_gpu(bundle: Path, tmp_path: Path, status: int) -> None:
+    tool(tmp_path / "tools", "nvidia-smi", f"echo No devices were found; exit {status}")
+    done = run(bundle / "run.sh", tmp_path / "tools")
+    assert done.returncode == 1
+    assert done.stderr == 'test-gpu: no NVIDIA GPU here: nvidia-smi says "No devices were found".\n'
+
+
+def test_without_torch_or_python(bundle: Path, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tool(tools, "nvidia-smi", 'echo "GPU 0: one"')
+    for name in ("mktemp", "rm"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    assert run(bundle / "run.sh", tools, "--look").stdout == "GPU 0: one\n"
+    done = run(bundle / "run.sh", tools)
+    assert (done.returncode, done.stderr) == (1, "test-gpu: there is no python3.\n")
+    tool(tools, "python3", f'[[ $2 == *torch* ]] && exit 1; exec {sys.executable} "$@"')
+    done = run(bundle / "run.sh", tools)
+    assert done.returncode == 1
+    assert done.stderr.startswith("test-gpu: python3 has no torch;")
