@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, ClassVar, Literal, NoReturn, TypeAlias
 
 import torch
 
@@ -45,6 +45,9 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
     1
     """
 
+    # Whether bytes of GPUs go by way of cuFile.
+    _gds: ClassVar[Literal["preferred", "disabled"]] = "disabled"
+
     __slots__ = (
         "__weakref__",
         "_block_size",
@@ -74,7 +77,7 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
                 queue_depth=self._queue_depth,
                 single_submit=self._single_submit,
                 intra_op_parallelism=self._intra_op_parallelism,
-            )
+            )._replace(gds=self._gds)
         )
         # Runs when the handle goes, and at the exit of the interpreter at the latest.
         weakref.finalize(self, self._operations.close)

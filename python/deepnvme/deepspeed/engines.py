@@ -31,6 +31,7 @@ class Settings(NamedTuple):
     queue_depth: int
     block_bytes: int
     submit: Literal["batch", "single"]
+    gds: Literal["preferred", "disabled"] = "disabled"
 
     @classmethod
     def of(cls, *, block_size: int, queue_depth: int, single_submit: bool, intra_op_parallelism: int) -> Settings:
@@ -69,6 +70,7 @@ class Shelf:
             queue_depth=settings.queue_depth,
             block_bytes=settings.block_bytes,
             submit=settings.submit,
+            gds=settings.gds,
             pool_bytes=settings.pool_bytes,
         )
 

@@ -1,8 +1,8 @@
 """The op `gds`: `gds_handle`, which is `aio_handle` with a record of pinned tensors on GPUs.
 
-Bytes of a GPU go by way of bounce slots of the engine, with either handle and whether a tensor is pinned or not. The
-record is what GPUDirect Storage (cuFile) will need, which the engine does not use yet: no driver is opened, no
-`cufile.json` written, no variable of the environment changed.
+Bytes of a GPU go past the host's memory where cuFile (GPUDirect Storage) really does that, and by way of the engine's
+bounce slots elsewhere, whether a tensor is pinned or not. No `cufile.json` is written, and no variable of the
+environment changed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class gds_handle(aio_handle):  # noqa: N801 - the name is DeepSpeed's
     >>> handle.free_pinned_device_tensor(weights)
     True
     """
+
+    _gds = "preferred"
 
     __slots__ = ()
 

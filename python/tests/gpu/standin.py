@@ -11,14 +11,15 @@ from typing import Any, ClassVar
 import torch
 
 _ROOT = Path(__file__).resolve().parents[3]
-# The package is asked for a driver by this name, and this process knows it by no other.
-_VARIABLE = "DEEPNVME_LIBCUDA"
+# By these names the package finds the driver and cuFile: the real cuFile would look for the real driver by itself.
+_VARIABLES = ("DEEPNVME_LIBCUDA", "DEEPNVME_LIBCUFILE")
 
 
 def library() -> Path | None:
     """Where the stand-in is, if it has been built: `cargo build -p deepnvme-standin`."""
     said = os.environ.get("DEEPNVME_STANDIN")
-    built = [_ROOT / "target" / profile / "libdeepnvme_standin.so" for profile in ("debug", "release")]
+    folders = [_ROOT / "target" / profile / below for profile in ("debug", "release") for below in ("", "deps")]
+    built = [folder / "libdeepnvme_standin.so" for folder in folders]
     found = [path for path in ([Path(said)] if said else built) if path.is_file()]
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
@@ -27,7 +28,7 @@ class Standin:
     """The driver's functions, and what the stand-in knows about their use."""
 
     def __init__(self, path: Path) -> None:
-        os.environ[_VARIABLE] = str(path)
+        os.environ.update(dict.fromkeys(_VARIABLES, str(path)))
         self._calls = ctypes.CDLL(str(path))
         self._calls.standin_calls.restype = ctypes.c_uint64
         self._calls.standin_live.restype = ctypes.c_int64

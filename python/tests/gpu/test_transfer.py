@@ -122,6 +122,26 @@ def test_a_large_tensor_and_the_pools_bound(gpu: Any, tmp_path: Path) -> None:
         assert stats.staged_reason is None
 
 
+def test_gpudirect_storage(gpu: Any, tmp_path: Path) -> None:
+    path = tmp_path / "tensor.bin"
+    host = values((3_000_017,), torch.uint8)
+    with deepnvme.Engine(workers=2, gds="preferred") as engine:
+        engine.write(gpu.tensor(host), path, offset=4096)
+        target = gpu.tensor(torch.zeros_like(host))
+        engine.read(target, path, offset=4096)
+        assert bits(gpu.to_host(target)) == bits(host)
+        stats = engine.stats()
+    # Where a folder or a machine cannot, it is said why.
+    assert (stats.bytes_gds > 4_000_000) == (stats.gds_reason is None)
+    assert gpu.is_real or stats.gds_reason is None or "direct I/O" in stats.gds_reason
+    if not gpu.is_real:
+        gpu.standin.fail("cuFileDriverOpen", 0, 5001)
+        with deepnvme.Engine(gds="required") as engine:
+            with pytest.raises(deepnvme.errors.UnsupportedError, match=r"5001.*GPUDirect Storage is required"):
+                engine.write(gpu.tensor(host), path)
+            assert engine.write(host, path) == host.nbytes
+
+
 def test_short_files_and_other_errors(gpu: Any, engine: deepnvme.Engine, tmp_path: Path) -> None:
     path = tmp_path / "tensor.bin"
     path.write_bytes(bytes(10_000))

@@ -110,7 +110,7 @@ impl Report {
         }
         let pool_bytes = Config::default().pool_bound_bytes();
         let findings = findings::judge(&system, &backends, &folders, pool_bytes);
-        let ops = ops(&backends);
+        let ops = ops(&backends, &gpu);
         Self { version: env!("CARGO_PKG_VERSION"), system, backends, gpu, packages, ops, folders, findings }
     }
 }
@@ -125,10 +125,9 @@ fn places(path: &Path) -> Vec<PathBuf> {
     if folders.is_empty() { vec![path.to_path_buf()] } else { folders }
 }
 
-fn ops(backends: &[Backend]) -> Vec<Op> {
+fn ops(backends: &[Backend], gpu: &Gpu) -> Vec<Op> {
     let works = backends.iter().any(|backend| backend.works);
-    let gds = "bytes reach a GPU by way of bounce slots, or with gds=\"preferred\" by way of cuFile, found at run time"
-        .to_owned();
+    let has_gpu = !gpu.cuda_devices.is_empty();
     vec![
         Op {
             name: "async_io",
@@ -136,7 +135,12 @@ fn ops(backends: &[Backend]) -> Vec<Op> {
             is_compatible: works,
             reason: (!works).then(|| "no back end works".into()),
         },
-        Op { name: "gds", is_installed: false, is_compatible: false, reason: Some(gds) },
+        Op {
+            name: "gds",
+            is_installed: true,
+            is_compatible: has_gpu,
+            reason: (!has_gpu).then(|| "there is no GPU that the CUDA driver knows".into()),
+        },
     ]
 }
 
