@@ -74,9 +74,17 @@ def test_settings_of_the_engine(tmp_path: Path, made: list[dict[str, Any]]) -> N
             "queue_depth": 128,
             "block_bytes": MIB,
             "submit": "batch",
+            "gds": "disabled",
             "pool_bytes": engines.POOL_BYTES_MAX,
         },
-        {"workers": 2, "queue_depth": 3, "block_bytes": 8192, "submit": "single", "pool_bytes": 2 * 3 * 8192},
+        {
+            "workers": 2,
+            "queue_depth": 3,
+            "block_bytes": 8192,
+            "submit": "single",
+            "gds": "disabled",
+            "pool_bytes": 2 * 3 * 8192,
+        },
     ]
 
 
