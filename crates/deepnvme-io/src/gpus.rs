@@ -100,6 +100,34 @@ impl GpuAccess {
         by_gpu.iter().try_for_each(|(index, slices)| self.gpus.copy(*index, Direction::Write, &host, slices))
     }
 
+    /// Copies parts of memory, each with where it begins and how long it is, one behind the other to fill `out`.
+    ///
+    /// # Errors
+    /// As [`points`](Self::points).
+    ///
+    /// # Panics
+    /// When a part is outside the memory, or `out` has another length than all of them.
+    pub fn copy_parts(&self, memory: &Region, parts: &[(usize, usize)], out: &mut [u8]) -> Result<()> {
+        assert_eq!(parts.iter().map(|(_, len)| len).sum::<usize>(), out.len(), "the parts fill the slice");
+        let mut at = 0;
+        let Device::Cuda { index } = memory.device() else {
+            for (from, len) in parts {
+                memory.copy_to_slice(*from, &mut out[at..at + len]);
+                at += len;
+            }
+            return Ok(());
+        };
+        let host = RegionMut::from_vec(vec![0; out.len()]).region();
+        let slice = |(from, len): &(usize, usize)| {
+            at += len;
+            Slice { at: at - len, memory: memory.clone(), from: *from, len: *len }
+        };
+        let slices: Vec<Slice> = parts.iter().map(slice).collect();
+        self.gpus.copy(index, Direction::Write, &host, &slices)?;
+        host.copy_to_slice(0, out);
+        Ok(())
+    }
+
     /// Copies bytes of memory, from `from` on, to fill `out`.
     ///
     /// # Errors

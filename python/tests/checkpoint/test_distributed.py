@@ -155,6 +155,7 @@ with Checkpointer(own, keep=1, layout="parts", writers_per_node=1) as checkpoint
     # A machine has lost its disk.
     if rank == 2:
         (own / "step-00000002.pt.part-01-of-02").unlink()
+    checkpointer._team.gather(rank)
     try:
         checkpointer.fetch_parts()
     except FileNotFoundError as error:

@@ -114,12 +114,22 @@ impl Loading {
             return Ok(());
         }
         for (arena, memory) in &self.arenas {
+            // All of an arena at once: of a GPU's memory each copy would be waited for.
+            let mut members = Vec::with_capacity(arena.members.len());
+            let mut parts = Vec::with_capacity(arena.members.len());
             for member in &arena.members {
                 let extent = &self.reader.extents()[member.extent];
                 let Some(at) = extent.header_offset.checked_sub(arena.offset) else { continue };
-                let mut front = vec![0; header_room(extent).min((member.at - at) as usize)];
-                self.access.copy_to_slice(memory, at as usize, &mut front)?;
-                let header = header_of(self.reader.path(), extent, &front)?;
+                parts.push((at as usize, header_room(extent).min((member.at - at) as usize)));
+                members.push(extent);
+            }
+            let mut fronts = vec![0; parts.iter().map(|(_, len)| len).sum()];
+            self.access.copy_parts(memory, &parts, &mut fronts)?;
+            let mut rest = &fronts[..];
+            for (extent, (_, len)) in members.into_iter().zip(parts) {
+                let (front, behind) = rest.split_at(len);
+                rest = behind;
+                let header = header_of(self.reader.path(), extent, front)?;
                 if extent.header_offset + header.header_bytes != extent.data_offset {
                     return Err(Error::Moved { path: self.reader.path().to_path_buf(), name: extent.name.clone() });
                 }

@@ -40,7 +40,7 @@ impl Share {
         } else {
             crew::threads(early)
         };
-        let mut writer = Writer::new(engine, file, base, threads, save.options.staging.as_ref(), progress)?;
+        let writer = Writer::new(engine, file, base, threads, save.options.staging.as_ref(), progress)?;
         if let Some((access, index)) = save.image.gpu() {
             writer.make_known(access, index);
         }

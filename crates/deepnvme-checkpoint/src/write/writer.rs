@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use deepnvme_io::mem::{Pool, Region, Slot};
@@ -33,7 +33,11 @@ const SLOT_WAIT: Duration = Duration::from_millis(20);
 /// Memory that takes the bytes of a save before the disk does, to be used again and again: so much of a state can be
 /// changed while the rest of the save goes on.
 #[derive(Debug, Clone)]
-pub struct Staging(Arc<Pool>);
+pub struct Staging {
+    pool: Arc<Pool>,
+    /// That the drivers of GPUs know it: made with the first save that needs it, since it takes long.
+    known: Arc<OnceLock<Option<KnownMemory>>>,
+}
 
 impl Staging {
     /// Page-locked memory of so many bytes, where `RLIMIT_MEMLOCK` allows; what a save needs at least if that is more.
@@ -42,13 +46,13 @@ impl Staging {
     /// `Io` when there is no such memory.
     pub fn new(bytes: u64) -> Result<Self> {
         let slots = (bytes.div_ceil(PIECE_BYTES) as usize).max(crew::threads_beside_workers(usize::MAX) * 2);
-        Ok(Self(pool(slots)?))
+        Ok(Self { pool: pool(slots)?, known: Arc::default() })
     }
 
     /// Its bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.0.bound_bytes() as u64
+        self.pool.bound_bytes() as u64
     }
 }
 
@@ -66,7 +70,7 @@ pub(super) struct Writer {
     base: u64,
     pool: Arc<Pool>,
     /// That the drivers of GPUs know the pool.
-    known: Option<KnownMemory>,
+    known: Arc<OnceLock<Option<KnownMemory>>>,
     threads: usize,
     progress: Arc<Progress>,
     line: Mutex<Line>,
@@ -93,16 +97,18 @@ impl Writer {
         staging: Option<&Staging>,
         progress: Arc<Progress>,
     ) -> Result<Self> {
-        let pool =
-            staging.map_or_else(|| pool((threads * SLOTS).min(SLOTS_MAX)), |staging| Ok(Arc::clone(&staging.0)))?;
+        let (pool, known) = match staging {
+            Some(staging) => (Arc::clone(&staging.pool), Arc::clone(&staging.known)),
+            None => (pool((threads * SLOTS).min(SLOTS_MAX))?, Arc::default()),
+        };
         let slots = (pool.bound_bytes() as u64 / PIECE_BYTES) as usize;
         let in_air_max = (slots / 2).clamp(1, threads * IN_AIR);
-        Ok(Self { engine, file, base, pool, known: None, threads, progress, line: Mutex::default(), in_air_max })
+        Ok(Self { engine, file, base, pool, known, threads, progress, line: Mutex::default(), in_air_max })
     }
 
     /// Has the driver of a GPU know the pool. Where it refuses, it stages copies, which is slower and as right.
-    pub(super) fn make_known(&mut self, access: &GpuAccess, index: u32) {
-        self.known = access.make_known(index, &self.pool.arena()).ok();
+    pub(super) fn make_known(&self, access: &GpuAccess, index: u32) {
+        self.known.get_or_init(|| access.make_known(index, &self.pool.arena()).ok());
     }
 
     pub(super) fn file(&self) -> &Arc<TensorFile> {
