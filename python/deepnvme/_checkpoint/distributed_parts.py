@@ -33,10 +33,12 @@ def fetch(team: Team, found: Checkpoint, durability: Literal["none", "data", "fu
     """Bring what is missing here of a checkpoint in parts, and give the bytes of that; all processes do so together."""
     if team.is_alone or not found.parts:
         return 0
+    # The list of the parts, which rank 0 has written, and of which no size is known; and the parts.
     paths = [found.path, *(found.path.with_name(part.file) for part in found.parts)]
-    place = socket.gethostname(), str(found.path.parent.resolve())
-    everybodys = team.gather((place, [_size(path) for path in paths]))
+    expected = [None, *(part.nbytes for part in found.parts)]
     hosts = [found.parts[0].host, *(part.host for part in found.parts)]
+    place = socket.gethostname(), str(found.path.parent.resolve())
+    everybodys = team.gather((place, [_size(path, nbytes) for path, nbytes in zip(paths, expected, strict=True)]))
     fetched_nbytes = 0
     for number, path in enumerate(paths):
         sizes = [sizes[number] for _, sizes in everybodys]
@@ -52,11 +54,13 @@ def fetch(team: Team, found: Checkpoint, durability: Literal["none", "data", "fu
     return fetched_nbytes
 
 
-def _size(path: Path) -> int | None:
+def _size(path: Path, expected: int | None) -> int | None:
+    """Give the size of a file that is there and whole."""
     try:
-        return path.stat().st_size
+        nbytes = path.stat().st_size
     except FileNotFoundError:
         return None
+    return nbytes if expected in (None, nbytes) else None
 
 
 def _send(

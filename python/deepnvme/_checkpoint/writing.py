@@ -124,7 +124,10 @@ def plan_archive(pickle: bytes, storages: list[torch.UntypedStorage], path: _Pat
         ("version", b"3\n"),
         (".data/serialization_id", f"{identity:040}".encode()),
     ]
-    reached = [_within_reach(storage) for storage in storages]
+    from deepnvme._checkpoint.devices import is_reached  # noqa: PLC0415
+
+    # The engine copies from there by itself; what is elsewhere comes to the host first.
+    reached = [storage if is_reached(storage.device) else storage.cpu() for storage in storages]  # type: ignore[no-untyped-call]
     return _plan_archive(path, before, reached, after, vars(options))
 
 
@@ -146,15 +149,6 @@ def _texts(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:
     """Say what Hugging Face's loaders look for, and what the caller adds."""
     more = [(str(key), str(value)) for key, value in (metadata or {}).items() if key != "format"]
     return [("format", "pt"), *more]
-
-
-def _within_reach(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    from deepnvme._checkpoint.devices import is_reached  # noqa: PLC0415
-
-    if storage.device.type == "cpu" or is_reached(storage.device):
-        return storage
-    copy: torch.UntypedStorage = storage.cpu()  # type: ignore[no-untyped-call]
-    return copy
 
 
 # Name, torch's name of the type, sizes, the tensor.

@@ -62,7 +62,7 @@ def test_safetensors_to_a_gpu(gpu: Any, tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(torch.Tensor, "to", lambda tensor, _: tensor)
     loaded = deepnvme.load(path, device="cuda:0", verify=verify)
     for name, tensor in host.items():
-        assert loaded[name].device.type == "cuda" or not tensor.numel()
+        assert loaded[name].device.type == "cuda", "also of those without bytes"
         assert loaded[name].shape == tensor.shape
         if tensor.numel():
             assert bits(gpu.to_host(loaded[name])) == bits(tensor), name
@@ -78,22 +78,3 @@ def test_damage_is_found_on_a_gpu(gpu: Any, tmp_path: Path) -> None:
     into = {key: gpu.tensor(torch.zeros_like(tensor)) for key, tensor in host.items()}
     with pytest.raises(deepnvme.errors.ChecksumError):
         deepnvme.load(path, into=into, verify="full")
-
-
-def test_a_model_and_its_optimizer(gpu: Any, tmp_path: Path) -> None:
-    if not gpu.is_real:
-        pytest.skip("a model needs kernels")
-    model = torch.nn.Sequential(torch.nn.Linear(100, 200), torch.nn.Linear(200, 3)).cuda()
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.randn(8, 100, device="cuda")).sum().backward()
-    optimizer.step()
-    whole = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "tied": [model[0].weight] * 2}
-    path = tmp_path / "model.pt"
-    deepnvme.save(whole, path)
-    for loaded in (deepnvme.load(path, device="cuda"), torch.load(path, weights_only=True)):
-        assert loaded["tied"][0].data_ptr() == loaded["tied"][1].data_ptr()
-        for name, tensor in model.state_dict().items():
-            assert loaded["model"][name].is_cuda
-            assert torch.equal(loaded["model"][name], tensor)
-        model.load_state_dict(loaded["model"])
-        optimizer.load_state_dict(loaded["optimizer"])

@@ -164,3 +164,29 @@ def test_strided_ones_that_other_kernels_fill(tmp_path: Path, make: Any) -> None
     expected = torch.zeros_like(tensor)
     expected.T[100:900:2, 3:] = tensor.T[100:900:2, 3:]
     assert torch.equal(target, expected)
+
+
+def test_a_model_and_its_optimizer(gpu: Any, tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(100, 200), torch.nn.Linear(200, 3)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(8, 100, device="cuda")).sum().backward()
+    optimizer.step()
+    whole = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "tied": [model[0].weight] * 2}
+    path = tmp_path / "model.pt"
+    deepnvme.save(whole, path)
+    for loaded in (deepnvme.load(path, device="cuda"), torch.load(path, weights_only=True)):
+        assert loaded["tied"][0].data_ptr() == loaded["tied"][1].data_ptr()
+        for name, tensor in model.state_dict().items():
+            assert loaded["model"][name].is_cuda
+            assert torch.equal(loaded["model"][name], tensor)
+        model.load_state_dict(loaded["model"])
+        optimizer.load_state_dict(loaded["optimizer"])
+
+
+@pytest.mark.parametrize("make", [aio_handle, gds_handle])
+def test_handles_compare_what_they_have_moved(gpu: Any, make: Any, tmp_path: Path) -> None:
+    handle = make()
+    tensor = gpu.tensor(values((300, 1000), torch.float32)).T
+    assert handle.write(tensor, tmp_path / "file", True) == 0
+    assert handle.pread(tensor, tmp_path / "file", True, True) == 0
+    assert handle.wait() == 1
