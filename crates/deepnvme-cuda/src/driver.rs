@@ -68,6 +68,7 @@ functions! {
     copy_2d = b"cuMemcpy2DAsync_v2\0" (*const Copy2d, Handle);
     stream_create = b"cuStreamCreate\0" (*mut Handle, c_uint);
     stream_destroy = b"cuStreamDestroy_v2\0" (Handle);
+    stream_query = b"cuStreamQuery\0" (Handle);
     stream_synchronize = b"cuStreamSynchronize\0" (Handle);
     event_create = b"cuEventCreate\0" (*mut Handle, c_uint);
     event_destroy = b"cuEventDestroy_v2\0" (Handle);

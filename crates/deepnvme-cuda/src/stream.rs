@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::copy::Copy2d;
 use crate::device::Device;
 use crate::driver::{DevicePointer, Handle};
-use crate::error::Result;
+use crate::error::{NOT_READY, Result};
 use crate::rows::Rows;
 
 /// It does not wait for the default stream, nor that for it.
@@ -17,6 +17,20 @@ const NON_BLOCKING: u32 = 1;
 pub struct RawStream(pub usize);
 
 impl RawStream {
+    /// Whether the stream has done all that it was given.
+    ///
+    /// # Errors
+    /// What the driver says: that there is no such stream on the device, or that something there has failed.
+    pub fn is_idle(self, device: &Device) -> Result<bool> {
+        let driver = device.driver();
+        let _current = device.enter()?;
+        // SAFETY: the driver checks the handle; a stream that is gone is an error of its.
+        match unsafe { (driver.functions.stream_query)(self.handle()) } {
+            NOT_READY => Ok(false),
+            code => driver.check("cuStreamQuery", code).map(|()| true),
+        }
+    }
+
     pub(crate) fn handle(self) -> Handle {
         ptr::without_provenance_mut(self.0)
     }

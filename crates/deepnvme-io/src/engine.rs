@@ -347,7 +347,7 @@ impl Engine {
             Some(file) => error.at_path(file.path()),
             None => error,
         };
-        if !streams.is_empty() && self.has_gds().map_err(name_file)? {
+        if !streams.is_empty() && self.has_gds(&files).map_err(name_file)? {
             geometries.iter_mut().for_each(|geometry| geometry.has_gds = true);
         }
         let sizes = BlockSizes { block_bytes: self.config.block_bytes, slot_bytes: self.config.slot_bytes() };
@@ -394,19 +394,26 @@ impl Engine {
 }
 
 impl Engine {
-    /// Whether cuFile may move bytes of GPUs; an error where it must and cannot.
-    fn has_gds(&self) -> Result<bool> {
+    /// Whether cuFile may move bytes between GPUs and some of these files; an error where it must with all and cannot.
+    fn has_gds(&self, files: &[Arc<TensorFile>]) -> Result<bool> {
         if self.config.gds == DirectMode::Disabled {
             return Ok(false);
         }
-        match self.gds.cufile() {
-            Ok(_) => Ok(true),
-            Err(reason) if self.config.gds == DirectMode::Required => Err(gds_required(reason)),
-            Err(reason) => {
-                lock(&self.stats[0].gds_reason).get_or_insert_with(|| reason.to_owned());
-                Ok(false)
+        let cufile = self.gds.cufile();
+        let buffered = || {
+            files.iter().find_map(|file| match file.direct() {
+                DirectState::Direct { .. } => None,
+                DirectState::Buffered { reason } => Some(format!("the file has no direct I/O ({reason})")),
+            })
+        };
+        match cufile.err().map(str::to_owned).or_else(buffered) {
+            None => {}
+            Some(reason) if self.config.gds == DirectMode::Required => return Err(gds_required(&reason)),
+            Some(reason) => {
+                lock(&self.stats[0].gds_reason).get_or_insert(reason);
             }
         }
+        Ok(cufile.is_ok())
     }
 
     /// Keeps the first reason why a file has no direct I/O, for `stats`: no fallback is silent.

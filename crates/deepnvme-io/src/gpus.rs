@@ -136,15 +136,7 @@ impl GpuAccess {
     /// # Panics
     /// When the range is outside the memory.
     pub fn copy_to_slice(&self, memory: &Region, from: usize, out: &mut [u8]) -> Result<()> {
-        let Device::Cuda { index } = memory.device() else {
-            memory.copy_to_slice(from, out);
-            return Ok(());
-        };
-        let host = RegionMut::from_vec(vec![0; out.len()]).region();
-        let slice = Slice { at: 0, memory: memory.clone(), from, len: out.len() };
-        self.gpus.copy(index, Direction::Write, &host, &[slice])?;
-        host.copy_to_slice(0, out);
-        Ok(())
+        self.copy_parts(memory, &[(from, out.len())], out)
     }
 
     /// Copies bytes over those of memory from `from` on.
@@ -223,9 +215,11 @@ impl Gpus {
         let mut points = Vec::new();
         for (device, stream) in streams {
             let Device::Cuda { index } = device else { continue };
-            let event = cuda::Event::new(&self.get(*index)?).map_err(|error| refused(&error))?;
-            event.record(cuda::RawStream(*stream)).map_err(|error| refused(&error))?;
-            if !event.is_over().map_err(|error| refused(&error))? {
+            let (device, stream) = (self.get(*index)?, cuda::RawStream(*stream));
+            // As a rule nothing runs there, and an event that has just been recorded is not over at once even then.
+            if !stream.is_idle(&device).map_err(|error| refused(&error))? {
+                let event = cuda::Event::new(&device).map_err(|error| refused(&error))?;
+                event.record(stream).map_err(|error| refused(&error))?;
                 points.push(event);
             }
         }

@@ -99,6 +99,7 @@ fn what_cufile_does_not_take_goes_through_slots() {
     let file = open(&folder.path().join("file"), DirectMode::Preferred);
     let memory = gpu.memory(0, 1 << 20, 1);
     let layout = Strided { shape: vec![1000, 100], stride_bytes: vec![1000, 1], item_bytes: 1 };
+    let again = layout.clone();
     write(&engine, &file, 0, memory.strided(0, layout));
     let expected: Vec<u8> = pattern(1, 1 << 20).chunks(1000).take(1000).flat_map(|row| row[..100].to_vec()).collect();
     assert!(on_host(&engine, &file, 0, 100_000) == expected);
@@ -121,8 +122,17 @@ fn what_cufile_does_not_take_goes_through_slots() {
     let buffered = open(&folder.path().join("buffered"), DirectMode::Disabled);
     write(&engine, &buffered, 0, memory.region());
     assert!(on_host(&engine, &buffered, 0, 1 << 20) == pattern(1, 1 << 20));
-    assert_eq!(engine.stats().bytes_gds, 0);
-    drop((engine, file, buffered));
+    let stats = engine.stats();
+    assert_eq!(stats.bytes_gds, 0);
+    assert!(stats.gds_reason.unwrap().contains("no direct I/O"));
+    let strict = Engine::new(config(DirectMode::Required)).unwrap();
+    let error = strict.write(&buffered, 0, memory.region(), WriteOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let text = error.to_string();
+    assert!(text.contains("no direct I/O") && text.contains("buffered") && text.contains("required"), "{text}");
+    // Edges and strides are no matter of the file: there slots are the right way.
+    write(&strict, &file, 0, memory.strided(0, again));
+    drop((engine, strict, file, buffered));
     gpu.assert_clean();
 }
 

@@ -58,10 +58,9 @@ impl FileHandle {
         bytes: usize,
         offset: u64,
     ) -> std::result::Result<usize, IoError> {
-        let _current = device.enter().map_err(IoError::Device)?;
-        let memory = ptr::with_exposed_provenance_mut(address);
+        let (read, memory) = (self.cufile.functions().read, ptr::with_exposed_provenance_mut(address));
         // SAFETY: passed on to the caller.
-        transfer::outcome(unsafe { (self.cufile.functions().read)(self.handle, memory, bytes, offset as i64, 0) })
+        transfer::on(device, || unsafe { read(self.handle, memory, bytes, offset as i64, 0) })
     }
 
     /// Writes bytes of the device's memory to the file, and waits for that; how many went.
@@ -78,10 +77,9 @@ impl FileHandle {
         bytes: usize,
         offset: u64,
     ) -> std::result::Result<usize, IoError> {
-        let _current = device.enter().map_err(IoError::Device)?;
-        let memory = ptr::with_exposed_provenance(address);
+        let (write, memory) = (self.cufile.functions().write, ptr::with_exposed_provenance(address));
         // SAFETY: passed on to the caller.
-        transfer::outcome(unsafe { (self.cufile.functions().write)(self.handle, memory, bytes, offset as i64, 0) })
+        transfer::on(device, || unsafe { write(self.handle, memory, bytes, offset as i64, 0) })
     }
 }
 

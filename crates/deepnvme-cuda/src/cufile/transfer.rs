@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 
+use crate::device::Device;
 use crate::error::Error;
 
 /// Why a transfer failed.
@@ -28,8 +29,14 @@ impl fmt::Display for IoError {
 
 impl std::error::Error for IoError {}
 
+/// Makes the call with the device's context current, and reads its answer.
+pub(super) fn on(device: &Device, call: impl FnOnce() -> isize) -> Result<usize, IoError> {
+    let _current = device.enter().map_err(IoError::Device)?;
+    outcome(call())
+}
+
 /// Reads an answer: minus one says that the kernel's error number tells more.
-pub(super) fn outcome(answer: isize) -> Result<usize, IoError> {
+fn outcome(answer: isize) -> Result<usize, IoError> {
     match answer {
         -1 => Err(IoError::Kernel(io::Error::last_os_error().raw_os_error().unwrap_or(5))),
         ..-1 => {

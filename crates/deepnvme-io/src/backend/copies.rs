@@ -110,7 +110,7 @@ impl Copies {
         finished
     }
 
-    /// Sleeps until the oldest copy of some lane is over. Copies of a block take some ten microseconds.
+    /// Sleeps until the oldest copy of some lane is over.
     pub(crate) fn wait_for_one(&self) {
         if let Some(copy) = self.lanes.iter().find_map(|lane| lane.in_flight.front()) {
             // What it says is said again to whoever asks whether the copy is over.

@@ -131,7 +131,7 @@ impl<'a> Worker<'a> {
         if self.mover.unload()? || self.mover.settle_copies()? {
             return Ok(true);
         }
-        // A GPU takes some ten microseconds for a block, and the disk has all that it can be given by now.
+        // A GPU takes shorter for a block than a disk, which has all that it can be given by now.
         if self.mover.is_copying() {
             self.mover.reap(false)?;
             if !self.mover.has_landed() {
