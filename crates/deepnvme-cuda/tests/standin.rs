@@ -2,66 +2,30 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::ffi::c_int;
+use std::ops::Deref;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::Arc;
 
 use deepnvme_cuda::{
     BufferRegistration, CuFile, Device, Driver, Event, FileHandle, IoError, Registration, Rows, Stream,
 };
-use deepnvme_standin::pattern;
-use libloading::Library;
+use deepnvme_standin::{Loaded, pattern};
 
-/// The right to use the stand-in, and what it knows.
-struct Standin {
-    library: &'static Library,
-    _alone: MutexGuard<'static, ()>,
+/// The stand-in, and memory of the device that is current.
+struct Standin(Loaded);
+
+impl Deref for Standin {
+    type Target = Loaded;
+
+    fn deref(&self) -> &Loaded {
+        &self.0
+    }
 }
 
 impl Standin {
     fn new() -> Self {
-        static ALONE: Mutex<()> = Mutex::new(());
-        static LIBRARY: OnceLock<Library> = OnceLock::new();
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let library = LIBRARY.get_or_init(|| {
-            let path = deepnvme_standin::library_path();
-            // SAFETY: no other thread of this test looks at the environment yet.
-            unsafe {
-                std::env::set_var("DEEPNVME_LIBCUDA", &path);
-                std::env::set_var("DEEPNVME_LIBCUFILE", &path);
-            }
-            // SAFETY: loading the stand-in runs nothing but the start of Rust's library.
-            unsafe { Library::new(&path) }.unwrap()
-        });
-        let standin = Self { library, _alone: alone };
-        // SAFETY: the function has this type.
-        unsafe { (*standin.library.get::<unsafe extern "C" fn()>(b"standin_clear").unwrap())() };
-        standin
-    }
-
-    fn fail(&self, symbol: &str, code: i32) {
-        type Fail = unsafe extern "C" fn(*const c_char, c_uint, c_int);
-        let symbol = CString::new(symbol).unwrap();
-        // SAFETY: the function has this type.
-        unsafe { (*self.library.get::<Fail>(b"standin_fail").unwrap())(symbol.as_ptr(), 0, code) };
-    }
-
-    fn live(&self, kind: &str) -> i64 {
-        type Live = unsafe extern "C" fn(*const c_char) -> i64;
-        let kind = CString::new(kind).unwrap();
-        // SAFETY: the function has this type.
-        unsafe { (*self.library.get::<Live>(b"standin_live").unwrap())(kind.as_ptr()) }
-    }
-
-    fn violations(&self) -> String {
-        type Violations = unsafe extern "C" fn(*mut c_char, usize) -> usize;
-        let mut text = vec![0; 1 << 16];
-        // SAFETY: the function has this type, and writes as many bytes at the most.
-        let length = unsafe {
-            (*self.library.get::<Violations>(b"standin_violations").unwrap())(text.as_mut_ptr().cast(), text.len())
-        };
-        text.truncate(length);
-        String::from_utf8(text).unwrap()
+        Self(Loaded::alone())
     }
 
     /// Memory of the device that is current.
@@ -69,32 +33,14 @@ impl Standin {
         let mut at = 0;
         type Alloc = unsafe extern "C" fn(*mut u64, usize) -> c_int;
         // SAFETY: the function has this type, and the pointer is to a number of ours.
-        assert_eq!(unsafe { (*self.library.get::<Alloc>(b"cuMemAlloc_v2").unwrap())(&raw mut at, bytes) }, 0);
+        assert_eq!(unsafe { self.function::<Alloc>("cuMemAlloc_v2")(&raw mut at, bytes) }, 0);
         at
     }
 
     fn free(&self, at: u64) {
         type Free = unsafe extern "C" fn(u64) -> c_int;
         // SAFETY: the function has this type.
-        assert_eq!(unsafe { (*self.library.get::<Free>(b"cuMemFree_v2").unwrap())(at) }, 0);
-    }
-
-    fn poke(&self, at: u64, bytes: &[u8]) {
-        type Poke = unsafe extern "C" fn(u64, *const c_void, usize) -> c_int;
-        // SAFETY: the function has this type, and the memory as many bytes.
-        let code =
-            unsafe { (*self.library.get::<Poke>(b"standin_poke").unwrap())(at, bytes.as_ptr().cast(), bytes.len()) };
-        assert_eq!(code, 0);
-    }
-
-    fn peek(&self, at: u64, bytes: usize) -> Vec<u8> {
-        type Peek = unsafe extern "C" fn(u64, *mut c_void, usize) -> c_int;
-        let mut seen = vec![0; bytes];
-        // SAFETY: the function has this type, and both ends as many bytes.
-        let code =
-            unsafe { (*self.library.get::<Peek>(b"standin_peek").unwrap())(at, seen.as_mut_ptr().cast(), bytes) };
-        assert_eq!(code, 0);
-        seen
+        assert_eq!(unsafe { self.function::<Free>("cuMemFree_v2")(at) }, 0);
     }
 
     fn assert_clean(&self) {
@@ -157,7 +103,7 @@ fn copies_events_and_registrations() {
         stream.synchronize().unwrap();
         let expected: Vec<u8> = pattern(8, 80_000).chunks(8).flat_map(|pair| pair[..4].to_vec()).collect();
         assert!(back == expected);
-        standin.fail("cuMemcpyHtoDAsync_v2", 2);
+        standin.fail("cuMemcpyHtoDAsync_v2", 0, 2);
         // SAFETY: as above.
         let error = unsafe { stream.copy_to_device(&Rows::one(at as usize, 8), host.as_ptr()) }.unwrap_err();
         assert!(error.is_out_of_memory());
@@ -199,15 +145,15 @@ fn cufile_moves_bytes_and_gives_everything_back() {
     // SAFETY: as above.
     assert_eq!(unsafe { handle.read(&device, at as usize, 8192, (1 << 20) + 4096 - 100) }.unwrap(), 100);
 
-    standin.fail("cuFileWrite", 5036);
+    standin.fail("cuFileWrite", 0, 5036);
     // SAFETY: as above.
     let error = unsafe { handle.write(&device, at as usize, 4096, 0) }.unwrap_err();
     assert!(matches!(error, IoError::CuFile(5036, _)), "{error}");
-    standin.fail("cuFileHandleRegister", 5008);
+    standin.fail("cuFileHandleRegister", 0, 5008);
     let file = std::fs::File::open(&path).unwrap();
     let error = FileHandle::new(&cufile, file.as_fd()).unwrap_err();
     assert_eq!(error.to_string(), "cuFileHandleRegister: this file, or its file system, cannot do it (5008)");
-    standin.fail("cuFileDriverOpen", 5001);
+    standin.fail("cuFileDriverOpen", 0, 5001);
     assert!(CuFile::open().unwrap_err().to_string().contains("cuFile does not start: cuFileDriverOpen"), "it says why");
     drop((registration, handle, cufile));
     standin.free(at);

@@ -12,8 +12,8 @@
 //! and puts it beside the test's own executable, in `target/<profile>/deps`. [`library_path`] says where that is;
 //! another process is told by the variable `DEEPNVME_STANDIN`, which comes first. (`target/<profile>` itself has a copy
 //! only where this package was asked for by name.) The functions that the executable got by linking the Rust library
-//! are of no use: what they know is not what the loaded library knows. Call nothing but [`library_path`],
-//! [`private_copy`], [`pattern`] and [`splitmix64`].
+//! are of no use: what they know is not what the loaded library knows. Call nothing but [`Loaded`],
+//! [`library_path`], [`private_copy`], [`pattern`] and [`splitmix64`].
 //!
 //! A process has one stand-in for each file that it loads. A test that wants one for itself loads a
 //! [`private_copy`]. The environment (`config.rs`) is read at the first call. It never gets unloaded.
@@ -34,10 +34,12 @@
 //! | `order`, `span`, `lifetime` | what is a race, and what is freed too early |
 //! | `memory`, `host`, `bytes` | where bytes are |
 //! | `driver`, `cufile`, `control`, `kernels` | the exported functions |
+//! | `client` | the loaded library, as tests of other crates ask it |
 
 mod abi;
 mod bytes;
 mod calls;
+mod client;
 mod config;
 mod context;
 mod control;
@@ -59,6 +61,7 @@ mod world;
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub use client::Loaded;
 pub use rng::{pattern, splitmix64};
 
 /// The name of the shared library.
