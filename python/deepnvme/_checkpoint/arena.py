@@ -55,8 +55,7 @@ class Arenas:
         self._reader = reader
         self._places: dict[int, tuple[Any, int]] = {}
         self._is_on_gpu = device.type != "cpu" and is_reached(device)
-        # Storages without bytes are in no stretch, and on the same device as the others all the same.
-        self._nothing = allocate_on(0, device) if self._is_on_gpu else torch.empty(0, dtype=torch.uint8)
+        self._device = device
         buffers: list[tuple[_Arena, Any]] = []
         for arena in reader.arenas(wanted):
             memory: Any
@@ -76,7 +75,8 @@ class Arenas:
     def flat(self, extent: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """Alias one storage as a tensor of one dimension; its bytes are there when ``finish`` has returned."""
         if extent not in self._places:
-            return self._nothing.view(dtype)
+            # Without bytes it is in no stretch; a storage of its own all the same, which may be resized.
+            return allocate_on(0, self._device).view(dtype) if self._is_on_gpu else torch.empty(0, dtype=dtype)
         buffer, at = self._places[extent]
         if self._is_on_gpu:
             part: torch.Tensor = buffer[at : at + self._sizes[extent] // dtype.itemsize * dtype.itemsize].view(dtype)

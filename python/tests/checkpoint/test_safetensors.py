@@ -171,3 +171,12 @@ def test_tensors_that_claim_more_than_any_header_has_sums_for(tmp_path: Path) ->
         with pytest.raises(ValueError, match=r"the header has|larger than any"):
             deepnvme.save({"a": torch.zeros(1).expand(1 << power)}, tmp_path / "x.safetensors")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "a.pt"])
+def test_empty_tensors_have_storages_of_their_own(tmp_path: Path, name: str) -> None:
+    deepnvme.save({"a": torch.empty(0), "b": torch.empty(0, 3)}, tmp_path / name)
+    loaded = deepnvme.load(tmp_path / name)
+    loaded["a"].resize_(4).fill_(1)
+    loaded["b"].resize_(4).fill_(2)
+    assert loaded["a"].tolist() == [1] * 4

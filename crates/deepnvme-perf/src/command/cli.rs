@@ -365,7 +365,7 @@ pub(super) struct DsIoOptions {
     /// Memory of GPUs: of the process's number with --folder, of the device of the mapping without
     #[arg(long)]
     pub(super) gpu: bool,
-    /// Memory of GPUs, through GPUDirect Storage; not yet
+    /// With --gpu: past the host's memory, by way of cuFile (GPUDirect Storage), or an error that says why not
     #[arg(long = "use_gds")]
     pub(super) use_gds: bool,
     /// Memory that is not page-locked; without effect with --gpu, whose bytes go by way of the engine's own
