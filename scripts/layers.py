@@ -10,12 +10,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 HOSTS = ROOT / ".venv-hosts"
+SERVING = ROOT / ".venv-serving"
 TORCH = ROOT / ".venv-torch"
 
 
 def make(kind: str, argument: str) -> int:
     """Make the environment of that kind."""
-    return make_hosts(argument) if kind == "hosts" else make_torch(argument)
+    makers = {"hosts": make_hosts, "serving": make_serving, "torch": make_torch}
+    return makers[kind](argument)
 
 
 def make_hosts(requirements: str) -> int:
@@ -25,6 +27,20 @@ def make_hosts(requirements: str) -> int:
     pins = HOSTS / "pins.txt"
     pins.write_text(f"torch=={importlib.metadata.version('torch')}\n")
     return _install(python, "--constraint", pins, "--requirement", requirements)
+
+
+def make_serving(folder: str) -> int:
+    """Make `.venv-serving/`: model servers, with the torch of `.venv/`, which is not the one that they ask for.
+
+    `servers.txt` of the folder names the servers, which are installed without what they ask for: that is gigabytes of
+    another torch and of kernels for GPUs. `requirements.txt` names what they need on the CPU.
+    """
+    python = _make(SERVING)
+    pins = SERVING / "pins.txt"
+    pins.write_text(f"torch=={importlib.metadata.version('torch')}\n")
+    requirements = Path(folder)
+    status = _install(python, "--constraint", pins, "--requirement", requirements / "requirements.txt")
+    return status or _install(python, "--no-deps", "--requirement", requirements / "servers.txt")
 
 
 def make_torch(version: str) -> int:

@@ -48,15 +48,21 @@ impl Progress {
         self.filled.notify_all();
     }
 
-    pub(crate) fn expect(&self, bytes: u64) {
+    /// So many bytes more will be moved.
+    pub fn expect(&self, bytes: u64) {
         self.bytes_total.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(crate) fn advance(&self, bytes: u64) {
+    /// So many have been.
+    pub fn advance(&self, bytes: u64) {
         self.bytes_done.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Ends the work of who was asked to stop.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`].
+    pub fn check(&self) -> Result<()> {
         if self.is_stopped() { Err(Error::Interrupted) } else { Ok(()) }
     }
 }

@@ -40,6 +40,12 @@ impl Error {
         self.code
     }
 
+    /// Whether cuFile could pin no more of the GPU's memory (`CU_FILE_GPU_MEMORY_PINNING_FAILED`).
+    #[must_use]
+    pub fn is_window_full(&self) -> bool {
+        self.code == 5036
+    }
+
     /// Whether there was no memory for it.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {

@@ -29,7 +29,7 @@ mod registration;
 mod rows;
 mod stream;
 
-pub use cufile::{BufferRegistration, CuFile, FileHandle, IoError};
+pub use cufile::{Batch, BatchEntry, BatchEvent, BufferRegistration, CuFile, DeviceSpan, FileHandle, IoError};
 pub use device::{Current, Device};
 pub use driver::Driver;
 pub use error::{Absent, Error, Result};

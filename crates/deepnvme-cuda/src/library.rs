@@ -22,9 +22,18 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
+    /// Whether somebody has said which one it is.
+    pub(crate) fn is_named(&self) -> bool {
+        self.told().is_some()
+    }
+
+    fn told(&self) -> Option<PathBuf> {
+        env::var_os(self.variable).filter(|path| !path.is_empty()).map(PathBuf::from)
+    }
+
     /// Loads it. What the process has loaded under one of the names already (torch brings some) is taken from there.
     pub(crate) fn open(&self) -> Result<Library, Absent> {
-        let told = env::var_os(self.variable).filter(|path| !path.is_empty()).map(PathBuf::from);
+        let told = self.told();
         let mut paths: Vec<PathBuf> = match &told {
             Some(path) => vec![path.clone()],
             None => self.names.iter().map(PathBuf::from).collect(),

@@ -8,7 +8,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use deepnvme_cuda::{
-    BufferRegistration, CuFile, Device, Driver, Event, FileHandle, IoError, Registration, Rows, Stream,
+    Batch, BatchEntry, BufferRegistration, CuFile, Device, DeviceSpan, Driver, Event, FileHandle, IoError,
+    Registration, Rows, Stream,
 };
 use deepnvme_standin::{Loaded, pattern};
 
@@ -45,9 +46,16 @@ impl Standin {
 
     fn assert_clean(&self) {
         assert_eq!(self.violations(), "");
-        for kind in
-            ["contexts", "streams", "events", "registrations", "cufile_handles", "cufile_buffers", "cufile_drivers"]
-        {
+        for kind in [
+            "contexts",
+            "streams",
+            "events",
+            "registrations",
+            "cufile_handles",
+            "cufile_buffers",
+            "cufile_batches",
+            "cufile_drivers",
+        ] {
             assert_eq!(self.live(kind), 0, "{kind} that nobody has given back");
         }
     }
@@ -135,19 +143,22 @@ fn cufile_moves_bytes_and_gives_everything_back() {
     let registration =
         unsafe { BufferRegistration::new(&cufile, &device, at as usize, 1 << 20, Box::new(())) }.unwrap();
     // SAFETY: nothing else uses the memory.
-    assert_eq!(unsafe { handle.write(&device, at as usize, 1 << 20, 4096) }.unwrap(), 1 << 20);
+    let moved = unsafe { handle.write(&device, DeviceSpan::unregistered(at as usize, 1 << 20), 4096) };
+    assert_eq!(moved.unwrap(), 1 << 20);
     assert!(std::fs::read(&path).unwrap()[4096..] == pattern(1, 1 << 20));
     standin.poke(at, &vec![0; 1 << 20]);
-    // SAFETY: as above.
-    assert_eq!(unsafe { handle.read(&device, at as usize + 512, 8192, 8192) }.unwrap(), 8192);
+    // SAFETY: nothing else uses the memory.
+    let moved = unsafe { handle.read(&device, DeviceSpan { base: at as usize, skip: 512, bytes: 8192 }, 8192) };
+    assert_eq!(moved.unwrap(), 8192);
     assert!(standin.peek(at + 512, 8192) == pattern(1, 1 << 20)[4096..12288]);
     // The end of the file.
-    // SAFETY: as above.
-    assert_eq!(unsafe { handle.read(&device, at as usize, 8192, (1 << 20) + 4096 - 100) }.unwrap(), 100);
+    // SAFETY: nothing else uses the memory.
+    let moved = unsafe { handle.read(&device, DeviceSpan::unregistered(at as usize, 8192), (1 << 20) + 4096 - 100) };
+    assert_eq!(moved.unwrap(), 100);
 
     standin.fail("cuFileWrite", 0, 5036);
     // SAFETY: as above.
-    let error = unsafe { handle.write(&device, at as usize, 4096, 0) }.unwrap_err();
+    let error = unsafe { handle.write(&device, DeviceSpan::unregistered(at as usize, 4096), 0) }.unwrap_err();
     assert!(matches!(error, IoError::CuFile(5036, _)), "{error}");
     standin.fail("cuFileHandleRegister", 0, 5008);
     let file = std::fs::File::open(&path).unwrap();
@@ -156,6 +167,74 @@ fn cufile_moves_bytes_and_gives_everything_back() {
     standin.fail("cuFileDriverOpen", 0, 5001);
     assert!(CuFile::open().unwrap_err().to_string().contains("cuFile does not start: cuFileDriverOpen"), "it says why");
     drop((registration, handle, cufile));
+    standin.free(at);
+    drop(current);
+    drop(device);
+    standin.assert_clean();
+}
+
+#[test]
+fn batches_end_entry_by_entry_and_can_be_used_again() {
+    let standin = Standin::new();
+    let device = Arc::new(Device::new(Driver::get().unwrap(), 0).unwrap());
+    let current = device.enter().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    let file = std::fs::File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+    let cufile = CuFile::open().unwrap();
+    assert!(cufile.has_batches());
+    let handle = FileHandle::new(&cufile, file.as_fd()).unwrap();
+    let at = standin.allocate(64 * 4096);
+    standin.poke(at, &pattern(5, 64 * 4096));
+    let mut batch = Batch::new(&cufile, &device, 1000).unwrap().unwrap();
+    assert_eq!(batch.entries_max(), 128, "no more than the driver takes");
+    let entry = |index: usize, is_read| BatchEntry {
+        file: &handle,
+        is_read,
+        span: DeviceSpan { base: at as usize, skip: index * 4096, bytes: 4096 },
+        offset: (63 - index as u64) * 4096,
+        cookie: index,
+    };
+    let ended = |batch: &mut Batch| {
+        let mut ended = vec![0; 64];
+        while batch.outstanding() > 0 {
+            for event in batch.wait().unwrap() {
+                assert_eq!(event.result.unwrap(), 4096);
+                ended[event.cookie] += 1;
+            }
+        }
+        assert_eq!(ended, [1; 64]);
+    };
+    for is_read in [false, true] {
+        let entries: Vec<_> = (0..64).map(|index| entry(index, is_read)).collect();
+        // SAFETY: file and memory stay until the batch has ended, and nothing else uses them.
+        unsafe { batch.submit(&entries) }.unwrap();
+        ended(&mut batch);
+        if !is_read {
+            standin.poke(at, &vec![7; 64 * 4096]);
+        }
+    }
+    assert!(standin.peek(at, 64 * 4096) == pattern(5, 64 * 4096));
+    // What is taken back is reported, and what is dropped is waited for.
+    let entries: Vec<_> = (0..64).map(|index| entry(index, false)).collect();
+    // SAFETY: as above.
+    unsafe { batch.submit(&entries) }.unwrap();
+    batch.cancel().unwrap();
+    let (mut moved, mut taken_back) = (0, 0);
+    while batch.outstanding() > 0 {
+        for event in batch.wait().unwrap() {
+            *if event.result.is_ok() { &mut moved } else { &mut taken_back } += 1;
+        }
+    }
+    assert!(moved + taken_back == 64 && taken_back > 0);
+    standin.fail("cuFileBatchIOSubmit", 0, 5035);
+    // SAFETY: as above.
+    let error = unsafe { batch.submit(&entries) }.unwrap_err();
+    assert_eq!((error.call(), error.code(), batch.outstanding()), ("cuFileBatchIOSubmit", 5035, 0));
+    // SAFETY: as above.
+    unsafe { batch.submit(&entries) }.unwrap();
+    drop(batch);
+    drop((handle, cufile));
     standin.free(at);
     drop(current);
     drop(device);

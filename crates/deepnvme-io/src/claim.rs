@@ -38,6 +38,16 @@ impl Claim {
         &self.job
     }
 
+    /// Makes several claims of one block's, each to be ended by itself. There is one at least.
+    pub(crate) fn split(self, count: u64) -> Vec<Self> {
+        assert!(self.duty == Duty::Block && count > 0, "only blocks have parts");
+        self.job.expect_parts(count - 1);
+        let part = |_| Self::new(Arc::clone(&self.job), Arc::clone(&self.queue), Duty::Block);
+        let mut parts: Vec<_> = (1..count).map(part).collect();
+        parts.push(self);
+        parts
+    }
+
     /// Reports how it went: the bytes that the caller got or gave, or the failure. Nothing of the job's memory may be
     /// in use by this piece any more.
     pub(crate) fn end(mut self, result: Result<u64>) {

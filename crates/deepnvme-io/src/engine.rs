@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use deepnvme_mem::{Device, Region, RegionMut};
 
-use crate::backend::gds::{Gds, GdsBackend};
+use crate::backend::gds::{Gds, GdsBackend, GpuPin};
 use crate::backend::{self, Backend, BackendKind, BackendSetup};
 use crate::config::{Config, DirectMode};
 use crate::error::{Error, ErrorKind, Result};
@@ -19,6 +19,7 @@ use crate::queue::{self, Queue, Turn};
 use crate::split::{BlockSizes, Direction, Plan, Segment};
 use crate::stats::{self, StatsSnapshot, WorkerStats};
 use crate::sync::lock;
+use crate::trace::{Lane, Recorder, Recording, Tape};
 use crate::worker::{GdsSetup, Hands, SlotSetup, Worker, WorkerSetup, gds_required};
 
 /// From this size on, memory that is about to be filled is worth asking huge pages for. Smaller tensors would only
@@ -65,6 +66,7 @@ pub struct Engine {
     gpus: Arc<Gpus>,
     gds: Arc<Gds>,
     gate: Gate,
+    recorder: Arc<Recorder>,
 }
 
 impl Engine {
@@ -78,7 +80,7 @@ impl Engine {
         let (kind, reason) = probe.choose(config.backend)?;
         let factory: BackendFactory = Arc::new(move |setup| backend::open(kind, setup));
         let mut engine = Self::start(config, probe, reason, &factory)?;
-        engine.hands = Some(Hands::new(&engine.stats[0], &engine.config, &engine.gpus));
+        engine.hands = Some(Hands::new(&engine.stats[0], &engine.config, &engine.gpus, &engine.recorder));
         Ok(engine)
     }
 
@@ -93,7 +95,9 @@ impl Engine {
     }
 
     fn start(config: Config, probe: Probe, backend_reason: String, factory: &BackendFactory) -> Result<Self> {
-        let (queue, gpus) = (Arc::new(Queue::new(config.workers)), Arc::<Gpus>::default());
+        let recorder = Arc::new(Recorder::new());
+        let queue = Arc::new(Queue::new(config.workers, &recorder));
+        let gpus = Arc::new(Gpus::new(Tape::new(&recorder, None)));
         let stats: Vec<_> = (0..config.workers).map(|_| Arc::new(WorkerStats::new())).collect();
         let mut engine = Self {
             backend: BackendKind::Threads,
@@ -107,6 +111,7 @@ impl Engine {
             gate: Gate::new(&queue),
             queue,
             config,
+            recorder,
         };
         for worker_index in 0..engine.config.workers {
             engine.backend = engine.start_worker(worker_index, Arc::clone(factory))?;
@@ -123,6 +128,7 @@ impl Engine {
             worker_index,
             gpus: Arc::clone(&self.gpus),
             gds: GdsSetup { gds: Arc::clone(&self.gds), mode: config.gds },
+            tape: Tape::new(&self.recorder, Some(worker_index)),
             slots: SlotSetup {
                 slot_bytes: config.slot_bytes() as usize,
                 slots: config.slots_per_worker() as usize,
@@ -199,7 +205,21 @@ impl Engine {
     pub fn stats(&self) -> StatsSnapshot {
         let mut sum = stats::snapshot(self.backend, self.stats.iter().map(|worker| &**worker));
         (sum.requests, sum.requests_failed) = self.queue.ended();
+        self.gds.count(&mut sum);
         sum
+    }
+
+    /// Registers memory of a GPU with cuFile, where that takes the short way: transfers from and to any part of it then need
+    /// no memory of cuFile's own on the GPU. Worth its price for memory that is used again and again. All pins of a process
+    /// have [`GDS_PINNED_BYTES_MAX`](crate::config::limits::GDS_PINNED_BYTES_MAX) of each GPU; one that finds no room takes
+    /// that of those which were used longest ago.
+    ///
+    /// # Errors
+    /// `InvalidInput` for memory of the host, and for such that is not contiguous; `Unsupported` and `Device` where there is
+    /// no such GPU. What cuFile refuses is no error: [`GpuPin::refusal`] has it.
+    pub fn pin_gpu_memory(&self, memory: Region) -> Result<GpuPin> {
+        self.check_process()?;
+        self.gds.pin(memory)
     }
 
     /// Latencies of all blocks so far, from submission to completion: microseconds, to two digits, and how many blocks
@@ -207,6 +227,21 @@ impl Engine {
     #[must_use]
     pub fn latencies_us(&self) -> Vec<(u64, u64)> {
         stats::latencies_us(self.stats.iter().map(|worker| &**worker))
+    }
+
+    /// Begins to record what the engine does, beside other recordings that may run; see [`trace`](crate::trace).
+    ///
+    /// # Errors
+    /// `Closed` in a forked child.
+    pub fn record(&self) -> Result<Recording> {
+        self.check_process()?;
+        Ok(self.recorder.record())
+    }
+
+    /// A line of that name in the recordings of this engine, for those who work beside it.
+    #[must_use]
+    pub fn lane(&self, name: &str) -> Lane {
+        Lane::new(&self.recorder, name)
     }
 
     /// Reads `target.len()` bytes at `offset`. Returns at once, whatever the size.
@@ -229,6 +264,15 @@ impl Engine {
     ) -> Result<Pending<RegionMut>> {
         let item = ReadItem { file: Arc::clone(file), offset, target };
         self.submit_for(self.read_job(vec![item])?, Turn::Later)
+    }
+
+    /// As [`read_batch`](Self::read_batch), for what nobody waits for yet: it is served when the blocks of all other requests
+    /// are on their way, or as soon as [`Pending::hurry`] says that somebody waits.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_batch_later(&self, items: Vec<ReadItem>) -> Result<Pending<Vec<RegionMut>>> {
+        self.submit_for(self.read_job(items)?, Turn::Later)
     }
 
     /// As [`read`](Self::read), for a caller that waits at once: a small request is made on the calling thread, and
@@ -347,10 +391,12 @@ impl Engine {
             Some(file) => error.at_path(file.path()),
             None => error,
         };
+        let (block_bytes, slot_bytes) = (self.config.block_bytes, self.config.slot_bytes());
+        let mut sizes = BlockSizes { block_bytes, slot_bytes, gds_bytes: block_bytes };
         if !streams.is_empty() && self.has_gds(&files).map_err(name_file)? {
+            sizes.gds_bytes = self.gds.block_bytes(block_bytes);
             geometries.iter_mut().for_each(|geometry| geometry.has_gds = true);
         }
-        let sizes = BlockSizes { block_bytes: self.config.block_bytes, slot_bytes: self.config.slot_bytes() };
         let plan = Plan::new(direction, &geometries, segments, sizes).map_err(name_file)?;
         let starts_after = self.gpus.points(&streams).map_err(name_file)?;
         let span = tracing::debug_span!(

@@ -3,20 +3,22 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use deepnvme_cuda as cuda;
 use deepnvme_mem::{Device, Region, RegionMut, Slot};
 
-use crate::backend::copies::{self, Fetcher, Slice};
-use crate::error::{Error, ErrorKind, Result};
+use crate::backend::copies::{Fetcher, Slice};
+use crate::backend::device::{self, Gpu, GpuEvent, RawStream, Registration};
+use crate::error::Result;
 use crate::split::Direction;
 use crate::sync::{Mutex, lock};
+use crate::trace::{Copied, Tape, now_ns};
 
 /// The GPUs of an engine.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Gpus {
-    open: Mutex<HashMap<u32, Arc<cuda::Device>>>,
+    tape: Tape,
+    open: Mutex<HashMap<Device, Arc<dyn Gpu>>>,
     /// What copies while somebody waits, and is not used now.
-    resting: Mutex<Vec<(u32, Fetcher)>>,
+    resting: Mutex<Vec<(Device, Fetcher)>>,
 }
 
 /// What copies from and to the memory of GPUs while its caller waits, for what the processor has to see or make itself.
@@ -29,13 +31,13 @@ pub struct GpuAccess {
 /// Memory that the driver knows, until this is dropped.
 #[derive(Debug)]
 pub struct KnownMemory {
-    _registration: cuda::Registration,
+    _registration: Box<dyn Registration>,
 }
 
 /// Points in the streams of GPUs.
 #[derive(Debug, Default)]
 pub struct StreamPoints {
-    events: Vec<cuda::Event>,
+    events: Vec<Box<dyn GpuEvent>>,
 }
 
 impl StreamPoints {
@@ -44,7 +46,7 @@ impl StreamPoints {
     /// # Errors
     /// `Device` when something has failed there.
     pub fn wait(&self) -> Result<()> {
-        self.events.iter().try_for_each(cuda::Event::wait).map_err(|error| refused(&error))
+        self.events.iter().try_for_each(|event| event.wait())
     }
 }
 
@@ -73,7 +75,7 @@ impl GpuAccess {
     /// # Errors
     /// As [`points`](Self::points); that memory cannot be locked, too.
     pub fn make_known(&self, index: u32, arena: &Region) -> Result<KnownMemory> {
-        Ok(KnownMemory { _registration: copies::register(&self.gpus.get(index)?, arena)? })
+        Ok(KnownMemory { _registration: self.gpus.get(Device::Cuda { index })?.register(arena)? })
     }
 
     /// Copies parts of memory, each with where in it they begin and how long they are, to places in a slot.
@@ -84,20 +86,21 @@ impl GpuAccess {
     /// # Panics
     /// When a part is outside its memory or the slot.
     pub fn gather(&self, slot: &mut Slot, parts: &[(usize, &Region, usize, usize)]) -> Result<()> {
-        let mut by_gpu: Vec<(u32, Vec<Slice>)> = Vec::new();
+        let mut by_gpu: Vec<(Device, Vec<Slice>)> = Vec::new();
         for (at, memory, from, len) in parts {
-            let Device::Cuda { index } = memory.device() else {
+            let device = memory.device();
+            if device == Device::Host {
                 slot.gather(*at, memory, *from, *len);
                 continue;
-            };
+            }
             let slice = Slice { at: *at, memory: (*memory).clone(), from: *from, len: *len };
-            match by_gpu.iter_mut().find(|(known, _)| *known == index) {
+            match by_gpu.iter_mut().find(|(known, _)| *known == device) {
                 Some((_, slices)) => slices.push(slice),
-                None => by_gpu.push((index, vec![slice])),
+                None => by_gpu.push((device, vec![slice])),
             }
         }
         let host = slot.region();
-        by_gpu.iter().try_for_each(|(index, slices)| self.gpus.copy(*index, Direction::Write, &host, slices))
+        by_gpu.iter().try_for_each(|(device, slices)| self.gpus.copy(*device, Direction::Write, &host, slices))
     }
 
     /// Copies parts of memory, each with where it begins and how long it is, one behind the other to fill `out`.
@@ -110,20 +113,20 @@ impl GpuAccess {
     pub fn copy_parts(&self, memory: &Region, parts: &[(usize, usize)], out: &mut [u8]) -> Result<()> {
         assert_eq!(parts.iter().map(|(_, len)| len).sum::<usize>(), out.len(), "the parts fill the slice");
         let mut at = 0;
-        let Device::Cuda { index } = memory.device() else {
+        if memory.device() == Device::Host {
             for (from, len) in parts {
                 memory.copy_to_slice(*from, &mut out[at..at + len]);
                 at += len;
             }
             return Ok(());
-        };
+        }
         let host = RegionMut::from_vec(vec![0; out.len()]).region();
         let slice = |(from, len): &(usize, usize)| {
             at += len;
             Slice { at: at - len, memory: memory.clone(), from: *from, len: *len }
         };
         let slices: Vec<Slice> = parts.iter().map(slice).collect();
-        self.gpus.copy(index, Direction::Write, &host, &slices)?;
+        self.gpus.copy(memory.device(), Direction::Write, &host, &slices)?;
         host.copy_to_slice(0, out);
         Ok(())
     }
@@ -147,13 +150,13 @@ impl GpuAccess {
     /// # Panics
     /// When the range is outside the memory.
     pub fn copy_from_slice(&self, memory: &RegionMut, from: usize, source: &[u8]) -> Result<()> {
-        let Device::Cuda { index } = memory.device() else {
+        if memory.device() == Device::Host {
             memory.copy_from_slice(from, source);
             return Ok(());
-        };
+        }
         let host = Region::from_vec(source.to_vec());
         let slice = Slice { at: 0, memory: memory.region(), from, len: source.len() };
-        self.gpus.copy(index, Direction::Read, &host, &[slice])
+        self.gpus.copy(memory.device(), Direction::Read, &host, &[slice])
     }
 
     /// So many bytes of a GPU, which hold whatever was there before.
@@ -161,78 +164,77 @@ impl GpuAccess {
     /// # Errors
     /// As [`points`](Self::points), above all that there is not so much left.
     pub fn allocate(&self, index: u32, bytes: usize) -> Result<RegionMut> {
-        copies::allocate(&self.gpus.get(index)?, bytes).map_err(|error| {
-            if !error.is_out_of_memory() {
-                return refused(&error);
-            }
-            let detail = format!("{error}: cuda:{index} has no {bytes} bytes left; ask for fewer, or free some there");
-            Error::new(ErrorKind::Device, "allocate GPU memory", detail)
-        })
+        self.gpus.get(Device::Cuda { index })?.allocate(bytes)
     }
 }
 
 impl Gpus {
-    /// The GPU of that number.
-    pub(crate) fn get(&self, index: u32) -> Result<Arc<cuda::Device>> {
+    pub(crate) fn new(tape: Tape) -> Self {
+        Self { tape, open: Mutex::default(), resting: Mutex::default() }
+    }
+
+    /// With a GPU that is open already.
+    #[cfg(test)]
+    pub(crate) fn with(tape: Tape, device: Device, gpu: Arc<dyn Gpu>) -> Self {
+        Self { open: Mutex::new(HashMap::from([(device, gpu)])), ..Self::new(tape) }
+    }
+
+    /// The GPU with that memory.
+    pub(crate) fn get(&self, device: Device) -> Result<Arc<dyn Gpu>> {
         let mut open = lock(&self.open);
-        if let Some(device) = open.get(&index) {
-            return Ok(Arc::clone(device));
+        if let Some(gpu) = open.get(&device) {
+            return Ok(Arc::clone(gpu));
         }
-        let driver = cuda::Driver::get().map_err(|absent| {
-            let detail = format!("the memory is on cuda:{index}, and {absent}");
-            Error::new(ErrorKind::Unsupported, "use GPU memory", detail)
-        })?;
-        let device = Arc::new(cuda::Device::new(driver, index).map_err(|error| refused(&error))?);
-        open.insert(index, Arc::clone(&device));
-        Ok(device)
+        let gpu = device::open(device)?;
+        open.insert(device, Arc::clone(&gpu));
+        Ok(gpu)
     }
 
     /// The NUMA node that a GPU is attached to, where the machine has several.
-    pub(crate) fn node(&self, index: u32) -> Option<u32> {
-        let id = cuda::Driver::get().ok()?.facts(index).ok()?.pci_bus_id;
+    pub(crate) fn node(&self, device: Device) -> Option<u32> {
+        let id = self.get(device).ok()?.pci_bus_id()?;
         let text = std::fs::read_to_string(format!("/sys/bus/pci/devices/{id}/numa_node")).ok()?;
         // Minus one where it does not matter.
         text.trim().parse().ok()
     }
 
-    fn copy(&self, index: u32, direction: Direction, host: &Region, slices: &[Slice]) -> Result<()> {
+    fn copy(&self, device: Device, direction: Direction, host: &Region, slices: &[Slice]) -> Result<()> {
         let resting = {
             let mut resting = lock(&self.resting);
-            let place = resting.iter().position(|(known, _)| *known == index);
+            let place = resting.iter().position(|(known, _)| *known == device);
             place.map(|place| resting.swap_remove(place).1)
         };
         let fetcher = match resting {
             Some(fetcher) => fetcher,
-            None => Fetcher::new(&self.get(index)?)?,
+            None => Fetcher::new(self.get(device)?)?,
         };
-        fetcher.copy(direction, host, slices)?;
-        lock(&self.resting).push((index, fetcher));
+        let start = self.tape.now();
+        let copied = fetcher.copy(direction, host, slices);
+        if let Some(start_ns) = start {
+            let bytes = slices.iter().map(|slice| slice.len as u64).sum();
+            let (gpu, end_ns, failed) = (fetcher.index(), now_ns(), copied.is_err());
+            self.tape.copy(Copied { gpu, direction, bytes, start_ns, end_ns, failed });
+        }
+        copied?;
+        lock(&self.resting).push((device, fetcher));
         Ok(())
     }
 
     /// Points behind all that those streams have been given by now; of what is over already, none.
-    pub(crate) fn points(&self, streams: &[(Device, usize)]) -> Result<Vec<cuda::Event>> {
+    pub(crate) fn points(&self, streams: &[(Device, usize)]) -> Result<Vec<Box<dyn GpuEvent>>> {
         let mut points = Vec::new();
         for (device, stream) in streams {
-            let Device::Cuda { index } = device else { continue };
-            let (device, stream) = (self.get(*index)?, cuda::RawStream(*stream));
+            if *device == Device::Host {
+                continue;
+            }
+            let (gpu, stream) = (self.get(*device)?, RawStream(*stream));
             // As a rule nothing runs there, and an event that has just been recorded is not over at once even then.
-            if !stream.is_idle(&device).map_err(|error| refused(&error))? {
-                let event = cuda::Event::new(&device).map_err(|error| refused(&error))?;
-                event.record(stream).map_err(|error| refused(&error))?;
+            if !gpu.is_idle(stream)? {
+                let event = gpu.new_event()?;
+                event.record(stream)?;
                 points.push(event);
             }
         }
         Ok(points)
     }
-}
-
-/// What the driver refused.
-pub(crate) fn refused(error: &cuda::Error) -> Error {
-    let remedy = if error.is_out_of_memory() {
-        "there is no memory that it could lock; lower the engine's pool (`workers`, `block_bytes`), or free some"
-    } else {
-        "if earlier work on the GPU has failed, this is how it shows: run with CUDA_LAUNCH_BLOCKING=1 to find it"
-    };
-    Error::new(ErrorKind::Device, "use GPU memory", format!("{error}; {remedy}"))
 }

@@ -4,13 +4,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
-use deepnvme_cuda as cuda;
 use deepnvme_mem::{Device, Region, RegionMut};
 
 use crate::backend::copies::Slice;
+use crate::backend::device::GpuEvent;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::TensorFile;
-use crate::gpus::refused;
 use crate::handover::Handover;
 use crate::op::Pieces;
 use crate::split::{Block, Direction, Plan};
@@ -53,6 +52,8 @@ pub struct WriteOptions {
 pub struct Transfer {
     /// Bytes, as asked for.
     pub bytes: u64,
+    /// When the last of them had been moved.
+    pub finished: Instant,
 }
 
 /// How far a request is.
@@ -109,7 +110,7 @@ pub(crate) struct Job {
     pub(crate) file_ends: Vec<u64>,
     pub(crate) options: WriteOptions,
     /// Points in streams of GPUs that come before the first block.
-    starts_after: Vec<cuda::Event>,
+    starts_after: Vec<Box<dyn GpuEvent>>,
     has_gpu_memory: bool,
     pub(crate) span: tracing::Span,
     pub(crate) submitted: Instant,
@@ -128,7 +129,7 @@ impl Job {
         plan: Plan,
         (files, file_ends): (Vec<Arc<TensorFile>>, Vec<u64>),
         (memory, has_gpu_memory): (Memory, bool),
-        starts_after: Vec<cuda::Event>,
+        starts_after: Vec<Box<dyn GpuEvent>>,
         options: WriteOptions,
         span: tracing::Span,
     ) -> Self {
@@ -158,7 +159,6 @@ impl Job {
                 Ok(true) => {}
                 Ok(false) => return Ok(false),
                 Err(error) => {
-                    let error = refused(&error);
                     return Err(match self.files().first() {
                         Some(file) => error.at_path(file.path()),
                         None => error,
@@ -175,17 +175,14 @@ impl Job {
     }
 
     /// The first GPU that some of its memory is on.
-    pub(crate) fn gpu(&self) -> Option<u32> {
-        let index = |device| match device {
-            Device::Cuda { index } => Some(index),
-            Device::Host => None,
-        };
+    pub(crate) fn gpu(&self) -> Option<Device> {
+        let on_gpu = |device: Device| (device != Device::Host).then_some(device);
         if !self.has_gpu_memory {
             return None;
         }
         let first = |memory: &Memory| match memory {
-            Memory::Targets(targets) => targets.iter().find_map(|target| index(target.device())),
-            Memory::Sources(sources) => sources.iter().find_map(|source| index(source.device())),
+            Memory::Targets(targets) => targets.iter().find_map(|target| on_gpu(target.device())),
+            Memory::Sources(sources) => sources.iter().find_map(|source| on_gpu(source.device())),
         };
         self.with_memory(first).ok().flatten()
     }
@@ -231,6 +228,11 @@ impl Job {
         lock(&self.error).is_some()
     }
 
+    /// Notes that a claimed block has become so many more. Whoever has claimed it ends each of them.
+    pub(crate) fn expect_parts(&self, count: u64) {
+        self.unfinished_blocks.fetch_add(count, Ordering::AcqRel);
+    }
+
     /// Notes that one claimed block is done with. True for the last one.
     pub(crate) fn finish_block(&self, bytes: u64) -> bool {
         self.bytes_done.fetch_add(bytes, Ordering::Relaxed);
@@ -254,7 +256,7 @@ impl Job {
             // The end of a file has said itself how much was there.
             Some(error) if error.kind() == ErrorKind::UnexpectedEof => Err(error),
             Some(error) => Err(error.after_bytes(bytes_done)),
-            None => Ok(Transfer { bytes: self.plan.bytes_total() }),
+            None => Ok(Transfer { bytes: self.plan.bytes_total(), finished: Instant::now() }),
         };
         let elapsed_us = self.submitted.elapsed().as_micros() as u64;
         let ok = outcome.is_ok();

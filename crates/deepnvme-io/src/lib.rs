@@ -47,11 +47,13 @@ mod stats;
 pub mod stream;
 pub mod stripe;
 mod sync;
+pub mod trace;
 mod worker;
 
 /// The memory that requests move: buffers, pools and regions.
 pub use deepnvme_mem as mem;
 
+pub use backend::gds::GpuPin;
 pub use config::{BackendChoice, Config, DirectMode, SettingsFile, SubmitMode, WindowMode};
 pub use engine::{BackendFactory, Engine, ReadItem, WriteItem};
 pub use error::{Error, ErrorKind, Result};

@@ -112,7 +112,7 @@ impl<T> Pending<T> {
     }
 
     /// Has a request that was to be served later served now, since somebody is about to wait for it.
-    pub(crate) fn hurry(&self) {
+    pub fn hurry(&self) {
         if !self.queue.is_foreign() && !self.is_done() {
             self.queue.hurry(&self.job);
         }
@@ -125,6 +125,15 @@ impl<T> Pending<T> {
 }
 
 impl<T: Home> Pending<T> {
+    /// The memory and the result, if they are there. The memory comes once, to the first who asks.
+    pub fn finish(&self) -> Option<(Option<T>, Result<Transfer>)> {
+        if self.queue.is_foreign() && !self.is_done() {
+            return Some((None, Err(crate::queue::forked())));
+        }
+        let outcome = self.job.outcome.get()?;
+        Some((self.job.take_memory().and_then(|memory| T::from_memory(MemoryHome(memory))), outcome))
+    }
+
     /// Waits, and returns the memory together with the result: it comes home on success and on failure.
     /// In a process forked since the request was made, the result is an error of kind `Closed`, and the memory stays
     /// with the parent's engine (`None`).

@@ -17,6 +17,7 @@ use crate::job::{Cancelled, Durability, Job};
 use crate::op::OpKind;
 use crate::split::Channel;
 use crate::sync::{Mutex, lock};
+use crate::trace::{Recorder, What};
 
 /// Most requests that wait at once.
 pub const REQUESTS_MAX: usize = 1 << 20;
@@ -78,6 +79,7 @@ pub(crate) struct Queue {
     requests: AtomicU64,
     requests_failed: AtomicU64,
     lost: AtomicU64,
+    recorder: Arc<Recorder>,
 }
 
 /// Where one worker can be found.
@@ -146,7 +148,7 @@ impl Seat {
 }
 
 impl Queue {
-    pub(crate) fn new(workers: u32) -> Self {
+    pub(crate) fn new(workers: u32, recorder: &Arc<Recorder>) -> Self {
         Self {
             state: Mutex::new(State { entries: VecDeque::new(), later: VecDeque::new(), is_closed: false }),
             seats: (0..workers).map(|_| Seat::default()).collect(),
@@ -154,6 +156,7 @@ impl Queue {
             requests: AtomicU64::new(0),
             requests_failed: AtomicU64::new(0),
             lost: AtomicU64::new(0),
+            recorder: Arc::clone(recorder),
         }
     }
 
@@ -266,7 +269,22 @@ impl Queue {
     pub(crate) fn complete(&self, job: &Job) {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.requests_failed.fetch_add(u64::from(job.has_failed()), Ordering::Relaxed);
+        if let Some(now) = self.recorder.now() {
+            self.note(job, now);
+        }
         job.complete();
+    }
+
+    /// Has recordings know of a request that is over: before it is told, so that whoever has waited for it finds it there.
+    fn note(&self, job: &Job, now: u64) {
+        let files = job.files();
+        self.recorder.note(self.recorder.at(job.submitted), now, |names| What::Request {
+            direction: job.plan.direction(),
+            file: files.first().map(|file| names.file(file.path())),
+            files: files.len() as u32,
+            bytes: job.plan.bytes_total(),
+            failed: job.has_failed(),
+        });
     }
 
     /// Requests that have ended, and those of them that failed.

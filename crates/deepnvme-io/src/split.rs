@@ -8,6 +8,7 @@
 //!   long range goes straight from or to the caller's memory they are larger than a bounce slot: fewer ops cost less
 //!   processor time.
 //! - A *read* block whose range or memory is not aligned widens its range and goes through a bounce slot.
+//! - What goes by way of cuFile is cut like what goes straight from or to the caller's memory.
 //! - A *write* never widens: the ragged edges of a range, up to the page that holds them, go through the page
 //!   cache, where the kernel merges them with their neighbours under its own lock. Direct writes therefore
 //!   never share a page with an edge, so concurrent requests to adjacent ranges cannot lose each other's bytes.
@@ -38,13 +39,15 @@ pub struct BlockSizes {
     pub block_bytes: u64,
     /// The largest block that may need a bounce slot; not more than `block_bytes`.
     pub slot_bytes: u64,
+    /// The largest block that cuFile is given.
+    pub gds_bytes: u64,
 }
 
 impl BlockSizes {
     /// One size for both.
     #[must_use]
     pub const fn same(bytes: u64) -> Self {
-        Self { block_bytes: bytes, slot_bytes: bytes }
+        Self { block_bytes: bytes, slot_bytes: bytes, gds_bytes: bytes }
     }
 }
 
@@ -165,6 +168,7 @@ struct Extent {
 #[derive(Clone, Debug)]
 pub struct Plan {
     direction: Direction,
+    slot_bytes: u64,
     segments: Vec<Segment>,
     extents: Vec<Extent>,
     block_count: u64,
@@ -191,7 +195,8 @@ impl Plan {
         if !segments.is_sorted_by_key(|segment| (segment.file, segment.offset)) {
             segments.sort_unstable_by_key(|segment| (segment.file, segment.offset));
         }
-        let mut plan = Self { direction, segments, extents: Vec::new(), block_count: 0, bytes_total };
+        let slot_bytes = sizes.slot_bytes;
+        let mut plan = Self { direction, slot_bytes, segments, extents: Vec::new(), block_count: 0, bytes_total };
         let mut start = 0;
         for end in 1..=plan.segments.len() {
             if end < plan.segments.len() && plan.joins(end)? {
@@ -235,7 +240,11 @@ impl Plan {
                 ));
             }
             let inner = range.start.next_multiple_of(page_bytes)..range.end / page_bytes * page_bytes;
-            let long_bytes = long_block_bytes(&self.segments[segments.clone()], &inner, alignment, sizes);
+            let inside = &self.segments[segments.clone()];
+            let long_bytes = match inside {
+                [segment] if segment.is_flat_gpu && geometry.has_gds => gds_block_bytes(&inner, sizes),
+                _ => long_block_bytes(inside, &inner, alignment, sizes),
+            };
             if let Some(bytes) = long_bytes {
                 unit_bytes = self::unit_bytes(bytes / page_bytes * page_bytes, stripe_bytes);
             }
@@ -306,14 +315,15 @@ impl Plan {
         block
     }
 
-    /// Whether cuFile moves the block: from or to one piece of a GPU's memory, in whole units of the file, and not too few.
+    /// Whether cuFile moves the block: from or to one piece of a GPU's memory, in whole units of the file, and not too few; too
+    /// few for cuFile may still be too many for a slot.
     fn is_for_gds(&self, block: &Block, direct: Option<FileAlignment>) -> bool {
         let ([segment], Some(alignment)) = (&self.segments[block.segments.clone()], direct) else { return false };
         let Range { start, end } = block.range;
         segment.is_flat_gpu
             && segment.offset <= start
             && end <= segment.end()
-            && end - start >= GDS_BYTES_MIN
+            && end - start >= GDS_BYTES_MIN.min(self.slot_bytes + 1)
             && alignment.offset.is_aligned(start)
             && alignment.offset.is_aligned(end)
     }
@@ -415,8 +425,19 @@ fn long_block_bytes(
     let [segment] = segments else { return None };
     let len = middle.end.checked_sub(middle.start)?;
     let address = segment.address? as u64 + (middle.start - segment.offset);
-    let bytes = (len / LONG_BLOCKS_MIN / sizes.slot_bytes * sizes.slot_bytes).min(sizes.block_bytes);
+    let bytes = share_bytes(len, sizes).min(sizes.block_bytes);
     (bytes > sizes.slot_bytes && alignment.memory.is_aligned(address)).then_some(bytes)
+}
+
+/// The block size for a range whose middle cuFile moves; `None` where it moves none.
+fn gds_block_bytes(middle: &Range<u64>, sizes: BlockSizes) -> Option<u64> {
+    let len = middle.end.checked_sub(middle.start).filter(|len| *len >= GDS_BYTES_MIN)?;
+    Some(share_bytes(len, sizes).max(sizes.slot_bytes).min(sizes.gds_bytes))
+}
+
+/// What each of so many blocks has as it takes to keep everybody busy, in whole slots.
+fn share_bytes(len: u64, sizes: BlockSizes) -> u64 {
+    len / LONG_BLOCKS_MIN / sizes.slot_bytes * sizes.slot_bytes
 }
 
 /// The largest multiple of a page that is at most a block and divides the stripe, so that no block crosses parts.

@@ -97,6 +97,14 @@ counters! {
     bytes_from_gpu,
     /// Of the bytes read and written: moved between disk and GPU by cuFile.
     bytes_gds,
+    /// Of these: from and to memory that was registered with cuFile.
+    bytes_gds_pinned,
+    /// Submissions of several transfers at once to cuFile (its batch API); all others are calls that wait.
+    gds_batches,
+    /// Registrations of GPU memory with cuFile.
+    gds_pins,
+    /// Those that were ended, of whatever engine, for this one's to have room.
+    gds_pins_evicted,
     /// Requests that waited for work that a stream of a GPU had been given before them.
     gpu_waits,
 }

@@ -2,47 +2,22 @@
 //! through bounce slots.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
+#[path = "gpu/files.rs"]
+mod files;
 #[allow(dead_code, reason = "the tests of bounce slots need more of it")]
 #[path = "gpu/standin.rs"]
 mod standin;
 
-use std::path::Path;
 use std::sync::Arc;
 
 use deepnvme_io::{
-    Access, BackendChoice, Config, DirectMode, Engine, ErrorKind, OpenOptions, ReadItem, Target, TensorFile,
-    WindowMode, WriteItem, WriteOptions,
+    BackendChoice, Config, DirectMode, Engine, ErrorKind, ReadItem, WindowMode, WriteItem, WriteOptions,
 };
-use deepnvme_mem::{Region, RegionMut, Strided};
+use deepnvme_mem::{Region, Strided};
+use files::{config, folder, on_host, open, write};
 use standin::{Gpu, pattern};
 
 const CHOICES: [BackendChoice; 3] = [BackendChoice::Uring, BackendChoice::Aio, BackendChoice::Threads];
-
-fn config(gds: DirectMode) -> Config {
-    Config { gds, workers: 2, queue_depth: 8, block_bytes: 128 << 10, ..Config::default() }
-}
-
-/// Real files with direct I/O, which a file system in memory does not have.
-fn folder() -> tempfile::TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
-}
-
-fn open(path: &Path, direct: DirectMode) -> Arc<TensorFile> {
-    let options = OpenOptions { access: Access::ReadWrite, create: true, direct };
-    TensorFile::open(&Target::from(path), options).unwrap()
-}
-
-fn write(engine: &Engine, file: &Arc<TensorFile>, offset: u64, source: Region) {
-    engine.write(file, offset, source, WriteOptions::default()).unwrap().wait().1.unwrap();
-}
-
-fn on_host(engine: &Engine, file: &Arc<TensorFile>, offset: u64, bytes: usize) -> Vec<u8> {
-    let (target, read) = engine.read(file, offset, RegionMut::from_vec(vec![0; bytes])).unwrap().wait();
-    read.unwrap();
-    let mut seen = vec![0; bytes];
-    target.unwrap().region().copy_to_slice(0, &mut seen);
-    seen
-}
 
 #[test]
 fn every_size_and_place_comes_back_beside_every_backend() {
@@ -233,5 +208,33 @@ fn a_write_waits_for_its_stream() {
     assert_eq!(engine.stats().bytes_gds, 1 << 20);
     drop((engine, file));
     gpu.end_stream(0, stream);
+    gpu.assert_clean();
+}
+
+#[test]
+fn blocks_are_as_large_as_cufile_takes_them_and_fit_slots_when_it_does_not() {
+    let (gpu, folder) = (Gpu::new(), folder());
+    let sizes = |block_bytes| Config { block_bytes, queue_depth: 4, ..config(DirectMode::Preferred) };
+    let bytes = 24 << 20;
+    let memory = gpu.memory(0, bytes, 3);
+    for (block_bytes, expected) in [(2 << 20, 16), (1 << 20, 24), (256 << 10, 96)] {
+        let engine = Engine::new(sizes(block_bytes)).unwrap();
+        let path = folder.path().join(format!("{block_bytes}"));
+        let file = open(&path, DirectMode::Required);
+        write(&engine, &file, 0, memory.region());
+        assert_eq!((engine.stats().ops, engine.stats().bytes_gds), (expected, bytes as u64), "{block_bytes}");
+        // Each way of refusing, in the midst of it.
+        for (call, after) in [("cuFileRead", 5), ("cuFileRead", 0), ("cuFileHandleRegister", 0)] {
+            let file = open(&path, DirectMode::Required);
+            let target = gpu.memory(1, bytes, 4);
+            gpu.fail(call, after, 5008);
+            engine.read(&file, 0, target.region_mut()).unwrap().wait().1.unwrap();
+            assert!(gpu.peek(&target) == pattern(3, bytes), "{call} {block_bytes}");
+            gpu.clear();
+        }
+        let stats = engine.stats();
+        assert!(stats.bytes_to_gpu > 0 && stats.bytes_read == 3 * bytes as u64);
+        drop((engine, file));
+    }
     gpu.assert_clean();
 }

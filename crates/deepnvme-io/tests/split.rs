@@ -1,7 +1,9 @@
 //! The laws of splitting, over random requests: every wanted byte in exactly one block, every direct op aligned.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
-use deepnvme_io::split::{Block, BlockSizes, Channel, Direction, FileAlignment, Geometry, Plan, Segment, Via};
+use deepnvme_io::split::{
+    Block, BlockSizes, Channel, Direction, FileAlignment, GDS_BYTES_MIN, Geometry, Plan, Segment, Via,
+};
 use deepnvme_io::stripe::Layout;
 use deepnvme_mem::Alignment;
 use proptest::prelude::*;
@@ -51,7 +53,11 @@ fn check(
     for block in blocks(&plan) {
         prop_assert!(!block.range.is_empty());
         prop_assert!(block.io.start <= block.range.start && block.range.end <= block.io.end);
-        let largest = if block.via == Via::Slot { sizes.slot_bytes } else { sizes.block_bytes };
+        let largest = match block.via {
+            Via::Caller => sizes.block_bytes,
+            Via::Slot => sizes.slot_bytes,
+            Via::Gds => sizes.gds_bytes,
+        };
         prop_assert!(block.io.end - block.io.start <= largest, "an op fits a slot, or is a block");
         let parts = (geometry.layout.locate(block.io.start).0, geometry.layout.locate(block.io.end - 1).0);
         prop_assert_eq!(parts.0, parts.1, "an op stays in one part");
@@ -111,9 +117,38 @@ proptest! {
         let address = (offset % PAGE) as usize + skew + (1 << 20);
         let segment = Segment { file: 0, item: 0, offset, len, address: Some(address), is_flat_gpu: false };
         let slot_bytes = slot_pages * PAGE;
-        let sizes = BlockSizes { block_bytes: slot_bytes + block_pages * PAGE, slot_bytes };
+        let sizes = BlockSizes { block_bytes: slot_bytes + block_pages * PAGE, slot_bytes, gds_bytes: slot_bytes };
         let direction = if is_read { Direction::Read } else { Direction::Write };
         check(direction, geometry, &[segment], sizes)?;
+    }
+
+    /// Whatever is not for cuFile fits a slot, and what is for it is whole pages of one tensor.
+    #[test]
+    fn what_goes_to_cufile_obeys_the_laws(
+        geometry in geometries(), is_read: bool, offset in 0u64..20_000, len in 1u64..9_000_000,
+        slot_pages in prop_oneof![1u64..9, 16u64..40], gds_pages in 0u64..200, later in segments(),
+    ) {
+        let slot_bytes = slot_pages * PAGE;
+        let gds_bytes = slot_bytes + gds_pages * PAGE;
+        let sizes = BlockSizes { block_bytes: slot_bytes, slot_bytes, gds_bytes };
+        let geometry = Geometry { has_gds: true, ..geometry };
+        let direction = if is_read { Direction::Read } else { Direction::Write };
+        let end = offset + len;
+        let on_gpu = |segment| Segment { is_flat_gpu: true, address: None, ..segment };
+        let mut segments = vec![on_gpu(Segment { file: 0, item: 0, offset, len, address: None, is_flat_gpu: true })];
+        segments.extend(later.into_iter().map(|s| on_gpu(Segment { offset: s.offset + end, item: s.item + 1, ..s })));
+        check(direction, geometry, &segments, sizes)?;
+        check(direction, geometry, &segments[..1], sizes)?;
+        let plan = Plan::new(direction, &[geometry], segments[..1].to_vec(), sizes).unwrap();
+        let blocks = blocks(&plan);
+        for block in blocks.iter().filter(|block| block.via == Via::Gds) {
+            prop_assert_eq!((block.range.start % PAGE, block.range.end % PAGE), (0, 0));
+            prop_assert!(geometry.direct.is_some());
+        }
+        let by_gds: u64 = blocks.iter().filter(|b| b.via == Via::Gds).map(|b| b.range.end - b.range.start).sum();
+        if geometry.direct.is_some() && geometry.layout == Layout::SINGLE && slot_bytes >= GDS_BYTES_MIN {
+            prop_assert!(by_gds + 2 * (GDS_BYTES_MIN + PAGE) > len, "all but the ends");
+        }
     }
 
     /// What makes concurrent writes to adjacent ranges safe: pages that hold an edge are never written directly.
@@ -147,7 +182,7 @@ fn a_long_range_that_needs_no_slot_has_large_blocks() {
         layout: Layout::SINGLE,
         has_gds: false,
     };
-    let sizes = BlockSizes { block_bytes: 2 << 20, slot_bytes: 512 << 10 };
+    let sizes = BlockSizes { block_bytes: 2 << 20, slot_bytes: 512 << 10, gds_bytes: 4 << 20 };
     let count = |address, offset, len| {
         let segment = Segment { file: 0, item: 0, offset, len, address: Some(address), is_flat_gpu: false };
         let plan = Plan::new(Direction::Read, &[geometry], vec![segment], sizes).unwrap();

@@ -10,6 +10,7 @@
 //!   memory alive. They never yield a reference to bytes, since the kernel, a GPU or Python may change
 //!   them at any time.
 //! - [`Strided`]: the row-major byte order of a tensor whose elements do not lie side by side.
+//! - [`Reserved`]: a long range of addresses, few of whose pages have memory.
 //! - [`Pool`] and [`Slot`]: one arena cut into equal slots that return themselves when dropped.
 //! - [`dlpack`]: tensors handed over to, and taken from, other libraries without copying.
 //!
@@ -40,6 +41,7 @@ mod plane;
 mod pool;
 mod region;
 mod region_mut;
+mod reserve;
 mod runs;
 mod slot;
 mod span;
@@ -52,6 +54,7 @@ pub use lock::LockState;
 pub use pool::Pool;
 pub use region::Region;
 pub use region_mut::RegionMut;
+pub use reserve::Reserved;
 pub use slot::Slot;
 pub use span::{Device, Owner};
 pub use strided::{DIMS_MAX, Strided};

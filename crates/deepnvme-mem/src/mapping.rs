@@ -1,6 +1,7 @@
 //! Anonymous memory from the kernel: mapped, aligned, unmapped when dropped.
 
 use std::io;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 
 use rustix::io::Errno;
@@ -32,6 +33,35 @@ impl Mapping {
         if len < huge { Self::anywhere(mapped_bytes) } else { Self::on_boundary(mapped_bytes, huge) }
     }
 
+    /// Maps at least `len` bytes, for which the kernel sets no memory aside.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn reserve(len: usize) -> io::Result<Self> {
+        assert!(len > 0, "a mapping has at least one byte");
+        Self::map(whole_pages(len)?, MapFlags::PRIVATE | MapFlags::NORESERVE)
+    }
+
+    /// Asks for huge pages, or for small ones; whether the kernel took the advice.
+    pub(crate) fn advise_pages(&self, are_huge: bool) -> bool {
+        let advice = if are_huge { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
+        // SAFETY: the range is exactly this mapping, and the advice changes no byte of it.
+        unsafe { madvise(self.start.as_ptr().cast(), self.mapped_bytes, advice) }.is_ok()
+    }
+
+    /// Gives back the whole pages inside a range, which then read as zeros.
+    pub(crate) fn discard(&self, range: Range<usize>) {
+        let page_bytes = rustix::param::page_size();
+        let (from, to) = (range.start.next_multiple_of(page_bytes), range.end / page_bytes * page_bytes);
+        if from >= to || to > self.mapped_bytes {
+            return;
+        }
+        // SAFETY: the pages are inside this private anonymous mapping, and nobody has a reference to its bytes: whoever
+        // reads them finds zeros instead.
+        let given = unsafe { madvise(self.start.as_ptr().add(from).cast(), to - from, Advice::LinuxDontNeed) };
+        debug_assert!(given.is_ok(), "giving back own pages does not fail, unless they are locked: {given:?}");
+    }
+
     /// Asks for huge pages; whether the kernel took the advice.
     pub(crate) fn advise_huge(&self) -> bool {
         // SAFETY: the range is exactly this mapping, and the advice changes no byte of it.
@@ -43,9 +73,13 @@ impl Mapping {
     }
 
     fn anywhere(mapped_bytes: usize) -> io::Result<Self> {
+        Self::map(mapped_bytes, MapFlags::PRIVATE)
+    }
+
+    fn map(mapped_bytes: usize, flags: MapFlags) -> io::Result<Self> {
         let writable = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: an anonymous mapping at an address of the kernel's choice touches no memory in use.
-        let start = unsafe { mmap_anonymous(ptr::null_mut(), mapped_bytes, writable, MapFlags::PRIVATE) };
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), mapped_bytes, writable, flags) };
         // Of what we ask for, only the size can be wrong; sandboxes and valgrind say so with another number.
         let start = start.map_err(|errno| if errno == Errno::INVAL { Errno::NOMEM } else { errno })?;
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;

@@ -115,6 +115,17 @@ impl RegionMut {
         (Self(self.0.slice(0..mid)), Self(self.0.slice(mid..self.len())))
     }
 
+    /// One right from two, to memory that lies side by side and has the same owner: the reverse of [`split_at`](Self::split_at).
+    ///
+    /// # Errors
+    /// Gives both back where they do not.
+    pub fn join(self, next: Self) -> Result<Self, (Self, Self)> {
+        match self.0.join(&next.0) {
+            Some(joined) => Ok(Self(joined)),
+            None => Err((self, next)),
+        }
+    }
+
     /// Copies `source` over the logical bytes from `at` on. See the type about copies at the same time.
     ///
     /// # Panics

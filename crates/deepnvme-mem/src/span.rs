@@ -115,6 +115,13 @@ impl Span {
         part
     }
 
+    /// These bytes and the next ones, where they lie side by side and have the same owner.
+    pub(crate) fn join(&self, next: &Self) -> Option<Self> {
+        let is_flat = self.is_contiguous() && next.is_contiguous() && self.device == next.device;
+        let is_next = self.start.wrapping_add(self.len) == next.start && Arc::ptr_eq(&self.owner, &next.owner);
+        (is_flat && is_next).then(|| Self { len: self.len + next.len, ..self.clone() })
+    }
+
     /// Elements of contiguous memory, the first of which begins at `at`; nothing where they reach beyond it.
     pub(crate) fn view(&self, at: usize, layout: &Strided) -> Option<Self> {
         assert!(self.is_contiguous(), "only a contiguous region can be viewed");

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::CuFile;
 use super::functions::Description;
+use super::span::DeviceSpan;
 use super::transfer::{self, IoError};
 use crate::device::Device;
 use crate::driver::Handle;
@@ -44,23 +45,26 @@ impl FileHandle {
         Ok(Self { cufile: cufile.clone(), handle, _descriptor: descriptor })
     }
 
+    pub(super) fn handle(&self) -> Handle {
+        self.handle
+    }
+
     /// Reads bytes of the file into memory of the device, and waits for that; how many came.
     ///
     /// # Errors
     /// What the kernel or cuFile refused.
     ///
     /// # Safety
-    /// Until this returns, `bytes` bytes at `address` are memory of this device that nothing else uses.
+    /// Until this returns, the span is memory of this device that nothing else uses.
     pub unsafe fn read(
         &self,
         device: &Arc<Device>,
-        address: usize,
-        bytes: usize,
+        span: DeviceSpan,
         offset: u64,
     ) -> std::result::Result<usize, IoError> {
-        let (read, memory) = (self.cufile.functions().read, ptr::with_exposed_provenance_mut(address));
+        let (read, base) = (self.cufile.functions().read, ptr::with_exposed_provenance_mut(span.base));
         // SAFETY: passed on to the caller.
-        transfer::on(device, || unsafe { read(self.handle, memory, bytes, offset as i64, 0) })
+        transfer::on(device, || unsafe { read(self.handle, base, span.bytes, offset as i64, span.skip as i64) })
     }
 
     /// Writes bytes of the device's memory to the file, and waits for that; how many went.
@@ -69,17 +73,16 @@ impl FileHandle {
     /// As [`read`](Self::read).
     ///
     /// # Safety
-    /// Until this returns, `bytes` bytes at `address` are memory of this device that nothing writes.
+    /// Until this returns, the span is memory of this device that nothing writes.
     pub unsafe fn write(
         &self,
         device: &Arc<Device>,
-        address: usize,
-        bytes: usize,
+        span: DeviceSpan,
         offset: u64,
     ) -> std::result::Result<usize, IoError> {
-        let (write, memory) = (self.cufile.functions().write, ptr::with_exposed_provenance(address));
+        let (write, base) = (self.cufile.functions().write, ptr::with_exposed_provenance(span.base));
         // SAFETY: passed on to the caller.
-        transfer::on(device, || unsafe { write(self.handle, memory, bytes, offset as i64, 0) })
+        transfer::on(device, || unsafe { write(self.handle, base, span.bytes, offset as i64, span.skip as i64) })
     }
 }
 

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use libloading::Library;
 
+use super::batch;
 use crate::driver::Handle;
 
 /// `CU_FILE_SUCCESS`.
@@ -70,6 +71,21 @@ impl Properties {
         (self.major_version, self.minor_version)
     }
 
+    /// The largest piece that it hands to the kernel module at once, in bytes.
+    pub(super) fn transfer_bytes_max(&self) -> u64 {
+        self.max_direct_io as u64 * 1024
+    }
+
+    /// How much of one GPU's memory it would pin, in bytes.
+    pub(super) fn pinned_bytes_max(&self) -> u64 {
+        u64::from(self.max_pinned) * 1024
+    }
+
+    /// Entries of one batch.
+    pub(super) fn batch_entries_max(&self) -> u32 {
+        self.max_batch
+    }
+
     pub(super) fn is_direct(&self) -> bool {
         self.version() != (0, 0) || self.features & Self::PEER_TO_PEER != 0
     }
@@ -89,6 +105,8 @@ pub(super) struct Functions {
     pub(super) buffer_deregister: unsafe extern "C" fn(*const c_void) -> Answer,
     pub(super) read: Transfer<*mut c_void>,
     pub(super) write: Transfer<*const c_void>,
+    /// Not in every version.
+    pub(super) batch: Option<batch::Functions>,
 }
 
 impl Functions {
@@ -108,6 +126,7 @@ impl Functions {
                 buffer_deregister: *library.get(b"cuFileBufDeregister\0")?,
                 read: *library.get(b"cuFileRead\0")?,
                 write: *library.get(b"cuFileWrite\0")?,
+                batch: batch::Functions::of(library),
             })
         }
     }

@@ -1,17 +1,23 @@
 //! cuFile, NVIDIA's library for GPUDirect Storage: transfers between files and GPU memory past the host's memory.
 //!
-//! `functions` has what is taken out of the library, `file` files that it knows, `buffer` memory that it knows, `transfer` what a
-//! read or a write says. The library is opened by [`CuFile::open`] and closed with its last user.
+//! `functions` has what is taken out of the library, `open` how its driver is opened, `file` files that it knows, `buffer`
+//! memory that it knows and `span` how that is named, `transfer` what a read or a write says, `batch` many of them at once.
+//! The library is opened by [`CuFile::open`] and closed with its last user.
 
+mod batch;
 mod buffer;
 mod file;
 mod functions;
+mod open;
+mod span;
 mod transfer;
 
 use std::sync::{Arc, OnceLock};
 
+pub use batch::{Batch, BatchEntry, BatchEvent};
 pub use buffer::BufferRegistration;
 pub use file::FileHandle;
+pub use span::DeviceSpan;
 pub use transfer::IoError;
 
 use self::functions::{Functions, Properties};
@@ -41,7 +47,8 @@ struct Session {
 
 impl CuFile {
     /// Opens cuFile. That reads the configuration which NVIDIA documents (`CUFILE_ENV_PATH_JSON`, `/etc/cufile.json`), and
-    /// nothing is written or changed for it here.
+    /// nothing is written or changed for it here. Its log goes where `CUFILE_LOGFILE_PATH` or that configuration says,
+    /// and nowhere where none of them does: its own choice would be the current folder.
     ///
     /// # Errors
     /// Why there is none: no driver, no library, or a library that does not start.
@@ -49,8 +56,11 @@ impl CuFile {
         let driver = Driver::get()?;
         let functions = functions()?;
         let refused = |error: &Error| Absent { text: format!("cuFile does not start: {error}") };
+        if let Some(obstacle) = open::obstacle(WANTED.is_named()) {
+            return Err(Absent { text: format!("cuFile is not started: {obstacle}") });
+        }
         // SAFETY: the function takes nothing; whatever it answers is looked at.
-        let answer = unsafe { (functions.driver_open)() };
+        let answer = open::without_log(|| unsafe { (functions.driver_open)() });
         check(driver, "cuFileDriverOpen", answer).map_err(|error| refused(&error))?;
         let mut session = Session { functions, driver, properties: Properties::default() };
         // SAFETY: the pointer is to a struct of the library's own layout.
@@ -75,10 +85,28 @@ impl CuFile {
         )
     }
 
+    /// Whether the library has the batch API.
+    #[must_use]
+    pub fn has_batches(&self) -> bool {
+        self.functions().batch.is_some()
+    }
+
     /// The version of the kernel module nvidia-fs; zeros where it is not loaded.
     #[must_use]
     pub fn nvidia_fs_version(&self) -> (u32, u32) {
         self.session.properties.version()
+    }
+
+    /// The largest piece that cuFile hands on at once, in bytes; longer transfers it cuts itself.
+    #[must_use]
+    pub fn transfer_bytes_max(&self) -> u64 {
+        self.session.properties.transfer_bytes_max()
+    }
+
+    /// How many bytes of one GPU may be registered, with what cuFile pins for itself.
+    #[must_use]
+    pub fn pinned_bytes_max(&self) -> u64 {
+        self.session.properties.pinned_bytes_max()
     }
 
     fn check(&self, call: &'static str, answer: functions::Answer) -> Result<()> {

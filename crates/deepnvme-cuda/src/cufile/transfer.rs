@@ -29,6 +29,17 @@ impl fmt::Display for IoError {
 
 impl std::error::Error for IoError {}
 
+impl IoError {
+    /// What a negative result means: cuFile's own codes are above 5000. Where there is none, an error of the device.
+    pub(super) fn of_code(result: isize) -> Self {
+        match result.unsigned_abs() as i32 {
+            code @ 5001.. => Self::CuFile(code, name(code)),
+            errno if result < 0 => Self::Kernel(errno),
+            _ => Self::Kernel(5),
+        }
+    }
+}
+
 /// Makes the call with the device's context current, and reads its answer.
 pub(super) fn on(device: &Device, call: impl FnOnce() -> isize) -> Result<usize, IoError> {
     let _current = device.enter().map_err(IoError::Device)?;
@@ -72,6 +83,8 @@ pub(super) fn name(code: i32) -> &'static str {
         5029 => "there is no such GPU",
         5034 => "its configuration forbids it for this file",
         5036 => "no more of the GPU's memory can be pinned",
+        5035 | 5038 | 5049 => "it does no batches here",
+        5037 => "its batch is full",
         5043 => "it has no memory for it; try again later",
         _ => "refused",
     }

@@ -7,12 +7,16 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use deepnvme_cuda::{Event, Memory, Registration, Rows, Stream};
-use deepnvme_mem::{Device, Region, RegionMut};
+use deepnvme_mem::{Device, Region};
 
+use super::device::{Gpu, GpuEvent, GpuStream, Registration, Rows};
 use crate::error::Result;
-use crate::gpus::{Gpus, refused};
+use crate::gpus::Gpus;
 use crate::split::Direction;
+use crate::trace::{Copied, Tape};
+
+#[cfg(test)]
+mod tests;
 
 /// A part of a slot that belongs to memory on a GPU.
 #[derive(Debug)]
@@ -30,36 +34,51 @@ pub(crate) struct Slice {
 pub(crate) struct Copies {
     gpus: Arc<Gpus>,
     lanes: Vec<Lane>,
-    /// Copies by their number: how many lanes are still at it, and what went wrong first.
-    unfinished: HashMap<u64, (usize, Result<()>)>,
+    /// Copies by their number.
+    unfinished: HashMap<u64, Unfinished>,
     next: u64,
-    registration: Option<Registration>,
+    tape: Tape,
+    registration: Option<Box<dyn Registration>>,
+}
+
+struct Unfinished {
+    /// How many are still at it.
+    lanes: usize,
+    /// What went wrong first.
+    outcome: Result<()>,
+    copied: Copied,
 }
 
 /// What goes through one stream, in its order.
 struct Lane {
-    index: u32,
-    stream: Stream,
+    device: Device,
+    gpu: Arc<dyn Gpu>,
+    stream: Box<dyn GpuStream>,
     in_flight: VecDeque<InFlight>,
-    idle: Vec<Event>,
+    idle: Vec<Box<dyn GpuEvent>>,
+    /// When the copy that was last seen to be over began, and when it was seen, if that was recorded.
+    began_ns: u64,
+    free_since_ns: u64,
 }
 
 struct InFlight {
     number: u64,
-    event: Event,
+    /// When it was given to the stream, if that was recorded.
+    given_ns: u64,
+    event: Box<dyn GpuEvent>,
     /// Both ends.
     _memory: Vec<Region>,
 }
 
 impl Copies {
-    pub(crate) fn new(gpus: &Arc<Gpus>) -> Self {
-        let (lanes, unfinished) = (Vec::new(), HashMap::new());
-        Self { gpus: Arc::clone(gpus), lanes, unfinished, next: 0, registration: None }
+    pub(crate) fn new(gpus: &Arc<Gpus>, tape: &Tape) -> Self {
+        let (gpus, tape) = (Arc::clone(gpus), tape.clone());
+        Self { gpus, lanes: Vec::new(), unfinished: HashMap::new(), next: 0, tape, registration: None }
     }
 
     /// Has the driver know the arena of the slots, so that copies from and to it need no staging. Why not, where it refuses.
-    pub(crate) fn register(&mut self, index: u32, arena: &Region) -> Result<()> {
-        self.registration = Some(register(&self.gpus.get(index)?, arena)?);
+    pub(crate) fn register(&mut self, device: Device, arena: &Region) -> Result<()> {
+        self.registration = Some(self.gpus.get(device)?.register(arena)?);
         Ok(())
     }
 
@@ -77,8 +96,11 @@ impl Copies {
             }
         }
         let lanes = by_lane.len();
+        let bytes = by_lane.iter().flat_map(|(_, slices)| slices).map(|slice| slice.len as u64).sum();
+        let gpu = by_lane.first().map_or(0, |(lane, _)| self.lanes[*lane].gpu.index());
+        let given_ns = self.tape.now().unwrap_or(0);
         for (lane, slices) in by_lane {
-            if let Err(error) = self.lanes[lane].start(number, direction, slot, slices) {
+            if let Err(error) = self.lanes[lane].start((number, given_ns), direction, slot, slices) {
                 // What has begun must not go on behind the back of who is told that it has failed.
                 for lane in &mut self.lanes {
                     lane.end(number);
@@ -86,7 +108,8 @@ impl Copies {
                 return Err(error);
             }
         }
-        self.unfinished.insert(number, (lanes, Ok(())));
+        let copied = Copied { gpu, direction, bytes, start_ns: u64::MAX, end_ns: 0, failed: false };
+        self.unfinished.insert(number, Unfinished { lanes, outcome: Ok(()), copied });
         Ok(number)
     }
 
@@ -95,14 +118,20 @@ impl Copies {
         let mut finished = Vec::new();
         for lane in &mut self.lanes {
             while let Some((number, result)) = lane.take_finished() {
-                let Some((lanes, outcome)) = self.unfinished.get_mut(&number) else { continue };
-                *lanes -= 1;
-                if outcome.is_ok() {
-                    *outcome = result;
+                let Some(copy) = self.unfinished.get_mut(&number) else { continue };
+                copy.lanes -= 1;
+                if copy.outcome.is_ok() {
+                    copy.outcome = result;
                 }
-                if *lanes == 0
-                    && let Some((_, outcome)) = self.unfinished.remove(&number)
+                if let Some(now) = self.tape.now() {
+                    copy.copied.start_ns = copy.copied.start_ns.min(lane.began_ns);
+                    copy.copied.end_ns = now;
+                    lane.free_since_ns = now;
+                }
+                if copy.lanes == 0
+                    && let Some(Unfinished { outcome, copied, .. }) = self.unfinished.remove(&number)
                 {
+                    self.tape.copy(Copied { failed: outcome.is_err(), ..copied });
                     finished.push((number, outcome));
                 }
             }
@@ -119,21 +148,28 @@ impl Copies {
     }
 
     fn lane_of(&mut self, device: Device) -> Result<usize> {
-        let Device::Cuda { index } = device else { unreachable!("host memory is copied by the processor") };
-        if let Some(known) = self.lanes.iter().position(|lane| lane.index == index) {
+        if let Some(known) = self.lanes.iter().position(|lane| lane.device == device) {
             return Ok(known);
         }
-        let stream = Stream::new(&self.gpus.get(index)?).map_err(|error| refused(&error))?;
-        self.lanes.push(Lane { index, stream, in_flight: VecDeque::new(), idle: Vec::new() });
+        let gpu = self.gpus.get(device)?;
+        let stream = gpu.new_stream()?;
+        let (in_flight, idle) = (VecDeque::new(), Vec::new());
+        self.lanes.push(Lane { device, gpu, stream, in_flight, idle, began_ns: 0, free_since_ns: 0 });
         Ok(self.lanes.len() - 1)
     }
 }
 
 impl Lane {
-    fn start(&mut self, number: u64, direction: Direction, slot: &Region, slices: Vec<Slice>) -> Result<()> {
+    fn start(
+        &mut self,
+        (number, given_ns): (u64, u64),
+        direction: Direction,
+        slot: &Region,
+        slices: Vec<Slice>,
+    ) -> Result<()> {
         let event = match self.idle.pop() {
             Some(event) => event,
-            None => Event::new(self.stream.device()).map_err(|error| refused(&error))?,
+            None => self.gpu.new_event()?,
         };
         let mut memory = vec![slot.clone()];
         let mut outcome = Ok(());
@@ -141,14 +177,14 @@ impl Lane {
             if outcome.is_ok() {
                 // SAFETY: both ends are held until the event is over. Blocks have slots of their own, and requests that
                 // use the same memory at the same time are their caller's to order.
-                outcome = unsafe { launch(&self.stream, direction, slot, &slice) };
+                outcome = unsafe { launch(&*self.stream, direction, slot, &slice) };
             }
             memory.push(slice.memory);
         }
         let recorded = event.record(self.stream.raw());
         // Also where a call was refused, others before it may be on their way.
-        self.in_flight.push_back(InFlight { number, event, _memory: memory });
-        outcome.and(recorded).map_err(|error| refused(&error))
+        self.in_flight.push_back(InFlight { number, given_ns, event, _memory: memory });
+        outcome.and(recorded)
     }
 
     /// Drops a copy that nobody asks for any more, when it is over.
@@ -167,11 +203,13 @@ impl Lane {
             Err(error) => {
                 // As in `end`.
                 let _ = self.stream.synchronize();
-                Err(refused(&error))
+                Err(error)
             }
         };
-        let InFlight { number, event, .. } = self.in_flight.pop_front()?;
+        let InFlight { number, given_ns, event, .. } = self.in_flight.pop_front()?;
         self.idle.push(event);
+        // A stream does one after the other: until then, this one was behind that before it.
+        self.began_ns = given_ns.max(self.free_since_ns);
         Some((number, result))
     }
 }
@@ -181,7 +219,7 @@ impl Lane {
 /// # Safety
 /// Until an event behind this is over, both ends are alive, and nothing else changes what is copied or uses what it is
 /// copied to.
-unsafe fn launch(stream: &Stream, direction: Direction, host: &Region, slice: &Slice) -> deepnvme_cuda::Result<()> {
+unsafe fn launch(stream: &dyn GpuStream, direction: Direction, host: &Region, slice: &Slice) -> Result<()> {
     let Slice { at, memory, from, len } = slice;
     assert!(at.checked_add(*len).is_some_and(|end| end <= host.len()), "a slice lies in its slot");
     let mut start = std::ptr::with_exposed_provenance_mut::<u8>(host.addr() + at);
@@ -193,8 +231,8 @@ unsafe fn launch(stream: &Stream, direction: Direction, host: &Region, slice: &S
             // word.
             outcome = unsafe {
                 match direction {
-                    Direction::Read => stream.copy_to_device(&rows, start),
-                    Direction::Write => stream.copy_to_host(start, &rows),
+                    Direction::Read => stream.copy_to_gpu(rows, start),
+                    Direction::Write => stream.copy_to_host(start, rows),
                 }
             };
         }
@@ -206,14 +244,20 @@ unsafe fn launch(stream: &Stream, direction: Direction, host: &Region, slice: &S
 /// Copies from and to one GPU for somebody who waits.
 #[derive(Debug)]
 pub(crate) struct Fetcher {
-    stream: Stream,
-    event: Event,
+    gpu: Arc<dyn Gpu>,
+    stream: Box<dyn GpuStream>,
+    event: Box<dyn GpuEvent>,
 }
 
 impl Fetcher {
-    pub(crate) fn new(device: &Arc<deepnvme_cuda::Device>) -> Result<Self> {
-        let made = Stream::new(device).and_then(|stream| Ok(Self { stream, event: Event::new(device)? }));
-        made.map_err(|error| refused(&error))
+    pub(crate) fn new(gpu: Arc<dyn Gpu>) -> Result<Self> {
+        let (stream, event) = (gpu.new_stream()?, gpu.new_event()?);
+        Ok(Self { gpu, stream, event })
+    }
+
+    /// The number of its GPU.
+    pub(crate) fn index(&self) -> u32 {
+        self.gpu.index()
     }
 
     /// Copies slices to the host's memory, which is this call's alone, for a write, from there for a read, and waits for
@@ -223,33 +267,15 @@ impl Fetcher {
         for slice in slices {
             if outcome.is_ok() {
                 // SAFETY: both ends are borrowed for this call, which waits for the event, or for the whole stream.
-                outcome = unsafe { launch(&self.stream, direction, host, slice) };
+                outcome = unsafe { launch(&*self.stream, direction, host, slice) };
             }
         }
         let over = self.event.record(self.stream.raw()).and_then(|()| self.event.wait());
         if over.is_err() {
             let _ = self.stream.synchronize();
         }
-        outcome.and(over).map_err(|error| refused(&error))
+        outcome.and(over)
     }
-}
-
-/// Has the driver know memory, so that copies from and to it need no staging, until the answer is dropped.
-pub(crate) fn register(device: &Arc<deepnvme_cuda::Device>, arena: &Region) -> Result<Registration> {
-    let owner = Box::new(arena.clone());
-    // SAFETY: a region's memory stays what it is for as long as a clone of it lives.
-    let made = unsafe { Registration::new(device, arena.addr(), arena.len(), owner) };
-    made.map_err(|error| refused(&error))
-}
-
-/// Memory of a GPU that is its holder's alone, given back when the last region of it is dropped.
-pub(crate) fn allocate(device: &Arc<deepnvme_cuda::Device>, bytes: usize) -> deepnvme_cuda::Result<RegionMut> {
-    let memory = Memory::new(device, bytes)?;
-    let start = std::ptr::without_provenance_mut(memory.address());
-    let on = Device::Cuda { index: device.index() };
-    // SAFETY: the driver has given as many bytes to nobody else, and the owner keeps them. Any bytes are bytes, also those
-    // that were there before, and no reference to a GPU's memory is ever made.
-    Ok(unsafe { RegionMut::from_raw(start, bytes, on, Arc::new(memory)) })
 }
 
 impl Drop for Copies {

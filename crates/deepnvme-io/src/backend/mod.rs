@@ -2,7 +2,7 @@
 //!
 //! A backend is one thread's queue and nothing more: it does not split, retry or align; `worker` does.
 //! `uring` and `aio` share a slab of ops (`inflight`) and a waker (`eventfd`); `copies` moves bytes between bounce slots and
-//! GPUs, and `gds` puts cuFile beside a backend. This folder is the crate's only home of unsafe code.
+//! GPUs, which it has from `device`, and `gds` puts cuFile beside a backend. This folder is the crate's only home of unsafe code.
 
 use std::sync::Arc;
 
@@ -16,8 +16,9 @@ pub mod aio;
 pub(crate) mod cachestat;
 pub(crate) mod call;
 pub(crate) mod copies;
+pub(crate) mod device;
 mod eventfd;
-pub(crate) mod gds;
+pub mod gds;
 mod inflight;
 pub mod inline;
 pub mod threads;

@@ -107,6 +107,9 @@ pub mod limits {
     pub const POOL_BYTES_PER_WORKER: u64 = 8 << 20;
     /// Bound of all of them together.
     pub const POOL_BYTES_DEFAULT_MAX: u64 = 256 << 20;
+    /// Bound of one GPU's memory that a process has registered with cuFile: small beside the window of a GPU for data centres, and
+    /// what cuFile says of its own bound, or of a smaller window, comes first.
+    pub const GDS_PINNED_BYTES_MAX: u64 = 8 << 30;
     /// Largest request that a waiting caller makes itself; larger ones gain more from a deep queue than they lose by
     /// waking its worker.
     pub const HAND_BYTES_MAX: u64 = 64 << 10;

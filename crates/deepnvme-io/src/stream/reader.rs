@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use deepnvme_mem::{Buffer, Region, RegionMut};
+use deepnvme_mem::{Buffer, Device, Region, RegionMut};
 use smallvec::smallvec;
 
 use super::window::{Filling, Held, Window};
@@ -48,6 +48,9 @@ pub struct FileReader {
     next_bytes: usize,
     read_ahead: bool,
 }
+
+/// What small and ragged reads to a GPU are copied in.
+const GPU_STEP_BYTES: usize = 8 << 20;
 
 impl FileReader {
     /// Opens a file or stripe set; its length is taken now.
@@ -102,6 +105,28 @@ impl FileReader {
         self.gather(offset, target.len(), memory.as_ref(), &mut |at, bytes| target.copy_from_slice(at, bytes))
     }
 
+    /// Fills the beginning of memory on a GPU as far as the file goes; how many bytes that were.
+    ///
+    /// # Errors
+    /// As [`read_at`](Self::read_at), and `Device` or `Unsupported` where the GPU cannot be given bytes.
+    pub fn read_to_gpu(&mut self, offset: u64, target: &RegionMut) -> Result<usize> {
+        let bytes = self.file_bytes.saturating_sub(offset).min(target.len() as u64) as usize;
+        let mut step = vec![0; bytes.min(GPU_STEP_BYTES)];
+        let gpus = self.engine.gpu_access();
+        gpus.points([&target.region()])?.wait()?;
+        let mut done = 0;
+        while done < bytes {
+            let step_bytes = step.len().min(bytes - done);
+            let read = self.read_at(offset + done as u64, &mut step[..step_bytes])?;
+            if read == 0 {
+                break;
+            }
+            gpus.copy_from_slice(target, done, &step[..read])?;
+            done += read;
+        }
+        Ok(done)
+    }
+
     /// Fills `target` if all of it is in the current window; whether it was. Never waits for anything.
     #[must_use]
     pub fn read_held(&self, offset: u64, target: &RegionMut) -> bool {
@@ -118,7 +143,11 @@ impl FileReader {
     /// As [`Engine::read`].
     pub fn start_read(&mut self, offset: u64, target: RegionMut) -> Result<Pending<RegionMut>> {
         let end = offset.saturating_add(target.len() as u64);
-        let fetched_bytes = if target.is_contiguous() { self.fetched_bytes(offset).min(target.len()) } else { 0 };
+        let fetched_bytes = if target.is_contiguous() && target.device() == Device::Host {
+            self.fetched_bytes(offset).min(target.len())
+        } else {
+            0
+        };
         let (pending, head) = if fetched_bytes > 0 {
             let (head, rest) = target.split_at(fetched_bytes);
             (self.engine.read(&self.file, offset + fetched_bytes as u64, rest)?, Some(head))

@@ -72,18 +72,42 @@ impl FileWriter {
     ///
     /// # Errors
     /// The first failure of any earlier part; the writer is of no use after that.
-    pub fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.fill(bytes.len(), |from, out| {
+            out.copy_from_slice(&bytes[from..from + out.len()]);
+            Ok(())
+        })
+    }
+
+    /// The same of memory of the engine's kind, of any layout, on the host or on a GPU: there, when the work that its stream
+    /// has been given is done.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write), and `Device` or `Unsupported` where the GPU cannot be asked for its bytes.
+    pub fn write_region(&mut self, source: &Region) -> Result<()> {
+        let gpus = self.engine.gpu_access();
+        gpus.points([source])?.wait()?;
+        self.fill(source.len(), |from, out| gpus.copy_to_slice(source, from, out))
+    }
+
+    /// Takes so many bytes, which `put` writes into buffers piece by piece: from where on, and where to.
+    fn fill(&mut self, bytes: usize, put: impl Fn(usize, &mut [u8]) -> Result<()>) -> Result<()> {
         self.check()?;
-        while !bytes.is_empty() {
+        let mut done = 0;
+        while done < bytes {
             let mut buffer = match self.current.take() {
                 Some(buffer) => buffer,
                 None => self.next_buffer()?,
             };
-            let room = buffer.len() - self.current_bytes;
-            let (now, later) = bytes.split_at(room.min(bytes.len()));
-            buffer.as_mut_slice()[self.current_bytes..self.current_bytes + now.len()].copy_from_slice(now);
-            self.current_bytes += now.len();
-            bytes = later;
+            let now = (buffer.len() - self.current_bytes).min(bytes - done);
+            let put = put(done, &mut buffer.as_mut_slice()[self.current_bytes..self.current_bytes + now]);
+            if let Err(error) = put {
+                // What follows in the file would stand at another place.
+                self.failed.get_or_insert_with(|| error.clone());
+                return Err(error);
+            }
+            self.current_bytes += now;
+            done += now;
             if self.current_bytes == buffer.len() {
                 self.submit(buffer)?;
             } else {

@@ -34,6 +34,8 @@ pub(super) struct Flight {
     pub(super) task: Task,
     pub(super) slot: Option<Slot>,
     pub(super) started: Instant,
+    /// When its present op was given to the backend: later than that where it is continued, or tried again.
+    pub(super) submitted: Instant,
     /// How many were in the air when it started, with it.
     pub(super) in_flight: u32,
     headway: Headway,
@@ -59,11 +61,13 @@ impl Flight {
 
     /// Begins to count its time, with so many in the air.
     pub(super) fn start(&mut self, in_flight: u32) {
-        (self.started, self.in_flight) = (Instant::now(), in_flight);
+        let now = Instant::now();
+        (self.started, self.submitted, self.in_flight) = (now, now, in_flight);
     }
 
     fn new(claim: Claim, task: Task, slot: Option<Slot>) -> Self {
-        Self { claim, task, slot, started: Instant::now(), in_flight: 1, headway: Headway { reached: 0, retries: 0 } }
+        let (now, headway) = (Instant::now(), Headway { reached: 0, retries: 0 });
+        Self { claim, task, slot, started: now, submitted: now, in_flight: 1, headway }
     }
 
     /// Fills the slot of a write, as far as the processor can.

@@ -16,6 +16,7 @@ use crate::queue::Queue;
 use crate::split::Plan;
 use crate::stats::WorkerStats;
 use crate::sync::{Mutex, lock};
+use crate::trace::{Recorder, Tape};
 
 /// Movers that callers borrow.
 pub(crate) struct Hands {
@@ -29,13 +30,13 @@ impl std::fmt::Debug for Hands {
 }
 
 impl Hands {
-    pub(crate) fn new(stats: &Arc<WorkerStats>, config: &Config, gpus: &Arc<Gpus>) -> Self {
+    pub(crate) fn new(stats: &Arc<WorkerStats>, config: &Config, gpus: &Arc<Gpus>, recorder: &Arc<Recorder>) -> Self {
         let slots =
             SlotSetup { slot_bytes: HAND_SLOT_BYTES as usize, slots: 1, lock_pool: config.lock_pool, register: false };
         let mover = || {
             let backend = InlineBackend::default();
             let window = Window::fixed(backend.depth());
-            Mover::new(backend, window, Arc::clone(stats), slots, gpus)
+            Mover::new(backend, window, (Arc::clone(stats), Tape::new(recorder, None)), slots, gpus)
         };
         Self { resting: Mutex::new((0..config.hand_slots()).map(|_| mover()).collect()) }
     }

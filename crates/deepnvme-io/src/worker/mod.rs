@@ -17,6 +17,7 @@ use crate::error::Result;
 use crate::gpus::Gpus;
 use crate::queue::{Queue, Seat, Work};
 use crate::stats::WorkerStats;
+use crate::trace::Tape;
 
 mod flight;
 mod hands;
@@ -47,6 +48,7 @@ pub(crate) struct WorkerSetup {
     pub(crate) gpus: Arc<Gpus>,
     pub(crate) gds: GdsSetup,
     pub(crate) window: WindowMode,
+    pub(crate) tape: Tape,
 }
 
 /// The loop's state.
@@ -68,7 +70,8 @@ impl<'a> Worker<'a> {
             WindowMode::Sliding => Window::adapting(depth),
             WindowMode::Wave => Window::fixed(depth),
         };
-        let mover = Mover::new(backend, window, Arc::clone(&setup.stats), setup.slots, &setup.gpus);
+        let accounts = (Arc::clone(&setup.stats), setup.tape.clone());
+        let mover = Mover::new(backend, window, accounts, setup.slots, &setup.gpus);
         let mover = mover.with_gds(setup.gds.clone());
         Self { queue: &setup.queue, seat, mover, window: setup.window, waiting: None }
     }

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use deepnvme_mem::{Device, Pool, Slot};
+use deepnvme_mem::{Pool, Slot};
 
 use super::FLUSH_BYTES;
 use super::flight::{Flight, Flights, Landed};
@@ -20,6 +20,7 @@ use crate::op::{Completion, Errno, Op, Pieces, Submit};
 use crate::queue::SyncTarget;
 use crate::split::{Block, Direction, Via};
 use crate::stats::WorkerStats;
+use crate::trace::Tape;
 
 /// The bounce memory that a mover may make.
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +85,7 @@ pub(crate) struct Mover<B: Backend> {
     /// Those that have come home to their slots, and are still to be copied.
     pub(super) landed: VecDeque<Landed>,
     pub(super) stats: Arc<WorkerStats>,
+    pub(super) tape: Tape,
     slot_setup: SlotSetup,
     /// Made when the first block needs it.
     pool: Option<Pool>,
@@ -113,7 +115,7 @@ impl<B: Backend> Mover<B> {
     pub(super) fn new(
         backend: B,
         window: Window,
-        stats: Arc<WorkerStats>,
+        (stats, tape): (Arc<WorkerStats>, Tape),
         slot_setup: SlotSetup,
         gpus: &Arc<Gpus>,
     ) -> Self {
@@ -132,6 +134,7 @@ impl<B: Backend> Mover<B> {
             bounced_reads: 0,
             landed,
             stats,
+            tape,
             slot_setup,
             pool: None,
             is_pool_known: false,
@@ -160,13 +163,26 @@ impl<B: Backend> Mover<B> {
 
     /// Starts the blocks that cuFile has refused, by way of slots; false while there is no slot for them.
     pub(crate) fn start_refused(&mut self) -> Result<bool> {
-        while let Some((claim, block)) = self.refused.pop_front() {
+        while self.has_room()
+            && let Some((claim, block)) = self.refused.pop_front()
+        {
             if let Some(claim) = self.start(claim, block.clone())? {
                 self.refused.push_front((claim, block));
                 return Ok(false);
             }
         }
-        Ok(true)
+        Ok(self.refused.is_empty())
+    }
+
+    /// Has a block that cuFile does not take go through slots, in as many parts as that takes.
+    pub(super) fn send_through_slots(&mut self, claim: Claim, block: &Block) {
+        let slot_bytes = self.slot_setup.slot_bytes as u64;
+        let starts = (block.range.start..block.range.end).step_by(self.slot_setup.slot_bytes);
+        let claims = claim.split((block.range.end - block.range.start).div_ceil(slot_bytes));
+        for (claim, start) in claims.into_iter().zip(starts) {
+            let range = start..(start + slot_bytes).min(block.range.end);
+            self.refused.push_back((claim, Block { io: range.clone(), range, via: Via::Slot, ..block.clone() }));
+        }
     }
 
     /// Whether GPUs are at work for it.
@@ -193,12 +209,15 @@ impl<B: Backend> Mover<B> {
 
     /// Starts a block; hands its claim back when it has to wait for a slot.
     pub(crate) fn start_block(&mut self, claim: Claim, index: u64) -> Result<Option<Claim>> {
-        let mut block = claim.job().plan.block(index);
+        let block = claim.job().plan.block(index);
         if block.via == Via::Gds
             && let Err(reason) = self.check_gds(&claim, &block)
         {
             match self.do_without_gds(&reason) {
-                Ok(()) => block.via = Via::Slot,
+                Ok(()) => {
+                    self.send_through_slots(claim, &block);
+                    return Ok(None);
+                }
                 Err(error) => {
                     let path = claim.job().file(&block).path().to_path_buf();
                     claim.end(Err(error.at_path(path)));
@@ -274,13 +293,11 @@ impl<B: Backend> Mover<B> {
         let flight = copying.flight();
         let started = match &flight.slot {
             Some(slot) => {
-                let copies = self.copies.get_or_insert_with(|| Copies::new(&self.gpus));
+                let copies = self.copies.get_or_insert_with(|| Copies::new(&self.gpus, &self.tape));
                 let bytes = slices.iter().map(|slice| slice.len as u64).sum();
-                if let (Some(pool), Device::Cuda { index }, false) =
-                    (&self.pool, slices[0].memory.device(), self.is_pool_known)
-                {
+                if let (Some(pool), false) = (&self.pool, self.is_pool_known) {
                     self.is_pool_known = true;
-                    if let Err(error) = copies.register(index, &pool.arena()) {
+                    if let Err(error) = copies.register(slices[0].memory.device(), &pool.arena()) {
                         crate::sync::lock(&self.stats.staged_reason).get_or_insert(error.detail().to_owned());
                     }
                 }
@@ -305,7 +322,7 @@ impl<B: Backend> Mover<B> {
     fn take_slot(&mut self, claim: &Claim) -> Result<Option<Slot>> {
         if self.pool.is_none() {
             let SlotSetup { slot_bytes, slots, lock_pool, register } = self.slot_setup;
-            let made = match claim.job().gpu().and_then(|index| self.gpus.node(index)) {
+            let made = match claim.job().gpu().and_then(|gpu| self.gpus.node(gpu)) {
                 Some(node) => Pool::near(slot_bytes, slots, lock_pool, node),
                 None => Pool::new(slot_bytes, slots, lock_pool),
             };

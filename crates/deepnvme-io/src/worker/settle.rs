@@ -1,5 +1,7 @@
 //! What happens to an op that has come home.
 
+use std::time::Instant;
+
 use super::flight::{Flight, Landed, Task};
 use super::mover::{Copying, Mover};
 use super::verdict::Verdict;
@@ -8,19 +10,46 @@ use crate::backend::copies::Copies;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::op::{Completion, Errno, Op, Token};
-use crate::split::{Block, Via};
+use crate::split::Block;
 use crate::stats::WorkerStats;
+use crate::trace::{Moved, Way};
 
 impl<B: Backend> Mover<B> {
     /// Acts on one completion.
     pub(super) fn settle(&mut self, completion: Completion) -> Result<()> {
         let Completion { op, result } = completion;
         let token = op.token;
+        if self.tape.is_on() {
+            self.note(&op, result);
+        }
         match self.flights.get_mut(token).map(|flight| &flight.task) {
             None => Ok(()),
             Some(Task::Block { .. }) => self.settle_block(op, result),
             Some(Task::Sync { .. }) => self.settle_sync(op, result),
         }
+    }
+
+    /// Has recordings know of an op that has come home.
+    fn note(&mut self, op: &Op, result: Result<usize, Errno>) {
+        let Some(flight) = self.flights.get_mut(op.token) else { return };
+        match &flight.task {
+            Task::Sync { path } => self.tape.sync(flight.submitted, path, result.is_err()),
+            Task::Block { block, channel, .. } => {
+                let (file, direction) = (flight.claim.job().file(block), flight.claim.job().plan.direction());
+                let (part, _) = file.part_at(block.io.start);
+                let (way, bytes) = (Way::of(*channel, block.via), result.ok().map(|bytes| bytes as u64));
+                let moved = Moved { direction, file: part.path(), offset: op.offset, bytes, way };
+                self.tape.transfer(flight.submitted, &moved);
+            }
+        }
+    }
+
+    /// Gives an op to the backend once more.
+    fn submit_again(&mut self, op: Op) -> Result<()> {
+        if let Some(flight) = self.flights.get_mut(op.token) {
+            flight.submitted = Instant::now();
+        }
+        self.submit(op)
     }
 
     fn settle_sync(&mut self, op: Op, result: Result<usize, Errno>) -> Result<()> {
@@ -30,7 +59,7 @@ impl<B: Backend> Mover<B> {
             Ok(_) => None,
             Err(errno) if flight.may_retry(errno) => {
                 WorkerStats::count(&self.stats.counters.retries, 1);
-                return self.submit(op);
+                return self.submit_again(op);
             }
             Err(errno) => Some(Error::os("sync", errno)),
         };
@@ -54,17 +83,17 @@ impl<B: Backend> Mover<B> {
                 WorkerStats::count(&counters.short_transfers, 1);
                 let mut op = op;
                 op.advance(bytes);
-                return self.submit(op);
+                return self.submit_again(op);
             }
             Verdict::Retry => {
                 WorkerStats::count(&counters.retries, 1);
-                return self.submit(op);
+                return self.submit_again(op);
             }
             Verdict::GoBuffered(_) if flight.is_gds() => return self.go_by_slot(token),
             Verdict::GoBuffered(reason) => match flight.go_buffered(op, &reason) {
                 Ok(op) => {
                     crate::sync::lock(&self.stats.buffered_reason).get_or_insert(reason);
-                    return self.submit(op);
+                    return self.submit_again(op);
                 }
                 Err(error) => return self.land(token, Some(error)),
             },
@@ -88,7 +117,7 @@ impl<B: Backend> Mover<B> {
         let file = claim.job().file(&block);
         file.part_at(block.io.start).0.refuse_gds(&reason);
         match self.do_without_gds(&reason) {
-            Ok(()) => self.refused.push_back((claim, Block { via: Via::Slot, ..block })),
+            Ok(()) => self.send_through_slots(claim, &block),
             Err(error) => claim.end(Err(error.at_path(file.path()).at_offset(block.io.start))),
         }
         Ok(())

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use deepnvme_io::split::Direction;
 use deepnvme_io::{
     Access, BackendChoice, Config, DirectMode, Engine, ErrorKind, OpenOptions, ReadItem, Target, TensorFile, WriteItem,
     WriteOptions,
@@ -316,6 +317,44 @@ fn whatever_the_driver_refuses_is_an_error_and_leaves_nothing() {
         }
     }
     assert!(refused > 15, "{refused}");
+}
+
+#[test]
+fn a_recording_has_every_copy_once_and_each_after_or_before_its_transfer() {
+    use deepnvme_io::trace::What;
+    let gpu = Gpu::new();
+    let folder = folder();
+    for (number, backend) in CHOICES.into_iter().enumerate() {
+        let Some(engine) = engine(backend) else { continue };
+        let file = open(&folder.path().join(format!("{number}")), DirectMode::Preferred);
+        let memory = gpu.memory(1, 1 << 20, 5);
+        let recording = engine.record().unwrap();
+        engine.write(&file, 0, memory.region(), WriteOptions::default()).unwrap().wait().1.unwrap();
+        engine.read(&file, 0, memory.region_mut()).unwrap().wait().1.unwrap();
+        let recorded = recording.stop().unwrap();
+        let stats = engine.stats();
+        let (mut copies, mut bytes) = (0, [0, 0]);
+        for event in &recorded.events {
+            let What::Copy { gpu, direction, bytes: copied, failed, .. } = &event.what else { continue };
+            assert_eq!((*gpu, *failed), (1, false));
+            assert!(recorded.start_ns <= event.start_ns && event.start_ns <= event.end_ns);
+            copies += 1;
+            bytes[usize::from(*direction == Direction::Write)] += copied;
+        }
+        assert_eq!((copies, bytes), (stats.gpu_copies, [stats.bytes_to_gpu, stats.bytes_from_gpu]), "{backend:?}");
+        assert!(copies >= 2 * (1 << 20) / 16384, "{backend:?}: a copy for each block");
+        // A stream does one after the other.
+        for worker in [Some(0), Some(1)] {
+            let of_worker = recorded
+                .events
+                .iter()
+                .filter(|event| matches!(event.what, What::Copy { worker: of, .. } if of == worker));
+            let mut spans: Vec<_> = of_worker.map(|event| (event.start_ns, event.end_ns)).collect();
+            spans.sort_unstable();
+            assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{backend:?}: {spans:?}");
+        }
+    }
+    gpu.assert_clean();
 }
 
 #[test]

@@ -114,7 +114,15 @@ impl Gpu {
     /// Nothing of the engine is left, and nothing was done that a real GPU would have suffered from.
     pub(crate) fn assert_clean(&self) {
         assert_eq!(self.violations(), "");
-        for kind in ["streams", "events", "registrations", "cufile_handles", "cufile_buffers", "cufile_drivers"] {
+        for kind in [
+            "streams",
+            "events",
+            "registrations",
+            "cufile_handles",
+            "cufile_buffers",
+            "cufile_batches",
+            "cufile_drivers",
+        ] {
             assert_eq!(self.live(kind), 0, "{kind} that nobody has given back");
         }
         assert_eq!(self.live("contexts"), 2, "those of the test itself");

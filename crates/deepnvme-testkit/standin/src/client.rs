@@ -70,6 +70,14 @@ impl Loaded {
         unsafe { self.function::<Fail>("standin_fail")(symbol.as_ptr(), after, code) };
     }
 
+    /// Lets every call of `symbol` fail with `code` from now on.
+    pub fn fail_always(&self, symbol: &str, code: i32) {
+        type Fail = unsafe extern "C" fn(*const c_char, c_int);
+        let symbol = text(symbol);
+        // SAFETY: the function has this type.
+        unsafe { self.function::<Fail>("standin_fail_always")(symbol.as_ptr(), code) };
+    }
+
     /// How often `symbol` was called.
     #[must_use]
     pub fn calls(&self, symbol: &str) -> u64 {

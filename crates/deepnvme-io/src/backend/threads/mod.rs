@@ -34,7 +34,7 @@ impl ThreadsBackend {
     /// None today; the other backends have some.
     pub fn open(setup: &BackendSetup) -> Result<Self> {
         let depth = setup.queue_depth.max(1);
-        let pool = Pool::new(setup.worker_index, depth.min(THREADS_MAX), Box::new(call::perform), None);
+        let pool = Pool::new(setup.worker_index, depth.min(THREADS_MAX), 1, pool::one_by_one(call::perform), None);
         Ok(Self { pool, collected: Vec::new(), depth, in_flight: 0, submit: setup.submit })
     }
 }

@@ -10,8 +10,18 @@ use crate::op::{Completion, Errno, Op};
 /// A thread only makes system calls; its stack can be small.
 const STACK_BYTES: usize = 128 << 10;
 
-/// Makes the calls of one op.
-pub(in crate::backend) type Perform = Box<dyn Fn(&Op) -> Result<usize, Errno> + Send + Sync>;
+/// Makes the calls of some ops, and hands out each completion as soon as there is one.
+pub(in crate::backend) type Perform = Box<dyn Fn(Vec<Op>, &mut dyn FnMut(Completion)) + Send + Sync>;
+
+/// A way to make the calls of one op, for each of several.
+pub(in crate::backend) fn one_by_one(perform: fn(&Op) -> Result<usize, Errno>) -> Perform {
+    Box::new(move |ops, finish| {
+        for op in ops {
+            let result = perform(&op);
+            finish(Completion { op, result });
+        }
+    })
+}
 
 /// Threads that start when needed and end with the pool, after everything that it was given is done.
 pub(in crate::backend) struct Pool {
@@ -24,6 +34,9 @@ pub(in crate::backend) struct Pool {
 /// What the threads and the backend share.
 pub(in crate::backend) struct Shared {
     perform: Perform,
+    /// Ops that a thread takes at once, at the most, and threads that share what waits.
+    most: usize,
+    threads_max: usize,
     /// Told of everything that is done, where somebody else than `take_done` waits for it.
     listener: Option<Arc<dyn Wake>>,
     jobs: Mutex<Jobs>,
@@ -53,18 +66,22 @@ impl Pool {
     pub(in crate::backend) fn new(
         worker_index: u32,
         threads_max: u32,
+        most: usize,
         perform: Perform,
         listener: Option<Arc<dyn Wake>>,
     ) -> Self {
+        let threads_max = threads_max as usize;
         let shared = Shared {
             perform,
+            most,
+            threads_max: threads_max.max(1),
             listener,
             jobs: Mutex::default(),
             job_came: Condvar::new(),
             done: Mutex::default(),
             done_came: Condvar::new(),
         };
-        Self { shared: Arc::new(shared), threads: Vec::new(), threads_max: threads_max as usize, worker_index }
+        Self { shared: Arc::new(shared), threads: Vec::new(), threads_max, worker_index }
     }
 
     /// The queues, for waiting and for waking.
@@ -126,9 +143,10 @@ impl Shared {
     fn serve(&self) {
         let mut jobs = lock(&self.jobs);
         loop {
-            if let Some(op) = jobs.queue.pop_front() {
+            let ops = self.share(&mut jobs);
+            if !ops.is_empty() {
                 drop(jobs);
-                self.finish(op);
+                self.perform(ops);
                 jobs = lock(&self.jobs);
             } else if jobs.closed {
                 return;
@@ -143,17 +161,27 @@ impl Shared {
     /// Does everything in the queue on the calling thread.
     fn run_queue(&self) {
         loop {
-            let Some(op) = lock(&self.jobs).queue.pop_front() else {
+            let ops = self.share(&mut lock(&self.jobs));
+            if ops.is_empty() {
                 return;
-            };
-            self.finish(op);
+            }
+            self.perform(ops);
         }
     }
 
-    fn finish(&self, op: Op) {
-        let result = (self.perform)(&op);
+    /// What one thread takes of the queue: its share, so that the others have something to do, too.
+    fn share(&self, jobs: &mut Jobs) -> Vec<Op> {
+        let count = jobs.queue.len().div_ceil(self.threads_max).min(self.most);
+        jobs.queue.drain(..count).collect()
+    }
+
+    fn perform(&self, ops: Vec<Op>) {
+        (self.perform)(ops, &mut |completion| self.finish(completion));
+    }
+
+    fn finish(&self, completion: Completion) {
         let mut done = lock(&self.done);
-        done.completions.push(Completion { op, result });
+        done.completions.push(completion);
         let is_awaited = done.wanted > 0 && done.completions.len() >= done.wanted;
         drop(done);
         if is_awaited {
@@ -210,7 +238,7 @@ mod tests {
 
     #[test]
     fn ops_are_done_even_if_no_thread_can_start() {
-        let mut pool = Pool::new(0, 0, Box::new(perform), None);
+        let mut pool = Pool::new(0, 0, 1, one_by_one(perform), None);
         pool.run(&mut vec![read(1), read(2)]);
         let mut completions = Vec::new();
         pool.shared().take_done(2, &mut completions);
@@ -224,7 +252,7 @@ mod tests {
 
     #[test]
     fn threads_start_when_needed_and_no_more_than_allowed() {
-        let mut pool = Pool::new(7, 3, Box::new(perform), None);
+        let mut pool = Pool::new(7, 3, 1, one_by_one(perform), None);
         assert!(pool.threads.is_empty());
         pool.run(&mut vec![read(0)]);
         assert_eq!(pool.threads.len(), 1);

@@ -1,0 +1,56 @@
+//! The two codes, without branches, so that loops become vectors.
+
+/// A number of eight bits.
+pub(super) trait Coded {
+    /// The largest one.
+    const MOST: f32;
+    /// The nearest code to a number that is not above [`Coded::MOST`], and has no NaN.
+    fn encode(value: f32) -> u8;
+    /// The number of a code.
+    fn decode(code: u8) -> f32;
+}
+
+/// [`Int8`](super::Code::Int8).
+pub(super) struct Int8;
+/// [`F8E4m3`](super::Code::F8E4m3).
+pub(super) struct E4m3;
+
+/// The exponents of fp32 and e4m3 differ by this, in place.
+const BIAS: u32 = (127 - 7) << 23;
+
+impl Coded for Int8 {
+    const MOST: f32 = 127.0;
+
+    #[inline(always)]
+    fn encode(value: f32) -> u8 {
+        // The last bit of this number counts one, so that the addition rounds, and leaves the integer in its last bits.
+        (value + 12_582_912.0).to_bits() as u8
+    }
+
+    #[inline(always)]
+    fn decode(code: u8) -> f32 {
+        f32::from(code as i8)
+    }
+}
+
+impl Coded for E4m3 {
+    const MOST: f32 = 448.0;
+
+    #[inline(always)]
+    fn encode(value: f32) -> u8 {
+        let (sign, size) = (value.to_bits() >> 24 & 0x80, value.to_bits() & 0x7fff_ffff);
+        let normal = size.wrapping_sub(BIAS).wrapping_add(0x7_ffff + (size >> 20 & 1)) >> 20;
+        // The last bit of this number counts as much as the smallest of e4m3.
+        let subnormal = (f32::from_bits(size) + 16384.0).to_bits().wrapping_sub(16384.0_f32.to_bits());
+        (sign | if size < 0x3c80_0000 { subnormal } else { normal }) as u8
+    }
+
+    #[inline(always)]
+    fn decode(code: u8) -> f32 {
+        let (sign, size) = (u32::from(code & 0x80) << 24, u32::from(code & 0x7f));
+        let normal = (size << 20) + BIAS;
+        let subnormal = (size as i32 as f32 * f32::from_bits((127 - 9) << 23)).to_bits();
+        let number = if size < 8 { subnormal } else { normal };
+        f32::from_bits(sign | if size == 0x7f { 0x7fc0_0000 } else { number })
+    }
+}

@@ -1,0 +1,92 @@
+//! The bodies of the fuzz targets over their seeds, and over some thousand mutations of each: without a nightly toolchain,
+//! and the same ones every time.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
+
+mod fuzz_bodies;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use deepnvme_codec::{Float, pack};
+
+/// Mutations of all seeds of a target together.
+const MUTATIONS: usize = 20_000;
+
+fn folder(target: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(target)
+}
+
+fn mutate(input: &mut Vec<u8>, random: &mut fastrand::Rng) {
+    let at = random.usize(..=input.len());
+    match random.u32(..6) {
+        0 if at < input.len() => input[at] ^= 1 << random.u32(..8),
+        1 if at < input.len() => input[at] = random.u8(..),
+        // Headers are where most of the rules are.
+        2 if input.len() > 40 => input[random.usize(4..40)] = *random.choice(&[0, 1, 2, 3, 8, 64, 255]).unwrap(),
+        3 => input.truncate(at),
+        4 => input.insert(at, random.u8(..)),
+        _ => {
+            let end = random.usize(at..=input.len());
+            let piece = input[at..end].to_vec();
+            input.extend(piece);
+        }
+    }
+    input.truncate(64 << 10);
+}
+
+#[track_caller]
+fn smoke(target: &str, body: fn(&[u8])) {
+    let mut paths: Vec<_> = fs::read_dir(folder(target)).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    let seeds: Vec<Vec<u8>> = paths.iter().map(|path| fs::read(path).unwrap()).collect();
+    assert!(!seeds.is_empty(), "no seeds of {target}");
+    seeds.iter().for_each(|seed| body(seed));
+    let mut random = fastrand::Rng::with_seed(target.len() as u64);
+    for round in 0..MUTATIONS {
+        let mut input = seeds[round % seeds.len()].clone();
+        for _ in 0..=random.usize(..4) {
+            mutate(&mut input, &mut random);
+        }
+        body(&input);
+    }
+}
+
+#[test]
+fn packed_blocks() {
+    smoke("packed", fuzz_bodies::packed);
+}
+
+#[test]
+fn any_elements() {
+    smoke("elements", fuzz_bodies::elements);
+}
+
+/// Writes `fuzz/seeds` again, after the format has grown.
+#[test]
+#[ignore = "writes into the source tree"]
+fn write_seeds() {
+    let mut random = fastrand::Rng::with_seed(7);
+    for (index, float) in Float::ALL.into_iter().enumerate() {
+        for (name, elements, spread) in [("empty", 0, 1), ("few", 65, 3), ("layers", 500, 9), ("raw", 200, 1 << 14)] {
+            // Products of few factors: small exponents are rarer.
+            let mut bytes: Vec<u8> = Vec::new();
+            for _ in 0..elements {
+                let size = random.u32(..spread).min(random.u32(..spread)).min(random.u32(..spread));
+                let bits = match float {
+                    Float::Bf16 => (0x3c00 + (size << 7)) ^ random.u32(..128),
+                    Float::F16 => (0x1800 + (size << 10)) ^ random.u32(..1024),
+                    Float::F32 => 0x3c00_0000_u32.wrapping_add(size << 23) ^ random.u32(..1 << 23),
+                };
+                bytes.extend(&bits.to_le_bytes()[..float.bytes()]);
+            }
+            let mut packed = Vec::new();
+            pack::encode(float, &bytes, &mut packed).unwrap();
+            let name = format!("{name}-{}", format!("{float:?}").to_lowercase());
+            bytes.splice(..0, [index as u8 | random.u8(..) & 0x60, 30]);
+            for (target, content) in [("packed", packed), ("elements", bytes)] {
+                fs::create_dir_all(folder(target)).unwrap();
+                fs::write(folder(target).join(&name), content).unwrap();
+            }
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The functions of batches and the structs that they take, as `cufile.h` has them.
+
+use std::ffi::{c_int, c_void};
+
+use libloading::Library;
+
+use super::BatchEvent;
+use crate::cufile::functions::Answer;
+use crate::cufile::transfer::IoError;
+use crate::driver::Handle;
+
+/// 1000 times the major version and 10 times the minor one: the first whose batches are known to work (CUDA 12.1).
+const VERSION_MIN: c_int = 1060;
+
+/// `CUfileIOParams_t`, whose union has one member.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct Parameters {
+    pub(super) mode: c_int,
+    pub(super) base: *mut c_void,
+    pub(super) file_offset: i64,
+    pub(super) memory_offset: i64,
+    pub(super) bytes: usize,
+    pub(super) handle: Handle,
+    pub(super) opcode: c_int,
+    pub(super) cookie: *mut c_void,
+}
+
+/// `CUfileIOEvents_t`. The header has an unsigned result, and says that errors are negative.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Event {
+    pub(super) cookie: *mut c_void,
+    pub(super) status: c_int,
+    pub(super) result: isize,
+}
+
+/// `CUFILE_BATCH`.
+pub(super) const MODE: c_int = 1;
+/// `CUFILE_READ` and `CUFILE_WRITE`.
+pub(super) const READ: c_int = 0;
+pub(super) const WRITE: c_int = 1;
+/// Of `CUfileStatus_t`: those that are no end of a transfer, and the ends.
+const WAITING: c_int = 1;
+const PENDING: c_int = 2;
+const CANCELED: c_int = 8;
+const COMPLETE: c_int = 16;
+
+/// The functions, where the library has them all.
+pub(in crate::cufile) struct Functions {
+    pub(super) set_up: unsafe extern "C" fn(*mut Handle, u32) -> Answer,
+    pub(super) submit: unsafe extern "C" fn(Handle, u32, *mut Parameters, u32) -> Answer,
+    pub(super) status: unsafe extern "C" fn(Handle, u32, *mut u32, *mut Event, *mut c_void) -> Answer,
+    pub(super) cancel: unsafe extern "C" fn(Handle) -> Answer,
+    pub(super) destroy: unsafe extern "C" fn(Handle),
+}
+
+impl Functions {
+    /// # Safety
+    /// The library is cuFile: its symbols have the types that are written here.
+    pub(in crate::cufile) unsafe fn of(library: &Library) -> Option<Self> {
+        type Version = unsafe extern "C" fn(*mut c_int) -> Answer;
+        // SAFETY: the types are those of cufile.h for these symbols.
+        unsafe {
+            let version = library.get::<Version>(b"cuFileGetVersion\0").ok()?;
+            let mut number = 0;
+            if version(&raw mut number).code != 0 || number < VERSION_MIN {
+                return None;
+            }
+            Some(Self {
+                set_up: *library.get(b"cuFileBatchIOSetUp\0").ok()?,
+                submit: *library.get(b"cuFileBatchIOSubmit\0").ok()?,
+                status: *library.get(b"cuFileBatchIOGetStatus\0").ok()?,
+                cancel: *library.get(b"cuFileBatchIOCancel\0").ok()?,
+                destroy: *library.get(b"cuFileBatchIODestroy\0").ok()?,
+            })
+        }
+    }
+}
+
+impl Event {
+    /// What it says; nothing for a transfer that goes on.
+    pub(super) fn meaning(self) -> Option<BatchEvent> {
+        let result = match self.status {
+            WAITING | PENDING => return None,
+            COMPLETE if self.result >= 0 => Ok(self.result as usize),
+            CANCELED => Err(IoError::CuFile(0, "a batch was taken back")),
+            _ => Err(IoError::of_code(self.result)),
+        };
+        Some(BatchEvent { cookie: self.cookie.addr(), result })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+    use std::ptr;
+
+    use super::*;
+
+    #[test]
+    fn structs_are_laid_out_as_the_header_has_them() {
+        assert_eq!((size_of::<Parameters>(), size_of::<Event>()), (64, 24));
+        assert_eq!((offset_of!(Parameters, base), offset_of!(Parameters, handle)), (8, 40));
+        assert_eq!((offset_of!(Parameters, opcode), offset_of!(Parameters, cookie)), (48, 56));
+        assert_eq!((offset_of!(Event, status), offset_of!(Event, result)), (8, 16));
+    }
+
+    #[test]
+    fn what_events_mean() {
+        let event = |status, result| Event { cookie: ptr::without_provenance_mut(7), status, result }.meaning();
+        assert!(event(WAITING, 0).is_none() && event(PENDING, 0).is_none());
+        let done = event(COMPLETE, 4096).unwrap();
+        assert_eq!((done.cookie, done.result.unwrap()), (7, 4096));
+        assert!(matches!(event(64, -5).unwrap().result, Err(IoError::Kernel(5))));
+        assert!(matches!(event(64, -5012).unwrap().result, Err(IoError::CuFile(5012, _))));
+        assert!(matches!(event(COMPLETE, -28).unwrap().result, Err(IoError::Kernel(28))));
+        assert!(matches!(event(64, 0).unwrap().result, Err(IoError::Kernel(5))), "failed, and does not say why");
+        assert!(matches!(event(CANCELED, 0).unwrap().result, Err(IoError::CuFile(..))));
+    }
+}

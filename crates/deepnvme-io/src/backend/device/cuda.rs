@@ -1,0 +1,144 @@
+//! GPUs by way of the CUDA driver.
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::sync::Arc;
+
+use deepnvme_cuda as cuda;
+use deepnvme_mem::{Device, Region, RegionMut};
+
+use super::{Gpu, GpuEvent, GpuStream, RawStream, Registration, Rows};
+use crate::error::{Error, ErrorKind, Result};
+
+/// A GPU that the CUDA driver has.
+#[derive(Debug)]
+pub(crate) struct CudaGpu(Arc<cuda::Device>);
+
+#[derive(Debug)]
+struct CudaStream(cuda::Stream);
+
+#[derive(Debug)]
+struct CudaEvent(cuda::Event);
+
+impl Registration for cuda::Registration {}
+
+/// The device of a GPU for cuFile, which knows no others than CUDA's; `None` for those.
+pub(crate) fn device_of(gpu: &dyn Gpu) -> Option<&Arc<cuda::Device>> {
+    (gpu as &dyn Any).downcast_ref().map(|CudaGpu(device)| device)
+}
+
+impl CudaGpu {
+    pub(super) fn open(index: u32) -> Result<Self> {
+        let driver = cuda::Driver::get().map_err(|absent| {
+            let detail = format!("the memory is on cuda:{index}, and {absent}");
+            Error::new(ErrorKind::Unsupported, "use GPU memory", detail)
+        })?;
+        Ok(Self(Arc::new(said(cuda::Device::new(driver, index))?)))
+    }
+
+    fn allocated(&self, memory: cuda::Memory, bytes: usize) -> RegionMut {
+        let start = std::ptr::without_provenance_mut(memory.address());
+        let on = Device::Cuda { index: self.index() };
+        // SAFETY: the driver has given as many bytes to nobody else, and the owner keeps them. Any bytes are bytes, also
+        // those that were there before, and no reference to a GPU's memory is ever made.
+        unsafe { RegionMut::from_raw(start, bytes, on, Arc::new(memory)) }
+    }
+}
+
+impl Gpu for CudaGpu {
+    fn index(&self) -> u32 {
+        self.0.index()
+    }
+
+    fn pci_bus_id(&self) -> Option<String> {
+        self.0.driver().facts(self.index()).ok().map(|facts| facts.pci_bus_id)
+    }
+
+    fn new_stream(&self) -> Result<Box<dyn GpuStream>> {
+        Ok(Box::new(CudaStream(said(cuda::Stream::new(&self.0))?)))
+    }
+
+    fn new_event(&self) -> Result<Box<dyn GpuEvent>> {
+        Ok(Box::new(CudaEvent(said(cuda::Event::new(&self.0))?)))
+    }
+
+    fn is_idle(&self, stream: RawStream) -> Result<bool> {
+        said(cuda::RawStream(stream.0).is_idle(&self.0))
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<RegionMut> {
+        let memory = cuda::Memory::new(&self.0, bytes).map_err(|error| {
+            if !error.is_out_of_memory() {
+                return refused(&error);
+            }
+            let index = self.index();
+            let detail = format!("{error}: cuda:{index} has no {bytes} bytes left; ask for fewer, or free some there");
+            Error::new(ErrorKind::Device, "allocate GPU memory", detail)
+        })?;
+        Ok(self.allocated(memory, bytes))
+    }
+
+    fn register(&self, arena: &Region) -> Result<Box<dyn Registration>> {
+        let owner = Box::new(arena.clone());
+        // SAFETY: a region's memory stays what it is for as long as a clone of it lives.
+        let made = unsafe { cuda::Registration::new(&self.0, arena.addr(), arena.len(), owner) };
+        Ok(Box::new(said(made)?))
+    }
+}
+
+impl GpuStream for CudaStream {
+    fn raw(&self) -> RawStream {
+        RawStream(self.0.raw().0)
+    }
+
+    // SAFETY: the driver's stream asks of its callers what this one asks of them.
+    unsafe fn copy_to_gpu(&self, target: Rows, source: *const u8) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        said(unsafe { self.0.copy_to_device(&target.into(), source) })
+    }
+
+    // SAFETY: as above.
+    unsafe fn copy_to_host(&self, target: *mut u8, source: Rows) -> Result<()> {
+        // SAFETY: passed on to the caller.
+        said(unsafe { self.0.copy_to_host(target, &source.into()) })
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        said(self.0.synchronize())
+    }
+}
+
+impl GpuEvent for CudaEvent {
+    fn record(&self, stream: RawStream) -> Result<()> {
+        said(self.0.record(cuda::RawStream(stream.0)))
+    }
+
+    fn is_over(&self) -> Result<bool> {
+        said(self.0.is_over())
+    }
+
+    fn wait(&self) -> Result<()> {
+        said(self.0.wait())
+    }
+}
+
+impl From<Rows> for cuda::Rows {
+    fn from(Rows { address, bytes, count, pitch }: Rows) -> Self {
+        Self { address, bytes, count, pitch }
+    }
+}
+
+/// What the driver said, in the engine's words.
+fn said<T>(answer: cuda::Result<T>) -> Result<T> {
+    answer.map_err(|error| refused(&error))
+}
+
+/// What the driver refused, with what can be done about it.
+fn refused(error: &cuda::Error) -> Error {
+    let remedy = if error.is_out_of_memory() {
+        "there is no memory that it could lock; lower the engine's pool (`workers`, `block_bytes`), or free some"
+    } else {
+        "if earlier work on the GPU has failed, this is how it shows: run with CUDA_LAUNCH_BLOCKING=1 to find it"
+    };
+    Error::new(ErrorKind::Device, "use GPU memory", format!("{error}; {remedy}"))
+}

@@ -1,0 +1,52 @@
+//! cuFile beside a backend without an engine around it, for programs that drive backends themselves, and for tests of the contract.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use deepnvme_cuda::FileHandle;
+
+use super::{Gds, GdsBackend};
+use crate::backend::{Backend, BackendSetup};
+use crate::gpus::Gpus;
+use crate::trace::{Recorder, Tape};
+
+/// cuFile for some backends.
+#[derive(Debug)]
+pub struct CuFileAccess(Arc<Gds>);
+
+/// A file that cuFile knows, until this is dropped.
+#[derive(Debug)]
+pub struct KnownFile {
+    _handle: Arc<FileHandle>,
+}
+
+impl CuFileAccess {
+    /// Opens nothing yet.
+    #[must_use]
+    pub fn new() -> Self {
+        // Nobody records what it does.
+        let gpus = Gpus::new(Tape::new(&Arc::new(Recorder::new()), None));
+        Self(Arc::new(Gds::new(&Arc::new(gpus))))
+    }
+
+    /// A backend that moves ops with memory of a GPU by way of cuFile, and all others as `main` does. Their files are known by
+    /// [`register`](Self::register), or the ops end with `EBADF`.
+    #[must_use]
+    pub fn beside(&self, main: Box<dyn Backend>, setup: &BackendSetup) -> Box<dyn Backend> {
+        Box::new(GdsBackend::new(main, setup, &self.0))
+    }
+
+    /// Has cuFile know a file.
+    ///
+    /// # Errors
+    /// Why it cannot: there is no cuFile, it would go by way of the host, or it refuses the file.
+    pub fn register(&self, file: &Arc<OwnedFd>) -> Result<KnownFile, String> {
+        Ok(KnownFile { _handle: self.0.register(file)? })
+    }
+}
+
+impl Default for CuFileAccess {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,207 @@
+//! Memory of GPUs that is registered with cuFile: a bounded table, in which later pins take the place of those that were used
+//! longest ago.
+//!
+//! Registered memory is mapped into the window through which devices reach the GPU, which is small on many of them. cuFile
+//! has one table for the process, and takes no range twice; so there is one here, for all engines.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, Weak};
+
+use deepnvme_cuda::{BufferRegistration, CuFile, Device, DeviceSpan};
+use deepnvme_mem::{Device as Place, Region};
+use smallvec::SmallVec;
+
+use super::recency::Recency;
+use crate::config::limits::GDS_PINNED_BYTES_MAX;
+use crate::sync::{Mutex, lock};
+
+/// The table of this process, for as long as somebody has it.
+static OF_PROCESS: std::sync::Mutex<Weak<Pins>> = std::sync::Mutex::new(Weak::new());
+
+/// What is registered, by GPU: cuFile's limit is one for each.
+///
+/// A registration ends when no transfer touches its memory, and no transfer begins meanwhile: that is why it ends under the
+/// lock of the table.
+#[derive(Debug, Default)]
+pub(crate) struct Pins {
+    by_gpu: Mutex<HashMap<u32, Recency<Known>>>,
+    /// Held by whoever registers, so that two who need room do not evict for each other.
+    registering: Mutex<()>,
+}
+
+/// One registration.
+#[derive(Debug)]
+struct Known {
+    _registration: BufferRegistration,
+    /// Whose it is: a later pin of the same memory is another one.
+    token: Arc<()>,
+    /// Transfers that touch its memory now.
+    transfers: u32,
+    /// Whether its pin is gone, so that it ends with the last transfer.
+    is_over: bool,
+}
+
+/// Registrations that a transfer touches: they stay until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Touched {
+    pins: Arc<Pins>,
+    gpu: u32,
+    starts: SmallVec<[usize; 1]>,
+}
+
+/// Memory of a GPU that cuFile knows, or why it does not: until this is dropped, or later pins need the room. Transfers are
+/// right either way.
+#[derive(Debug)]
+pub struct GpuPin {
+    pins: Arc<Pins>,
+    gpu: u32,
+    start: usize,
+    /// Weak, since the table decides how long it stays.
+    token: std::result::Result<Weak<()>, String>,
+    // Dropped last: the memory outlives its registration.
+    _memory: Region,
+}
+
+/// What pinning came to.
+pub(crate) struct Pinned {
+    pub(crate) pin: GpuPin,
+    pub(crate) evicted: u64,
+}
+
+impl Pins {
+    /// The table of the process.
+    pub(crate) fn of_process() -> Arc<Self> {
+        let mut known = OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+        known.upgrade().unwrap_or_else(|| {
+            let pins = Arc::<Self>::default();
+            *known = Arc::downgrade(&pins);
+            pins
+        })
+    }
+
+    /// How cuFile knows memory, and what keeps that so; by its own address where not all of it is registered.
+    pub(crate) fn touch(self: &Arc<Self>, gpu: u32, start: usize, bytes: usize) -> (DeviceSpan, bool, Touched) {
+        let mut touched = Touched { pins: Arc::clone(self), gpu, starts: SmallVec::new() };
+        let mut by_gpu = lock(&self.by_gpu);
+        let unregistered = DeviceSpan::unregistered(start, bytes);
+        let Some(ranges) = by_gpu.get_mut(&gpu) else { return (unregistered, false, touched) };
+        if let Some((base, known)) = ranges.holding(start, bytes) {
+            known.transfers += 1;
+            touched.starts.push(base);
+            return (DeviceSpan { base, skip: start - base, bytes }, true, touched);
+        }
+        touched.starts.extend(ranges.overlapping(start, bytes));
+        for start in &touched.starts {
+            if let Some(known) = ranges.at(*start) {
+                known.transfers += 1;
+            }
+        }
+        (unregistered, false, touched)
+    }
+
+    /// Registers contiguous memory of a device, at the cost of what was used longest ago.
+    pub(crate) fn pin(self: &Arc<Self>, cufile: &CuFile, device: &Arc<Device>, memory: Region) -> Pinned {
+        let (gpu, start) = (device.index(), memory.addr());
+        let (token, evicted) = self.register(cufile, device, &memory);
+        Pinned { pin: GpuPin { pins: Arc::clone(self), gpu, start, token, _memory: memory }, evicted }
+    }
+
+    fn register(
+        &self,
+        cufile: &CuFile,
+        device: &Arc<Device>,
+        memory: &Region,
+    ) -> (std::result::Result<Weak<()>, String>, u64) {
+        let (gpu, start, bytes) = (device.index(), memory.addr(), memory.len());
+        let _turn = lock(&self.registering);
+        if lock(&self.by_gpu).entry(gpu).or_default().overlaps(start, bytes) {
+            return (Err("some of it is pinned already".into()), 0);
+        }
+        let bound = GDS_PINNED_BYTES_MAX.min(cufile.pinned_bytes_max());
+        if bytes as u64 > bound {
+            return (Err(format!("it has {bytes} bytes, and no more than {bound} of a GPU are pinned at once")), 0);
+        }
+        let mut evicted = 0;
+        while lock(&self.by_gpu).entry(gpu).or_default().bytes() + bytes as u64 > bound {
+            if !self.evict(gpu) {
+                return (Err("what is pinned is in use, and there is no room beside it".into()), evicted);
+            }
+            evicted += 1;
+        }
+        loop {
+            // SAFETY: the pin keeps the memory until it has taken the registration out of the table, and transfers that still
+            // touch it then keep the memory themselves.
+            match unsafe { BufferRegistration::new(cufile, device, start, bytes, Box::new(())) } {
+                Ok(registration) => {
+                    let token = Arc::new(());
+                    let weak = Arc::downgrade(&token);
+                    let known = Known { _registration: registration, token, transfers: 0, is_over: false };
+                    lock(&self.by_gpu).entry(gpu).or_default().insert(start, bytes, known);
+                    return (Ok(weak), evicted);
+                }
+                // The window may be smaller than the bound, and others may have some of it.
+                Err(error) if error.is_window_full() && self.evict(gpu) => evicted += 1,
+                Err(error) => return (Err(error.to_string()), evicted),
+            }
+        }
+    }
+
+    fn evict(&self, gpu: u32) -> bool {
+        let mut by_gpu = lock(&self.by_gpu);
+        let idle = |known: &Known| known.transfers == 0;
+        by_gpu.get_mut(&gpu).and_then(|ranges| ranges.evict(idle)).map(drop).is_some()
+    }
+}
+
+impl Drop for Touched {
+    fn drop(&mut self) {
+        let mut by_gpu = lock(&self.pins.by_gpu);
+        let Some(ranges) = by_gpu.get_mut(&self.gpu) else { return };
+        for start in &self.starts {
+            let is_last = ranges.at(*start).is_some_and(|known| {
+                known.transfers -= 1;
+                known.is_over && known.transfers == 0
+            });
+            if is_last {
+                drop(ranges.remove(*start));
+            }
+        }
+    }
+}
+
+impl GpuPin {
+    /// Memory that cuFile is not told of, and why.
+    pub(crate) fn without(reason: String, memory: Region) -> Self {
+        let gpu = match memory.device() {
+            Place::Cuda { index } => index,
+            Place::Host => 0,
+        };
+        let (pins, start) = (Pins::of_process(), memory.addr());
+        Self { pins, gpu, start, token: Err(reason), _memory: memory }
+    }
+
+    /// Why cuFile does not know the memory; `None` while it does.
+    #[must_use]
+    pub fn refusal(&self) -> Option<String> {
+        match &self.token {
+            Ok(token) if token.strong_count() > 0 => None,
+            Ok(_) => Some("later pins needed the room".into()),
+            Err(reason) => Some(reason.clone()),
+        }
+    }
+}
+
+impl Drop for GpuPin {
+    fn drop(&mut self) {
+        let Ok(token) = &self.token else { return };
+        let mut by_gpu = lock(&self.pins.by_gpu);
+        let Some(ranges) = by_gpu.get_mut(&self.gpu) else { return };
+        let Some(known) = ranges.at(self.start).filter(|known| Arc::as_ptr(&known.token) == token.as_ptr()) else {
+            return;
+        };
+        known.is_over = true;
+        if known.transfers == 0 {
+            drop(ranges.remove(self.start));
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Ranges of addresses with a bound on their bytes: who is in, and who goes first. Pure.
+
+use std::collections::BTreeMap;
+
+/// Ranges that do not overlap, each with a value.
+#[derive(Debug)]
+pub(crate) struct Recency<V> {
+    /// By their first addresses.
+    entries: BTreeMap<usize, Entry<V>>,
+    bytes: u64,
+    uses: u64,
+}
+
+#[derive(Debug)]
+struct Entry<V> {
+    bytes: usize,
+    value: V,
+    used: u64,
+}
+
+impl<V> Default for Recency<V> {
+    fn default() -> Self {
+        Self { entries: BTreeMap::new(), bytes: 0, uses: 0 }
+    }
+}
+
+impl<V> Recency<V> {
+    /// The range that holds all of these bytes: where it begins, and its value. That is a use of it.
+    pub(crate) fn holding(&mut self, start: usize, bytes: usize) -> Option<(usize, &mut V)> {
+        let (first, entry) = self.entries.range_mut(..=start).next_back()?;
+        if start - first > entry.bytes || bytes > entry.bytes - (start - first) {
+            return None;
+        }
+        self.uses += 1;
+        entry.used = self.uses;
+        Some((*first, &mut entry.value))
+    }
+
+    /// Where the ranges begin that have some of these bytes; the last one first.
+    pub(crate) fn overlapping(&self, start: usize, bytes: usize) -> impl Iterator<Item = usize> {
+        let before = self.entries.range(..start.saturating_add(bytes)).rev();
+        before.take_while(move |(first, entry)| *first + entry.bytes > start).map(|(first, _)| *first)
+    }
+
+    /// Whether there is one.
+    pub(crate) fn overlaps(&self, start: usize, bytes: usize) -> bool {
+        self.overlapping(start, bytes).next().is_some()
+    }
+
+    /// The value of the range that begins there; no use of it.
+    pub(crate) fn at(&mut self, start: usize) -> Option<&mut V> {
+        self.entries.get_mut(&start).map(|entry| &mut entry.value)
+    }
+
+    /// Adds a range, as the latest use. It must overlap none.
+    pub(crate) fn insert(&mut self, start: usize, bytes: usize, value: V) {
+        assert!(!self.overlaps(start, bytes), "ranges do not overlap");
+        self.uses += 1;
+        self.bytes += bytes as u64;
+        self.entries.insert(start, Entry { bytes, value, used: self.uses });
+    }
+
+    /// Takes out what was used longest ago, of those that may go.
+    pub(crate) fn evict(&mut self, may_go: impl Fn(&V) -> bool) -> Option<V> {
+        let those = self.entries.iter().filter(|(_, entry)| may_go(&entry.value));
+        let oldest = those.min_by_key(|(_, entry)| entry.used).map(|(start, _)| *start);
+        self.remove(oldest?)
+    }
+
+    /// Bytes of all ranges.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Takes out the range that begins there.
+    pub(crate) fn remove(&mut self, start: usize) -> Option<V> {
+        let entry = self.entries.remove(&start)?;
+        self.bytes -= entry.bytes as u64;
+        Some(entry.value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Insert(usize, usize),
+        Use(usize, usize),
+        Remove(usize),
+        /// Of those with an odd value, or of all.
+        Evict(bool),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let start = 0..60usize;
+        prop_oneof![
+            (start.clone(), 1..9usize).prop_map(|(start, bytes)| Step::Insert(start, bytes)),
+            (start.clone(), 0..5usize).prop_map(|(start, bytes)| Step::Use(start, bytes)),
+            start.prop_map(Step::Remove),
+            any::<bool>().prop_map(Step::Evict),
+        ]
+    }
+
+    proptest! {
+        /// Beside a list in which the latest use comes last.
+        #[test]
+        fn it_does_what_a_list_would(steps in prop::collection::vec(step(), 1..80)) {
+            let mut ranges = Recency::default();
+            let mut list: Vec<(usize, usize, usize)> = Vec::new();
+            for (serial, step) in steps.into_iter().enumerate() {
+                match step {
+                    Step::Insert(start, bytes) => {
+                        let is_free = list.iter().all(|(at, len, _)| start + bytes <= *at || at + len <= start);
+                        prop_assert_eq!(ranges.overlaps(start, bytes), !is_free);
+                        let overlapping = |(at, len, _): &&(usize, usize, usize)| start < at + len && *at < start + bytes;
+                        prop_assert_eq!(ranges.overlapping(start, bytes).count(), list.iter().filter(overlapping).count());
+                        if is_free {
+                            ranges.insert(start, bytes, serial);
+                            list.push((start, bytes, serial));
+                        }
+                    }
+                    Step::Use(start, bytes) => {
+                        // The end of one range may be the start of the next, which has an empty range then.
+                        let place = list.iter().rposition(|(at, len, _)| *at <= start && start + bytes <= at + len
+                            && (bytes > 0 || list.iter().all(|(other, _, _)| *other <= *at || *other > start)));
+                        let expected = place.map(|place| list.remove(place));
+                        list.extend(expected);
+                        let found = ranges.holding(start, bytes).map(|(at, value)| (at, *value));
+                        prop_assert_eq!(found, expected.map(|(at, _, value)| (at, value)));
+                    }
+                    Step::Remove(start) => {
+                        let place = list.iter().position(|(at, _, _)| *at == start);
+                        let expected = place.map(|place| list.remove(place).2);
+                        prop_assert_eq!(ranges.at(start).copied(), expected);
+                        prop_assert_eq!(ranges.remove(start), expected);
+                    }
+                    Step::Evict(odd) => {
+                        let place = list.iter().position(|(_, _, value)| !odd || value % 2 == 1);
+                        let expected = place.map(|place| list.remove(place).2);
+                        prop_assert_eq!(ranges.evict(|value| !odd || value % 2 == 1), expected);
+                    }
+                }
+                prop_assert_eq!(ranges.bytes(), list.iter().map(|(_, len, _)| *len as u64).sum::<u64>());
+            }
+        }
+    }
+}

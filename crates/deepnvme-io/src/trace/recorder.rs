@@ -1,0 +1,222 @@
+//! Who keeps the events: one recorder for each engine, one book for each recording.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use super::event::{Event, What};
+use super::now_ns;
+use super::recording::{Recorded, Recording};
+use crate::sync::{Mutex, lock};
+
+/// The most events of one recording: about 20 MB, and 128 GiB that went through bounce slots. Those that come later are counted,
+/// so that a timeline has no holes before its end.
+pub const EVENTS_MAX: usize = 1 << 18;
+
+/// Where the parts of an engine tell what they do.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    /// Recordings that run. Nothing but this is looked at while there are none.
+    running: AtomicUsize,
+    books: Mutex<Books>,
+    pid: u32,
+    /// One moment by both clocks, which are the same to the kernel.
+    moment: (Instant, u64),
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    open: Vec<Book>,
+    next: u64,
+    /// Events share what they name.
+    files: HashSet<Arc<Path>>,
+    names: HashSet<Arc<str>>,
+}
+
+#[derive(Debug)]
+struct Book {
+    number: u64,
+    recorded: Recorded,
+}
+
+impl Recorder {
+    pub(crate) fn new() -> Self {
+        Self {
+            running: AtomicUsize::new(0),
+            books: Mutex::new(Books::default()),
+            pid: std::process::id(),
+            moment: (Instant::now(), now_ns()),
+        }
+    }
+
+    /// Whether anybody wants to know.
+    pub(crate) fn is_on(&self) -> bool {
+        self.running.load(Ordering::Relaxed) > 0
+    }
+
+    /// The time, if anybody wants to know.
+    pub(crate) fn now(&self) -> Option<u64> {
+        self.is_on().then(now_ns)
+    }
+
+    /// The time of a moment since the recorder was made.
+    pub(crate) fn at(&self, moment: Instant) -> u64 {
+        let (then, ns) = self.moment;
+        ns + u64::try_from(moment.saturating_duration_since(then).as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Begins a recording.
+    pub(crate) fn record(self: &Arc<Self>) -> Recording {
+        let mut books = lock(&self.books);
+        let number = books.next;
+        books.next += 1;
+        let start_ns = now_ns();
+        let recorded = Recorded { start_ns, end_ns: start_ns, events: Vec::new(), dropped: 0 };
+        books.open.push(Book { number, recorded });
+        self.running.fetch_add(1, Ordering::Relaxed);
+        Recording::new(self, number)
+    }
+
+    /// Notes what is over, in every recording that had begun by then. `what` is made from the recorder's own copies of
+    /// names.
+    pub(crate) fn note(&self, start_ns: u64, end_ns: u64, what: impl FnOnce(&mut Names<'_>) -> What) {
+        // In a forked child somebody may have held the lock for ever, and the recordings are the parent's.
+        if !self.is_on() || self.is_foreign() {
+            return;
+        }
+        let mut books = lock(&self.books);
+        let Books { open, files, names, .. } = &mut *books;
+        let what = what(&mut Names { files, names });
+        for Book { recorded, .. } in open {
+            if end_ns < recorded.start_ns {
+                continue;
+            }
+            if recorded.events.len() >= EVENTS_MAX {
+                recorded.dropped += 1;
+                continue;
+            }
+            let start_ns = start_ns.clamp(recorded.start_ns, end_ns);
+            recorded.events.push(Event { start_ns, end_ns, what: what.clone() });
+        }
+    }
+
+    pub(super) fn is_foreign(&self) -> bool {
+        self.pid != std::process::id()
+    }
+
+    pub(super) fn close(&self, number: u64) -> Option<Recorded> {
+        let mut books = lock(&self.books);
+        let place = books.open.iter().position(|book| book.number == number)?;
+        let mut recorded = books.open.swap_remove(place).recorded;
+        self.running.fetch_sub(1, Ordering::Relaxed);
+        if books.open.is_empty() {
+            books.files.clear();
+            books.names.clear();
+        }
+        recorded.end_ns = now_ns();
+        Some(recorded)
+    }
+}
+
+/// Names that events share.
+pub(crate) struct Names<'a> {
+    files: &'a mut HashSet<Arc<Path>>,
+    names: &'a mut HashSet<Arc<str>>,
+}
+
+impl Names<'_> {
+    pub(crate) fn file(&mut self, path: &Path) -> Arc<Path> {
+        shared(self.files, path)
+    }
+
+    pub(crate) fn name(&mut self, name: &str) -> Arc<str> {
+        shared(self.names, name)
+    }
+}
+
+fn shared<T: ?Sized + std::hash::Hash + Eq>(known: &mut HashSet<Arc<T>>, one: &T) -> Arc<T>
+where
+    for<'a> Arc<T>: From<&'a T>,
+{
+    if let Some(known) = known.get(one) {
+        return Arc::clone(known);
+    }
+    let new = Arc::<T>::from(one);
+    known.insert(Arc::clone(&new));
+    new
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::recording::Lane;
+    use super::*;
+
+    fn spans(recorded: &Recorded) -> Vec<(u64, u64, String)> {
+        let name = |event: &Event| match &event.what {
+            What::Span { name, .. } => name.to_string(),
+            other => unreachable!("{other:?}"),
+        };
+        recorded.events.iter().map(|event| (event.start_ns, event.end_ns, name(event))).collect()
+    }
+
+    #[test]
+    fn each_of_several_recordings_has_what_ended_while_it_ran() {
+        let recorder = Arc::new(Recorder::new());
+        let lane = Lane::new(&recorder, "compute");
+        lane.span("nobody listens", now_ns(), now_ns());
+        assert!(!lane.is_on());
+        let outer = recorder.record();
+        let (before, during) = (now_ns(), now_ns() + 1);
+        lane.span("first", before, during);
+        let inner = recorder.record();
+        let start = lock(&recorder.books).open[1].recorded.start_ns;
+        lane.span("over before the inner one", before, before);
+        lane.span("both", 0, start + 5);
+        let inner = inner.stop().unwrap();
+        lane.span("last", start + 9, start + 7);
+        assert!(lane.is_on());
+        let outer = outer.stop().unwrap();
+        assert!(!lane.is_on());
+        assert_eq!(spans(&inner), [(inner.start_ns, start + 5, "both".to_owned())], "cut where the recording began");
+        let names: Vec<_> = spans(&outer).into_iter().map(|(.., name)| name).collect();
+        assert_eq!(names, ["first", "over before the inner one", "both", "last"]);
+        assert_eq!(spans(&outer)[3], (start + 9, start + 9, "last".to_owned()), "nothing ends before it began");
+        assert_eq!(lock(&recorder.books).names.len(), 0, "the last one to leave puts out the light");
+    }
+
+    #[test]
+    fn a_full_recording_counts_what_it_drops() {
+        let recorder = Arc::new(Recorder::new());
+        let lane = Lane::new(&recorder, "compute");
+        let recording = recorder.record();
+        let now = now_ns();
+        for number in 0..EVENTS_MAX as u64 + 7 {
+            lane.span("step", now + number, now + number + 1);
+        }
+        let later = recorder.record();
+        lane.span("step", now, u64::MAX);
+        let recorded = recording.stop().unwrap();
+        assert_eq!((recorded.events.len(), recorded.dropped), (EVENTS_MAX, 8));
+        assert_eq!(recorded.events[EVENTS_MAX - 1].start_ns, now + EVENTS_MAX as u64 - 1, "the first ones stay");
+        assert_eq!(later.stop().unwrap().events.len(), 1, "another one has room");
+    }
+
+    #[test]
+    fn a_recording_that_is_dropped_costs_nothing_any_more() {
+        let recorder = Arc::new(Recorder::new());
+        drop(recorder.record());
+        assert!(!recorder.is_on());
+        assert!(lock(&recorder.books).open.is_empty());
+    }
+
+    #[test]
+    fn moments_and_times_are_of_one_clock() {
+        let recorder = Recorder::new();
+        let (before, moment, after) = (now_ns(), Instant::now(), now_ns());
+        // The two readings of `new` are not made at once; a thread may even be put aside between them.
+        let between = recorder.moment.1.saturating_sub(before).max(50_000_000);
+        assert!((before.saturating_sub(between)..=after + between).contains(&recorder.at(moment)));
+    }
+}

@@ -1,0 +1,195 @@
+//! cuFile beside a backend keeps the contract of backends, with batches and without: each op of the contract's checks is made
+//! on memory of a GPU in place of its own.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
+
+mod common;
+#[allow(dead_code, reason = "the tests of bounce slots need more of it")]
+#[path = "gpu/standin.rs"]
+mod standin;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use deepnvme_io::backend::gds::alone::{CuFileAccess, KnownFile};
+use deepnvme_io::backend::{self, Backend, BackendKind, BackendSetup, Wake};
+use deepnvme_io::op::{Completion, Op, OpKind, Submit, Token};
+use deepnvme_io::{Result, mem::Region};
+use standin::{Gpu, GpuMemory};
+
+/// The stand-in, for all backends of a test, which has it alone.
+fn gpu() -> Rc<Gpu> {
+    thread_local! {
+        static GPU: RefCell<Weak<Gpu>> = const { RefCell::new(Weak::new()) };
+    }
+    GPU.with_borrow_mut(|known| {
+        known.upgrade().unwrap_or_else(|| {
+            let gpu = Rc::new(Gpu::new());
+            *known = Rc::downgrade(&gpu);
+            gpu
+        })
+    })
+}
+
+/// A real backend with cuFile beside it, which has its batches or has not.
+fn beside(kind: BackendKind, has_batches: bool) -> Option<common::MakeBackend> {
+    if let Some(why) = common::unavailable(kind) {
+        common::skipped(&why);
+        return None;
+    }
+    Some(Box::new(move |setup: &BackendSetup| {
+        let gpu = gpu();
+        if !has_batches {
+            gpu.fail_always("cuFileBatchIOSetUp", 5039);
+        }
+        let access = CuFileAccess::new();
+        let inner = Some(access.beside(backend::open(kind, setup).unwrap(), setup));
+        Box::new(OnGpu { inner, access, moved: HashMap::new(), next: 0, gpu })
+    }))
+}
+
+/// Has memory of a GPU stand for that of the ops.
+struct OnGpu {
+    /// `None` while it is dropped.
+    inner: Option<Box<dyn Backend>>,
+    access: CuFileAccess,
+    /// By the tokens that the ops have meanwhile: as they were, and what stands for their memory.
+    moved: HashMap<u64, Moved>,
+    next: u64,
+    gpu: Rc<Gpu>,
+}
+
+struct Moved {
+    op: Op,
+    memory: Option<(GpuMemory, KnownFile)>,
+}
+
+impl Drop for OnGpu {
+    /// What was waited for has arrived.
+    fn drop(&mut self) {
+        drop(self.inner.take());
+        for Moved { op, memory } in self.moved.values() {
+            if let Some((on_gpu, _)) = memory.as_ref().filter(|_| op.kind == OpKind::Read) {
+                fill(&op.pieces[0], &self.gpu.peek(on_gpu));
+            }
+        }
+    }
+}
+
+impl OnGpu {
+    fn inner(&self) -> &dyn Backend {
+        self.inner.as_deref().expect("it is being dropped")
+    }
+
+    fn inner_mut(&mut self) -> &mut Box<dyn Backend> {
+        self.inner.as_mut().expect("it is being dropped")
+    }
+
+    /// What stands for a plain transfer, where cuFile knows its file and is asked for what engines ask for: whole pages.
+    fn stand_in(&self, op: &Op) -> Option<(GpuMemory, KnownFile)> {
+        let [memory] = &op.pieces[..] else { return None };
+        let is_whole = op.offset.is_multiple_of(4096) && memory.len().is_multiple_of(4096);
+        if !matches!(op.kind, OpKind::Read | OpKind::Write) || !is_whole {
+            return None;
+        }
+        let file = self.access.register(&op.file).ok()?;
+        let on_gpu = self.gpu.memory(0, memory.len(), 1);
+        let mut bytes = vec![0; memory.len()];
+        memory.copy_to_slice(0, &mut bytes);
+        self.gpu.poke(&on_gpu, &bytes);
+        Some((on_gpu, file))
+    }
+
+    fn give_back(&mut self, Completion { op, result }: Completion) -> Completion {
+        let token = op.token.0;
+        drop(op);
+        let Moved { op, memory } = self.moved.remove(&token).expect("an op that was submitted");
+        if let Some((on_gpu, _)) = memory.filter(|_| op.kind == OpKind::Read) {
+            fill(&op.pieces[0], &self.gpu.peek(&on_gpu));
+        }
+        Completion { op, result }
+    }
+}
+
+/// Fills memory as the kernel does.
+fn fill(memory: &Region, bytes: &[u8]) {
+    assert_eq!(memory.len(), bytes.len());
+    let start = std::ptr::with_exposed_provenance_mut(memory.addr());
+    // SAFETY: a read of this op may change its memory, and it has not been given back.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len()) }
+}
+
+impl Backend for OnGpu {
+    fn kind(&self) -> BackendKind {
+        self.inner().kind()
+    }
+
+    fn depth(&self) -> u32 {
+        self.inner().depth()
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.inner().in_flight()
+    }
+
+    fn submit(&mut self, op: Op) -> Submit {
+        let memory = self.stand_in(&op);
+        let pieces =
+            memory.as_ref().map_or_else(|| op.pieces.clone(), |(memory, _)| [memory.region()].into_iter().collect());
+        let token = Token(self.next);
+        self.next += 1;
+        let other = Op { token, kind: op.kind, file: Arc::clone(&op.file), offset: op.offset, pieces };
+        match self.inner_mut().submit(other) {
+            Submit::Queued => {
+                self.moved.insert(token.0, Moved { op, memory });
+                Submit::Queued
+            }
+            Submit::Busy(_) => Submit::Busy(op),
+        }
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.inner_mut().flush()
+    }
+
+    fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
+        let mut done = Vec::new();
+        self.inner_mut().reap(min, &mut done)?;
+        let given: Vec<_> = done.into_iter().map(|completion| self.give_back(completion)).collect();
+        completions.extend(given);
+        Ok(())
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        self.inner().waker()
+    }
+
+    fn register(&mut self, memory: &Region) -> bool {
+        self.inner_mut().register(memory)
+    }
+
+    fn unregister(&mut self, memory: &Region) {
+        self.inner_mut().unregister(memory);
+    }
+}
+
+/// A module of tests for each constructor.
+macro_rules! backends {
+    ($($name:ident: $make:expr;)*) => {
+        $(
+            mod $name {
+                use super::*;
+
+                deepnvme_testkit::conformance_tests!($make);
+            }
+        )*
+    };
+}
+
+backends! {
+    batches_beside_uring: beside(BackendKind::Uring, true);
+    batches_beside_threads: beside(BackendKind::Threads, true);
+    calls_beside_uring: beside(BackendKind::Uring, false);
+    calls_beside_aio: beside(BackendKind::Aio, false);
+}

@@ -1,0 +1,29 @@
+//! What becomes of a batch whose end cuFile never tells: its memory is given up. A binary of its own, since others that use the
+//! stand-in look for what nobody has given back.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
+
+#[allow(dead_code, reason = "other tests need more of it")]
+#[path = "gpu/files.rs"]
+mod files;
+#[allow(dead_code, reason = "the tests of bounce slots need more of it")]
+#[path = "gpu/standin.rs"]
+mod standin;
+
+use deepnvme_io::{Config, DirectMode, Engine, WriteOptions};
+use files::{config, folder, open};
+use standin::Gpu;
+
+#[test]
+fn a_batch_that_is_never_reported_fails_its_request_and_keeps_its_memory() {
+    let (gpu, folder) = (Gpu::new(), folder());
+    let engine = Engine::new(Config { workers: 1, queue_depth: 32, ..config(DirectMode::Required) }).unwrap();
+    let file = open(&folder.path().join("file"), DirectMode::Required);
+    let memory = gpu.memory(0, 8 << 20, 3);
+    let before = gpu.live("device_allocations");
+    gpu.fail_always("cuFileBatchIOGetStatus", 5041);
+    let error = engine.write(&file, 0, memory.region(), WriteOptions::default()).unwrap().wait().1.unwrap_err();
+    assert!(error.to_string().contains("5041"), "{error}");
+    drop((engine, file, memory));
+    assert_eq!(gpu.live("device_allocations"), before, "nobody knows that it is no longer used");
+    assert_eq!(gpu.violations(), "");
+}

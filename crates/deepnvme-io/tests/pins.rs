@@ -1,0 +1,173 @@
+//! Memory of GPUs that is registered with cuFile: transfers profit, the table is bounded, and nothing is left of it.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
+
+#[allow(dead_code, reason = "the tests of bounce slots need more of it")]
+#[path = "gpu/standin.rs"]
+mod standin;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use deepnvme_io::{Access, Config, DirectMode, Engine, ErrorKind, OpenOptions, Target, TensorFile, WriteOptions};
+use deepnvme_mem::{Region, Strided};
+use standin::{Gpu, GpuMemory, pattern};
+
+const MIB: usize = 1 << 20;
+const WINDOW_FULL: i32 = 5036;
+
+fn engine(gds: DirectMode) -> Engine {
+    Engine::new(Config { gds, workers: 2, queue_depth: 8, ..Config::default() }).unwrap()
+}
+
+fn open(folder: &Path) -> Arc<TensorFile> {
+    let options = OpenOptions { access: Access::ReadWrite, create: true, direct: DirectMode::Required };
+    TensorFile::open(&Target::from(folder.join("file").as_path()), options).unwrap()
+}
+
+/// Real files with direct I/O, which a file system in memory does not have.
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn there_and_back(gpu: &Gpu, engine: &Engine, file: &Arc<TensorFile>, memory: &GpuMemory) {
+    let before = gpu.peek(memory);
+    engine.write(file, 0, memory.region(), WriteOptions::default()).unwrap().wait().1.unwrap();
+    gpu.poke(memory, &pattern(99, memory.bytes));
+    engine.read(file, 0, memory.region_mut()).unwrap().wait().1.unwrap();
+    assert!(gpu.peek(memory) == before);
+}
+
+#[test]
+fn transfers_from_any_part_of_it_profit_whoever_has_pinned() {
+    let (gpu, folder) = (Gpu::new(), folder());
+    let (engine, other) = (engine(DirectMode::Required), engine(DirectMode::Required));
+    let file = open(folder.path());
+    let memory = gpu.memory(0, 4 * MIB, 1);
+    there_and_back(&gpu, &engine, &file, &memory);
+    assert!(gpu.count("unregistered_io") > 0);
+    assert_eq!(engine.stats().bytes_gds_pinned, 0);
+
+    let pin = engine.pin_gpu_memory(memory.region()).unwrap();
+    assert_eq!(pin.refusal(), None);
+    gpu.clear();
+    there_and_back(&gpu, &engine, &file, &memory);
+    let part = memory.region().slice(MIB..3 * MIB);
+    other.write(&file, 8 << 20, part, WriteOptions::default()).unwrap().wait().1.unwrap();
+    assert_eq!(gpu.count("unregistered_io"), 0);
+    assert_eq!((engine.stats().bytes_gds_pinned, other.stats().bytes_gds_pinned), (8 << 20, 2 << 20));
+
+    let again = other.pin_gpu_memory(memory.region().slice(MIB..2 * MIB)).unwrap();
+    assert!(again.refusal().unwrap().contains("pinned already"));
+    drop(again);
+    assert_eq!((gpu.live("cufile_buffers"), pin.refusal()), (1, None), "the first one stays");
+    drop(pin);
+    assert_eq!(gpu.live("cufile_buffers"), 0);
+    there_and_back(&gpu, &engine, &file, &memory);
+    assert_eq!((engine.stats().gds_pins, engine.stats().gds_pins_evicted), (1, 0));
+    drop((engine, other, file));
+    gpu.assert_clean();
+}
+
+#[test]
+fn a_thousand_cycles_leave_nothing() {
+    let (gpu, folder) = (Gpu::new(), folder());
+    let engine = engine(DirectMode::Required);
+    let file = open(folder.path());
+    let memories = [gpu.memory(0, MIB, 1), gpu.memory(1, MIB, 2), gpu.memory(0, MIB, 3)];
+    for round in 0..1000 {
+        let memory = &memories[round % 3];
+        let pin = engine.pin_gpu_memory(memory.region()).unwrap();
+        assert_eq!(pin.refusal(), None);
+        if round % 50 == 0 {
+            there_and_back(&gpu, &engine, &file, memory);
+        }
+        assert_eq!(gpu.live("cufile_buffers"), 1);
+    }
+    assert_eq!(engine.stats().gds_pins, 1000);
+    // A GPU's own memory is given back, too, as soon as nobody has it.
+    let before = gpu.live("device_allocations");
+    let memory = gpu.memory(0, MIB, 4);
+    let pin = engine.pin_gpu_memory(memory.region()).unwrap();
+    drop(memory);
+    assert_eq!(gpu.live("device_allocations"), before + 1, "a pin keeps what it was given");
+    drop(pin);
+    assert_eq!((gpu.live("device_allocations"), gpu.live("cufile_buffers")), (before, 0));
+    drop((engine, file));
+    gpu.assert_clean();
+}
+
+#[test]
+fn what_was_used_longest_ago_gives_way() {
+    let (gpu, folder) = (Gpu::new(), folder());
+    let engine = engine(DirectMode::Required);
+    let file = open(folder.path());
+    let memories: Vec<_> = (0..4).map(|seed| gpu.memory(0, MIB, seed)).collect();
+    let elsewhere = gpu.memory(1, MIB, 9);
+    let mut pins: Vec<_> = [&elsewhere, &memories[0], &memories[1], &memories[2]]
+        .map(|memory| engine.pin_gpu_memory(memory.region()).unwrap())
+        .into();
+    there_and_back(&gpu, &engine, &file, &memories[0]);
+    gpu.fail("cuFileBufRegister", 0, WINDOW_FULL);
+    pins.push(engine.pin_gpu_memory(memories[3].region()).unwrap());
+    let refused = pins.iter().map(|pin| pin.refusal().is_some()).collect::<Vec<_>>();
+    assert_eq!(refused, [false, false, true, false, false], "not the one that was used since, nor another GPU's");
+    assert!(pins[2].refusal().unwrap().contains("later pins"));
+    assert_eq!(engine.stats().gds_pins_evicted, 1);
+    there_and_back(&gpu, &engine, &file, &memories[1]);
+    // The one that was evicted may be pinned again; the end of its first pin is not the end of that.
+    let again = engine.pin_gpu_memory(memories[1].region()).unwrap();
+    pins.remove(2);
+    assert_eq!((again.refusal(), gpu.live("cufile_buffers")), (None, 5));
+
+    // With no room at all, all of them go, and the pin says so.
+    gpu.fail_always("cuFileBufRegister", WINDOW_FULL);
+    drop(again);
+    let none = engine.pin_gpu_memory(memories[1].region()).unwrap();
+    assert!(none.refusal().unwrap().contains("5036"), "{:?}", none.refusal());
+    gpu.clear();
+    there_and_back(&gpu, &engine, &file, &memories[1]);
+    drop((none, pins, engine, file));
+    gpu.assert_clean();
+}
+
+#[test]
+fn a_pin_that_ends_during_a_transfer_ends_after_it() {
+    let (gpu, folder) = (Gpu::new(), folder());
+    let engine = engine(DirectMode::Required);
+    let file = open(folder.path());
+    for round in 0..30 {
+        let memory = gpu.memory(0, 2 * MIB, round);
+        let pin = engine.pin_gpu_memory(memory.region()).unwrap();
+        let pending = engine.write(&file, 0, memory.region(), WriteOptions::default()).unwrap();
+        std::thread::sleep(std::time::Duration::from_micros(100 * (round % 7)));
+        drop((pin, memory));
+        pending.wait().1.unwrap();
+    }
+    drop((engine, file));
+    gpu.assert_clean();
+    assert_eq!(gpu.live("device_allocations"), 0);
+}
+
+#[test]
+fn what_cannot_be_pinned_says_why() {
+    let gpu = Gpu::new();
+    let engine = engine(DirectMode::Preferred);
+    let error = engine.pin_gpu_memory(Region::from_vec(vec![1; 4096])).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    let memory = gpu.memory(0, MIB, 1);
+    let layout = Strided { shape: vec![100, 10], stride_bytes: vec![1000, 1], item_bytes: 1 };
+    assert_eq!(engine.pin_gpu_memory(memory.strided(0, layout)).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(engine.pin_gpu_memory(memory.on_device(7)).unwrap_err().kind(), ErrorKind::Device);
+    gpu.fail("cuFileBufRegister", 0, 5012);
+    let pin = engine.pin_gpu_memory(memory.region()).unwrap();
+    assert!(pin.refusal().unwrap().contains("5012"), "{:?}", pin.refusal());
+    assert_eq!(engine.stats().gds_pins, 0);
+    drop((pin, engine));
+    // Without cuFile.
+    gpu.fail("cuFileDriverOpen", 0, 5001);
+    let engine = self::engine(DirectMode::Preferred);
+    let pin = engine.pin_gpu_memory(memory.region()).unwrap();
+    assert!(pin.refusal().unwrap().contains("cuFile does not start"), "{:?}", pin.refusal());
+    drop((pin, engine));
+    gpu.assert_clean();
+}

@@ -1,0 +1,66 @@
+//! Weights that do not fit into memory: they stay on disk, and pass through bounded memory unit by unit.
+//!
+//! A unit is what is used together, a layer as a rule. Whoever computes calls [`Streamer::acquire`] before a unit and
+//! [`Streamer::release`] after it; meanwhile the next ones are fetched into slots of one arena, straight from the files that
+//! they are in. [`Picker`] is for what is picked by index, such as the rows of an embedding or the experts of a layer.
+//!
+//! What arrives may become other bytes on the way ([`Arrival`]): cast, unpacked, dequantised by the threads of `crew`.
+//!
+//! `forecast` learns the order, `residency` decides purely what is where, `streamer` moves the bytes (`flight`: those of one unit), `source` knows when a
+//! file is no longer the one that was opened.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use deepnvme_io::mem::{Buffer, RegionMut};
+//! use deepnvme_io::{Config, Engine};
+//! use deepnvme_stream::{Piece, SlotClass, Source, Streamer, Unit};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("model.safetensors");
+//! std::fs::write(&path, vec![7; 40_000])?;
+//! let engine = Arc::new(Engine::new(Config::default())?);
+//! let source = Source::open(&path)?;
+//!
+//! // Four layers of 10,000 bytes, two of which are in memory at any time.
+//! let layer = |index: u64| Unit { class: 0, pieces: vec![Piece { source: 0, offset: index * 10_000, bytes: 10_000, at: 0 }], ..Unit::default() };
+//! let class = SlotClass { slots: 2, ahead: 1, slot_bytes: 12_288 };
+//! let arena = Buffer::zeroed(2 * 12_288)?.into_region();
+//! let bytes = arena.region();
+//! let streamer = Streamer::new(engine, vec![source], (0..4).map(layer).collect(), &[class], arena)?;
+//! for step in 0..3 {
+//!     for unit in 0..4 {
+//!         let at = streamer.acquire(unit, None)?.expect("no time limit was given");
+//!         let mut byte = [0];
+//!         bytes.copy_to_slice(at, &mut byte);
+//!         assert_eq!(byte, [7], "compute with what is there");
+//!         streamer.release(unit, 0);
+//!     }
+//! }
+//! assert!(streamer.stats().bytes_read <= 12 * 10_000);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod arrival;
+mod crew;
+mod error;
+mod flight;
+mod forecast;
+mod gather;
+pub mod pack;
+mod picker;
+mod residency;
+mod source;
+mod stats;
+mod stored;
+mod streamer;
+mod unit;
+
+pub use error::{Error, Result};
+pub use picker::{Part, Picker, Places, Stretch};
+pub use source::Source;
+pub use stats::StreamStats;
+pub use stored::{Form, Stored};
+pub use streamer::Streamer;
+pub use unit::{Arrival, CONVERSION_BYTES_MAX, Conversion, Piece, SlotClass, Unit};

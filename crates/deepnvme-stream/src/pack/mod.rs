@@ -1,0 +1,133 @@
+//! `deepnvme pack`: a model's files laid out layer by layer, in fewer bytes where that is asked for or gains.
+//!
+//! ```text
+//! source     the tensors of the old files
+//! order      which lies behind which: layers, and in them experts       (pure)
+//! recipe     what is done to each, and what that makes of a part of it  (pure)
+//! sample     some of the tensors, encoded and decoded again
+//! survey     that, and the speed of the disk: what it would gain
+//! container  what the new file says of tensors in another form          (pure)
+//! write      all of it into the new file
+//! folder     what else a model's folder has; the new folder appears at once, whole
+//! ```
+//!
+//! The new file is a safetensors file. Where every tensor is as it was, or cast, it is `model.safetensors`, which everybody
+//! reads; else it is `packed.safetensors`, whose tensors in another form are bytes for others. `docs/packed-format.md` has it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use deepnvme_checkpoint::{Progress, Result};
+use deepnvme_codec::Float;
+use deepnvme_codec::quant::Code;
+use deepnvme_io::Engine;
+use serde::Serialize;
+
+mod container;
+mod folder;
+mod order;
+mod recipe;
+mod sample;
+mod source;
+mod survey;
+mod write;
+
+pub use container::{METADATA_KEY, PackedTensor, tensors};
+pub use survey::{Forecast, Share};
+
+use folder::NewFolder;
+use source::Model;
+
+/// The name of a file that has tensors in another form.
+pub const PACKED_NAME: &str = "packed.safetensors";
+/// The name of one that has none.
+pub const PLAIN_NAME: &str = "model.safetensors";
+
+/// What becomes of the weights.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mode {
+    /// Packed without loss where that is measured to gain time, else kept.
+    #[default]
+    Auto,
+    /// Packed without loss where that makes fewer bytes, however long decoding takes.
+    Lossless,
+    /// As they are.
+    Keep,
+    /// Floats are cast to that type.
+    Cast(Float),
+    /// Matrices are stored in eight bits, with a scale for each group of so many elements.
+    Quantised(Code, usize),
+}
+
+/// What is asked for.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct PackOptions {
+    /// What becomes of the weights.
+    pub mode: Mode,
+    /// Folders that the weights are striped over, one for each disk. None: they lie in the new folder itself.
+    pub disks: Vec<PathBuf>,
+}
+
+/// What was made.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Packed {
+    /// The file, or the manifest of its stripes.
+    pub file: PathBuf,
+    /// Bytes of it.
+    pub bytes: u64,
+    /// How many tensors it has.
+    pub tensors: usize,
+    /// How many of those are in another form.
+    pub encoded: usize,
+    /// Other files of the folder that were copied.
+    pub copied: usize,
+}
+
+/// A model that is looked at, and may be packed.
+pub struct Packer {
+    engine: Arc<Engine>,
+    model: Model,
+    plan: survey::Plan,
+    source: PathBuf,
+    target: PathBuf,
+    options: PackOptions,
+}
+
+impl Packer {
+    /// Looks at a model: a sample of its tensors is encoded and decoded, and up to 256 MiB are written and read beside the new
+    /// folder (or on the disks) to learn how fast that is. Nothing of it stays.
+    ///
+    /// # Errors
+    /// `Io`, and `Format` where the source is not what is packed.
+    pub fn new(engine: &Arc<Engine>, source: &Path, target: &Path, options: PackOptions) -> Result<Self> {
+        NewFolder::check(target, &options.disks)?;
+        let model = Model::open(engine, source)?;
+        let speeds = survey::speeds(engine, &model, target, &options.disks)?;
+        let plan = survey::plan(engine, &model, options.mode, &speeds)?;
+        let (source, target) = (source.to_path_buf(), target.to_path_buf());
+        Ok(Self { engine: Arc::clone(engine), model, plan, source, target, options })
+    }
+
+    /// What packing would gain.
+    #[must_use]
+    pub fn forecast(&self) -> &Forecast {
+        &self.plan.forecast
+    }
+
+    /// Writes the new folder; it is there when it is whole.
+    ///
+    /// # Errors
+    /// `Io`; `Format` where a tensor cannot be stored as asked for; `Damaged` where the source has checksums, and is not what
+    /// they say; `Interrupted`. Then nothing is left of the new folder.
+    pub fn run(mut self, progress: &Progress) -> Result<Packed> {
+        self.model.audit(&self.engine, progress)?;
+        let recipes = &self.plan.recipes;
+        let encoded = recipes.iter().filter(|recipe| recipe.is_encoded()).count();
+        let name = if encoded > 0 { PACKED_NAME } else { PLAIN_NAME };
+        let folder = NewFolder::new(&self.target, &self.options.disks, name)?;
+        let copied = folder::copy_others(&self.source, folder.path(), self.options.mode)?;
+        let bytes = write::write(&self.engine, &self.model, recipes, &folder.weights(), progress)?;
+        let file = folder.commit()?;
+        Ok(Packed { file, bytes, tensors: recipes.len(), encoded, copied })
+    }
+}

@@ -1,0 +1,162 @@
+//! The tensors of the files that are packed.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use deepnvme_checkpoint::read::{Contents, Reader, locate};
+use deepnvme_checkpoint::{Error, Progress, Result};
+use deepnvme_format::Dtype;
+use deepnvme_io::mem::{Buffer, RegionMut};
+use deepnvme_io::{Engine, Error as IoError, Pending, Target};
+
+use super::container::METADATA_KEY;
+
+const BLOCK_BYTES: u64 = 4096;
+
+/// A tensor in one of the files, its elements side by side.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) name: String,
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<u64>,
+    pub(super) file: usize,
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+}
+
+/// All of a model's files.
+pub(super) struct Model {
+    readers: Vec<Reader>,
+    pub(super) tensors: Vec<Entry>,
+    /// Texts that the files' headers have, but those about bytes.
+    pub(super) metadata: Vec<(String, String)>,
+}
+
+/// Bytes of a file on their way.
+pub(super) struct Reading {
+    pending: Pending<RegionMut>,
+    rest: RegionMut,
+    range: Range<usize>,
+}
+
+impl Model {
+    pub(super) fn open(engine: &Engine, source: &Path) -> Result<Self> {
+        let mut model = Self { readers: Vec::new(), tensors: Vec::new(), metadata: Vec::new() };
+        let mut seen = HashSet::new();
+        for (path, names) in locate(source)? {
+            let mut reader = Reader::open(engine, &Target::Path(path.clone()))?;
+            let all: Vec<usize> = (0..reader.extents().len()).collect();
+            reader.resolve(engine, &all)?;
+            let names: Option<HashSet<String>> = names.map(|names| names.into_iter().collect());
+            for entry in entries(&reader, model.readers.len())? {
+                if names.as_ref().is_some_and(|names| !names.contains(&entry.name)) {
+                    continue;
+                }
+                if !seen.insert(entry.name.clone()) {
+                    return Err(refused(&path, format!("two tensors are called {:?}", entry.name)));
+                }
+                model.tensors.push(entry);
+            }
+            if let Contents::Safetensors { header } = reader.contents() {
+                for (key, text) in &header.metadata {
+                    if key == METADATA_KEY {
+                        return Err(refused(&path, "it is packed already; pack the model that it was made of".into()));
+                    }
+                    let is_known = model.metadata.iter().any(|(known, _)| known == key);
+                    if key != deepnvme_format::sums::METADATA_KEY && !is_known {
+                        model.metadata.push((key.clone(), text.clone()));
+                    }
+                }
+            }
+            model.readers.push(reader);
+        }
+        if model.tensors.is_empty() {
+            return Err(refused(source, "it has no tensors".into()));
+        }
+        Ok(model)
+    }
+
+    /// Compares files that have checksums with them: damage is not given new ones that are right.
+    pub(super) fn audit(&mut self, engine: &Engine, progress: &Progress) -> Result<()> {
+        for reader in &mut self.readers {
+            if reader.has_sums() {
+                reader.audit(engine, progress)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts to read some bytes of a tensor.
+    pub(super) fn start(&self, engine: &Engine, tensor: usize, part: &Range<u64>) -> Result<Reading> {
+        let entry = &self.tensors[tensor];
+        let offset = entry.offset + part.start;
+        let (head, bytes) = ((offset % BLOCK_BYTES) as usize, (part.end - part.start) as usize);
+        let buffer = Buffer::zeroed((head + bytes).next_multiple_of(BLOCK_BYTES as usize).max(BLOCK_BYTES as usize));
+        let buffer = buffer.map_err(|error| IoError::from_io("allocate memory to read into", &error))?;
+        let (target, rest) = buffer.into_region().split_at(head + bytes);
+        let pending = engine.read(self.readers[entry.file].file(), offset - head as u64, target)?;
+        Ok(Reading { pending, rest, range: head..head + bytes })
+    }
+
+    /// The same, and waits.
+    pub(super) fn read(&self, engine: &Engine, tensor: usize, part: &Range<u64>) -> Result<Vec<u8>> {
+        let (buffer, range) = self.start(engine, tensor, part)?.wait()?;
+        Ok(buffer.as_slice()[range].to_vec())
+    }
+
+    /// How many stretches of files a set of tensors is in, where what is close counts as one.
+    pub(super) fn stretches(&self, tensors: &[usize]) -> usize {
+        const CLOSE_BYTES: u64 = 64 << 10;
+        let mut places: Vec<(usize, u64, u64)> = tensors.iter().map(|index| &self.tensors[*index]).map(place).collect();
+        places.sort_unstable();
+        let is_apart = |pair: &&[(usize, u64, u64)]| {
+            let ((file, _, end), (next, begin, _)) = (pair[0], pair[1]);
+            file != next || begin.saturating_sub(end) > CLOSE_BYTES
+        };
+        usize::from(!places.is_empty()) + places.windows(2).filter(is_apart).count()
+    }
+
+    pub(super) fn path(&self, tensor: usize) -> PathBuf {
+        self.readers[self.tensors[tensor].file].path().to_path_buf()
+    }
+}
+
+fn place(entry: &Entry) -> (usize, u64, u64) {
+    (entry.file, entry.offset, entry.offset + entry.bytes)
+}
+
+impl Reading {
+    /// The memory, and where in it the bytes are.
+    pub(super) fn wait(self) -> Result<(Buffer, Range<usize>)> {
+        let (memory, transfer) = self.pending.wait();
+        transfer?;
+        let whole = memory.and_then(|memory| memory.join(self.rest).ok()).and_then(|whole| whole.into_buffer().ok());
+        let lost = || IoError::new(deepnvme_io::ErrorKind::Io, "read", "the memory of a read did not come home");
+        Ok((whole.ok_or_else(lost)?, self.range))
+    }
+}
+
+fn entries(reader: &Reader, file: usize) -> Result<Vec<Entry>> {
+    match reader.contents() {
+        Contents::Safetensors { header } => {
+            let entry = |tensor: &deepnvme_format::safetensors::Tensor| Entry {
+                name: tensor.name.clone(),
+                dtype: tensor.dtype,
+                shape: tensor.shape.clone(),
+                file,
+                offset: tensor.offset,
+                bytes: tensor.bytes,
+            };
+            Ok(header.tensors.iter().map(entry).collect())
+        }
+        Contents::Archive { .. } => Err(refused(
+            reader.path(),
+            "a torch archive is not packed as it is; write it as safetensors first: deepnvme convert".into(),
+        )),
+    }
+}
+
+pub(super) fn refused(path: &Path, what: String) -> Error {
+    Error::Format { path: path.to_path_buf(), source: deepnvme_format::Error::Unsupported(what) }
+}

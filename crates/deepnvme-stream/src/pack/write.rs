@@ -1,0 +1,273 @@
+//! The new file: read, encoded on all processors, hashed, written, in one pass. The header comes last, since it says how long
+//! everything has become; a place for the longest that it can be is kept.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use deepnvme_checkpoint::{Error, Progress, Result};
+use deepnvme_format::Dtype;
+use deepnvme_format::safetensors::{HEADER_BYTES_MAX, LENGTH_BYTES};
+use deepnvme_format::sums::{self, CELL_BYTES, Hasher, cell_count};
+use deepnvme_io::mem::Region;
+use deepnvme_io::stream::FileWriter;
+use deepnvme_io::{Access, Durability, Engine, OpenOptions, StripeSet, Target, TensorFile, WriteOptions};
+use serde::Serialize;
+
+use super::container::{self, Encoded};
+use super::order::{Member, Order, order};
+use super::recipe::{Recipe, dtype};
+use super::source::{Entry, Model, Reading, refused};
+
+const PAGE_BYTES: u64 = 4096;
+/// Reads on their way while one is encoded.
+const AHEAD: usize = 2;
+/// More threads than this wait for the disk.
+const THREADS_MAX: usize = 16;
+
+/// The order in which the tensors of a model will lie.
+pub(super) fn layout(model: &Model, recipes: &[Recipe]) -> Order {
+    let pairs = model.tensors.iter().zip(recipes);
+    let members = pairs.map(|(Entry { name, bytes, dtype, .. }, recipe)| Member {
+        name,
+        bytes: *bytes,
+        item_bytes: dtype.bytes(),
+        is_encoded: recipe.is_encoded(),
+    });
+    order(&members.collect::<Vec<_>>())
+}
+
+/// What was written of a tensor.
+struct Written {
+    tensor: usize,
+    /// Bytes from the first tensor on.
+    begin: u64,
+    bytes: u64,
+    lengths: Vec<u64>,
+    cells: Vec<u64>,
+}
+
+/// Writes all tensors; the bytes of the file.
+pub(super) fn write(
+    engine: &Arc<Engine>,
+    model: &Model,
+    recipes: &[Recipe],
+    target: &Target,
+    progress: &Progress,
+) -> Result<u64> {
+    let Order { tensors, groups, .. } = layout(model, recipes);
+    let data_offset = (LENGTH_BYTES + header_bytes_max(model, recipes, &tensors)).next_multiple_of(PAGE_BYTES);
+    if data_offset - LENGTH_BYTES > HEADER_BYTES_MAX {
+        return Err(refused(&target.path(), "its header would be longer than the format allows".into()));
+    }
+    progress.expect(model.tensors.iter().map(|entry| entry.bytes).sum());
+    let mut writer = FileWriter::create(Arc::clone(engine), target, Durability::Full)?;
+    writer.write(&vec![b' '; data_offset as usize])?;
+    let mut written = Vec::with_capacity(tensors.len());
+    let mut reads = Reads::new(engine, model, recipes, &tensors);
+    for group in groups {
+        for at in group.clone() {
+            let (tensor, begin) = (tensors[at], writer.position() - data_offset);
+            let mut pen = Pen { writer: &mut writer, cells: Vec::new(), hasher: Hasher::default(), room: CELL_BYTES };
+            let mut lengths = Vec::new();
+            let (item_bytes, recipe) = (model.tensors[tensor].dtype.bytes() as usize, &recipes[tensor]);
+            let mut left = model.tensors[tensor].bytes;
+            while left > 0 {
+                progress.check()?;
+                let (buffer, range) = reads.next()?.wait()?;
+                let bytes = &buffer.as_slice()[range];
+                let parts = encode(recipe, bytes, recipe.part_bytes(item_bytes)).map_err(|error| {
+                    let what = format!("the tensor {:?} cannot be stored so: {error}", model.tensors[tensor].name);
+                    refused(&model.path(tensor), what)
+                })?;
+                for part in parts {
+                    pen.write(&part)?;
+                    lengths.push(part.len() as u64);
+                }
+                left -= bytes.len() as u64;
+                progress.advance(bytes.len() as u64);
+            }
+            // The next group begins with a page; a tensor of another form may have bytes behind it, no other may.
+            if at + 1 == group.end && recipe.is_encoded() {
+                let end = pen.writer.position();
+                pen.write(&vec![0; (end.next_multiple_of(PAGE_BYTES) - end) as usize])?;
+            }
+            let cells = pen.finish();
+            written.push(Written { tensor, begin, bytes: writer.position() - data_offset - begin, lengths, cells });
+        }
+    }
+    let bytes = writer.position();
+    writer.commit()?;
+    let mut header = (data_offset - LENGTH_BYTES).to_le_bytes().to_vec();
+    header.extend(header_text(model, recipes, &written).as_bytes());
+    debug_assert!(header.len() as u64 <= data_offset, "the bound is one");
+    header.resize(data_offset as usize, b' ');
+    finish(engine, target, header)?;
+    Ok(bytes)
+}
+
+/// Puts the header in its place, and waits until it is on the disk.
+fn finish(engine: &Engine, target: &Target, header: Vec<u8>) -> Result<()> {
+    let opened = match target {
+        Target::Path(_) => target.clone(),
+        // The parts have got names of their own.
+        Target::Stripes(set) => Target::Stripes(StripeSet::from_manifest(&set.manifest_path())?),
+    };
+    let options = OpenOptions { access: Access::ReadWrite, create: false, direct: engine.config().direct };
+    let file = TensorFile::open(&opened, options)?;
+    engine.write(&file, 0, Region::from_vec(header), WriteOptions::default())?.wait().1?;
+    engine.sync(&file, Durability::Data)?;
+    Ok(())
+}
+
+/// All parts of a chunk, encoded.
+pub(super) fn encode(recipe: &Recipe, bytes: &[u8], part_bytes: usize) -> deepnvme_codec::Result<Vec<Vec<u8>>> {
+    let parts: Vec<&[u8]> = bytes.chunks(part_bytes).collect();
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(THREADS_MAX);
+    let threads = if *recipe == Recipe::Keep { 1 } else { cores.min(parts.len()) };
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(part) = parts.get(index) else { return Ok(done) };
+            done.push((index, recipe.encode(part)?));
+        }
+    };
+    let mut done: Vec<(usize, Vec<u8>)> = Vec::with_capacity(parts.len());
+    std::thread::scope(|scope| {
+        let start = |_| std::thread::Builder::new().name("deepnvme-pack".into()).spawn_scoped(scope, work).ok();
+        let others: Vec<_> = (1..threads).map_while(start).collect();
+        done.extend(work()?);
+        for other in others {
+            let lost = || deepnvme_codec::Error::Invalid("a thread that packed has panicked".into());
+            done.extend(other.join().map_err(|_| lost())??);
+        }
+        Ok::<(), deepnvme_codec::Error>(())
+    })?;
+    done.sort_unstable_by_key(|(index, _)| *index);
+    Ok(done.into_iter().map(|(_, part)| part).collect())
+}
+
+/// Writes a tensor, and hashes it cell by cell.
+struct Pen<'a> {
+    writer: &'a mut FileWriter,
+    cells: Vec<u64>,
+    hasher: Hasher,
+    room: u64,
+}
+
+impl Pen<'_> {
+    fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
+        self.writer.write(bytes)?;
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min(self.room as usize));
+            self.hasher.update(now);
+            self.room -= now.len() as u64;
+            bytes = later;
+            if self.room == 0 {
+                self.end_cell();
+            }
+        }
+        Ok(())
+    }
+
+    fn end_cell(&mut self) {
+        self.cells.push(std::mem::take(&mut self.hasher).finish().crc64);
+        self.room = CELL_BYTES;
+    }
+
+    fn finish(mut self) -> Vec<u64> {
+        if self.room < CELL_BYTES {
+            self.end_cell();
+        }
+        self.cells
+    }
+}
+
+/// The chunks of all tensors in their new order, some of them on their way.
+struct Reads<'a> {
+    engine: &'a Engine,
+    model: &'a Model,
+    chunks: Box<dyn Iterator<Item = (usize, Range<u64>)> + 'a>,
+    on_their_way: VecDeque<Reading>,
+}
+
+impl<'a> Reads<'a> {
+    fn new(engine: &'a Engine, model: &'a Model, recipes: &'a [Recipe], tensors: &'a [usize]) -> Self {
+        let chunks = tensors.iter().flat_map(move |tensor| {
+            let entry = &model.tensors[*tensor];
+            let step = recipes[*tensor].chunk_bytes(entry.dtype.bytes() as usize) as u64;
+            let begins = (0..entry.bytes).step_by(step as usize);
+            begins.map(move |begin| (*tensor, begin..entry.bytes.min(begin + step)))
+        });
+        Self { engine, model, chunks: Box::new(chunks), on_their_way: VecDeque::new() }
+    }
+
+    fn next(&mut self) -> Result<Reading> {
+        while self.on_their_way.len() <= AHEAD {
+            let Some((tensor, part)) = self.chunks.next() else { break };
+            self.on_their_way.push_back(self.model.start(self.engine, tensor, &part)?);
+        }
+        let lost = || deepnvme_io::Error::invalid("more is written than there is to read");
+        self.on_their_way.pop_front().ok_or_else(|| Error::Io(lost()))
+    }
+}
+
+#[derive(Serialize)]
+struct Described<'a> {
+    dtype: &'a str,
+    shape: &'a [u64],
+    data_offsets: (u64, u64),
+}
+
+/// The JSON of a header for what was written.
+fn header_text(model: &Model, recipes: &[Recipe], written: &[Written]) -> String {
+    let encoded = written.iter().filter(|each| recipes[each.tensor].is_encoded()).map(|each| {
+        let Entry { name, shape, .. } = &model.tensors[each.tensor];
+        Encoded { name, shape, recipe: recipes[each.tensor], lengths: &each.lengths }
+    });
+    let packed = container::text(encoded);
+    let sums =
+        sums::encode(written.iter().map(|each| (model.tensors[each.tensor].name.as_str(), each.cells.as_slice())));
+    let is_packed = recipes.iter().any(Recipe::is_encoded);
+    let own = is_packed.then_some((container::METADATA_KEY, packed.as_str()));
+    let own = own.into_iter().chain([(sums::METADATA_KEY, sums.as_str())]);
+    let mut metadata: serde_json::Map<String, serde_json::Value> =
+        model.metadata.iter().map(|(key, text)| (key.clone(), text.as_str().into())).collect();
+    metadata.entry("format").or_insert_with(|| "pt".into());
+    metadata.extend(own.map(|(key, text)| (key.to_owned(), text.into())));
+    let mut json = String::from("{\"__metadata__\":");
+    json += &serde_json::Value::Object(metadata).to_string();
+    for each in written {
+        let Entry { name, shape, dtype: old, .. } = &model.tensors[each.tensor];
+        let bytes = [each.bytes];
+        let (dtype, shape) = match recipes[each.tensor] {
+            Recipe::Keep => (*old, shape.as_slice()),
+            Recipe::Cast { to, .. } => (dtype(to), shape.as_slice()),
+            Recipe::Pack { .. } | Recipe::Quantise { .. } => (Dtype::U8, bytes.as_slice()),
+        };
+        let dtype = dtype.safetensors_name().unwrap_or_default();
+        let described = Described { dtype, shape, data_offsets: (each.begin, each.begin + each.bytes) };
+        json += &format!(",{}:", serde_json::Value::from(name.as_str()));
+        json += &serde_json::to_string(&described).unwrap_or_default();
+    }
+    json + "}"
+}
+
+/// How long the header can become: no number has more digits than its bound, no tensor more cells.
+fn header_bytes_max(model: &Model, recipes: &[Recipe], tensors: &[usize]) -> u64 {
+    let mut begin = 0;
+    let bound = |tensor: &usize| {
+        let (entry, recipe) = (&model.tensors[*tensor], &recipes[*tensor]);
+        let part = recipe.part_bytes(entry.dtype.bytes() as usize);
+        let parts = entry.bytes.div_ceil(part as u64);
+        let each = recipe.stored_bytes_max(part) as u64;
+        let bytes = parts * each + PAGE_BYTES;
+        let lengths = if recipe.is_encoded() { vec![each; parts as usize] } else { Vec::new() };
+        begin += bytes;
+        Written { tensor: *tensor, begin, bytes, lengths, cells: vec![0; cell_count(bytes)] }
+    };
+    header_text(model, recipes, &tensors.iter().map(bound).collect::<Vec<_>>()).len() as u64
+}

@@ -1,0 +1,355 @@
+//! Units come into slots before they are called for.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use deepnvme_io::mem::RegionMut;
+use deepnvme_io::{Engine, ReadItem};
+
+use crate::crew::{Crew, Job};
+use crate::error::{Error, Result};
+use crate::flight::{Arrived, Flight, Waiting};
+use crate::residency::{Call, Residency};
+use crate::source::Source;
+use crate::stats::{Busy, StreamStats};
+use crate::unit::{self, SlotClass, Unit};
+
+/// Who waits without a limit looks again after this.
+const LOOK_AGAIN: Duration = Duration::from_secs(3600);
+
+/// Passes units through the slots of an arena. Shared freely between threads.
+///
+/// The memory of a unit is the caller's from `acquire` to `release`, to read; nothing is read into it meanwhile.
+#[derive(Debug)]
+pub struct Streamer {
+    engine: Arc<Engine>,
+    sources: Vec<Source>,
+    units: Vec<Unit>,
+    /// Where each slot begins.
+    places: Vec<(usize, usize)>,
+    classes: Vec<SlotClass>,
+    /// Where anything is converted on arrival.
+    crew: Option<Crew>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    residency: Residency,
+    slots: Vec<Slot>,
+    flights: BTreeMap<usize, Flight>,
+    failures: BTreeMap<usize, Error>,
+    stats: StreamStats,
+    busy: Busy,
+    is_closed: bool,
+}
+
+/// The memory of a slot, while no fetch has it, and the stream of a GPU that has used it last.
+#[derive(Debug)]
+struct Slot {
+    memory: Option<RegionMut>,
+    stream: usize,
+}
+
+impl Streamer {
+    /// Units in the order in which they are expected to be called for at first. `arena` is cut into the slots of the first
+    /// class, then those of the second, and so on.
+    ///
+    /// # Errors
+    /// `Plan` where the units do not fit the slots, or the slots the arena.
+    pub fn new(
+        engine: Arc<Engine>,
+        sources: Vec<Source>,
+        units: Vec<Unit>,
+        classes: &[SlotClass],
+        arena: RegionMut,
+    ) -> Result<Self> {
+        if !arena.is_contiguous() {
+            return Err(Error::Plan("the memory for slots is not contiguous".into()));
+        }
+        unit::check(&units, classes, sources.len(), arena.len())?;
+        let (places, _) = unit::layout(classes);
+        let mut rest = arena;
+        let mut slots = Vec::with_capacity(places.len());
+        for (_, bytes) in &places {
+            let stream = rest.stream();
+            let (memory, behind) = rest.split_at(*bytes);
+            slots.push(Slot { memory: Some(memory), stream });
+            rest = behind;
+        }
+        let class_of = units.iter().map(|unit| unit.class).collect();
+        let state = State {
+            residency: Residency::new(class_of, classes.iter().map(Into::into).collect()),
+            slots,
+            flights: BTreeMap::new(),
+            failures: BTreeMap::new(),
+            stats: StreamStats::default(),
+            busy: Busy::default(),
+            is_closed: false,
+        };
+        let is_converted = units.iter().any(|unit| !unit.conversions.is_empty());
+        let crew = if is_converted { Some(Crew::start(&engine)?) } else { None };
+        let (classes, state) = (classes.to_vec(), Mutex::new(state));
+        Ok(Self { engine, sources, units, places, classes, crew, state })
+    }
+
+    /// Starts to fetch the first units, so that they come while the caller prepares.
+    pub fn warm_up(&self) {
+        let mut state = self.lock();
+        if !state.is_closed {
+            self.fetch_ahead(&mut state);
+        }
+    }
+
+    /// Waits until a unit is in memory, and returns where in the arena its slot begins. It stays there until it is released,
+    /// as often as it was acquired. `None` when it has not come in that time.
+    ///
+    /// # Errors
+    /// `Io` and `Changed` where it cannot be fetched (the next call tries again); `Busy` where all slots are in use; `Closed`.
+    ///
+    /// # Panics
+    /// When there is no such unit.
+    pub fn acquire(&self, unit: usize, timeout: Option<Duration>) -> Result<Option<usize>> {
+        let called = Instant::now();
+        let deadline = timeout.and_then(|timeout| called.checked_add(timeout));
+        let mut has_waited = false;
+        loop {
+            let waiting = {
+                let mut state = self.lock();
+                if state.is_closed {
+                    return Err(Error::Closed);
+                }
+                self.harvest(&mut state);
+                if let Some(error) = state.failures.remove(&unit) {
+                    return Err(error);
+                }
+                let call = state.residency.call(unit);
+                let on_its_way = match call {
+                    Call::Held(slot) => {
+                        if has_waited {
+                            state.stats.waits += 1;
+                            state.stats.stalled += called.elapsed();
+                        } else {
+                            state.stats.hits += 1;
+                        }
+                        self.fetch_ahead(&mut state);
+                        return Ok(Some(self.places[slot].0));
+                    }
+                    Call::Fetch(slot) => {
+                        self.fetch(&mut state, unit, slot, true)?;
+                        unit
+                    }
+                    Call::Wait => unit,
+                    Call::Full => state.residency.loading_beside(unit).next().unwrap_or(unit),
+                    Call::Stuck => {
+                        return Err(Error::Busy { unit, slots: self.classes[self.units[unit].class].slots });
+                    }
+                };
+                match state.flights.get(&on_its_way) {
+                    Some(flight) => flight.waiting.clone(),
+                    None => continue,
+                }
+            };
+            has_waited = true;
+            waiting.hurry(self.crew.as_ref());
+            let until = deadline.unwrap_or_else(|| Instant::now() + LOOK_AGAIN);
+            if !waiting.wait_until(until) && deadline.is_some() {
+                self.lock().stats.stalled += called.elapsed();
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The caller has done with a unit; on a GPU, when `stream` has come so far. False where it was not held.
+    pub fn release(&self, unit: usize, stream: usize) -> bool {
+        let mut state = self.lock();
+        let Some(slot) = state.residency.held_in(unit) else {
+            return false;
+        };
+        state.slots[slot].stream = stream;
+        state.residency.release(unit);
+        if !state.is_closed {
+            self.harvest(&mut state);
+            self.fetch_ahead(&mut state);
+        }
+        true
+    }
+
+    /// What it has cost so far.
+    #[must_use]
+    pub fn stats(&self) -> StreamStats {
+        let mut state = self.lock();
+        self.harvest(&mut state);
+        state.stats
+    }
+
+    /// Where the slots begin, and their bytes.
+    #[must_use]
+    pub fn slots(&self) -> &[(usize, usize)] {
+        &self.places
+    }
+
+    /// The units.
+    #[must_use]
+    pub fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
+    /// Fetches nothing more, and waits for what is on its way. Memory that is held may be used still.
+    pub fn close(&self) {
+        let flights = {
+            let mut state = self.lock();
+            state.is_closed = true;
+            std::mem::take(&mut state.flights)
+        };
+        for flight in flights.into_values() {
+            if let Some(pending) = &flight.waiting.direct {
+                pending.cancel();
+            }
+            // After a fork, what is on its way is the parent's.
+            flight.waiting.wait_until(Instant::now() + LOOK_AGAIN);
+        }
+    }
+
+    /// Bytes of memory beside the arena that conversions may take.
+    #[must_use]
+    pub fn conversion_bytes_max(&self) -> u64 {
+        self.crew.as_ref().map_or(0, Crew::bound_bytes)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every critical section leaves the state whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fetch_ahead(&self, state: &mut State) {
+        while let Some((unit, slot)) = state.residency.next_ahead() {
+            if let Err(error) = self.fetch(state, unit, slot, false) {
+                tracing::debug!(unit, %error, "a unit was not fetched ahead");
+                state.failures.insert(unit, error);
+            }
+        }
+    }
+
+    /// Starts to read a unit into a slot that is its own by now.
+    fn fetch(&self, state: &mut State, unit: usize, slot: usize, is_urgent: bool) -> Result<()> {
+        let refused = |state: &mut State, error| {
+            state.residency.failed(unit);
+            Err(error)
+        };
+        if let Err(error) = self.check_sources(unit) {
+            return refused(state, error);
+        }
+        let Slot { memory, stream } = &mut state.slots[slot];
+        let Some(memory) = memory.take() else {
+            let lost = "the memory of a slot did not come home after an error; open the model again";
+            return refused(state, Error::Plan(lost.into()));
+        };
+        let Cut { items, jobs, gaps } = self.cut(unit, memory.after(*stream));
+        let started = Instant::now();
+        // Also of a unit without bytes: it has to end.
+        let direct = if items.is_empty() && !jobs.is_empty() {
+            None
+        } else if is_urgent {
+            Some(self.engine.read_batch(items))
+        } else {
+            Some(self.engine.read_batch_later(items))
+        };
+        let direct = match direct.transpose() {
+            Ok(direct) => direct.map(Arc::new),
+            Err(error) => return refused(state, error.into()),
+        };
+        let task = self.crew.as_ref().filter(|_| !jobs.is_empty()).map(|crew| crew.begin(jobs, is_urgent));
+        let waiting = Waiting { direct, task };
+        state.flights.insert(unit, Flight { waiting, slot, gaps, started });
+        state.stats.fetches += 1;
+        state.stats.fetches_ahead += u64::from(!is_urgent);
+        Ok(())
+    }
+
+    fn check_sources(&self, unit: usize) -> Result<()> {
+        let mut checked = usize::MAX;
+        for (_, source, _, _) in self.units[unit].parts() {
+            if std::mem::replace(&mut checked, source) != source {
+                self.sources[source].check()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The reads of a unit, and the parts of the slot between them.
+    fn cut(&self, unit: usize, memory: RegionMut) -> Cut {
+        let Unit { pieces, conversions, .. } = &self.units[unit];
+        let mut cut = Cut::default();
+        let (mut rest, mut at) = (memory, 0);
+        for (part, source, from, to) in self.units[unit].parts() {
+            if from > at {
+                let (gap, behind) = rest.split_at(from - at);
+                cut.gaps.push(gap);
+                rest = behind;
+            }
+            let (target, behind) = rest.split_at(to - from);
+            let file = Arc::clone(self.sources[source].file());
+            match part.checked_sub(pieces.len()) {
+                None => cut.items.push(ReadItem { file, offset: pieces[part].offset, target }),
+                Some(index) => cut.jobs.push(Job { file, conversion: conversions[index], target }),
+            }
+            (rest, at) = (behind, to);
+        }
+        cut.gaps.push(rest);
+        cut
+    }
+
+    /// Takes note of all fetches that have ended.
+    fn harvest(&self, state: &mut State) {
+        let is_done = |flight: &Flight| flight.waiting.is_done();
+        let ended: Vec<usize> = state.flights.iter().filter(|(_, it)| is_done(it)).map(|(unit, _)| *unit).collect();
+        for unit in ended {
+            let Some(flight) = state.flights.remove(&unit) else { continue };
+            let (slot, started) = (flight.slot, flight.started);
+            let Some(landed) = flight.land() else { continue };
+            state.slots[slot].memory = landed.memory;
+            match landed.result {
+                Ok(Arrived { bytes, finished, converting }) => {
+                    state.stats.bytes_read += bytes;
+                    state.stats.converting += converting;
+                    state.stats.disk_busy += state.busy.add(started, finished);
+                    state.residency.landed(unit);
+                }
+                Err(error) => {
+                    state.residency.failed(unit);
+                    state.failures.insert(unit, self.explained(unit, error));
+                }
+            }
+        }
+    }
+
+    /// A read that failed because its file is another one by now says so.
+    fn explained(&self, unit: usize, error: Error) -> Error {
+        match self.check_sources(unit) {
+            Err(changed @ Error::Changed { .. }) => changed,
+            _ => error,
+        }
+    }
+}
+
+impl Drop for Streamer {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // The engine keeps the memory until what it has begun is done.
+        for flight in state.flights.values() {
+            if let Some(pending) = &flight.waiting.direct {
+                pending.cancel();
+            }
+        }
+    }
+}
+
+/// What is done with the parts of a slot.
+#[derive(Default)]
+struct Cut {
+    items: Vec<ReadItem>,
+    jobs: Vec<Job>,
+    gaps: Vec<RegionMut>,
+}

@@ -1,0 +1,204 @@
+//! What is packed, cast or quantised on disk is in memory what it has to be, beside what is there as it is.
+
+#![allow(clippy::unwrap_used)]
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use deepnvme_codec::quant::{Code, Scheme, dequantise, quantise};
+use deepnvme_codec::{Float, cast, pack};
+use deepnvme_io::backend::BackendKind;
+use deepnvme_io::mem::{Buffer, Region};
+use deepnvme_io::{BackendFactory, Config, Engine};
+use deepnvme_stream::{Arrival, Conversion, Error, Piece, SlotClass, Source, Streamer, Unit};
+use deepnvme_testkit::faults::{FaultPlan, Faults};
+use proptest::prelude::*;
+
+fn weights(count: usize, random: &mut fastrand::Rng) -> Vec<u8> {
+    let mut one = || (((random.f32() + random.f32() + random.f32() - 1.5) * 0.05).to_bits() >> 16) as u16;
+    (0..count).flat_map(|_| one().to_le_bytes()).collect()
+}
+
+/// A file of tensors in one form after the other, and what each of them is in memory.
+struct World {
+    streamer: Streamer,
+    arena: Region,
+    /// Of each unit: where its tensors are in the slot, and their bytes.
+    expected: Vec<Vec<(usize, Vec<u8>)>>,
+    path: std::path::PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl World {
+    fn new(engine: Arc<Engine>, shapes: &[Vec<(u8, usize, usize)>], slots: usize, seed: u64) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut file = vec![1, 2, 3];
+        let (mut units, mut expected, mut slot_bytes) = (Vec::new(), Vec::new(), 4096);
+        for shape in shapes {
+            let (mut unit, mut tensors, mut at) = (Unit::default(), Vec::new(), 0);
+            for (form, rows, columns) in shape {
+                let bytes = weights(rows * columns, &mut random);
+                let offset = file.len() as u64;
+                let (arrival, memory) = store(*form, *columns, &bytes, &mut file);
+                let stored = file.len() - offset as usize;
+                match arrival {
+                    None => unit.pieces.push(Piece { source: 0, offset, bytes: stored, at }),
+                    Some(arrival) => unit.conversions.push(Conversion {
+                        source: 0,
+                        offset,
+                        bytes: stored,
+                        at,
+                        target_bytes: memory.len(),
+                        arrival,
+                        trim: (0, 0),
+                        then: None,
+                    }),
+                }
+                let end = at + memory.len();
+                tensors.push((at, memory));
+                at = end.next_multiple_of(64);
+            }
+            slot_bytes = slot_bytes.max(at.next_multiple_of(4096));
+            units.push(unit);
+            expected.push(tensors);
+        }
+        let path = folder.path().join("weights.bin");
+        std::fs::write(&path, &file).unwrap();
+        let memory = Buffer::zeroed(slots * slot_bytes).unwrap().into_region();
+        let arena = memory.region();
+        let class = SlotClass { slots, ahead: slots - 1, slot_bytes };
+        let source = Source::open(path.clone()).unwrap();
+        let streamer = Streamer::new(engine, vec![source], units, &[class], memory).unwrap();
+        Self { streamer, arena, expected, path, _folder: folder }
+    }
+
+    fn use_unit(&self, unit: usize) -> Result<(), Error> {
+        let slot = self.streamer.acquire(unit, None)?.unwrap();
+        for (at, expected) in &self.expected[unit] {
+            let mut bytes = vec![0; expected.len()];
+            self.arena.copy_to_slice(slot + at, &mut bytes);
+            assert!(bytes == *expected, "unit {unit}, at {at}");
+        }
+        self.streamer.release(unit, 0);
+        Ok(())
+    }
+}
+
+/// Appends a tensor in one of the forms; what is done to it on arrival, and what it is then.
+fn store(form: u8, columns: usize, bytes: &[u8], file: &mut Vec<u8>) -> (Option<Arrival>, Vec<u8>) {
+    match form {
+        0 => {
+            file.extend(bytes);
+            (None, bytes.to_vec())
+        }
+        1 => {
+            for block in bytes.chunks(2 * 10_000) {
+                pack::encode(Float::Bf16, block, file).unwrap();
+            }
+            (Some(Arrival::Unpacked), bytes.to_vec())
+        }
+        2 => {
+            file.extend(bytes);
+            let mut wide = vec![0; bytes.len() * 2];
+            cast::convert(Float::Bf16, Float::F32, bytes, &mut wide).unwrap();
+            (Some(Arrival::Cast { from: Float::Bf16, to: Float::F32 }), wide)
+        }
+        _ => {
+            let scheme = Scheme { code: Code::Int8, group: NonZeroUsize::new(64), scale: Float::Bf16 };
+            let rows = bytes.len() / 2 / columns;
+            let mut stored = vec![0; scheme.scales(rows, columns).unwrap() * 2 + rows * columns];
+            let (scales, codes) = stored.split_at_mut(scheme.scales(rows, columns).unwrap() * 2);
+            quantise(scheme, columns, (Float::Bf16, bytes), codes, scales).unwrap();
+            let mut memory = vec![0; bytes.len()];
+            dequantise(scheme, columns, codes, scales, (Float::Bf16, &mut memory)).unwrap();
+            file.extend(stored);
+            (Some(Arrival::Dequantised { scheme, columns, part_rows: rows, to: Float::Bf16 }), memory)
+        }
+    }
+}
+
+fn engine(plan: Option<FaultPlan>) -> Arc<Engine> {
+    let Some(plan) = plan else { return Arc::new(Engine::new(Config::default()).unwrap()) };
+    let wrap = Faults::new(plan);
+    let factory: BackendFactory =
+        Arc::new(move |setup| Ok(Box::new(wrap.wrap(deepnvme_io::backend::open(BackendKind::Threads, setup)?))));
+    Arc::new(Engine::with_backends(Config { workers: 2, ..Config::default() }, factory).unwrap())
+}
+
+fn shapes() -> impl Strategy<Value = Vec<Vec<(u8, usize, usize)>>> {
+    let tensor = (0..4u8, 1..40usize, 1..2000usize);
+    proptest::collection::vec(proptest::collection::vec(tensor, 1..5), 1..6)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn every_form_arrives(
+        shapes in shapes(), slots in 1..4usize, seed: u64,
+        order in proptest::collection::vec(any::<prop::sample::Index>(), 1..40),
+    ) {
+        let world = World::new(engine(None), &shapes, slots, seed);
+        world.streamer.warm_up();
+        for pick in order {
+            world.use_unit(pick.index(shapes.len())).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_disk_that_fails_is_an_error_and_the_slot_is_used_again(
+        shapes in shapes(), seed: u64, eio in 0..300u32,
+        order in proptest::collection::vec(any::<prop::sample::Index>(), 1..30),
+    ) {
+        let plan = FaultPlan {
+            seed, eio, short: 200, slow: 100, slow_max: Duration::from_millis(2), reorder: true, ..FaultPlan::default()
+        };
+        let world = World::new(engine(Some(plan)), &shapes, 2, seed);
+        for pick in order {
+            if let Err(error) = world.use_unit(pick.index(shapes.len())) {
+                prop_assert!(eio > 0 && matches!(error, Error::Io(_)), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn damaged_weights_are_an_error_that_says_where() {
+    let world = World::new(engine(None), &[vec![(1, 30, 1000)], vec![(0, 10, 10)]], 1, 5);
+    let mut file = std::fs::read(&world.path).unwrap();
+    file[3] ^= 0xff; // the first byte of the first block's header
+    let again = World::new(engine(None), &[vec![(1, 30, 1000)], vec![(0, 10, 10)]], 1, 5);
+    overwrite(&again.path, &file);
+    let damaged = again.use_unit(0).unwrap_err();
+    let text = damaged.to_string();
+    // Either it is noticed that the file was written to, or that the bytes are wrong: here, the former.
+    assert!(text.contains("it was written to"), "{text}");
+    let source = Source::open(again.path).unwrap();
+    let unit = Unit {
+        conversions: vec![Conversion {
+            source: 0,
+            offset: 3,
+            bytes: file.len() - 3 - 200,
+            at: 0,
+            target_bytes: 60_000,
+            arrival: Arrival::Unpacked,
+            trim: (0, 0),
+            then: None,
+        }],
+        ..Unit::default()
+    };
+    let class = SlotClass { slots: 1, ahead: 0, slot_bytes: 61_440 };
+    let arena = Buffer::zeroed(61_440).unwrap().into_region();
+    let streamer = Streamer::new(engine(None), vec![source], vec![unit], &[class], arena).unwrap();
+    let damaged = streamer.acquire(0, None).unwrap_err();
+    assert!(matches!(damaged, Error::Corrupt { offset: 3, .. }), "{damaged}");
+    assert!(damaged.to_string().contains("weights.bin") && damaged.to_string().contains("restore"), "{damaged}");
+}
+
+fn overwrite(path: &Path, bytes: &[u8]) {
+    std::thread::sleep(Duration::from_millis(20)); // beyond the clock's grain for times of files
+    std::fs::write(path, bytes).unwrap();
+}

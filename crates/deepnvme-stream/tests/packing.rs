@@ -1,0 +1,338 @@
+//! A packed folder has the same weights in another layout and form, appears at once, and is never half there.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use deepnvme_checkpoint::read::{Contents, Reader};
+use deepnvme_checkpoint::write::{Save, SaveOptions, Tensor};
+use deepnvme_checkpoint::{Error, Progress};
+use deepnvme_codec::quant::{Code, Scheme, dequantise, quantise};
+use deepnvme_codec::{Float, cast};
+use deepnvme_format::{Dtype, safetensors, safetensors::TensorSpec};
+use deepnvme_io::backend::BackendKind;
+use deepnvme_io::mem::{Buffer, Region};
+use deepnvme_io::{BackendFactory, Config, Engine, StripeSet, Target};
+use deepnvme_stream::pack::{Mode, PACKED_NAME, PLAIN_NAME, PackOptions, Packed, Packer, tensors};
+use deepnvme_stream::{Form, SlotClass, Source, Streamer, Unit};
+use deepnvme_testkit::faults::{FaultPlan, Faults};
+use proptest::prelude::*;
+
+/// Floats as weights are, in any of the types.
+fn weights(float: Float, count: usize, random: &mut fastrand::Rng) -> Vec<u8> {
+    let wide: Vec<u8> =
+        (0..count).flat_map(|_| ((random.f32() + random.f32() + random.f32() - 1.5) * 0.05).to_le_bytes()).collect();
+    let mut bytes = vec![0; count * float.bytes()];
+    cast::convert(Float::F32, float, &wide, &mut bytes).unwrap();
+    bytes
+}
+
+/// A model's folder, and the bytes of its tensors.
+struct Model {
+    folder: tempfile::TempDir,
+    tensors: HashMap<String, (Dtype, Vec<u64>, Vec<u8>)>,
+}
+
+impl Model {
+    fn new(engine: &Arc<Engine>, seed: u64) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut model = Self { folder: tempfile::tempdir().unwrap(), tensors: HashMap::new() };
+        let float = |float| match float {
+            Float::Bf16 => Dtype::Bf16,
+            Float::F16 => Dtype::F16,
+            Float::F32 => Dtype::F32,
+        };
+        let mut shards = [Vec::new(), Vec::new()];
+        for (name, kind, shape) in [
+            ("model.embed.weight", Float::Bf16, vec![700, 200]),
+            ("model.layers.0.mlp.weight", Float::Bf16, vec![300, 333]),
+            ("model.layers.10.mlp.weight", Float::F32, vec![400, 333]),
+            ("model.layers.2.mlp.weight", Float::F16, vec![random.u64(200..700), 333]),
+            ("model.layers.2.norm.weight", Float::F16, vec![333]),
+            ("model.layers.0.norm.weight", Float::Bf16, vec![333]),
+        ] {
+            let count = shape.iter().product::<u64>() as usize;
+            let bytes = weights(kind, count, &mut random);
+            model.tensors.insert(name.into(), (float(kind), shape, bytes));
+        }
+        let counts: Vec<u8> = (0..8000).map(|_| random.u8(..)).collect();
+        model.tensors.insert("model.counts".into(), (Dtype::I64, vec![1000], counts));
+        model.tensors.insert("model.nothing".into(), (Dtype::F32, vec![0, 3], Vec::new()));
+        for (name, (dtype, shape, bytes)) in &model.tensors {
+            let spec = TensorSpec { name: name.clone(), dtype: *dtype, shape: shape.clone() };
+            shards[random.usize(0..2)].push(Tensor { spec, bytes: Region::from_vec(bytes.clone()).into() });
+        }
+        let mut index = HashMap::new();
+        for (number, shard) in shards.into_iter().enumerate() {
+            let name = format!("model-{number}.safetensors");
+            shard.iter().for_each(|tensor| drop(index.insert(tensor.spec.name.clone(), name.clone())));
+            let path = model.path().join(name);
+            let metadata = vec![("format".into(), "pt".into())];
+            let save = Save::safetensors(&path, shard, metadata, SaveOptions::default()).unwrap();
+            save.run(Arc::clone(engine), &Target::from(&path), Arc::default()).unwrap();
+        }
+        let entries: Vec<String> = index.iter().map(|(name, file)| format!("{name:?}: {file:?}")).collect();
+        let index = format!(r#"{{"metadata": {{}}, "weight_map": {{{}}}}}"#, entries.join(","));
+        fs::write(model.path().join("model.safetensors.index.json"), index).unwrap();
+        fs::write(model.path().join("config.json"), r#"{"model_type": "llama", "dtype": "bfloat16"}"#).unwrap();
+        fs::create_dir(model.path().join("1_Pooling")).unwrap();
+        fs::write(model.path().join("1_Pooling/config.json"), "{}").unwrap();
+        model
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+fn engine(plan: Option<FaultPlan>) -> Arc<Engine> {
+    let config = Config { workers: 2, ..Config::default() };
+    let Some(plan) = plan else { return Arc::new(Engine::new(config).unwrap()) };
+    let wrap = Faults::new(plan);
+    let factory: BackendFactory =
+        Arc::new(move |setup| Ok(Box::new(wrap.wrap(deepnvme_io::backend::open(BackendKind::Threads, setup)?))));
+    Arc::new(Engine::with_backends(config, factory).unwrap())
+}
+
+fn run(engine: &Arc<Engine>, model: &Model, target: &Path, mode: Mode, disks: &[PathBuf]) -> Result<Packed, Error> {
+    let options = PackOptions { mode, disks: disks.to_vec() };
+    Packer::new(engine, model.path(), target, options)?.run(&Progress::default())
+}
+
+/// All tensors of a packed file as a model would have them, and in which form each was.
+fn unpacked(engine: &Arc<Engine>, target: &Target) -> HashMap<String, (Dtype, Vec<u64>, Vec<u8>, bool)> {
+    let mut reader = Reader::open(engine, target).unwrap();
+    assert!(reader.has_sums(), "the new file has checksums");
+    reader.audit(engine, &Progress::default()).unwrap();
+    let Contents::Safetensors { header } = reader.contents() else { panic!("it is a safetensors file") };
+    let mut found = HashMap::new();
+    for tensor in &header.tensors {
+        let bytes = RegionBytes::read(engine, &reader, tensor);
+        found.insert(tensor.name.clone(), (tensor.dtype, tensor.shape.clone(), bytes, false));
+    }
+    for packed in tensors(header, 0).unwrap() {
+        let Form::Parts { bytes, starts, .. } = &packed.stored.form else { panic!("it has parts") };
+        let slot_bytes = bytes.next_multiple_of(4096);
+        let arena = Buffer::zeroed(slot_bytes).unwrap().into_region();
+        let memory = arena.region();
+        let conversions = packed.stored.conversions(0..*bytes, 0, packed.stored.float).unwrap();
+        assert!(starts.len() > 2 || *bytes <= 256 << 10, "it is cut into parts");
+        let unit = Unit { conversions, ..Unit::default() };
+        let class = SlotClass { slots: 1, ahead: 0, slot_bytes };
+        let source = Source::open(target.clone()).unwrap();
+        let streamer = Streamer::new(Arc::clone(engine), vec![source], vec![unit], &[class], arena).unwrap();
+        let at = streamer.acquire(0, None).unwrap().unwrap();
+        let mut whole = vec![0; *bytes];
+        memory.copy_to_slice(at, &mut whole);
+        found.insert(packed.name, (packed.dtype, packed.shape, whole, true));
+    }
+    found
+}
+
+struct RegionBytes;
+
+impl RegionBytes {
+    fn read(engine: &Arc<Engine>, reader: &Reader, tensor: &safetensors::Tensor) -> Vec<u8> {
+        let target = Buffer::zeroed((tensor.bytes as usize).max(1)).unwrap().into_region();
+        let memory = target.region();
+        let (target, _rest) = target.split_at(tensor.bytes as usize);
+        engine.read(reader.file(), tensor.offset, target).unwrap().wait().1.unwrap();
+        let mut bytes = vec![0; tensor.bytes as usize];
+        memory.copy_to_slice(0, &mut bytes);
+        bytes
+    }
+}
+
+/// What a tensor is when it was quantised and dequantised.
+fn rounded(code: Code, group: usize, float: Float, columns: usize, bytes: &[u8]) -> Vec<u8> {
+    let scheme = Scheme { code, group: std::num::NonZeroUsize::new(group), scale: Float::Bf16 };
+    let elements = bytes.len() / float.bytes();
+    let mut codes = vec![0; elements];
+    let mut scales = vec![0; scheme.scales(elements / columns, columns).unwrap() * 2];
+    quantise(scheme, columns, (float, bytes), &mut codes, &mut scales).unwrap();
+    let mut again = vec![0; bytes.len()];
+    dequantise(scheme, columns, &codes, &scales, (float, &mut again)).unwrap();
+    again
+}
+
+fn float_of(dtype: Dtype) -> Option<Float> {
+    match dtype {
+        Dtype::Bf16 => Some(Float::Bf16),
+        Dtype::F16 => Some(Float::F16),
+        Dtype::F32 => Some(Float::F32),
+        _ => None,
+    }
+}
+
+/// What is left in a folder, but for what a packed model has.
+fn leftovers(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with('.')).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(6))]
+
+    #[test]
+    fn every_mode_keeps_the_weights(seed: u64, is_striped: bool, group in 1..200usize) {
+        let engine = engine(None);
+        let model = Model::new(&engine, seed);
+        let out = tempfile::tempdir().unwrap();
+        let disks: Vec<PathBuf> = (0..3).map(|disk| out.path().join(format!("disk{disk}"))).collect();
+        disks.iter().for_each(|disk| fs::create_dir(disk).unwrap());
+        let disks = if is_striped { disks } else { Vec::new() };
+        let modes = [
+            Mode::Auto, Mode::Lossless, Mode::Keep, Mode::Cast(Float::F32), Mode::Quantised(Code::Int8, group),
+            Mode::Quantised(Code::F8E4m3, group),
+        ];
+        for (number, mode) in modes.into_iter().enumerate() {
+            let folder = out.path().join(format!("packed{number}"));
+            let packed = run(&engine, &model, &folder, mode, &disks).unwrap();
+            prop_assert_eq!(packed.tensors, model.tensors.len());
+            let target = if is_striped {
+                Target::Stripes(StripeSet::from_manifest(&packed.file).unwrap())
+            } else {
+                Target::Path(packed.file.clone())
+            };
+            let is_plain = matches!(mode, Mode::Keep | Mode::Cast(_)) || packed.encoded == 0;
+            let name = if is_plain { PLAIN_NAME } else { PACKED_NAME };
+            prop_assert!(packed.file.file_name().unwrap().to_string_lossy().starts_with(name));
+            let found = unpacked(&engine, &target);
+            prop_assert_eq!(found.len(), model.tensors.len());
+            for (name, (dtype, shape, bytes)) in &model.tensors {
+                let (new_dtype, new_shape, new_bytes, is_encoded) = &found[name];
+                let float = float_of(*dtype);
+                let expected = match (mode, float) {
+                    (Mode::Cast(to), Some(from)) => {
+                        let mut cast_bytes = vec![0; bytes.len() / from.bytes() * to.bytes()];
+                        cast::convert(from, to, bytes, &mut cast_bytes).unwrap();
+                        prop_assert_eq!(float_of(*new_dtype), Some(to));
+                        cast_bytes
+                    }
+                    (Mode::Quantised(code, group), Some(float)) if *is_encoded => {
+                        prop_assert_eq!(new_dtype, dtype);
+                        rounded(code, group, float, *shape.last().unwrap() as usize, bytes)
+                    }
+                    _ => {
+                        prop_assert_eq!(new_dtype, dtype);
+                        bytes.clone()
+                    }
+                };
+                prop_assert_eq!(new_shape, shape);
+                prop_assert!(new_bytes == &expected, "{} in {:?}", name, mode);
+                if mode == Mode::Lossless && shape.len() == 2 && !bytes.is_empty() {
+                    prop_assert!(is_encoded, "{} gains", name);
+                }
+            }
+            // Layers lie one after the other, those in another form at pages.
+            let reader = Reader::open(&engine, &target).unwrap();
+            let at = |name: &str| reader.extents().iter().find(|extent| extent.name == name).unwrap().data_offset;
+            prop_assert!(at("model.layers.0.norm.weight") < at("model.layers.2.norm.weight"));
+            prop_assert!(at("model.layers.2.mlp.weight") < at("model.layers.10.mlp.weight"));
+            if mode == Mode::Lossless {
+                prop_assert_eq!(at("model.layers.10.mlp.weight") % 4096, 0, "nothing plain is in that layer");
+                prop_assert_eq!(at("model.layers.2.norm.weight") % 4096, 0);
+            }
+            prop_assert!(folder.join("1_Pooling/config.json").is_file());
+            prop_assert!(!folder.join("model.safetensors.index.json").exists());
+            let config = fs::read_to_string(folder.join("config.json")).unwrap();
+            prop_assert_eq!(config.contains("float32"), mode == Mode::Cast(Float::F32));
+        }
+        prop_assert_eq!(leftovers(out.path()), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn a_disk_that_fails_leaves_nothing_behind(seed: u64, eio in 1..60u32, is_striped: bool) {
+        let model = Model::new(&engine(None), seed);
+        let engine = engine(Some(FaultPlan { seed, eio, short: 200, reorder: true, ..FaultPlan::default() }));
+        let out = tempfile::tempdir().unwrap();
+        let disks = if is_striped { vec![out.path().join("a"), out.path().join("b")] } else { Vec::new() };
+        disks.iter().for_each(|disk| fs::create_dir(disk).unwrap());
+        let target = out.path().join("packed");
+        match run(&engine, &model, &target, Mode::Lossless, &disks) {
+            Ok(packed) => prop_assert!(packed.file.is_file()),
+            Err(error) => {
+                prop_assert!(matches!(error, Error::Io(_)), "{error}");
+                prop_assert!(!target.exists());
+                prop_assert_eq!(leftovers(out.path()), Vec::<PathBuf>::new());
+                for disk in &disks {
+                    prop_assert_eq!(fs::read_dir(disk).unwrap().count(), 0);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_folder_that_is_there_is_left_alone_and_one_of_a_dead_writer_is_removed() {
+    let engine = engine(None);
+    let model = Model::new(&engine, 3);
+    let out = tempfile::tempdir().unwrap();
+    let target = out.path().join("packed");
+    fs::create_dir(&target).unwrap();
+    fs::write(target.join("mine"), "mine").unwrap();
+    let refused = run(&engine, &model, &target, Mode::Keep, &[]).unwrap_err();
+    assert!(refused.to_string().contains("something is there already"), "{refused}");
+    assert_eq!(fs::read(target.join("mine")).unwrap(), b"mine");
+    fs::remove_file(target.join("mine")).unwrap();
+
+    // Two that were not finished: one whose writer is gone, one whose writer still holds its lock.
+    let [dead, alive] = [1, 2].map(|pid| out.path().join(format!(".packed.deepnvme-pack-{pid}")));
+    for folder in [&dead, &alive] {
+        fs::create_dir(folder).unwrap();
+        fs::write(folder.join(".deepnvme-lock"), "").unwrap();
+    }
+    let lock = fs::File::open(alive.join(".deepnvme-lock")).unwrap();
+    lock.lock().unwrap();
+    run(&engine, &model, &target, Mode::Keep, &[]).unwrap();
+    assert!(!dead.exists() && alive.exists() && target.join(PLAIN_NAME).is_file());
+}
+
+#[test]
+fn what_is_damaged_packed_or_stopped_is_not_packed() {
+    let engine = engine(None);
+    let model = Model::new(&engine, 4);
+    let out = tempfile::tempdir().unwrap();
+    let target = out.path().join("packed");
+    let stopped = Progress::default();
+    stopped.stop();
+    let options = PackOptions { mode: Mode::Keep, ..PackOptions::default() };
+    let packer = Packer::new(&engine, model.path(), &target, options).unwrap();
+    assert!(packer.forecast().bytes > 0 && packer.forecast().stretches >= 1.0 && packer.forecast().layers == 3);
+    assert!(matches!(packer.run(&stopped), Err(Error::Interrupted)));
+    assert!(!target.exists());
+
+    run(&engine, &model, &target, Mode::Lossless, &[]).unwrap();
+    let options = PackOptions { mode: Mode::Keep, ..PackOptions::default() };
+    let again = Packer::new(&engine, &target.join(PACKED_NAME), &out.path().join("again"), options).err().unwrap();
+    assert!(again.to_string().contains("packed already"), "{again}");
+
+    let shard = model.path().join("model-0.safetensors");
+    let mut bytes = fs::read(&shard).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&shard, bytes).unwrap();
+    let damaged = run(&engine, &model, &out.path().join("other"), Mode::Keep, &[]).unwrap_err();
+    assert!(matches!(damaged, Error::Damaged { .. }), "{damaged}");
+    assert!(!out.path().join("other").exists());
+}
+
+#[test]
+fn a_weight_that_has_no_code_is_an_error_that_names_it() {
+    let engine = engine(None);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let mut bytes = weights(Float::F32, 200 * 200, &mut fastrand::Rng::with_seed(1));
+    bytes[80_000..80_004].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    let spec = TensorSpec { name: "h.0.weight".into(), dtype: Dtype::F32, shape: vec![200, 200] };
+    let tensors = vec![Tensor { spec, bytes: Region::from_vec(bytes).into() }];
+    let save = Save::safetensors(&path, tensors, Vec::new(), SaveOptions::default()).unwrap();
+    save.run(Arc::clone(&engine), &Target::from(&path), Arc::default()).unwrap();
+    let options = PackOptions { mode: Mode::Quantised(Code::Int8, 64), ..PackOptions::default() };
+    let packer = Packer::new(&engine, &path, &folder.path().join("new"), options).unwrap();
+    let refused = packer.run(&Progress::default()).unwrap_err().to_string();
+    assert!(refused.contains("h.0.weight") && refused.contains("infinite"), "{refused}");
+    assert!(!folder.path().join("new").exists());
+}

@@ -1,0 +1,173 @@
+//! Items that are picked are there, whatever was picked before; memory stays below its bound.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use deepnvme_io::mem::Reserved;
+use deepnvme_io::{Config, Engine};
+use deepnvme_stream::{Error, Part, Picker, Places, Source};
+use proptest::prelude::*;
+
+struct World {
+    picker: Picker,
+    memory: Reserved,
+    data: Vec<u8>,
+    /// Of each part: where it begins in memory, bytes of an item, bytes.
+    parts: Vec<(usize, usize, usize)>,
+    /// Of each part: where its items are in the file.
+    places: Vec<Vec<usize>>,
+    path: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl World {
+    /// Two tensors: rows one behind the other, of which the last may be short, and items in two pieces each, in no order.
+    fn new(items: usize, row_bytes: usize, last_bytes: usize, piece_bytes: usize, kept_items: usize) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("experts.bin");
+        let rows = row_bytes * (items - 1) + last_bytes;
+        let mut random = fastrand::Rng::with_seed((items * row_bytes) as u64);
+        let mut data = vec![0; 11 + rows + items * 2 * piece_bytes];
+        random.fill(&mut data);
+        std::fs::write(&path, &data).unwrap();
+        let mut order: Vec<usize> = (0..items * 2).collect();
+        random.shuffle(&mut order);
+        let at_of = |piece: usize| 11 + rows + piece * piece_bytes;
+        let each =
+            order.chunks(2).map(|pair| pair.iter().map(|piece| (0, at_of(*piece) as u64, piece_bytes)).collect());
+        let second = rows.next_multiple_of(64);
+        let parts = vec![
+            Part {
+                first: 0,
+                items,
+                at: 0,
+                item_bytes: row_bytes,
+                bytes: rows,
+                places: Places::Rows { source: 0, offset: 11 },
+            },
+            Part {
+                first: 0,
+                items,
+                at: second,
+                item_bytes: 2 * piece_bytes,
+                bytes: items * 2 * piece_bytes,
+                places: Places::Each(each.collect()),
+            },
+        ];
+        let memory = Reserved::new(second + items * 2 * piece_bytes, row_bytes).unwrap();
+        let engine = Arc::new(Engine::new(Config::default()).unwrap());
+        let source = Source::open(path.clone()).unwrap();
+        let bound = (kept_items * (row_bytes + 2 * piece_bytes)) as u64;
+        let picker = Picker::new(engine, vec![source], parts, memory.clone(), bound).unwrap();
+        let places = vec![
+            (0..items).map(|item| 11 + item * row_bytes).collect(),
+            order.iter().map(|piece| at_of(*piece)).collect(),
+        ];
+        let parts = vec![(0, row_bytes, rows), (second, piece_bytes, items * 2 * piece_bytes)];
+        Self { picker, memory, data, parts, places, path, _folder: folder }
+    }
+
+    fn has(&self, item: usize) -> bool {
+        let same = |at: usize, from: usize, len: usize| {
+            let mut bytes = vec![0; len];
+            self.memory.target(at..at + len).region().copy_to_slice(0, &mut bytes);
+            bytes == self.data[from..from + len]
+        };
+        let (_, row_bytes, rows) = self.parts[0];
+        let row = same(item * row_bytes, self.places[0][item], row_bytes.min(rows - item * row_bytes));
+        let (start, piece_bytes, _) = self.parts[1];
+        row && [2 * item, 2 * item + 1]
+            .iter()
+            .all(|piece| same(start + piece * piece_bytes, self.places[1][*piece], piece_bytes))
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    #[test]
+    fn what_is_picked_is_there(
+        items in 1..40usize, row_bytes in 1..9000usize, short in any::<prop::sample::Index>(),
+        piece_bytes in 1..9000usize, kept in 1..12usize,
+        picks in proptest::collection::vec(proptest::collection::vec(any::<prop::sample::Index>(), 0..10), 1..30),
+    ) {
+        let world = World::new(items, row_bytes, short.index(row_bytes) + 1, piece_bytes, kept);
+        for pick in picks {
+            let picked: Vec<usize> = pick.iter().map(|index| index.index(items)).collect();
+            let mut distinct = picked.clone();
+            distinct.sort_unstable();
+            distinct.dedup();
+            let last_bytes = short.index(row_bytes) + 1;
+            let row = |item: usize| if item + 1 == items { last_bytes } else { row_bytes };
+            let bytes: usize = distinct.iter().map(|item| row(*item) + 2 * piece_bytes).sum();
+            let bound = kept * (row_bytes + 2 * piece_bytes);
+            match world.picker.pick(&picked) {
+                Ok(()) => {
+                    prop_assert!(bytes <= bound);
+                    for item in &picked {
+                        prop_assert!(world.has(*item));
+                    }
+                    world.picker.release(&picked);
+                }
+                Err(error) => prop_assert!(matches!(error, Error::TooMany { .. }) && bytes > bound, "{error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn hot_items_stay() {
+    let world = World::new(20, 4096, 4096, 4096, 4);
+    for round in 0..30 {
+        let picked = [0, 1, 2 + round % 18];
+        world.picker.pick(&picked).unwrap();
+        world.picker.release(&picked);
+    }
+    let stats = world.picker.stats();
+    assert!(stats.hits >= 2 * 29, "{stats:?}");
+    assert_eq!(stats.hits + stats.waits, 90);
+    assert_eq!(stats.bytes_read, stats.waits * 3 * 4096);
+}
+
+#[test]
+fn what_is_held_is_not_given_back() {
+    let world = World::new(10, 4096, 4096, 4096, 3);
+    world.picker.pick(&[0, 1]).unwrap();
+    world.picker.pick(&[2]).unwrap();
+    let refused = world.picker.pick(&[3]).unwrap_err();
+    assert!(refused.to_string().contains("picked at once"), "{refused}");
+    assert!(world.has(0) && world.has(1) && world.has(2));
+    world.picker.release(&[1]);
+    world.picker.pick(&[3]).unwrap();
+    assert!(world.has(0) && world.has(2) && world.has(3));
+}
+
+#[test]
+fn memory_stays_below_the_bound() {
+    let world = World::new(64, 1 << 20, 1 << 20, 1 << 19, 4);
+    let before = resident_bytes();
+    for item in 0..64 {
+        world.picker.pick(&[item]).unwrap();
+        world.picker.release(&[item]);
+    }
+    let grown = resident_bytes().saturating_sub(before);
+    // The engine's slots and what other tests of this process do are in it; all the items are 128 MiB.
+    assert!(grown < 48 << 20, "{grown} bytes for 8 MiB of items");
+}
+
+fn resident_bytes() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+#[test]
+fn a_wrong_item_and_a_changed_file_are_errors() {
+    let world = World::new(10, 4096, 4096, 4096, 3);
+    assert!(matches!(world.picker.pick(&[10]), Err(Error::Plan(_))));
+    std::fs::write(&world.path, b"short").unwrap();
+    let changed = world.picker.pick(&[1]).unwrap_err();
+    assert!(changed.to_string().contains("open the model again"), "{changed}");
+    let missing = world.picker.pick(&[1]).unwrap_err();
+    assert!(matches!(missing, Error::Changed { .. }), "it is not taken for there: {missing}");
+}

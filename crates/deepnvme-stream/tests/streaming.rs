@@ -1,0 +1,252 @@
+//! Whoever acquires a unit finds its bytes, in any order, from any thread, over disks that fail and files that change.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use deepnvme_io::backend::BackendKind;
+use deepnvme_io::mem::{Buffer, Region};
+use deepnvme_io::{BackendFactory, Config, Engine};
+use deepnvme_stream::{Error, Piece, SlotClass, Source, Streamer, Unit};
+use deepnvme_testkit::faults::{FaultPlan, Faults};
+use proptest::prelude::*;
+
+fn engine() -> Arc<Engine> {
+    Arc::new(Engine::new(Config::default()).unwrap())
+}
+
+fn faulty(plan: FaultPlan) -> Arc<Engine> {
+    let wrap = Faults::new(plan);
+    let factory: BackendFactory =
+        Arc::new(move |setup| Ok(Box::new(wrap.wrap(deepnvme_io::backend::open(BackendKind::Threads, setup)?))));
+    Arc::new(Engine::with_backends(Config { workers: 2, ..Config::default() }, factory).unwrap())
+}
+
+fn random_file(folder: &Path, name: &str, bytes: usize) -> (PathBuf, Vec<u8>) {
+    let mut data = vec![0; bytes];
+    fastrand::Rng::with_seed(bytes as u64).fill(&mut data);
+    let path = folder.join(name);
+    std::fs::write(&path, &data).unwrap();
+    (path, data)
+}
+
+/// A model of random pieces of a file, and a streamer for it.
+struct World {
+    streamer: Arc<Streamer>,
+    units: Vec<Unit>,
+    arena: Region,
+    data: Vec<u8>,
+    path: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl World {
+    /// Units of those pieces: gap before it in the file, bytes, gap before it in the slot.
+    fn new(engine: Arc<Engine>, shapes: &[Vec<(u64, usize, usize)>], slots: usize, ahead: usize) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut offset = 0;
+        let mut units = Vec::new();
+        let mut slot_bytes = 4096;
+        for shape in shapes {
+            let (mut pieces, mut at) = (Vec::new(), 0);
+            for (gap, bytes, gap_in_slot) in shape {
+                offset += gap;
+                at += gap_in_slot;
+                pieces.push(Piece { source: 0, offset, bytes: *bytes, at });
+                offset += *bytes as u64;
+                at += bytes;
+            }
+            slot_bytes = slot_bytes.max(at.next_multiple_of(4096));
+            units.push(Unit { class: 0, pieces, conversions: Vec::new() });
+        }
+        let (path, data) = random_file(folder.path(), "weights.bin", offset as usize + 1);
+        let memory = Buffer::zeroed(slots * slot_bytes).unwrap().into_region();
+        let arena = memory.region();
+        let class = SlotClass { slots, ahead, slot_bytes };
+        let source = Source::open(path.clone()).unwrap();
+        let streamer = Streamer::new(engine, vec![source], units.clone(), &[class], memory).unwrap();
+        Self { streamer: Arc::new(streamer), units, arena, data, path, _folder: folder }
+    }
+
+    /// Whether the slot at that place holds the unit.
+    fn holds(&self, unit: usize, slot: usize) -> bool {
+        self.units[unit].pieces.iter().all(|piece| {
+            let mut bytes = vec![0; piece.bytes];
+            self.arena.copy_to_slice(slot + piece.at, &mut bytes);
+            bytes == self.data[piece.offset as usize..][..piece.bytes]
+        })
+    }
+
+    fn use_unit(&self, unit: usize) -> Result<(), Error> {
+        let slot = self.streamer.acquire(unit, None)?.unwrap();
+        assert!(self.holds(unit, slot), "unit {unit}");
+        assert!(self.streamer.release(unit, 0));
+        Ok(())
+    }
+}
+
+fn shapes() -> impl Strategy<Value = Vec<Vec<(u64, usize, usize)>>> {
+    let piece = (0..5000u64, prop_oneof![0..3000usize, 0..300_000usize], prop_oneof![Just(0usize), 0..5000usize]);
+    proptest::collection::vec(proptest::collection::vec(piece, 0..5), 1..8)
+}
+
+fn layers(count: usize, bytes: usize) -> Vec<Vec<(u64, usize, usize)>> {
+    vec![vec![(7, bytes, 0)]; count]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn any_units_in_any_order(
+        shapes in shapes(), slots in 1..5usize, ahead in 0..4usize,
+        order in proptest::collection::vec(any::<prop::sample::Index>(), 1..60),
+    ) {
+        let world = World::new(engine(), &shapes, slots, ahead.min(slots - 1));
+        world.streamer.warm_up();
+        for pick in order {
+            world.use_unit(pick.index(shapes.len())).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_disk_that_stutters_is_waited_for_and_one_that_fails_is_an_error(
+        shapes in shapes(), seed: u64, eio in prop_oneof![Just(0u32), 1..400u32],
+        order in proptest::collection::vec(any::<prop::sample::Index>(), 1..40),
+    ) {
+        let plan = FaultPlan {
+            seed, eio, short: 200, short_anywhere: true, eintr: 50, slow: 100, slow_max: Duration::from_millis(2),
+            reorder: true, ..FaultPlan::default()
+        };
+        let world = World::new(faulty(plan), &shapes, 3, 2);
+        for pick in order {
+            match world.use_unit(pick.index(shapes.len())) {
+                Ok(()) => {}
+                Err(error) => prop_assert!(eio > 0 && matches!(error, Error::Io(_)), "{error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_share_the_slots() {
+    let world = Arc::new(World::new(engine(), &layers(9, 100_000), 6, 2));
+    let threads: Vec<_> = (0..4)
+        .map(|thread| {
+            let world = Arc::clone(&world);
+            std::thread::spawn(move || {
+                for step in 0..60 {
+                    world.use_unit((step * (thread + 1) + thread) % 9).unwrap();
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn what_stays_is_read_once_and_the_rest_once_a_step() {
+    let world = World::new(engine(), &layers(10, 50_000), 6, 2);
+    for _ in 0..5 {
+        (0..10).for_each(|unit| world.use_unit(unit).unwrap());
+    }
+    let stats = world.streamer.stats();
+    // 3 of 10 stay. Of the others, a few may have been fetched for the step that does not come.
+    let steady = 5 * 7 * 50_000 + 3 * 50_000;
+    assert!((steady - 3 * 50_000..=steady + 3 * 50_000).contains(&stats.bytes_read), "{stats:?}");
+    assert_eq!(stats.hits + stats.waits, 50);
+    assert!(stats.fetches_ahead > 20 && stats.disk_busy > Duration::ZERO, "{stats:?}");
+}
+
+#[test]
+fn a_unit_that_is_held_twice_is_released_twice() {
+    let world = World::new(engine(), &layers(3, 10_000), 1, 0);
+    let first = world.streamer.acquire(0, None).unwrap().unwrap();
+    assert_eq!(world.streamer.acquire(0, None).unwrap(), Some(first));
+    assert!(world.streamer.release(0, 0));
+    let busy = world.streamer.acquire(1, None).unwrap_err();
+    assert!(busy.to_string().contains("unit 1 is called while all 1 slots"), "{busy}");
+    assert!(world.streamer.release(0, 0));
+    assert!(!world.streamer.release(0, 0), "that was one too many");
+    world.use_unit(1).unwrap();
+}
+
+#[test]
+fn a_file_that_changes_is_noticed() {
+    type Change = fn(&Path);
+    let changes: [(Change, &str); 3] = [
+        (|path| std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(30_000).unwrap(), "it had"),
+        (
+            |path| {
+                let copy = path.with_extension("new");
+                std::fs::copy(path, &copy).unwrap();
+                std::fs::rename(copy, path).unwrap();
+            },
+            "another file has its name",
+        ),
+        (
+            |path| {
+                let mut data = std::fs::read(path).unwrap();
+                data[10] ^= 1;
+                std::thread::sleep(Duration::from_millis(20)); // beyond the clock's grain for times of files
+                std::fs::write(path, data).unwrap();
+            },
+            "it was written to",
+        ),
+    ];
+    for (change, said) in changes {
+        let world = World::new(engine(), &layers(4, 20_000), 2, 1);
+        world.use_unit(0).unwrap();
+        change(&world.path);
+        let failed = (0..8).find_map(|call| world.use_unit((call + 2) % 4).err()).unwrap();
+        let text = failed.to_string();
+        assert!(text.contains(said) && text.contains("weights.bin") && text.contains("open the model again"), "{text}");
+        assert!(world.use_unit(3).is_err(), "it does not come back");
+    }
+}
+
+#[test]
+fn a_missing_file_names_its_path() {
+    let missing = Source::open(PathBuf::from("no/such/weights.bin")).unwrap_err();
+    assert!(missing.to_string().contains("no/such/weights.bin"), "{missing}");
+}
+
+#[test]
+fn a_plan_that_does_not_fit_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, _) = random_file(folder.path(), "weights.bin", 10_000);
+    let unit = |at, bytes| Unit { pieces: vec![Piece { source: 0, offset: 0, bytes, at }], ..Unit::default() };
+    let class = SlotClass { slots: 2, ahead: 1, slot_bytes: 8192 };
+    let plans = [
+        (vec![unit(0, 8193)], class, 16_384),
+        (vec![unit(usize::MAX, 2)], class, 16_384),
+        (vec![Unit { class: 1, ..unit(0, 1) }], class, 16_384),
+        (vec![unit(0, 1)], class, 16_383),
+        (vec![unit(0, 1)], SlotClass { ahead: 2, ..class }, 16_384),
+        (vec![unit(0, 1)], SlotClass { slots: 0, ahead: 0, slot_bytes: 8192 }, 0),
+        (vec![unit(0, 1)], SlotClass { slot_bytes: 8191, ..class }, 16_382),
+        (vec![unit(0, 1)], SlotClass { slots: 1 << 60, ..class }, 16_384),
+    ];
+    for (units, class, bytes) in plans {
+        let arena = Buffer::zeroed(bytes).unwrap().into_region();
+        let source = Source::open(path.clone()).unwrap();
+        let refused = Streamer::new(engine(), vec![source], units, &[class], arena).unwrap_err();
+        assert!(matches!(refused, Error::Plan(_)), "{refused}");
+    }
+}
+
+#[test]
+fn who_waits_may_stop_waiting_and_who_closes_ends_it() {
+    let plan = FaultPlan { seed: 3, slow: 1000, slow_max: Duration::from_millis(200), ..FaultPlan::default() };
+    let world = World::new(faulty(plan), &layers(4, 20_000), 2, 1);
+    let mut slots = 0;
+    while world.streamer.acquire(0, Some(Duration::from_millis(1))).unwrap().is_none() {
+        slots += 1;
+    }
+    assert!(slots < 1000, "it comes in the end");
+    world.streamer.close();
+    assert!(matches!(world.streamer.acquire(1, None), Err(Error::Closed)));
+    assert!(world.streamer.release(0, 0), "what was held is released still");
+}
