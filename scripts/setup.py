@@ -5,6 +5,7 @@
     .venv/bin/python scripts/setup.py file LIST.txt   a requirements file
     .venv/bin/python scripts/setup.py wheel           build the release wheel and install it
     .venv/bin/python scripts/setup.py hosts LIST.txt  make .venv-hosts on top of .venv, for some tests only
+    .venv/bin/python scripts/setup.py serving FOLDER  make .venv-serving with model servers, likewise
     .venv/bin/python scripts/setup.py torch 2.12.0    make .venv-torch with another release of torch, likewise
 
 Packages come from wherever the user's pip is set up to look. uv is only a faster pip: it is used when every
@@ -58,7 +59,7 @@ def main(arguments: list[str]) -> int:
         return install([line for name in arguments[1:] for line in extra(name)])
     if len(arguments) == 2 and arguments[0] == "file":  # noqa: PLR2004
         return install(["--requirement", arguments[1]])
-    if len(arguments) == 2 and arguments[0] in {"hosts", "torch"}:  # noqa: PLR2004
+    if len(arguments) == 2 and arguments[0] in {"hosts", "serving", "torch"}:  # noqa: PLR2004
         return layers.make(*arguments)
     if arguments == ["wheel"]:
         return build_wheel()

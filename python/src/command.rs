@@ -19,6 +19,12 @@ pub(crate) fn _command(py: Python<'_>, arguments: Vec<String>) -> PyResult<u8> {
     })
 }
 
+/// The name and the options, as JSON, of a command that Python itself runs; ``None`` for all others.
+#[pyfunction]
+pub(crate) fn _python_command(arguments: Vec<String>) -> Option<(&'static str, String)> {
+    command::for_python(with_name(arguments))
+}
+
 /// What ``deepnvme ARGUMENTS...`` found out, as JSON and as text.
 #[pyfunction]
 pub(crate) fn _answer(py: Python<'_>, arguments: Vec<String>) -> PyResult<(String, String)> {

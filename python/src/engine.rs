@@ -12,6 +12,7 @@ use crate::probe::Probe;
 use crate::request::{Offset, Request};
 use crate::settings::{self, Typed, direct_word, submit_word, window_word};
 use crate::stats::Stats;
+use crate::timeline::{self, Trace};
 use crate::{default, error, orphans, threads};
 
 /// Moves tensors between files and memory.
@@ -286,6 +287,44 @@ impl PyEngine {
     /// What this engine has done so far.
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
         Ok(Stats::from(self.open_engine(py)?.stats()))
+    }
+
+    /// Records what this engine does while a ``with`` block runs, and writes it to a file that appears as a whole when the
+    /// block ends, also by an exception. Several may run at once; each has everything that ended while it ran, of at most
+    /// 262,144 events, after which they are counted. While none runs, all of it costs nothing.
+    ///
+    /// Args:
+    ///     path: what the file is called: ``*.json`` for https://ui.perfetto.dev and ``chrome://tracing``, ``*.html`` for a
+    ///         page that needs nothing else.
+    ///
+    /// Raises:
+    ///     deepnvme.Error: the file could not be written; said when the block begins.
+    ///     ValueError: another ending.
+    ///
+    /// Example:
+    ///     >>> engine = deepnvme.Engine(workers=1)
+    ///     >>> with engine.trace("timeline.html") as trace:
+    ///     ...     engine.write(tensor, "weights.bin")
+    ///     4096
+    ///     >>> trace.summary()["requests"]
+    ///     1
+    fn trace(slf: Py<Self>, path: &Bound<'_, PyAny>) -> PyResult<Trace> {
+        Ok(Trace::new(slf, file_name(path)?))
+    }
+
+    /// Adds a bar to the traces of this engine that run, in a lane of its own: what computes, or waits. Without a trace,
+    /// nothing happens.
+    ///
+    /// Args:
+    ///     name: what the bar is called.
+    ///     lane: the line that it is drawn in; bars of the same lane share it.
+    ///     start_ns: when it began, by ``time.monotonic_ns()``.
+    ///     end_ns: when it was over, by the same clock.
+    ///
+    /// Raises:
+    ///     ValueError: it would end before it began.
+    fn span(&self, py: Python<'_>, name: &str, lane: &str, start_ns: u64, end_ns: u64) -> PyResult<()> {
+        timeline::span(&*self.open_engine(py)?, name, lane, start_ns, end_ns)
     }
 
     /// What works on this machine, and why this backend was chosen.

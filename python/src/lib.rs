@@ -4,7 +4,7 @@
 //! understands the arguments with the help of `path` and `memory` (which asks `torch`, `array` and `dlpack` where the
 //! bytes are), and makes the request without the GIL; `flight` waits for it; `pending` is Python's end of a started
 //! one, and `orphans` looks after those that were dropped. `reader` and `writer` are what `deepnvme.open` is made of,
-//! `exit` ends it all. Beside that way, `command` runs the command line.
+//! `exit` ends it all. Beside that way, `timeline` records what happens on it, and `command` runs the command line.
 //!
 //! No thread but Python's own ever takes the GIL. `memory` is the only folder with unsafe code.
 #![deny(unsafe_code)]
@@ -14,6 +14,7 @@ mod background;
 mod checkpoint;
 mod command;
 mod default;
+mod device_pin;
 mod dlpack;
 mod engine;
 mod error;
@@ -32,8 +33,11 @@ mod reader;
 mod request;
 mod settings;
 mod stats;
+mod stored;
+mod streaming;
 mod stripes;
 mod threads;
+mod timeline;
 mod torch;
 mod watch;
 mod writer;
@@ -48,15 +52,17 @@ mod _deepnvme {
         SavePlan, SaveShare, SaveStaging, Saving,
     };
     #[pymodule_export]
-    use crate::command::{_answer, _command};
+    use crate::command::{_answer, _command, _python_command};
+    #[pymodule_export]
+    use crate::device_pin::{_pin_device, DevicePin};
     #[pymodule_export]
     use crate::engine::PyEngine;
     #[pymodule_export]
     use crate::exit::_at_exit;
     #[pymodule_export]
     use crate::module::{
-        default_engine, probe, read, read_batch, start_read, start_read_batch, start_write, start_write_batch, stats,
-        write, write_batch,
+        default_engine, probe, read, read_batch, span, start_read, start_read_batch, start_write, start_write_batch,
+        stats, trace, write, write_batch,
     };
     #[pymodule_export]
     use crate::pending::{Pending, Progress};
@@ -69,7 +75,13 @@ mod _deepnvme {
     #[pymodule_export]
     use crate::stats::Stats;
     #[pymodule_export]
+    use crate::stored::{_packed_tensors, PyStored};
+    #[pymodule_export]
+    use crate::streaming::{PyPicker, PyStreamer};
+    #[pymodule_export]
     use crate::stripes::StripeSet;
+    #[pymodule_export]
+    use crate::timeline::Trace;
     #[pymodule_export]
     use crate::writer::FileWriter;
 

@@ -4,10 +4,12 @@ use pyo3::prelude::*;
 
 use crate::default;
 use crate::engine::PyEngine;
+use crate::path::file_name;
 use crate::pending::Pending;
 use crate::probe::Probe;
 use crate::request::{Offset, Request};
 use crate::stats::Stats;
+use crate::timeline::{self, Trace};
 
 /// The engine of the module-level functions: made when first needed, one per process, with the settings of the file
 /// that ``DEEPNVME_CONFIG`` names, or the defaults. A
@@ -99,6 +101,23 @@ pub(crate) fn start_write_batch(py: Python<'_>, items: &Bound<'_, PyAny>, durabi
 #[pyfunction]
 pub(crate) fn stats(py: Python<'_>) -> PyResult<Stats> {
     Ok(Stats::from(default::engine(py)?.stats()))
+}
+
+/// ``Engine.trace`` on the default engine.
+///
+/// Example:
+///     >>> with deepnvme.trace("timeline.json"):
+///     ...     deepnvme.write(tensor, "weights.bin")
+///     4096
+#[pyfunction]
+pub(crate) fn trace(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<Trace> {
+    Ok(Trace::new(default::object(py)?, file_name(path)?))
+}
+
+/// ``Engine.span`` on the default engine.
+#[pyfunction]
+pub(crate) fn span(py: Python<'_>, name: &str, lane: &str, start_ns: u64, end_ns: u64) -> PyResult<()> {
+    timeline::span(&*default::engine(py)?, name, lane, start_ns, end_ns)
 }
 
 /// What works on this machine, and which backend the default engine uses, and why.

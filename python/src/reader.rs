@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use deepnvme_io::Target;
 use deepnvme_io::stream;
-use deepnvme_mem::RegionMut;
+use deepnvme_mem::{Device, RegionMut};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -73,9 +73,12 @@ impl FileReader {
     /// Fills a writable buffer as far as the file goes; how many bytes that were.
     fn readinto(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<usize> {
         let (at, left) = self.left();
-        let target = memory::host_target(buffer)?;
+        let target = memory::target(buffer)?;
         let size = (target.len() as u64).min(left) as usize;
-        if size == target.len() {
+        if target.device() != Device::Host && (size < LARGE_BYTES_MIN || size < target.len()) {
+            let read = self.handle.with(py, |reader| reader.read_to_gpu(at, &target))?;
+            check_whole(py, read, size)?;
+        } else if size == target.len() {
             self.fill(py, at, target)?;
         } else if target.is_contiguous() {
             self.fill(py, at, target.split_at(size).0)?;
@@ -129,10 +132,12 @@ impl FileReader {
             target.advise_huge();
         }
         if size >= LARGE_BYTES_MIN {
-            let started = self.handle.with(py, |reader| match reader.is_cached(&(at..at + size as u64)) {
-                true => Ok(Err(target)),
-                false => reader.start_read(at, target).map(Ok),
-            })?;
+            let on_host = target.device() == Device::Host;
+            let started =
+                self.handle.with(py, |reader| match on_host && reader.is_cached(&(at..at + size as u64)) {
+                    true => Ok(Err(target)),
+                    false => reader.start_read(at, target).map(Ok),
+                })?;
             return match started {
                 Ok(pending) => run_flight(py, Flight::new(Kind::Read(pending))).map(drop),
                 Err(target) => self.copy(py, at, target),

@@ -75,6 +75,12 @@ figures! {
         bytes_from_gpu: u64,
         /// Of the bytes read and written: moved between disk and GPU by cuFile.
         bytes_gds: u64,
+        /// Of these: from and to memory that was registered with cuFile.
+        bytes_gds_pinned: u64,
+        /// Registrations of GPU memory with cuFile.
+        gds_pins: u64,
+        /// Registrations, of whatever engine, that were ended for this engine's to have room.
+        gds_pins_evicted: u64,
         /// The first reason why bytes of a GPU went through the engine's own memory although cuFile was wanted.
         gds_reason: Option<String>,
         /// Requests that waited for work that a CUDA stream had been given before them.
@@ -126,6 +132,9 @@ impl From<StatsSnapshot> for Stats {
             bytes_to_gpu: snapshot.bytes_to_gpu,
             bytes_from_gpu: snapshot.bytes_from_gpu,
             bytes_gds: snapshot.bytes_gds,
+            bytes_gds_pinned: snapshot.bytes_gds_pinned,
+            gds_pins: snapshot.gds_pins,
+            gds_pins_evicted: snapshot.gds_pins_evicted,
             gds_reason: snapshot.gds_reason,
             gpu_waits: snapshot.gpu_waits,
             staged_reason: snapshot.staged_reason,

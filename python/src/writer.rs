@@ -50,8 +50,14 @@ impl FileWriter {
         Ok(Self { handle: Handle::new(error::check(py, writer)?), position: AtomicU64::new(0) })
     }
 
-    /// Takes all bytes of a contiguous buffer; how many those were.
+    /// Takes all bytes of a contiguous buffer, or of a tensor; how many those were.
     fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<usize> {
+        if !memory::is_buffer(data) {
+            let source = memory::source(data)?;
+            self.handle.with(py, |writer| writer.write_region(&source))?;
+            self.position.fetch_add(source.len() as u64, Ordering::Relaxed);
+            return Ok(source.len());
+        }
         memory::with_bytes(data, |bytes| {
             if bytes.is_empty() {
                 self.handle.with(py, |_| Ok(()))?;

@@ -119,12 +119,12 @@ fn what_cannot_be_is_refused_in_a_sentence() {
         (&["bench", "read", place, "--gpu", "1"], "write --gpu=1"),
         (&["bench", "read", place, "--gds"], "--gds: it is about memory of a GPU; say --gpu, too"),
         (&["tune", place, "--gpu=2"], "there are 2"),
-        (&["tune", place, "--gds"], "bench --gpu --gds measures it"),
+        (&["tune", place, "--gds"], "--gds: it is about memory of a GPU; say --gpu, too"),
         (
             &["ds_io", "--folder", place, "--io_size", "1M", "--gpu", "--multi_process", "3"],
             "--gpu=2: there is no such",
         ),
-        (&["ds_nvme_tune", "--nvme_dir", place, "--gds"], "bench --gpu --gds measures it"),
+        (&["ds_nvme_tune", "--nvme_dir", place, "--gds"], "deepnvme tune --gpu --gds tunes"),
     ] {
         let (status, _, talk) = run(arguments);
         assert_eq!(status, 2, "{arguments:?}: {talk}");
@@ -153,6 +153,39 @@ fn settings_are_searched_with_tensors_on_a_gpu() {
     assert!(found["places"][0]["read"]["gb_per_s"].as_f64().unwrap() > 0.0);
     assert!(settings.is_file());
     assert_eq!(gpu.live("device_allocations"), 0);
+    gpu.assert_clean();
+}
+
+#[test]
+fn what_matters_to_cufile_is_searched_or_it_is_said_why_not() {
+    let gpu = Gpu::new();
+    let (folder, elsewhere) = (folder(), folder());
+    let settings = elsewhere.path().join("found.toml");
+    let options = ["--budget", "1s", "--size", "2M", "--gpu", "--gds", "--output", text(&settings)];
+    let arguments = [&["tune", text(folder.path())], &options[..]].concat();
+    let (status, json, talk) = run(&[&arguments[..], &["--json"]].concat());
+    assert_eq!((status, talk.as_str()), (0, ""));
+    let found: Value = serde_json::from_str(&json).unwrap();
+    let place = &found["places"][0];
+    assert_eq!((&place["gds"]["way"], &place["gds"]["reason"]), (&"cufile".into(), &Value::Null));
+    for direction in ["read", "write"] {
+        let tried = place[direction]["tried"].as_array().unwrap();
+        assert!(tried.iter().all(|trial| trial["config"]["gds"] == "preferred"), "{tried:?}");
+        assert!(tried.iter().all(|trial| trial["config"]["window"] == "sliding"), "{tried:?}");
+    }
+    assert!(std::fs::read_to_string(&settings).unwrap().contains("gds = \"preferred\""));
+    let (status, table, _) = run(&arguments);
+    assert!(status == 0 && table.contains("\nby way of cuFile\n"), "{table}");
+    gpu.assert_clean();
+
+    gpu.fail_always("cuFileDriverOpen", 5001);
+    let (status, table, _) = run(&arguments);
+    assert!(status == 0 && table.contains("\nby way of bounce slots: cuFile does not start"), "{table}");
+    let (_, json, _) = run(&[&arguments[..], &["--json"]].concat());
+    let found: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(found["places"][0]["gds"]["way"], "bounce");
+    assert_eq!(found["places"][0]["both"]["gds"], "disabled");
+    gpu.clear();
     gpu.assert_clean();
 }
 

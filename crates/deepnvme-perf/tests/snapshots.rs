@@ -249,6 +249,7 @@ fn a_search_as_people_read_it() {
     };
     let place = Place {
         folders: vec!["/mnt/data".into()],
+        gds: None,
         read: Some(choice.clone()),
         write: Some(choice),
         both: Some(config(1, 8)),

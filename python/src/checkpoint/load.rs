@@ -38,6 +38,13 @@ pub(crate) struct CheckpointReader {
     engine: Arc<deepnvme_io::Engine>,
 }
 
+impl CheckpointReader {
+    /// What it knows of the file.
+    pub(crate) fn reader(&self) -> &Reader {
+        &self.reader
+    }
+}
+
 #[pymethods]
 impl CheckpointReader {
     #[new]

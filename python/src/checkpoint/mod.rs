@@ -19,6 +19,11 @@ pub(crate) use plan::{_plan_archive, _plan_safetensors, SavePlan, SaveStaging};
 pub(crate) use save::{_crc64, Saving};
 pub(crate) use share::{_shares, NewFile, SaveShare};
 
+/// What is wrong with what a file says, as the exception that Python code expects.
+pub(crate) fn misread(py: Python<'_>, path: &std::path::Path, source: deepnvme_format::Error) -> PyErr {
+    raise(py, &Error::Format { path: path.to_path_buf(), source })
+}
+
 /// A failed save or load as the exception that Python code expects.
 fn raise(py: Python<'_>, failure: &Error) -> PyErr {
     let class = match failure {

@@ -144,6 +144,11 @@ pub(crate) fn array_struct(capsule: &Bound<'_, PyCapsule>, readonly: bool) -> Py
     })
 }
 
+/// Whether an object has the buffer protocol.
+pub(crate) fn is_buffer(object: &Bound<'_, PyAny>) -> bool {
+    object.is_instance_of::<PyBytes>() || PyMemoryView::from(object).is_ok()
+}
+
 /// Calls `use_it` with the bytes of an object that exports a contiguous buffer.
 pub(crate) fn with_bytes<T>(object: &Bound<'_, PyAny>, use_it: impl FnOnce(&[u8]) -> PyResult<T>) -> PyResult<T> {
     if let Ok(bytes) = object.cast::<PyBytes>() {

@@ -24,7 +24,7 @@ mod buffer;
 mod capsule;
 mod interpreter;
 
-pub(crate) use buffer::{Exported, array_struct, new_bytes, with_bytes};
+pub(crate) use buffer::{Exported, array_struct, is_buffer, new_bytes, with_bytes};
 pub(crate) use capsule::{capsule, exchange_api, glance, has_name, take};
 pub(crate) use interpreter::{Uncollected, call_soon};
 
@@ -76,20 +76,16 @@ pub(crate) fn source(object: &Bound<'_, PyAny>) -> PyResult<Region> {
     Ok(region.after(stream))
 }
 
-/// As [`target`], where the processor itself fills the bytes.
-pub(crate) fn host_target(object: &Bound<'_, PyAny>) -> PyResult<RegionMut> {
-    let target = target(object)?;
-    check_host(target.device())?;
-    Ok(target)
-}
-
-fn check_host(device: Device) -> PyResult<()> {
-    match device {
-        Device::Host => Ok(()),
-        Device::Cuda { index } => Err(PyTypeError::new_err(format!(
-            "this memory is on cuda:{index}, and host memory is wanted here; give tensor.cpu(), or a CPU tensor to fill"
-        ))),
-    }
+/// Contiguous memory that stays its owner's: the answer does not keep it.
+///
+/// What is made of the answer may name addresses and look at no byte: only a registration is, which the package gives up
+/// before the storage of the tensor dies.
+pub(crate) fn unowned(object: &Bound<'_, PyAny>) -> PyResult<Region> {
+    let Found::Layout(Layout { place, address, bytes, strided: None, .. }) = find(object, Use::Take)? else {
+        return Err(PyTypeError::new_err("a contiguous tensor is wanted"));
+    };
+    // SAFETY: the object said where its bytes are; nobody looks at them through this region.
+    Ok(unsafe { Region::from_raw(ptr::with_exposed_provenance_mut(address), bytes, place.device, Arc::new(())) })
 }
 
 /// The bytes of a `torch.UntypedStorage`.

@@ -195,7 +195,7 @@ pub fn convert(source: &Path, target: &Path, progress: &Arc<Progress>) -> Result
     Ok(Conversion { source, target, file_bytes, tensors, left_out, seconds: began.elapsed().as_secs_f64() })
 }
 
-fn failed(error: deepnvme_checkpoint::Error) -> Error {
+pub(crate) fn failed(error: deepnvme_checkpoint::Error) -> Error {
     match error {
         deepnvme_checkpoint::Error::Io(error) => Error::Engine(error),
         deepnvme_checkpoint::Error::Interrupted => Error::Interrupted,

@@ -45,7 +45,7 @@ pub(super) fn conversion(options: &ConvertOptions, session: &Session<'_>) -> Res
 }
 
 /// Does work on a thread, and shows how far it is; an interruption ends it.
-fn shown<T: Send>(
+pub(super) fn shown<T: Send>(
     session: &Session<'_>,
     phase: Phase,
     contestant: &'static str,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use super::python::{GenerateOptions, StreamBenchOptions};
 use crate::measure::{Cache, Direction, Memory};
 use crate::units::parse_bytes;
 
@@ -38,6 +39,13 @@ pub(super) enum Command {
     Verify(VerifyOptions),
     /// The tensors of a checkpoint in the other format, without the model in memory
     Convert(ConvertOptions),
+    /// Text from a model whose weights stay on disk (needs Python's package)
+    Generate(Box<GenerateOptions>),
+    /// How near to the roofline a model streams from a disk, batch by batch (needs Python's package)
+    #[command(name = "stream-bench")]
+    StreamBench(Box<StreamBenchOptions>),
+    /// A model's weights laid out layer by layer, in fewer bytes where that is asked for or gains
+    Pack(super::pack::PackOptions),
     /// DeepSpeed's ds_io: its options, its output lines
     #[command(name = "ds_io", alias = "ds-io")]
     DsIo(Box<DsIoOptions>),
@@ -294,7 +302,8 @@ pub(super) struct TuneOptions {
     /// Memory of a GPU, by way of bounce slots: of the first, or of the one with that number
     #[arg(long, value_name = "INDEX", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
     pub(super) gpu: Option<u32>,
-    /// GPUDirect Storage has nothing to tune here: bench --gpu --gds measures it
+    /// With --gpu: by way of cuFile (GPUDirect Storage) in folders where it does without the host's memory; else it is said
+    /// why not, and the way through bounce slots is tuned
     #[arg(long)]
     pub(super) gds: bool,
     /// The values to choose from, as JSON lists by ds_io's names: block_size, queue_depth, io_parallel, ...
@@ -413,7 +422,7 @@ pub(super) struct DsTuneOptions {
     /// Memory of the first GPU
     #[arg(long)]
     pub(super) gpu: bool,
-    /// GPUDirect Storage has nothing to tune here: ds_io --gpu --use_gds measures it
+    /// Not here: ds_io --gpu --use_gds measures GPUDirect Storage, and deepnvme tune --gpu --gds tunes it
     #[arg(long)]
     pub(super) gds: bool,
     /// Drop the page cache before each measurement; the files are always dropped from it

@@ -18,12 +18,15 @@ mod bench;
 mod checkpoint;
 mod cli;
 mod deepspeed;
+mod pack;
 mod progress;
+mod python;
 mod report;
 mod shell;
 mod tune;
 
 use cli::{Cli, Command};
+pub use python::for_python;
 
 /// Where a command writes, and who may stop it.
 pub struct Session<'a> {
@@ -42,11 +45,12 @@ pub struct Session<'a> {
 /// Runs the command of these arguments; the first is the program's name. Returns the exit status: 0 done, 1 refused
 /// by the machine or interrupted, 2 asked wrongly.
 pub fn run(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>, session: &mut Session<'_>) -> u8 {
-    let parsed = match Cli::try_parse_from(arguments) {
+    let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    let parsed = match Cli::try_parse_from(&arguments) {
         Ok(parsed) => parsed,
         Err(error) => return explain(&error, session),
     };
-    match execute(parsed.command, session).and_then(|()| session.output.flush().map_err(closed)) {
+    match execute(parsed.command, &arguments, session).and_then(|()| session.output.flush().map_err(closed)) {
         Ok(()) => 0,
         Err(Error::Closed) => 0,
         Err(error) => {
@@ -93,7 +97,7 @@ pub fn answer(
     }
 }
 
-fn execute(command: Command, session: &mut Session<'_>) -> Result<()> {
+fn execute(command: Command, arguments: &[OsString], session: &mut Session<'_>) -> Result<()> {
     let answer = match command {
         Command::Report(options) => report::answer(&options, session)?,
         Command::Bench(options) => bench::answer(&options, session)?,
@@ -101,6 +105,8 @@ fn execute(command: Command, session: &mut Session<'_>) -> Result<()> {
         Command::Inspect(options) => checkpoint::inspection(&options)?,
         Command::Verify(options) => checkpoint::verification(&options, session)?,
         Command::Convert(options) => checkpoint::conversion(&options, session)?,
+        Command::Generate(_) | Command::StreamBench(_) => return python::run(&arguments[1..], session),
+        Command::Pack(options) => pack::answer(&options, session)?,
         Command::DsIo(options) => return deepspeed::run_io(*options, session),
         Command::DsNvmeTune(options) => return deepspeed::run_tune(*options, session),
         Command::BenchWorker => {

@@ -13,7 +13,7 @@ use crate::measure::{Direction, gpu};
 use crate::tune::{self, Options, compare, heatmap, space, text};
 
 pub(super) fn answer(options: &TuneOptions, session: &Session<'_>) -> Result<Answer> {
-    gpu::refuse_gds(options.gds)?;
+    gpu::gds_mode(options.gds, options.gpu)?;
     options.plot.as_deref().map_or(Ok(()), plot::check)?;
     let wanted = asked(options)?;
     if let Some(settings) = &options.compare {
@@ -48,6 +48,7 @@ fn asked(options: &TuneOptions) -> Result<Options> {
             .collect(),
         memory: options.memory,
         gpu: options.gpu,
+        gds: options.gds,
         durability: match options.durable {
             Durable::None => Durability::None,
             Durable::Data => Durability::Data,

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use deepnvme_io::{BackendChoice, Config, SubmitMode, WindowMode};
+use deepnvme_io::{BackendChoice, Config, DirectMode, SubmitMode, WindowMode};
 
 use super::io::{self, Figures};
 use crate::error::{Error, Result};
@@ -42,6 +42,7 @@ fn default_sweep() -> Space {
         window: vec![WindowMode::Wave, WindowMode::Sliding],
         backend: vec![BackendChoice::Auto],
         register_pool: vec![true],
+        gds: DirectMode::Disabled,
     }
 }
 

@@ -34,11 +34,11 @@ pub(crate) fn gds_mode(is_asked: bool, gpu: Option<u32>) -> Result<DirectMode> {
     }
 }
 
-/// Refuses to search settings that there are none of.
+/// Refuses what DeepSpeed's tool would sweep with cuFile: its settings are mostly those of rings and slots.
 pub(crate) fn refuse_gds(is_asked: bool) -> Result<()> {
     if !is_asked {
         return Ok(());
     }
-    let text = "cuFile has settings of its own (cufile.json), and hardly any of the engine's matters to it; bench --gpu --gds measures it";
+    let text = "this sweep is about rings and slots; deepnvme tune --gpu --gds tunes what matters to cuFile";
     Err(Error::usage(format!("--gds: {text}")))
 }

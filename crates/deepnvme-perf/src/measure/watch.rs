@@ -13,6 +13,8 @@ pub enum Phase {
     Validating,
     /// A checkpoint is written in another format.
     Converting,
+    /// A model's weights are written in another layout.
+    Packing,
     /// Settings are tried; bytes stand for thousandths of the time.
     Tuning,
 }
@@ -27,6 +29,7 @@ impl Phase {
             Self::Measuring => "measuring",
             Self::Validating => "validating",
             Self::Converting => "converting",
+            Self::Packing => "packing",
             Self::Tuning => "tuning",
         }
     }

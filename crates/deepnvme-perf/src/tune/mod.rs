@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use deepnvme_io::config::FolderSettings;
 use deepnvme_io::probe::Probe;
-use deepnvme_io::{BackendChoice, Config, Durability, SettingsFile};
+use deepnvme_io::{BackendChoice, Config, DirectMode, Durability, SettingsFile};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
@@ -49,6 +49,8 @@ pub struct Options {
     pub memory: Memory,
     /// The GPU that has the memory instead of the host.
     pub gpu: Option<u32>,
+    /// Whether its bytes go by way of cuFile in folders where that takes the short way.
+    pub gds: bool,
     /// What a write waits for.
     pub durability: Durability,
     /// What there is to choose from; `None` for what suits the machine.
@@ -60,7 +62,7 @@ pub struct Options {
 pub struct Outcome {
     /// Of deepnvme.
     pub version: &'static str,
-    /// What was to choose from.
+    /// What was to choose from: where the places differ, in the last one.
     pub space: Space,
     /// How many settings that is.
     pub space_len: usize,
@@ -81,12 +83,23 @@ pub struct Outcome {
 pub struct Place {
     /// Where.
     pub folders: Vec<PathBuf>,
+    /// The way that bytes of the GPU took there, where cuFile was wanted.
+    pub gds: Option<GdsWay>,
     /// The best for reading.
     pub read: Option<Choice>,
     /// The best for writing.
     pub write: Option<Choice>,
     /// The best for both: what an engine that does both gets.
     pub both: Option<Config>,
+}
+
+/// The way between a folder and a GPU.
+#[derive(Clone, Debug, Serialize)]
+pub struct GdsWay {
+    /// `cufile`, or `bounce`: through slots of host memory.
+    pub way: &'static str,
+    /// Why not the shorter one.
+    pub reason: Option<String>,
 }
 
 /// The outcome of one search.
@@ -128,10 +141,14 @@ pub fn run(options: &Options, watch: &mut dyn Watch) -> Result<Outcome> {
     }
     let share = options.budget / places.len() as u32;
     let mut found = Vec::new();
+    let mut searched = space.clone();
     let mut is_interrupted = false;
     for folders in places {
         match search_place(options, &space, folders, share, watch) {
-            Ok(place) => found.push(place),
+            Ok((place, space)) => {
+                found.push(place);
+                searched = space;
+            }
             Err(Error::Interrupted) if !found.is_empty() => is_interrupted = true,
             Err(error) => return Err(error),
         }
@@ -140,11 +157,11 @@ pub fn run(options: &Options, watch: &mut dyn Watch) -> Result<Outcome> {
             break;
         }
     }
-    let space_len = space.len();
+    let space_len = searched.len();
     let (io_bytes, seconds) = (options.io_bytes, began.elapsed().as_secs_f64());
     Ok(Outcome {
         version: env!("CARGO_PKG_VERSION"),
-        space,
+        space: searched,
         space_len,
         io_bytes,
         gpu: options.gpu,
@@ -196,8 +213,12 @@ fn workload(options: &Options, folders: Vec<PathBuf>) -> Workload {
         cache: Cache::Cold,
         durability: options.durability,
         validate: false,
-        config: Config::default(),
+        config: Config { gds: gds_wanted(options), ..Config::default() },
     }
+}
+
+fn gds_wanted(options: &Options) -> DirectMode {
+    if options.gds { DirectMode::Preferred } else { DirectMode::Disabled }
 }
 
 /// What suits this machine.
@@ -211,8 +232,20 @@ pub(crate) fn usual_space(options: &Options) -> Space {
     // The first that works by the name of Auto: with it, callers may still make small transfers themselves.
     let working = known.into_iter().filter_map(|(choice, works)| works.then_some(choice)).skip(1);
     let backends = std::iter::once(BackendChoice::Auto).chain(working).collect();
-    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32;
-    Space::of_machine(cpus, backends, options.memory == Memory::Plain || options.gpu.is_some())
+    Space::of_machine(cpus(), backends, options.memory == Memory::Plain || options.gpu.is_some())
+}
+
+fn cpus() -> u32 {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u32
+}
+
+/// The way that the bytes of a runner's first round have taken.
+fn way(runner: &Runner) -> GdsWay {
+    let stats = runner.engine().stats();
+    match stats.gds_reason {
+        None if stats.bytes_gds > 0 => GdsWay { way: "cufile", reason: None },
+        reason => GdsWay { way: "bounce", reason: reason.or_else(|| Some("the trials are too small for it".into())) },
+    }
 }
 
 fn search_place(
@@ -221,9 +254,17 @@ fn search_place(
     folders: Vec<PathBuf>,
     budget: Duration,
     watch: &mut dyn Watch,
-) -> Result<Place> {
+) -> Result<(Place, Space)> {
     let mut runner = Runner::prepare(workload(options, folders.clone()), watch)?;
-    let mut place = Place { folders, read: None, write: None, both: None };
+    let gds = options.gds.then(|| way(&runner));
+    let space = match &gds {
+        Some(way) if way.way == "cufile" => {
+            let given = options.space.clone().map(|space| Space { gds: DirectMode::Preferred, ..space });
+            &given.unwrap_or_else(|| Space::of_cufile(cpus()))
+        }
+        _ => space,
+    };
+    let mut place = Place { folders, gds, read: None, write: None, both: None };
     let start = start(space);
     let share = 1.0 - if options.directions.len() > 1 { BOTH_SHARE } else { 0.0 };
     let each = budget.mul_f64(share / options.directions.len() as f64);
@@ -244,7 +285,7 @@ fn search_place(
         founds.push((*direction, found));
     }
     place.both = Some(both(&founds, &start, &mut runner, watch)?);
-    Ok(place)
+    Ok((place, space.clone()))
 }
 
 /// What one has without tuning, or the first of a space that was given and does not hold that.
@@ -252,7 +293,7 @@ fn start(space: &Space) -> Config {
     let usual = Config::default();
     // Of a space that names back ends, the one that Auto would take comes first.
     let backend = space.backend.first().copied().unwrap_or_default();
-    Config { backend, ..usual }
+    Config { backend, gds: space.gds, ..usual }
 }
 
 /// The finalists of both directions, in turn: by the product of their speeds, each against the best of its direction, the

@@ -1,7 +1,7 @@
 //! The settings that a search chooses among: pure.
 
 use deepnvme_io::config::limits::{BLOCK_BYTES_MAX, QUEUE_DEPTH_MAX, WORKERS_MAX};
-use deepnvme_io::{BackendChoice, Config, SubmitMode, WindowMode};
+use deepnvme_io::{BackendChoice, Config, DirectMode, SubmitMode, WindowMode};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -23,6 +23,8 @@ pub struct Space {
     pub backend: Vec<BackendChoice>,
     /// Whether the bounce pool is registered with the ring.
     pub register_pool: Vec<bool>,
+    /// Whether bytes of a GPU go by way of cuFile: found for each place, and not searched.
+    pub gds: DirectMode,
 }
 
 /// A place in the space: for each setting the number of its value.
@@ -42,6 +44,19 @@ impl Space {
             window: vec![WindowMode::Sliding, WindowMode::Wave],
             backend: backends,
             register_pool: if is_bounced { vec![true, false] } else { vec![true] },
+            gds: DirectMode::Disabled,
+        }
+    }
+
+    /// What matters where cuFile moves the bytes: how large and how many transfers are. Rings and slots have no part in it.
+    #[must_use]
+    pub fn of_cufile(cpus: u32) -> Self {
+        Self {
+            block_bytes: [512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20].to_vec(),
+            submit: vec![SubmitMode::Batch],
+            window: vec![WindowMode::Sliding],
+            gds: DirectMode::Preferred,
+            ..Self::of_machine(cpus, vec![BackendChoice::Auto], false)
         }
     }
 
@@ -134,6 +149,7 @@ impl Space {
             window: self.window[place[4]],
             backend: self.backend[place[5]],
             register_pool: self.register_pool[place[6]],
+            gds: self.gds,
             ..Config::default()
         }
     }

@@ -43,6 +43,10 @@ fn draw_place(place: &Place, outcome: &Outcome, out: &mut String) {
     let names: Vec<_> = place.folders.iter().map(|folder| folder.display().to_string()).collect();
     let memory = outcome.gpu.map_or_else(String::new, |index| format!(", {}", gpu::memory_text(index)));
     let _ = writeln!(out, "{}, {} in each trial{memory}", names.join(" + "), bytes_text(outcome.io_bytes));
+    if let Some(gds) = &place.gds {
+        let way = if gds.way == "cufile" { "by way of cuFile" } else { "by way of bounce slots" };
+        let _ = writeln!(out, "{way}{}", gds.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}")));
+    }
     for (name, choice) in [("read", &place.read), ("write", &place.write)] {
         let Some(choice) = choice else { continue };
         let _ = writeln!(out, "\n{name:<6}{:>8}  {:>6}  settings", "GB/s", "trials");

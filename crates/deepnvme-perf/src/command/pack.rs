@@ -1,0 +1,158 @@
+//! `deepnvme pack`: what may be typed, and how what comes of it is drawn.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use clap::{Args, ValueEnum};
+use deepnvme_codec::Float;
+use deepnvme_codec::quant::Code;
+use deepnvme_io::{Config, Engine};
+use deepnvme_stream::pack::{Forecast, Mode, Packed, Packer};
+use serde::Serialize;
+
+use super::checkpoint::shown;
+use super::{Answer, Session};
+use crate::checkpoint::failed;
+use crate::error::Result;
+use crate::measure::Phase;
+use crate::units::{bytes_text, gb};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(super) enum Dtype {
+    /// Packed without loss where that is measured to gain time, else kept
+    Auto,
+    /// Packed without loss where that makes fewer bytes
+    Lossless,
+    /// As they are
+    Keep,
+    /// Cast
+    Bf16,
+    /// Cast
+    Fp16,
+    /// Cast
+    Fp32,
+    /// Matrices in eight bits: integers
+    Int8,
+    /// Matrices in eight bits: floats, e4m3
+    Fp8,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  deepnvme pack llama llama-packed --dry-run            what it would gain, in some seconds
+  deepnvme pack llama llama-packed                      without loss, where that gains
+  deepnvme pack llama llama-int8 --dtype int8           half of bf16's bytes, and a little error
+  deepnvme pack llama llama-packed --disks /mnt/a /mnt/b
+
+The new folder has all that the old one has, and appears when it is whole; nothing is overwritten. deepnvme.stream reads
+it as any other. Where no tensor is in another form, it is model.safetensors, which everybody reads.")]
+pub(super) struct PackOptions {
+    /// A folder with a model, an index, or a safetensors file
+    source: PathBuf,
+    /// The new folder
+    target: PathBuf,
+    /// What becomes of the weights
+    #[arg(long, value_enum, default_value = "auto")]
+    dtype: Dtype,
+    /// Weights that share a scale, with int8 and fp8
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..), value_name = "WEIGHTS")]
+    group: u32,
+    /// Stripe the weights over these folders, one on each disk
+    #[arg(long, num_args = 1.., value_name = "FOLDER")]
+    disks: Vec<PathBuf>,
+    /// Only say what it would gain
+    #[arg(long)]
+    dry_run: bool,
+    /// For machines
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    forecast: &'a Forecast,
+    packed: Option<&'a Packed>,
+    seconds: f64,
+}
+
+pub(super) fn answer(options: &PackOptions, session: &mut Session<'_>) -> Result<Answer> {
+    let began = Instant::now();
+    let engine = Arc::new(Engine::new(Config::default())?);
+    let asked = deepnvme_stream::pack::PackOptions { mode: options.mode(), disks: options.disks.clone() };
+    let packer = Packer::new(&engine, &options.source, &options.target, asked).map_err(failed)?;
+    let forecast = packer.forecast().clone();
+    let mut text = forecast_text(&forecast);
+    let packed = if options.dry_run {
+        None
+    } else {
+        // Beforehand, for whoever would rather stop it.
+        let _ = session.talk.write_all(std::mem::take(&mut text).as_bytes());
+        let packed = shown(session, Phase::Packing, "pack", |progress| packer.run(progress).map_err(failed))?;
+        text = packed_text(&packed, &forecast, began.elapsed().as_secs_f64());
+        Some(packed)
+    };
+    let seconds = began.elapsed().as_secs_f64();
+    Answer::of(&Report { forecast: &forecast, packed: packed.as_ref(), seconds }, text, options.json)
+}
+
+impl PackOptions {
+    fn mode(&self) -> Mode {
+        match self.dtype {
+            Dtype::Auto => Mode::Auto,
+            Dtype::Lossless => Mode::Lossless,
+            Dtype::Keep => Mode::Keep,
+            Dtype::Bf16 => Mode::Cast(Float::Bf16),
+            Dtype::Fp16 => Mode::Cast(Float::F16),
+            Dtype::Fp32 => Mode::Cast(Float::F32),
+            Dtype::Int8 => Mode::Quantised(Code::Int8, self.group as usize),
+            Dtype::Fp8 => Mode::Quantised(Code::F8E4m3, self.group as usize),
+        }
+    }
+}
+
+/// What it would gain.
+fn forecast_text(forecast: &Forecast) -> String {
+    let Forecast { forms, bytes, packed_bytes, layers, stretches, threads, .. } = forecast;
+    let part = |some: u64| some as f64 / (*bytes).max(1) as f64;
+    let mut out = String::new();
+    for (name, share) in forms {
+        let (from, to) = (bytes_text(share.bytes), bytes_text(share.packed_bytes));
+        let ratio = share.packed_bytes as f64 / share.bytes.max(1) as f64;
+        let _ = writeln!(out, "{name:<9} {:>5} tensors, {from} become about {to} ({ratio:.3})", share.tensors);
+    }
+    let _ = writeln!(
+        out,
+        "in all    {} become about {} ({:.3})",
+        bytes_text(*bytes),
+        bytes_text(*packed_bytes),
+        part(*packed_bytes)
+    );
+    if *layers > 0 {
+        let _ = writeln!(out, "layers    {layers}, each in {stretches:.1} stretches of files now, in 1 then");
+    }
+    let _ = writeln!(out, "disk      {:.2} GB/s", forecast.disk_gb_s);
+    if let Some(speed) = forecast.decode_gb_s {
+        let _ = writeln!(out, "decoding  {speed:.2} GB/s of each processor, {threads} of which decode");
+    }
+    let gain = forecast.packed_gb_s / forecast.now_gb_s.max(1e-9);
+    let _ = writeln!(
+        out,
+        "expected  {:.2} GB/s of the model now, {:.2} GB/s packed: {gain:.2} times as fast, where the disk is the limit",
+        forecast.now_gb_s, forecast.packed_gb_s
+    );
+    out
+}
+
+/// What was written.
+fn packed_text(packed: &Packed, forecast: &Forecast, seconds: f64) -> String {
+    let Packed { file, bytes, tensors, encoded, copied } = packed;
+    let ratio = *bytes as f64 / forecast.bytes.max(1) as f64;
+    format!(
+        "{}: {tensors} tensors, {encoded} of them in another form, {} ({ratio:.3} of the old bytes), {:.2} GB/s; {copied} other files\n",
+        file.display(),
+        bytes_text(*bytes),
+        gb(forecast.bytes) / seconds.max(1e-9)
+    )
+}

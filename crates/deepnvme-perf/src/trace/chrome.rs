@@ -1,0 +1,176 @@
+//! A recording in the Trace Event Format, which Perfetto and `chrome://tracing` open.
+//!
+//! Each lane is a process, and each of its rows a thread: transfers of one worker overlap, and what overlaps on one thread
+//! is drawn wrongly. Counters have what is in flight. Times are microseconds of the recording's own clock.
+
+use std::fmt::{Display, Write as _};
+
+use deepnvme_io::split::Direction;
+use deepnvme_io::trace::{Event, Recorded, What};
+use serde_json::{Map, Value, json};
+
+use super::lanes::{Kind, Lane, failed, lanes, span, title};
+use super::spans::{levels, thinned};
+
+/// Points of a counter: more than a screen has columns.
+const COUNTER_POINTS_MAX: usize = 20_000;
+
+/// The file.
+#[must_use]
+pub fn chrome(recorded: &Recorded) -> String {
+    let about = json!({
+        "clock": "CLOCK_MONOTONIC (time.monotonic_ns() / 1000)",
+        "start_us": recorded.start_ns as f64 / 1000.0,
+        "end_us": recorded.end_ns as f64 / 1000.0,
+        "dropped_events": recorded.dropped,
+    });
+    let mut events = Events(format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{about},\"traceEvents\":["));
+    for (place, lane) in lanes(recorded).iter().enumerate() {
+        push_lane(&mut events, place as u64 + 1, lane);
+    }
+    push_counter(&mut events, recorded, "disk: bytes in flight", |what| match what {
+        What::Transfer { bytes, .. } => Some(*bytes),
+        _ => None,
+    });
+    push_counter(&mut events, recorded, "copies: bytes in flight", |what| match what {
+        What::Copy { bytes, .. } => Some(*bytes),
+        _ => None,
+    });
+    events.finish()
+}
+
+/// The text as it grows: a file of many events is large enough once.
+struct Events(String);
+
+impl Events {
+    fn push(&mut self, event: impl Display) {
+        let separator = if self.0.ends_with('[') { "\n" } else { ",\n" };
+        // Writing to a string cannot fail.
+        let _ = write!(self.0, "{separator}{event}");
+    }
+
+    fn finish(mut self) -> String {
+        self.0.push_str("\n]}\n");
+        self.0
+    }
+}
+
+fn push_lane(events: &mut Events, pid: u64, lane: &Lane<'_>) {
+    let mut name = |what: &str, tid: u64, args: Value| {
+        events.push(json!({"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}));
+    };
+    name("process_name", 0, json!({"name": lane.name}));
+    name("process_sort_index", 0, json!({"sort_index": pid}));
+    for row in 0..lane.row_count() as u64 {
+        name("thread_name", row + 1, json!({"name": format!("{} {row}", lane.name)}));
+        name("thread_sort_index", row + 1, json!({"sort_index": row}));
+    }
+    let category = match lane.kind {
+        Kind::Requests => "request",
+        Kind::Disk => "disk",
+        Kind::Copies => "copy",
+        Kind::Other => "span",
+    };
+    for (event, row) in lane.events.iter().zip(&lane.rows) {
+        let Event { start_ns, end_ns, what } = event;
+        let (title, args) = (Value::from(title(what)), Value::from(arguments(what)));
+        events.push(format_args!(
+            "{{\"ph\":\"X\",\"name\":{title},\"cat\":\"{category}\",\"pid\":{pid},\"tid\":{},\"ts\":{},\"dur\":{},\"args\":{args}}}",
+            row + 1,
+            us(*start_ns),
+            us(end_ns - start_ns),
+        ));
+    }
+}
+
+fn push_counter(events: &mut Events, recorded: &Recorded, name: &str, bytes: impl Fn(&What) -> Option<u64>) {
+    let spans = recorded.events.iter().filter_map(|event| Some((span(event), bytes(&event.what)?)));
+    for (moment, level) in thinned(levels(spans), COUNTER_POINTS_MAX) {
+        let name = Value::from(name);
+        events.push(format_args!(
+            "{{\"ph\":\"C\",\"name\":{name},\"pid\":0,\"ts\":{},\"args\":{{\"bytes\":{level}}}}}",
+            us(moment)
+        ));
+    }
+}
+
+fn arguments(what: &What) -> Map<String, Value> {
+    let word = |direction: &Direction| Value::from(direction.name());
+    let mut known = match what {
+        What::Request { direction, file, files, bytes, .. } => {
+            let file = file.as_ref().map(|file| file.to_string_lossy().into_owned());
+            json!({"kind": word(direction), "file": file, "files": files, "bytes": bytes})
+        }
+        What::Transfer { worker, direction, file, offset, bytes, way, .. } => json!({
+            "kind": word(direction),
+            "file": file.to_string_lossy(),
+            "offset": offset,
+            "bytes": bytes,
+            "worker": worker,
+            "way": way.name(),
+        }),
+        What::Sync { worker, file, .. } => json!({"kind": "sync", "file": file.to_string_lossy(), "worker": worker}),
+        What::Copy { worker, gpu, direction, bytes, .. } => {
+            let to = if *direction == Direction::Read { "to GPU" } else { "from GPU" };
+            json!({"kind": to, "gpu": gpu, "bytes": bytes, "worker": worker})
+        }
+        What::Span { .. } => json!({}),
+    };
+    let mut known = std::mem::take(known.as_object_mut().unwrap_or(&mut Map::new()));
+    if failed(what) {
+        known.insert("failed".into(), Value::from(true));
+    }
+    known
+}
+
+/// Nanoseconds as microseconds, exactly.
+fn us(ns: u64) -> String {
+    format!("{}.{:03}", ns / 1000, ns % 1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::super::samples::recorded;
+    use super::*;
+
+    #[test]
+    fn every_event_is_in_the_file_once_and_nothing_overlaps_on_one_thread() {
+        let recorded = recorded();
+        let file: Value = serde_json::from_str(&chrome(&recorded)).unwrap();
+        let events = file["traceEvents"].as_array().unwrap();
+        let bars: Vec<_> = events.iter().filter(|event| event["ph"] == "X").collect();
+        assert_eq!(bars.len(), recorded.events.len());
+        let mut threads: HashMap<(u64, u64), Vec<(f64, f64)>> = HashMap::new();
+        for bar in bars {
+            let (start, length) = (bar["ts"].as_f64().unwrap(), bar["dur"].as_f64().unwrap());
+            let thread = (bar["pid"].as_u64().unwrap(), bar["tid"].as_u64().unwrap());
+            threads.entry(thread).or_default().push((start, start + length));
+        }
+        for (thread, mut spans) in threads {
+            spans.sort_by(|a, b| a.0.total_cmp(&b.0));
+            assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0 + 1e-3), "{thread:?}");
+            let named = events
+                .iter()
+                .any(|event| event["name"] == "thread_name" && event["pid"] == thread.0 && event["tid"] == thread.1);
+            assert!(named, "{thread:?}");
+        }
+        assert_eq!(file["otherData"]["dropped_events"], 3);
+    }
+
+    #[test]
+    fn counters_end_at_nothing() {
+        let file: Value = serde_json::from_str(&chrome(&recorded())).unwrap();
+        let points = file["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == "C");
+        let last: HashMap<_, _> =
+            points.map(|point| (point["name"].to_string(), point["args"]["bytes"].clone())).collect();
+        assert_eq!(last.len(), 2);
+        assert!(last.values().all(|bytes| bytes == 0), "{last:?}");
+    }
+
+    #[test]
+    fn microseconds_are_exact() {
+        assert_eq!([0, 999, 1000, 86_400_000_000_001].map(us), ["0.000", "0.999", "1.000", "86400000000.001"]);
+    }
+}

@@ -1,0 +1,104 @@
+//! The events of a recording as lines, one below the other: pure.
+
+use deepnvme_io::split::Direction;
+use deepnvme_io::trace::{Event, Recorded, What};
+
+use super::spans::{self, Span};
+use crate::units::bytes_text;
+
+/// What a lane is about.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Kind {
+    Requests,
+    Disk,
+    Copies,
+    Other,
+}
+
+/// Events of one kind and one owner.
+#[derive(Debug)]
+pub(super) struct Lane<'a> {
+    pub(super) name: String,
+    pub(super) kind: Kind,
+    /// In the order of their starts.
+    pub(super) events: Vec<&'a Event>,
+    /// A row for each, so that none hides another.
+    pub(super) rows: Vec<usize>,
+}
+
+impl<'a> Lane<'a> {
+    fn new(name: String, kind: Kind, mut events: Vec<&'a Event>) -> Self {
+        events.sort_by_key(|event| span(event));
+        let rows = spans::rows(events.iter().map(|event| span(event)));
+        Self { name, kind, events, rows }
+    }
+
+    pub(super) fn spans(&self) -> impl Iterator<Item = Span> {
+        self.events.iter().map(|event| span(event))
+    }
+
+    pub(super) fn row_count(&self) -> usize {
+        self.rows.iter().max().map_or(0, |row| row + 1)
+    }
+}
+
+pub(super) fn span(event: &Event) -> Span {
+    (event.start_ns, event.end_ns)
+}
+
+/// The lanes of a recording: requests, each worker, each GPU, and those of others in the order of their first event.
+pub(super) fn lanes(recorded: &Recorded) -> Vec<Lane<'_>> {
+    let mut lanes: Vec<(Kind, String, Vec<&Event>)> = Vec::new();
+    for event in &recorded.events {
+        let (kind, name) = home(&event.what);
+        match lanes.iter_mut().find(|lane| (lane.0, &lane.1) == (kind, &name)) {
+            Some((.., events)) => events.push(event),
+            None => lanes.push((kind, name, vec![event])),
+        }
+    }
+    lanes.sort_by(|(kind, name, _), (other, other_name, _)| {
+        // Others keep their order.
+        kind.cmp(other)
+            .then_with(|| if *kind == Kind::Other { std::cmp::Ordering::Equal } else { name.cmp(other_name) })
+    });
+    lanes.into_iter().map(|(kind, name, events)| Lane::new(name, kind, events)).collect()
+}
+
+fn home(what: &What) -> (Kind, String) {
+    match what {
+        What::Request { .. } => (Kind::Requests, "requests".into()),
+        What::Transfer { worker, .. } | What::Sync { worker, .. } => (
+            Kind::Disk,
+            match worker {
+                Some(worker) => format!("worker {worker}"),
+                None => "callers".into(),
+            },
+        ),
+        What::Copy { gpu, .. } => (Kind::Copies, format!("copies cuda:{gpu}")),
+        What::Span { lane, .. } => (Kind::Other, lane.to_string()),
+    }
+}
+
+/// What an event is called.
+pub(super) fn title(what: &What) -> String {
+    match what {
+        What::Request { direction, bytes, .. } | What::Transfer { direction, bytes, .. } => {
+            format!("{} {}", direction.name(), bytes_text(*bytes))
+        }
+        What::Sync { .. } => "sync".into(),
+        What::Copy { direction: Direction::Read, bytes, .. } => format!("to GPU {}", bytes_text(*bytes)),
+        What::Copy { bytes, .. } => format!("from GPU {}", bytes_text(*bytes)),
+        What::Span { name, .. } => name.to_string(),
+    }
+}
+
+/// Whether it ended in an error.
+pub(super) fn failed(what: &What) -> bool {
+    match what {
+        What::Request { failed, .. }
+        | What::Transfer { failed, .. }
+        | What::Sync { failed, .. }
+        | What::Copy { failed, .. } => *failed,
+        What::Span { .. } => false,
+    }
+}

@@ -1,0 +1,67 @@
+//! What an engine recorded, as a file: for Perfetto (`.json`), or as a page that needs nothing else (`.html`).
+//!
+//! `spans` is the arithmetic, `lanes` puts events into lines, `figures` adds up; `chrome` makes text of that, and so does `page`,
+//! with a `picture` and its `curves`, and `words`. All of them are pure; only [`write()`] here touches a file.
+
+use std::path::Path;
+
+use deepnvme_io::stream::Replacement;
+use deepnvme_io::trace::Recorded;
+use deepnvme_io::{Error, Result, Target};
+
+mod chrome;
+mod curves;
+mod figures;
+mod lanes;
+mod page;
+mod picture;
+#[cfg(test)]
+mod samples;
+mod spans;
+mod words;
+
+pub use chrome::chrome;
+pub use figures::{Figures, LaneFigures, figures};
+pub use page::page;
+
+/// Writes the recording to a file of that name, which appears as a whole or not at all: `.json` for Perfetto and
+/// `chrome://tracing`, `.html` for a page.
+///
+/// # Errors
+/// `InvalidInput` for another ending; what the folder refused.
+pub fn write(recorded: &Recorded, path: &Path) -> Result<()> {
+    let text = match Form::of(path)? {
+        Form::Chrome => chrome(recorded),
+        Form::Page => page(recorded),
+    };
+    let replacement = Replacement::new(&Target::from(path))?;
+    if let Target::Path(private) = replacement.temporary() {
+        std::fs::write(private, text).map_err(|error| Error::from_io("write the trace", &error).at_path(path))?;
+    }
+    replacement.commit(false)
+}
+
+/// Whether a recording could be written there: to be asked before it begins, so that nothing is recorded in vain.
+///
+/// # Errors
+/// As [`write()`].
+pub fn check(path: &Path) -> Result<()> {
+    Form::of(path)?;
+    // A private file is made there, and removed.
+    Replacement::new(&Target::from(path)).map(drop)
+}
+
+enum Form {
+    Chrome,
+    Page,
+}
+
+impl Form {
+    fn of(path: &Path) -> Result<Self> {
+        match path.extension().and_then(|ending| ending.to_str()) {
+            Some("json") => Ok(Self::Chrome),
+            Some("html") => Ok(Self::Page),
+            _ => Err(Error::invalid("the name of a trace must end in .json (for Perfetto) or .html").at_path(path)),
+        }
+    }
+}

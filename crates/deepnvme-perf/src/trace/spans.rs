@@ -1,0 +1,175 @@
+//! Arithmetic on spans of time: pure.
+
+/// From when to when, in nanoseconds.
+pub(super) type Span = (u64, u64);
+
+/// What all of them cover, as spans that neither touch nor overlap, in order.
+pub(super) fn union(spans: impl IntoIterator<Item = Span>) -> Vec<Span> {
+    let mut sorted: Vec<Span> = spans.into_iter().collect();
+    sorted.sort_unstable();
+    let mut whole: Vec<Span> = Vec::new();
+    for (start, end) in sorted {
+        match whole.last_mut() {
+            Some(last) if start <= last.1 => last.1 = last.1.max(end),
+            _ => whole.push((start, end)),
+        }
+    }
+    whole
+}
+
+/// How long they are together, if they do not overlap.
+pub(super) fn total(spans: &[Span]) -> u64 {
+    spans.iter().map(|(start, end)| end - start).sum()
+}
+
+/// How long both are going on: of two unions.
+pub(super) fn common(a: &[Span], b: &[Span]) -> u64 {
+    let (mut at, mut bt, mut sum) = (0, 0, 0);
+    while at < a.len() && bt < b.len() {
+        sum += a[at].1.min(b[bt].1).saturating_sub(a[at].0.max(b[bt].0));
+        if a[at].1 < b[bt].1 { at += 1 } else { bt += 1 }
+    }
+    sum
+}
+
+/// A row for each span, so that those of one row do not overlap: the first that is free. They come in the order of their
+/// starts.
+pub(super) fn rows(spans: impl IntoIterator<Item = Span>) -> Vec<usize> {
+    let mut free_from: Vec<u64> = Vec::new();
+    let row = |(start, end): Span| {
+        let row = free_from.iter().position(|free| *free <= start).unwrap_or_else(|| {
+            free_from.push(0);
+            free_from.len() - 1
+        });
+        // What takes no time is drawn, too.
+        free_from[row] = end.max(start + 1);
+        row
+    };
+    spans.into_iter().map(row).collect()
+}
+
+/// How much is going on from each moment on, where each span stands for an amount.
+pub(super) fn levels(spans: impl IntoIterator<Item = (Span, u64)>) -> Vec<(u64, u64)> {
+    let mut changes: Vec<(u64, i128)> = Vec::new();
+    for ((start, end), amount) in spans {
+        changes.extend([(start, i128::from(amount)), (end, -i128::from(amount))]);
+    }
+    changes.sort_unstable_by_key(|(moment, _)| *moment);
+    let (mut level, mut levels) = (0_i128, Vec::<(u64, u64)>::new());
+    for (moment, change) in changes {
+        level += change;
+        let now = u64::try_from(level).unwrap_or(0);
+        match levels.last_mut() {
+            Some(last) if last.0 == moment => last.1 = now,
+            _ => levels.push((moment, now)),
+        }
+    }
+    levels
+}
+
+/// The highest of the levels in each of so many equal stretches, and the last of all.
+pub(super) fn thinned(levels: Vec<(u64, u64)>, count_max: usize) -> Vec<(u64, u64)> {
+    let (Some(first), Some(last)) = (levels.first().copied(), levels.last().copied()) else { return levels };
+    if levels.len() <= count_max {
+        return levels;
+    }
+    let width = (last.0 - first.0).div_ceil(count_max.saturating_sub(1).max(1) as u64).max(1);
+    let mut kept: Vec<(u64, u64)> = Vec::with_capacity(count_max);
+    let mut stretch = None;
+    for (moment, level) in levels {
+        let index = (moment - first.0) / width;
+        match kept.last_mut() {
+            Some(highest) if stretch == Some(index) && moment != last.0 => highest.1 = highest.1.max(level),
+            _ => kept.push((moment, level)),
+        }
+        stretch = Some(index);
+    }
+    kept
+}
+
+/// The amounts in each of so many equal parts of a span, where each lies evenly over a span of its own.
+pub(super) fn spread(over: Span, parts: usize, amounts: impl IntoIterator<Item = (Span, u64)>) -> Vec<f64> {
+    let mut sums = vec![0.0; parts];
+    let width = (over.1.saturating_sub(over.0)) as f64 / parts as f64;
+    if width <= 0.0 {
+        return sums;
+    }
+    let place = |moment: u64| moment.saturating_sub(over.0) as f64 / width;
+    for ((start, end), amount) in amounts {
+        let (from, to) = (place(start), place(end).min(parts as f64));
+        let last = (parts - 1).min(to as usize);
+        if to <= from {
+            sums[last] += amount as f64;
+            continue;
+        }
+        for (index, sum) in sums.iter_mut().enumerate().take(last + 1).skip(from as usize) {
+            let inside = to.min(index as f64 + 1.0) - from.max(index as f64);
+            *sum += amount as f64 * inside.max(0.0) / (to - from);
+        }
+    }
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn some_spans() -> impl Strategy<Value = Vec<Span>> {
+        proptest::collection::vec((0..200_u64, 0..40_u64).prop_map(|(start, len)| (start, start + len)), 0..40)
+    }
+
+    /// Each unit of time by itself.
+    fn covered(spans: &[Span]) -> Vec<bool> {
+        (0..300).map(|at| spans.iter().any(|(start, end)| (*start..*end).contains(&at))).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn unions_cover_what_their_spans_do(a in some_spans(), b in some_spans()) {
+            let (whole_a, whole_b) = (union(a.clone()), union(b.clone()));
+            prop_assert_eq!(covered(&whole_a), covered(&a));
+            prop_assert!(whole_a.windows(2).all(|pair| pair[0].1 < pair[1].0));
+            prop_assert_eq!(total(&whole_a), covered(&a).iter().filter(|is| **is).count() as u64);
+            let both = covered(&a).iter().zip(covered(&b)).filter(|(a, b)| **a && *b).count() as u64;
+            prop_assert_eq!(common(&whole_a, &whole_b), both);
+            prop_assert_eq!(common(&whole_b, &whole_a), both);
+        }
+
+        #[test]
+        fn spans_of_one_row_do_not_overlap_and_no_row_is_wasted(mut spans in some_spans()) {
+            spans.sort_unstable();
+            let rows = rows(spans.iter().copied());
+            for (index, (span, row)) in spans.iter().zip(&rows).enumerate() {
+                let mates = spans[..index].iter().zip(&rows).filter(|(_, other)| *other == row);
+                prop_assert!(mates.into_iter().all(|(mate, _)| mate.1.max(mate.0 + 1) <= span.0));
+            }
+            let deepest = (0..300_u64).map(|at| spans.iter().filter(|(start, end)| (*start..(*end).max(start + 1)).contains(&at)).count()).max();
+            prop_assert_eq!(rows.iter().max().map_or(0, |row| row + 1), deepest.unwrap_or(0));
+        }
+
+        #[test]
+        fn levels_are_the_sums_of_what_is_going_on(spans in some_spans(), count_max in 2..50_usize) {
+            let weighted: Vec<_> = spans.iter().enumerate().map(|(index, span)| (*span, index as u64 + 1)).collect();
+            let levels = levels(weighted.iter().copied());
+            for (moment, level) in &levels {
+                let expected: u64 = weighted.iter().filter(|((start, end), _)| (*start..*end).contains(moment)).map(|(_, amount)| amount).sum();
+                prop_assert_eq!(*level, expected);
+            }
+            prop_assert_eq!(levels.last().map_or(0, |last| last.1), 0);
+            let highest = levels.iter().map(|(_, level)| *level).max();
+            let thin = thinned(levels.clone(), count_max);
+            prop_assert!(thin.len() <= count_max + 1, "{} of {count_max}", thin.len());
+            prop_assert_eq!(thin.iter().map(|(_, level)| *level).max(), highest);
+            prop_assert_eq!(thin.last(), levels.last());
+        }
+
+        #[test]
+        fn nothing_is_lost_when_it_is_spread(spans in some_spans(), parts in 1..30_usize) {
+            let weighted: Vec<_> = spans.iter().map(|span| (*span, 1000)).collect();
+            let sum: f64 = spread((0, 240), parts, weighted.iter().copied()).iter().sum();
+            prop_assert!((sum - 1000.0 * spans.len() as f64).abs() < 1e-6 * sum.max(1.0), "{sum}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! `deepnvme.Trace`: a recording of what an engine does, from `with` to its end, as a file.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use deepnvme_io::Engine;
+use deepnvme_io::trace::{Lane, Recorded, Recording};
+use deepnvme_perf::trace;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::engine::PyEngine;
+use crate::error;
+
+/// Records what an engine does while the block runs, and writes it to a file. See ``Engine.trace``.
+///
+/// Example:
+///     >>> with deepnvme.trace("timeline.html") as trace:
+///     ...     started = time.monotonic_ns()
+///     ...     deepnvme.write(tensor, "weights.bin")
+///     ...     trace.span("first", "steps", started, time.monotonic_ns())
+///     4096
+///     >>> trace.summary()["bytes_written"]
+///     4096
+#[pyclass(frozen, module = "deepnvme")]
+pub(crate) struct Trace {
+    engine: Py<PyEngine>,
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+enum State {
+    New,
+    Running(Recording),
+    /// With the figures, as JSON.
+    Over(String),
+}
+
+impl Trace {
+    pub(crate) fn new(engine: Py<PyEngine>, path: PathBuf) -> Self {
+        Self { engine, path, state: Mutex::new(State::New) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl Trace {
+    fn __enter__(slf: Py<Self>, py: Python<'_>) -> PyResult<Py<Self>> {
+        let this = slf.get();
+        if !matches!(*this.state(), State::New) {
+            return Err(PyValueError::new_err("a trace records one block; make a new one for another"));
+        }
+        let checked = py.detach(|| trace::check(&this.path));
+        error::check(py, checked)?;
+        let recording = error::check(py, this.engine.get().open_engine(py)?.record())?;
+        *this.state() = State::Running(recording);
+        Ok(slf)
+    }
+
+    #[pyo3(signature = (exc_type, exc_value, traceback))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        exc_type: Option<&Bound<'_, PyAny>>,
+        exc_value: Option<&Bound<'_, PyAny>>,
+        traceback: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let _ = (exc_type, exc_value, traceback);
+        let State::Running(recording) = std::mem::replace(&mut *self.state(), State::Over("{}".into())) else {
+            return Ok(());
+        };
+        // In a forked child: the recording and the file are the parent's.
+        let Ok(recorded) = recording.stop() else { return Ok(()) };
+        let (figures, written) = py.detach(|| (figures(&recorded), trace::write(&recorded, &self.path)));
+        *self.state() = State::Over(figures);
+        error::check(py, written)
+    }
+
+    /// Adds a bar to this trace, and to others of the same engine that run.
+    ///
+    /// Args:
+    ///     name: what the bar is called.
+    ///     lane: the line that it is drawn in; bars of the same lane share it.
+    ///     start_ns: when it began, by ``time.monotonic_ns()``.
+    ///     end_ns: when it was over, by the same clock.
+    ///
+    /// Raises:
+    ///     ValueError: it would end before it began, or nothing is recorded now.
+    fn span(&self, name: &str, lane: &str, start_ns: u64, end_ns: u64) -> PyResult<()> {
+        match &*self.state() {
+            State::Running(recording) => add(&recording.lane(lane), name, start_ns, end_ns),
+            State::New | State::Over(_) => {
+                Err(PyValueError::new_err("nothing is recorded outside of the `with` block"))
+            }
+        }
+    }
+
+    /// What the recording adds up to, after the block: ``seconds``, ``requests``, ``transfers``, ``bytes_read``,
+    /// ``bytes_written`` and how many of them went ``bytes_direct``, ``bytes_bounced``, ``bytes_buffered`` and ``bytes_gds``;
+    /// ``disk_busy_s``, in which a transfer was under way; ``copies``, ``bytes_copied``, ``copies_busy_s`` and
+    /// ``copies_hidden``, the share of that in which a transfer was under way, too (``None`` without copies); ``lanes``, the
+    /// ``name``, ``spans``, ``busy_s`` and ``beside_disk`` of each that was added; ``events``, and how many were ``dropped``.
+    ///
+    /// Raises:
+    ///     ValueError: the block has not ended yet.
+    fn summary<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        // Python may let another thread run from here on, which must not find the lock taken.
+        let figures = match &*self.state() {
+            State::Over(figures) => figures.clone(),
+            State::New | State::Running(_) => {
+                return Err(PyValueError::new_err("there are no figures before the `with` block has ended"));
+            }
+        };
+        py.import("json")?.call_method1("loads", (figures,))
+    }
+
+    fn __repr__(&self) -> String {
+        let state = match &*self.state() {
+            State::New => "not begun",
+            State::Running(_) => "recording",
+            State::Over(_) => "over",
+        };
+        format!("<deepnvme.Trace {}, {state}>", self.path.display())
+    }
+}
+
+/// Adds a bar to what is recorded of an engine; without a recording, nothing happens.
+pub(crate) fn span(engine: &Engine, name: &str, lane: &str, start_ns: u64, end_ns: u64) -> PyResult<()> {
+    add(&engine.lane(lane), name, start_ns, end_ns)
+}
+
+fn add(lane: &Lane, name: &str, start_ns: u64, end_ns: u64) -> PyResult<()> {
+    if end_ns < start_ns {
+        return Err(PyValueError::new_err(format!(
+            "{name:?} would end at {end_ns} ns, before it began at {start_ns} ns"
+        )));
+    }
+    lane.span(name, start_ns, end_ns);
+    Ok(())
+}
+
+fn figures(recorded: &Recorded) -> String {
+    trace::figures(recorded).to_json()
+}
