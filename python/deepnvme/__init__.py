@@ -27,6 +27,7 @@ Example:
     9
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
 from deepnvme import errors
@@ -38,16 +39,19 @@ from deepnvme._deepnvme import (
     Progress,
     Stats,
     StripeSet,
+    Trace,
     __version__,
     default_engine,
     probe,
     read,
     read_batch,
+    span,
     start_read,
     start_read_batch,
     start_write,
     start_write_batch,
     stats,
+    trace,
     write,
     write_batch,
 )
@@ -58,6 +62,7 @@ from deepnvme.errors import EndOfFileError, Error
 
 if TYPE_CHECKING:
     from deepnvme._checkpoint import Checkpoint, Checkpointer, CheckpointerStats, load, save
+    from deepnvme._stream import Streaming, StreamStats, stream
 
 __all__ = [
     "Answer",
@@ -73,7 +78,10 @@ __all__ = [
     "Progress",
     "Reader",
     "Stats",
+    "StreamStats",
+    "Streaming",
     "StripeSet",
+    "Trace",
     "Writer",
     "__version__",
     "as_bytes",
@@ -88,28 +96,34 @@ __all__ = [
     "read_batch",
     "report",
     "save",
+    "span",
     "start_read",
     "start_read_batch",
     "start_write",
     "start_write_batch",
     "stats",
+    "stream",
+    "trace",
     "tune",
     "write",
     "write_batch",
 ]
 
 # Imported with the first of them: who only reads and writes tensors need not wait for it.
-_CHECKPOINT = ("Checkpoint", "Checkpointer", "CheckpointerStats", "load", "save")
+_LATER = {
+    "_checkpoint": ("Checkpoint", "Checkpointer", "CheckpointerStats", "load", "save"),
+    "_stream": ("StreamStats", "Streaming", "stream"),
+}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _CHECKPOINT:
-        msg = f"module 'deepnvme' has no attribute {name!r}"
-        raise AttributeError(msg)
-    from deepnvme import _checkpoint  # noqa: PLC0415
-
-    globals().update({known: getattr(_checkpoint, known) for known in _CHECKPOINT})
-    return globals()[name]
+    for package, names in _LATER.items():
+        if name in names:
+            module = importlib.import_module(f"deepnvme.{package}")
+            globals().update({known: getattr(module, known) for known in names})
+            return globals()[name]
+    msg = f"module 'deepnvme' has no attribute {name!r}"
+    raise AttributeError(msg)
 
 
 def __dir__() -> list[str]:

@@ -4,7 +4,7 @@ import signal
 import sys
 from types import FrameType
 
-from deepnvme._deepnvme import _command
+from deepnvme._deepnvme import _command, _python_command
 
 
 def main() -> int:
@@ -12,6 +12,12 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
+        # Models need Python; what may be typed stands with the other commands, in Rust.
+        found = _python_command(sys.argv[1:])
+        if found is not None:
+            from deepnvme._stream import commands  # noqa: PLC0415
+
+            return commands.run(*found)
         return _command(sys.argv[1:])
     except KeyboardInterrupt:
         # The command has removed its files and said so.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import BinaryIO, Literal, TypeAlias
 
+    import torch
     from typing_extensions import Buffer
 
     from deepnvme._deepnvme import Engine
@@ -164,11 +165,11 @@ class Reader(_File):
         # readline() asks for one byte and searches what it is given: one byte at a time would take for ever.
         return self._open_handle().peek(io.DEFAULT_BUFFER_SIZE)
 
-    def readinto(self, buffer: Buffer, /) -> int:
-        """Fill ``buffer`` as far as the file goes; return how many bytes that were."""
+    def readinto(self, buffer: Buffer | torch.Tensor, /) -> int:
+        """Fill ``buffer``, also a tensor on a GPU, as far as the file goes; return how many bytes that were."""
         return self._open_handle().readinto(buffer)
 
-    def readinto1(self, buffer: Buffer, /) -> int:
+    def readinto1(self, buffer: Buffer | torch.Tensor, /) -> int:
         """Do what ``readinto`` does."""
         return self._open_handle().readinto(buffer)
 
@@ -217,8 +218,8 @@ class Writer(_File):
         self._check_open()
         return True
 
-    def write(self, data: Buffer, /) -> int:
-        """Write all bytes of ``data``, a contiguous buffer; return how many those were."""
+    def write(self, data: Buffer | torch.Tensor, /) -> int:
+        """Write all bytes of ``data``, a contiguous buffer or any tensor; return how many those were."""
         return self._open_handle().write(data)
 
     def tell(self) -> int:

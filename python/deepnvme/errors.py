@@ -19,6 +19,7 @@ import pickle
 
 __all__ = [
     "CancelledError",
+    "ChangedFileError",
     "ChecksumError",
     "ClosedError",
     "CorruptFileError",
@@ -109,6 +110,10 @@ class CorruptFileError(Error, ValueError):
 
 class ChecksumError(Error, ValueError):
     """The bytes of a checkpoint are not those that were saved. ``offset`` says where the damaged stretch begins."""
+
+
+class ChangedFileError(Error):
+    """A file that weights stream from was replaced, cut or written to since it was opened. ``filename`` says which."""
 
 
 class UnsafeFileError(Error, pickle.UnpicklingError):

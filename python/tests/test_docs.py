@@ -2,6 +2,7 @@
 
 import doctest
 import inspect
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def test_everything_is_documented(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in DOCUMENTED if ">>>" in (inspect.getdoc(DOCUMENTED[name]) or "")])
 def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names = {"deepnvme": deepnvme, "torch": torch, "tensor": torch.randn(1024)}
+    names = {"deepnvme": deepnvme, "torch": torch, "tensor": torch.randn(1024), "time": time}
     text = inspect.getdoc(DOCUMENTED[name]) or ""
     test = doctest.DocTestParser().get_doctest(text, names, name, None, 0)
     assert test.examples

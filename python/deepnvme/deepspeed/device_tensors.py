@@ -1,15 +1,17 @@
 """The record of pinned tensors on GPUs, and those of them that a handle has made.
 
 A tensor is known by where it begins, as DeepSpeed knows it, so a view from its beginning will do in its place. The
-record holds no memory: a storage that dies takes its entries along, and its address may come again.
+record holds no memory: a storage that dies takes its entries along, and its address may come again. With its entry goes
+the registration of its memory with cuFile, where there is one.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -22,6 +24,12 @@ class _Pinned(NamedTuple):
     storage: weakref.ref[torch.UntypedStorage]
     # Whether `new` made the tensor, so that `free` may empty it.
     is_made_here: bool
+    # What keeps cuFile knowing the memory, and ends that when it is dropped.
+    registration: object
+
+
+# Has cuFile know the memory of a contiguous tensor.
+Register: TypeAlias = Callable[[torch.Tensor], object]
 
 
 class DeviceTensors:
@@ -32,7 +40,7 @@ class DeviceTensors:
         self._lock = threading.RLock()
         self._pinned: dict[int, _Pinned] = {}
 
-    def add(self, tensor: torch.Tensor, *, is_made_here: bool) -> None:
+    def add(self, tensor: torch.Tensor, register: Register, *, is_made_here: bool) -> None:
         """Records a tensor until its storage dies; `ValueError` where one that begins there is recorded."""
         start = tensor.data_ptr()
         storage = weakref.ref(tensor.untyped_storage(), partial(self._forget, start))
@@ -41,7 +49,9 @@ class DeviceTensors:
             if found is not None and found.storage() is not None:
                 msg = f"{_named(tensor)} is pinned already"
                 raise ValueError(msg)
-            self._pinned[start] = _Pinned(storage, is_made_here)
+            # What lies in pieces is recorded only: cuFile knows whole ranges.
+            registration = register(tensor) if tensor.is_contiguous() else None
+            self._pinned[start] = _Pinned(storage, is_made_here, registration)
 
     def remove(self, tensor: torch.Tensor) -> None:
         """Forgets a tensor, whoever made it; `ValueError` where it is not recorded."""
@@ -76,7 +86,7 @@ class DeviceTensors:
 pinned = DeviceTensors()
 
 
-def new(num_elem: int, example: torch.Tensor) -> torch.Tensor:
+def new(num_elem: int, example: torch.Tensor, register: Register) -> torch.Tensor:
     """A 1-D tensor of `num_elem` elements, pinned, with dtype and device of `example`; its bytes are any."""
     count = arguments.positive(num_elem, "num_elem")
     example = arguments.tensor(example, "example tensor")
@@ -87,7 +97,7 @@ def new(num_elem: int, example: torch.Tensor) -> torch.Tensor:
         )
         raise ValueError(msg)
     tensor = allocate(count, example)
-    pinned.add(tensor, is_made_here=True)
+    pinned.add(tensor, register, is_made_here=True)
     return tensor
 
 
@@ -102,9 +112,9 @@ def free(tensor: torch.Tensor) -> None:
     tensor.data = tensor.new_empty(0)
 
 
-def pin(tensor: torch.Tensor) -> None:
+def pin(tensor: torch.Tensor, register: Register) -> None:
     """Records a tensor, which stays the caller's."""
-    pinned.add(_on_gpu(tensor), is_made_here=False)
+    pinned.add(_on_gpu(tensor), register, is_made_here=False)
 
 
 def unpin(tensor: torch.Tensor) -> None:

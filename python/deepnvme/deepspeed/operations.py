@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 
 import deepnvme
+from deepnvme._deepnvme import _pin_device
 
 from . import engines
 from .arguments import Name
@@ -172,6 +173,10 @@ class Operations:
         memory = tensor.detach()
         submit = engine.start_write if kind == "write" else engine.start_read
         return Operation(submit(memory, target, offset), target, check), end
+
+    def pin(self, tensor: torch.Tensor) -> object:
+        """Registers contiguous memory of a GPU with cuFile until the answer is dropped; does not keep the tensor."""
+        return _pin_device(self._borrowed_engine(), tensor)
 
     def _borrowed_engine(self) -> deepnvme.Engine:
         self._check_process()

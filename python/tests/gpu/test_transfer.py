@@ -144,5 +144,27 @@ def test_short_files_and_other_errors(gpu: Any, engine: deepnvme.Engine, tmp_pat
         engine.read(tensor, path)
     with pytest.raises(FileNotFoundError):
         engine.read(tensor, tmp_path / "nothing")
-    with deepnvme.open(path) as file, pytest.raises(TypeError, match="cuda:0"):
-        file.readinto(tensor)
+
+
+@pytest.mark.parametrize("count", [1000, 70_001, 40_000_003])
+def test_files_take_and_fill_tensors(gpu: Any, engine: deepnvme.Engine, tmp_path: Path, count: int) -> None:
+    path = tmp_path / "tensor.bin"
+    expected = values((count,), torch.uint8)
+    with deepnvme.open(path, "wb", engine=engine) as file:
+        assert file.write(b"head") == 4
+        assert file.write(gpu.tensor(expected)) == count
+        assert file.write(expected) == count  # of the host
+        assert file.tell() == 4 + 2 * count
+    assert path.read_bytes() == b"head" + 2 * bits(expected)
+    target = gpu.tensor(values((count,), torch.uint8, 7))
+    with deepnvme.open(path, engine=engine) as file:
+        assert file.read(4) == b"head"
+        assert file.readinto(target) == count
+        assert torch.equal(gpu.to_host(target), expected)
+        assert file.readinto(target) == count
+        assert torch.equal(gpu.to_host(target), expected)
+        assert file.readinto(target) == 0
+        # As far as the file goes.
+        file.seek(4 + count + 100)
+        assert file.readinto(target) == count - 100
+        assert torch.equal(gpu.to_host(target)[: count - 100], expected[100:])

@@ -1,0 +1,171 @@
+"""Who gets how much of the memory. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Where slots begin, and what direct I/O is aligned to.
+PAGE_BYTES = 4096
+# Units of a class differ by no more than this.
+_ALIKE = 1.25
+# Units fetched before they are called for, where nobody says otherwise: one is being read while another waits.
+AHEAD = 2
+# Rows of embeddings have that part of the memory.
+ROWS_SHARE = 16
+# Powers of 1024, as everywhere in this package.
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def parse_bytes(text: str | int) -> int:
+    """Read a number of bytes: ``4_000_000_000``, ``"4GB"``, ``"1.5G"``, ``"512MiB"``. Suffixes are powers of 1024.
+
+    Raises:
+        ValueError: it is none, or not more than 0.
+    """
+    if isinstance(text, int):
+        nbytes = text
+    else:
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?)I?B?\s*", text.upper())
+        try:
+            nbytes = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+        except (KeyError, ValueError):
+            nbytes = 0
+    if nbytes <= 0:
+        raise ValueError(f"{text!r} is no amount of memory; say, for example, memory='4GB' or memory=4_000_000_000")
+    return nbytes
+
+
+@dataclass(frozen=True)
+class SlotClass:
+    """Equal slots for units of about the same size."""
+
+    slots: int
+    ahead: int
+    slot_bytes: int
+
+
+def classify(unit_bytes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Group units of about the same size.
+
+    Args:
+        unit_bytes: what each unit needs.
+
+    Returns:
+        The class of each unit, and the bytes of a slot of each class, the largest first.
+    """
+    class_of = [0] * len(unit_bytes)
+    slot_bytes: list[int] = []
+    for unit in sorted(range(len(unit_bytes)), key=lambda unit: -unit_bytes[unit]):
+        need = -(-max(unit_bytes[unit], 1) // PAGE_BYTES) * PAGE_BYTES
+        if not slot_bytes or need * _ALIKE < slot_bytes[-1]:
+            slot_bytes.append(need)
+        class_of[unit] = len(slot_bytes) - 1
+    return class_of, slot_bytes
+
+
+def fitting(memory: int, class_of: Sequence[int], slot_bytes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Have small units use the slots of larger ones, where there is not even memory for a slot of each class.
+
+    Args:
+        memory: bytes for all slots.
+        class_of: the class of each unit.
+        slot_bytes: bytes of a slot of each class, the largest first.
+    """
+    kept = len(slot_bytes)
+    while kept > 1 and sum(slot_bytes[:kept]) > memory:
+        kept -= 1
+    return [min(index, kept - 1) for index in class_of], list(slot_bytes[:kept])
+
+
+@dataclass(frozen=True)
+class Division:
+    """Bytes for what passes through slots, and for what is picked by index."""
+
+    units: int
+    picked: int
+
+
+def divide(
+    memory: int, unit_bytes: Sequence[int], rows_bytes: int, experts_bytes: Sequence[int], item_bytes: int = 0
+) -> Division:
+    """Divide memory between units, rows of embeddings and experts.
+
+    What is picked gets what it would have if all were kept in proportion. Units have at least what lets the next come
+    while one is in use; experts at least those of one layer; what units cannot use goes to rows.
+
+    Args:
+        memory: bytes for all of them.
+        unit_bytes: of each unit.
+        rows_bytes: of all embeddings that are looked up row by row.
+        experts_bytes: of the experts of each layer.
+        item_bytes: of the rows that come together, so that at least these must fit.
+
+    Raises:
+        MemoryError: not even one unit, and the experts of one layer, fit.
+    """
+    class_of, slot_bytes = classify(unit_bytes)
+    picked_min = max([item_bytes, *experts_bytes])
+    units_min = slot_bytes[0] if slot_bytes else 0
+    if memory < units_min + picked_min:
+        raise MemoryError(f"the largest layer needs {units_min:,} bytes, and what is picked by index {picked_min:,}")
+    all_units = sum(slot_bytes[index] for index in class_of)
+    rows = max(memory // ROWS_SHARE, item_bytes, memory - all_units - sum(experts_bytes))
+    # Rows and experts are never needed at the same time.
+    rows = min(
+        rows, rows_bytes, memory - units_min - (picked_min if experts_bytes else 0) + min(item_bytes, rows_bytes)
+    )
+    rows = min(max(rows, 0), memory - units_min)
+    left = memory - rows
+    if not experts_bytes:
+        return Division(left, rows) if unit_bytes else Division(0, min(memory, rows_bytes))
+    if not unit_bytes:
+        return Division(0, min(memory, rows_bytes + sum(experts_bytes)))
+    wanted = sum(size * min(class_of.count(index), AHEAD + 1) for index, size in enumerate(slot_bytes))
+    total = sum(unit_bytes) + sum(experts_bytes)
+    experts = left * sum(experts_bytes) // total
+    experts = max(min(experts, left - wanted), picked_min - rows)
+    experts = max(min(experts, left - units_min, sum(experts_bytes)), 0)
+    return Division(left - experts, rows + experts)
+
+
+def share(memory: int, class_of: Sequence[int], slot_bytes: Sequence[int], ahead: int | None) -> list[SlotClass]:
+    """Divide memory among the classes.
+
+    Each gets a slot, then as many more as let the next unit come while one is in use; what is left goes to units that
+    stay, the largest first, since each byte that stays is a byte that need not be read.
+
+    Args:
+        memory: bytes for all slots.
+        class_of: the class of each unit.
+        slot_bytes: bytes of a slot of each class.
+        ahead: units fetched before they are called for; by default 2, as far as there is memory.
+
+    Raises:
+        MemoryError: not even one slot for each fits.
+    """
+    members = [class_of.count(index) for index in range(len(slot_bytes))]
+    slots = [1] * len(slot_bytes)
+    left = memory - sum(slot_bytes)
+    if left < 0:
+        raise MemoryError(
+            f"{memory:,} bytes are too little: one of each kind of layer needs {sum(slot_bytes):,} at the least"
+        )
+    early = AHEAD if ahead is None else ahead
+    while True:
+        # Who can have one more: first those that could not fetch ahead yet, then those that could keep one more.
+        open_to = [index for index, count in enumerate(members) if slots[index] < count and slot_bytes[index] <= left]
+        if not open_to:
+            break
+        chosen = min(open_to, key=lambda index: (max(slots[index] - 1, 0) if slots[index] <= early else early, index))
+        slots[chosen] += 1
+        left -= slot_bytes[chosen]
+    fill = [
+        min(early, slots[index] - 1) if slots[index] < members[index] else slots[index] - 1
+        for index in range(len(slots))
+    ]
+    return [SlotClass(slots[index], fill[index], slot_bytes[index]) for index in range(len(slots))]

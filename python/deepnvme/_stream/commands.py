@@ -1,0 +1,181 @@
+"""``deepnvme generate`` and ``deepnvme stream-bench``. What may be typed stands in Rust, with the other commands."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from deepnvme.errors import Error
+
+
+def run(name: str, options: str) -> int:
+    """Run a command with its options as JSON; the exit status: 0 done, 1 refused, 2 asked wrongly."""
+    parsed = json.loads(options)
+    try:
+        return {"generate": _generate, "stream-bench": _stream_bench}[name](parsed)
+    except ImportError as error:
+        return _refused(f"{error}; install it: {sys.executable} -m pip install torch transformers", 1)
+    except ValueError as error:
+        return _refused(str(error), 2)
+    except (Error, MemoryError, OSError) as error:
+        return _refused(str(error), 1)
+
+
+def _refused(text: str, status: int) -> int:
+    print(f"deepnvme: {text}", file=sys.stderr)  # noqa: T201
+    return status
+
+
+def _generate(options: dict[str, Any]) -> int:
+    import transformers  # noqa: PLC0415
+
+    from deepnvme._stream.streaming import stream  # noqa: PLC0415
+
+    prompts = options["prompt"] or Path(options["prompt_file"]).read_text().splitlines()
+    if not prompts:
+        raise ValueError(f"{options['prompt_file']} has no prompt; it has one on each line")
+    _quiet(transformers)
+    folder = Path(options["model"])
+    if options["device"].partition(":")[0] not in {"cpu", "cuda"}:
+        raise ValueError(f"--device is cpu, cuda or, for example, cuda:1; not {options['device']}")
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} has no config.json; --model is a folder as Hugging Face lays it out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = stream(folder, memory=options["memory"], device=options["device"])
+    transformers.set_seed(options["seed"])
+    sampling = {"do_sample": False}
+    if options["temperature"] > 0:
+        sampling = {"do_sample": True, "temperature": options["temperature"]}
+    progress = _Progress(len(prompts) * options["max_new_tokens"])
+    limits = {"batch": options["batch"], "max_new_tokens": options["max_new_tokens"]}
+    began = time.perf_counter()
+    with model.streaming.trace(options["trace"]) if options["trace"] else nullcontext():
+        for index, text in model.streaming.generate(tokenizer, prompts, on_token=progress.add, **limits, **sampling):
+            progress.clear()
+            answer = json.dumps({"index": index, "prompt": prompts[index], "text": text}) if options["json"] else text
+            print(answer, flush=True)  # noqa: T201
+    progress.clear()
+    stats = model.streaming.stats()
+    seconds = time.perf_counter() - began
+    figures = {
+        "new_tokens": progress.tokens,
+        "seconds": seconds,
+        "new_tokens_per_s": progress.tokens / seconds,
+        **stats.to_dict(),
+    }
+    if options["json"]:
+        print(json.dumps({"stats": figures}))  # noqa: T201
+    line = (
+        f"{progress.tokens / seconds:.2f} new tokens/s; {stats.bytes_read / 1e9:.1f} GB read at "
+        f"{stats.disk_gb_per_s:.2f} GB/s, "
+        f"{stats.overlap:.0%} of it behind computing; {stats.roofline:.0%} of the roofline"
+    )
+    print(line, file=sys.stderr)  # noqa: T201
+    return 0
+
+
+def _stream_bench(options: dict[str, Any]) -> int:
+    import torch  # noqa: PLC0415
+    import transformers  # noqa: PLC0415
+
+    from deepnvme._stream import roofline  # noqa: PLC0415
+    from deepnvme._stream.budget import parse_bytes  # noqa: PLC0415
+    from deepnvme._stream.nursery import make_llama  # noqa: PLC0415
+    from deepnvme._stream.streaming import stream  # noqa: PLC0415
+
+    _quiet(transformers)
+    model_bytes = parse_bytes(options["model_size"])
+    memory = parse_bytes(options["memory"]) if options["memory"] else model_bytes // 4
+    parent = Path(options["folder"])
+    free = shutil.disk_usage(parent).free
+    if free < model_bytes * 1.05:
+        raise ValueError(f"{parent} has {free:,} bytes free, and the model needs {model_bytes:,}")
+    with tempfile.TemporaryDirectory(dir=parent, prefix=".deepnvme-stream-bench-") as name:
+        made = make_llama(Path(name), model_bytes)
+        model = stream(name, memory=memory, device=options["device"])
+        rows = []
+        for batch in options["batch"] or [1, 4, 16]:
+            ids = torch.randint(0, model.config.vocab_size, (batch, options["prompt_tokens"]), device=model.device)
+            rows.append(_measure(model, ids, options["new_tokens"], roofline))
+            if not options["json"]:
+                _print_row(rows[-1], is_first=len(rows) == 1)
+        best = max(rows, key=lambda row: row["new_tokens_per_s"])
+        answer = {"model_bytes": made, "memory_bytes": memory, "rows": rows, "best_batch": best["batch"]}
+        if options["json"]:
+            print(json.dumps(answer, indent=2))  # noqa: T201
+        model.streaming.close()
+    return 0
+
+
+def _measure(model: Any, ids: Any, new_tokens: int, roofline: Any) -> dict[str, float]:
+    """Measure one batch: prompt, then tokens, then the two limits over the same layers."""
+    import torch  # noqa: PLC0415
+
+    streaming = model.streaming
+    with torch.inference_mode():
+        streaming.steps.last.clear()
+        began = time.perf_counter()
+        model.generate(ids, min_new_tokens=new_tokens, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
+        seconds = time.perf_counter() - began
+        prompt, *steps = streaming.steps.last
+        past = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+        limit = roofline.measure(streaming, lambda: model(ids[:, -1:], past_key_values=past, use_cache=True))
+    middle = sorted(step.seconds for step in steps)[len(steps) // 2] if steps else prompt.seconds
+    return {
+        "batch": ids.shape[0],
+        "prompt_s": prompt.seconds,
+        "step_s": middle,
+        "seconds": seconds,
+        "new_tokens_per_s": ids.shape[0] * new_tokens / seconds,
+        "decode_tokens_per_s": ids.shape[0] / middle,
+        "step_bytes": limit.bytes_read,
+        "disk_s": limit.disk_s,
+        "compute_s": limit.compute_s,
+        "roofline_s": limit.seconds,
+        "of_roofline": limit.seconds / middle,
+    }
+
+
+def _print_row(row: dict[str, float], *, is_first: bool) -> None:
+    if is_first:
+        print("batch  prompt s  step s  disk alone  compute alone  of roofline  tokens/s decoding  tokens/s in all")  # noqa: T201
+    print(  # noqa: T201
+        f"{row['batch']:5d}  {row['prompt_s']:8.2f}  {row['step_s']:6.3f}  {row['disk_s']:10.3f}  "
+        f"{row['compute_s']:13.3f}  "
+        f"{row['of_roofline']:11.0%}  {row['decode_tokens_per_s']:17.2f}  {row['new_tokens_per_s']:15.2f}",
+        flush=True,
+    )
+
+
+def _quiet(transformers: Any) -> None:
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
+class _Progress:
+    """A line on standard error, where that is a terminal."""
+
+    def __init__(self, total: int) -> None:
+        self.tokens = 0
+        self._total, self._began = total, time.perf_counter()
+        self._is_shown = sys.stderr.isatty()
+
+    def add(self, tokens: int) -> None:
+        """Count tokens, and show how many there are."""
+        self.tokens += tokens
+        if self._is_shown:
+            speed = self.tokens / max(time.perf_counter() - self._began, 1e-9)
+            sys.stderr.write(f"\r{self.tokens:,} of {self._total:,} tokens at most, {speed:.2f} tokens/s ")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Make room for what is printed."""
+        if self._is_shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

@@ -1,0 +1,94 @@
+"""Models of transformers, put together without their weights.
+
+``from_pretrained`` gets tensors that only know where on disk they are. So names, fused weights, ties, dtypes and what
+is not in the files are transformers' own business, whatever release it is.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deepnvme._stream.traced import Traced, UntraceableError
+from deepnvme.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from deepnvme._stream.files import ModelFiles
+
+
+# Options of `from_pretrained` that have others decide where weights are, and what they are.
+_OTHERS = ("device_map", "quantization_config", "tp_plan", "max_memory", "offload_folder", "state_dict")
+
+
+def build(
+    folder: Path, files: ModelFiles, dtype: str | torch.dtype, model_class: Any, options: dict[str, Any]
+) -> nn.Module:
+    """Make the model of a folder, whose parameters are :class:`Traced`.
+
+    Args:
+        folder: has ``config.json``.
+        files: the weights.
+        dtype: of the model; ``"auto"`` takes that of the files.
+        model_class: of transformers, where another than the config's own is wanted.
+        options: for ``from_pretrained``, such as ``attn_implementation``.
+    """
+    import transformers  # noqa: PLC0415
+
+    for name in _OTHERS:
+        if options.get(name) is not None:
+            raise UnsupportedError(
+                f"{name} has others place or change the weights, which deepnvme.stream does itself; leave it out"
+            )
+    config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(folder)
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedError(
+            f"{folder}: the weights are quantised by another library (quantization_config), whose layers cannot be "
+            "streamed; use the model as it was before that, and pack it with deepnvme pack --dtype int8"
+        )
+    chosen = model_class or _class_of(transformers, config)
+    state = {name: Traced(origin) for name, origin in files.tensors.items()}
+    if dtype == "auto":
+        dtype = _dtype_of(config, files)
+    try:
+        model = chosen.from_pretrained(None, config=config, state_dict=state, dtype=dtype, **options)
+    except UntraceableError as error:
+        raise UnsupportedError(
+            f"{folder}: the layout of these files is not the one that {chosen.__name__} has in memory ({error}); load "
+            "the model with transformers, save it with save_pretrained(), and stream that"
+        ) from error
+    model.config._name_or_path = str(folder)  # noqa: SLF001
+    model.name_or_path = str(folder)
+    _read_generation_config(transformers, model, folder)
+    return model  # type: ignore[no-any-return]
+
+
+def _class_of(transformers: Any, config: Any) -> Any:
+    names = getattr(config, "architectures", None) or []
+    for name in names:
+        found = getattr(transformers, name, None)
+        if found is not None:
+            return found
+    return transformers.AutoModel
+
+
+def _dtype_of(config: Any, files: ModelFiles) -> torch.dtype:
+    named = getattr(config, "dtype", None)
+    if named is not None and not isinstance(named, str):
+        return named  # type: ignore[no-any-return]
+    floating = [origin.dtype for origin in files.tensors.values() if origin.dtype.is_floating_point]
+    if not floating:
+        raise UnsupportedError("the files have no floating-point weights; say which dtype the model is to have")
+    return floating[0]
+
+
+def _read_generation_config(transformers: Any, model: Any, folder: Path) -> None:
+    if not model.can_generate() or not (folder / "generation_config.json").is_file():
+        return
+    try:
+        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        warnings.warn(f"{folder}/generation_config.json was left out: {error}", stacklevel=3)

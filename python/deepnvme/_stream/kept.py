@@ -1,0 +1,77 @@
+"""Weights that stay in memory: too small to come and go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from deepnvme._deepnvme import StripeSet, _Streamer
+from deepnvme._stream.arrival import conversions
+from deepnvme._stream.budget import PAGE_BYTES
+from deepnvme._stream.pieces import LINE_BYTES
+from deepnvme._stream.shown import get, put, view
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from deepnvme._deepnvme import Engine
+    from deepnvme._stream.partition import Weight
+    from deepnvme._stream.pieces import Origin
+
+
+def place_kept(weights: Sequence[Weight], origin_of: Mapping[str, Origin]) -> tuple[dict[Origin, int], int]:
+    """Find a place for each weight, as far into a cache line as it has to be. Pure.
+
+    Returns:
+        Where each begins, and the bytes of all.
+    """
+    places: dict[Origin, int] = {}
+    at = 0
+    for weight in weights:
+        origin = origin_of[weight.name]
+        if origin not in places:
+            places[origin] = at + origin.begins_at
+            at += -(-(origin.begins_at + origin.memory_nbytes) // LINE_BYTES) * LINE_BYTES
+    return places, at
+
+
+def load_kept(
+    weights: Sequence[Weight],
+    origin_of: Mapping[str, Origin],
+    sources: Sequence[str | StripeSet],
+    device: torch.device,
+    engine: Engine | None,
+) -> list[tuple[Weight, torch.Tensor]]:
+    """Read weights once, and give them to their modules.
+
+    Returns:
+        What stood in the modules before.
+    """
+    if not weights:
+        return []
+    places, nbytes = place_kept(weights, origin_of)
+    memory = torch.empty(max(-(-nbytes // PAGE_BYTES), 1) * PAGE_BYTES, dtype=torch.uint8, device=device)
+    reads, converted = [], []
+    for origin, place in places.items():
+        if not origin.is_plain:
+            converted += conversions(origin, place)
+            continue
+        start = place
+        for piece in origin.pieces:
+            reads.append((piece.source, piece.offset, piece.nbytes, start))
+            start += piece.nbytes
+    # They are one unit that comes once.
+    streamer = _Streamer(list(sources), [(0, reads)], [(1, 0, memory.nbytes)], memory, engine, [converted])
+    streamer.acquire(0)
+    streamer.close()
+    known: dict[int, torch.Tensor] = {}
+    before = []
+    for weight in weights:
+        # A parameter that two modules share stays shared.
+        original = get(weight)
+        before.append((weight, original))
+        if id(original) not in known:
+            known[id(original)] = view(memory, places[origin_of[weight.name]], origin_of[weight.name], original)
+        put(weight, known[id(original)])
+    return before

@@ -1,0 +1,195 @@
+"""From a tree of modules to what is fetched together. Pure: it looks at names, sizes and structure only."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+# Experts, rows, columns.
+_MATRICES_NDIM = 3
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter or buffer, by the module that has it."""
+
+    module: nn.Module = field(repr=False)
+    attribute: str
+    name: str
+
+
+@dataclass
+class Group:
+    """A module whose weights are fetched together, before it runs."""
+
+    name: str
+    module: nn.Module = field(repr=False)
+    weights: list[Weight] = field(repr=False)
+
+
+@dataclass
+class Picks:
+    """A module of whose weights rows are picked by index: an embedding, or the experts of a layer."""
+
+    name: str
+    module: nn.Module = field(repr=False)
+    weights: list[Weight] = field(repr=False)
+    # The argument of forward that has the indices: its position, and its name.
+    argument: tuple[int, str]
+
+
+@dataclass
+class Partition:
+    """How a model is streamed."""
+
+    groups: list[Group]
+    picks: list[Picks]
+    # Weights that are small, or that belong to modules which only hold others: in memory for good.
+    kept: list[Weight]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is worth what."""
+
+    # Bytes of a group, unless a single module has more.
+    group_bytes_max: int
+    # What has no more than this is fetched once and kept, since a fetch of its own is not worth it.
+    kept_bytes_max: int
+    # All that is kept since it is so small.
+    all_kept_bytes_max: int
+    # An embedding of fewer bytes is fetched whole; `None`: all are.
+    rows_bytes_min: int | None
+    # Experts of fewer bytes, all of a layer together, are fetched whole.
+    experts_bytes_min: int | None
+
+
+def partition(root: nn.Module, sizes: Mapping[int, int], limits: Limits) -> Partition:
+    """Find what to fetch together.
+
+    Blocks, which are the children of a ``ModuleList``, are fetched whole where they are not too large, else module by
+    module. No architecture is known by name.
+
+    Args:
+        root: the model.
+        sizes: bytes of each weight that is on disk, by ``id`` of the tensor in the module.
+        limits: what is worth what.
+
+    Returns:
+        Each weight on disk in as many places as modules have it.
+    """
+    found = Partition([], [], [])
+    _Walk(sizes, limits, found).walk(root)
+    return found
+
+
+class _Walk:
+    def __init__(self, sizes: Mapping[int, int], limits: Limits, found: Partition) -> None:
+        self._sizes, self._limits, self._found = sizes, limits, found
+        self._seen: set[int] = set()
+        self._small_bytes = 0
+        self._shared: set[int] = set()
+
+    def walk(self, root: nn.Module) -> None:
+        """Visit all modules."""
+        parents: dict[int, set[int]] = {}
+        for parent in root.modules():
+            for child in parent.children():
+                parents.setdefault(id(child), set()).add(id(parent))
+        self._shared = {child for child, its in parents.items() if len(its) > 1}
+        self.visit("", root, is_block=False)
+
+    def visit(self, name: str, module: nn.Module, *, is_block: bool) -> None:
+        # A module under two names, such as a shared embedding, is one.
+        if id(module) in self._seen:
+            return
+        nbytes = self._bytes(module)
+        if nbytes == 0:
+            return
+        argument = self._picked_by(module)
+        if argument is not None:
+            self._seen.add(id(module))
+            self._found.picks.append(Picks(name, module, list(self._own(name, module)), argument))
+            return
+        inside = [child for child in module.modules() if child is not module]
+        is_whole = is_block or not any(isinstance(child, nn.ModuleList) for child in inside)
+        # What others use too comes and goes by itself.
+        is_whole = is_whole and not any(self._picked_by(child) or self._is_shared(child) for child in inside)
+        # Large weights of its own come when it runs; its children come along, since it may use theirs directly.
+        is_owner = self._bytes_of_own(module) > self._limits.kept_bytes_max
+        is_small = bool(name) and nbytes <= self._limits.group_bytes_max
+        if runs(module) and (not inside or (is_whole and (is_small or is_owner))):
+            self._take(name, module, nbytes)
+            return
+        self._seen.add(id(module))
+        self._found.kept += self._own(name, module)
+        for child_name, child in module.named_children():
+            self.visit(
+                f"{name}.{child_name}".lstrip("."), child, is_block=is_block or isinstance(module, nn.ModuleList)
+            )
+
+    def _take(self, name: str, module: nn.Module, nbytes: int) -> None:
+        weights: list[Weight] = []
+        for path, child in module.named_modules(prefix=name):
+            if id(child) not in self._seen:
+                self._seen.add(id(child))
+                weights += self._own(path, child)
+        if nbytes <= self._limits.kept_bytes_max and self._small_bytes + nbytes <= self._limits.all_kept_bytes_max:
+            self._small_bytes += nbytes
+            self._found.kept += weights
+        else:
+            self._found.groups.append(Group(name, module, weights))
+
+    def _own(self, name: str, module: nn.Module) -> Iterator[Weight]:
+        for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):  # noqa: SLF001
+            if tensor is not None and id(tensor) in self._sizes:
+                yield Weight(module, attribute, f"{name}.{attribute}".lstrip("."))
+
+    def _bytes(self, module: nn.Module) -> int:
+        tensors = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+        return sum(self._sizes.get(tensor, 0) for tensor in tensors)
+
+    def _picked_by(self, module: nn.Module) -> tuple[int, str] | None:
+        own = self._bytes_of_own(module)
+        if own == 0 or own != self._bytes(module):
+            return None
+        if isinstance(module, nn.Embedding):
+            is_plain = type(module).forward is nn.Embedding.forward and module.max_norm is None
+            is_large = self._limits.rows_bytes_min is not None and own >= self._limits.rows_bytes_min
+            return (0, "input") if is_plain and is_large else None
+        is_large = self._limits.experts_bytes_min is not None and own >= self._limits.experts_bytes_min
+        return experts_argument(module) if is_large else None
+
+    def _is_shared(self, module: nn.Module) -> bool:
+        return id(module) in self._shared and self._bytes(module) > 0
+
+    def _bytes_of_own(self, module: nn.Module) -> int:
+        own = {id(tensor) for tensor in (*module._parameters.values(), *module._buffers.values())}  # noqa: SLF001
+        return sum(self._sizes.get(tensor, 0) for tensor in own)
+
+
+def runs(module: nn.Module) -> bool:
+    """Whether a module has a forward of its own, and is more than a list of others."""
+    return type(module).forward is not nn.Module.forward
+
+
+def experts_argument(module: nn.Module) -> tuple[int, str] | None:
+    """Find which argument of forward picks from the weights of a module that has all experts of a layer, if it is one.
+
+    That is one whose own weights all have the same first dimension, with an argument that is named as an index.
+    """
+    own = [tensor for tensor in module._parameters.values() if tensor is not None]  # noqa: SLF001
+    has_matrices = any(tensor.ndim == _MATRICES_NDIM for tensor in own)
+    if not has_matrices or len({tensor.shape[:1] for tensor in own}) > 1 or own[0].shape[0] == 1:
+        return None
+    names = list(inspect.signature(type(module).forward).parameters)[1:]
+    for position, name in enumerate(names):
+        if "index" in name or "indices" in name:
+            return position, name
+    return None

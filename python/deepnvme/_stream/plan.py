@@ -1,0 +1,138 @@
+"""How a model is streamed within so much memory. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from deepnvme._stream.budget import ROWS_SHARE, SlotClass, classify, divide, fitting, share
+from deepnvme._stream.kept import place_kept
+from deepnvme._stream.layout import UnitLayout, lay_out
+from deepnvme._stream.partition import Limits, Partition, Picks, Weight, partition
+from deepnvme._stream.picked import item_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from deepnvme._stream.pieces import Origin
+
+# A group of weights has at most that part of the memory for groups, so that one can be used while others come.
+_GROUP_SHARE = 4
+# A single layer of more than that part of the memory has a slot of its own, beside those for groups.
+_LARGE_SHARE = 8
+# What has no more than that part of the memory is kept, and all that is kept has no more than that part of it.
+_KEPT_SHARE, _KEPT_BYTES_MAX, _ALL_KEPT_SHARE = 1024, 1 << 20, 8
+# Experts are picked one by one where those of a layer have more than that part of the memory.
+_EXPERTS_SHARE = 64
+# How near to the least memory that is enough to look, as a part of it.
+_NEAR = 64
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where the groups go."""
+
+    layouts: list[UnitLayout]
+    class_of: list[int]
+    classes: list[SlotClass]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is fetched together, and the memory for it."""
+
+    found: Partition
+    slots: Slots
+    kept_bytes: int
+    picked_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """All memory that weights can take."""
+        return self.kept_bytes + self.picked_bytes + sum(each.slots * each.slot_bytes for each in self.slots.classes)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a plan is made for."""
+
+    root: nn.Module
+    # Bytes of each weight that is on disk, by `id` of the tensor in the module.
+    sizes: Mapping[int, int]
+    origin_of: Mapping[str, Origin]
+    # How long each file is.
+    file_bytes: Mapping[int, int]
+    on_host: bool
+    ahead: int | None
+
+    def plan(self, memory: int) -> Plan:
+        """Plan for so many bytes.
+
+        Raises:
+            MemoryError: they are too few.
+        """
+        large = sum(nbytes for nbytes in self._leaves() if nbytes > memory // _LARGE_SHARE)
+        left = memory - memory // ROWS_SHARE - large
+        limits = Limits(
+            group_bytes_max=max(left, memory // _LARGE_SHARE) // _GROUP_SHARE,
+            kept_bytes_max=min(memory // _KEPT_SHARE, _KEPT_BYTES_MAX),
+            all_kept_bytes_max=memory // _ALL_KEPT_SHARE,
+            rows_bytes_min=memory // ROWS_SHARE if self.on_host else None,
+            experts_bytes_min=memory // _EXPERTS_SHARE if self.on_host else None,
+        )
+        found = partition(self.root, self.sizes, limits)
+        _, kept_bytes = place_kept(found.kept, self.origin_of)
+        layouts = [lay_out(self._origins(group.weights), self.file_bytes) for group in found.groups]
+        unit_bytes = [layout.nbytes for layout in layouts]
+        rows = [self._origins(pick.weights) for pick in found.picks if is_rows(pick)]
+        experts = [
+            sum(each.memory_nbytes for each in self._origins(pick.weights)) for pick in found.picks if not is_rows(pick)
+        ]
+        rows_bytes = sum(each.memory_nbytes for origins in rows for each in origins)
+        item = max((item_bytes(origins) for origins in rows), default=0)
+        division = divide(memory - kept_bytes, unit_bytes, rows_bytes, experts, item)
+        class_of, slot_bytes = fitting(division.units, *classify(unit_bytes))
+        classes = share(division.units, class_of, slot_bytes, self.ahead)
+        return Plan(found, Slots(layouts, class_of, classes), kept_bytes, division.picked)
+
+    def _leaves(self) -> set[int]:
+        """Sizes of modules that can only be fetched whole."""
+        leaves = [module for module in self.root.modules() if next(module.children(), None) is None]
+        leaves = [leaf for leaf in leaves if not (self.on_host and isinstance(leaf, nn.Embedding))]
+        return {sum(self.sizes.get(id(tensor), 0) for tensor in leaf.parameters()) for leaf in leaves}
+
+    def _origins(self, weights: list[Weight]) -> list[Origin]:
+        return [self.origin_of[weight.name] for weight in weights]
+
+
+def is_rows(pick: Picks) -> bool:
+    """Whether rows are picked, not experts."""
+    return isinstance(pick.module, nn.Embedding)
+
+
+def enough(plan: Callable[[int], Plan], too_little: int) -> int | None:
+    """Find memory that is enough, and not much more than that.
+
+    Args:
+        plan: raises ``MemoryError`` for less.
+        too_little: for which it does.
+    """
+
+    def fits(memory: int) -> bool:
+        try:
+            plan(memory)
+        except MemoryError:
+            return False
+        return True
+
+    found = too_little
+    while not fits(found):
+        too_little, found = found, 2 * found
+        if found >= 1 << 62:
+            return None
+    while found - too_little > max(found // _NEAR, 1):
+        middle = (too_little + found) // 2
+        too_little, found = (too_little, middle) if fits(middle) else (middle, found)
+    return found

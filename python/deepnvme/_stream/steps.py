@@ -1,0 +1,171 @@
+"""What each step of a model has cost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+# Steps that are remembered one by one.
+_STEPS_MAX = 10_000
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of the model: a prompt, or the next token of each sequence of a batch."""
+
+    # Seconds from beginning to end.
+    seconds: float
+    # Of those, seconds in which a layer that was needed had not come.
+    stalled_s: float
+    # Seconds in which the disk was read.
+    disk_busy_s: float
+    # Bytes that were read.
+    bytes_read: int
+    # Sequences times positions.
+    tokens: int
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds in which no weight was waited for."""
+        return max(self.seconds - self.stalled_s, 0.0)
+
+    @property
+    def roofline_s(self) -> float:
+        """Seconds that the slower of the two, disk or processor, needs by itself."""
+        return max(self.compute_s, self.disk_busy_s)
+
+
+@dataclass(frozen=True)
+class StreamStats:
+    """What streaming has cost so far. Times in seconds."""
+
+    steps: int
+    tokens: int
+    seconds: float
+    bytes_read: int
+    stalled_s: float
+    disk_busy_s: float
+    # Calls for layers that were in memory, and those that had to wait.
+    hits: int
+    waits: int
+    # Layers that were fetched, and those of them that nobody waited for yet.
+    fetches: int
+    fetches_ahead: int
+    # Rows of embeddings and experts that were picked and in memory, and those that had to be fetched.
+    picked_hits: int
+    picked_waits: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens, of prompts too, for each second in which the model ran."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def disk_gb_per_s(self) -> float:
+        """GB (10^9 bytes) for each second in which the disk was read."""
+        return self.bytes_read / self.disk_busy_s / 1e9 if self.disk_busy_s else 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the layers called that were in memory."""
+        calls = self.hits + self.waits
+        return self.hits / calls if calls else 0.0
+
+    @property
+    def picked_hit_rate(self) -> float:
+        """Share of the rows and experts picked that were in memory."""
+        picked = self.picked_hits + self.picked_waits
+        return self.picked_hits / picked if picked else 0.0
+
+    @property
+    def overlap(self) -> float:
+        """Share of the disk's time that was hidden behind computing."""
+        return max(1 - self.stalled_s / self.disk_busy_s, 0.0) if self.disk_busy_s else 1.0
+
+    @property
+    def roofline(self) -> float:
+        """How near to the roofline: 1 where the slower of disk and processor never waited for the other."""
+        if not self.seconds:
+            return 1.0
+        return min(max(self.seconds - self.stalled_s, self.disk_busy_s) / self.seconds, 1.0)
+
+    def to_dict(self) -> dict[str, float]:
+        """Tell all figures by name, ready for JSON."""
+        derived = ("tokens_per_s", "disk_gb_per_s", "hit_rate", "picked_hit_rate", "overlap", "roofline")
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
+
+
+class Steps:
+    """Looks at each call of the model."""
+
+    def __init__(self, model: nn.Module, figures: Callable[[], dict[str, float]]) -> None:
+        self._figures = figures
+        self._before = figures()
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._steps, self._tokens, self._seconds = 0, 0, 0.0
+        self.last: deque[Step] = deque(maxlen=_STEPS_MAX)
+        self._handles = [
+            model.register_forward_pre_hook(self._begin, with_kwargs=True),
+            model.register_forward_hook(self._end, always_call=True),
+        ]
+
+    def stats(self) -> StreamStats:
+        """Add it all up."""
+        now = self._figures()
+        since = {name: value - self._before.get(name, 0) for name, value in now.items()}
+        return StreamStats(
+            steps=self._steps,
+            tokens=self._tokens,
+            seconds=self._seconds,
+            bytes_read=int(since.get("bytes_read", 0)),
+            stalled_s=since.get("stalled_s", 0.0),
+            disk_busy_s=since.get("disk_busy_s", 0.0),
+            hits=int(since.get("hits", 0)),
+            waits=int(since.get("waits", 0)),
+            fetches=int(since.get("fetches", 0)),
+            fetches_ahead=int(since.get("fetches_ahead", 0)),
+            picked_hits=int(since.get("picked_hits", 0)),
+            picked_waits=int(since.get("picked_waits", 0)),
+        )
+
+    def close(self) -> None:
+        """Look no more."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _begin(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._local.begun = (time.perf_counter(), self._figures(), _tokens(args, kwargs))
+
+    def _end(self, _model: nn.Module, _args: object, _output: object) -> None:
+        began, before, tokens = getattr(self._local, "begun", None) or (time.perf_counter(), self._figures(), 0)
+        seconds = time.perf_counter() - began
+        now = self._figures()
+        spent = {name: now[name] - before.get(name, 0) for name in now}
+        step = Step(
+            seconds, spent.get("stalled_s", 0), spent.get("disk_busy_s", 0), int(spent.get("bytes_read", 0)), tokens
+        )
+        with self._lock:
+            self._steps += 1
+            self._tokens += tokens
+            self._seconds += seconds
+            self.last.append(step)
+
+
+def _tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Count the positions that a call is for: those of its first integer tensor, or of what was embedded before."""
+    for value in (kwargs.get("input_ids"), kwargs.get("decoder_input_ids"), *args):
+        if isinstance(value, torch.Tensor) and not value.is_floating_point():
+            return value.numel()
+    embedded = kwargs.get("inputs_embeds")
+    return embedded.shape[0] * embedded.shape[1] if isinstance(embedded, torch.Tensor) else 0

@@ -1,0 +1,261 @@
+"""``deepnvme.stream``: a model whose weights stay on disk."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from deepnvme._deepnvme import StripeSet, trace
+from deepnvme._stream import huggingface, throughput
+from deepnvme._stream.budget import parse_bytes
+from deepnvme._stream.files import ModelFiles
+from deepnvme._stream.kept import load_kept
+from deepnvme._stream.origins import existing, named, origins
+from deepnvme._stream.picked import Picked
+from deepnvme._stream.plan import Model, Plan, enough
+from deepnvme._stream.shown import put
+from deepnvme._stream.steps import Steps
+from deepnvme._stream.units import Units
+from deepnvme.errors import ClosedError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from os import PathLike
+
+    from deepnvme._deepnvme import Engine, Trace
+    from deepnvme._stream.pieces import Origin
+    from deepnvme._stream.steps import StreamStats
+
+
+class Streaming:
+    """How a model's weights come and go. ``model.streaming`` of what :func:`stream` returns.
+
+    Example:
+        >>> model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
+        >>> size = deepnvme.save(model.state_dict(), "weights.safetensors")
+        >>> model = deepnvme.stream(model, weights="weights.safetensors", memory="4MB")
+        >>> with torch.no_grad():
+        ...     output = model(torch.randn(2, 512))
+        >>> model.streaming.stats().steps
+        1
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        model: nn.Module,
+        origin_of: Mapping[str, Origin],
+        sources: list[str | StripeSet],
+        memory: int,
+        ahead: int | None,
+        device: torch.device,
+        engine: Engine | None,
+    ) -> None:
+        self._engine = engine
+        self._model = weakref.ref(model)
+        self.memory_bytes = memory
+        self.device = device
+        tensors = [*named(model)]
+        sizes = {id(tensor): origin_of[name].memory_nbytes for name, tensor in tensors if name in origin_of}
+        file_bytes = {index: _file_bytes(source) for index, source in enumerate(sources)}
+        planned = _plan(Model(model, sizes, origin_of, file_bytes, device.type == "cpu", ahead), memory)
+        found = planned.found
+        self.model_bytes = sum({id(tensor): sizes[id(tensor)] for _, tensor in tensors if id(tensor) in sizes}.values())
+        self.kept_bytes = planned.kept_bytes
+        self.picked: Picked | None = None
+        self.units: Units | None = None
+        self._last: dict[str, float] = {}
+        self._restores = load_kept(found.kept, origin_of, sources, device, engine)
+        if found.picks:
+            self.picked = Picked(found.picks, origin_of, sources, planned.picked_bytes, engine)
+        if found.groups:
+            self.units = Units(found.groups, origin_of, sources, planned.slots, device, engine)
+        self._is_closed = False
+        self.steps = Steps(model, self.figures)
+        if self.units is not None:
+            self.units.warm_up()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a model whose weights are on disk is neither copied nor pickled; open it a second time")
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the model has been given back."""
+        return self._is_closed
+
+    def figures(self) -> dict[str, float]:
+        """Add up what was fetched, and waited for, so far."""
+        total = dict(self._last)
+        for part in (self.units, self.picked):
+            for name, value in (part.stats() if part is not None else {}).items():
+                total[name] = total.get(name, 0) + value
+        return total
+
+    def stats(self) -> StreamStats:
+        """Tell what streaming has cost so far."""
+        return self.steps.stats()
+
+    def best_batch(self, prompt_tokens: int, new_tokens: int, memory: str | int | None = None) -> int:
+        """Find the largest batch whose KV cache and activations fit: the larger, the more each byte read is worth.
+
+        Args:
+            prompt_tokens: tokens of the longest prompt.
+            new_tokens: tokens to generate for each.
+            memory: beside that of the weights. Default: half of what is free on the model's device.
+
+        Returns:
+            Sequences, at least 1, of a model of transformers.
+        """
+        return throughput.best_batch(
+            self._running(), prompt_tokens, new_tokens, None if memory is None else parse_bytes(memory)
+        )
+
+    def generate(
+        self,
+        tokenizer: Any,
+        prompts: Sequence[str],
+        *,
+        batch: int | None = None,
+        max_new_tokens: int = 128,
+        **options: Any,
+    ) -> Iterator[tuple[int, str]]:
+        """Generate for many prompts in large batches, the longest first.
+
+        Args:
+            tokenizer: of the model; it is set to pad on the left.
+            prompts: texts.
+            batch: prompts at a time. Default: :meth:`best_batch`.
+            max_new_tokens: for each prompt.
+            **options: for ``model.generate``.
+
+        Yields:
+            The number of a prompt and what came after it, batch by batch.
+        """
+        options = {"batch": batch, "max_new_tokens": max_new_tokens, **options}
+        yield from throughput.generate_all(self._running(), tokenizer, prompts, **options)
+
+    def _running(self) -> nn.Module:
+        model = self._model()
+        if model is None or self._is_closed:
+            raise ClosedError("the weights are streamed no more: the model was closed")
+        return model
+
+    def trace(self, path: str | PathLike[str]) -> Trace:
+        """Record a timeline of a ``with`` block: disk, copies, computing, and waiting for weights.
+
+        Args:
+            path: ``*.html`` for a page to look at, ``*.json`` for Perfetto.
+        """
+        return self._engine.trace(path) if self._engine is not None else trace(path)
+
+    def close(self) -> None:
+        """Free the memory, and give the model back as it was.
+
+        A module that was given to :func:`stream` has the weights that it had; a model made from a folder has none, and
+        is for loading them another way. Figures stay.
+        """
+        self._is_closed = True
+        self.steps.close()
+        last = self.figures()
+        for part in (self.units, self.picked):
+            if part is not None:
+                part.close()
+        for weight, before in self._restores:
+            put(weight, before)
+        self.units = self.picked = None
+        self._last, self._restores = last, []
+
+
+def stream(
+    model: str | PathLike[str] | nn.Module,
+    *,
+    memory: str | int,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype = "auto",
+    weights: str | PathLike[str] | StripeSet | None = None,
+    ahead: int | None = None,
+    model_class: type | None = None,
+    engine: Engine | None = None,
+    **options: Any,
+) -> Any:
+    """Make a model whose weights stay on disk, and pass through bounded memory while it runs.
+
+    A folder as Hugging Face lays it out gives a ``PreTrainedModel``, which is used as any other: ``generate()``,
+    pipelines, ``model(**inputs)``. The weights are read from the safetensors files that are there; nothing is converted
+    or copied. What it computes is bit for bit what the model in memory does. It is for inference: ``backward()``
+    through its weights raises.
+
+    Args:
+        model: a folder with ``config.json`` and weights, or a module.
+        memory: bytes that weights may take at a time, or text such as ``"4GB"`` or ``"512MiB"``. Activations and the
+            KV cache come on top.
+        device: where it computes. Default ``"cpu"``.
+        dtype: of the weights in memory; bf16, fp16 and fp32 are cast to each other when they come. Default ``"auto"``:
+            that of the model's config, else of the files.
+        weights: of a module: the file or folder that has its state dict. Default: the folder of the model.
+        ahead: layers that are fetched before they run. Default: 2, as far as there is memory.
+        model_class: of transformers, where another than the one that ``config.json`` names is wanted.
+        engine: reads the files. Default: the default engine.
+        **options: for ``from_pretrained``, such as ``attn_implementation``.
+
+    Returns:
+        The model, in evaluation mode. ``model.streaming`` is its :class:`Streaming`: ``stats()``, ``close()``.
+
+    Raises:
+        MemoryError: the memory is less than the model's largest layer needs; the message says how much is enough.
+        UnsupportedError: it cannot be streamed, and why.
+        NotFoundError: there is no such folder, or no weights in it.
+
+    Example:
+        A module of one's own; ``deepnvme.stream("llama-3-70b", memory="16GB")`` is the same for a folder.
+
+        >>> model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
+        >>> size = deepnvme.save(model.state_dict(), "weights.safetensors")
+        >>> model = deepnvme.stream(model, weights="weights.safetensors", memory="4MB")
+        >>> with torch.no_grad():
+        ...     model(torch.randn(2, 512)).shape
+        torch.Size([2, 512])
+    """
+    nbytes = parse_bytes(memory)
+    place = torch.device(device)
+    if place.type == "cuda" and getattr(torch.version, "hip", None):
+        raise UnsupportedError("weights are not streamed to AMD's GPUs yet; device='cpu' works")
+    if place.type not in {"cpu", "cuda"}:
+        raise UnsupportedError(f"weights are streamed to the CPU and to CUDA devices, not to {place}")
+    if place == torch.device("cuda"):
+        place = torch.device("cuda", torch.cuda.current_device())
+    if isinstance(model, nn.Module):
+        earlier = getattr(model, "streaming", None)
+        if isinstance(earlier, Streaming) and not earlier.is_closed:
+            raise UnsupportedError(
+                "the weights of this model are streamed already; model.streaming.close() comes first"
+            )
+        built, files = existing(model, weights, engine)
+    else:
+        folder = Path(os.fspath(model))
+        files = ModelFiles(weights if weights is not None else folder, engine)
+        built = huggingface.build(folder, files, dtype, model_class, dict(options))
+    origin_of = origins(built, files)
+    streaming = Streaming(built, origin_of, files.sources, nbytes, ahead, place, engine)
+    built.streaming = streaming  # type: ignore[assignment]
+    return built
+
+
+def _plan(model: Model, memory: int) -> Plan:
+    try:
+        return model.plan(memory)
+    except MemoryError as error:
+        needed = enough(model.plan, memory)
+        remedy = f"; memory={needed} is enough" if needed else ""
+        raise MemoryError(f"memory={memory} is too little for this model ({error}){remedy}") from None
+
+
+def _file_bytes(source: str | StripeSet) -> int:
+    if isinstance(source, StripeSet):
+        # Rounded up to whole pages, no read may go beyond the end: parts together are as long as the set.
+        return sum(os.stat(part).st_size for part in source.paths)  # noqa: PTH116
+    return os.stat(source).st_size  # noqa: PTH116

@@ -1,0 +1,133 @@
+"""Large batches: each byte that is read serves all of them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+# Activations of a prompt that are alive at once, in hidden states of all its positions: the residual stream, its
+# normalised copy, queries, keys and values, the output of attention, and what of the feed-forward is counted apart.
+_HIDDEN_STATES = 8
+# Prompts at a time at the most: beyond it, the processor is the limit of any machine.
+BATCH_MAX = 1024
+
+
+@dataclass(frozen=True)
+class SequenceMemory:
+    """Bytes that one sequence of a batch takes beside the weights."""
+
+    # Keys and values of all layers and positions.
+    cache_bytes: int
+    # The largest activations of its prompt.
+    activation_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Both together."""
+        return self.cache_bytes + self.activation_bytes
+
+
+def sequence_memory(config: Any, dtype: torch.dtype, prompt_tokens: int, new_tokens: int) -> SequenceMemory:
+    """Estimate what one sequence takes, from the sizes that every config of transformers has."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    layers, hidden, heads = text.num_hidden_layers, text.hidden_size, text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    head_size = getattr(text, "head_dim", None) or hidden // heads
+    wide = getattr(text, "intermediate_size", None) or 4 * hidden
+    positions = prompt_tokens + new_tokens
+    cache = 2 * layers * kv_heads * head_size * positions * dtype.itemsize
+    # transformers computes logits of the last position only, in fp32.
+    activations = prompt_tokens * (_HIDDEN_STATES * hidden + 3 * wide) * dtype.itemsize + 4 * text.vocab_size
+    return SequenceMemory(cache, activations)
+
+
+def best_batch(model: Any, prompt_tokens: int, new_tokens: int, memory: int | None = None) -> int:
+    """Find the largest batch whose KV cache and activations fit.
+
+    Args:
+        model: of transformers.
+        prompt_tokens: tokens of the longest prompt.
+        new_tokens: tokens to generate.
+        memory: bytes beside those of the weights; default half of what is free on the model's device.
+
+    Returns:
+        Sequences, at least 1.
+    """
+    if memory is None:
+        memory = _free_bytes(model.device) // 2
+    each = sequence_memory(model.config, model.dtype, prompt_tokens, new_tokens)
+    return max(1, min(memory // each.nbytes, BATCH_MAX))
+
+
+def generate_all(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    *,
+    batch: int | None = None,
+    max_new_tokens: int = 128,
+    on_token: Callable[[int], None] | None = None,
+    **options: Any,
+) -> Iterator[tuple[int, str]]:
+    """Generate for many prompts in large batches, the longest first.
+
+    Args:
+        model: what :func:`stream` returned.
+        tokenizer: of the model; it is set to pad on the left.
+        prompts: texts.
+        batch: prompts at a time. Default: :func:`best_batch`.
+        max_new_tokens: for each prompt.
+        on_token: called after each step with how many tokens it made.
+        **options: for ``model.generate``.
+
+    Yields:
+        The number of a prompt and what came after it, batch by batch.
+    """
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "left"
+    lengths = [len(ids) for ids in tokenizer(list(prompts))["input_ids"]] if prompts else []
+    order = sorted(range(len(prompts)), key=lambda index: -lengths[index])
+    if batch is None and order:
+        batch = best_batch(model, lengths[order[0]], max_new_tokens)
+    criteria = [_Watch(on_token)] if on_token is not None else None
+    for start in range(0, len(order), batch or 1):
+        chosen = order[start : start + (batch or 1)]
+        inputs = tokenizer([prompts[index] for index in chosen], return_tensors="pt", padding=True).to(model.device)
+        ids = model.generate(
+            **inputs,
+            max_new_tokens=max_new_tokens,
+            pad_token_id=tokenizer.pad_token_id,
+            stopping_criteria=criteria,
+            **options,
+        )
+        fresh = ids[:, inputs["input_ids"].shape[1] :] if not model.config.is_encoder_decoder else ids
+        texts = tokenizer.batch_decode(fresh, skip_special_tokens=True)
+        yield from zip(chosen, texts, strict=True)
+
+
+class _Watch:
+    """Looks on at each step, as a criterion that never stops it."""
+
+    def __init__(self, on_token: Callable[[int], None]) -> None:
+        self._on_token = on_token
+
+    def __call__(self, input_ids: torch.Tensor, _scores: object, **_: object) -> torch.Tensor:
+        self._on_token(input_ids.shape[0])
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    with open("/proc/meminfo") as lines:  # noqa: PTH123
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,169 @@
+"""Groups of weights in the slots of an arena: what modules see of them while they run."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deepnvme._deepnvme import StripeSet, _Streamer, span
+from deepnvme._stream.shown import Shown, view
+from deepnvme._stream.turns import Turns
+from deepnvme._stream.wrapped import refuse_backward, wrap
+from deepnvme._torch import pinned_empty
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch import nn
+
+    from deepnvme._deepnvme import Engine
+    from deepnvme._stream.partition import Group
+    from deepnvme._stream.pieces import Origin
+    from deepnvme._stream.plan import Slots
+
+
+# A call that takes longer has waited for its weights.
+_STALL_NS_MIN = 50_000
+
+
+class Units:
+    """Brings the weights of each group into its modules before they run, and takes them out after.
+
+    Args:
+        groups: in the order in which they run.
+        origin_of: where each weight is, by its name.
+        sources: the files.
+        slots: where each group goes.
+        device: of the slots.
+        engine: reads the files.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        groups: Sequence[Group],
+        origin_of: Mapping[str, Origin],
+        sources: Sequence[str | StripeSet],
+        slots: Slots,
+        device: torch.device,
+        engine: Engine | None,
+    ) -> None:
+        self.groups = list(groups)
+        self._origins = [[origin_of[weight.name] for weight in group.weights] for group in groups]
+        self._layouts = slots.layouts
+        self._class_of = slots.class_of
+        # Where each unit is looked for, while nothing is to be fetched.
+        self._fixed: list[int] | None = None
+        self.classes = slots.classes
+        self.arena_bytes = sum(each.slots * each.slot_bytes for each in self.classes)
+        on_host = device.type == "cpu"
+        self._arena = (
+            pinned_empty(self.arena_bytes)
+            if on_host
+            else torch.empty(self.arena_bytes, dtype=torch.uint8, device=device)
+        )
+        units = [(slots.class_of[index], [*layout.reads]) for index, layout in enumerate(self._layouts)]
+        conversions = [[*layout.conversions] for layout in self._layouts]
+        classes = [(each.slots, each.ahead, each.slot_bytes) for each in self.classes]
+        self._streamer = _Streamer(list(sources), units, classes, self._arena, engine, conversions)
+        self._stream_of: Callable[[], int] = (
+            (lambda: 0) if on_host else lambda: torch.cuda.current_stream(device).cuda_stream
+        )
+        # What each unit looks like in each slot that it has been in: made once, used in every step.
+        self._views: dict[tuple[int, int], list[nn.Parameter | torch.Tensor]] = {}
+        self._shown = [Shown(group.weights, device) for group in groups]
+        self._turns = Turns()
+        # For timelines: does nothing while none is recorded.
+        self._span = engine.span if engine is not None else span
+        self._wraps = [wrap(group.module, self._running(index)) for index, group in enumerate(groups)]
+
+    def warm_up(self) -> None:
+        """Start to fetch the first groups."""
+        self._streamer.warm_up()
+
+    def stats(self) -> dict[str, float]:
+        """What was fetched, and waited for."""
+        figures: dict[str, float] = self._streamer.stats()
+        return figures
+
+    def fetch_all(self) -> None:
+        """Call for each group in turn, and do nothing with it."""
+        for index in range(len(self.groups)):
+            self._streamer.acquire(index)
+            self._streamer.release(index)
+
+    @contextmanager
+    def without_disk(self) -> Iterator[None]:
+        """Have groups run with whatever is in the slots of their class, turn by turn, and fetch nothing."""
+        starts, at = [], 0
+        for each in self.classes:
+            starts.append([at + slot * each.slot_bytes for slot in range(each.slots)])
+            at += each.slots * each.slot_bytes
+        self._fixed = [
+            starts[class_index][index % len(starts[class_index])] for index, class_index in enumerate(self._class_of)
+        ]
+        try:
+            yield
+        finally:
+            self._fixed = None
+
+    def close(self) -> None:
+        """Have all modules run as before, with what stood in them before."""
+        for unwrap in self._wraps:
+            unwrap()
+        self._streamer.close()
+        for shown in self._shown:
+            shown.restore()
+        self._views.clear()
+
+    def _running(self, index: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Run a group's module with its weights in place."""
+        acquire, release = self._streamer.acquire, self._streamer.release
+        shown, name = self._shown[index], self.groups[index].name
+
+        def around(forward: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                fixed = self._fixed
+                if fixed is not None:
+                    return with_weights(fixed[index], args, kwargs)
+                held: list[int] = []
+                stream = self._stream_of()
+                called = time.monotonic_ns()
+                try:
+                    self._turns.get(held, acquire, index)
+                    begun = time.monotonic_ns()
+                    if begun - called > _STALL_NS_MIN:
+                        self._span(name, "stall", called, begun)
+                    return with_weights(held[0], args, kwargs)
+                finally:
+                    # With no call before it, at which Ctrl-C could come: what is not released is lost.
+                    if held:
+                        release(index, stream)
+                    self._turns.end()
+
+            def with_weights(slot: int, args: Any, kwargs: Any) -> Any:
+                shown.show(self._views_in(index, slot))
+                begun = time.monotonic_ns()
+                try:
+                    return refuse_backward(self._arena, name, forward(*args, **kwargs))
+                finally:
+                    shown.hide()
+                    self._span(name, "compute", begun, time.monotonic_ns())
+
+            return run
+
+        return around
+
+    def _views_in(self, index: int, slot: int) -> Sequence[nn.Parameter | torch.Tensor]:
+        known = self._views.get((index, slot))
+        if known is None:
+            known = [
+                view(self._arena, slot + place, origin, original)
+                for place, origin, original in zip(
+                    self._layouts[index].places, self._origins[index], self._shown[index].originals, strict=True
+                )
+            ]
+            self._views[index, slot] = known
+        return known

@@ -1,0 +1,111 @@
+"""Units of a file that pass through a bounded memory, each read while earlier ones are computed with.
+
+What comes when is ``_Streamer``'s business, as it is for :func:`deepnvme.stream`; here pieces become tensors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from deepnvme._deepnvme import _Streamer
+from deepnvme._stream.budget import PAGE_BYTES, classify, fitting, share
+from deepnvme._torch import pinned_empty
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    _Piece = tuple[str, int, int]
+
+
+class Slot:
+    """Memory that holds a unit, until the unit is released."""
+
+    def __init__(self, memory: torch.Tensor, places: list[tuple[int, int]]) -> None:
+        self._memory, self._places = memory, places
+
+    def tensor(self, index: int) -> torch.Tensor:
+        """Give the bytes of the unit's piece of that index, as ``uint8`` of one dimension."""
+        at, nbytes = self._places[index]
+        return self._memory[at : at + nbytes]
+
+
+class Streamer:
+    """Holds some of the units, and reads those ahead that come next.
+
+    Args:
+        units: what each unit is made of, in order of use: path, offset and bytes of every piece.
+        memory: bytes that units may have at once, beside what rounds each up to whole pages.
+        ahead: how many units may be read ahead. Default: 2, as far as there is memory.
+        device: where the memory is. Default: the host, page-locked as far as its limits allow.
+
+    Raises:
+        ValueError: the memory does not hold the largest unit.
+        OSError: a file cannot be opened.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Sequence[_Piece]],
+        *,
+        memory: int,
+        ahead: int | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        paths = list(dict.fromkeys(path for pieces in units for path, _, _ in pieces))
+        self._places: list[list[tuple[int, int]]] = []
+        reads = []
+        for pieces in units:
+            at, places, unit = 0, [], []
+            for path, offset, nbytes in pieces:
+                # A piece that begins as far into a page as in its file needs no copy.
+                at = -(-at // PAGE_BYTES) * PAGE_BYTES + offset % PAGE_BYTES
+                places.append((at, nbytes))
+                unit.append((paths.index(path), offset, nbytes, at))
+                at += nbytes
+            self._places.append(places)
+            reads.append(unit)
+        sizes = [sum(nbytes for _, nbytes in places) for places in self._places]
+        ends = [places[-1][0] + places[-1][1] if places else 0 for places in self._places]
+        largest = max(sizes, default=0)
+        if memory < largest:
+            raise ValueError(
+                f"memory is {memory} bytes, and the largest unit has {largest}; give it {largest} at least, and "
+                f"{2 * largest} for reading ahead"
+            )
+        # As many units as were asked for, each of whole pages.
+        memory += max((end - size for end, size in zip(ends, sizes, strict=True)), default=0) * (
+            memory // max(largest, 1)
+        )
+        memory += PAGE_BYTES * (memory // max(largest, 1))
+        class_of, slot_bytes = fitting(memory, *classify(ends))
+        classes = share(memory, class_of, slot_bytes, ahead) if ends else []
+        self._slots = sum(each.slots for each in classes)
+        self._device = device if device is not None and device.type == "cuda" else None
+        nbytes = sum(each.slots * each.slot_bytes for each in classes)
+        self._memory = (
+            pinned_empty(nbytes) if self._device is None else torch.empty(nbytes, dtype=torch.uint8, device=device)
+        )
+        triples = [(each.slots, each.ahead, each.slot_bytes) for each in classes]
+        self._streamer = _Streamer(paths, list(zip(class_of, reads, strict=True)), triples, self._memory, None)
+        self._streamer.warm_up()
+
+    def acquire(self, unit: int) -> Slot:
+        """Wait until the unit is in memory, and keep it there until it is released."""
+        at = self._streamer.acquire(unit)
+        return Slot(self._memory, [(at + place, nbytes) for place, nbytes in self._places[unit]])
+
+    def release(self, unit: int) -> None:
+        """Allow the unit's memory to be used for another one, when the work on it is done, and go on reading ahead."""
+        stream = 0 if self._device is None else torch.cuda.current_stream(self._device).cuda_stream
+        if not self._streamer.release(unit, stream):
+            raise ValueError(f"unit {unit} is released, and was not acquired")
+
+    def close(self) -> None:
+        """Stop reading. A second call changes nothing."""
+        self._streamer.close()
+
+    def stats(self) -> dict[str, float]:
+        """Tell what was read and waited for since the beginning."""
+        return {"units": len(self._places), "slots": self._slots, **self._streamer.stats()}

@@ -1,0 +1,81 @@
+"""Models larger than memory under SGLang: the weights of the layers stream from NVMe, layer by layer.
+
+The wheel says so in the entry-point group ``sglang.srt.plugins``. Nothing of SGLang changes until the environment has
+``DEEPNVME_OFFLOAD_DIR``; then deepnvme's offloader takes the place of those that SGLang would make, in each of its
+processes, so that every rank has a file of its own with what that rank needs.
+
+- ``DEEPNVME_OFFLOAD_DIR``: a folder on the disk to stream from, with room for the weights. The files in it have no
+  names and vanish with their processes.
+- ``DEEPNVME_OFFLOAD_MEMORY``: for weights that stream, per rank, on the device where the model computes; ``"4GB"``.
+  Default: three times the largest layer.
+- ``DEEPNVME_OFFLOAD_AHEAD``: how many layers may be read ahead. Default: as many as fit.
+
+Example::
+
+    export DEEPNVME_OFFLOAD_DIR=/mnt/nvme DEEPNVME_OFFLOAD_MEMORY=8GB
+    sglang serve --model-path MODEL --load-format deepnvme --disable-cuda-graph
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from deepnvme.integrations._sizes import size_in_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deepnvme.integrations._offload import Offloader
+
+DIR = "DEEPNVME_OFFLOAD_DIR"
+MEMORY = "DEEPNVME_OFFLOAD_MEMORY"
+AHEAD = "DEEPNVME_OFFLOAD_AHEAD"
+_CREATE = "sglang.srt.utils.offloader.create_offloader"
+
+
+def register() -> None:
+    """Have SGLang make deepnvme's offloader, if the environment asks for it. SGLang calls this in its processes."""
+    if not os.environ.get(DIR):
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
+
+    HookRegistry.register(_CREATE, create_offloader, HookType.AROUND)
+
+
+def create_offloader(original: Callable[[], Any]) -> Offloader:
+    """Make the offloader that the environment describes.
+
+    Raises:
+        ValueError: the environment has no such folder, size or number, or SGLang's own offloading is on, too.
+        OSError: the folder cannot be written to.
+    """
+    from sglang.srt.utils import offloader  # noqa: PLC0415
+
+    from deepnvme.integrations._offload import Offloader  # noqa: PLC0415
+
+    theirs = original()
+    if type(theirs) is not offloader.NoopOffloader:
+        msg = f"{DIR} is set, and SGLang's own offloading ({type(theirs).__name__}) is asked for, too; choose one"
+        raise ValueError(msg)
+    folder = os.environ[DIR]
+    if not os.path.isdir(folder):  # noqa: PTH112
+        msg = f"{DIR} is {folder!r}, which is no folder; name one on the disk to stream from"
+        raise ValueError(msg)
+    memory = os.environ.get(MEMORY)
+    return Offloader(
+        folder,
+        memory=None if memory is None else size_in_bytes(memory, MEMORY),
+        ahead=_count(os.environ.get(AHEAD)),
+        # SGLang knows which weights it keeps other tensors of, or computes others from.
+        is_resident=offloader._get_resident_parameter_ids,  # noqa: SLF001
+    )
+
+
+def _count(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal():
+        msg = f"{AHEAD} is {text!r}; it must be a number of layers"
+        raise ValueError(msg)
+    return int(text)

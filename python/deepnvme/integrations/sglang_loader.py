@@ -1,0 +1,72 @@
+"""SGLang's weights through deepnvme: ``sglang serve --model-path MODEL --load-format deepnvme``.
+
+The wheel says so in the entry-point group ``sglang.srt.plugins``; nothing is read differently until somebody asks for
+this load format. What is found, downloaded and filtered is what SGLang itself finds for ``--load-format safetensors``.
+
+Settings, in ``--model-loader-extra-config '{"ahead": "1GB"}'``: ``ahead``, how much is in memory at once (default
+512 MiB for each rank), and ``verify``, as for ``deepnvme.load``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from deepnvme.integrations._host_methods import take_settings, with_names
+from deepnvme.integrations.weights import iterate_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch
+
+LOAD_FORMAT = "deepnvme"
+_VERIFY = "sglang.srt.configs.load_config.LoadConfig._verify_load_format"
+
+
+def register() -> None:
+    """Give SGLang the load format. SGLang calls this in each of its processes, before it reads its arguments."""
+    from sglang.srt.arg_groups import choices  # noqa: PLC0415
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
+
+    if LOAD_FORMAT not in choices.LOAD_FORMAT_CHOICES:
+        choices.add_load_format_choices([LOAD_FORMAT])
+        HookRegistry.register(_VERIFY, _verify_load_format, HookType.AROUND)
+
+
+def _verify_load_format(original: Callable[[Any], None], config: Any) -> None:
+    """Let the config have our loader where it says so: SGLang takes a class for a load format."""
+    if isinstance(config.load_format, str) and config.load_format.lower() == LOAD_FORMAT:
+        config.load_format = loader_class()
+    else:
+        original(config)
+
+
+def loader_class() -> Any:
+    """Make the loader, which is a ``DefaultModelLoader`` that reads through deepnvme."""
+    import sglang  # noqa: PLC0415
+    from sglang.srt.configs.load_config import LoadFormat  # noqa: PLC0415
+    from sglang.srt.model_loader.loader import DefaultModelLoader  # noqa: PLC0415
+
+    class DeepnvmeModelLoader(DefaultModelLoader):  # type: ignore[misc]
+        """SGLang's own loader, but for the reading."""
+
+        def __init__(self, load_config: Any) -> None:
+            self._settings, theirs = take_settings(load_config)
+            theirs.load_format = LoadFormat.SAFETENSORS
+            super().__init__(theirs)
+
+        def _get_weights_iterator(self, source: Any, **prefetching: Any) -> Any:
+            host = f"SGLang {sglang.__version__}"
+            method = with_names(
+                DefaultModelLoader._get_weights_iterator,  # noqa: SLF001
+                host,
+                safetensors_weights_iterator=self._read,
+                buffered_multi_thread_safetensors_weights_iterator=self._read,
+            )
+            return method(self, source, **prefetching)
+
+        def _read(self, files: list[str], **_reading: Any) -> Iterator[tuple[str, torch.Tensor]]:
+            # In SGLang's order, in which ranks may begin with different files.
+            return iterate_weights(files, **self._settings)
+
+    return DeepnvmeModelLoader

@@ -1,0 +1,63 @@
+"""Model folders for the tests: small, of random numbers, in several shards."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write_shards(folder: Path, shards: int, *, tensors: int = 7, rows: int = 300, seed: int = 11) -> dict[str, Any]:
+    """Write tensors of several types and shapes as Hugging Face does; what was written, by name."""
+    generator = torch.Generator().manual_seed(seed)
+    everything: dict[str, torch.Tensor] = {}
+    places: dict[str, str] = {}
+    folder.mkdir(parents=True, exist_ok=True)
+    for shard in range(shards):
+        name = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+        state: dict[str, torch.Tensor] = {}
+        for index in range(tensors):
+            dtype = (torch.bfloat16, torch.float32, torch.float16, torch.int8)[index % 4]
+            size = (rows, 37 + index) if index % 3 else (index + 1,)
+            numbers = torch.randint(-100, 100, size, generator=generator)
+            state[f"model.layers.{shard}.part{index}.weight"] = numbers.to(dtype)
+        state[f"model.layers.{shard}.empty"] = torch.empty(0, 4)
+        save_file(state, folder / name, metadata={"format": "pt"})
+        everything |= state
+        places |= dict.fromkeys(state, name)
+    index_file = {"metadata": {"total_size": 0}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index_file))
+    return everything
+
+
+def write_llama(folder: Path, **settings: Any) -> None:
+    """Write a Llama whose next tokens depend on everything in it."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(5)
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "vocab_size": 320}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    config = LlamaConfig(**sizes, **heads, initializer_range=0.3, bos_token_id=1, eos_token_id=2, **settings)
+    LlamaForCausalLM(config).bfloat16().save_pretrained(folder, max_shard_size="2MB")
+
+
+def write_mixtral(folder: Path) -> None:
+    """Write a mixture of experts, each expert's weights by themselves."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(6)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+    MixtralForCausalLM(MixtralConfig(**sizes, **heads)).bfloat16().save_pretrained(folder, max_shard_size="100KB")
+
+
+def same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Compare shape, type and every bit."""
+    if left.dtype != right.dtype or left.shape != right.shape:
+        return False
+    return torch.equal(left.contiguous().view(torch.uint8).flatten(), right.contiguous().view(torch.uint8).flatten())

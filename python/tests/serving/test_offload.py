@@ -1,0 +1,296 @@
+"""Modules whose weights live in a file, without any host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+from deepnvme.integrations._offload import Offloader
+from deepnvme.integrations._offload_file import OffloadFile, is_dense, lay_out
+
+if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
+
+class Block(nn.Module):
+    """A layer with a norm, two products, a buffer, and a weight that stands in two places."""
+
+    def __init__(self, width: int = 48) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width, bias=False)
+        self.again = nn.Linear(2 * width, width, bias=False)
+        self.again.weight = self.down.weight
+        self.register_buffer("scale", torch.rand(width))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        hidden = torch.relu(self.up(self.norm(x)))
+        return x + self.scale * (self.down(hidden) + self.again(hidden))
+
+
+def build(count: int, seed: int = 2) -> list[nn.Module]:
+    torch.manual_seed(seed)
+    return [Block() for _ in range(count)]
+
+
+def run(layers: list[nn.Module], x: torch.Tensor) -> torch.Tensor:
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("layers_in_memory", [1, 2, 3, 7])
+def test_streamed_layers_compute_the_same(tmp_path: Path, layers_in_memory: int, mode: Any) -> None:
+    stock = build(7)
+    x = torch.randn(5, 48)
+    with mode():
+        expected = run(stock, x)
+    layer_bytes = 64 << 10
+    offloader = Offloader(str(tmp_path), memory=layers_in_memory * layer_bytes)
+    layers = offloader.wrap_modules(iter(build(7)))
+    # As a loader does it: after the layers have been taken, in any order, into what named_parameters gives.
+    for layer in layers:
+        for parameter in layer.parameters():
+            parameter.data.fill_(float("nan"))
+    for layer, source in reversed(list(zip(layers, stock, strict=True))):
+        theirs = dict(source.named_parameters())
+        for name, parameter in layer.named_parameters():
+            parameter.data.copy_(theirs[name])
+    offloader.post_init()
+    for _ in range(3):
+        with mode():
+            assert torch.equal(run(layers, x), expected)
+    assert offloader.stats()["units"] == 7
+    assert list(tmp_path.iterdir()) == []
+    offloader.close()
+
+
+def test_weights_that_loading_replaced_are_those_that_stream(tmp_path: Path) -> None:
+    stock, layers = build(4), build(4)
+    offloader = Offloader(str(tmp_path))
+    layers = offloader.wrap_modules(iter(layers))
+    for index, layers_of in enumerate((stock, layers)):
+        for number, layer in enumerate(layers_of):
+            block: Any = layer
+            # Transposed in memory, larger than before, of another type, and changed in place.
+            block.up.weight = nn.Parameter(block.up.weight.data.t().contiguous().t(), requires_grad=False)
+            block.extra = nn.Parameter(torch.arange(5000.0) * number, requires_grad=False)
+            block.norm.weight = nn.Parameter(block.norm.weight.data.double().float() * 3, requires_grad=False)
+            block.up.bias.data.add_(number)
+        assert index in (0, 1)
+    offloader.post_init()
+    x = torch.randn(3, 48)
+    with torch.no_grad():
+        assert torch.equal(run(layers, x), run(stock, x))
+        block = layers[2]
+        with offloader._present(2):
+            assert torch.equal(block.extra, torch.arange(5000.0) * 2)
+            assert block.up.weight.stride() == (1, 96)
+
+
+def test_absent_weights_are_errors_not_numbers(tmp_path: Path) -> None:
+    offloader = Offloader(str(tmp_path))
+    layers = offloader.wrap_modules(iter(build(3)))
+    offloader.post_init()
+    block: Any = layers[1]
+    assert block.up.weight.shape == (96, 48)
+    assert block.up.weight.is_meta
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        torch.relu(block.up(torch.randn(2, 48))).sum().item()
+    with pytest.raises(RuntimeError, match="stream from disk and cannot be changed"):
+        block.up.weight.weight_loader(block.up.weight, torch.zeros(96, 48))
+
+
+def test_the_model_says_which_weights_may_go(tmp_path: Path) -> None:
+    offloader = Offloader(str(tmp_path))
+    layers = offloader.wrap_modules(
+        iter(build(3)),
+        submodule_accessor=lambda layer: layer.get_submodule("up"),
+        whitelist_param_names_creator=lambda part: ["weight"],
+    )
+    offloader.post_init()
+    for layer in layers:
+        assert [name for name, parameter in layer.named_parameters() if parameter.is_meta] == ["up.weight"]
+    with torch.no_grad():
+        x = torch.randn(2, 48)
+        assert torch.equal(run(layers, x), run(build(3), x))
+
+
+def test_weights_that_have_to_stay_stay(tmp_path: Path) -> None:
+    stock, layers = (share(build(3)) for _ in range(2))
+    offloader = Offloader(str(tmp_path), is_resident=lambda layer: {id(layer.get_parameter("up.bias"))})
+    layers = offloader.wrap_modules(iter(layers))
+    # A tensor of the memory of a weight, which nobody puts back if the weight goes.
+    view: Any = layers[2].get_parameter("up.bias").data[5:9]
+    offloader.post_init()
+    for layer, there in zip(layers, ({"up.bias", "norm.weight"}, {"up.bias"}, {"up.bias", "norm.weight"}), strict=True):
+        assert {name for name, parameter in layer.named_parameters() if not parameter.is_meta} == there
+    with torch.no_grad():
+        x = torch.randn(2, 48)
+        for _ in range(2):
+            assert torch.equal(run(layers, x), run(stock, x))
+    assert torch.equal(view, stock[2].get_parameter("up.bias")[5:9])
+
+
+def share(layers: list[nn.Module]) -> list[nn.Module]:
+    """Have the first and the last layer share a weight."""
+    first, last = layers[0].get_submodule("norm"), layers[-1].get_submodule("norm")
+    torch.nn.init.uniform_(first.get_parameter("weight"))
+    last.register_parameter("weight", first.get_parameter("weight"))
+    return layers
+
+
+def test_a_model_that_nobody_says_is_loaded_streams_from_its_first_step(tmp_path: Path) -> None:
+    offloader = Offloader(str(tmp_path))
+    layers = offloader.wrap_modules(iter(build(3)))
+    with torch.no_grad():
+        x = torch.randn(2, 48)
+        assert torch.equal(run(layers, x), run(build(3), x))
+    assert offloader.stats()["bytes_read"] > 0
+
+
+def test_layers_out_of_order_and_modules_without_weights(tmp_path: Path) -> None:
+    offloader = Offloader(str(tmp_path), memory=2 * (64 << 10))
+    layers = offloader.wrap_modules(iter([nn.Identity(), *build(5), nn.ReLU()]))
+    offloader.post_init()
+    stock = build(5)
+    with torch.no_grad():
+        x = torch.randn(2, 48)
+        for index in (4, 0, 0, 2, 3, 1, 4):
+            assert torch.equal(layers[1 + index](x), stock[index](x))
+
+
+def test_a_fault_in_the_file_is_an_error_and_no_end(tmp_path: Path) -> None:
+    offloader = Offloader(str(tmp_path), memory=64 << 10)
+    layers = offloader.wrap_modules(iter(build(4)))
+    offloader.post_init()
+    x = torch.randn(2, 48)
+    with torch.no_grad():
+        layers[0](x)
+        os.truncate(offloader._file.path, 4096)
+        with pytest.raises(RuntimeError, match=f"{tmp_path}: the weights of Block, module 2, could not be read"):
+            layers[2](x)
+        other = Offloader(str(tmp_path))
+        fresh = other.wrap_modules(iter(build(4)))
+        assert torch.equal(run(fresh, x), run(build(4), x))
+
+
+def test_an_error_of_the_module_gives_its_memory_back(tmp_path: Path) -> None:
+    offloader = Offloader(str(tmp_path), memory=64 << 10)
+    layers = offloader.wrap_modules(iter(build(2)))
+    with torch.no_grad():
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="shape"):
+                layers[0](torch.randn(2, 47))
+        x = torch.randn(2, 48)
+        assert torch.equal(run(layers, x), run(build(2), x))
+    block: Any = layers[0]
+    assert block.up.weight.is_meta
+
+
+def test_no_room_is_said_before_the_disk_is_full(tmp_path: Path) -> None:
+    file = OffloadFile(str(tmp_path))
+    with pytest.raises(OSError, match="no room for") as caught:
+        file.reserve(1 << 60)
+    assert caught.value.filename == str(tmp_path)
+    assert file.reserve(10) == 0
+    assert file.reserve(10) == 4096
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        OffloadFile(str(tmp_path / "nowhere"))
+
+
+def test_a_killed_process_leaves_no_file(
+    tmp_path: Path, python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    program = f"""
+        import os, signal, torch
+        from deepnvme.integrations._offload import Offloader
+        offloader = Offloader({str(folder)!r})
+        offloader.wrap_modules(torch.nn.Linear(64, 64) for _ in range(4))
+        assert offloader._file.nbytes >= 4 * 64 * 64 * 4
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    python(program, status=-9)
+    assert list(folder.iterdir()) == []
+
+
+def test_memory_of_its_own_stays_within_the_budget(
+    tmp_path: Path, python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    told = python(f"""
+        import torch
+        from deepnvme.integrations._offload import Offloader
+
+        def anonymous():
+            text = open("/proc/self/status").read()
+            return int(text.split("RssAnon:")[1].split()[0]) << 10
+
+        def layers():
+            for _ in range(16):
+                yield torch.nn.Linear(2048, 2048, bias=False)
+
+        with torch.no_grad():
+            x = torch.randn(1, 2048)
+            torch.nn.Linear(2048, 2048)(x)
+            before = peak = anonymous()
+            offloader = Offloader({str(tmp_path)!r}, memory=3 * (16 << 20))
+            model = []
+            for layer in offloader.wrap_modules(layers()):
+                model.append(layer)
+            peak = max(peak, anonymous())
+            for layer in model:
+                layer.weight.data.copy_(torch.randn(2048, 2048))
+                peak = max(peak, anonymous())
+            offloader.post_init()
+            for _ in range(2):
+                for layer in model:
+                    x = layer(x)
+                    peak = max(peak, anonymous())
+        print(peak - before)
+    """)
+    # The budget, a layer in the making, random numbers for it, and the engine's bounce memory; the model has 256 MiB.
+    assert int(told.stdout) < (3 * 16 + 16 + 16 + 64) << 20
+
+
+def test_tensors_that_are_dense() -> None:
+    tensor = torch.randn(4, 6, 8)
+    assert is_dense(tensor)
+    assert is_dense(tensor.permute(2, 0, 1))
+    assert is_dense(tensor[:, :, None])
+    for other in (tensor[:, :3], tensor[..., ::2], tensor[:1].expand(4, 6, 8), torch.empty(0)):
+        assert not is_dense(other)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_tensors_find_themselves_again(seed: int) -> None:
+    torch.manual_seed(seed)
+    tensors = [
+        torch.randint(-9, 9, (3, 5)).to(torch.int8),
+        torch.randn(7, 2, 4).bfloat16().permute(1, 2, 0),
+        torch.randn(1, 9).t(),
+        torch.randn(()),
+        torch.randn(17).double(),
+    ]
+    order = [tensors[index] for index in torch.randperm(5).tolist()]
+    places, nbytes = lay_out(order)
+    stretch = torch.randint(0, 255, (nbytes,), dtype=torch.uint8)
+    for place, tensor in zip(places, order, strict=True):
+        assert place.offset % 512 == 0
+        place.of(stretch).copy_(tensor)
+    for place, tensor in zip(places, order, strict=True):
+        again = place.of(stretch)
+        assert again.stride() == tensor.stride()
+        assert torch.equal(again, tensor)

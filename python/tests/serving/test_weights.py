@@ -1,0 +1,185 @@
+"""The weights of a model folder, one after the other, in bounded memory."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+
+import torch
+from safetensors.torch import save_file
+
+import deepnvme
+from deepnvme.errors import CorruptFileError
+from deepnvme.integrations import weights
+from deepnvme.integrations._sizes import size_in_bytes
+from deepnvme.integrations.weights import cut, iterate_weights
+
+from . import models
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("ahead", [1, 40_000, "1MB", "1GiB"])
+def test_every_tensor_comes_once_and_as_it_was(tmp_path: Path, ahead: int | str) -> None:
+    written = models.write_shards(tmp_path / "model", 5)
+    seen: dict[str, torch.Tensor] = {}
+    for name, tensor in iterate_weights(tmp_path / "model", ahead=ahead):
+        assert name not in seen
+        seen[name] = tensor
+    assert seen.keys() == written.keys()
+    assert all(models.same(seen[name], tensor) for name, tensor in written.items())
+    # They are the caller's own, not views of a file.
+    seen["model.layers.0.part1.weight"].zero_()
+    again = dict(iterate_weights(tmp_path / "model"))
+    assert models.same(again["model.layers.0.part1.weight"], written["model.layers.0.part1.weight"])
+
+
+def test_files_come_in_the_order_given_and_tensors_in_that_of_the_file(tmp_path: Path) -> None:
+    models.write_shards(tmp_path / "model", 3)
+    files = sorted((tmp_path / "model").glob("*.safetensors"), reverse=True)
+    names = [name for name, _ in iterate_weights(files, ahead=9_000)]
+    assert [name.split(".")[2] for name in names] == sorted((name.split(".")[2] for name in names), reverse=True)
+
+
+def test_an_index_says_which_file_has_a_tensor(tmp_path: Path) -> None:
+    written = models.write_shards(tmp_path / "model", 2)
+    # A leftover of an earlier model, and a tensor that the index finds elsewhere.
+    save_file({"old": torch.ones(3)}, tmp_path / "model" / "old.safetensors")
+    assert dict(iterate_weights(tmp_path / "model")).keys() == written.keys()
+
+
+def test_what_is_not_wanted_is_not_read(tmp_path: Path) -> None:
+    written = models.write_shards(tmp_path / "model", 4, rows=30_000)
+    before = deepnvme.stats().bytes_read
+    seen = dict(iterate_weights(tmp_path / "model", wanted=lambda name: ".layers.2." in name))
+    read = deepnvme.stats().bytes_read - before
+    assert seen.keys() == {name for name in written if ".layers.2." in name}
+    total = sum(path.stat().st_size for path in (tmp_path / "model").glob("*.safetensors"))
+    assert read < total / 2
+
+
+@pytest.mark.parametrize("cut_bytes", [1, 5000, 400_000])
+def test_a_cut_shard_is_told_before_anything_is_given(tmp_path: Path, cut_bytes: int) -> None:
+    models.write_shards(tmp_path / "model", 3, rows=2000)
+    victim = tmp_path / "model" / "model-00003-of-00003.safetensors"
+    with victim.open("r+b") as file:
+        file.truncate(victim.stat().st_size - cut_bytes)
+    with pytest.raises(CorruptFileError, match="model-00003-of-00003"):
+        iterate_weights(tmp_path / "model")
+
+
+def test_a_shard_that_shrinks_on_the_way_is_an_error_that_names_it(tmp_path: Path) -> None:
+    models.write_shards(tmp_path / "model", 6, rows=4000)
+    iterator = iterate_weights(tmp_path / "model", ahead="100KB")
+    next(iterator)
+    victim = tmp_path / "model" / "model-00005-of-00006.safetensors"
+    with victim.open("r+b") as file:
+        file.truncate(victim.stat().st_size // 2)
+    with pytest.raises(OSError, match="model-00005-of-00006"):
+        list(iterator)
+
+
+def test_a_missing_shard_is_an_error_that_names_it(tmp_path: Path) -> None:
+    models.write_shards(tmp_path / "model", 3)
+    (tmp_path / "model" / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="model-00002-of-00003"):
+        iterate_weights(tmp_path / "model")
+
+
+def test_other_formats_are_refused(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(3)}, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match="deepnvme convert"):
+        iterate_weights([tmp_path / "model.pt"])
+
+
+def test_leaving_early_leaves_nothing_behind(tmp_path: Path) -> None:
+    models.write_shards(tmp_path / "model", 6, rows=4000)
+    iterator: Any = iterate_weights(tmp_path / "model", ahead="1MB")
+    next(iterator)
+    iterator.close()
+    shutil.rmtree(tmp_path / "model")
+    written = models.write_shards(tmp_path / "model", 1, seed=12)
+    assert dict(iterate_weights(tmp_path / "model")).keys() == written.keys()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_chunks_have_every_tensor_once_and_keep_the_bound(seed: int) -> None:
+    chooser = random.Random(seed)
+    sizes = [chooser.choice([0, 1, 7, 100, 5000]) for _ in range(chooser.randrange(60))]
+    limit = chooser.choice([1, 100, 101, 7000])
+    chunks = list(cut(list(range(len(sizes))), sizes, limit))
+    assert [tensor for chunk in chunks for tensor in chunk.tensors] == list(range(len(sizes)))
+    for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
+        assert chunk.nbytes == sum(sizes[tensor] for tensor in chunk.tensors)
+        assert chunk.nbytes <= limit or len([t for t in chunk.tensors if sizes[t]]) == 1
+        if following is not None:
+            assert chunk.nbytes + sizes[following.tensors[0]] > limit
+
+
+def test_no_more_is_started_than_the_bound_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models.write_shards(tmp_path / "model", 6, rows=4000)
+    held = peak = 0
+
+    class Watched(weights._Flight):
+        def __init__(self, reader: Any, chunk: Any) -> None:
+            nonlocal held, peak
+            held += chunk.nbytes
+            peak = max(peak, held)
+            super().__init__(reader, chunk)
+
+        def land(self, verify: str) -> Any:
+            nonlocal held
+            yield from super().land(verify)
+            held -= self.chunk.nbytes
+
+    monkeypatch.setattr(weights, "_Flight", Watched)
+    for _ in iterate_weights(tmp_path / "model", ahead="4MB"):
+        pass
+    assert held == 0
+    assert 3_000_000 < peak <= 4_000_000
+
+
+def test_memory_in_use_is_a_part_of_the_model(
+    tmp_path: Path, python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    for shard in range(4):
+        state = {f"{shard}.{index}": torch.randn(2 << 20) for index in range(8)}
+        save_file(state, tmp_path / f"{shard}.safetensors")
+    told = python(f"""
+        import glob, resource, torch
+        from deepnvme.integrations.weights import iterate_weights
+        files = sorted(glob.glob({str(tmp_path)!r} + "/*.safetensors"))
+        for name, tensor in iterate_weights(files[:1], ahead="16MB", wanted=lambda name: name == "0.0"):
+            pass
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        total = 0
+        for name, tensor in iterate_weights(files, ahead="32MB"):
+            total += tensor.nbytes
+        print(total, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10)
+    """)
+    total, grown = map(int, told.stdout.split())
+    assert total == 256 << 20
+    # What is ahead, a tensor, and rounding to huge pages.
+    assert grown < 96 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("4GB", 4 * 10**9), ("1.5 MiB", 3 << 19), ("7", 7), (12, 12), ("2kb", 2000), ("3TiB", 3 << 40)]
+)
+def test_sizes(text: Any, nbytes: int) -> None:
+    assert size_in_bytes(text, "memory") == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "0", 0, True, "4 GBit", "1e9", None, 1.5])
+def test_what_is_no_size(text: Any) -> None:
+    with pytest.raises(ValueError, match=r"DEEPNVME_X is .*'4GB'"):
+        size_in_bytes(text, "DEEPNVME_X")

@@ -1,0 +1,58 @@
+"""What the tests of streamed weights share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import deepnvme
+
+from .zoo import Zoo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture(scope="session", autouse=True)
+def offline() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        patch.setenv("TRANSFORMERS_VERBOSITY", "error")
+        yield
+
+
+@pytest.fixture(scope="package", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small gain nothing from more, and lose much where other work runs beside the tests."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
+    return Zoo(tmp_path_factory.mktemp("zoo"))
+
+
+@pytest.fixture
+def streamed() -> Iterator[Callable[..., Any]]:
+    """Stream a model, and close it after the test."""
+    models: list[Any] = []
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        models.append(deepnvme.stream(*arguments, **options))
+        return models[-1]
+
+    yield call
+    for model in models:
+        model.streaming.close()
+
+
+@pytest.fixture
+def no_grad() -> Iterator[None]:
+    with torch.no_grad():
+        yield

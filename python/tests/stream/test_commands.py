@@ -1,0 +1,184 @@
+"""``deepnvme generate`` and ``deepnvme stream-bench``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+import deepnvme  # noqa: E402
+from deepnvme import __main__  # noqa: E402
+from deepnvme._stream import throughput  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+WORDS = [f"word{number}" for number in range(200)]
+PROMPTS = ["word1 word2 word3", "word7", "word9 word8 word7 word6 word5", "word4 word4"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Llama with a tokenizer whose words are whole tokens."""
+    tokenizers = pytest.importorskip("tokenizers")
+    path = tmp_path_factory.mktemp("model")
+    vocabulary = {word: index for index, word in enumerate(["<unk>", "<s>", "</s>", *WORDS])}
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=core, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+    tokenizer.save_pretrained(path)
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
+    """Run the command in this process: to import torch anew takes most of the time."""
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["deepnvme", *arguments])
+        status = __main__.main()
+        told = capfd.readouterr()
+        return Done(status, told.out, told.err)
+
+    return run
+
+
+def in_memory(folder: Path, prompt: str, count: int) -> str:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
+    inputs = tokenizer(prompt, return_tensors="pt")
+    ids = model.generate(**inputs, max_new_tokens=count, do_sample=False, pad_token_id=2)
+    text: str = tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    return text
+
+
+def test_generate_says_what_the_model_in_memory_says(
+    folder: Path, tmp_path: Path, command: Callable[..., Done]
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(PROMPTS))
+    trace = tmp_path / "timeline.json"
+    done = command(
+        *("generate", "--model", str(folder), "--prompt-file", str(prompts), "--memory", "1MB", "--batch", "3"),
+        *("--max-new-tokens", "7", "--json", "--trace", str(trace)),
+    )
+    assert done.returncode == 0, done.stderr
+    *answers, last = [json.loads(line) for line in done.stdout.splitlines()]
+    assert sorted(answer["index"] for answer in answers) == [0, 1, 2, 3]
+    for answer in answers:
+        assert answer["prompt"] == PROMPTS[answer["index"]]
+        assert answer["text"] == in_memory(folder, answer["prompt"], 7)
+    stats = last["stats"]
+    assert stats["new_tokens"] == 4 * 7
+    assert stats["bytes_read"] > 0
+    assert 0 < stats["roofline"] <= 1
+    assert "of the roofline" in done.stderr
+    lanes = {event["args"].get("name") for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "M"}
+    assert "compute" in lanes
+
+
+def test_generate_prints_text(folder: Path) -> None:
+    arguments = ["generate", "--model", str(folder), "--prompt", PROMPTS[0], "--memory", "1MB", "--max-new-tokens", "5"]
+    done = subprocess.run(
+        [sys.executable, "-m", "deepnvme", *arguments], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == in_memory(folder, PROMPTS[0], 5) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--memory", "1MB"], 2, "--prompt"),
+        (["--prompt", "word1", "--memory", "lots"], 2, "4GB"),
+        (["--prompt", "word1", "--memory", "1000"], 1, "is enough"),
+        (["--prompt-file", "/nonexistent/prompts", "--memory", "1MB"], 1, "/nonexistent/prompts"),
+        (["--prompt", "word1", "--memory", "1MB", "--model", "/nonexistent"], 2, "config.json"),
+        (["--prompt", "word1", "--memory", "1MB", "--device", "tpu"], 2, "tpu"),
+    ],
+)
+def test_what_is_asked_wrongly_is_said(
+    folder: Path, arguments: list[str], status: int, said: str, command: Callable[..., Done]
+) -> None:
+    done = command("generate", "--model", str(folder), *arguments)
+    assert done.returncode == status, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_stream_bench_measures_and_leaves_nothing(tmp_path: Path, command: Callable[..., Done]) -> None:
+    done = command(
+        *("stream-bench", str(tmp_path), "--model-size", "350MB", "--memory", "300MB", "--prompt-tokens", "4"),
+        *("--new-tokens", "3", "--batch", "1", "--batch", "2", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert [row["batch"] for row in answer["rows"]] == [1, 2]
+    for row in answer["rows"]:
+        assert row["roofline_s"] == max(row["disk_s"], row["compute_s"]) > 0
+        assert row["new_tokens_per_s"] > 0
+    assert answer["best_batch"] in {1, 2}
+    assert not list(tmp_path.iterdir())
+
+
+def test_stream_bench_needs_room(tmp_path: Path, command: Callable[..., Done]) -> None:
+    done = command("stream-bench", str(tmp_path), "--model-size", "900TB")
+    assert done.returncode == 2
+    assert "free" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_many_prompts_go_in_batches(folder: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = deepnvme.stream(folder, memory="1MB")
+    assert model.streaming.best_batch(5, 6, memory="1MB") < model.streaming.best_batch(5, 6, memory="2MB")
+    for batch in (1, 3, None):
+        answers = dict(model.streaming.generate(tokenizer, PROMPTS, batch=batch, max_new_tokens=6, do_sample=False))
+        assert answers == {index: in_memory(folder, prompt, 6) for index, prompt in enumerate(PROMPTS)}
+    assert list(model.streaming.generate(tokenizer, [])) == []
+    model.streaming.close()
+    with pytest.raises(deepnvme.errors.ClosedError):
+        next(model.streaming.generate(tokenizer, PROMPTS))
+
+
+def test_the_batch_grows_with_memory_and_shrinks_with_length() -> None:
+    config = transformers.LlamaConfig(
+        hidden_size=512, num_hidden_layers=4, num_attention_heads=8, intermediate_size=1024
+    )
+    model: Any = type("Model", (), {"config": config, "dtype": torch.bfloat16, "device": torch.device("cpu")})()
+    batches = [throughput.best_batch(model, 100, 100, memory) for memory in (1 << 20, 1 << 26, 1 << 28)]
+    assert batches[0] == 1
+    assert batches[0] < batches[1] < batches[2]
+    assert throughput.best_batch(model, 1000, 100, 1 << 28) < batches[2]
+    each = throughput.sequence_memory(config, torch.bfloat16, 100, 100)
+    assert each.cache_bytes == 2 * 4 * 512 * 200 * 2
+    assert throughput.best_batch(model, 8, 8) >= 1

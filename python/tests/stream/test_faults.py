@@ -1,0 +1,186 @@
+"""What goes wrong in the middle of a generation ends it with a clear error, and nothing else."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import deepnvme
+
+from . import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.usefixtures("no_grad")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> plain.Saved:
+    return plain.save(tmp_path / "weights.safetensors")
+
+
+def assert_right(saved: plain.Saved, model: Any) -> None:
+    assert torch.equal(model(saved.question), saved.answer)
+
+
+def in_the_middle(model: Any, strike: Callable[[], object]) -> None:
+    """Do something when half of the layers have run."""
+    handle: list[Any] = []
+
+    def hook(*_: object) -> None:
+        handle.pop().remove()
+        strike()
+
+    handle.append(model.layers[plain.DEPTH // 2].register_forward_pre_hook(hook))
+
+
+def truncated(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def replaced(path: Path) -> None:
+    other = plain.save(path.with_name("other.safetensors"), seed=1)
+    other.path.rename(path)
+
+
+def overwritten(path: Path) -> None:
+    os.utime(path, ns=(1, 1))
+    with path.open("r+b") as file:
+        file.seek(-1000, os.SEEK_END)
+        file.write(os.urandom(1000))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (truncated, "it had [0-9]+ bytes and has [0-9]+"),
+        (replaced, "another file has its name"),
+        (overwritten, "it was written to"),
+    ],
+)
+def test_a_file_that_changes_under_the_model(saved: plain.Saved, change: Callable[[Path], None], words: str) -> None:
+    model = saved.stream()
+    assert_right(saved, model)
+    content = saved.path.read_bytes()
+    in_the_middle(model, lambda: change(saved.path))
+    for _ in range(3):
+        with pytest.raises(deepnvme.errors.ChangedFileError, match=words) as caught:
+            model(saved.question)
+        assert caught.value.filename == str(saved.path)
+    assert "open the model again" in str(caught.value)
+    # The process goes on: what was restored streams again, when it is opened again.
+    model.streaming.close()
+    saved.path.write_bytes(content)
+    again = saved.stream()
+    assert_right(saved, again)
+    again.streaming.close()
+
+
+def test_a_file_that_is_deleted_under_the_model(saved: plain.Saved) -> None:
+    model = saved.stream()
+    in_the_middle(model, saved.path.unlink)
+    with pytest.raises(deepnvme.errors.NotFoundError) as caught:
+        model(saved.question)
+    assert caught.value.filename == str(saved.path)
+    model.streaming.close()
+
+
+@pytest.fixture
+def disk(tmp_path: Path, unmount: Callable[[Path], None]) -> Iterator[tuple[Path, Path]]:
+    """A folder on a file system of the test's own, and the image that it lies on."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a file system takes root")
+    folder, image = tmp_path / "disk", tmp_path / "image"
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(32 << 20)
+    commands: list[list[str | Path]] = [["mkfs.ext4", "-q", "-F", image], ["mount", "-o", "loop", image, folder]]
+    for command in commands:
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            pytest.skip(f"no file system of our own: {command[0]}: {ended.stderr.strip()}")
+    try:
+        yield folder, image
+    finally:
+        unmount(folder)
+
+
+def first_broken(path: Path, image: Path) -> None:
+    """Cut the disk until the end of a file cannot be read from it."""
+    import mmap
+
+    page = mmap.mmap(-1, 4096)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    last = (path.stat().st_size - 1) // 4096 * 4096
+    try:
+        for size in range((32 << 20) - 65536, 0, -65536):
+            os.truncate(image, size)
+            try:
+                os.preadv(descriptor, [page], last)
+            except OSError:
+                return
+    finally:
+        os.close(descriptor)
+    pytest.skip("a disk that was cut is still whole here")
+
+
+def test_a_disk_that_breaks(disk: tuple[Path, Path]) -> None:
+    folder, image = disk
+    saved = plain.save(folder / "weights.safetensors")
+    os.sync()
+    model = saved.stream()
+    assert_right(saved, model)
+    whole = image.read_bytes()
+    in_the_middle(model, lambda: first_broken(saved.path, image))
+    with pytest.raises(deepnvme.Error) as caught:
+        for _ in range(3):
+            model(saved.question)
+    assert caught.value.filename == str(saved.path)
+    assert caught.value.errno == errno.EIO
+    with image.open("r+b") as file:
+        file.write(whole)
+    # A layer that was being fetched says once that it had failed.
+    for _ in range(2 * plain.DEPTH):
+        try:
+            assert_right(saved, model)
+            break
+        except deepnvme.Error:
+            continue
+    assert_right(saved, model)
+    model.streaming.close()
+    # What still has the file open would keep the file system from being unmounted.
+    del caught, model
+    gc.collect()
+
+
+def test_ctrl_c_in_the_middle(saved: plain.Saved) -> None:
+    """At whatever moment: nothing that was held is lost, though there is one slot only."""
+    model = saved.stream(memory=90_000)
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.default_int_handler(signal.SIGINT, None))
+    interrupted = 0
+    try:
+        for attempt in range(150):
+            signal.setitimer(signal.ITIMER_REAL, 0.0001 + 0.00004 * attempt)
+            try:
+                for _ in range(50):
+                    model(saved.question)
+            except KeyboardInterrupt:
+                interrupted += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            if attempt % 10 == 0:
+                assert_right(saved, model)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted > 100
+    assert_right(saved, model)
+    model.streaming.close()

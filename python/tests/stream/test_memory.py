@@ -1,0 +1,144 @@
+"""Memory stays within what was given, and comes back."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import deepnvme
+
+from . import plain
+from .zoo import Zoo, tokens, weights_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.usefixtures("no_grad")
+
+# What a process may have beside the memory given: activations, caches of torch's allocator, threads and their stacks.
+CONSTANT = 48 << 20
+MEMORY = 32 << 20
+
+CHILD = f"""
+import os, resource, sys
+import torch, transformers, deepnvme
+torch.set_num_threads(1)
+
+def status(name):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith(name))
+
+folder, tokens = {{folder!r}}, torch.randint(3, 8000, (2, 16))
+transformers.LlamaForCausalLM  # what is imported late is no part of what is measured
+deepnvme.default_engine()
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")
+before = status("VmHWM")
+limit = status("VmData") + {MEMORY} + {CONSTANT} + (16 << 20)
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+model = deepnvme.stream(folder, memory={MEMORY})
+assert model.streaming.model_bytes > 5 * {MEMORY}, model.streaming.model_bytes
+model.generate(tokens, min_new_tokens=4, max_new_tokens=4, do_sample=False)
+assert model.streaming.stats().bytes_read > 3 * model.streaming.model_bytes
+peak = status("VmHWM") - before
+print("peak", peak >> 20, "MiB")
+assert peak < {MEMORY} + {CONSTANT}, f"{{{{peak:,}}}} bytes"
+model.streaming.close()
+del model
+try:
+    transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+except (RuntimeError, MemoryError):
+    print("in memory, it does not fit")
+else:
+    raise SystemExit("the limit limits nothing")
+"""
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A model of some 200 MB, made without initialising one."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 7, "vocab_size": 8000}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=8, num_key_value_heads=8, dtype="bfloat16")
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        shapes = transformers.LlamaForCausalLM(config).state_dict()
+    state = {name: torch.empty(each.shape, dtype=torch.bfloat16).uniform_(-0.03, 0.03) for name, each in shapes.items()}
+    deepnvme.save(state, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def test_a_model_larger_than_the_memory_that_a_process_may_have(large: Path, python: Callable[..., Any]) -> None:
+    ended = python(CHILD.format(folder=str(large)))
+    assert "it does not fit" in ended.stdout
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (this counts its own, each time)
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_models_come_and_go_without_leaks(zoo: Zoo, is_closed: bool) -> None:
+    folder = zoo.folder("llama_midsize")
+    memory = weights_bytes(folder) // 2
+
+    def once() -> None:
+        model = deepnvme.stream(folder, memory=memory)
+        model(tokens(1, 8))
+        if is_closed:
+            model.streaming.close()
+        del model
+        gc.collect()
+
+    for _ in range(2):
+        once()
+    before = descriptors(), threads()
+    bytes_before = resident()
+    for _ in range(8):
+        once()
+    assert descriptors() == before[0]
+    assert threads() <= before[1], "engines of other tests may have ended meanwhile"
+    # One model's memory that stays behind each time would be eight times as much.
+    assert resident() - bytes_before < 3 * memory
+
+
+def test_a_model_that_is_dropped_in_the_middle_of_its_reading_ahead(tmp_path: Path) -> None:
+    saved = plain.save(tmp_path / "weights.safetensors")
+    before = descriptors()
+    for _ in range(5):
+        model = saved.stream()
+        arena = weakref.ref(model.streaming.units)
+        model.layers[0](torch.zeros(1, plain.WIDTH))
+        del model
+        gc.collect()
+        assert arena() is None, "something outside the model still has it"
+    assert descriptors() <= before + 1
+
+
+def test_closing_gives_memory_back_while_the_model_lives(tmp_path: Path) -> None:
+    saved = plain.save(tmp_path / "weights.safetensors")
+    model = saved.stream()
+    model(saved.question)
+    arena = weakref.ref(model.streaming.units._arena)
+    before = descriptors()
+    model.streaming.close()
+    gc.collect()
+    assert arena() is None
+    assert descriptors() < before
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert all(buffer.is_meta for buffer in model.buffers())

