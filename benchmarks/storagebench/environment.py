@@ -11,7 +11,19 @@ from pathlib import Path
 
 from storagebench import cache, fio
 
-_PACKAGES = ("deepnvme", "torch", "numpy", "deepspeed", "kvikio-cu13", "kvikio-cu12")
+_PACKAGES = (
+    "deepnvme",
+    "torch",
+    "numpy",
+    "accelerate",
+    "deepspeed",
+    "kvikio-cu13",
+    "kvikio-cu12",
+    "safetensors",
+    "transformers",
+    "fastsafetensors",
+    "runai-model-streamer",
+)
 
 
 def describe(folder: Path) -> dict[str, object]:

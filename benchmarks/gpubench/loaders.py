@@ -1,0 +1,127 @@
+"""Who loads a safetensors file to a GPU, each as its users do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import deepnvme
+
+from gpubench.contestant import Group, Loader, Place, needs_torch_cuda
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+OURS = 'deepnvme.load(device="cuda")'
+OURS_GDS = 'deepnvme.load(device="cuda"), cuFile'
+
+
+class Deepnvme(Loader):
+    """``deepnvme.load`` as it comes."""
+
+    name = OURS
+    group: Group = "deepnvme"
+    options: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.engine = deepnvme.Engine(**self.options)
+
+    def load(self, path: Path) -> dict[str, torch.Tensor]:
+        """See the base."""
+        return self.place.gpu.load(str(path), self.engine)
+
+    def close(self) -> None:
+        """See the base."""
+        self.engine.close()
+
+
+class DeepnvmeGds(Deepnvme):
+    """The same with cuFile, or its reason why not."""
+
+    name = OURS_GDS
+    options: ClassVar[dict[str, str]] = {"gds": "required"}
+
+
+class Safetensors(Loader):
+    """``safetensors.torch.load_file(device="cuda")``."""
+
+    name = "safetensors"
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        needs_torch_cuda(place, self.name)
+        from safetensors.torch import load_file  # noqa: PLC0415
+
+        self._load = load_file
+
+    def load(self, path: Path) -> dict[str, torch.Tensor]:
+        """See the base."""
+        return self._load(path, device=self.place.gpu.device)
+
+
+class FastSafetensors(Loader):
+    """``SafeTensorsFileLoader``, with its own threads and bounce buffers."""
+
+    name = "fastsafetensors"
+    without_gds = True
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        needs_torch_cuda(place, self.name)
+        import torch  # noqa: PLC0415
+        from fastsafetensors import SafeTensorsFileLoader, SingleGroup  # noqa: PLC0415
+
+        self._make: Any = lambda: SafeTensorsFileLoader(
+            SingleGroup(), torch.device(place.gpu.device), nogds=self.without_gds
+        )
+        self._open: list[Any] = []
+
+    def settings(self) -> str:
+        """See the base."""
+        return f"nogds={self.without_gds}"
+
+    def load(self, path: Path) -> dict[str, torch.Tensor]:
+        """See the base."""
+        loader = self._make()
+        self._open.append(loader)
+        loader.add_filenames({0: [str(path)]})
+        buffer = loader.copy_files_to_device()
+        self._open.append(buffer)
+        return {name: buffer.get_tensor(name) for name in buffer.key_to_rank_lidx}
+
+    def let_go(self) -> None:
+        """See the base."""
+        while self._open:
+            self._open.pop().close()
+
+
+class FastSafetensorsGds(FastSafetensors):
+    """The same by cuFile, in whichever mode that is here."""
+
+    name = "fastsafetensors, cuFile"
+    without_gds = False
+
+
+class Runai(Loader):
+    """``SafetensorsStreamer`` to the GPU."""
+
+    name = "runai streamer"
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        needs_torch_cuda(place, self.name)
+        from runai_model_streamer import SafetensorsStreamer  # noqa: PLC0415
+
+        self._make: Any = SafetensorsStreamer
+
+    def load(self, path: Path) -> dict[str, torch.Tensor]:
+        """See the base: what it yields on the host is brought to the GPU, as SGLang and vLLM do."""
+        device = self.place.gpu.device
+        with self._make() as streamer:
+            streamer.stream_file(str(path), device=device)
+            return {name: tensor.to(device, non_blocking=True) for name, tensor in streamer.get_tensors()}
+
+
+KINDS = (Deepnvme, DeepnvmeGds, Safetensors, FastSafetensors, FastSafetensorsGds, Runai)

@@ -1,0 +1,97 @@
+"""deepnvme: with bounce slots, with cuFile, and to the host's memory, which is what the others are held against."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import deepnvme
+
+from gpubench.contestant import Contestant, Group, Place, Where
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from storagebench.measure import Action
+
+BOUNCE = "deepnvme"
+GDS = "deepnvme, cuFile"
+MARK = "deepnvme, pinned host memory"
+THEN_COPY = "deepnvme to pinned, then copy_"
+
+
+class Bounce(Contestant):
+    """``Engine.read`` and ``Engine.write`` of a tensor on the GPU, with all settings at their defaults."""
+
+    name = BOUNCE
+    group: Group = "deepnvme"
+    options: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.engine = deepnvme.Engine(**self.options)
+
+    def settings(self) -> str:
+        """See the base."""
+        engine = self.engine
+        return (
+            f"{engine.backend} workers={engine.workers} queue_depth={engine.queue_depth} "
+            f"block_bytes={engine.block_bytes} gds={engine.gds}"
+        )
+
+    def read(self, target: torch.Tensor, path: Path) -> Action:
+        """See the base."""
+        return lambda: self.engine.read(target, path)
+
+    def write(self, source: torch.Tensor, path: Path) -> Action:
+        """See the base."""
+        return lambda: self.engine.write(source, path, durability="full")
+
+    def close(self) -> None:
+        """See the base."""
+        self.engine.close()
+
+
+class Gds(Bounce):
+    """The same past the host's memory; where cuFile cannot really do that, its reason is the reason."""
+
+    name = GDS
+    options: ClassVar[dict[str, str]] = {"gds": "required"}
+
+
+class Mark(Bounce):
+    """The same from and to page-locked memory of the host: what the disk gives to this engine."""
+
+    name = MARK
+    group: Group = "mark"
+    where: Where = "host"
+
+
+class ThenCopy(Bounce):
+    """The whole tensor in page-locked memory first, and one copy: what a pipeline is there to beat."""
+
+    name = THEN_COPY
+    group: Group = "rival"
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._pinned = place.gpu.pinned(place.nbytes)
+
+    def read(self, target: torch.Tensor, path: Path) -> Action:
+        """See the base."""
+
+        def action() -> None:
+            self.engine.read(self._pinned, path)
+            self.place.gpu.fill(target, self._pinned)
+
+        return action
+
+    def write(self, source: torch.Tensor, path: Path) -> Action:
+        """See the base."""
+
+        def action() -> None:
+            self.place.gpu.drain(self._pinned, source)
+            self.engine.write(self._pinned, path, durability="full")
+
+        return action

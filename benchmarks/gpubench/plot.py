@@ -1,0 +1,87 @@
+"""A record as a picture: a panel for each row, medians as bars, ranges as whiskers, the mark as a line.
+
+``python -m gpubench.plot RECORD.json`` draws a record again, also one from a machine without matplotlib.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+_COLOURS = {"deepnvme": "#1f6feb", "mark": "#8fb8f6", "rival": "#d29922", "fio": "#8b949e"}
+_NAMES = {"deepnvme": "deepnvme", "mark": "deepnvme to host memory", "rival": "others", "fio": "fio"}
+
+
+def draw(record_path: Path) -> list[Path]:
+    """Draw a record beside itself and return the files made.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    import matplotlib as mpl  # noqa: PLC0415
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt  # noqa: PLC0415
+    from matplotlib.patches import Patch  # noqa: PLC0415
+
+    record: dict[str, Any] = json.loads(record_path.read_text(encoding="utf-8"))
+    rows = [row for row in record["rows"] if row["lines"]]
+    if not rows:
+        return []
+    heights = [1.1 + 0.32 * len(row["lines"]) for row in rows]
+    figure, panels = plt.subplots(
+        len(rows), 1, figsize=(10, sum(heights) + 0.7), squeeze=False, gridspec_kw={"height_ratios": heights}
+    )
+    for panel, row in zip(panels.flat, rows, strict=True):
+        _panel(panel, row)
+    gpu, disk = record["gpu"], record["environment"]["disk"]
+    versions = record["environment"]["versions"]
+    figure.suptitle(
+        f"deepnvme {versions.get('deepnvme', '')}: {record['date'][:10]}, {gpu.get('name', '')}, "
+        f"{record['environment']['cpu']} x{record['environment']['cpu_count']}, "
+        f"{disk.get('file_system', '')} on {disk.get('driver', '')}",
+        fontsize=9,
+        x=0.01,
+        ha="left",
+    )
+    handles = [Patch(color=colour, label=_NAMES[group]) for group, colour in _COLOURS.items()]
+    figure.legend(handles=handles, ncols=len(handles), loc="lower right", fontsize=8, frameon=False)
+    figure.tight_layout(rect=(0, 0.03, 1, 0.97))
+    made = [record_path.with_suffix(ending) for ending in (".svg", ".png")]
+    for path in made:
+        figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plt.close(figure)
+    return made
+
+
+def _panel(panel: Any, row: dict[str, Any]) -> None:
+    # Bars are drawn from the bottom; the fastest ends up at the top.
+    lines = row["lines"][::-1]
+    values = [line["gb_per_s"] for line in lines]
+    spread = [
+        [max(0.0, value - line["min_gb_per_s"]) for value, line in zip(values, lines, strict=True)],
+        [max(0.0, line["max_gb_per_s"] - value) for value, line in zip(values, lines, strict=True)],
+    ]
+    panel.barh(
+        [line["name"] for line in lines],
+        values,
+        xerr=spread,
+        color=[_COLOURS[line["group"]] for line in lines],
+        error_kw={"elinewidth": 0.8, "ecolor": "#24292f", "capsize": 2},
+        height=0.7,
+    )
+    mark = next((line["gb_per_s"] for line in lines if line["group"] == "mark"), None)
+    if mark is not None:
+        panel.axvline(mark, color=_COLOURS["mark"], linewidth=1, linestyle="--", zorder=0)
+    panel.set_title(f"{row['title']}\nGB/s, larger is better", fontsize=9, loc="left")
+    panel.tick_params(labelsize=8)
+    panel.set_xlim(left=0)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        for made in draw(Path(argument)):
+            print(made.name)

@@ -1,0 +1,31 @@
+"""The best of several settings, by one trial each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from storagebench import cache
+
+_Setting = TypeVar("_Setting")
+
+
+def best(
+    settings: Sequence[_Setting], prepare: Callable[[_Setting], Callable[[], object]], path: Path, *, cold: bool
+) -> _Setting:
+    """Return the setting that was quickest in one trial each, after one that is not counted."""
+    prepare(settings[0])()
+    took: dict[int, float] = {}
+    for index, one in enumerate(settings):
+        if cold:
+            cache.make_cold(path)
+        else:
+            path.unlink(missing_ok=True)
+            cache.settle()
+        action = prepare(one)
+        start = time.perf_counter()
+        action()
+        took[index] = time.perf_counter() - start
+    return settings[min(took, key=lambda index: took[index])]

@@ -1,0 +1,155 @@
+"""``python -m streambench``: everybody generates, in alternating rounds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from storagebench import cache, environment
+from storagebench.contestants.base import NotOffered
+from storagebench.quiet import Quiet, quiet_disk
+from storagebench.rounds import order
+from streambench import summary
+from streambench.contestants import Contestant, Setting, everybody
+from streambench.nursery import Answer, Child, Errand
+from streambench.summary import Row
+
+# Batch and tokens of each prompt.
+_ROWS = {"b1-p8": (1, 8), "b16-p8": (16, 8), "b1-p512": (1, 512), "b16-p512": (16, 512)}
+_SEED = 20
+
+
+@dataclass
+class Meeting:
+    """Everybody, each in a process of its own, and the disk that they share."""
+
+    line: list[Contestant]
+    setting: Setting
+    rounds: int
+    quiet: Quiet
+    children: dict[str, Child] = field(default_factory=dict)
+
+    def measure(self, row: Row) -> None:
+        """Run all rounds of one row: one that is not counted, then as many as were asked for."""
+        for index in range(self.rounds + 1):
+            # Prompts are others in each round. It begins with the model in memory, which all are compared with.
+            errand = replace(row.errand, seed=row.errand.seed + index)
+            expected: list[int] = []
+            for one in [self.line[0], *order(self.line[1:], index)]:
+                if one.name in row.left_out:
+                    continue
+                try:
+                    answer = self._ask(one, errand, expected)
+                except (NotOffered, RuntimeError) as error:
+                    row.left_out[one.name] = str(error)
+                    _tell(row, one.name, f"left out: {error}")
+                    continue
+                expected = answer.generated
+                if index > 0:
+                    row.answers.setdefault(one.name, []).append(answer)
+                turn = answer.turn
+                note = "" if index > 0 else " (not counted)"
+                _tell(row, one.name, f"step {turn.step_s:.3f} s, prompt {turn.prompt_s:.2f} s{note}")
+
+    def _ask(self, one: Contestant, errand: Errand, expected: list[int]) -> Answer:
+        if one.name not in self.children:
+            self.children[one.name] = Child(one.name, self.setting)
+        child = self.children[one.name]
+        try:
+            child.open()
+            # Whoever came before, and opening, have left the disk nothing to do.
+            self.quiet.wait()
+            answer = child.generate(errand)
+        finally:
+            if one.is_mapped:
+                self.children.pop(one.name).close()
+        if expected and answer.generated != expected:
+            raise RuntimeError("it generated other tokens than those before it")
+        return answer
+
+    def close(self) -> None:
+        """End all processes."""
+        for child in self.children.values():
+            child.close()
+
+
+def _tell(row: Row, name: str, text: str) -> None:
+    print(f"{row.key:9} {name:28} {text}", file=sys.stderr, flush=True)
+
+
+def _make_model(folder: Path, nbytes: int) -> int:
+    """Write the model in a process that ends, so that this one stays small."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        from deepnvme._stream.nursery import make_llama  # noqa: PLC0415
+
+        os.write(writing, str(make_llama(folder, nbytes)).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        made = pipe.read()
+    os.waitpid(child, 0)
+    for path in folder.glob("*.safetensors"):
+        cache.make_cold(path)
+    return int(made)
+
+
+def main() -> int:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(prog="streambench", description=__doc__)
+    parser.add_argument("--rows", default=",".join(_ROWS), help=f"some of {', '.join(_ROWS)} (default: all)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mb", type=int, default=1200, help="of weights, about (10^6 bytes)")
+    parser.add_argument("--new-tokens", type=int, default=8, help="that each prompt gets")
+    parser.add_argument("--without", default="", help="contestants that take no part, with semicolons between")
+    parser.add_argument("--scratch", type=Path, default=Path("scratch"))
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    arguments = parser.parse_args()
+    scratch = (arguments.scratch / "stream").absolute()
+    made = _make_model(scratch / "model", arguments.mb * 1_000_000)
+    setting = Setting(scratch / "model", made // 4, scratch)
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
+    line = [one for one in everybody() if one.name not in arguments.without.split(";")]
+    loads = [os.getloadavg()[0]]
+    with quiet_disk(scratch) as quiet, closing(Meeting(line, setting, arguments.rounds, quiet)) as meeting:
+        for key in arguments.rows.split(","):
+            errand = Errand(*_ROWS[key], arguments.new_tokens, _SEED)
+            rows.append(Row(key, errand, {one.name: str(one.group) for one in line}))
+            meeting.measure(rows[-1])
+            loads.append(os.getloadavg()[0])
+            print(summary.table(rows[-1]), flush=True)
+            record = {
+                "date": time.strftime("%Y-%m-%d"),
+                "environment": environment.describe(scratch),
+                "model_bytes": made,
+                "memory_bytes": setting.memory,
+                "rounds": arguments.rounds,
+                "took_no_part": [name for name in arguments.without.split(";") if name],
+                "load": loads,
+                "rows": [summary.record(row) for row in rows],
+            }
+            path = arguments.results / f"{record['date']}-stream.json"
+            path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    shutil.rmtree(scratch, ignore_errors=True)
+    for row in rows:
+        for one in summary.verdicts(row):
+            measured = "not measured" if one["measured"] is None else f"{one['measured']:.2f}"
+            met = {True: "met", False: "MISSED", None: "-"}[one["met"]]
+            print(f"{met:7} {one['row']:9} {one['text']}: {measured} (wanted {one['wanted']})")
+    print(f"written: {path.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

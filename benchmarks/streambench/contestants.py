@@ -1,0 +1,259 @@
+"""Who generates: the model in memory, and those that read it from disk at every step."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from storagebench.contestants.base import NotOffered
+
+# Block and depth as storagebench found best for DeepSpeed's handle; the rest, and how much is fetched ahead, was
+# the quickest of seven settings in a trial with this model.
+_AIO = {
+    "block_size": 1 << 20,
+    "queue_depth": 32,
+    "intra_op_parallelism": 2,
+    "single_submit": False,
+    "overlap_events": True,
+}
+_PREFETCH_ELEMENTS = 100_000_000
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a contestant is given."""
+
+    model: Path
+    """A folder as Hugging Face lays it out."""
+    memory: int
+    """Bytes that weights may take."""
+    scratch: Path
+    """A folder for what a contestant writes before it can begin."""
+
+
+class Contestant:
+    """One way to have a model that generates."""
+
+    name = ""
+    group: Literal["memory", "deepnvme", "accelerate", "DeepSpeed", "orientation"] = "orientation"
+    #: Reads by the page cache, which is dropped before each step.
+    is_cached = False
+    #: Keeps pages of the model's files, which nobody's dropping drops: its process ends with its turn.
+    is_mapped = False
+
+    def open(self, setting: Setting) -> Any:
+        """Give a model of transformers."""
+        raise NotOffered("nobody generates here")
+
+    def settings(self) -> dict[str, Any]:
+        """Tell what was chosen, for the record."""
+        return {}
+
+    def roofline(self, ids: torch.Tensor) -> dict[str, float]:
+        """Measure disk alone and computing alone; who cannot gives nothing."""
+        return {}
+
+
+class InMemory(Contestant):
+    """``from_pretrained``: the mark for computing, and for what is generated."""
+
+    name = "in memory"
+    group = "memory"
+
+    def open(self, setting: Setting) -> Any:
+        """See the base."""
+        model = _transformers().AutoModelForCausalLM.from_pretrained(setting.model, dtype=torch.bfloat16).eval()
+        # What from_pretrained gives are pages of the files, which are read when they are first touched.
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
+        return model
+
+
+class Deepnvme(Contestant):
+    """``deepnvme.stream`` as it comes."""
+
+    name = "deepnvme"
+    group = "deepnvme"
+
+    def open(self, setting: Setting) -> Any:
+        """See the base."""
+        import deepnvme  # noqa: PLC0415
+
+        self._model = deepnvme.stream(setting.model, memory=setting.memory)
+        return self._model
+
+    def settings(self) -> dict[str, Any]:
+        """See the base."""
+        units = self._model.streaming.units
+        return {"slots": [str(each) for each in units.classes] if units is not None else []}
+
+    def roofline(self, ids: torch.Tensor) -> dict[str, float]:
+        """See the base: of the layers that this memory cannot keep."""
+        from deepnvme._stream import roofline  # noqa: PLC0415
+
+        model = self._model
+        with torch.inference_mode():
+            past = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+            limit = roofline.measure(
+                model.streaming, lambda: model(ids[:, -1:], past_key_values=past, use_cache=True), rounds=3
+            )
+        return {"disk_s": limit.disk_s, "compute_s": limit.compute_s, "bytes": limit.bytes_read}
+
+
+class Accelerate(Contestant):
+    """``from_pretrained`` with a device map: safetensors where they are, opened again for each layer.
+
+    Args:
+        name: of the contestant.
+        keeps_layers: not the map that ``"auto"`` gives, which fills memory from the first module on, and so with
+            embeddings, of which a step needs a few rows; but as many layers as fit beside the largest module.
+        is_cached: the page cache is dropped before each step.
+    """
+
+    is_mapped = True
+
+    def __init__(self, name: str, *, keeps_layers: bool, is_cached: bool) -> None:
+        self.name = name
+        self.is_cached = is_cached
+        self.group = "accelerate" if is_cached else "orientation"
+        self._keeps_layers = keeps_layers
+
+    def open(self, setting: Setting) -> Any:
+        """See the base."""
+        model = _transformers().AutoModelForCausalLM
+        options: dict[str, Any] = {"device_map": "auto", "max_memory": {"cpu": setting.memory}}
+        if self._keeps_layers:
+            options = {"device_map": _layers_kept(setting)}
+        folder = setting.scratch / "offload"
+        opened = model.from_pretrained(setting.model, dtype=torch.bfloat16, offload_folder=folder, **options)
+        self._map = {name: str(place) for name, place in opened.hf_device_map.items()}
+        if "disk" not in self._map.values():
+            raise NotOffered("accelerate put nothing on disk with this memory")
+        return opened.eval()
+
+    def settings(self) -> dict[str, Any]:
+        """See the base."""
+        return {"kept": [name for name, place in self._map.items() if place != "disk"]}
+
+
+def _layers_kept(setting: Setting) -> dict[str, str]:
+    """Keep as many layers of a Llama as there is memory for beside the largest module, which has to come and go."""
+    transformers = _transformers()
+    with torch.device("meta"):
+        empty = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.from_pretrained(setting.model), dtype=torch.bfloat16
+        )
+    layers = empty.model.layers
+    layer = sum(one.nbytes for one in layers[0].parameters())
+    fit = max(0, (setting.memory - max(layer, empty.lm_head.weight.nbytes)) // layer)
+    places = {f"model.layers.{index}": "cpu" if index < fit else "disk" for index in range(len(layers))}
+    ends = {"model.embed_tokens": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "disk"}
+    return {**places, **ends}
+
+
+class ZeroInference(Contestant):
+    """DeepSpeed's ZeRO-Inference: stage 3, parameters on NVMe, put together as in its own example.
+
+    Args:
+        buffers: each as large as the largest parameter, which with its vocabulary is more than a quarter of the
+            memory; beside them is the parameter in use, and what is fetched ahead.
+    """
+
+    group = "DeepSpeed"
+
+    def __init__(self, buffers: int) -> None:
+        self.name = f"ZeRO-Inference, {buffers} buffers"
+        self._buffers = buffers
+
+    def open(self, setting: Setting) -> Any:
+        """See the base."""
+        prepare_deepspeed()
+        import deepspeed  # noqa: PLC0415
+        from transformers.integrations import HfDeepSpeedConfig  # noqa: PLC0415
+
+        transformers = _transformers()
+        config = transformers.AutoConfig.from_pretrained(setting.model)
+        hidden = config.hidden_size
+        offload = {
+            "device": "nvme",
+            "nvme_path": str(setting.scratch / f"zero-{self._buffers}"),
+            "pin_memory": False,
+            "buffer_count": self._buffers,
+            "buffer_size": max(config.vocab_size, config.intermediate_size) * hidden,
+        }
+        zero = {
+            "stage": 3,
+            "stage3_prefetch_bucket_size": _PREFETCH_ELEMENTS,
+            "stage3_param_persistence_threshold": hidden,
+            "stage3_max_live_parameters": 2 * hidden * hidden,
+            "offload_param": offload,
+        }
+        self._config: dict[str, Any] = {
+            "bf16": {"enabled": True},
+            "zero_optimization": zero,
+            "aio": _AIO,
+            "train_batch_size": 1,
+            "steps_per_print": 1 << 30,
+        }
+        # It says to from_pretrained that parameters go to disk one by one; it must live as long as the model.
+        self._said = HfDeepSpeedConfig(self._config)
+        with torch.no_grad():
+            model = transformers.AutoModelForCausalLM.from_pretrained(setting.model, dtype=torch.bfloat16).eval()
+            return deepspeed.initialize(model=model, config_params=self._config)[0].module.eval()
+
+    def settings(self) -> dict[str, Any]:
+        """See the base."""
+        zero = dict(self._config["zero_optimization"])
+        zero["offload_param"] = {key: value for key, value in zero["offload_param"].items() if key != "nvme_path"}
+        return {"zero": zero, "aio": _AIO}
+
+
+def prepare_deepspeed() -> None:
+    """Have DeepSpeed's ops compiled, and this process as the only one of its group.
+
+    Raises:
+        NotOffered: it cannot be had here, and why.
+    """
+    from storagebench.contestants import deepspeed_op  # noqa: PLC0415
+
+    # None of the group's talk leaves the process; the port is any that is free.
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    os.environ.update(alone)
+    try:
+        deepspeed_op.load()
+        import deepspeed  # noqa: PLC0415
+
+        deepspeed.init_distributed("gloo")
+    except (ImportError, RuntimeError) as error:
+        raise NotOffered(f"DeepSpeed does not run here: {error}") from error
+
+
+def _transformers() -> Any:
+    import transformers  # noqa: PLC0415
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+def everybody() -> Iterator[Contestant]:
+    """Give all contestants; what the first generates, all others must."""
+    yield InMemory()
+    yield Deepnvme()
+    yield Accelerate("accelerate, auto", keeps_layers=False, is_cached=True)
+    yield Accelerate("accelerate, layers kept", keeps_layers=True, is_cached=True)
+    yield Accelerate("accelerate, page cache kept", keeps_layers=True, is_cached=False)
+    # As few buffers as it runs with, and as many as its own example has.
+    yield ZeroInference(2)
+    yield ZeroInference(5)
+
+
+if __name__ == "__main__":
+    prepare_deepspeed()
+    print("DeepSpeed's ops for one process are built", file=sys.stderr)
