@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 HOSTS := .venv-hosts
+SERVING := .venv-serving
 STAMPS := $(VENV)/stamps
 
 # The extension is built for this interpreter, and never links libpython.
@@ -16,7 +17,7 @@ PACKAGE := $(shell find python/deepnvme -name '*.py' -o -name '*.pyi' -o -name p
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-hosts test-torch test-gpu gpu-bundle lint fmt deny bench wheel clean
+.PHONY: help setup demo test test-hosts test-serving test-torch test-gpu gpu-bundle lint fmt deny bench wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +31,9 @@ test: setup ## all tests (SUITES="rust loom valgrind python" names some of them)
 
 test-hosts: setup $(HOSTS)/stamp ## tests inside the training libraries, which are installed into .venv-hosts for that
 	@$(HOSTS)/bin/python -m pytest python/tests/hosts
+
+test-serving: setup $(SERVING)/stamp ## tests inside vLLM and SGLang on the CPU, which are installed into .venv-serving for that
+	@$(SERVING)/bin/python -m pytest -o faulthandler_timeout=900 python/tests/serving
 
 test-torch: setup ## tests of checkpoints with another release of torch (TORCH=2.10.0), which is installed into .venv-torch
 	@test -n "$(TORCH)" || { echo "say which release: make test-torch TORCH=2.10.0"; exit 2; }
@@ -68,7 +72,7 @@ wheel: $(STAMPS)/wheel ## build the release wheel into target/wheels and install
 setup: $(STAMPS)/dev $(STAMPS)/wheel ## make .venv with everything the tests need
 
 clean: ## remove everything that was built or installed
-	rm -rf $(VENV) $(HOSTS) .venv-torch target dist wheels demo/scratch .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(HOSTS) $(SERVING) .venv-torch target dist wheels demo/scratch .pytest_cache .mypy_cache .ruff_cache
 	@if [ -f benchmarks/Makefile ]; then $(MAKE) -C benchmarks clean; fi
 
 # Set-up in steps, each done again only when what it was made from has changed.
@@ -90,4 +94,8 @@ $(STAMPS)/wheel: $(STAMPS)/dev $(RUST) $(PACKAGE)
 
 $(HOSTS)/stamp: $(STAMPS)/dev python/tests/hosts/requirements.txt
 	$(BIN)/python scripts/setup.py hosts python/tests/hosts/requirements.txt
+	@touch $@
+
+$(SERVING)/stamp: $(STAMPS)/dev python/tests/serving/requirements.txt python/tests/serving/servers.txt
+	$(BIN)/python scripts/setup.py serving python/tests/serving
 	@touch $@

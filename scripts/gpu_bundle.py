@@ -1,9 +1,9 @@
-"""Put the tests that need an NVIDIA GPU into one folder, for a machine that has one. Standard library only.
+"""Put the tests and the benchmark that need an NVIDIA GPU into one folder, for a machine that has one.
 
     python scripts/gpu_bundle.py
 
-`target/gpu-bundle` gets the release wheel, the tests, and `run.sh`, which runs them there. That machine needs NVIDIA's
-driver and a python3 with torch, numpy, pytest and pip; nothing is fetched.
+`target/gpu-bundle` gets the release wheel, the tests, the benchmark, and `run.sh`, which runs them there. That machine
+needs NVIDIA's driver and a python3 with torch, numpy, pytest and pip; nothing is fetched. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BYTES_MAX = 64 << 20
 TESTS = Path("python", "tests")
+BENCHMARKS = Path("benchmarks")
+# The second has what the first measures with.
+BENCHMARKED = ("gpubench", "storagebench")
 
 
 def main() -> int:
@@ -57,6 +60,11 @@ def contents(wheel: Path) -> Iterator[tuple[Path, Path]]:
     for path in (
         TESTS / "conftest.py",
         *sorted(path.relative_to(ROOT) for path in (ROOT / TESTS / "gpu").glob("*.py")),
+        *(
+            path.relative_to(ROOT)
+            for package in BENCHMARKED
+            for path in sorted((ROOT / BENCHMARKS / package).rglob("*.py"))
+        ),
     ):
         yield ROOT / path, path
 

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # The tests that need an NVIDIA GPU. In a checkout they run in .venv; in a bundle (scripts/gpu_bundle.py), whose run.sh
-# this is, with the wheel beside it, in an environment of their own on top of the python3 that has torch.
+# this is, with the wheel beside it, in an environment of their own on top of the python3 that has torch. The bundle has
+# the benchmark, too, which is run after them unless tests are named.
 #
 #   run.sh [ARGUMENT OF PYTEST ...]      --look: only say whether there is a GPU
 #
-# PYTHON names another python3, TMPDIR the disk that is written and read; results go to the folder $OUT, if that is set.
+# PYTHON names another python3, TMPDIR the disk that is written and read, BENCH other arguments of `python -m gpubench`;
+# results go to the folder $OUT, or beside this file.
 set -euo pipefail
 here="$(cd "${BASH_SOURCE[0]%/*}" && pwd)"
 
@@ -64,6 +66,7 @@ cd "$root"
 log=/dev/null
 results=()
 if [[ -n ${OUT:-} ]]; then
+    mkdir -p "$OUT"
     log="$OUT/gpu-tests.log"
     results=("--junitxml=$OUT/gpu-tests.xml")
 fi
@@ -73,4 +76,11 @@ status=0
 "$python" -m pytest -m gpu -p no:cacheprovider --durations=5 "${results[@]}" "$@" python/tests/gpu 2>&1 | tee "$log" || status=$?
 sleep 1 # the driver takes a moment to clear up after a process
 echo "memory used of each GPU: before $before, after $(memory_used)" | tee -a "$log"
+
+# The whole bundle measures, too. Who names tests wants those.
+if [[ -n ${scratch:-} && $# -eq 0 ]]; then
+    read -r -a wanted <<<"${BENCH:---mib 2048 --rounds 5 --seconds 60}"
+    PYTHONPATH="$root/benchmarks" "$python" -m gpubench "${wanted[@]}" --scratch "$scratch/bench" \
+        --results "${OUT:-$root/results}" 2>&1 | tee "${OUT:-$root}/gpu-bench.log" || status=1
+fi
 exit "$status"

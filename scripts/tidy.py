@@ -18,18 +18,19 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parent.parent
 
-GROUND = {"mem", "cuda", "format"}
+GROUND = {"mem", "cuda", "format", "codec"}
 # Who may depend on whom. A crate that is missing here has no floor in the house yet: ARCHITECTURE.md comes first.
 ARROWS: dict[str, set[str]] = {
     "mem": set(),
     "cuda": set(),
     "format": set(),
+    "codec": set(),
     "io": {"mem", "cuda"},
     "checkpoint": {"io", "format"},
     "swap": {"io"},
     "optim": set(),
-    "perf": {"io", "format", "checkpoint"},
-    "stream": {"checkpoint", "io", "format"},
+    "perf": {"io", "format", "codec", "checkpoint", "stream"},
+    "stream": {"checkpoint", "io", "format", "codec"},
     "cli": {"perf"},
     "python": GROUND | {"io", "checkpoint", "swap", "optim", "perf", "stream"},
     "testkit": {"io", "mem"},

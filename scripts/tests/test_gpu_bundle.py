@@ -1,4 +1,4 @@
-"""The bundle of tests that need a GPU: what is in it, and what it says where something is missing."""
+"""The bundle of tests and the benchmark that need a GPU: what is in it, and what it says where something is missing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tool(tools: Path, name: str, script: str) -> None:
     (tools / name).chmod(0o755)
 
 
-def test_it_holds_the_tests_and_how_to_run_them(bundle: Path) -> None:
+def test_it_holds_tests_and_benchmark_and_how_to_run_them(bundle: Path) -> None:
     names = {str(path.relative_to(bundle)) for path in bundle.rglob("*") if path.is_file()}
     assert {
         "deepnvme-0.1.0-cp310-abi3-linux_x86_64.whl",
@@ -52,6 +52,8 @@ def test_it_holds_the_tests_and_how_to_run_them(bundle: Path) -> None:
         "python/tests/conftest.py",
         "python/tests/gpu/conftest.py",
         "python/tests/gpu/test_real.py",
+        "benchmarks/gpubench/__main__.py",
+        "benchmarks/storagebench/measure.py",
     } <= names
     assert not [name for name in names if "__pycache__" in name]
     assert os.access(bundle / "run.sh", os.X_OK)
@@ -91,3 +93,37 @@ def test_without_torch_or_python(bundle: Path, tmp_path: Path) -> None:
     done = run(bundle / "run.sh", tools)
     assert done.returncode == 1
     assert done.stderr.startswith("test-gpu: python3 has no torch;")
+
+
+# A python3 that has everything, makes environments of itself, and writes down what it is asked to run.
+PYTHON = """
+case "$*" in
+    *"-m venv"*) mkdir -p "${!#}/bin" "${!#}/lib"; cp "$0" "${!#}/bin/python" ;;
+    *sysconfig*) echo "${0%/*}/../lib" ;;
+    *"-m pytest"*) echo "$PWD: $*" >>"$ASKED"; echo "so many passed"; exit "$FAILED" ;;
+    *"-m gpubench"*) echo "$PYTHONPATH: $*" >>"$ASKED"; echo "so many GB/s" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("failed", ["0", "1"])
+def test_the_benchmark_comes_after_the_tests(bundle: Path, tmp_path: Path, failed: str) -> None:
+    tools, asked, out = tmp_path / "tools", tmp_path / "asked", tmp_path / "out"
+    tool(tools, "nvidia-smi", 'echo "GPU 0: one"')
+    tool(tools, "python3", PYTHON)
+    (tools / "lib").mkdir()
+    (tmp_path / "lib").mkdir()
+    for name in ("cp", "mkdir", "mktemp", "paste", "rm", "sleep", "tee"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    variables = {"ASKED": str(asked), "OUT": str(out), "FAILED": failed, "BENCH": "--mib 64"}
+    done = run(bundle / "run.sh", tools, **variables)
+    assert done.returncode == int(failed), done.stderr
+    tests, benchmark = asked.read_text().splitlines()
+    assert tests.startswith(f"{bundle}: -m pytest -m gpu")
+    assert benchmark.startswith(f"{bundle}/benchmarks: -m gpubench --mib 64 --scratch ")
+    assert benchmark.endswith(f"--results {out}")
+    assert "so many passed" in (out / "gpu-tests.log").read_text()
+    assert (out / "gpu-bench.log").read_text() == "so many GB/s\n"
+    asked.unlink()
+    assert run(bundle / "run.sh", tools, "-k", "one", **variables).returncode == int(failed)
+    assert len(asked.read_text().splitlines()) == 1, "who names tests wants those"
