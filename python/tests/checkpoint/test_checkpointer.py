@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ import deepnvme
 from deepnvme import errors
 from deepnvme._checkpoint import leftovers
 
+from .programs import program
 from .states import assert_same
 
 
@@ -246,11 +246,10 @@ while True:
 def test_a_killed_trainer_goes_on_where_it_was(tmp_path: Path) -> None:
     last = 0
     for round_ in range(12):
-        with subprocess.Popen([sys.executable, "-c", TRAINER, tmp_path], stdout=subprocess.PIPE, text=True) as trainer:
-            assert trainer.stdout is not None
+        with program(TRAINER, tmp_path) as trainer:
             said = int(trainer.stdout.readline())
             time.sleep(0.03 * (round_ % 4))
-            trainer.send_signal(signal.SIGKILL)
+            trainer.kill()
             said = max([said, *(int(line) for line in trainer.stdout.read().split())])
         checkpointer = deepnvme.Checkpointer(tmp_path)
         latest = checkpointer.latest()

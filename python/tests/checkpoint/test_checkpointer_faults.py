@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import fcntl
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from deepnvme._checkpoint import manifest
 from deepnvme._checkpoint.background import Background
 from deepnvme._checkpoint.starting import Starter
 
+from .programs import run
 from .states import assert_same
 
 
@@ -57,8 +56,7 @@ checkpointer.save(int(step), {"a": torch.full((300_000,), 9), "number": 9})
 @pytest.mark.parametrize("step", [5, 6])
 def test_killed_at_each_instant(tmp_path: Path, function: str, when: str, step: int) -> None:
     deepnvme.Checkpointer(tmp_path, keep=2).save(5, state_of(1))
-    killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path, function, when, str(step)], check=False)
-    assert killed.returncode == -signal.SIGKILL
+    assert run(KILLED, tmp_path, function, when, step) == -signal.SIGKILL
     is_old = (function, when) == ("manifest.write", "before")
     assert number_in(tmp_path) == (1 if is_old else 9)
     with deepnvme.Checkpointer(tmp_path, keep=2) as checkpointer:

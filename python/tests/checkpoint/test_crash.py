@@ -6,7 +6,6 @@ import errno
 import os
 import random
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -17,6 +16,8 @@ import pytest
 import torch
 
 import deepnvme
+
+from .programs import program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,14 +55,10 @@ def test_a_killed_writer_leaves_the_old_file_or_the_new_one(tmp_path: Path, suff
     last = 0
     kills = 0
     while kills < 50:
-        with subprocess.Popen(
-            [sys.executable, "-c", WRITER, path, str(last)], stdout=subprocess.PIPE, text=True
-        ) as writer:
-            assert writer.stdout is not None
+        with program(WRITER, path, last) as writer:
             said = int(writer.stdout.readline())
-            # Several kills of one writer would only differ in the instant: each needs its own, importing takes longest.
             time.sleep(rng.random() * 0.08)
-            writer.send_signal(signal.SIGKILL)
+            writer.kill()
             said = max([said, *(int(line) for line in writer.stdout.read().split())])
         kills += 1
         found = number_in(path)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,8 @@ import torch
 
 import deepnvme
 import deepnvme._file as file
+
+from .programs import run
 
 
 def state_of(seed: int, count: int = 10) -> dict[str, torch.Tensor]:
@@ -128,14 +127,14 @@ def test_killed_at_each_instant(tmp_path: Path) -> None:
     # The index, four old shards; then there is nothing more to be killed at.
     for instant in itertools.count(1):
         save(1, path)
-        saved = subprocess.run([sys.executable, "-c", KILLED, path, str(instant)], check=False, env=os.environ)
-        assert saved.returncode in (0, -signal.SIGKILL)
+        status = run(KILLED, path, instant)
+        assert status in {0, -signal.SIGKILL}
         seen.add(is_old := is_state(tmp_path, 1))
         assert is_old or is_state(tmp_path, 2)
         save(3, path)
         assert is_state(tmp_path, 3)
         assert len(list(tmp_path.iterdir())) == 5
-        if saved.returncode == 0:
+        if status == 0:
             break
     assert instant == 6
     assert seen == {True, False}
