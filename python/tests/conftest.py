@@ -1,5 +1,6 @@
 """What all tests of the Python face share."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+# Before torch is imported, and for all processes that tests start: threads that wait for work by spinning take the
+# processors from whatever else is running, and tests then last many times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import deepnvme
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from deepnvme._deepnvme import StripeSet, trace
+from deepnvme import _deepnvme
+from deepnvme._deepnvme import StripeSet
 from deepnvme._stream import huggingface, throughput
 from deepnvme._stream.budget import parse_bytes
 from deepnvme._stream.files import ModelFiles
@@ -24,7 +25,7 @@ from deepnvme._stream.units import Units
 from deepnvme.errors import ClosedError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from os import PathLike
 
     from deepnvme._deepnvme import Engine, Trace
@@ -75,7 +76,20 @@ class Streaming:
         if found.groups:
             self.units = Units(found.groups, origin_of, sources, planned.slots, device, engine)
         self._is_closed = False
+        self._recorded: Callable[[], object] | None = None
         self.steps = Steps(model, self.figures)
+
+    def start(self, trace: str | PathLike[str] | None) -> None:
+        """Begin to fetch, and to record where that is asked for."""
+        if trace is not None:
+            recording = self.trace(trace)
+            try:
+                recording.__enter__()
+            except BaseException:
+                self.close()
+                raise
+            # Also of a model that nobody closes, and of one that is running when the program ends.
+            self._recorded = weakref.finalize(self, recording.__exit__, None, None, None)
         if self.units is not None:
             self.units.warm_up()
 
@@ -150,13 +164,13 @@ class Streaming:
         Args:
             path: ``*.html`` for a page to look at, ``*.json`` for Perfetto.
         """
-        return self._engine.trace(path) if self._engine is not None else trace(path)
+        return (self._engine or _deepnvme).trace(path)
 
     def close(self) -> None:
         """Free the memory, and give the model back as it was.
 
         A module that was given to :func:`stream` has the weights that it had; a model made from a folder has none, and
-        is for loading them another way. Figures stay.
+        is for loading them another way. Figures stay. The timeline that :func:`stream` was asked for is written.
         """
         self._is_closed = True
         self.steps.close()
@@ -168,6 +182,8 @@ class Streaming:
             put(weight, before)
         self.units = self.picked = None
         self._last, self._restores = last, []
+        if self._recorded is not None:
+            self._recorded()
 
 
 def stream(
@@ -180,6 +196,7 @@ def stream(
     ahead: int | None = None,
     model_class: type | None = None,
     engine: Engine | None = None,
+    trace: str | PathLike[str] | None = None,
     **options: Any,
 ) -> Any:
     """Make a model whose weights stay on disk, and pass through bounded memory while it runs.
@@ -200,6 +217,8 @@ def stream(
         ahead: layers that are fetched before they run. Default: 2, as far as there is memory.
         model_class: of transformers, where another than the one that ``config.json`` names is wanted.
         engine: reads the files. Default: the default engine.
+        trace: a timeline of all that the model does until it is closed, or the program ends: ``*.html`` for a page to
+            look at, ``*.json`` for Perfetto. ``model.streaming.trace`` records a part of it.
         **options: for ``from_pretrained``, such as ``attn_implementation``.
 
     Returns:
@@ -241,6 +260,7 @@ def stream(
         built = huggingface.build(folder, files, dtype, model_class, dict(options))
     origin_of = origins(built, files)
     streaming = Streaming(built, origin_of, files.sources, nbytes, ahead, place, engine)
+    streaming.start(trace)
     built.streaming = streaming  # type: ignore[assignment]
     return built
 

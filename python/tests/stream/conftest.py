@@ -9,10 +9,12 @@ import torch
 
 import deepnvme
 
+from . import plain
 from .zoo import Zoo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,6 +38,11 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
     return Zoo(tmp_path_factory.mktemp("zoo"))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> plain.Saved:
+    return plain.save(tmp_path / "weights.safetensors")
 
 
 @pytest.fixture

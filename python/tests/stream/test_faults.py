@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("no_grad")
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> plain.Saved:
-    return plain.save(tmp_path / "weights.safetensors")
-
-
 def assert_right(saved: plain.Saved, model: Any) -> None:
     assert torch.equal(model(saved.question), saved.answer)
 

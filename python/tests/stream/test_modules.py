@@ -14,11 +14,6 @@ import deepnvme
 from . import plain
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> plain.Saved:
-    return plain.save(tmp_path / "weights.safetensors")
-
-
 def test_gradients(saved: plain.Saved) -> None:
     model = saved.stream()
     # With gradients on, and none asked for, as many call it.

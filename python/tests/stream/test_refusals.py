@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> plain.Saved:
-    return plain.save(tmp_path / "weights.safetensors")
-
-
 def test_too_little_memory_names_what_is_enough(saved: plain.Saved) -> None:
     for memory in (1, 10_000, 65_536):
         with pytest.raises(MemoryError, match=f"memory={memory} is too little for this model") as caught:

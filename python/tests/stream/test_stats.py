@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,11 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("no_grad")
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> plain.Saved:
-    return plain.save(tmp_path / "weights.safetensors")
 
 
 def test_each_call_is_a_step(saved: plain.Saved) -> None:

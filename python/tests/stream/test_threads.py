@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,11 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("no_grad")
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> plain.Saved:
-    return plain.save(tmp_path / "weights.safetensors")
 
 
 def assert_right(saved: plain.Saved, model: Any) -> None:
