@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,7 +42,7 @@ class Contestant:
     """One way to have a model that generates."""
 
     name = ""
-    group: Literal["memory", "deepnvme", "accelerate", "DeepSpeed", "orientation"] = "orientation"
+    group: Literal["memory", "deepnvme", "packed", "accelerate", "DeepSpeed", "orientation"] = "orientation"
     #: Reads by the page cache, which is dropped before each step.
     is_cached = False
     #: Keeps pages of the model's files, which nobody's dropping drops: its process ends with its turn.
@@ -104,6 +105,30 @@ class Deepnvme(Contestant):
                 model.streaming, lambda: model(ids[:, -1:], past_key_values=past, use_cache=True), rounds=3
             )
         return {"disk_s": limit.disk_s, "compute_s": limit.compute_s, "bytes": limit.bytes_read}
+
+
+class DeepnvmePacked(Deepnvme):
+    """The same model after ``deepnvme pack``: fewer bytes, and the same tokens."""
+
+    name = "deepnvme, packed"
+    group = "packed"
+
+    def open(self, setting: Setting) -> Any:
+        """See the base; packing is not measured here, as no contestant's preparations are."""
+        packed = setting.scratch / "packed"
+        if not packed.exists():
+            command = [
+                sys.executable,
+                "-m",
+                "deepnvme",
+                "pack",
+                str(setting.model),
+                str(packed),
+                "--dtype",
+                "lossless",
+            ]
+            subprocess.run(command, check=True, stdout=sys.stderr)
+        return super().open(replace(setting, model=packed))
 
 
 class Accelerate(Contestant):
@@ -246,6 +271,7 @@ def everybody() -> Iterator[Contestant]:
     """Give all contestants; what the first generates, all others must."""
     yield InMemory()
     yield Deepnvme()
+    yield DeepnvmePacked()
     yield Accelerate("accelerate, auto", keeps_layers=False, is_cached=True)
     yield Accelerate("accelerate, layers kept", keeps_layers=True, is_cached=True)
     yield Accelerate("accelerate, page cache kept", keeps_layers=True, is_cached=False)
