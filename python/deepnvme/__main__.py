@@ -1,5 +1,6 @@
 """``deepnvme`` and ``python -m deepnvme``: the command line, which is the same as the Rust binary's."""
 
+import os
 import signal
 import sys
 from types import FrameType
@@ -15,6 +16,9 @@ def main() -> int:
         # Models need Python; what may be typed stands with the other commands, in Rust.
         found = _python_command(sys.argv[1:])
         if found is not None:
+            # Before torch comes. Its threads spin for milliseconds when they have done their part, and so while layers
+            # are waited for; as short a while as this bridges what lies within a layer.
+            os.environ.setdefault("GOMP_SPINCOUNT", "3000")
             from deepnvme._stream import commands  # noqa: PLC0415
 
             return commands.run(*found)
