@@ -24,6 +24,7 @@ mod handle;
 #[allow(unsafe_code)]
 mod memory;
 mod module;
+mod optim;
 mod orphans;
 mod path;
 mod pending;
@@ -64,6 +65,8 @@ mod _deepnvme {
         default_engine, probe, read, read_batch, span, start_read, start_read_batch, start_write, start_write_batch,
         stats, trace, write, write_batch,
     };
+    #[pymodule_export]
+    use crate::optim::PyKernel;
     #[pymodule_export]
     use crate::pending::{Pending, Progress};
     #[pymodule_export]

@@ -6,7 +6,7 @@
 //! reference on a thread of its own; PyO3 then keeps it until a thread that holds the GIL comes by.
 //!
 //! `buffer` has the buffer protocol and numpy's array struct, `capsule` DLPack, `interpreter` what is asked of CPython
-//! itself.
+//! itself, `lend` slices for kernels.
 
 use std::os::fd::BorrowedFd;
 use std::ptr;
@@ -23,10 +23,12 @@ use crate::{array, dlpack, torch};
 mod buffer;
 mod capsule;
 mod interpreter;
+mod lend;
 
 pub(crate) use buffer::{Exported, array_struct, is_buffer, new_bytes, with_bytes};
 pub(crate) use capsule::{capsule, exchange_api, glance, has_name, take};
 pub(crate) use interpreter::{Uncollected, call_soon};
+pub(crate) use lend::{Extent, Lent, check_apart};
 
 /// What a request does with the memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

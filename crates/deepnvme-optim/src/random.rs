@@ -1,0 +1,101 @@
+//! Noise for stochastic rounding, out of a counter: the bits depend on the seed, the step and the place of an element,
+//! and on nothing else. So it does not matter how work is cut or which thread does it.
+
+use crate::TILE;
+
+/// What the noise is for; each has its own.
+#[derive(Clone, Copy)]
+pub(crate) enum Stream {
+    Weights = 1,
+    Moments = 2,
+}
+
+/// The noise of one step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Noise {
+    seed: u64,
+    step: u64,
+}
+
+impl Noise {
+    pub(crate) fn new(seed: u64, step: u64) -> Self {
+        Self { seed, step }
+    }
+
+    /// The noise of the elements from `index` on.
+    #[inline(always)]
+    pub(crate) fn fill(self, stream: Stream, index: u64, out: &mut [u32; TILE]) {
+        // Tiles begin at multiples of their length wherever a caller cuts at blocks; elsewhere the lower half may wrap
+        // inside of one, and the upper half is that of its first element: still a function of the place alone.
+        let key = mix(self.seed ^ mix(self.step ^ mix((index >> 32) << 2 | stream as u64)));
+        let (first, second) = (key as u32, (key >> 32) as u32);
+        for (place, out) in out.iter_mut().enumerate() {
+            *out = scramble((index as u32).wrapping_add(place as u32), first, second);
+        }
+    }
+}
+
+/// The finaliser of `SplitMix64` (Steele, Lea, Flood 2014), after one of its steps.
+fn mix(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ value >> 31
+}
+
+/// Two rounds of multiply and shift with a key between them; the constants are Wellons' `lowbias32`.
+#[inline(always)]
+fn scramble(counter: u32, first: u32, second: u32) -> u32 {
+    let value = counter ^ first;
+    let value = (value ^ value >> 16).wrapping_mul(0x7feb_352d) ^ second;
+    let value = (value ^ value >> 15).wrapping_mul(0x846c_a68b);
+    value ^ value >> 16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noise(seed: u64, step: u64, stream: Stream, index: u64) -> [u32; TILE] {
+        let mut out = [0; TILE];
+        Noise::new(seed, step).fill(stream, index, &mut out);
+        out
+    }
+
+    #[test]
+    fn it_is_the_same_wherever_a_tile_begins() {
+        let whole = noise(7, 3, Stream::Weights, 256);
+        let later = noise(7, 3, Stream::Weights, 256 + 40);
+        assert_eq!(whole[40..], later[..TILE - 40]);
+    }
+
+    #[test]
+    fn everything_that_counts_changes_it() {
+        let base = noise(7, 3, Stream::Weights, 0);
+        for other in [
+            noise(8, 3, Stream::Weights, 0),
+            noise(7, 4, Stream::Weights, 0),
+            noise(7, 3, Stream::Moments, 0),
+            noise(7, 3, Stream::Weights, 1 << 32),
+            noise(7, 3, Stream::Weights, TILE as u64),
+        ] {
+            assert!(base.iter().zip(other).filter(|(one, other)| **one == *other).count() < 2);
+        }
+    }
+
+    #[test]
+    fn every_bit_is_as_often_set_as_not() {
+        let mut set = [0_u32; 32];
+        let tiles = 400;
+        for tile in 0..tiles {
+            for bits in noise(1, 2, Stream::Moments, tile * TILE as u64) {
+                set.iter_mut().enumerate().for_each(|(bit, count)| *count += bits >> bit & 1);
+            }
+        }
+        // Six standard deviations of as many throws of a coin.
+        let throws = f64::from(tiles as u32) * TILE as f64;
+        for count in set {
+            assert!((f64::from(count) - throws / 2.0).abs() < 3.0 * throws.sqrt(), "{set:?}");
+        }
+    }
+}

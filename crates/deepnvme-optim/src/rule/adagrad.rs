@@ -1,0 +1,76 @@
+//! Adagrad: each weight's steps become smaller with all that its gradients have been.
+
+use fearless_simd::prelude::*;
+
+use super::{Tile, add, addcdiv, addcmul, load, store};
+use crate::{Root, TILE};
+
+/// Settings of `torch.optim.Adagrad`. The initial accumulator value is what the caller fills the sum with.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Adagrad {
+    /// The learning rate.
+    pub lr: f64,
+    /// How the learning rate becomes smaller with the steps.
+    pub lr_decay: f64,
+    /// What is added to the root.
+    pub eps: f64,
+    /// A penalty on the weights.
+    pub weight_decay: f64,
+    /// Gradients are climbed.
+    pub maximize: bool,
+}
+
+impl Default for Adagrad {
+    fn default() -> Self {
+        Self { lr: 1e-2, lr_decay: 0.0, eps: 1e-10, weight_decay: 0.0, maximize: false }
+    }
+}
+
+/// The rule at a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scalars {
+    penalty: Option<f32>,
+    eps: f32,
+    rate: f32,
+}
+
+impl Adagrad {
+    pub(super) fn at(&self, step: u64) -> Scalars {
+        Scalars {
+            penalty: (self.weight_decay != 0.0).then_some(self.weight_decay as f32),
+            eps: self.eps as f32,
+            rate: -(self.lr / (1.0 + (step as f64 - 1.0) * self.lr_decay)) as f32,
+        }
+    }
+}
+
+impl Scalars {
+    #[inline(always)]
+    pub(super) fn tile<S: Simd>(&self, simd: S, root: Root, weights: &mut Tile, grad: &Tile, sum: &mut Tile) {
+        let mut grads = *grad;
+        if let Some(penalty) = self.penalty {
+            for at in (0..TILE).step_by(S::f32s::LEN) {
+                let grad = add(simd, load(simd, grad, at), load(simd, weights, at), penalty);
+                store::<S>(grad, &mut grads, at);
+            }
+        }
+        for at in (0..TILE).step_by(S::f32s::LEN) {
+            let grad = load(simd, &grads, at);
+            store::<S>(addcmul(simd, load(simd, sum, at), grad, grad, 1.0), sum, at);
+        }
+        let mut roots = *sum;
+        match root {
+            Root::Exact => {
+                for at in (0..TILE).step_by(S::f32s::LEN) {
+                    store::<S>(load(simd, sum, at).sqrt(), &mut roots, at);
+                }
+            }
+            _ => root.estimated(&mut roots),
+        }
+        for at in (0..TILE).step_by(S::f32s::LEN) {
+            let below = load(simd, &roots, at) + S::f32s::splat(simd, self.eps);
+            let weight = addcdiv(simd, load(simd, weights, at), load(simd, &grads, at), below, self.rate);
+            store::<S>(weight, weights, at);
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! What a step does with weights, gradients and moments: torch's own definitions.
+//!
+//! Each rule has its settings, as torch's optimizers name them ([`Adam`], [`Lion`], [`Sgd`], [`Adagrad`]), and the
+//! arithmetic of one tile. What is the same for all elements of a step is reckoned once, in fp64 as Python does, and
+//! rounded to fp32 where torch does that.
+
+mod adagrad;
+mod adam;
+mod lion;
+mod sgd;
+
+pub use adagrad::Adagrad;
+pub use adam::Adam;
+pub use lion::Lion;
+pub use sgd::Sgd;
+
+use fearless_simd::prelude::*;
+
+use crate::error::{Error, Result};
+use crate::moment::Sign;
+use crate::{Root, TILE};
+
+/// Numbers of a tile.
+pub(crate) type Tile = [f32; TILE];
+
+/// An optimizer's rule and its settings.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Rule {
+    /// `torch.optim.Adam` and `AdamW`.
+    Adam(Adam),
+    /// Lion, which torch has not.
+    Lion(Lion),
+    /// `torch.optim.SGD`.
+    Sgd(Sgd),
+    /// `torch.optim.Adagrad`.
+    Adagrad(Adagrad),
+}
+
+/// A rule at a step, as far as it is the same for all elements.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Scalars {
+    Adam(adam::Scalars),
+    Lion(lion::Scalars),
+    Sgd(sgd::Scalars),
+    Adagrad(adagrad::Scalars),
+}
+
+impl Rule {
+    /// The moments that it keeps, in order: for Adam the means of gradients and of their squares, and with `amsgrad` the
+    /// largest of the latter; for Lion the mean; for SGD the momentum buffer, if there is momentum; for Adagrad the sum
+    /// of squares.
+    #[must_use]
+    pub fn moments(&self) -> &'static [Sign] {
+        match self {
+            Self::Adam(rule) if rule.amsgrad => &[Sign::Signed, Sign::Unsigned, Sign::Unsigned],
+            Self::Adam(_) => &[Sign::Signed, Sign::Unsigned],
+            Self::Lion(_) => &[Sign::Signed],
+            Self::Sgd(rule) if rule.momentum == 0.0 => &[],
+            Self::Sgd(_) => &[Sign::Signed],
+            Self::Adagrad(_) => &[Sign::Unsigned],
+        }
+    }
+
+    /// Whether gradients are climbed.
+    #[must_use]
+    pub fn maximize(&self) -> bool {
+        match self {
+            Self::Adam(rule) => rule.maximize,
+            Self::Lion(rule) => rule.maximize,
+            Self::Sgd(rule) => rule.maximize,
+            Self::Adagrad(rule) => rule.maximize,
+        }
+    }
+
+    /// Whether all settings are where torch would have them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] names the first that is not.
+    pub fn check(&self) -> Result<()> {
+        match self {
+            Self::Adam(rule) => {
+                let Adam { lr, beta1, beta2, eps, weight_decay, .. } = *rule;
+                at_least_zero(&[("lr", lr), ("eps", eps), ("weight_decay", weight_decay)])?;
+                below_one(&[("beta1", beta1), ("beta2", beta2)])
+            }
+            Self::Lion(rule) => {
+                let Lion { lr, beta1, beta2, weight_decay, .. } = *rule;
+                at_least_zero(&[("lr", lr), ("weight_decay", weight_decay)])?;
+                below_one(&[("beta1", beta1), ("beta2", beta2)])
+            }
+            Self::Sgd(rule) => {
+                let Sgd { lr, momentum, dampening, weight_decay, nesterov, .. } = *rule;
+                at_least_zero(&[("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)])?;
+                if dampening.is_nan() || (nesterov && (momentum == 0.0 || dampening != 0.0)) {
+                    return Err(Error::invalid("nesterov needs a momentum, and a dampening of zero"));
+                }
+                Ok(())
+            }
+            Self::Adagrad(rule) => {
+                let Adagrad { lr, lr_decay, eps, weight_decay, .. } = *rule;
+                at_least_zero(&[("lr", lr), ("lr_decay", lr_decay), ("eps", eps), ("weight_decay", weight_decay)])
+            }
+        }
+    }
+
+    /// The rule at a step; the first is one.
+    pub(crate) fn at(&self, step: u64) -> Scalars {
+        match self {
+            Self::Adam(rule) => Scalars::Adam(rule.at(step)),
+            Self::Lion(rule) => Scalars::Lion(rule.at()),
+            Self::Sgd(rule) => Scalars::Sgd(rule.at(step)),
+            Self::Adagrad(rule) => Scalars::Adagrad(rule.at(step)),
+        }
+    }
+}
+
+impl Scalars {
+    /// Changes a tile of weights and its moments.
+    #[inline(always)]
+    pub(crate) fn tile<S: Simd>(
+        &self,
+        simd: S,
+        root: Root,
+        weights: &mut Tile,
+        grad: &Tile,
+        [first, second, third]: [&mut Tile; 3],
+    ) {
+        match self {
+            Self::Adam(rule) => rule.tile(simd, root, weights, grad, first, second, third),
+            Self::Lion(rule) => rule.tile(simd, weights, grad, first),
+            Self::Sgd(rule) => rule.tile(simd, weights, grad, first),
+            Self::Adagrad(rule) => rule.tile(simd, root, weights, grad, first),
+        }
+    }
+}
+
+fn at_least_zero(settings: &[(&str, f64)]) -> Result<()> {
+    match settings.iter().find(|(_, value)| !(*value >= 0.0 && value.is_finite())) {
+        Some((name, value)) => Err(Error::invalid(format!("{name} is {value}; it must be zero or more"))),
+        None => Ok(()),
+    }
+}
+
+fn below_one(settings: &[(&str, f64)]) -> Result<()> {
+    match settings.iter().find(|(_, value)| !(0.0..1.0).contains(value)) {
+        Some((name, value)) => Err(Error::invalid(format!("{name} is {value}; it must be from 0 to below 1"))),
+        None => Ok(()),
+    }
+}
+
+/// The vector that begins at a place of a tile.
+#[inline(always)]
+fn load<S: Simd>(simd: S, tile: &Tile, at: usize) -> S::f32s {
+    S::f32s::from_slice(simd, &tile[at..at + S::f32s::LEN])
+}
+
+#[inline(always)]
+fn store<S: Simd>(vector: S::f32s, tile: &mut Tile, at: usize) {
+    vector.store_slice(&mut tile[at..at + S::f32s::LEN]);
+}
+
+/// `value + factor * other`, rounded once: what `value.add(other, alpha=factor)` is.
+#[inline(always)]
+fn add<S: Simd>(simd: S, value: S::f32s, other: S::f32s, factor: f32) -> S::f32s {
+    other.mul_add_precise(S::f32s::splat(simd, factor), value)
+}
+
+/// `value + factor * one * other`: the first product is rounded, the second is not. `value.addcmul_(one, other, value=factor)`.
+#[inline(always)]
+fn addcmul<S: Simd>(simd: S, value: S::f32s, one: S::f32s, other: S::f32s, factor: f32) -> S::f32s {
+    (one * S::f32s::splat(simd, factor)).mul_add_precise(other, value)
+}
+
+/// `value + factor * one / other`, each operation rounded. `value.addcdiv_(one, other, value=factor)`.
+#[inline(always)]
+fn addcdiv<S: Simd>(simd: S, value: S::f32s, one: S::f32s, other: S::f32s, factor: f32) -> S::f32s {
+    value + one * S::f32s::splat(simd, factor) / other
+}
+
+/// A weight between two numbers, as `lerp_` has it: reckoned from the nearer end.
+#[derive(Clone, Copy, Debug)]
+struct Lerp {
+    weight: f32,
+    rest: f32,
+}
+
+impl Lerp {
+    fn new(weight: f64) -> Self {
+        let weight = weight as f32;
+        Self { weight, rest: 1.0 - weight }
+    }
+
+    #[inline(always)]
+    fn between<S: Simd>(self, simd: S, start: S::f32s, end: S::f32s) -> S::f32s {
+        let way = end - start;
+        if self.weight.abs() < 0.5 {
+            way.mul_add_precise(S::f32s::splat(simd, self.weight), start)
+        } else {
+            (-way).mul_add_precise(S::f32s::splat(simd, self.rest), end)
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Stochastic gradient descent, with momentum or without.
+
+use fearless_simd::prelude::*;
+
+use super::{Tile, add, load, store};
+use crate::TILE;
+
+/// Settings of `torch.optim.SGD`.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Sgd {
+    /// The learning rate.
+    pub lr: f64,
+    /// How much of the momentum buffer is kept.
+    pub momentum: f64,
+    /// How much less than all of the gradient comes into it.
+    pub dampening: f64,
+    /// Looks one step ahead.
+    pub nesterov: bool,
+    /// A penalty on the weights.
+    pub weight_decay: f64,
+    /// Gradients are climbed.
+    pub maximize: bool,
+}
+
+impl Default for Sgd {
+    fn default() -> Self {
+        Self { lr: 1e-3, momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: 0.0, maximize: false }
+    }
+}
+
+/// The rule at a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scalars {
+    penalty: Option<f32>,
+    momentum: Option<f32>,
+    added: f32,
+    nesterov: bool,
+    is_first: bool,
+    rate: f32,
+}
+
+impl Sgd {
+    pub(super) fn at(&self, step: u64) -> Scalars {
+        Scalars {
+            penalty: (self.weight_decay != 0.0).then_some(self.weight_decay as f32),
+            momentum: (self.momentum != 0.0).then_some(self.momentum as f32),
+            added: (1.0 - self.dampening) as f32,
+            nesterov: self.nesterov,
+            // The first gradient is the buffer, whatever the dampening.
+            is_first: step <= 1,
+            rate: -self.lr as f32,
+        }
+    }
+}
+
+impl Scalars {
+    #[inline(always)]
+    pub(super) fn tile<S: Simd>(&self, simd: S, weights: &mut Tile, grad: &Tile, buffer: &mut Tile) {
+        for at in (0..TILE).step_by(S::f32s::LEN) {
+            let (weight, mut grad) = (load(simd, weights, at), load(simd, grad, at));
+            if let Some(penalty) = self.penalty {
+                grad = add(simd, grad, weight, penalty);
+            }
+            if let Some(momentum) = self.momentum {
+                let mut kept = grad;
+                if !self.is_first {
+                    let old = load(simd, buffer, at) * S::f32s::splat(simd, momentum);
+                    kept = add(simd, old, grad, self.added);
+                }
+                store::<S>(kept, buffer, at);
+                grad = if self.nesterov { add(simd, grad, kept, momentum) } else { kept };
+            }
+            store::<S>(add(simd, weight, grad, self.rate), weights, at);
+        }
+    }
+}

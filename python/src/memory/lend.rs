@@ -1,0 +1,100 @@
+//! Contiguous memory of the host as slices, for kernels that compute on it where it is.
+
+use std::marker::PhantomData;
+
+use deepnvme_mem::Device;
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+
+use super::{Found, Layout, Use, find};
+
+/// Types of which every pattern of bits is a value.
+pub(crate) trait Plain: Copy + Send + Sync + 'static {}
+
+impl Plain for u8 {}
+impl Plain for u16 {}
+impl Plain for f32 {}
+
+/// An object's elements, and the reference that keeps them in place.
+pub(crate) struct Lent<T> {
+    address: usize,
+    len: usize,
+    usage: Use,
+    _keep: Py<PyAny>,
+    elements: PhantomData<T>,
+}
+
+/// Where some lent memory lies, for [`check_apart`].
+pub(crate) struct Extent {
+    begin: usize,
+    end: usize,
+    changes: bool,
+}
+
+impl<T: Plain> Lent<T> {
+    /// The elements of a contiguous tensor on the host; of its bytes as `T`, whatever it says that they are.
+    pub(crate) fn new(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Self> {
+        let Found::Layout(Layout { place, address, bytes, strided, keep }) = find(object, usage)? else {
+            return Err(PyTypeError::new_err("a torch tensor or an array is wanted, not another library's"));
+        };
+        if place.device != Device::Host {
+            return Err(PyValueError::new_err("this tensor is on a GPU; the kernel works on memory of the host"));
+        }
+        if strided.is_some() {
+            return Err(PyValueError::new_err("this tensor is not contiguous; pass tensor.contiguous()"));
+        }
+        if !bytes.is_multiple_of(size_of::<T>()) || (bytes > 0 && !address.is_multiple_of(align_of::<T>())) {
+            let wanted = size_of::<T>();
+            return Err(PyValueError::new_err(format!(
+                "{bytes} bytes at address {address:#x} are no elements of {wanted} bytes; pass tensor.clone()"
+            )));
+        }
+        Ok(Self { address, len: bytes / size_of::<T>(), usage, _keep: keep, elements: PhantomData })
+    }
+
+    pub(crate) fn extent(&self) -> Extent {
+        let end = self.address + self.len * size_of::<T>();
+        Extent { begin: self.address, end, changes: self.usage == Use::Fill }
+    }
+
+    /// The elements. Call [`check_apart`] first, with all that is lent for the same work.
+    pub(crate) fn as_slice(&self) -> &[T] {
+        if self.len == 0 {
+            return &[];
+        }
+        // SAFETY: the object said where its bytes are and `keep` holds what keeps them there; they are aligned, whole,
+        // and any bits are a value. Nothing that is lent for the same work changes them (`check_apart`). That another
+        // Python thread changes a tensor while a kernel reads it is for the caller to prevent, as for torch's kernels.
+        unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(self.address), self.len) }
+    }
+
+    /// The elements, to be changed. As [`Lent::as_slice`]; the memory was asked for with [`Use::Fill`].
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [T] {
+        assert!(self.usage == Use::Fill, "this memory was lent for reading");
+        if self.len == 0 {
+            return &mut [];
+        }
+        // SAFETY: as above; the object said that its bytes may be changed, and nothing else that is lent for the same
+        // work has any of them (`check_apart`).
+        unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(self.address), self.len) }
+    }
+}
+
+/// Refuses memory that one argument changes and another has, too.
+pub(crate) fn check_apart(mut extents: Vec<Extent>) -> PyResult<()> {
+    extents.retain(|extent| extent.begin < extent.end);
+    extents.sort_unstable_by_key(|extent| extent.begin);
+    let (mut end, mut end_of_changes) = (0, 0);
+    for extent in extents {
+        if extent.begin < end_of_changes || (extent.changes && extent.begin < end) {
+            return Err(PyValueError::new_err(
+                "two of the tensors share memory, and one of them would be changed; pass tensors of their own",
+            ));
+        }
+        end = end.max(extent.end);
+        if extent.changes {
+            end_of_changes = end_of_changes.max(extent.end);
+        }
+    }
+    Ok(())
+}

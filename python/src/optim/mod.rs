@@ -1,0 +1,136 @@
+//! Optimizer steps over tensors of the host: `deepnvme._deepnvme.Kernel`.
+//!
+//! `settings` understands a rule's settings, `tensors` turns tensors into slices; here are the calls, which do their work
+//! without the GIL.
+
+mod settings;
+mod tensors;
+
+use deepnvme_optim::{Crew, Error, Kernel, Root, Rounding, Step, accumulate, measure};
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::memory::{Lent, Use, check_apart};
+use tensors::{Floats, PartArgument};
+
+/// Threads that carry out optimizer steps; :class:`deepnvme.optim.AdamW` and its like are made of it.
+///
+/// ``root`` says how square roots are rounded: ``"exact"``, or as torch's own build takes them on some processors,
+/// ``"two-step"`` and ``"two-step-fused"``. ``threads=0`` takes one for each processor.
+#[pyclass(frozen, name = "Kernel", module = "deepnvme._deepnvme")]
+pub(crate) struct PyKernel {
+    crew: Crew,
+    root: Root,
+}
+
+#[pymethods]
+impl PyKernel {
+    #[new]
+    #[pyo3(signature = (*, threads=0, root="exact"))]
+    fn new(threads: usize, root: &str) -> PyResult<Self> {
+        let root = root_named(root)?;
+        if !root.is_available() {
+            return Err(PyValueError::new_err("this processor has no estimate of reciprocal roots; pass root='exact'"));
+        }
+        Ok(Self { crew: Crew::new(threads).map_err(raise)?, root })
+    }
+
+    /// How many threads work at once.
+    #[getter]
+    fn threads(&self) -> usize {
+        self.crew.threads()
+    }
+
+    /// How square roots are rounded.
+    #[getter]
+    fn root(&self) -> &'static str {
+        root_name(self.root)
+    }
+
+    /// The kinds of square roots that this processor has.
+    #[staticmethod]
+    fn roots() -> Vec<&'static str> {
+        Root::ALL.into_iter().filter(|root| root.is_available()).map(root_name).collect()
+    }
+
+    /// Takes the square roots of an fp32 tensor, in place, as a step does.
+    fn take_roots(&self, py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+        let mut values = Lent::<f32>::new(tensor, Use::Fill)?;
+        py.detach(|| self.root.apply(values.as_mut_slice()));
+        Ok(())
+    }
+
+    /// One step of a rule: ``"adam"``, ``"adamw"``, ``"lion"``, ``"sgd"`` or ``"adagrad"``.
+    ///
+    /// A part is ``(weights, grad, moments, out, index)``: tensors of fp32, bf16 or fp16, of which ``weights`` and
+    /// ``moments`` are changed, and ``out``, if it is not None, becomes a copy of the changed weights. A moment is a tensor
+    /// of fp32 or bf16, or a pair of codes (uint8) and scales (fp32, one for 128 codes). ``index`` is the place of the
+    /// first element for what is rounded at random.
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
+    #[pyo3(signature = (rule, settings, parts, *, step, unscale=1.0, clip=1.0, stochastic=false, seed=0))]
+    fn step(
+        &self,
+        py: Python<'_>,
+        rule: &str,
+        settings: &Bound<'_, PyDict>,
+        parts: Vec<PartArgument<'_>>,
+        step: u64,
+        unscale: f32,
+        clip: f32,
+        stochastic: bool,
+        seed: u64,
+    ) -> PyResult<()> {
+        let kernel = Kernel::new(settings::rule(rule, settings)?, self.root).map_err(raise)?;
+        let mut lent = parts.into_iter().map(tensors::PartTensors::new).collect::<PyResult<Vec<_>>>()?;
+        check_apart(lent.iter().flat_map(tensors::PartTensors::extents).collect())?;
+        let rounding = if stochastic { Rounding::Stochastic } else { Rounding::Nearest };
+        let step = Step { step, unscale, clip, rounding, seed };
+        py.detach(|| {
+            let parts = lent.iter_mut().map(tensors::PartTensors::part).collect();
+            kernel.step(&self.crew, &step, parts)
+        })
+        .map_err(raise)
+    }
+
+    /// Adds ``new`` to ``sum``, in fp32, rounded to the type of ``sum``.
+    fn accumulate(&self, py: Python<'_>, sum: &Bound<'_, PyAny>, new: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (mut sum, new) = (Floats::new(sum, Use::Fill)?, Floats::new(new, Use::Take)?);
+        check_apart(vec![sum.extent(), new.extent()])?;
+        py.detach(|| accumulate(&self.crew, sum.numbers_mut(), new.numbers())).map_err(raise)
+    }
+
+    /// The sum of the squares of all elements of some tensors, each multiplied by ``unscale``, and whether all are finite.
+    #[pyo3(signature = (grads, *, unscale=1.0))]
+    fn measure(&self, py: Python<'_>, grads: Vec<Bound<'_, PyAny>>, unscale: f32) -> PyResult<(f64, bool)> {
+        let grads = grads.iter().map(|grad| Floats::new(grad, Use::Take)).collect::<PyResult<Vec<_>>>()?;
+        let measured = py.detach(|| {
+            let grads: Vec<_> = grads.iter().map(Floats::numbers).collect();
+            measure(&self.crew, unscale, &grads)
+        });
+        Ok((measured.squares, measured.is_finite))
+    }
+}
+
+fn root_named(name: &str) -> PyResult<Root> {
+    Root::ALL.into_iter().find(|root| root_name(*root) == name).ok_or_else(|| {
+        let known = Root::ALL.map(root_name).join("', '");
+        PyValueError::new_err(format!("root is '{name}'; it must be one of '{known}'"))
+    })
+}
+
+fn root_name(root: Root) -> &'static str {
+    match root {
+        Root::Exact => "exact",
+        Root::TwoStep => "two-step",
+        Root::TwoStepFused => "two-step-fused",
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "so that `map_err` takes it by name")]
+fn raise(error: Error) -> PyErr {
+    match error {
+        Error::Threads { .. } => PyOSError::new_err(error.to_string()),
+        _ => PyValueError::new_err(error.to_string()),
+    }
+}

@@ -1,0 +1,140 @@
+//! Tensors of floats as slices.
+
+use deepnvme_optim::{MomentMut, Numbers, NumbersMut, Part};
+use pyo3::exceptions::PyTypeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+
+use crate::memory::{Extent, Lent, Use};
+
+/// Weights, gradient, moments, copy of the weights, place of the first element.
+pub(super) type PartArgument<'py> =
+    (Bound<'py, PyAny>, Bound<'py, PyAny>, Vec<Bound<'py, PyAny>>, Option<Bound<'py, PyAny>>, u64);
+
+/// A tensor of floats.
+pub(super) enum Floats {
+    F32(Lent<f32>),
+    Bf16(Lent<u16>),
+    F16(Lent<u16>),
+}
+
+impl Floats {
+    pub(super) fn new(tensor: &Bound<'_, PyAny>, usage: Use) -> PyResult<Self> {
+        match dtype(tensor)?.as_str() {
+            "torch.float32" => Lent::new(tensor, usage).map(Self::F32),
+            "torch.bfloat16" => Lent::new(tensor, usage).map(Self::Bf16),
+            "torch.float16" => Lent::new(tensor, usage).map(Self::F16),
+            other => Err(PyTypeError::new_err(format!(
+                "this tensor has the dtype {other}; the kernel knows torch.float32, bfloat16 and float16"
+            ))),
+        }
+    }
+
+    pub(super) fn extent(&self) -> Extent {
+        match self {
+            Self::F32(lent) => lent.extent(),
+            Self::Bf16(lent) | Self::F16(lent) => lent.extent(),
+        }
+    }
+
+    pub(super) fn numbers(&self) -> Numbers<'_> {
+        match self {
+            Self::F32(lent) => Numbers::F32(lent.as_slice()),
+            Self::Bf16(lent) => Numbers::Bf16(lent.as_slice()),
+            Self::F16(lent) => Numbers::F16(lent.as_slice()),
+        }
+    }
+
+    pub(super) fn numbers_mut(&mut self) -> NumbersMut<'_> {
+        match self {
+            Self::F32(lent) => NumbersMut::F32(lent.as_mut_slice()),
+            Self::Bf16(lent) => NumbersMut::Bf16(lent.as_mut_slice()),
+            Self::F16(lent) => NumbersMut::F16(lent.as_mut_slice()),
+        }
+    }
+}
+
+/// A moment's tensors.
+enum Moment {
+    F32(Lent<f32>),
+    Bf16(Lent<u16>),
+    Q8(Lent<u8>, Lent<f32>),
+}
+
+impl Moment {
+    fn new(argument: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if let Ok((codes, scales)) = argument.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>() {
+            let (codes_dtype, scales_dtype) = (dtype(&codes)?, dtype(&scales)?);
+            if codes_dtype != "torch.uint8" || scales_dtype != "torch.float32" {
+                return Err(PyTypeError::new_err(format!(
+                    "a moment of 8 bits is (codes, scales) of torch.uint8 and torch.float32, not {codes_dtype} and {scales_dtype}"
+                )));
+            }
+            return Ok(Self::Q8(Lent::new(&codes, Use::Fill)?, Lent::new(&scales, Use::Fill)?));
+        }
+        match dtype(argument)?.as_str() {
+            "torch.float32" => Lent::new(argument, Use::Fill).map(Self::F32),
+            "torch.bfloat16" => Lent::new(argument, Use::Fill).map(Self::Bf16),
+            other => Err(PyTypeError::new_err(format!(
+                "a moment is a tensor of torch.float32 or bfloat16, or (codes, scales); this one has the dtype {other}"
+            ))),
+        }
+    }
+
+    fn moment(&mut self) -> MomentMut<'_> {
+        match self {
+            Self::F32(values) => MomentMut::F32(values.as_mut_slice()),
+            Self::Bf16(values) => MomentMut::Bf16(values.as_mut_slice()),
+            Self::Q8(codes, scales) => MomentMut::Q8 { codes: codes.as_mut_slice(), scales: scales.as_mut_slice() },
+        }
+    }
+}
+
+/// The tensors of a part.
+pub(super) struct PartTensors {
+    weights: Floats,
+    grad: Floats,
+    moments: Vec<Moment>,
+    out: Option<Floats>,
+    index: u64,
+}
+
+impl PartTensors {
+    pub(super) fn new((weights, grad, moments, out, index): PartArgument<'_>) -> PyResult<Self> {
+        Ok(Self {
+            weights: Floats::new(&weights, Use::Fill)?,
+            grad: Floats::new(&grad, Use::Take)?,
+            moments: moments.iter().map(Moment::new).collect::<PyResult<_>>()?,
+            out: out.map(|out| Floats::new(&out, Use::Fill)).transpose()?,
+            index,
+        })
+    }
+
+    pub(super) fn extents(&self) -> Vec<Extent> {
+        let mut extents = vec![self.weights.extent(), self.grad.extent()];
+        extents.extend(self.out.iter().map(Floats::extent));
+        for moment in &self.moments {
+            match moment {
+                Moment::F32(values) => extents.push(values.extent()),
+                Moment::Bf16(values) => extents.push(values.extent()),
+                Moment::Q8(codes, scales) => extents.extend([codes.extent(), scales.extent()]),
+            }
+        }
+        extents
+    }
+
+    pub(super) fn part(&mut self) -> Part<'_> {
+        Part {
+            index: self.index,
+            weights: self.weights.numbers_mut(),
+            grad: self.grad.numbers(),
+            moments: self.moments.iter_mut().map(Moment::moment).collect(),
+            out: self.out.as_mut().map(Floats::numbers_mut),
+        }
+    }
+}
+
+fn dtype(tensor: &Bound<'_, PyAny>) -> PyResult<String> {
+    let named = tensor.getattr(intern!(tensor.py(), "dtype")).and_then(|dtype| dtype.str()?.extract());
+    named.map_err(|_| PyTypeError::new_err("a torch tensor is wanted"))
+}
