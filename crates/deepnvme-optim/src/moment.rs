@@ -89,7 +89,7 @@ impl<'a> MomentMut<'a> {
         }
     }
 
-    /// Two parts; `at` is a multiple of [`BLOCK`].
+    /// Two parts; `at` is a multiple of [`BLOCK`], or the end.
     pub(crate) fn split_at(self, at: usize) -> (Self, Self) {
         match self {
             Self::F32(values) => {
@@ -101,7 +101,7 @@ impl<'a> MomentMut<'a> {
                 (Self::Bf16(head), Self::Bf16(tail))
             }
             Self::Q8 { codes, scales } => {
-                let (codes, scales) = (codes.split_at_mut(at), scales.split_at_mut(at / BLOCK));
+                let (codes, scales) = (codes.split_at_mut(at), scales.split_at_mut(at.div_ceil(BLOCK)));
                 (Self::Q8 { codes: codes.0, scales: scales.0 }, Self::Q8 { codes: codes.1, scales: scales.1 })
             }
         }

@@ -60,6 +60,18 @@ impl<'a> Numbers<'a> {
         }
     }
 
+    /// The tile that begins at `at`: the memory itself where it can be, else a copy in the buffer.
+    #[inline(always)]
+    pub(crate) fn tile<'b>(&'b self, at: usize, buffer: &'b mut [f32; TILE]) -> &'b [f32; TILE] {
+        if let Self::F32(values) = self
+            && let Some(tile) = values[at..].first_chunk()
+        {
+            return tile;
+        }
+        self.load(at, buffer);
+        buffer
+    }
+
     /// The elements from `at` on; zeros where there are no more.
     #[inline(always)]
     pub(crate) fn load(&self, at: usize, out: &mut [f32; TILE]) {

@@ -158,8 +158,7 @@ mod x86 {
             let (Some(wide), Some(narrow)) = (level.as_avx2(), level.as_sse2()) else { return };
             let mut random = fastrand::Rng::with_seed(3);
             for _ in 0..5_000 {
-                let values: [f32; TILE] =
-                    std::array::from_fn(|_| f32::from_bits(random.u32(0x0080_0000..0x7f7f_f000)));
+                let values: [f32; TILE] = std::array::from_fn(|_| f32::from_bits(random.u32(0x0080_0000..0x7f7f_f000)));
                 let (mut one, mut other) = (values, values);
                 two_step_256(wide, &mut one);
                 two_step_128(narrow, &mut other);

@@ -12,8 +12,8 @@ use crate::moment::{MomentMut, Sign};
 use crate::numbers::{Numbers, NumbersMut, Rounding, weight_noise};
 use crate::random::{Noise, Stream};
 use crate::root::Root;
-use crate::rule::{Rule, Scalars};
-use crate::{CHUNK, TILE};
+use crate::rule::{Grad, Rule, Scalars};
+use crate::{BLOCK, CHUNK, TILE};
 
 /// More moments than this no rule has.
 pub const MOMENTS_MAX: usize = 3;
@@ -162,7 +162,14 @@ impl<'a> Part<'a> {
         }
     }
 
-    fn split_at(self, at: usize) -> (Self, Self) {
+    /// Two parts: the elements before `at`, and the others.
+    ///
+    /// # Panics
+    ///
+    /// When `at` is neither a multiple of [`BLOCK`] nor the end.
+    #[must_use]
+    pub fn split_at(self, at: usize) -> (Self, Self) {
+        assert!(at.is_multiple_of(BLOCK) || at == self.weights.len(), "a block is not cut");
         let (weights, grad) = (self.weights.split_at(at), self.grad.split_at(at));
         let (heads, tails) = self.moments.into_iter().map(|moment| moment.split_at(at)).unzip();
         let (head, tail) = self.out.map(|out| out.split_at(at)).unzip();
@@ -183,10 +190,7 @@ impl Order {
         let mut buffers = [[0.0; TILE]; MOMENTS_MAX];
         let is_noisy = moments.iter().any(MomentMut::is_rounded);
         for at in (0..weights.len()).step_by(TILE) {
-            grad.load(at, &mut grads);
-            for grad in &mut grads {
-                *grad = *grad * self.unscale * self.clip;
-            }
+            let grad = Grad { raw: grad.tile(at, &mut grads), unscale: self.unscale, clip: self.clip };
             let is_ragged = weights.len() - at < TILE;
             let place = *index + at as u64;
             {
@@ -198,7 +202,7 @@ impl Order {
                     None => buffer,
                 };
                 let tiles = [next(first), next(second), next(third)];
-                self.scalars.tile(simd, self.root, weights, &grads, tiles);
+                self.scalars.tile(simd, self.root, weights, grad, tiles);
                 if let Some(out) = out {
                     let noise = weight_noise(self.rounding, self.noise, place, &mut noise);
                     out.store(at, weights, noise);

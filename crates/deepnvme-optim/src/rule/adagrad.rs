@@ -2,8 +2,8 @@
 
 use fearless_simd::prelude::*;
 
-use super::{Tile, add, addcdiv, addcmul, load, store};
-use crate::{Root, TILE};
+use super::{Grad, Tile, add, addcdiv, addcmul, load, places, store};
+use crate::Root;
 
 /// Settings of `torch.optim.Adagrad`. The initial accumulator value is what the caller fills the sum with.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -46,28 +46,27 @@ impl Adagrad {
 
 impl Scalars {
     #[inline(always)]
-    pub(super) fn tile<S: Simd>(&self, simd: S, root: Root, weights: &mut Tile, grad: &Tile, sum: &mut Tile) {
-        let mut grads = *grad;
-        if let Some(penalty) = self.penalty {
-            for at in (0..TILE).step_by(S::f32s::LEN) {
-                let grad = add(simd, load(simd, grad, at), load(simd, weights, at), penalty);
-                store::<S>(grad, &mut grads, at);
+    pub(super) fn tile<S: Simd>(self, simd: S, root: Root, weights: &mut Tile, grad: Grad<'_>, sum: &mut Tile) {
+        let (mut grads, mut roots) = (*grad.raw, *sum);
+        for at in places::<S>() {
+            let mut grad = grad.load(simd, at);
+            if let Some(penalty) = self.penalty {
+                grad = add(simd, grad, load(simd, weights, at), penalty);
             }
+            store::<S>(grad, &mut grads, at);
+            let new = addcmul(simd, load(simd, sum, at), grad, grad, 1.0);
+            store::<S>(new, sum, at);
+            store::<S>(new, &mut roots, at);
         }
-        for at in (0..TILE).step_by(S::f32s::LEN) {
-            let grad = load(simd, &grads, at);
-            store::<S>(addcmul(simd, load(simd, sum, at), grad, grad, 1.0), sum, at);
-        }
-        let mut roots = *sum;
         match root {
             Root::Exact => {
-                for at in (0..TILE).step_by(S::f32s::LEN) {
-                    store::<S>(load(simd, sum, at).sqrt(), &mut roots, at);
+                for at in places::<S>() {
+                    store::<S>(load(simd, &roots, at).sqrt(), &mut roots, at);
                 }
             }
             _ => root.estimated(&mut roots),
         }
-        for at in (0..TILE).step_by(S::f32s::LEN) {
+        for at in places::<S>() {
             let below = load(simd, &roots, at) + S::f32s::splat(simd, self.eps);
             let weight = addcdiv(simd, load(simd, weights, at), load(simd, &grads, at), below, self.rate);
             store::<S>(weight, weights, at);

@@ -2,7 +2,7 @@
 
 use fearless_simd::prelude::*;
 
-use super::{Lerp, Tile, add, addcdiv, addcmul, load, store};
+use super::{Grad, Lerp, Tile, add, addcdiv, addcmul, load, places, store};
 use crate::{Root, TILE};
 
 /// Settings of `torch.optim.Adam` and `AdamW`.
@@ -44,7 +44,7 @@ impl Default for Adam {
 /// The rule at a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scalars {
-    decay: Option<f32>,
+    decay: f32,
     penalty: Option<f32>,
     mean: Lerp,
     kept: f32,
@@ -61,7 +61,8 @@ impl Adam {
         let (first, second) = (1.0 - self.beta1.powf(step), 1.0 - self.beta2.powf(step));
         let decays = self.weight_decay != 0.0;
         Scalars {
-            decay: (decays && self.decoupled).then_some((1.0 - self.lr * self.weight_decay) as f32),
+            // One changes nothing.
+            decay: if decays && self.decoupled { (1.0 - self.lr * self.weight_decay) as f32 } else { 1.0 },
             penalty: (decays && !self.decoupled).then_some(self.weight_decay as f32),
             mean: Lerp::new(1.0 - self.beta1),
             kept: self.beta2 as f32,
@@ -78,30 +79,61 @@ impl Scalars {
     #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "one slice for each thing that a step has")]
     pub(super) fn tile<S: Simd>(
-        &self,
+        self,
         simd: S,
         root: Root,
         weights: &mut Tile,
-        grad: &Tile,
+        grad: Grad<'_>,
         mean: &mut Tile,
         square: &mut Tile,
         largest: &mut Tile,
     ) {
-        if root == Root::Exact {
-            for at in (0..TILE).step_by(S::f32s::LEN) {
-                let (weight, new, under) = self.moments(simd, at, weights, grad, mean, square, largest);
-                store::<S>(self.update(simd, weight, new, under.sqrt()), weights, at);
-            }
-            return;
+        // The usual one by itself: a loop without branches.
+        let usual = Self { penalty: None, amsgrad: false, ..self };
+        match (root, self.penalty, self.amsgrad) {
+            (Root::Exact, None, false) => usual.exact(simd, weights, grad, mean, square, largest),
+            (Root::Exact, ..) => self.exact(simd, weights, grad, mean, square, largest),
+            (_, None, false) => usual.estimated(simd, root, weights, grad, mean, square, largest),
+            _ => self.estimated(simd, root, weights, grad, mean, square, largest),
         }
+    }
+
+    #[inline(always)]
+    fn exact<S: Simd>(
+        self,
+        simd: S,
+        weights: &mut Tile,
+        grad: Grad<'_>,
+        mean: &mut Tile,
+        square: &mut Tile,
+        largest: &mut Tile,
+    ) {
+        for at in places::<S>() {
+            let (weight, new, under) = self.moments(simd, at, weights, grad, mean, square, largest);
+            store::<S>(self.update(simd, weight, new, under.sqrt()), weights, at);
+        }
+    }
+
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "as above")]
+    fn estimated<S: Simd>(
+        self,
+        simd: S,
+        root: Root,
+        weights: &mut Tile,
+        grad: Grad<'_>,
+        mean: &mut Tile,
+        square: &mut Tile,
+        largest: &mut Tile,
+    ) {
         let mut roots = [0.0; TILE];
-        for at in (0..TILE).step_by(S::f32s::LEN) {
+        for at in places::<S>() {
             let (weight, _, under) = self.moments(simd, at, weights, grad, mean, square, largest);
             store::<S>(weight, weights, at);
             store::<S>(under, &mut roots, at);
         }
         root.estimated(&mut roots);
-        for at in (0..TILE).step_by(S::f32s::LEN) {
+        for at in places::<S>() {
             let (weight, new) = (load(simd, weights, at), load(simd, mean, at));
             store::<S>(self.update(simd, weight, new, load(simd, &roots, at)), weights, at);
         }
@@ -111,19 +143,17 @@ impl Scalars {
     #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "as above")]
     fn moments<S: Simd>(
-        &self,
+        self,
         simd: S,
         at: usize,
         weights: &Tile,
-        grad: &Tile,
+        grad: Grad<'_>,
         mean: &mut Tile,
         square: &mut Tile,
         largest: &mut Tile,
     ) -> (S::f32s, S::f32s, S::f32s) {
-        let (mut weight, mut grad) = (load(simd, weights, at), load(simd, grad, at));
-        if let Some(decay) = self.decay {
-            weight = weight * S::f32s::splat(simd, decay);
-        }
+        let weight = load(simd, weights, at) * S::f32s::splat(simd, self.decay);
+        let mut grad = grad.load(simd, at);
         if let Some(penalty) = self.penalty {
             grad = add(simd, grad, weight, penalty);
         }
@@ -142,7 +172,7 @@ impl Scalars {
     }
 
     #[inline(always)]
-    fn update<S: Simd>(&self, simd: S, weight: S::f32s, mean: S::f32s, root: S::f32s) -> S::f32s {
+    fn update<S: Simd>(self, simd: S, weight: S::f32s, mean: S::f32s, root: S::f32s) -> S::f32s {
         let below = root / S::f32s::splat(simd, self.correction) + S::f32s::splat(simd, self.eps);
         addcdiv(simd, weight, mean, below, self.rate)
     }

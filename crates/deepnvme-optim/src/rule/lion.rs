@@ -10,8 +10,7 @@
 
 use fearless_simd::prelude::*;
 
-use super::{Lerp, Tile, load, store};
-use crate::TILE;
+use super::{Grad, Lerp, Tile, load, places, store};
 
 /// Settings of Lion.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -56,10 +55,10 @@ impl Lion {
 
 impl Scalars {
     #[inline(always)]
-    pub(super) fn tile<S: Simd>(&self, simd: S, weights: &mut Tile, grad: &Tile, mean: &mut Tile) {
+    pub(super) fn tile<S: Simd>(self, simd: S, weights: &mut Tile, grad: Grad<'_>, mean: &mut Tile) {
         let (zero, rate) = (S::f32s::splat(simd, 0.0), S::f32s::splat(simd, self.rate));
-        for at in (0..TILE).step_by(S::f32s::LEN) {
-            let (mut weight, grad, old) = (load(simd, weights, at), load(simd, grad, at), load(simd, mean, at));
+        for at in places::<S>() {
+            let (mut weight, grad, old) = (load(simd, weights, at), grad.load(simd, at), load(simd, mean, at));
             if let Some(decay) = self.decay {
                 weight = weight * S::f32s::splat(simd, decay);
             }

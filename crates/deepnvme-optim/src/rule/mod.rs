@@ -23,6 +23,22 @@ use crate::{Root, TILE};
 /// Numbers of a tile.
 pub(crate) type Tile = [f32; TILE];
 
+/// A tile of a gradient, and what it is multiplied by when it is looked at: each product is rounded.
+#[derive(Clone, Copy)]
+pub(crate) struct Grad<'a> {
+    pub(crate) raw: &'a Tile,
+    pub(crate) unscale: f32,
+    /// Negative where the gradient is climbed; a sign changes no other bit.
+    pub(crate) clip: f32,
+}
+
+impl Grad<'_> {
+    #[inline(always)]
+    fn load<S: Simd>(&self, simd: S, at: usize) -> S::f32s {
+        load(simd, self.raw, at) * S::f32s::splat(simd, self.unscale) * S::f32s::splat(simd, self.clip)
+    }
+}
+
 /// An optimizer's rule and its settings.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Rule {
@@ -123,10 +139,11 @@ impl Scalars {
         simd: S,
         root: Root,
         weights: &mut Tile,
-        grad: &Tile,
+        grad: Grad<'_>,
         [first, second, third]: [&mut Tile; 3],
     ) {
-        match self {
+        // By value: what is behind a reference would be read again for every vector, since tiles are written meanwhile.
+        match *self {
             Self::Adam(rule) => rule.tile(simd, root, weights, grad, first, second, third),
             Self::Lion(rule) => rule.tile(simd, weights, grad, first),
             Self::Sgd(rule) => rule.tile(simd, weights, grad, first),
@@ -147,6 +164,12 @@ fn below_one(settings: &[(&str, f64)]) -> Result<()> {
         Some((name, value)) => Err(Error::invalid(format!("{name} is {value}; it must be from 0 to below 1"))),
         None => Ok(()),
     }
+}
+
+/// The places of a tile where vectors begin.
+#[inline(always)]
+fn places<S: Simd>() -> impl Iterator<Item = usize> {
+    (0..TILE / S::f32s::LEN).map(|vector| vector * S::f32s::LEN)
 }
 
 /// The vector that begins at a place of a tile.
@@ -181,23 +204,21 @@ fn addcdiv<S: Simd>(simd: S, value: S::f32s, one: S::f32s, other: S::f32s, facto
 /// A weight between two numbers, as `lerp_` has it: reckoned from the nearer end.
 #[derive(Clone, Copy, Debug)]
 struct Lerp {
-    weight: f32,
-    rest: f32,
+    factor: f32,
+    /// The factor counts from the end.
+    is_late: bool,
 }
 
 impl Lerp {
     fn new(weight: f64) -> Self {
         let weight = weight as f32;
-        Self { weight, rest: 1.0 - weight }
+        let is_late = weight.abs() >= 0.5;
+        Self { factor: if is_late { -(1.0 - weight) } else { weight }, is_late }
     }
 
     #[inline(always)]
     fn between<S: Simd>(self, simd: S, start: S::f32s, end: S::f32s) -> S::f32s {
-        let way = end - start;
-        if self.weight.abs() < 0.5 {
-            way.mul_add_precise(S::f32s::splat(simd, self.weight), start)
-        } else {
-            (-way).mul_add_precise(S::f32s::splat(simd, self.rest), end)
-        }
+        let from = if self.is_late { end } else { start };
+        (end - start).mul_add_precise(S::f32s::splat(simd, self.factor), from)
     }
 }

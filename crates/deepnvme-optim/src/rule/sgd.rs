@@ -2,8 +2,7 @@
 
 use fearless_simd::prelude::*;
 
-use super::{Tile, add, load, store};
-use crate::TILE;
+use super::{Grad, Tile, add, load, places, store};
 
 /// Settings of `torch.optim.SGD`.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -55,9 +54,9 @@ impl Sgd {
 
 impl Scalars {
     #[inline(always)]
-    pub(super) fn tile<S: Simd>(&self, simd: S, weights: &mut Tile, grad: &Tile, buffer: &mut Tile) {
-        for at in (0..TILE).step_by(S::f32s::LEN) {
-            let (weight, mut grad) = (load(simd, weights, at), load(simd, grad, at));
+    pub(super) fn tile<S: Simd>(self, simd: S, weights: &mut Tile, grad: Grad<'_>, buffer: &mut Tile) {
+        for at in places::<S>() {
+            let (weight, mut grad) = (load(simd, weights, at), grad.load(simd, at));
             if let Some(penalty) = self.penalty {
                 grad = add(simd, grad, weight, penalty);
             }

@@ -1,0 +1,1 @@
+"""Optimizer steps in memory: the kernel beside torch's and DeepSpeed's."""

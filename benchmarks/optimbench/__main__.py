@@ -1,0 +1,129 @@
+"""``python -m optimbench``: steps in memory, in alternating rounds."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from optimbench.contestants import OURS, NotOffered, Row, Step, rows
+from storagebench import environment
+from storagebench.rounds import order
+
+
+@dataclass
+class Samples:
+    """Seconds on the clock and of processors, one for each counted round."""
+
+    wall_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+
+
+def measure(row: Row, elements: int, threads: int, rounds: int, steps: int) -> dict[str, object]:
+    """Run a row: a round that is not counted, then as many as were asked for."""
+    made: dict[str, Step] = {}
+    left_out: dict[str, str] = {}
+    for one in row.line:
+        try:
+            made[one.name] = one.make(elements, threads)
+        except NotOffered as error:
+            left_out[one.name] = str(error)
+    samples = {name: Samples() for name in made}
+    for index in range(rounds + 1):
+        for name in order(list(made), index):
+            wall, cpu = time.perf_counter(), time.process_time()
+            for _ in range(steps):
+                made[name]()
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+            if index > 0:
+                samples[name].wall_s.append(wall / steps)
+                samples[name].cpu_s.append(cpu / steps)
+    made.clear()
+    gc.collect()
+    return {
+        "row": row.name,
+        "element_bytes": row.element_bytes,
+        "left_out": left_out,
+        "contestants": [
+            _line(name, one, samples[OURS], row.element_bytes * elements) for name, one in samples.items()
+        ],
+    }
+
+
+def _line(name: str, one: Samples, ours: Samples, nbytes: float) -> dict[str, object]:
+    ratios = [other / mine for other, mine in zip(one.wall_s, ours.wall_s, strict=True)]
+    return {
+        "name": name,
+        "step_ms": [round(value * 1e3, 3) for value in one.wall_s],
+        "median_ms": round(median(one.wall_s) * 1e3, 2),
+        "min_ms": round(min(one.wall_s) * 1e3, 2),
+        "max_ms": round(max(one.wall_s) * 1e3, 2),
+        "gb_per_s": round(nbytes / median(one.wall_s) / 1e9, 2),
+        "cpu_s_per_gb": round(median(one.cpu_s) / (nbytes / 1e9), 4),
+        "ours_is_so_many_times_as_fast": round(median(ratios), 3),
+    }
+
+
+def main() -> int:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(prog="optimbench", description=__doc__)
+    parser.add_argument("--elements", type=int, default=1 << 25)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=3, help="in a row, for each turn")
+    parser.add_argument("--rows", default="", help="names with semicolons between (default: all)")
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    chosen = [row for row in rows() if not arguments.rows or row.name in arguments.rows.split(";")]
+    loads = [os.getloadavg()[0]]
+    done: list[dict[str, object]] = []
+    for row in chosen:
+        done.append(measure(row, arguments.elements, arguments.threads, arguments.rounds, arguments.steps))
+        loads.append(os.getloadavg()[0])
+        print(_table(done[-1]), flush=True)
+    record = {
+        "date": time.strftime("%Y-%m-%d"),
+        "environment": environment.describe(Path()),
+        "elements": arguments.elements,
+        "threads": arguments.threads,
+        "rounds": arguments.rounds,
+        "steps": arguments.steps,
+        "load": loads,
+        "rows": done,
+    }
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    path = arguments.results / f"{record['date']}-optim.json"
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(path, file=sys.stderr)
+    return 0
+
+
+def _table(row: dict[str, object]) -> str:
+    lines = [f"\n{row['row']}, {row['element_bytes']} bytes of memory for each element"]
+    lines.append("| | step ms | min - max | GB/s | CPU s/GB | ours is so many times as fast |")
+    lines.append("|---|---|---|---|---|---|")
+    contestants = row["contestants"]
+    assert isinstance(contestants, list)
+    for one in sorted(contestants, key=lambda one: one["median_ms"]):
+        spread = f"{one['min_ms']} - {one['max_ms']}"
+        ratio = "" if one["name"] == OURS else one["ours_is_so_many_times_as_fast"]
+        lines.append(
+            f"| {one['name']} | {one['median_ms']} | {spread} | {one['gb_per_s']} | {one['cpu_s_per_gb']} | {ratio} |"
+        )
+    left_out = row["left_out"]
+    assert isinstance(left_out, dict)
+    lines += [f"left out: {name}: {reason.splitlines()[0]}" for name, reason in left_out.items()]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

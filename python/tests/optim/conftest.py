@@ -1,0 +1,53 @@
+"""What the tests of optimizer steps share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from deepnvme._deepnvme import Kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="package", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors this small gain nothing from more, and lose much where other work runs beside the tests."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def kernel() -> Kernel:
+    """Give a kernel that takes square roots as this torch does."""
+    return Kernel(threads=2, root=torchs_root() or "exact")
+
+
+def torchs_root() -> str | None:
+    """Say which of our roots this build of torch has on this processor."""
+    values = torch.rand(20_000, generator=torch.Generator().manual_seed(1)) * 100
+    for root in Kernel.roots():
+        taken = values.clone()
+        Kernel(threads=1, root=root).take_roots(taken)
+        if torch.equal(taken, values.sqrt()):
+            return root
+    return None
+
+
+def is_bitwise(*, needs_root: bool) -> bool:
+    """Say whether torch fuses products and sums here as its builds for AVX2 do, and takes one of our roots."""
+    fuses = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    return fuses and (not needs_root or torchs_root() is not None)
+
+
+def assert_same(ours: torch.Tensor, theirs: torch.Tensor, *, needs_root: bool) -> None:
+    """Every bit, or where this torch has other ones, what many steps of other roundings come to."""
+    if is_bitwise(needs_root=needs_root):
+        assert torch.equal(ours, theirs), f"{(ours != theirs).sum()} of {ours.numel()} differ"
+    else:
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,190 @@
+"""Steps beside torch's own optimizers: the same bits after many steps, whatever the length."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from .conftest import assert_same
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deepnvme._deepnvme import Kernel
+
+_STEPS = 200
+_PLAIN: dict[str, Any] = {"foreach": False}
+_FOR_LOOP: dict[str, Any] = {"foreach": False, "fused": False}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A rule with its settings, as torch has them and as the kernel does."""
+
+    rule: str
+    make: Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+    settings: dict[str, Any]
+    moments: tuple[str, ...] = ()
+    begin: float = 0.0
+    needs_root: bool = True
+    id: str = field(default="")
+
+
+def _adam(rule: str, id: str, **settings: Any) -> Case:
+    theirs = {name: value for name, value in settings.items() if not name.startswith("beta")}
+    betas = (settings.get("beta1", 0.9), settings.get("beta2", 0.999))
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[rule]
+    moments = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")[: 3 if settings.get("amsgrad") else 2]
+    return Case(rule, lambda params: kind(params, betas=betas, **theirs, **_FOR_LOOP), settings, moments, id=id)
+
+
+def _sgd(id: str, **settings: Any) -> Case:
+    moments = ("momentum_buffer",) if settings.get("momentum") else ()
+    make = lambda params: torch.optim.SGD(params, **settings, **_FOR_LOOP)  # noqa: E731
+    return Case("sgd", make, settings, moments, needs_root=False, id=id)
+
+
+def _adagrad(id: str, begin: float, **settings: Any) -> Case:
+    make = lambda params: torch.optim.Adagrad(  # noqa: E731
+        params, initial_accumulator_value=begin, **settings, **_PLAIN
+    )
+    return Case("adagrad", make, settings, ("sum",), begin, id=id)
+
+
+_CASES = [
+    _adam("adamw", "adamw", lr=3e-3),
+    _adam(
+        "adamw", "adamw-all", lr=1e-2, beta1=0.4, beta2=0.95, eps=1e-4, weight_decay=0.3, amsgrad=True, maximize=True
+    ),
+    _adam("adam", "adam", lr=3e-3),
+    _adam("adam", "adam-all", lr=1e-2, beta1=0.95, beta2=0.5, weight_decay=0.3, amsgrad=True, maximize=True),
+    _sgd("sgd", lr=3e-3),
+    _sgd("sgd-momentum", lr=3e-3, momentum=0.9, dampening=0.3, weight_decay=0.01, maximize=True),
+    _sgd("sgd-nesterov", lr=3e-3, momentum=0.8, nesterov=True, weight_decay=0.1),
+    _adagrad("adagrad", 0.0, lr=1e-2),
+    _adagrad("adagrad-all", 0.3, lr=1e-2, lr_decay=0.01, weight_decay=0.1, eps=1e-4, maximize=True),
+]
+
+
+@pytest.mark.parametrize("case", _CASES, ids=lambda case: case.id)
+def test_the_same_bits_as_torch(kernel: Kernel, case: Case) -> None:
+    seed = random.randrange(1 << 30)
+    lengths = random.Random(seed)
+    sizes = [1, lengths.randrange(2, 130), lengths.randrange(130, 3000)]
+    torch.manual_seed(seed)
+    theirs = [torch.nn.Parameter(torch.randn(size)) for size in sizes]
+    optimizer = case.make(list(theirs))
+    ours = [param.detach().clone() for param in theirs]
+    moments = [[torch.full_like(param, case.begin) for _ in case.moments] for param in ours]
+    for step in range(1, _STEPS + 1):
+        grads = [torch.randn(size) * 10.0 ** lengths.uniform(-3, 2) for size in sizes]
+        for param, grad in zip(theirs, grads, strict=True):
+            param.grad = grad.clone()
+        optimizer.step()
+        kernel.step(case.rule, case.settings, list(_parts(ours, grads, moments)), step=step)
+    for param, mine, kept in zip(theirs, ours, moments, strict=True):
+        assert_same(mine, param.detach(), needs_root=case.needs_root)
+        for name, moment in zip(case.moments, kept, strict=True):
+            assert_same(moment, optimizer.state[param][name], needs_root=case.needs_root)
+
+
+def _parts(weights: list[torch.Tensor], grads: list[torch.Tensor], moments: list[list[torch.Tensor]]) -> Any:
+    for weight, grad, kept in zip(weights, grads, moments, strict=True):
+        yield weight, grad, kept, None, 0
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+def test_lion_is_its_three_lines_of_torch(kernel: Kernel, maximize: bool) -> None:
+    torch.manual_seed(2)
+    ours, mean = torch.randn(1001), torch.zeros(1001)
+    theirs, their_mean = ours.clone(), mean.clone()
+    lr, beta1, beta2, decay = 3e-3, 0.9, 0.99, 0.1
+    settings = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": decay, "maximize": maximize}
+    for step in range(1, _STEPS + 1):
+        # Here and there nothing, or no number: neither has a sign.
+        grad = torch.randn(1001) * (torch.rand(1001) > 0.1)
+        kernel.step("lion", settings, [(ours, grad, [mean], None, 0)], step=step)
+        grad = -grad if maximize else grad
+        theirs.mul_(1 - lr * decay)
+        theirs.add_(their_mean.lerp(grad, 1 - beta1).sign(), alpha=-lr)
+        their_mean.lerp_(grad, 1 - beta2)
+    assert_same(ours, theirs, needs_root=False)
+    assert_same(mean, their_mean, needs_root=False)
+
+
+def test_a_tensor_that_torch_gives_to_several_threads(kernel: Kernel) -> None:
+    torch.manual_seed(3)
+    torch.set_num_threads(2)
+    try:
+        theirs = torch.nn.Parameter(torch.randn(300_007))
+        optimizer = torch.optim.AdamW([theirs], **_FOR_LOOP)
+        ours, moments = theirs.detach().clone(), [torch.zeros(300_007) for _ in range(2)]
+        for step in range(1, 6):
+            theirs.grad = torch.randn(300_007)
+            kernel.step("adamw", {}, [(ours, theirs.grad, moments, None, 0)], step=step)
+            optimizer.step()
+    finally:
+        torch.set_num_threads(1)
+    assert_same(ours, theirs.detach(), needs_root=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_short_parameters_are_rounded_master_weights(kernel: Kernel, dtype: torch.dtype) -> None:
+    torch.manual_seed(4)
+    master = torch.nn.Parameter(torch.randn(777))
+    optimizer = torch.optim.AdamW([master], **_FOR_LOOP)
+    ours, moments = master.detach().clone(), [torch.zeros(777) for _ in range(2)]
+    param = torch.zeros(777, dtype=dtype)
+    for step in range(1, _STEPS + 1):
+        grad = (torch.randn(777) * 0.01).to(dtype)
+        master.grad = grad.float()
+        optimizer.step()
+        kernel.step("adamw", {}, [(ours, grad, moments, param, 0)], step=step)
+        assert torch.equal(param, ours.to(dtype))
+    assert_same(ours, master.detach(), needs_root=True)
+
+
+def test_unscaling_and_clipping_are_torchs(kernel: Kernel) -> None:
+    torch.manual_seed(5)
+    scale, most = 1024.0, 0.5
+    theirs = torch.nn.Parameter(torch.randn(1234))
+    optimizer = torch.optim.AdamW([theirs], **_FOR_LOOP)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=10_000)
+    scaler.scale(torch.zeros(()))
+    ours, moments = theirs.detach().clone(), [torch.zeros(1234) for _ in range(2)]
+    for step in range(1, 51):
+        grad = torch.randn(1234) * scale
+        theirs.grad = grad.clone()
+        scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_([theirs], most)
+        scaler.step(optimizer)
+        scaler.update()
+        squares, is_finite = kernel.measure([grad], unscale=1 / scale)
+        assert is_finite
+        assert squares**0.5 == pytest.approx(norm.item(), rel=1e-5)
+        # torch's own coefficient, so that what follows is compared bit for bit.
+        clip = torch.clamp(most / (norm + 1e-6), max=1.0).item()
+        kernel.step("adamw", {}, [(ours, grad, moments, None, 0)], step=step, unscale=1 / scale, clip=clip)
+    assert_same(ours, theirs.detach(), needs_root=True)
+
+
+def test_against_the_build_of_torch_for_avx2() -> None:
+    """Processors with AVX-512 are told to take it; it is the same build that they take for these operators anyway."""
+    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        pytest.skip("this processor has no AVX2, or this is another architecture")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "same_bits and adamw"]
+    # The folder that the package under test was found in.
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": "avx2", "PYTHONPATH": paths}
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
