@@ -61,6 +61,7 @@ from deepnvme._torch import as_bytes, pinned_empty
 from deepnvme.errors import EndOfFileError, Error
 
 if TYPE_CHECKING:
+    from deepnvme import optim
     from deepnvme._checkpoint import Checkpoint, Checkpointer, CheckpointerStats, load, save
     from deepnvme._stream import Streaming, StreamStats, stream
 
@@ -90,6 +91,7 @@ __all__ = [
     "errors",
     "load",
     "open",
+    "optim",
     "pinned_empty",
     "probe",
     "read",
@@ -117,6 +119,8 @@ _LATER = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "optim":
+        return importlib.import_module("deepnvme.optim")
     for package, names in _LATER.items():
         if name in names:
             module = importlib.import_module(f"deepnvme.{package}")

@@ -58,7 +58,7 @@ def _train(kind: str) -> list[float]:
         window = torch.stack([text[place : place + _CONTEXT + 1] for place in places.tolist()])
         loss = nn.functional.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
         model.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         grads = [param.grad.view(-1) for param in model.parameters() if param.grad is not None]
         parts = list(zip(params, grads, moments, [None] * len(params), begins, strict=True))
         kernel.step("adamw", {"lr": 5e-3}, parts, step=step, seed=1)

@@ -1,0 +1,121 @@
+"""The optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from deepnvme.optim._step import Group, KernelSteps, scalars
+
+
+def _adam(group: Group) -> dict[str, float]:
+    settings = scalars(group, ("lr", "eps", "weight_decay"))
+    settings["beta1"], settings["beta2"] = map(float, group["betas"])
+    return {**settings, "amsgrad": bool(group["amsgrad"]), "maximize": bool(group["maximize"])}
+
+
+def _refuse_differentiable(group: Group) -> None:
+    if group.get("differentiable") or group.get("capturable"):
+        msg = "deepnvme.optim steps can neither be differentiated nor captured; use torch.optim for that"
+        raise ValueError(msg)
+
+
+class Adam(KernelSteps, torch.optim.Adam):
+    """``torch.optim.Adam``; ``decoupled_weight_decay=True`` makes it AdamW, as in torch."""
+
+    def _rule(self, group: Group) -> tuple[str, dict[str, float]]:
+        _refuse_differentiable(group)
+        return "adamw" if group["decoupled_weight_decay"] else "adam", _adam(group)
+
+    def _moments(self, group: Group) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")[: 3 if group["amsgrad"] else 2]
+
+
+class AdamW(KernelSteps, torch.optim.AdamW):
+    """``torch.optim.AdamW``."""
+
+    _rule = Adam._rule  # noqa: SLF001
+    _moments = Adam._moments  # noqa: SLF001
+
+
+class SGD(KernelSteps, torch.optim.SGD):
+    """``torch.optim.SGD``."""
+
+    def _rule(self, group: Group) -> tuple[str, dict[str, float]]:
+        _refuse_differentiable(group)
+        settings = scalars(group, ("lr", "momentum", "dampening", "weight_decay"))
+        return "sgd", {**settings, "nesterov": bool(group["nesterov"]), "maximize": bool(group["maximize"])}
+
+    def _moments(self, group: Group) -> tuple[str, ...]:
+        return ("momentum_buffer",) if group["momentum"] else ()
+
+    def _begin(self, param: torch.nn.Parameter, group: Group, state: dict[str, Any]) -> None:
+        """Do nothing: torch's counts no steps, and has no state without momentum."""
+
+    def _count(self, state: dict[str, Any]) -> int:
+        # The first is that of whoever has no buffer.
+        return 1 if state.get("momentum_buffer") is None else 2
+
+
+class Adagrad(KernelSteps, torch.optim.Adagrad):
+    """``torch.optim.Adagrad``."""
+
+    def _rule(self, group: Group) -> tuple[str, dict[str, float]]:
+        _refuse_differentiable(group)
+        settings = scalars(group, ("lr", "lr_decay", "eps", "weight_decay"))
+        return "adagrad", {**settings, "maximize": bool(group["maximize"])}
+
+    def _moments(self, group: Group) -> tuple[str, ...]:  # noqa: ARG002
+        return ("sum",)
+
+    def _begin(self, param: torch.nn.Parameter, group: Group, state: dict[str, Any]) -> None:
+        super()._begin(param, group, state)
+        begin = group["initial_accumulator_value"]
+        state["sum"] = torch.full_like(param, begin, dtype=torch.float32, memory_format=torch.preserve_format)
+
+    def _piece(self, param: torch.nn.Parameter, group: Group) -> Any:
+        # torch's constructor has made it in the type of the parameter.
+        state = self.state[param]
+        if state and state["sum"].dtype != torch.float32:
+            state["sum"] = state["sum"].float()
+        return super()._piece(param, group)
+
+
+class _Lion(torch.optim.Optimizer):
+    """What torch has for its own optimizers: settings and their checks."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        for name, value in (("lr", lr), ("weight_decay", weight_decay)):
+            if not value >= 0.0:
+                msg = f"{name} is {value}; it must be zero or more"
+                raise ValueError(msg)
+        if not all(0.0 <= beta < 1.0 for beta in betas):
+            msg = f"betas are {betas}; they must be from 0 to below 1"
+            raise ValueError(msg)
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize})
+
+
+class Lion(KernelSteps, _Lion):
+    """Lion (Chen et al. 2023): steps of one size, in the direction of a mean of gradients.
+
+    torch has none. It wants a learning rate three to ten times smaller than AdamW's, and a weight decay as many times
+    larger. Its state is one moment, ``exp_avg``.
+    """
+
+    def _rule(self, group: Group) -> tuple[str, dict[str, float]]:
+        settings = scalars(group, ("lr", "weight_decay"))
+        settings["beta1"], settings["beta2"] = map(float, group["betas"])
+        return "lion", {**settings, "maximize": bool(group["maximize"])}
+
+    def _moments(self, group: Group) -> tuple[str, ...]:  # noqa: ARG002
+        return ("exp_avg",)

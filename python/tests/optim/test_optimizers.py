@@ -1,0 +1,215 @@
+"""`deepnvme.optim` in the place of `torch.optim`: the same bits and state, with all that trainings do around steps."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import deepnvme
+from deepnvme import optim
+
+from .conftest import assert_same
+
+_PAIRS: list[tuple[Any, Any, dict[str, Any], bool]] = [
+    (optim.AdamW, torch.optim.AdamW, {"lr": 3e-3, "amsgrad": True}, True),
+    (optim.Adam, torch.optim.Adam, {"lr": 3e-3, "weight_decay": 0.1, "maximize": True}, True),
+    (optim.Adam, torch.optim.Adam, {"lr": 3e-3, "weight_decay": 0.1, "decoupled_weight_decay": True}, True),
+    (optim.SGD, torch.optim.SGD, {"lr": 3e-3}, False),
+    (optim.SGD, torch.optim.SGD, {"lr": 3e-3, "momentum": 0.9, "dampening": 0.2}, False),
+    (optim.Adagrad, torch.optim.Adagrad, {"lr": 3e-3, "initial_accumulator_value": 0.1}, True),
+]
+_pairs = pytest.mark.parametrize(("ours", "theirs", "settings", "needs_root"), _PAIRS)
+
+
+class Net(nn.Module):
+    """Layers of several shapes, one of which is not contiguous, and one that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+        self.line = nn.Linear(8, 5)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give five numbers for each image."""
+        out: torch.Tensor = self.line(torch.relu(self.image(x)).mean((2, 3)))
+        return out
+
+
+def _nets() -> tuple[Net, Net]:
+    torch.manual_seed(1)
+    net = Net()
+    return net, copy.deepcopy(net)
+
+
+def _groups(net: Net) -> list[dict[str, Any]]:
+    return [
+        {"params": net.image.parameters()},
+        {"params": [*net.line.parameters(), *net.unused.parameters()], "lr": 0.01},
+    ]
+
+
+def _loss(net: Net, step: int) -> torch.Tensor:
+    torch.manual_seed(step)
+    loss: torch.Tensor = net(torch.randn(4, 3, 6, 6)).pow(2).mean() * 10
+    return loss
+
+
+def _run(net: Net, optimizer: Any, steps: range, scheduler: Any = None) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        _loss(net, step).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+
+
+def _assert_alike(one: Net, other: Net, *, needs_root: bool) -> None:
+    for mine, his in zip(one.parameters(), other.parameters(), strict=True):
+        assert_same(mine.detach(), his.detach(), needs_root=needs_root)
+
+
+@_pairs
+def test_many_steps_with_groups_and_a_schedule(ours: Any, theirs: Any, settings: Any, needs_root: bool) -> None:
+    one, other = _nets()
+    mine, his = ours(_groups(one), **settings), theirs(_groups(other), foreach=False, **settings)
+    for net, optimizer in ((one, mine), (other, his)):
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, [0.02, 0.01], total_steps=100, cycle_momentum=False, anneal_strategy="cos"
+        )
+        _run(net, optimizer, range(80), scheduler)
+    _assert_alike(one, other, needs_root=needs_root)
+    assert isinstance(mine, theirs)
+
+
+@_pairs
+def test_training_goes_on_in_the_other(ours: Any, theirs: Any, settings: Any, needs_root: bool) -> None:
+    one, other = _nets()
+    mine, his = ours(_groups(one), **settings), theirs(_groups(other), foreach=False, **settings)
+    _run(one, mine, range(5))
+    _run(other, his, range(5))
+    # Each is given the other's state, through a pickle as files have it.
+    new_mine = ours(_groups(one), **settings)
+    new_his = theirs(_groups(other), foreach=False, **settings)
+    new_mine.load_state_dict(pickle.loads(pickle.dumps(his.state_dict())))
+    new_his.load_state_dict(pickle.loads(pickle.dumps(mine.state_dict())))
+    new_his.param_groups[0]["foreach"] = new_his.param_groups[1]["foreach"] = False
+    _run(one, new_mine, range(5, 10))
+    _run(other, new_his, range(5, 10))
+    _assert_alike(one, other, needs_root=needs_root)
+
+
+def test_a_grad_scaler_skips_what_is_not_finite() -> None:
+    one, other = _nets()
+    mine, his = optim.AdamW(one.parameters()), torch.optim.AdamW(other.parameters(), foreach=False)
+    for net, optimizer in ((one, mine), (other, his)):
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
+        for step in range(12):
+            optimizer.zero_grad()
+            loss = scaler.scale(_loss(net, step))
+            loss.backward()  # type: ignore[no-untyped-call]
+            if step in (4, 5):
+                assert net.line.weight.grad is not None
+                net.line.weight.grad[0, 0] = float("inf")
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.get_scale() == 256.0 * 2 / 4 * 4
+    assert mine.state[one.line.weight]["step"] == 10
+    _assert_alike(one, other, needs_root=True)
+
+
+def test_closures_and_clipping() -> None:
+    one, other = _nets()
+    mine = optim.AdamW(one.parameters(), max_norm=0.1)
+    his = torch.optim.AdamW(other.parameters(), foreach=False)
+    for step in range(10):
+
+        def closure(step: int = step) -> torch.Tensor:
+            mine.zero_grad()
+            loss = _loss(one, step)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        loss = mine.step(closure)
+        his.zero_grad()
+        theirs = _loss(other, step)
+        theirs.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(other.parameters(), 0.1)
+        his.step()
+        torch.testing.assert_close(loss, theirs)
+    # torch's norm is a sum of fp32, so that the last bits of the coefficient may be others.
+    for ours, his_param in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(ours, his_param, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_short_parameters_have_master_weights(stochastic: bool) -> None:
+    torch.manual_seed(3)
+    master = nn.Parameter(torch.randn(500))
+    short = nn.Parameter(master.detach().bfloat16())
+    master.data.copy_(short.detach())
+    mine = optim.AdamW([short], stochastic_rounding=stochastic, seed=4)
+    his = torch.optim.AdamW([master], foreach=False)
+    for step in range(20):
+        short.grad = torch.randn(500).bfloat16()
+        master.grad = short.grad.float()
+        mine.step()
+        his.step()
+        if step == 10:
+            again = optim.AdamW([short], stochastic_rounding=stochastic, seed=4)
+            again.load_state_dict(pickle.loads(pickle.dumps(mine.state_dict())))
+            mine = again
+    assert_same(mine.state[short]["master"], master.detach(), needs_root=True)
+    assert mine.state[short]["exp_avg"].dtype == torch.float32
+    away = (short.detach().float() - master.detach()).abs() / master.detach().abs()
+    assert away.max() < (2.0**-7 if stochastic else 2.0**-8) * 1.01
+    assert torch.equal(short.detach(), master.detach().bfloat16()) is not stochastic
+
+
+def test_lion_goes_down_and_can_be_saved() -> None:
+    net, _ = _nets()
+    lion = optim.Lion(_groups(net), lr=1e-3, weight_decay=0.1)
+    before = _loss(net, 0).item()
+    _run(net, lion, range(50))
+    assert _loss(net, 0).item() < before / 2
+    assert set(lion.state[net.line.weight]) == {"step", "exp_avg"}
+    again = optim.Lion(_groups(net), lr=1.0)
+    again.load_state_dict(lion.state_dict())
+    assert again.param_groups[1]["lr"] == 0.01
+    with pytest.raises(ValueError, match="betas are"):
+        optim.Lion(net.parameters(), betas=(1.0, 0.9))
+
+
+def test_an_optimizer_is_copied_and_pickled_with_its_state() -> None:
+    net, _ = _nets()
+    optimizer = optim.AdamW(net.parameters(), max_norm=1.0, threads=1)
+    _run(net, optimizer, range(3))
+    other, again = pickle.loads(pickle.dumps((net, optimizer)))
+    _run(net, optimizer, range(3, 6))
+    _run(other, again, range(3, 6))
+    _assert_alike(net, other, needs_root=True)
+
+
+def test_what_is_refused() -> None:
+    embedding = nn.Embedding(10, 4, sparse=True)
+    embedding(torch.tensor([1, 2])).sum().backward()  # type: ignore[no-untyped-call]
+    before = embedding.weight.detach().clone()
+    with pytest.raises(RuntimeError, match="sparse=False, or give"):
+        optim.AdamW(embedding.parameters()).step()
+    assert torch.equal(embedding.weight.detach(), before)
+    double = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    double.grad = torch.zeros_like(double)
+    with pytest.raises(TypeError, match=r"not torch\.float64"):
+        optim.SGD([double]).step()
+    param = nn.Parameter(torch.zeros(3))
+    param.grad = torch.zeros(3)
+    with pytest.raises(ValueError, match="neither be differentiated"):
+        optim.SGD([param], differentiable=True).step()
+    with pytest.raises(ValueError, match="Invalid learning rate"):
+        optim.AdamW([param], lr=-1.0)
+    assert deepnvme.optim is optim
