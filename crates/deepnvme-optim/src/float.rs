@@ -137,7 +137,7 @@ mod tests {
             let up = (0..0x1_0000_u32).filter(|noise| S::stochastic(value, *noise) != short).count();
             assert_eq!(up, part * 0x1000, "{short:x}, {part}/16");
             assert!((0..64).all(|noise| [short, short + 1].contains(&S::stochastic(value, noise * 1023))));
-            let nearest = if part < 8 || (part == 8 && short % 2 == 0) { short } else { short + 1 };
+            let nearest = if part < 8 || (part == 8 && short.is_multiple_of(2)) { short } else { short + 1 };
             assert_eq!(S::nearest(value), nearest);
         }
     }

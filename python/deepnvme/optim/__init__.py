@@ -5,7 +5,8 @@
 :class:`Adam`, :class:`AdamW`, :class:`SGD` and :class:`Adagrad` are torch's own classes but for their ``step``:
 parameter groups, schedulers, closures, and state dicts are torch's, and can be exchanged with torch's in the middle of
 a training, in both directions. Their fp32 steps give the bits of torch's with ``foreach=False, fused=False``.
-torch has no :class:`Lion`.
+torch has no :class:`Lion`. With ``fused=True`` they take exact square roots, as torch's fused steps do; where MKL's are
+others, as on AMD processors, that is nearly twice as fast.
 
 Parameters of bf16 and fp16 have fp32 master weights and moments beside them; ``stochastic_rounding=True`` rounds them
 at random. With a ``GradScaler`` gradients are unscaled within the step (``.grad`` stays scaled). ``max_norm`` clips by

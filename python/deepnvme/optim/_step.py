@@ -46,7 +46,9 @@ class KernelSteps(_Base):
         options = self._options
         # torch's GradScaler leaves unscaling to those that say so.
         self._step_supports_amp_scaling = True
-        self._kernel = Kernel(threads=options["threads"], root=root())
+        # torch's fused steps take exact roots, whatever the others do.
+        kind = "exact" if self.defaults.get("fused") else root()
+        self._kernel = Kernel(threads=options["threads"], root=kind)
         self._store: StateStore = MemoryStore(self)
         self._stochastic, self._seed = options["stochastic_rounding"], options["seed"]
         self._max_norm: float | None = options["max_norm"]

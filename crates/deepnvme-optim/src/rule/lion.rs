@@ -60,7 +60,7 @@ impl Scalars {
         for at in places::<S>() {
             let (mut weight, grad, old) = (load(simd, weights, at), grad.load(simd, at), load(simd, mean, at));
             if let Some(decay) = self.decay {
-                weight = weight * S::f32s::splat(simd, decay);
+                weight *= S::f32s::splat(simd, decay);
             }
             let direction = self.direction.between(simd, old, grad);
             // Neither zero nor a NaN has a sign.
