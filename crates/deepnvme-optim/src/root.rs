@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | [`Root::Exact`] | `fused=True`, builds without MKL | IEEE's: the nearest number |
 //! | [`Root::TwoStep`] | MKL on AMD processors | another number than the nearest for 17% of mantissas, one unit off |
-//! | [`Root::TwoStepFused`] | MKL's kernel for AVX2 | the nearest number, except below 1e-27 |
+//! | [`Root::TwoStepFused`] | MKL's kernel for AVX2 | the nearest number, but for some below 3e-34 |
 //!
 //! The latter two begin with the processor's estimate of the reciprocal root (`rsqrtps`), improve root and half of the
 //! reciprocal together, and correct the root once by what its square leaves. They differ in whether products and sums

@@ -197,7 +197,7 @@ def test_an_optimizer_is_copied_and_pickled_with_its_state() -> None:
 
 def test_what_is_refused() -> None:
     embedding = nn.Embedding(10, 4, sparse=True)
-    embedding(torch.tensor([1, 2])).sum().backward()  # type: ignore[no-untyped-call]
+    embedding(torch.tensor([1, 2])).sum().backward()
     before = embedding.weight.detach().clone()
     with pytest.raises(RuntimeError, match="sparse=False, or give"):
         optim.AdamW(embedding.parameters()).step()
