@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from deepnvme._deepnvme import Kernel
@@ -11,9 +9,17 @@ from deepnvme._deepnvme import Kernel
 _VALUES = 1 << 14
 
 
-@functools.cache
+_found: list[str] = []
+
+
 def root() -> str:
     """Name the kernel's root that has the bits of `torch.sqrt`; the exact one where none has."""
+    if not _found:
+        _found.append(_find())
+    return _found[0]
+
+
+def _find() -> str:
     # Every exponent, and mantissas that lie as evenly as can be.
     places = torch.arange(_VALUES, dtype=torch.int64)
     bits = (places * 0x7F80_0000 // _VALUES) ^ (places * 0x9E37_79B1 & 0x7F_FFFF)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -12,16 +12,11 @@ from deepnvme._deepnvme import Kernel
 from deepnvme.optim._root import root
 from deepnvme.optim._store import MASTER, MemoryStore, Piece, StateStore, flat
 
-if TYPE_CHECKING:
-    _Base = torch.optim.Optimizer
-else:
-    _Base = object
-
 Group = dict[str, Any]
 _SHORT = (torch.bfloat16, torch.float16)
 
 
-class KernelSteps(_Base):
+class KernelSteps(torch.optim.Optimizer):
     """Comes before one of torch's optimizers, and takes the place of its `step`."""
 
     def __init__(

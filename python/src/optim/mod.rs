@@ -101,6 +101,7 @@ impl PyKernel {
     }
 
     /// The sum of the squares of all elements of some tensors, each multiplied by ``unscale``, and whether all are finite.
+    #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
     #[pyo3(signature = (grads, *, unscale=1.0))]
     fn measure(&self, py: Python<'_>, grads: Vec<Bound<'_, PyAny>>, unscale: f32) -> PyResult<(f64, bool)> {
         let grads = grads.iter().map(|grad| Floats::new(grad, Use::Take)).collect::<PyResult<Vec<_>>>()?;
