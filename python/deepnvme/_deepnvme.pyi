@@ -10,6 +10,7 @@ from typing_extensions import Buffer, Self
 __all__ = [
     "BackendProbe",
     "Engine",
+    "Kernel",
     "Pending",
     "Probe",
     "Progress",
