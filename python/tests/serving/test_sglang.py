@@ -17,20 +17,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-# `file_bytes` looks at what the scheduler has open while it runs: files without names in the folder.
+# `unnamed` looks at what processes have open while they run: files without names in the folder.
 GENERATE = """
     import glob, os
     import sglang
 
     def unnamed():
-        sizes = []
+        # A process has a file open once for direct I/O and once without.
+        seen = set()
         for link in glob.glob("/proc/[0-9]*/fd/*"):
             try:
                 if os.readlink(link).startswith({folder!r}):
-                    sizes.append(os.stat(link).st_size)
+                    found = os.stat(link)
+                    seen.add((link.split("/")[2], found.st_ino, found.st_size))
             except OSError:
                 pass
-        return sorted(sizes)
+        return sorted(size for _, _, size in seen)
 
     if __name__ == "__main__":
         engine = sglang.Engine(
