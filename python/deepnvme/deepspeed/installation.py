@@ -9,7 +9,7 @@ from types import ModuleType
 from deepnvme._patching.hooks import ImportHook
 from deepnvme._patching.patches import Patches
 
-from . import children, takeover
+from . import children, mends, takeover
 from .builders import BUILDERS
 
 
@@ -18,19 +18,31 @@ class _Installation:
 
     def __init__(self) -> None:
         self._patches = Patches()
-        hook = ImportHook(takeover.wanted, self._change)
+        hook = ImportHook(_is_wanted, self._change_new)
         sys.meta_path.insert(0, hook)
         self._patches.on_undo(lambda: sys.meta_path.remove(hook))
         children.inherit(install, self._patches)
-        modules = _deepspeed_modules()
+        try:
+            self._change_loaded(_deepspeed_modules())
+        except BaseException:
+            self.undo()
+            raise
+
+    def _change_loaded(self, modules: list[ModuleType]) -> None:
         for module in modules:
-            if takeover.wanted(module.__name__):
-                self._change(module)
+            if _is_wanted(module.__name__):
+                self._change(module, is_new=False)
         for module in modules:
             takeover.rebind(module, self._patches)
 
-    def _change(self, module: ModuleType) -> None:
-        takeover.change(module, self._patches)
+    def _change_new(self, module: ModuleType) -> None:
+        self._change(module, is_new=True)
+
+    def _change(self, module: ModuleType, *, is_new: bool) -> None:
+        if takeover.wanted(module.__name__):
+            takeover.change(module, self._patches)
+        if mends.wanted(module.__name__):
+            mends.mend(module, self._patches, is_new=is_new)
 
     def undo(self) -> None:
         self._patches.undo()
@@ -67,6 +79,8 @@ def install() -> None:
     these ops, and they count as installed and compatible; `gds` is compatible where torch reaches an NVIDIA GPU.
     Processes started by `multiprocessing` inherit the installation; any other program calls `install()` itself.
 
+    Three faults of DeepSpeed's own Python code are mended as long as it is installed: `mends` names them.
+
     A second call changes nothing, and one `uninstall` undoes any number of calls. Ops and handles that DeepSpeed
     has loaded already stay what they are, before and after.
 
@@ -80,6 +94,10 @@ def install() -> None:
 def uninstall() -> None:
     """Gives DeepSpeed its own ops back. Does nothing where they are not replaced."""
     _switch.off()
+
+
+def _is_wanted(name: str) -> bool:
+    return takeover.wanted(name) or mends.wanted(name)
 
 
 def _deepspeed_modules() -> list[ModuleType]:

@@ -1,0 +1,64 @@
+"""Puts back what DeepSpeed leaves behind when it goes on from a checkpoint of an optimizer on NVMe.
+
+With `offload_optimizer` to `nvme`, `save_checkpoint` copies the swap files into the checkpoint and writes everything
+else of the optimizer into the usual file. `load_checkpoint` copies the swap files back and never opens the other one,
+so that Adam begins at step 1 again, forgets in a new process that it had moments, and small sub-groups, which are not
+swapped, stay as they were before. The training goes on, with other losses than without the interruption.
+
+Everything that is missing is in the checkpoint: this reads it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def restore_state(engine: Any, load_path: str) -> None:
+    """Finishes a `load_checkpoint` of `engine` that has just read `load_path`, a file in the folder of the checkpoint."""
+    zero = engine.optimizer
+    swapper = getattr(zero, "optimizer_swapper", None)
+    if swapper is None or engine.load_universal_checkpoint():
+        return
+    tag_folder = Path(load_path).parent
+    path = engine._get_zero_ckpt_name(str(tag_folder.parent), tag_folder.name)  # noqa: SLF001 - only DeepSpeed knows
+    saved = engine.checkpoint_engine.load(path, map_location="cpu")["optimizer_state_dict"]
+    zero.loss_scaler = saved["loss_scaler"]
+    zero.dynamic_loss_scale = saved["dynamic_loss_scale"]
+    zero.overflow = saved["overflow"]
+    _restore_optimizer(zero, saved["optimizer_state_dict"])
+    for sub_group, master in enumerate(zero.fp32_partitioned_groups_flat):
+        if zero._swappable_optimizer_subgroup(sub_group):  # noqa: SLF001
+            numel = int(zero.fp16_partitioned_groups_flat_numel[sub_group])
+            _announce(swapper, master, zero.optimizer.state.get(master, {}), numel)
+        else:
+            master.data.copy_(saved["fp32_flat_groups"][sub_group].data)
+            zero._reassign_or_swap_out_partitioned_parameters(sub_group)  # noqa: SLF001
+    # What all ranks keep whole is put together again from what has just changed.
+    zero.checkpoint_event_epilogue()
+
+
+def _restore_optimizer(zero: Any, saved: dict[str, Any]) -> None:
+    # Between steps DeepSpeed keeps the groups of its optimizer empty.
+    zero._set_fp32_optimizer_param_groups()  # noqa: SLF001
+    try:
+        zero.optimizer.load_state_dict(saved)
+    finally:
+        zero._clear_fp32_optimizer_param_groups()  # noqa: SLF001
+
+
+def _announce(swapper: Any, master: torch.Tensor, state: dict[str, Any], numel: int) -> None:
+    """Tells the swapper which tensors of a sub-group's state lie in files; it reads them at the next step."""
+    info = swapper.swap_params_info[swapper.parameter_id(master)]
+    # As `purge_state` does for all: what there was before the load is no more.
+    info.tensors = info.tensors[:1]
+    info.has_state_tensors = False
+    info.release_unswapped_gradients()
+    swapped = [value for value in state.values() if torch.is_tensor(value) and value.dim() == 1 and value.numel() == 0]
+    for value in swapped:
+        # The swapper asks for the size. Memory that nobody touches costs nothing.
+        value.data = torch.empty(numel, dtype=master.dtype)
+    swapper._update_param_state_info(info, master)  # noqa: SLF001
+    info.release_memory()

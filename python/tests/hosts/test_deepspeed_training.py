@@ -1,0 +1,154 @@
+"""A real DeepSpeed trains a real language model with its state on disk: on our op, on its own, and in memory.
+
+Losses are compared bit by bit. Each op has processes of its own, in which the jobs run one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from . import zero_jobs
+
+pytest.importorskip("torch")
+pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: make test-hosts")
+
+PROGRAM = Path(__file__).with_name("zero_program.py")
+# Built by `make test-hosts`; tests never compile.
+OPS = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path(sys.prefix) / "torch_extensions"))
+SECONDS_MAX = 900
+
+
+def is_built(op: str) -> bool:
+    return any((OPS / op).glob(f"{op}*.so"))
+
+
+# DeepSpeed's own Adam where it could be built; the same for both ops, anyway.
+ADAM = {} if is_built("cpu_adam") else {"torch_adam": True}
+needs_their_op = pytest.mark.skipif(
+    not is_built("async_io"), reason="DeepSpeed's own async_io is not built (make test-hosts: needs g++, libaio-dev)"
+)
+
+
+def train(
+    op: str, folder: Path, jobs: list[dict[str, Any]], *, processes: int = 1, options: tuple[str, ...] = ()
+) -> list[dict[str, Any]]:
+    """Run jobs; the answers of all ranks."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    errand = json.dumps({"op": op, "answers": str(folder / "answers"), "jobs": jobs})
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
+        "DS_ACCELERATOR": "cpu",
+        "TORCH_EXTENSIONS_DIR": str(OPS),
+        # Torch and DeepSpeed are thousands of files, which need not be compiled by each of these processes.
+        "PYTHONPYCACHEPREFIX": str(Path(sys.prefix) / "pycache"),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(processes),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    logs = [folder / f"log{rank}" for rank in range(processes)]
+    running = []
+    for rank, log in enumerate(logs):
+        with log.open("w") as output:
+            ranked = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            command = [sys.executable, *options, str(PROGRAM), errand]
+            running.append(subprocess.Popen(command, env=ranked, stdout=output, stderr=subprocess.STDOUT))
+    try:
+        statuses = [process.wait(SECONDS_MAX) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    assert not any(statuses), "\n".join(log.read_text()[-4000:] for log in logs)
+    lines = [line for rank in range(processes) for line in (folder / f"answers{rank}").read_text().splitlines()]
+    return [json.loads(line) for line in lines]
+
+
+def by_name(answers: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {answer["name"]: answer for answer in answers}
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("ours")
+    return by_name(train("ours", folder, zero_jobs.in_memory(folder, ADAM) + zero_jobs.single(folder, ADAM)))
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("theirs")
+    return by_name(train("theirs", folder, zero_jobs.single(folder, ADAM)))
+
+
+CASES = {job["name"]: job for job in zero_jobs.single(Path(), {"lr": 0})}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_in_memory(ours: dict[str, dict[str, Any]], case: str) -> None:
+    expected = ours[CASES[case]["like"]]["losses"]
+    assert ours[case]["losses"] == expected
+    if "inference" not in case:
+        assert len(set(expected)) == len(expected), "it did not train"
+        assert expected[-1] < expected[0]
+    zero = CASES[case]["config"]["zero_optimization"]
+    swapped = ours[case]["swapped"]
+    if "nvme" in zero.get("offload_optimizer", {}).values():
+        assert any(name.startswith("exp_avg_sq") for name in swapped), swapped
+        assert any("gradient" in name for name in swapped), swapped
+    if "nvme" in zero.get("offload_param", {}).values():
+        assert any(name.endswith("_param.tensor.swp") for name in swapped), swapped
+
+
+@needs_their_op
+@pytest.mark.parametrize("case", CASES)
+def test_their_op(ours: dict[str, dict[str, Any]], theirs: dict[str, dict[str, Any]], case: str) -> None:
+    assert ours[case]["losses"] == theirs[case]["losses"]
+    # The same files, too: what is swapped is not for the op to choose.
+    assert len(ours[case]["swapped"]) == len(theirs[case]["swapped"])
+
+
+def test_checkpoint(tmp_path: Path) -> None:
+    saved = by_name(train("ours", tmp_path, zero_jobs.saving(tmp_path, ADAM)[:1]))
+    loaded = by_name(train("ours", tmp_path, zero_jobs.loading(tmp_path, ADAM)[:1]))
+    assert loaded["saving"]["loaded"]
+    assert loaded["saving"]["losses"] == saved["saving"]["after"]
+
+
+def test_checkpoint_writer(tmp_path: Path) -> None:
+    saved = by_name(train("ours", tmp_path, zero_jobs.saving(tmp_path, ADAM)[1:]))
+    loaded = by_name(train("ours", tmp_path, zero_jobs.loading(tmp_path, ADAM)[1:]))
+    assert loaded["saving, writer"]["losses"] == saved["saving, writer"]["after"]
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    answers = {op: train(op, tmp_path / op, zero_jobs.pair(tmp_path / op, ADAM), processes=2) for op in their_ops()}
+    for ranks in answers.values():
+        for rank in (ranks[:3], ranks[3:]):
+            losses = [answer["losses"] for answer in rank]
+            assert losses[1:] == losses[:1] * 2
+            assert any(name.startswith("exp_avg") for name in rank[2]["swapped"])
+            assert any(name.endswith("_param.tensor.swp") for name in rank[2]["swapped"])
+    assert len({json.dumps([answer["losses"] for answer in ranks]) for ranks in answers.values()}) == 1
+
+
+def their_ops() -> list[str]:
+    return ["ours", "theirs"] if is_built("async_io") else ["ours"]
+
+
+def test_python_without_asserts(tmp_path: Path, ours: dict[str, dict[str, Any]]) -> None:
+    """DeepSpeed reads and writes inside of `assert`, which `python -O` drops."""
+    (job,) = (job for job in zero_jobs.single(tmp_path, ADAM) if job["name"] == "fast_init")
+    (answer,) = train("ours", tmp_path, [job], options=("-O",))
+    assert answer["losses"] == ours["memory"]["losses"]
+    assert answer["swapped"] == ours["fast_init"]["swapped"] or len(answer["swapped"]) > 0

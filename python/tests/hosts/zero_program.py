@@ -1,0 +1,173 @@
+"""A real language model, trained by a real DeepSpeed: run as a program by the tests of this folder.
+
+    python zero_program.py '{"op": "ours", "folder": "/tmp/x", "jobs": [...]}'
+
+Each job is one `deepspeed.initialize` with some steps after it. The answer is one line of JSON for each job, in the
+file that `answers` names, with the rank of the process behind it.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import importlib
+import itertools
+import json
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import deepnvme.deepspeed
+from deepnvme._patching.patches import Patches
+from deepnvme.deepspeed import mends
+
+# Of each model some parameters are large enough for DeepSpeed to swap (1 MiB), also halved for two processes, and
+# some are not.
+VOCABULARY = 2816
+CONTEXT = 32
+WIDTH = 384
+LAYERS = 2
+BATCH = 2
+SEED = 11
+
+
+class Block(torch.nn.Module):
+    """Attention and a perceptron, each with its norm, as in GPT-2."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
+        self.qkv = torch.nn.Linear(width, 3 * width)
+        self.joined = torch.nn.Linear(width, width)
+        self.wide = torch.nn.Linear(width, 4 * width)
+        self.narrow = torch.nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Look back, then think."""
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norm_1(x)).view(batch, length, 3, 8, width // 8).permute(2, 0, 3, 1, 4)
+        seen = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.joined(seen.transpose(1, 2).reshape(batch, length, width))
+        return x + self.narrow(torch.nn.functional.gelu(self.wide(self.norm_2(x))))
+
+
+class Model(torch.nn.Module):
+    """Predicts the next word of a text."""
+
+    def __init__(self, width: int = WIDTH, layers: int = LAYERS) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(VOCABULARY, width)
+        self.places = torch.nn.Embedding(CONTEXT, width)
+        self.blocks = torch.nn.ModuleList(Block(width) for _ in range(layers))
+        self.norm = torch.nn.LayerNorm(width)
+        self.head = torch.nn.Linear(width, VOCABULARY, bias=False)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        """Give the logits."""
+        x = self.words(text) + self.places(torch.arange(text.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def tokens() -> torch.Tensor:
+    """This project's own pages, word by word; the rarest words are one."""
+    folder = Path(__file__).parents[3]
+    pages = [*sorted(folder.glob("*.md")), *sorted(folder.glob("docs/*.md"))]
+    words = [word for page in pages for word in re.findall(r"\w+|\W", page.read_text())]
+    order = {word: place for place, (word, _) in enumerate(Counter(words).most_common())}
+    return torch.tensor([min(order[word], VOCABULARY - 1) for word in words])
+
+
+def batches(rank: int) -> Any:
+    """Pieces of the text, for ever."""
+    text = tokens()
+    generator = torch.Generator().manual_seed(1000 * SEED + rank)
+    while True:
+        starts = torch.randint(0, len(text) - CONTEXT - 1, (BATCH,), generator=generator)
+        yield torch.stack([text[start : start + CONTEXT + 1] for start in starts])
+
+
+def initialize(job: dict[str, Any]) -> Any:
+    """Give the engine."""
+    deepspeed = importlib.import_module("deepspeed")
+    torch.manual_seed(SEED)
+    if job.get("born_sharded"):
+        with deepspeed.zero.Init(config_dict_or_path=job["config"]):
+            model = Model()
+    else:
+        model = Model()
+    parameters = None if job.get("inference") else list(model.parameters())
+    engine, *_ = deepspeed.initialize(model=model, config=job["config"], model_parameters=parameters)
+    return engine
+
+
+def losses(engine: Any, steps: int, skip: int) -> list[float]:
+    """Train on the pieces after the first `skip`, and give the loss of each."""
+    found = []
+    data = itertools.islice(batches(torch.distributed.get_rank()), skip, skip + steps)
+    for text in data:
+        logits = engine(text[:, :-1])
+        loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), text[:, 1:].flatten())
+        engine.backward(loss)
+        engine.step()
+        found.append(loss.item())
+    return found
+
+
+def logits(engine: Any) -> list[str]:
+    """The bits of what the model says, three times."""
+    engine.module.eval()
+    text = next(batches(0))[:, :-1]
+    with torch.no_grad():
+        return [hashlib.sha256(engine(text).float().numpy().tobytes()).hexdigest() for _ in range(3)]
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """Do one job."""
+    engine = initialize(job)
+    steps = job["steps"] * job["config"]["gradient_accumulation_steps"]
+    answer: dict[str, Any] = {"name": job["name"]}
+    if "load" in job:
+        answer["loaded"] = engine.load_checkpoint(job["load"])[0]
+    answer["losses"] = logits(engine) if job.get("inference") else losses(engine, steps, job.get("skip", 0))
+    if "save" in job:
+        engine.save_checkpoint(job["save"])
+        answer["after"] = losses(engine, job["more"], steps)
+    nvme = [part.get("nvme_path") for part in job["config"]["zero_optimization"].values() if isinstance(part, dict)]
+    answer["swapped"] = sorted({path.name for folder in nvme if folder for path in Path(folder).rglob("*.swp")})
+    engine.destroy()
+    return answer
+
+
+def main() -> int:
+    """Do all jobs."""
+    errand = json.loads(sys.argv[1])
+    if errand["op"] == "ours":
+        deepnvme.deepspeed.install()
+    deepspeed = importlib.import_module("deepspeed")
+    if errand["op"] == "theirs":
+        # Without this, it stops where it reads parameters ahead, with any op.
+        name = "deepspeed.runtime.swap_tensor.partitioned_param_swapper"
+        mends.mend(importlib.import_module(name), Patches(), is_new=False)
+    torch.set_num_threads(1)
+    # An op for the messages between processes, minutes to compile; gloo carries them as well.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
+    rank = torch.distributed.get_rank()
+    with Path(f"{errand['answers']}{rank}").open("w") as answers:
+        for job in errand["jobs"]:
+            answer = run(job)
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+            gc.collect()
+    torch.distributed.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
