@@ -29,8 +29,8 @@ test: setup ## all tests (SUITES="rust loom valgrind python" names some of them)
 	cargo build --quiet --package deepnvme-standin
 	@$(BIN)/python scripts/run_tests.py $(SUITES)
 
-test-hosts: setup $(HOSTS)/stamp ## tests inside the training libraries, which are installed into .venv-hosts for that
-	@$(HOSTS)/bin/python -m pytest python/tests/hosts
+test-hosts: setup $(HOSTS)/stamp $(HOSTS)/deepspeed-ops ## tests inside the training libraries, which are installed into .venv-hosts for that
+	@$(HOSTS)/bin/python -m pytest -o faulthandler_timeout=900 python/tests/hosts
 
 test-serving: setup $(SERVING)/stamp ## tests inside vLLM and SGLang on the CPU, which are installed into .venv-serving for that
 	@$(SERVING)/bin/python -m pytest -o faulthandler_timeout=900 python/tests/serving
@@ -94,6 +94,11 @@ $(STAMPS)/wheel: $(STAMPS)/dev $(RUST) $(PACKAGE)
 
 $(HOSTS)/stamp: $(STAMPS)/dev python/tests/hosts/requirements.txt
 	$(BIN)/python scripts/setup.py hosts python/tests/hosts/requirements.txt
+	@touch $@
+
+# What training on our op is compared with; compiled once, in three to fifteen minutes. Without it those tests are skipped.
+$(HOSTS)/deepspeed-ops: $(HOSTS)/stamp
+	@$(HOSTS)/bin/python python/tests/hosts/build_deepspeed_ops.py
 	@touch $@
 
 $(SERVING)/stamp: $(STAMPS)/dev python/tests/serving/requirements.txt python/tests/serving/servers.txt

@@ -54,7 +54,7 @@ def _does_io_in_asserts(name: str) -> bool:
 def _restore_asserts(module: ModuleType, *, is_new: bool) -> None:
     if not is_new:
         msg = (
-            f"{module.__name__} was imported before deepnvme.deepspeed.install(): under `python -O` it drops all of its "
+            f"{module.__name__} was imported before deepnvme.deepspeed.install(): under `python -O` it drops all its "
             "reads and writes; call install() before `import deepspeed`, or run Python without -O"
         )
         raise RuntimeError(msg)
@@ -102,4 +102,3 @@ def _restoring(original: Callable[..., Any]) -> Callable[..., Any]:
         return found
 
     return load_checkpoint
-

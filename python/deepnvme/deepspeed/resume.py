@@ -17,7 +17,7 @@ import torch
 
 
 def restore_state(engine: Any, load_path: str) -> None:
-    """Finishes a `load_checkpoint` of `engine` that has just read `load_path`, a file in the folder of the checkpoint."""
+    """Finishes a `load_checkpoint` of `engine`, which has just read `load_path`, a file in that folder."""
     zero = engine.optimizer
     swapper = getattr(zero, "optimizer_swapper", None)
     if swapper is None or engine.load_universal_checkpoint():

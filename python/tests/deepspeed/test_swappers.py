@@ -91,6 +91,11 @@ def test_partitioned_parameter_swapper(distributed: Any, tmp_path: Path) -> None
         for param in group:
             assert torch.equal(param.ds_tensor, expected[param.ds_id])
         swapper.remove_partition_and_release_buffers(group)
+    # As DeepSpeed asks for a parameter whose forward and backward pass both come soon.
+    swapper.swap_in([params[1], params[0], params[1]], async_op=False)
+    assert torch.equal(params[1].ds_tensor, expected[1])
+    swapper.remove_partition_and_release_buffers(params[:2])
+    assert swapper.available_swap_in_buffers() == 3
     # Straight into memory of the caller, pinned and aligned or not.
     for target in (torch.empty(NUMEL + 4), swapper.aio_read_handle.new_cpu_locked_tensor(300_032, torch.empty(0))):
         param = params[4]

@@ -52,7 +52,8 @@ class Block(torch.nn.Module):
         q, k, v = self.qkv(self.norm_1(x)).view(batch, length, 3, 8, width // 8).permute(2, 0, 3, 1, 4)
         seen = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.joined(seen.transpose(1, 2).reshape(batch, length, width))
-        return x + self.narrow(torch.nn.functional.gelu(self.wide(self.norm_2(x))))
+        y: torch.Tensor = x + self.narrow(torch.nn.functional.gelu(self.wide(self.norm_2(x))))
+        return y
 
 
 class Model(torch.nn.Module):
@@ -71,7 +72,8 @@ class Model(torch.nn.Module):
         x = self.words(text) + self.places(torch.arange(text.shape[1]))
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        y: torch.Tensor = self.head(self.norm(x))
+        return y
 
 
 def tokens() -> torch.Tensor:
@@ -98,9 +100,9 @@ def initialize(job: dict[str, Any]) -> Any:
     torch.manual_seed(SEED)
     if job.get("born_sharded"):
         with deepspeed.zero.Init(config_dict_or_path=job["config"]):
-            model = Model()
+            model = Model(job.get("width", WIDTH))
     else:
-        model = Model()
+        model = Model(job.get("width", WIDTH))
     parameters = None if job.get("inference") else list(model.parameters())
     engine, *_ = deepspeed.initialize(model=model, config=job["config"], model_parameters=parameters)
     return engine

@@ -1,0 +1,168 @@
+"""``python -m zerobench``: the same training on both ops, step for step in turns."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from storagebench import environment
+from storagebench.quiet import quiet_disk
+from storagebench.rounds import order
+from zerobench.child import AIO, CONTEXT, LAYERS, ROWS, WIDTH, WORDS
+
+OPS = ("deepnvme", "DeepSpeed")
+# The first steps make files, moments and the order in which parameters are fetched.
+_UNCOUNTED = 2
+
+
+class Child:
+    """A training in a process of its own."""
+
+    def __init__(self, op: str, row: str, scratch: Path) -> None:
+        folder = scratch / op
+        folder.mkdir()
+        self._log = scratch / f"{op}.log"
+        with self._log.open("w") as errors:
+            command = [sys.executable, "-m", "zerobench.child", op, row, str(folder)]
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+
+    def step(self) -> dict[str, float]:
+        """Have it make one step.
+
+        Raises:
+            RuntimeError: it ended.
+        """
+        print("step", file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline() if self._process.stdout else ""
+        if not line:
+            raise RuntimeError(self._log.read_text()[-2000:])
+        answer: dict[str, float] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+
+
+def measure(row: str, rounds: int, scratch: Path) -> dict[str, list[dict[str, float]]]:
+    """Give the counted steps of each op; their losses are the same to the last bit.
+
+    Raises:
+        RuntimeError: the losses differ, or one of them ended.
+    """
+    steps: dict[str, list[dict[str, float]]] = {op: [] for op in OPS}
+    children: dict[str, Child] = {}
+    with quiet_disk(scratch) as quiet:
+        try:
+            for op in OPS:
+                children[op] = Child(op, row, scratch)
+            for index in range(rounds + _UNCOUNTED):
+                losses = set()
+                for op in order(OPS, index):
+                    quiet.wait()
+                    answer = children[op].step()
+                    losses.add(answer["loss"])
+                    if index >= _UNCOUNTED:
+                        steps[op].append(answer)
+                    print(f"{row:20} {op:10} {answer}", file=sys.stderr, flush=True)
+                if len(losses) != 1:
+                    raise RuntimeError(f"the losses of step {index} differ: {losses}")
+        finally:
+            for child in children.values():
+                child.close()
+    return steps
+
+
+def summed(steps: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """Give medians, spread, and the median of the ratios within the rounds."""
+    pairs = list(zip(steps["DeepSpeed"], steps["deepnvme"], strict=True))
+    return {
+        **{
+            op: {
+                **{key: median(one[key] for one in found) for key in found[0] if key != "loss"},
+                "min_s": min(one["step_s"] for one in found),
+                "max_s": max(one["step_s"] for one in found),
+            }
+            for op, found in steps.items()
+        },
+        "times": {
+            key: median(theirs[key] / ours[key] for theirs, ours in pairs)
+            for key in ("step_s", "passes_s", "cpu_s")
+        },
+    }
+
+
+def table(row: str, found: dict[str, Any]) -> str:
+    """Draw it for people."""
+    lines = [
+        f"\n{row:20} {'step s':>7} {'min - max':>15} {'passes s':>9} {'CPU s':>7} {'GB read':>8} {'GB written':>10}"
+    ]
+    for op in OPS:
+        one = found[op]
+        spread = f"{one['min_s']:.3f} - {one['max_s']:.3f}"
+        lines.append(
+            f"{op:20} {one['step_s']:7.3f} {spread:>15} {one['passes_s']:9.3f} {one['cpu_s']:7.2f} "
+            f"{one['read_bytes'] / 1e9:8.2f} {one['write_bytes'] / 1e9:10.2f}",
+        )
+    times = found["times"]
+    lines.append(
+        f"ours is {times['step_s']:.2f} times as fast (passes {times['passes_s']:.2f}), "
+        f"with {times['cpu_s']:.2f} of our processor time in theirs"
+    )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(prog="zerobench", description=__doc__)
+    parser.add_argument("--rows", default=",".join(ROWS), help=f"some of {', '.join(ROWS)} (default: all)")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--scratch", type=Path, default=Path("scratch"))
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    arguments = parser.parse_args()
+    scratch = (arguments.scratch / "zero").absolute()
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    rows, loads = [], [os.getloadavg()[0]]
+    for key in arguments.rows.split(","):
+        folder = scratch / key
+        folder.mkdir(parents=True)
+        steps = measure(key, arguments.rounds, folder)
+        shutil.rmtree(folder)
+        rows.append({"key": key, **summed(steps), "samples": steps})
+        loads.append(os.getloadavg()[0])
+        print(table(key, rows[-1]), flush=True)
+        record = {
+            "date": time.strftime("%Y-%m-%d"),
+            "environment": environment.describe(scratch),
+            "model": {"width": WIDTH, "layers": LAYERS, "words": WORDS, "context": CONTEXT},
+            "aio": AIO,
+            "load": loads,
+            "rows": rows,
+        }
+        path = arguments.results / f"{record['date']}-zero.json"
+        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    shutil.rmtree(scratch, ignore_errors=True)
+    for one in rows:
+        faster = one["times"]["step_s"]
+        print(
+            f"{'met' if faster > 1 else 'MISSED':7} {one['key']}: "
+            f"{faster:.2f} times DeepSpeed's own op (wanted: more than 1)",
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

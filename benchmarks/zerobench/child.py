@@ -1,0 +1,162 @@
+"""``python -m zerobench.child OP ROW FOLDER``: trains a language model, one step for each line of standard input.
+
+Without arguments it has DeepSpeed's Adam compiled, and ends.
+
+The answer is one line of JSON: seconds, processor seconds of all threads, bytes to and from the disk, the loss.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# Each block is 12 * WIDTH * WIDTH weights, and there are two tables of WORDS * WIDTH.
+WIDTH, LAYERS, WORDS, CONTEXT = 1024, 4, 8192, 32
+# The queue and block as storagebench found best for DeepSpeed's handle.
+AIO = {
+    "block_size": 1 << 20,
+    "queue_depth": 32,
+    "intra_op_parallelism": 2,
+    "single_submit": False,
+    "overlap_events": True,
+}
+# What is on disk in each row, and whether optimizer states are read ahead and written behind.
+ROWS = {
+    "both": (True, False),
+    "both-pipelined": (True, True),
+    "optimizer": (False, False),
+    "optimizer-pipelined": (False, True),
+}
+
+
+class Block(torch.nn.Module):
+    """Attention and a perceptron."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = torch.nn.LayerNorm(WIDTH), torch.nn.LayerNorm(WIDTH)
+        self.qkv, self.joined = torch.nn.Linear(WIDTH, 3 * WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+        self.wide, self.narrow = torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Look back, then think."""
+        batch, length, _ = x.shape
+        q, k, v = self.qkv(self.norm_1(x)).view(batch, length, 3, 16, -1).permute(2, 0, 3, 1, 4)
+        seen = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.joined(seen.transpose(1, 2).reshape(batch, length, WIDTH))
+        y: torch.Tensor = x + self.narrow(torch.nn.functional.gelu(self.wide(self.norm_2(x))))
+        return y
+
+
+class Model(torch.nn.Module):
+    """Predicts the next word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = torch.nn.Embedding(WORDS, WIDTH), torch.nn.Embedding(CONTEXT, WIDTH)
+        self.blocks = torch.nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.norm, self.head = torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        """Give the logits."""
+        x = self.blocks(self.words(text) + self.places(torch.arange(CONTEXT)))
+        y: torch.Tensor = self.head(self.norm(x))
+        return y
+
+
+def config(row: str, folder: str) -> dict[str, Any]:
+    """Give the config of a row; both ops get the same."""
+    has_parameters, is_pipelined = ROWS[row]
+    where = {"device": "nvme", "nvme_path": folder}
+    zero: dict[str, Any] = {
+        "stage": 3,
+        "sub_group_size": 8_000_000,
+        # Reading parameters ahead stops DeepSpeed 0.19.8 on its own op.
+        "stage3_prefetch_bucket_size": 0,
+        # Parameters come and go, so that they are read in every pass.
+        "stage3_max_live_parameters": 20_000_000,
+        "stage3_max_reuse_distance": 0,
+        "offload_optimizer": {
+            **where,
+            "buffer_count": 14,
+            "pipeline_read": is_pipelined,
+            "pipeline_write": is_pipelined,
+        },
+    }
+    if has_parameters:
+        zero["offload_param"] = {**where, "buffer_count": 20, "buffer_size": 13_000_000, "max_in_cpu": 0}
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "steps_per_print": 1 << 30,
+        "optimizer": {"type": "Adam", "params": {"lr": 1e-4}},
+        "zero_optimization": zero,
+        "aio": AIO,
+    }
+
+
+def _spent() -> tuple[float, float, int, int]:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    io = dict(line.split(": ") for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines())
+    return (
+        time.perf_counter(),
+        usage.ru_utime + usage.ru_stime,
+        int(io["read_bytes"]),
+        int(io["write_bytes"]),
+    )
+
+
+def _prepare(op: str) -> Any:
+    if op == "deepnvme":
+        import deepnvme.deepspeed  # noqa: PLC0415
+
+        deepnvme.deepspeed.install()
+    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "deepspeed-ops"))
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    os.environ.update(alone)
+    import deepspeed  # noqa: PLC0415
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
+    return deepspeed
+
+
+def main() -> None:
+    """Train as often as asked."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    if len(sys.argv) == 1:
+        _prepare("DeepSpeed").ops.op_builder.CPUAdamBuilder().load()
+        return
+    op, row, folder = sys.argv[1:]
+    deepspeed = _prepare(op)
+    torch.manual_seed(1)
+    settings = config(row, folder)
+    # Parameters that are fp32 on disk must be born there.
+    with deepspeed.zero.Init(config_dict_or_path=settings, enabled=ROWS[row][0]):
+        model = Model()
+    engine, *_ = deepspeed.initialize(model=model, config=settings, model_parameters=list(model.parameters()))
+    generator = torch.Generator().manual_seed(2)
+    for _ in sys.stdin:
+        text = torch.randint(0, WORDS, (1, CONTEXT + 1), generator=generator)
+        began = _spent()
+        loss = torch.nn.functional.cross_entropy(engine(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+        engine.backward(loss)
+        computed = time.perf_counter()
+        engine.step()
+        took = [after - before for before, after in zip(began, _spent(), strict=True)]
+        answer = dict(zip(("step_s", "cpu_s", "read_bytes", "write_bytes"), took, strict=True))
+        answer.update(loss=loss.item(), passes_s=computed - began[0])
+        print(json.dumps(answer), file=answers, flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
