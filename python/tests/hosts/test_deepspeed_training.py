@@ -25,6 +25,9 @@ PROGRAM = Path(__file__).with_name("zero_program.py")
 # Built by `make test-hosts`; tests never compile.
 OPS = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path(sys.prefix) / "torch_extensions"))
 SECONDS_MAX = 900
+# This project's own pages, read once: somebody may be writing on them while the tests run.
+PAGES = [page for folder in ("", "docs") for page in sorted((Path(__file__).parents[3] / folder).glob("*.md"))]
+TEXT = "".join(page.read_text() for page in PAGES)
 
 
 def is_built(op: str) -> bool:
@@ -45,7 +48,9 @@ def train(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    errand = json.dumps({"op": op, "answers": str(folder / "answers"), "jobs": jobs})
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "text").write_text(TEXT)
+    errand = json.dumps({"op": op, "answers": str(folder / "answers"), "text": str(folder / "text"), "jobs": jobs})
     environment = {
         **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
         "DS_ACCELERATOR": "cpu",
@@ -57,7 +62,6 @@ def train(
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(processes),
     }
-    folder.mkdir(parents=True, exist_ok=True)
     logs = [folder / f"log{rank}" for rank in range(processes)]
     running = []
     for rank, log in enumerate(logs):

@@ -1,6 +1,6 @@
 """A real language model, trained by a real DeepSpeed: run as a program by the tests of this folder.
 
-    python zero_program.py '{"op": "ours", "folder": "/tmp/x", "jobs": [...]}'
+    python zero_program.py '{"op": "ours", "answers": "/tmp/answers", "text": "/tmp/text", "jobs": [...]}'
 
 Each job is one `deepspeed.initialize` with some steps after it. The answer is one line of JSON for each job, in the
 file that `answers` names, with the rank of the process behind it.
@@ -77,10 +77,8 @@ class Model(torch.nn.Module):
 
 
 def tokens() -> torch.Tensor:
-    """This project's own pages, word by word; the rarest words are one."""
-    folder = Path(__file__).parents[3]
-    pages = [*sorted(folder.glob("*.md")), *sorted(folder.glob("docs/*.md"))]
-    words = [word for page in pages for word in re.findall(r"\w+|\W", page.read_text())]
+    """The text, word by word; the rarest words are one."""
+    words = re.findall(r"\w+|\W", Path(json.loads(sys.argv[1])["text"]).read_text())
     order = {word: place for place, (word, _) in enumerate(Counter(words).most_common())}
     return torch.tensor([min(order[word], VOCABULARY - 1) for word in words])
 
