@@ -24,7 +24,7 @@ pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: make test-h
 PROGRAM = Path(__file__).with_name("zero_program.py")
 # Built by `make test-hosts`; tests never compile.
 OPS = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path(sys.prefix) / "torch_extensions"))
-SECONDS_MAX = 900
+SECONDS_MAX = 3600
 # This project's own pages, read once: somebody may be writing on them while the tests run.
 PAGES = [page for folder in ("", "docs") for page in sorted((Path(__file__).parents[3] / folder).glob("*.md"))]
 TEXT = "".join(page.read_text() for page in PAGES)

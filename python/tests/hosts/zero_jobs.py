@@ -71,7 +71,6 @@ def single(folder: Path, adam: dict[str, Any]) -> list[dict[str, Any]]:
     pipelined: dict[str, Any] = {"pipeline_read": True, "pipeline_write": True}
     add("optimizer", "memory", optimizer="nvme")
     add("optimizer, pipelined", "memory", optimizer="nvme", **pipelined)
-    add("optimizer, reads pipelined", "memory", optimizer="nvme", pipeline_read=True)
     # DeepSpeed swaps the parameters of a model that is there already in bf16 only, whatever the config says.
     add("parameters", "memory, bf16", bf16=True, optimizer="cpu", parameters="nvme")
     fast: dict[str, Any] = {"bf16": True, "optimizer": "nvme", "parameters": "nvme", "fast_init": True}
