@@ -83,6 +83,7 @@ SUITES = [
     Suite("rust", ["cargo", "test", "--workspace", "--no-fail-fast"], count_cargo),
     Suite("loom", ["cargo", "test", "--package", "deepnvme-mem", "--lib", "loom_"], count_cargo, LOOM),
     Suite("loom", ["cargo", "test", "--package", "deepnvme-io", "--test", "loom"], count_cargo, LOOM),
+    Suite("loom", ["cargo", "test", "--package", "deepnvme-swap", "--lib", "loom_"], count_cargo, LOOM),
     Suite("valgrind", [sys.executable, "scripts/valgrind.py"], None),
     Suite("python", [sys.executable, "-m", "pytest"], count_pytest),
 ]

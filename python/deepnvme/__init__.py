@@ -7,6 +7,7 @@ code that wants one. What goes wrong is an exception: :class:`Error`, see :mod:`
 
 ``save`` and ``load`` are for whole states, in the files of torch and safetensors: replaced at once, with checksums, and
 never running code. A :class:`Checkpointer` keeps the last ones of a training run, and saves them in the background.
+A :class:`Swapper` has tensors that stay on disk while nobody uses them.
 
 Example:
     >>> import deepnvme, torch
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from deepnvme import optim
     from deepnvme._checkpoint import Checkpoint, Checkpointer, CheckpointerStats, load, save
     from deepnvme._stream import Streaming, StreamStats, stream
+    from deepnvme._swap import Lend, Swapper, SwapStats
 
 __all__ = [
     "Answer",
@@ -74,6 +76,7 @@ __all__ = [
     "EndOfFileError",
     "Engine",
     "Error",
+    "Lend",
     "Pending",
     "Probe",
     "Progress",
@@ -82,6 +85,8 @@ __all__ = [
     "StreamStats",
     "Streaming",
     "StripeSet",
+    "SwapStats",
+    "Swapper",
     "Trace",
     "Writer",
     "__version__",
@@ -115,6 +120,7 @@ __all__ = [
 _LATER = {
     "_checkpoint": ("Checkpoint", "Checkpointer", "CheckpointerStats", "load", "save"),
     "_stream": ("StreamStats", "Streaming", "stream"),
+    "_swap": ("Lend", "SwapStats", "Swapper"),
 }
 
 

@@ -105,7 +105,10 @@ class WaitTimeoutError(Error, TimeoutError):
 
 
 class CorruptFileError(Error, ValueError):
-    """A checkpoint is not what it says it is: it was cut, damaged or made to deceive. ``offset`` says where."""
+    """A checkpoint, or a swapped tensor, is not what it was or says it is: cut, damaged, made to deceive.
+
+    ``offset`` says where.
+    """
 
 
 class ChecksumError(Error, ValueError):

@@ -37,6 +37,7 @@ mod stats;
 mod stored;
 mod streaming;
 mod stripes;
+mod swap;
 mod threads;
 mod timeline;
 mod torch;
@@ -83,6 +84,8 @@ mod _deepnvme {
     use crate::streaming::{PyPicker, PyStreamer};
     #[pymodule_export]
     use crate::stripes::StripeSet;
+    #[pymodule_export]
+    use crate::swap::{PyLend, PySwapper};
     #[pymodule_export]
     use crate::timeline::Trace;
     #[pymodule_export]

@@ -11,6 +11,7 @@
 //!   them at any time.
 //! - [`Strided`]: the row-major byte order of a tensor whose elements do not lie side by side.
 //! - [`Reserved`]: a long range of addresses, few of whose pages have memory.
+//! - [`Arena`]: one piece of memory that its owner cuts as it likes.
 //! - [`Pool`] and [`Slot`]: one arena cut into equal slots that return themselves when dropped.
 //! - [`dlpack`]: tensors handed over to, and taken from, other libraries without copying.
 //!
@@ -27,6 +28,7 @@
 //! ```
 
 mod alignment;
+mod arena;
 mod buffer;
 pub mod dlpack;
 
@@ -49,6 +51,7 @@ mod strided;
 mod sync;
 
 pub use alignment::Alignment;
+pub use arena::Arena;
 pub use buffer::Buffer;
 pub use lock::LockState;
 pub use pool::Pool;

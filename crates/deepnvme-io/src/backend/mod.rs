@@ -15,6 +15,7 @@ use crate::op::{Completion, Op, Submit};
 pub mod aio;
 pub(crate) mod cachestat;
 pub(crate) mod call;
+mod clone;
 pub(crate) mod copies;
 pub(crate) mod device;
 mod eventfd;
@@ -23,6 +24,8 @@ mod inflight;
 pub mod inline;
 pub mod threads;
 pub mod uring;
+
+pub use clone::clone_range;
 
 /// Which implementation moves the bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]

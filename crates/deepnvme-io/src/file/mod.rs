@@ -4,7 +4,7 @@
 //! part, `alignment` asks the kernel what direct I/O needs.
 
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use rustix::fs::OFlags;
 use crate::backend::cachestat::cached_pages;
 use crate::config::DirectMode;
 use crate::error::{Error, ErrorKind, Result};
-use crate::split::Geometry;
+use crate::split::{Channel, Geometry};
 use crate::stripe::{Layout, StripeSet};
 
 mod alignment;
@@ -168,10 +168,44 @@ impl TensorFile {
         Ok(Arc::new(Self { path: part.path().to_path_buf(), parts: vec![part], layout: Layout::SINGLE }))
     }
 
+    /// As [`from_fd`](Self::from_fd), for the parts of a stripe set, which no manifest names. One part is a plain file.
+    ///
+    /// # Errors
+    /// As [`from_fd`](Self::from_fd); `InvalidInput` for no parts, and where [`StripeSet::new`] finds fault.
+    pub fn from_fds(
+        parts: &[(BorrowedFd<'_>, &Path)],
+        stripe_bytes: u64,
+        access: Access,
+        direct: DirectMode,
+    ) -> Result<Arc<Self>> {
+        let set = StripeSet::new(parts.iter().map(|(_, path)| path.to_path_buf()).collect(), stripe_bytes)?;
+        let adopt = |(fd, path): &(BorrowedFd<'_>, &Path)| Part::adopt(*fd, Some(path), access, direct);
+        let opened = parts.iter().map(adopt).collect::<Result<Vec<_>>>()?;
+        let layout = match parts.len() {
+            1 => Layout::SINGLE,
+            count => Layout { parts: count as u64, stripe_bytes },
+        };
+        Ok(Arc::new(Self { path: set.parts()[0].clone(), parts: opened, layout }))
+    }
+
     /// The path that errors name.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Where the byte at `offset` is: the part's descriptor through the page cache and its path, the offset there, and how many
+    /// bytes from it on lie side by side.
+    ///
+    /// # Errors
+    /// Where that descriptor has yet to be opened, and cannot be.
+    pub fn locate(&self, offset: u64) -> Result<(Arc<OwnedFd>, &Path, u64, u64)> {
+        let (part, at) = self.part_at(offset);
+        let together = match self.layout {
+            Layout::SINGLE => u64::MAX - offset,
+            Layout { stripe_bytes, .. } => stripe_bytes - offset % stripe_bytes,
+        };
+        Ok((part.descriptor(Channel::Buffered)?, part.path(), at, together))
     }
 
     /// Whether transfers bypass the page cache; of a stripe set, the first part that does not decides.

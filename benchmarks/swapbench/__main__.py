@@ -1,0 +1,158 @@
+"""``python -m swapbench``: each tensor of a state is lent, changed and written back, in turns with fio."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import deepnvme
+import torch
+
+from storagebench import environment
+from storagebench.quiet import quiet_disk
+from swapbench.fio_mixed import DEPTHS, ENGINES, Mixed, lay_out
+
+if TYPE_CHECKING:
+    from storagebench.quiet import Quiet
+
+_WANTED = 0.9
+
+
+def step(swapper: deepnvme.Swapper, keys: list[str]) -> dict[str, float]:
+    """Lend, change and write back every tensor once, to the last byte on disk."""
+    before, usage = swapper.stats(), resource.getrusage(resource.RUSAGE_SELF)
+    start = time.perf_counter()
+    for key in keys:
+        with swapper.lend(key) as lent:
+            lent.add_(1)
+    swapper.flush()
+    took_s = time.perf_counter() - start
+    after, used = swapper.stats(), resource.getrusage(resource.RUSAGE_SELF)
+    read, written = after.bytes_read - before.bytes_read, after.bytes_written - before.bytes_written
+    cpu_s = used.ru_utime + used.ru_stime - usage.ru_utime - usage.ru_stime
+    return {
+        "bytes_per_s": (read + written) / took_s,
+        "took_s": took_s,
+        "read": read,
+        "written": written,
+        "stalled_s": after.stalled_s - before.stalled_s,
+        "cpu_s_per_gb": cpu_s / ((read + written) / 1e9),
+    }
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="swapbench", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mib", type=int, default=4096, help="of state")
+    parser.add_argument("--item-mib", type=int, default=64)
+    parser.add_argument("--memory-mib", type=int, default=512)
+    parser.add_argument("--ahead-mib", type=int, default=None)
+    parser.add_argument("--reserve-mib", type=int, default=None)
+    parser.add_argument("--checksums", action="store_true")
+    parser.add_argument("--scratch", type=Path, default=Path("scratch"))
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    return parser.parse_args()
+
+
+def open_swapper(chosen: argparse.Namespace, scratch: Path) -> deepnvme.Swapper:
+    """Make the swapper that is measured."""
+    mib = {"ahead": chosen.ahead_mib, "reserve": chosen.reserve_mib}
+    bounds = {name: None if value is None else value << 20 for name, value in mib.items()}
+    return deepnvme.Swapper(scratch, memory=chosen.memory_mib << 20, checksums=chosen.checksums, **bounds)
+
+
+def best_of_fio(path: Path, nbytes: int, quiet: Quiet) -> tuple[Mixed, dict[str, float]]:
+    """Try some settings; the best, and how fast each was."""
+    lay_out(path, nbytes)
+    speeds: dict[Mixed, float] = {}
+    for one in [Mixed(engine, depth) for engine in ENGINES for depth in DEPTHS]:
+        quiet.wait()
+        speeds[one] = one.run(path, nbytes // 2)
+        print(f"{one}: {speeds[one] / 1e9:.2f} GB/s", file=sys.stderr, flush=True)
+    return max(speeds, key=lambda one: speeds[one]), {str(one): speed for one, speed in speeds.items()}
+
+
+def alternate(chosen: argparse.Namespace, scratch: Path) -> dict[str, object]:
+    """Run all rounds, the first of which does not count."""
+    nbytes = chosen.mib << 20
+    ours: list[dict[str, float]] = []
+    theirs: list[float] = []
+    with quiet_disk(scratch) as quiet, open_swapper(chosen, scratch) as swapper:
+        keys = [str(index) for index in range(chosen.mib // chosen.item_mib)]
+        for key in keys:
+            swapper.put(key, torch.full((chosen.item_mib << 18,), float(key)))
+        swapper.flush()
+        swapper.schedule(keys)
+        best, trials = best_of_fio(scratch / "mixed", nbytes, quiet)
+        for index in range(chosen.rounds + 1):
+            for turn in ("deepnvme", "fio") if index % 2 else ("fio", "deepnvme"):
+                quiet.wait()
+                if turn == "fio":
+                    theirs.append(speed := best.run(scratch / "mixed", nbytes))
+                else:
+                    ours.append(step(swapper, keys))
+                    speed = ours[-1]["bytes_per_s"]
+                note = "" if index else " (not counted)"
+                print(f"round {index} {turn}: {speed / 1e9:.2f} GB/s{note}", file=sys.stderr, flush=True)
+        for index, key in enumerate(keys):
+            with swapper.lend(key, shared=True) as lent:
+                if not lent.eq(index + chosen.rounds + 1).all():
+                    raise RuntimeError(f"{key} is not what it was made")
+    return {"fio": trials, "best": str(best), "ours": ours[1:], "theirs": theirs[1:]}
+
+
+def report(measured: dict[str, Any]) -> float:
+    """Print what came out; the ratio."""
+    ours, theirs = measured["ours"], measured["theirs"]
+    ratios = [one["bytes_per_s"] / other for one, other in zip(ours, theirs, strict=True)]
+    for name, speeds in (("deepnvme", [one["bytes_per_s"] for one in ours]), (measured["best"], theirs)):
+        print(f"{name}: {median(speeds) / 1e9:.2f} GB/s ({min(speeds) / 1e9:.2f} to {max(speeds) / 1e9:.2f})")
+    cpu_s = median(one["cpu_s_per_gb"] for one in ours)
+    stalled = median(one["stalled_s"] / one["took_s"] for one in ours)
+    print(f"{cpu_s:.3f} CPU s/GB with the additions; {stalled:.0%} of the time waited for a tensor")
+    met = "met" if median(ratios) >= _WANTED else "MISSED"
+    print(f"{met}: {median(ratios):.2f} of fio ({min(ratios):.2f} to {max(ratios):.2f}; wanted {_WANTED})")
+    return median(ratios)
+
+
+def main() -> int:
+    """Run what was asked for."""
+    chosen = arguments()
+    if shutil.which("fio") is None:
+        print("skipped: fio is not installed, and there is nothing to compare with")
+        return 0
+    scratch = (chosen.scratch / "swap").absolute()
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        measured = alternate(chosen, scratch)
+        record = {
+            "date": time.strftime("%Y-%m-%d"),
+            "environment": environment.describe(scratch),
+            "load": os.getloadavg()[0],
+            "settings": {
+                key: str(value) for key, value in vars(chosen).items() if key not in {"scratch", "results"}
+            },
+            **measured,
+            "ratio": report(measured),
+        }
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    chosen.results.mkdir(parents=True, exist_ok=True)
+    path = chosen.results / f"{record['date']}-swap.json"
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"written: {path.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

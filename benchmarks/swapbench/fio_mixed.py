@@ -1,0 +1,68 @@
+"""fio's random reads and writes, half and half, of one file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_BLOCK_BYTES = 1 << 20
+ENGINES = ("io_uring", "libaio")
+DEPTHS = (8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """One fio job."""
+
+    engine: str
+    depth: int
+
+    def __str__(self) -> str:
+        return f"fio randrw {self.engine} bs=1M iodepth={self.depth}"
+
+    def run(self, path: Path, nbytes: int) -> float:
+        """Read and write that many bytes of a file that is there; bytes in a second, of both together.
+
+        Without a sync in the end, as what is compared with has none.
+        """
+        command = [
+            "fio",
+            "--name=mixed",
+            f"--filename={path}",
+            "--rw=randrw",
+            "--rwmixread=50",
+            f"--bs={_BLOCK_BYTES}",
+            "--direct=1",
+            f"--ioengine={self.engine}",
+            f"--iodepth={self.depth}",
+            f"--size={path.stat().st_size}",
+            f"--io_size={nbytes}",
+            "--output-format=json",
+        ]
+        ended = subprocess.run(command, check=True, capture_output=True, text=True)
+        (job,) = json.loads(ended.stdout)["jobs"]
+        moved = job["read"]["io_bytes"] + job["write"]["io_bytes"]
+        return float(moved) / (job["job_runtime"] / 1000)
+
+
+def lay_out(path: Path, nbytes: int) -> None:
+    """Write the file once, so that no job finds holes."""
+    command = [
+        "fio",
+        "--name=layout",
+        f"--filename={path}",
+        "--rw=write",
+        "--bs=4M",
+        "--direct=1",
+        "--ioengine=libaio",
+        "--iodepth=16",
+        f"--size={nbytes}",
+        "--end_fsync=1",
+        "--output-format=json",
+    ]
+    subprocess.run(command, check=True, capture_output=True)

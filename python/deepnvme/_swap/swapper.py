@@ -1,0 +1,482 @@
+"""Keys to tensors: the bytes are the extension's business, dtypes and shapes are told apart here."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+import torch
+
+from deepnvme._deepnvme import StripeSet, _Lend, _Swapper
+from deepnvme._swap.stats import SwapStats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from deepnvme._deepnvme import Engine
+
+# Closed before the interpreter goes, so that no named file stays.
+_OPEN: weakref.WeakSet[Swapper] = weakref.WeakSet()
+
+
+class _Known(NamedTuple):
+    """What a tensor is, beside its bytes."""
+
+    id: int
+    dtype: torch.dtype
+    shape: torch.Size
+
+
+class Swapper:
+    """Keys to tensors that stay on disk, and pass through bounded memory while they are used.
+
+    A tensor is lent in a slot of page-locked memory, without a copy. What was changed is written back behind the
+    caller while the next ones are read. No more than ``memory`` bytes are ever used, whatever the number of tensors;
+    who finds memory full waits. All methods may be called from several threads.
+
+    Args:
+        folder: where the swap file is made; several folders, one per disk, for a striped one. The file is private, has
+            no name where the file system knows such files, and is gone with the swapper, also after a crash.
+        memory: bytes for tensors, such as ``"4GB"``.
+        checksums: keep a checksum of all that is written, and compare it with what is read.
+        named: give the file a name (``.deepnvme-swap-...``), for those who open it by that.
+        ahead: bytes of what comes next in the order that may be in memory before it is used. Default: three eighths of
+            ``memory``, 1 GiB at most.
+        reserve: bytes that are kept ready for what comes, by writing early. Default: as ``ahead``.
+        stripe_bytes: of several folders, bytes that go to one before the next has its turn. Default 1 MiB.
+        engine: what moves the bytes. Default: the default engine.
+
+    Raises:
+        OSError: the file cannot be made, or there is not so much memory.
+        ValueError: a setting is out of its range.
+
+    Example:
+        >>> swapper = deepnvme.Swapper(".", memory="64MB")
+        >>> for layer in range(4):
+        ...     swapper.put(f"moment.{layer}", torch.zeros(1000))
+        >>> with swapper.lend("moment.2") as moment:
+        ...     moment.add_(1.5)[:2]
+        tensor([1.5000, 1.5000])
+        >>> swapper.read("moment.2", 4, torch.empty(2))
+        tensor([1.5000, 1.5000])
+        >>> swapper.close()
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        memory: int | str,
+        checksums: bool = False,
+        named: bool = False,
+        ahead: int | str | None = None,
+        reserve: int | str | None = None,
+        stripe_bytes: int | None = None,
+        engine: Engine | None = None,
+    ) -> None:
+        from deepnvme._stream.budget import parse_bytes  # noqa: PLC0415
+
+        folders = [folder] if isinstance(folder, (str, bytes, os.PathLike)) else list(folder)
+        self._swapper = _Swapper(
+            folders,
+            parse_bytes(memory),
+            None if ahead is None else parse_bytes(ahead),
+            None if reserve is None else parse_bytes(reserve),
+            checksums,
+            named,
+            stripe_bytes,
+            engine,
+        )
+        self._arena: torch.Tensor = torch.utils.dlpack.from_dlpack(self._swapper.capsule())
+        self._known: dict[str, _Known] = {}
+        self._lock = threading.Lock()
+        _OPEN.add(self)
+
+    @property
+    def lock_refusal(self) -> str | None:
+        """Why the memory is not page-locked, and what to do about it; ``None`` where it is.
+
+        Memory that is not works all the same; ``RLIMIT_MEMLOCK`` is the usual reason.
+        """
+        return self._swapper.lock_refusal
+
+    def put(self, key: str, tensor: torch.Tensor) -> None:
+        """Put a copy of a tensor under a key.
+
+        It is in memory then, and is written some time later. What was under the key is replaced, once nobody has it
+        lent any more. Where a put fails half way, there is nothing under the key.
+
+        Args:
+            key: any text.
+            tensor: any dtype, any shape, any strides, on the host or on a GPU.
+
+        Raises:
+            MemoryError: it is larger than all memory; the message says how much is enough.
+            OSError: the disk is full, or what has to make room cannot be written.
+            RuntimeError: this thread has lent what it would wait for.
+            TypeError: it is no tensor, or not one block of memory (sparse, nested, quantised).
+        """
+        _check(tensor)
+        source = tensor.detach()
+        held = self._swapper.fill(key, source.nbytes)
+        try:
+            with torch.no_grad():
+                self._view(held, source.dtype, source.shape).copy_(source)
+        except BaseException:
+            held.abandon()
+            raise
+        self._know(key, _Known(held.id, source.dtype, source.shape))
+        held.release()
+
+    def lend(self, key: str, *, shared: bool = False) -> Lend:
+        """Lend a tensor for a ``with`` block.
+
+        The block has it in memory, without a copy. Nobody else has it meanwhile, and it is written back some time
+        later; with ``shared`` others may have it too, nobody changes it, and nothing is written. After the block its
+        memory shows other tensors: copy what is to stay.
+
+        Args:
+            key: of the tensor.
+            shared: to read only.
+
+        Raises:
+            KeyError: there is none. This and all that follows is raised where the block begins.
+            OSError: it cannot be read, or what has to make room cannot be written.
+            CorruptFileError: with checksums, the bytes are not those that were written.
+            RuntimeError: this thread has lent what it would wait for.
+            ValueError: it was adopted, and can only be lent shared.
+        """
+        return Lend(key, lambda: self._hold(key, shared=shared))
+
+    def prefetch(self, keys: Iterable[str]) -> None:
+        """Fetch tensors that will be lent soon, in this order, as far as there is memory for them.
+
+        Raises:
+            KeyError: one of them is not there.
+        """
+        self._swapper.prefetch([keys] if isinstance(keys, str) else list(keys))
+
+    def schedule(self, keys: Iterable[str], *, repeat: bool = True) -> None:
+        """Tell the order in which tensors will be lent from now on.
+
+        They are read ahead in that order, and who makes room is whose next use is farthest away. Without an order that
+        is who was used longest ago. An empty order is none.
+
+        Args:
+            keys: in order; a key may come several times, and need not be there yet.
+            repeat: the order begins again when it is through, as the steps of a training do.
+        """
+        self._swapper.schedule(list(keys), repeat)
+
+    def forget(self, key: str) -> None:
+        """Do away with a tensor. Who has it lent may use it until the end of that.
+
+        Raises:
+            KeyError: there is none.
+        """
+        known = self._known.get(key)
+        self._swapper.forget(key)
+        with self._lock:
+            if self._known.get(key) is known:
+                self._known.pop(key, None)
+
+    def flush(self, keys: Iterable[str] | None = None) -> None:
+        """Wait until all that was changed is on disk, or the tensors of these keys.
+
+        Raises:
+            OSError: something could not be written. It is in memory still, and the next flush tries again.
+            RuntimeError: this thread has one of them lent, and could change it still.
+        """
+        self._swapper.flush(None if keys is None else list(keys))
+
+    def read(self, key: str, offset: int, out: torch.Tensor) -> torch.Tensor:
+        """Read a part of a tensor, without the rest of it where that is on disk.
+
+        Args:
+            key: of the tensor.
+            offset: in bytes, where the part begins.
+            out: is filled; any dtype, on the host or on a GPU.
+
+        Returns:
+            ``out``.
+
+        Raises:
+            ValueError: the tensor has not so many bytes.
+        """
+        _check(out)
+        held = self._swapper.access(key, False)
+        try:
+            part = self._part(held, key, offset, out)
+            if part is not None:
+                with torch.no_grad():
+                    out.copy_(part)
+            elif out.is_contiguous():
+                held.read_part(offset, out.detach())
+            else:
+                whole = torch.empty_like(out, memory_format=torch.contiguous_format)
+                held.read_part(offset, whole)
+                with torch.no_grad():
+                    out.copy_(whole)
+        finally:
+            held.release()
+        return out
+
+    def write(self, key: str, offset: int, tensor: torch.Tensor) -> None:
+        """Write a part of a tensor, without the rest of it where that is on disk.
+
+        Args:
+            key: of the tensor.
+            offset: in bytes, where the part begins.
+            tensor: its bytes are written; any dtype, on the host or on a GPU.
+
+        Raises:
+            ValueError: the tensor has not so many bytes, or was adopted.
+            OSError: it cannot be written; of a tensor on disk, a part of the range may have been.
+        """
+        _check(tensor)
+        held = self._swapper.access(key, True)
+        try:
+            source = tensor.detach()
+            part = self._part(held, key, offset, source, is_written=True)
+            if part is None:
+                held.write_part(offset, source.contiguous().resolve_conj().resolve_neg())
+        finally:
+            held.release()
+
+    def adopt(
+        self,
+        key: str,
+        path: str | os.PathLike[str] | StripeSet,
+        offset: int,
+        nbytes: int,
+        *,
+        dtype: torch.dtype = torch.uint8,
+        shape: Sequence[int] | None = None,
+    ) -> None:
+        """Take a range of somebody else's file as a tensor, without copying it.
+
+        It is read from there whenever it is needed, and never written: it can be lent ``shared`` only.
+
+        Args:
+            key: what it is called here.
+            path: of the file, which has to stay as it is.
+            offset: in bytes, where the tensor begins.
+            nbytes: of the tensor.
+            dtype: of its elements.
+            shape: default: one dimension.
+
+        Raises:
+            ValueError: the file has no such range, or shape and dtype make other bytes.
+        """
+        size = _size(nbytes, dtype, shape)
+        found = self._swapper.adopt(
+            key, os.fspath(path) if not isinstance(path, StripeSet) else path, offset, nbytes, dtype.itemsize
+        )
+        self._know(key, _Known(found, dtype, size))
+
+    def import_(
+        self,
+        key: str,
+        fd: int,
+        offset: int,
+        nbytes: int,
+        *,
+        dtype: torch.dtype = torch.uint8,
+        shape: Sequence[int] | None = None,
+    ) -> dict[str, int]:
+        """Put a copy of a range of an open file under a key; the reverse of :meth:`export`.
+
+        The file system shares the blocks where it can (XFS, Btrfs), else the kernel copies; the bytes pass through
+        memory where neither can, and with checksums.
+
+        Args:
+            key: what it is called here.
+            fd: of the file.
+            offset: in bytes, where the tensor begins.
+            nbytes: of the tensor.
+            dtype: of its elements.
+            shape: default: one dimension.
+
+        Returns:
+            How many bytes came which way: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.
+        """
+        size = _size(nbytes, dtype, shape)
+        found, how = self._swapper.import_(key, fd, offset, nbytes)
+        self._know(key, _Known(found, dtype, size))
+        return how
+
+    def locate(self, key: str) -> list[tuple[str, int, int, int]]:
+        """Tell where on disk a tensor is, once all that was changed of it is written.
+
+        That is so until it is changed or forgotten.
+
+        Returns:
+            Path, descriptor, offset and bytes of each stretch, in order. The path of a file without a name works as
+            long as this process has it open; the descriptor is the swapper's.
+        """
+        return self._swapper.locate(key)
+
+    def export(self, key: str, fd: int, offset: int = 0) -> dict[str, int]:
+        """Copy a tensor into an open file, as it is now; what was changed is written first.
+
+        Nobody changes it meanwhile. Whole blocks are shared where the file system can (XFS, Btrfs; ``offset`` a
+        multiple of its blocks), else the kernel copies.
+
+        Returns:
+            How many bytes went which way: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.
+        """
+        return self._swapper.export(key, fd, offset)
+
+    def stats(self) -> SwapStats:
+        """Tell what it has cost so far, and how full it is."""
+        return SwapStats(**self._swapper.stats())
+
+    def keys(self) -> list[str]:
+        """Give the keys, in no order."""
+        return self._swapper.keys()
+
+    def close(self) -> None:
+        """End it: what was in it is gone, and who waits for it gets a ``ClosedError``."""
+        self._swapper.close()
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self._swapper.contains(key)
+
+    def __len__(self) -> int:
+        return len(self._swapper.keys())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a swapper is neither copied nor pickled: its tensors are in files of its own")
+
+    def _know(self, key: str, known: _Known) -> None:
+        with self._lock:
+            self._known[key] = known
+
+    def _hold(self, key: str, *, shared: bool) -> tuple[_Lend, torch.Tensor]:
+        """Lend a tensor, and make it one of its dtype and shape."""
+        while True:
+            held = self._swapper.lend(key, not shared)
+            known = self._known.get(key)
+            # What is replaced just now becomes known in a moment.
+            if known is not None and known.id == held.id:
+                return held, self._view(held, known.dtype, known.shape)
+            held.mark_clean()
+            held.release()
+
+    def _view(self, held: _Lend, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+        if held.nbytes == 0:
+            return torch.empty(shape, dtype=dtype)
+        assert held.offset is not None
+        # `.data` is no view of another tensor: what is changed in one slot is no change of the others to autograd.
+        return self._arena[held.offset : held.offset + held.nbytes].view(dtype).view(shape).data
+
+    def _part(
+        self, held: _Lend, key: str, offset: int, other: torch.Tensor, *, is_written: bool = False
+    ) -> torch.Tensor | None:
+        """Give the part of what is in memory that is as large as the other tensor, or write that there."""
+        if not 0 <= offset <= held.nbytes - other.nbytes:
+            held.mark_clean()
+            raise ValueError(f"{other.nbytes} bytes at offset {offset} are outside of {key!r}, which has {held.nbytes}")
+        if held.offset is None:
+            return None
+        start = held.offset + offset
+        part = self._arena[start : start + other.nbytes]
+        with torch.no_grad():
+            if start % other.dtype.itemsize == 0:
+                part = part.view(other.dtype).view(other.shape)
+                return part.copy_(other) if is_written else part
+            if is_written:
+                return part.copy_(_bytes(other.to("cpu")))
+            return part.clone().view(other.dtype).view(other.shape)
+
+
+class Lend:
+    """A tensor for a ``with`` block, as :meth:`Swapper.lend` gives it.
+
+    Example:
+        >>> swapper = deepnvme.Swapper(".", memory="1MB")
+        >>> swapper.put("weight", torch.ones(3))
+        >>> lend = swapper.lend("weight")
+        >>> with lend as weight:
+        ...     total = weight.sum()
+        ...     lend.mark_clean()
+        >>> total
+        tensor(3.)
+    """
+
+    def __init__(self, key: str, hold: Callable[[], tuple[_Lend, torch.Tensor]]) -> None:
+        self._key, self._hold = key, hold
+        self._held: _Lend | None = None
+
+    def __enter__(self) -> torch.Tensor:
+        if self._held is not None:
+            raise RuntimeError(f"{self._key!r} is lent by this object already; make another one with lend()")
+        self._held, tensor = self._hold()
+        return tensor
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.release()
+
+    def mark_clean(self) -> None:
+        """Say that the tensor was not changed: nothing is written back for it.
+
+        Raises:
+            ValueError: outside of the block.
+        """
+        self._inside().mark_clean()
+
+    def mark_dirty(self) -> None:
+        """Say that it was changed after all.
+
+        Raises:
+            ValueError: outside of the block.
+        """
+        self._inside().mark_dirty()
+
+    def _inside(self) -> _Lend:
+        if self._held is None:
+            raise ValueError(f"{self._key!r} is not lent now: that belongs into the with block")
+        return self._held
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+
+
+def _check(tensor: object) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"a torch tensor is wanted, not {type(tensor).__name__}; of an array, torch.from_numpy(array)")
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        raise TypeError(
+            "the tensor is not one block of memory; swap tensor.to_dense(), or the tensors that it is made of"
+        )
+
+
+def _size(nbytes: int, dtype: torch.dtype, shape: Sequence[int] | None) -> torch.Size:
+    size = torch.Size([nbytes // dtype.itemsize] if shape is None else shape)
+    if math.prod(size) * dtype.itemsize != nbytes:
+        raise ValueError(f"a tensor of shape {tuple(size)} and {dtype} has other bytes than {nbytes}")
+    return size
+
+
+@atexit.register
+def _close_all() -> None:
+    for swapper in list(_OPEN):
+        swapper.close()

@@ -1,0 +1,336 @@
+//! Tensors by key in bounded memory, as `deepnvme._swap` sees them.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use deepnvme_io::Target;
+use deepnvme_io::stripe::STRIPE_BYTES_DEFAULT;
+use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
+use deepnvme_mem::{LockState, RegionMut};
+use deepnvme_swap::{Copied, Error, Lend, Options, Swapper};
+use pyo3::exceptions::{PyKeyError, PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyDict};
+
+use crate::engine::PyEngine;
+use crate::path::{Place, file_name};
+use crate::request::Offset;
+use crate::{default, error, memory};
+
+/// A stretch of a file: path, descriptor, offset, bytes.
+type LocatedTuple = (std::ffi::OsString, i32, u64, u64);
+
+/// Items that pass through the slots of an arena.
+#[pyclass(frozen, name = "_Swapper", module = "deepnvme._deepnvme")]
+pub(crate) struct PySwapper {
+    swapper: Arc<Swapper>,
+}
+
+#[pymethods]
+impl PySwapper {
+    #[new]
+    #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
+    #[expect(clippy::too_many_arguments, reason = "only the package calls it")]
+    #[pyo3(signature = (folders, memory_bytes, ahead_bytes, reserve_bytes, checksums, named, stripe_bytes, engine))]
+    fn new(
+        py: Python<'_>,
+        folders: Vec<Bound<'_, PyAny>>,
+        memory_bytes: usize,
+        ahead_bytes: Option<usize>,
+        reserve_bytes: Option<usize>,
+        checksums: bool,
+        named: bool,
+        stripe_bytes: Option<u64>,
+        engine: Option<&Bound<'_, PyEngine>>,
+    ) -> PyResult<Self> {
+        let engine = default::or_default(py, engine)?;
+        let options = Options {
+            folders: folders.iter().map(file_name).collect::<PyResult<_>>()?,
+            memory_bytes,
+            ahead_bytes,
+            reserve_bytes,
+            has_checksums: checksums,
+            is_named: named,
+            stripe_bytes: stripe_bytes.unwrap_or(STRIPE_BYTES_DEFAULT),
+        };
+        // Locking memory touches every page of it.
+        let swapper = py.detach(|| Swapper::new(engine, &options)).map_err(|failure| raise(py, &failure))?;
+        Ok(Self { swapper: Arc::new(swapper) })
+    }
+
+    /// All the memory, as a DLPack capsule.
+    fn capsule<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        let arena = self.swapper.arena();
+        let tensor = dlpack::export::<DLManagedTensor>(arena.target(0..arena.len()), &[arena.len()], DLDataType::U8)?;
+        memory::capsule(py, tensor)
+    }
+
+    /// Why the memory is not page-locked, if it is not.
+    #[getter]
+    fn lock_refusal(&self) -> Option<String> {
+        match self.swapper.arena().lock_state() {
+            LockState::Plain { reason } => Some(reason.clone()),
+            LockState::Locked | LockState::NotAsked => None,
+        }
+    }
+
+    /// Makes room for an item, which the caller fills.
+    fn fill(&self, py: Python<'_>, key: &str, nbytes: usize) -> PyResult<PyLend> {
+        waiting(py, |look| self.swapper.fill(key, nbytes, look)).map(PyLend::new)
+    }
+
+    /// Waits until an item is in memory.
+    fn lend(&self, py: Python<'_>, key: &str, exclusive: bool) -> PyResult<PyLend> {
+        waiting(py, |look| self.swapper.lend(key, exclusive, look)).map(PyLend::new)
+    }
+
+    /// An item where it is, in memory or on disk.
+    fn access(&self, py: Python<'_>, key: &str, exclusive: bool) -> PyResult<PyLend> {
+        waiting(py, |look| self.swapper.access(key, exclusive, look)).map(PyLend::new)
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
+    fn prefetch(&self, py: Python<'_>, keys: Vec<String>) -> PyResult<()> {
+        let wanted = py.detach(|| self.swapper.prefetch(keys.iter().map(String::as_str)));
+        wanted.map_err(|failure| raise(py, &failure))
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
+    fn schedule(&self, py: Python<'_>, keys: Vec<String>, repeat: bool) -> PyResult<()> {
+        let set = py.detach(|| self.swapper.schedule(keys.iter().map(String::as_str), repeat));
+        set.map_err(|failure| raise(py, &failure))
+    }
+
+    fn forget(&self, py: Python<'_>, key: &str) -> PyResult<()> {
+        py.detach(|| self.swapper.forget(key)).map_err(|failure| raise(py, &failure))
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
+    #[pyo3(signature = (keys=None))]
+    fn flush(&self, py: Python<'_>, keys: Option<Vec<String>>) -> PyResult<()> {
+        let keys: Option<Vec<&str>> = keys.as_ref().map(|keys| keys.iter().map(String::as_str).collect());
+        waiting(py, |look| self.swapper.flush(keys.as_deref(), look))
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
+    fn adopt(
+        &self,
+        py: Python<'_>,
+        key: &str,
+        path: &Bound<'_, PyAny>,
+        offset: Offset,
+        nbytes: usize,
+        item_bytes: usize,
+    ) -> PyResult<u64> {
+        let target = match Place::new(path)? {
+            Place::Path(path) => Target::Path(path),
+            Place::Stripes(set) => Target::Stripes(set),
+            Place::Descriptor(number) => {
+                return Err(PyTypeError::new_err(format!(
+                    "a path is adopted from, not descriptor {number}; or use import_"
+                )));
+            }
+        };
+        let adopted = py.detach(|| self.swapper.adopt(key, &target, offset.0, nbytes, item_bytes));
+        adopted.map_err(|failure| raise(py, &failure))
+    }
+
+    fn locate(&self, py: Python<'_>, key: &str) -> PyResult<Vec<LocatedTuple>> {
+        use std::os::fd::AsRawFd;
+        let located = waiting(py, |look| self.swapper.locate(key, look))?;
+        let tuple = |part: &deepnvme_swap::Located| {
+            (part.path.clone().into_os_string(), part.fd.as_raw_fd(), part.offset, part.bytes)
+        };
+        Ok(located.iter().map(tuple).collect())
+    }
+
+    fn export<'py>(&self, py: Python<'py>, key: &str, fd: i32, offset: Offset) -> PyResult<Bound<'py, PyDict>> {
+        let target = memory::borrow_descriptor(descriptor(fd)?);
+        copied(py, waiting(py, |look| self.swapper.export(key, target, offset.0, look))?)
+    }
+
+    #[pyo3(name = "import_")]
+    fn import<'py>(
+        &self,
+        py: Python<'py>,
+        key: &str,
+        fd: i32,
+        offset: Offset,
+        nbytes: usize,
+    ) -> PyResult<(u64, Bound<'py, PyDict>)> {
+        let source = memory::borrow_descriptor(descriptor(fd)?);
+        let (id, how) = waiting(py, |look| self.swapper.import(key, source, offset.0, nbytes, look))?;
+        Ok((id, copied(py, how)?))
+    }
+
+    fn contains(&self, key: &str) -> bool {
+        self.swapper.contains(key)
+    }
+
+    fn keys(&self) -> Vec<String> {
+        self.swapper.keys()
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = py.detach(|| self.swapper.stats());
+        let figures = PyDict::new(py);
+        let counts = [
+            ("hits", stats.hits),
+            ("waits", stats.waits),
+            ("bytes_read", stats.bytes_read),
+            ("bytes_written", stats.bytes_written),
+            ("reads", stats.reads),
+            ("write_backs", stats.write_backs),
+            ("failures", stats.failures),
+            ("evictions", stats.evictions),
+            ("items", stats.items),
+            ("resident_bytes", stats.resident_bytes),
+            ("resident_bytes_peak", stats.resident_bytes_peak),
+            ("memory_bytes", stats.memory_bytes),
+            ("stored_bytes", stats.stored_bytes),
+            ("file_bytes", stats.file_bytes),
+        ];
+        counts.into_iter().try_for_each(|(name, count)| figures.set_item(name, count))?;
+        figures.set_item("stalled_s", stats.stalled.as_secs_f64())?;
+        Ok(figures)
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.swapper.close());
+    }
+}
+
+/// An item that is held.
+#[pyclass(frozen, name = "_Lend", module = "deepnvme._deepnvme")]
+pub(crate) struct PyLend {
+    lend: Mutex<Option<Lend>>,
+    id: u64,
+    offset: Option<usize>,
+    nbytes: usize,
+}
+
+#[pymethods]
+impl PyLend {
+    /// The item's number.
+    #[getter]
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Where in the arena it is; None where it is on disk only.
+    #[getter]
+    fn offset(&self) -> Option<usize> {
+        self.offset
+    }
+
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.nbytes
+    }
+
+    fn mark_clean(&self) -> PyResult<()> {
+        self.with(Lend::mark_clean)
+    }
+
+    fn mark_dirty(&self) -> PyResult<()> {
+        self.with(Lend::mark_dirty)
+    }
+
+    fn read_part(&self, py: Python<'_>, start: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+        let target = Mutex::new(Some(memory::target(tensor)?));
+        let read = py.detach(|| {
+            let taken: Option<RegionMut> = target.lock().unwrap_or_else(PoisonError::into_inner).take();
+            self.with(|lend| taken.map_or(Ok(()), |target| lend.read_part(start, target)))
+        })?;
+        read.map_err(|failure| raise(py, &failure))
+    }
+
+    fn write_part(&self, py: Python<'_>, start: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+        let source = memory::source(tensor)?;
+        let written = py.detach(|| self.with(|lend| lend.write_part(start, &source)))?;
+        written.map_err(|failure| raise(py, &failure))
+    }
+
+    /// Returns the item; more than once is once.
+    fn release(&self, py: Python<'_>) {
+        let lend = self.take();
+        py.detach(|| drop(lend));
+    }
+
+    /// What was to be put has not come.
+    fn abandon(&self, py: Python<'_>) {
+        let lend = self.take();
+        py.detach(|| lend.map(Lend::abandon));
+    }
+}
+
+impl PyLend {
+    fn new(lend: Lend) -> Self {
+        let (id, offset, nbytes) = (lend.id(), lend.offset(), lend.len());
+        Self { lend: Mutex::new(Some(lend)), id, offset, nbytes }
+    }
+
+    fn take(&self) -> Option<Lend> {
+        self.lend.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn with<R>(&self, act: impl FnOnce(&Lend) -> R) -> PyResult<R> {
+        let lend = self.lend.lock().unwrap_or_else(PoisonError::into_inner);
+        lend.as_ref().map(act).ok_or_else(|| PyValueError::new_err("the tensor has been returned; lend it again"))
+    }
+}
+
+/// Runs what may wait, without the GIL but for a look at signals now and then.
+fn waiting<T: Send>(
+    py: Python<'_>,
+    act: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T, Error> + Send,
+) -> PyResult<T> {
+    let mut interrupt = None;
+    let result = py.detach(|| {
+        let mut last = std::time::Instant::now();
+        let mut look = || {
+            if last.elapsed() < Duration::from_millis(20) {
+                return false;
+            }
+            last = std::time::Instant::now();
+            interrupt = Python::attach(|py| py.check_signals().err());
+            interrupt.is_some()
+        };
+        act(&mut look)
+    });
+    match interrupt {
+        Some(interrupt) => Err(interrupt),
+        None => result.map_err(|failure| raise(py, &failure)),
+    }
+}
+
+fn descriptor(number: i32) -> PyResult<i32> {
+    if number >= 0 { Ok(number) } else { Err(PyValueError::new_err(format!("{number} is no file descriptor"))) }
+}
+
+fn copied(py: Python<'_>, copied: Copied) -> PyResult<Bound<'_, PyDict>> {
+    let figures = PyDict::new(py);
+    figures.set_item("shared_bytes", copied.shared_bytes)?;
+    figures.set_item("kernel_bytes", copied.kernel_bytes)?;
+    figures.set_item("memory_bytes", copied.memory_bytes)?;
+    Ok(figures)
+}
+
+/// What failed, as the exception that Python code expects.
+fn raise(py: Python<'_>, failure: &Error) -> PyErr {
+    match failure {
+        Error::Io(failure) => error::raise(py, failure),
+        Error::Corrupt { path, offset, .. } => {
+            let raised = error::plain(py, "CorruptFileError", failure.to_string());
+            let value = raised.value(py);
+            let named = value.setattr("filename", path.as_os_str()).and_then(|()| value.setattr("offset", offset));
+            named.err().unwrap_or(raised)
+        }
+        Error::NotFound { .. } => PyKeyError::new_err(failure.to_string()),
+        Error::TooLarge { .. } => PyMemoryError::new_err(failure.to_string()),
+        Error::Deadlock(_) => PyRuntimeError::new_err(failure.to_string()),
+        Error::ReadOnly { .. } | Error::Invalid(_) => PyValueError::new_err(failure.to_string()),
+        Error::Interrupted { .. } => error::plain(py, "CancelledError", failure.to_string()),
+        Error::Closed(_) => error::plain(py, "ClosedError", failure.to_string()),
+    }
+}

@@ -1,0 +1,186 @@
+"""Processes that fork, crash and are killed; memory that stays within its bound."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import deepnvme
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+PREFIX = ".deepnvme-swap-"
+
+HOLD = """
+import sys, time, torch, deepnvme
+swapper = deepnvme.Swapper(sys.argv[1], memory="1MB", named=sys.argv[2] == "named")
+swapper.put("a", torch.ones(1000))
+swapper.flush()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith(PREFIX))
+
+
+def start(folder: Path, kind: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), kind], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_a_killed_process_leaves_nothing_for_long(tmp_path: Path) -> None:
+    unnamed, named, alive = start(tmp_path, "unnamed"), start(tmp_path, "named"), start(tmp_path, "named")
+    try:
+        assert len(names(tmp_path)) == 2
+        for process in (unnamed, named):
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        assert len(names(tmp_path)) == 2, "the named one is there still"
+        with deepnvme.Swapper(tmp_path, memory="1MB"):
+            (left,) = names(tmp_path)
+            assert left.startswith(f"{PREFIX}{alive.pid}-"), "that of a living process is left alone"
+    finally:
+        for process in (unnamed, named, alive):
+            process.kill()
+            process.wait()
+
+
+def test_a_named_file_is_private_and_goes_at_the_end(tmp_path: Path, python: Callable[..., Any]) -> None:
+    python("""
+        import os, stat, torch, deepnvme
+        swapper = deepnvme.Swapper(".", memory="1MB", named=True)
+        swapper.put("a", torch.ones(10))
+        (name,) = [name for name in os.listdir() if name.startswith(".deepnvme-swap-")]
+        assert stat.S_IMODE(os.stat(name).st_mode) == 0o600
+        with deepnvme.Swapper(".", memory="1MB", named=True) as other:
+            assert os.path.exists(name), "another one leaves it alone"
+    """)
+    assert names(tmp_path) == []
+
+
+def test_a_forked_child_is_told_and_the_parent_goes_on(python: Callable[..., Any]) -> None:
+    python("""
+        import gc, os, torch, deepnvme
+        swapper = deepnvme.Swapper(".", memory=8 * 4096, named=True)
+        for index in range(12):
+            swapper.put(str(index), torch.full((1024,), float(index)))
+        lend = swapper.lend("0")
+        lent = lend.__enter__()
+        pid = os.fork()
+        if pid == 0:
+            calls = [
+                lambda: swapper.put("x", torch.ones(1)), lambda: swapper.lend("1").__enter__(),
+                lambda: swapper.flush(), lambda: swapper.forget("1"), lambda: swapper.prefetch(["1"]),
+                lambda: swapper.schedule(["1"]), lambda: swapper.locate("1"),
+                lambda: swapper.read("1", 0, torch.empty(1)),
+            ]
+            status = 0
+            for index, call in enumerate(calls):
+                try:
+                    call()
+                except deepnvme.errors.ClosedError as error:
+                    assert "fork" in str(error)
+                else:
+                    print("call", index, "did not raise", flush=True)
+                    status = 1
+            assert swapper.stats().items == 0 and len(swapper) == 0
+            lend.__exit__(None, None, None)
+            swapper.close()
+            del swapper, lend, lent
+            gc.collect()
+            os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert len([name for name in os.listdir() if name.startswith(".deepnvme-swap-")]) == 1
+        lent.add_(100)
+        lend.__exit__(None, None, None)
+        for index in range(12):
+            with swapper.lend(str(index)) as lent:
+                assert lent.eq(index + (100 if index == 0 else 0)).all()
+    """)
+
+
+def test_memory_stays_within_its_bound(python: Callable[..., Any]) -> None:
+    """A child that may not have more memory swaps ten times as much."""
+    python("""
+        import resource, torch, deepnvme
+        torch.set_num_threads(1)
+        MEMORY, ITEM = 24 << 20, 2 << 20
+        deepnvme.default_engine()
+        def status(name):
+            with open("/proc/self/status") as file:
+                return next(int(line.split()[1]) << 10 for line in file if line.startswith(name))
+        scratch = torch.zeros(ITEM // 4)
+        with deepnvme.Swapper(".", memory="1MB") as warm:
+            warm.put("a", torch.ones(1000))
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+        before = status("VmHWM")
+        limit = status("VmData") + MEMORY + (64 << 20)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        swapper = deepnvme.Swapper(".", memory=MEMORY)
+        keys = [str(index) for index in range(120)]
+        for key in keys:
+            swapper.put(key, scratch)
+        swapper.schedule(keys)
+        for step in range(2):
+            for key in keys:
+                with swapper.lend(key) as lent:
+                    lent += 1
+        stats = swapper.stats()
+        assert stats.resident_bytes_peak <= MEMORY == stats.memory_bytes
+        assert stats.stored_bytes == 120 * ITEM
+        peak = status("VmHWM") - before
+        assert peak < MEMORY + (48 << 20), peak
+        with swapper.lend("77", shared=True) as lent:
+            assert lent.eq(2).all()
+    """)
+
+
+def test_ctrl_c_ends_a_wait(python: Callable[..., Any]) -> None:
+    python("""
+        import os, signal, threading, torch, deepnvme
+        swapper = deepnvme.Swapper(".", memory=4096)
+        for key in "ab":
+            swapper.put(key, torch.zeros(1024))
+        held, done = threading.Event(), threading.Event()
+        def hold():
+            with swapper.lend("a") as lent:
+                held.set()
+                done.wait()
+                lent += 1
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            with swapper.lend("b"):
+                raise AssertionError("it is not to be had")
+        except KeyboardInterrupt:
+            pass
+        done.set()
+        thread.join()
+        with swapper.lend("b"):
+            pass
+        with swapper.lend("a") as lent:
+            assert lent.eq(1).all()
+    """)
+
+
+def test_the_interpreter_ends_with_a_swapper_at_work(tmp_path: Path, python: Callable[..., Any]) -> None:
+    python("""
+        import torch, deepnvme
+        swapper = deepnvme.Swapper(".", memory="8MB", named=True)
+        for index in range(20):
+            swapper.put(str(index), torch.zeros(1 << 18))
+        lent = swapper.lend("3").__enter__()
+    """)
+    assert names(tmp_path) == []
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,446 @@
+"""Tensors come back as they were put and changed, whatever their dtype, their shape and where they are."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import random
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+import deepnvme
+from deepnvme.errors import ClosedError, CorruptFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Make = Callable[..., deepnvme.Swapper]
+
+DTYPES = [
+    torch.uint8, torch.int8, torch.int16, torch.int64, torch.bool, torch.float16, torch.bfloat16, torch.float32,
+    torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fn,
+]  # fmt: skip
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return bytes(deepnvme.as_bytes(tensor.detach().contiguous()).numpy())
+
+
+def make(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    whole = torch.randint(0, 256, (*shape, dtype.itemsize), dtype=torch.uint8)
+    if dtype is torch.bool:
+        whole %= 2
+    return whole.view(dtype).view(shape)
+
+
+@pytest.mark.parametrize("checksums", [False, True])
+def test_all_dtypes_and_shapes_come_back(swapper: Make, checksums: bool) -> None:
+    mine = swapper(checksums=checksums)
+    kept = {}
+    for dtype in DTYPES:
+        for shape in [(), (0,), (7,), (33, 5), (3, 1, 4, 2)]:
+            key = f"{dtype}{shape}"
+            kept[key] = make(dtype, *shape)
+            mine.put(key, kept[key])
+    assert len(mine) == len(kept)
+    assert set(mine.keys()) == set(kept)
+    for key, tensor in kept.items():
+        with mine.lend(key, shared=True) as lent:
+            assert lent.dtype is tensor.dtype
+            assert lent.shape == tensor.shape
+            assert bits(lent) == bits(tensor)
+    stats = mine.stats()
+    assert stats.evictions > 0
+    assert stats.resident_bytes_peak <= stats.memory_bytes == 16 * 4096
+    assert 0 < stats.hit_rate <= 1
+
+
+def test_strided_lazy_and_wanted_by_autograd(swapper: Make) -> None:
+    mine = swapper("1MB")
+    base = torch.randn(40, 30, dtype=torch.complex64)
+    for key, tensor in {
+        "transposed": base.t(),
+        "every third": base[::3, 1::2],
+        "conjugate": base.conj(),
+        "imaginary": base.conj().imag,
+        "parameter": torch.nn.Parameter(torch.randn(5)),
+        "expanded": torch.randn(1, 4).expand(3, 4),
+    }.items():
+        mine.put(key, tensor)
+        with mine.lend(key) as lent:
+            assert torch.equal(lent, tensor)
+            assert not lent.requires_grad
+            assert lent.is_contiguous()
+
+
+def test_what_is_changed_is_there_again_and_what_is_not_is_not_written(swapper: Make) -> None:
+    mine = swapper(4 * 4096)
+    for key in "abcdefgh":
+        mine.put(key, torch.zeros(1024))
+    for _ in range(3):
+        for key in "abcdefgh":
+            with mine.lend(key) as lent:
+                lent.add_(1)
+    mine.flush()
+    written = mine.stats().bytes_written
+    for key in "abcdefgh":
+        with mine.lend(key, shared=True) as lent:
+            assert lent.eq(3).all()
+        lend = mine.lend(key)
+        with lend:
+            lend.mark_clean()
+    mine.flush()
+    assert mine.stats().bytes_written == written
+    with pytest.raises(ValueError, match="with block"):
+        lend.mark_clean()
+
+
+def test_one_lend_does_not_touch_anothers_gradient(swapper: Make) -> None:
+    mine = swapper()
+    mine.put("weight", torch.ones(4))
+    mine.put("moment", torch.ones(4))
+    with mine.lend("weight", shared=True) as weight, mine.lend("moment") as moment:
+        total = (torch.ones(4, requires_grad=True) * weight).square().sum()
+        moment.add_(1)
+        total.backward()
+
+
+def test_a_key_takes_tensors_of_other_sizes(swapper: Make) -> None:
+    mine = swapper()
+    generator = random.Random(5)
+    last: dict[str, torch.Tensor] = {}
+    peak = 0
+    for _ in range(300):
+        key = generator.choice("abcdef")
+        if key in last and generator.random() < 0.3:
+            mine.forget(key)
+            del last[key]
+            assert key not in mine
+            continue
+        last[key] = make(torch.float32, generator.randrange(9000))
+        mine.put(key, last[key])
+        peak = max(peak, sum(-(-tensor.nbytes // 4096) * 4096 for tensor in last.values()))
+    for key, tensor in last.items():
+        with mine.lend(key) as lent:
+            assert torch.equal(lent.view(torch.int32), tensor.view(torch.int32))
+    # What is set aside beyond the last byte, and what changing sizes waste.
+    assert mine.stats().file_bytes <= (peak + 9000 * 4 + 4096) * 1.25 * 1.125 + 4096
+
+
+def test_parts_in_memory_and_on_disk(swapper: Make) -> None:
+    for checksums in (False, True):
+        mine = swapper(8 * 4096, checksums=checksums)
+        whole = torch.arange(6000, dtype=torch.int32)
+        for key in ("there", "away"):
+            mine.put(key, whole)
+        # Only one of the two is in memory.
+        for key in ("there", "away"):
+            for start, count in [(0, 6000), (1, 1), (1500, 2049), (5999, 1), (6000, 0)]:
+                out = torch.empty(count, dtype=torch.int32)
+                assert mine.read(key, start * 4, out) is out
+                assert torch.equal(out, whole[start : start + count])
+            strided = torch.empty(100, 2, dtype=torch.int32)[:, 0]
+            assert torch.equal(mine.read(key, 400, strided), whole[100:200])
+            assert torch.equal(mine.read(key, 3, torch.empty(5, dtype=torch.uint8)), deepnvme.as_bytes(whole)[3:8])
+            misaligned = mine.read(key, 2, torch.empty(3, dtype=torch.int32))
+            assert bits(misaligned) == bits(whole)[2:14]
+            mine.write(key, 8, torch.tensor([-1, -2], dtype=torch.int32))
+            mine.write(key, 5999 * 4, torch.tensor([[1, 2], [3, 4]], dtype=torch.int32).t()[1:, :1])
+            mine.write(key, 1, torch.full((2,), 0x0101, dtype=torch.int16))
+        expected = whole.clone()
+        expected[2:4] = torch.tensor([-1, -2])
+        expected[5999] = 2
+        deepnvme.as_bytes(expected)[1:5] = 1
+        for key in ("there", "away"):
+            with mine.lend(key) as lent:
+                assert torch.equal(lent, expected)
+            with pytest.raises(ValueError, match="outside"):
+                mine.read(key, 5999 * 4, torch.empty(2, dtype=torch.int32))
+            with pytest.raises(ValueError, match="outside"):
+                mine.write(key, -4, torch.empty(2, dtype=torch.int32))
+
+
+def test_a_part_is_read_without_the_rest(swapper: Make) -> None:
+    mine = swapper(64 * 4096)
+    for key in ("large", "other"):
+        mine.put(key, torch.ones(40 * 1024))
+    mine.flush()
+    before = mine.stats()
+    mine.read("large", 80_000, torch.empty(10))
+    after = mine.stats()
+    assert after.bytes_read - before.bytes_read == 40
+    assert after.evictions == before.evictions
+
+
+def test_an_order_is_read_ahead(swapper: Make) -> None:
+    mine = swapper(8 * 4096)
+    keys = [str(index) for index in range(20)]
+    for key in keys:
+        mine.put(key, torch.full((1024,), float(key)))
+    mine.schedule(keys)
+    for _ in range(4):
+        for key in keys:
+            with mine.lend(key) as lent:
+                assert lent[0] == float(key)
+    stats = mine.stats()
+    assert stats.reads < 80 + 20
+    assert stats.resident_bytes_peak <= stats.memory_bytes
+    mine.schedule([])
+    mine.schedule(["not there yet", "3"], repeat=False)
+    with mine.lend("3", shared=True) as lent:
+        assert lent[0] == 3
+
+
+def test_prefetched_is_a_hit(swapper: Make) -> None:
+    mine = swapper(4 * 4096)
+    for key in "abcdef":
+        mine.put(key, torch.zeros(1024))
+    mine.prefetch(["a", "b"])
+    while True:
+        before = mine.stats()
+        if before.reads >= 2:
+            break
+    with mine.lend("a"), mine.lend("b"):
+        pass
+    assert mine.stats().hits == before.hits + 2
+    with pytest.raises(KeyError, match="nowhere"):
+        mine.prefetch(["a", "nowhere"])
+
+
+def test_threads(swapper: Make) -> None:
+    mine = swapper(6 * 4096)
+    keys = [str(index) for index in range(10)]
+    for key in keys:
+        mine.put(key, torch.zeros(1000, dtype=torch.int64)[:500])
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        generator = random.Random(seed)
+        try:
+            for turn in range(150):
+                key = generator.choice(keys)
+                if turn % 7 == 0:
+                    mine.put(f"{seed}-{turn % 2}", torch.full((generator.randrange(900),), seed))
+                with mine.lend(key) as lent:
+                    lent.add_(1)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    total = 0
+    for key in keys:
+        with mine.lend(key, shared=True) as lent:
+            assert lent.unique().numel() == 1
+            total += int(lent[0])
+    assert total == 600
+    assert mine.stats().resident_bytes_peak <= 6 * 4096
+
+
+def test_who_holds_too_much_is_told(swapper: Make) -> None:
+    mine = swapper(2 * 4096)
+    for key in "abc":
+        mine.put(key, torch.zeros(1024))
+    with mine.lend("a"), mine.lend("b", shared=True):
+        with pytest.raises(RuntimeError, match="2 items are lent, 2 of them to this thread"), mine.lend("c"):
+            pass
+        with pytest.raises(RuntimeError, match="return it first"), mine.lend("a", shared=True):
+            pass
+        with pytest.raises(RuntimeError):
+            mine.put("a", torch.zeros(1024))
+        with mine.lend("b", shared=True):
+            pass
+    with mine.lend("c"):
+        pass
+
+
+def test_errors_teach(swapper: Make, tmp_path: Path) -> None:
+    mine = swapper(4 * 4096)
+    with pytest.raises(MemoryError, match=r"give memory=20480 or more"):
+        mine.put("large", torch.zeros(5 * 1024))
+    with pytest.raises(KeyError, match="put it first"), mine.lend("nowhere"):
+        pass
+    for call in (mine.forget, mine.locate):
+        with pytest.raises(KeyError):
+            call("nowhere")
+    with pytest.raises(TypeError, match="torch tensor"):
+        mine.put("array", [1, 2])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="to_dense"):
+        mine.put("sparse", torch.zeros(3).to_sparse())
+    with pytest.raises(ValueError, match="memory"):
+        deepnvme.Swapper(tmp_path, memory="lots")
+    with pytest.raises(ValueError, match="at least"):
+        deepnvme.Swapper(tmp_path, memory=1)
+    with pytest.raises(FileNotFoundError) as caught:
+        deepnvme.Swapper(tmp_path / "nowhere", memory="1MB")
+    assert caught.value.filename == str(tmp_path / "nowhere")
+    with pytest.raises(TypeError, match="neither copied nor pickled"):
+        copy.deepcopy(mine)
+
+
+def test_adopted_from_a_file(swapper: Make, tmp_path: Path) -> None:
+    mine = swapper(8 * 4096)
+    weights = torch.randn(20_000)
+    deepnvme.write(weights, tmp_path / "weights")
+    for index in range(4):
+        mine.adopt(str(index), tmp_path / "weights", index * 20_000, 20_000, dtype=torch.float32, shape=(50, 100))
+    for _ in range(2):
+        for index in range(4):
+            with mine.lend(str(index), shared=True) as lent:
+                assert torch.equal(lent, weights[index * 5000 :][:5000].view(50, 100))
+    with pytest.raises(ValueError, match="read-only"), mine.lend("1"):
+        pass
+    with pytest.raises(ValueError, match="read-only"):
+        mine.write("1", 0, torch.ones(1))
+    with pytest.raises(ValueError, match="has 80000 bytes"):
+        mine.adopt("x", tmp_path / "weights", 60_001, 20_000)
+    with pytest.raises(ValueError, match="other bytes"):
+        mine.adopt("x", tmp_path / "weights", 0, 12, dtype=torch.float32, shape=(4,))
+    assert mine.stats().bytes_written == 0
+
+
+@pytest.mark.parametrize("checksums", [False, True])
+def test_export_and_import(swapper: Make, tmp_path: Path, checksums: bool) -> None:
+    mine = swapper(8 * 4096, checksums=checksums)
+    tensors = {str(index): torch.randn(3000 + index) for index in range(6)}
+    for key, tensor in tensors.items():
+        mine.put(key, tensor)
+    path = tmp_path / "checkpoint"
+    with path.open("w+b") as file:
+        offset, places = 0, {}
+        for key, tensor in tensors.items():
+            with mine.lend(key) as lent:
+                lent.mul_(2)
+            how = mine.export(key, file.fileno(), offset)
+            assert sum(how.values()) == tensor.nbytes
+            places[key] = offset
+            offset += -(-tensor.nbytes // 4096) * 4096 + (100 if key == "3" else 0)
+        for key, tensor in tensors.items():
+            assert torch.equal(deepnvme.read(out := torch.empty_like(tensor), path, places[key]) and out, tensor * 2)
+        for key, tensor in tensors.items():
+            mine.import_(
+                f"back {key}", file.fileno(), places[key], tensor.nbytes, dtype=torch.float32, shape=tensor.shape
+            )
+        with pytest.raises(deepnvme.EndOfFileError):
+            mine.import_("beyond", file.fileno(), offset, 30_000)
+        assert "beyond" not in mine
+    for key, tensor in tensors.items():
+        with mine.lend(f"back {key}") as lent:
+            assert torch.equal(lent, tensor * 2)
+
+
+def test_located_bytes_are_the_tensor(swapper: Make) -> None:
+    for named in (False, True):
+        mine = swapper(8 * 4096, named=named)
+        tensor = torch.randn(5000)
+        mine.put("a", tensor)
+        found = b""
+        for path, _fd, offset, nbytes in mine.locate("a"):
+            with Path(path).open("rb") as file:
+                file.seek(offset)
+                found += file.read(nbytes)
+        assert found == bits(tensor)
+
+
+def test_damage_is_found(swapper: Make) -> None:
+    mine = swapper(4 * 4096, checksums=True, named=True)
+    mine.put("victim", torch.zeros(2000))
+    ((path, _, offset, _),) = mine.locate("victim")
+    mine.put("other", torch.zeros(4096))
+    with Path(path).open("r+b") as file:
+        file.seek(offset + 7000)
+        file.write(b"!")
+    with pytest.raises(CorruptFileError, match="victim") as caught, mine.lend("victim"):
+        pass
+    assert (caught.value.filename, caught.value.offset) == (path, offset)
+
+
+def test_gradients_are_put_accumulated_and_consumed(swapper: Make) -> None:
+    """The three policies that are to come, each in a few lines."""
+    mine = swapper(6 * 4096)
+    names = [f"layer.{index}" for index in range(8)]
+    for name in names:
+        mine.put(f"{name}.moment", torch.zeros(1024))
+    mine.schedule([f"{name}.moment" for name in names])
+    for _step in range(2):
+        for micro in range(3):
+            for name in reversed(names):
+                if micro == 0:
+                    mine.put(f"{name}.grad", torch.ones(1024))
+                else:
+                    with mine.lend(f"{name}.grad") as grad:
+                        grad.add_(1)
+        for name in names:
+            with mine.lend(f"{name}.grad", shared=True) as grad, mine.lend(f"{name}.moment") as moment:
+                moment.add_(grad)
+            mine.forget(f"{name}.grad")
+    assert len(mine) == 8
+    for name in names:
+        with mine.lend(f"{name}.moment") as moment:
+            assert moment.eq(6).all()
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
+    page = Path(__file__).parents[3] / "docs" / "swapping.md"
+    if not page.exists():
+        pytest.skip("the page is not there: the tests run without the tree around them")
+    code = page.read_text().split("```python")[1].split("```")[0]
+    model = torch.nn.Linear(4, 3)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    names: dict[str, object] = {"model": model, "steps": 2}
+    exec(code.replace("/mnt/nvme", str(tmp_path)).replace("8GB", "8MB"), names)
+    for old, parameter in zip(before, model.parameters(), strict=True):
+        assert torch.allclose(parameter, old - 0.01 * (1 + 1.9))
+    swapper = names["swapper"]
+    assert isinstance(swapper, deepnvme.Swapper)
+    swapper.close()
+
+
+def test_closed(swapper: Make) -> None:
+    mine = swapper()
+    mine.put("a", torch.ones(4))
+    with mine.lend("a") as lent:
+        mine.close()
+        assert lent.eq(1).all()
+    for call in (lambda: mine.put("b", torch.ones(1)), lambda: mine.lend("a").__enter__(), mine.flush):
+        with pytest.raises(ClosedError):
+            call()
+    mine.close()
+
+
+def test_a_disk_without_room(swapper: Make, tmp_path: Path) -> None:
+    """The limit of file sizes stands in for a full disk: it takes no root."""
+    import resource
+    import signal
+
+    before, deaf = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    mine = swapper(4 * 4096)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6 * 4096, before[1]))
+        kept = [str(index) for index in range(6)]
+        for key in kept:
+            mine.put(key, torch.full((1024,), float(key)))
+        with pytest.raises(deepnvme.Error) as caught:
+            mine.put("more", torch.zeros(1024))
+        assert caught.value.errno == errno.EFBIG
+        assert "more" not in mine
+        for key in kept:
+            with mine.lend(key) as lent:
+                assert lent.eq(float(key)).all()
+        mine.forget("3")
+        mine.put("more", torch.ones(1024))
+        with mine.lend("more") as lent:
+            assert lent.eq(1).all()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, deaf)
