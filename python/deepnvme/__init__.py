@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint import Checkpoint, Checkpointer, CheckpointerStats, load, save
     from deepnvme._stream import Streaming, StreamStats, stream
     from deepnvme._swap import Lend, Swapper, SwapStats
+    from deepnvme._swap.parameters import Offloaded, offload_parameters
 
 __all__ = [
     "Answer",
@@ -77,6 +78,7 @@ __all__ = [
     "Engine",
     "Error",
     "Lend",
+    "Offloaded",
     "Pending",
     "Probe",
     "Progress",
@@ -95,6 +97,7 @@ __all__ = [
     "default_engine",
     "errors",
     "load",
+    "offload_parameters",
     "open",
     "optim",
     "pinned_empty",
@@ -121,6 +124,7 @@ _LATER = {
     "_checkpoint": ("Checkpoint", "Checkpointer", "CheckpointerStats", "load", "save"),
     "_stream": ("StreamStats", "Streaming", "stream"),
     "_swap": ("Lend", "SwapStats", "Swapper"),
+    "_swap.parameters": ("Offloaded", "offload_parameters"),
 }
 
 

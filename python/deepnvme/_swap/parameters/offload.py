@@ -1,0 +1,298 @@
+"""``deepnvme.offload_parameters``: a model whose parameters are on disk between the moments in which a block uses them."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from deepnvme._stream.budget import parse_bytes
+from deepnvme._stream.wrapped import wrap
+from deepnvme._swap.parameters.passes import Passes
+from deepnvme._swap.parameters.residence import Residence
+from deepnvme._swap.parameters.units import find_blocks
+from deepnvme._swap.swapper import Swapper
+from deepnvme.errors import ClosedError, UnsupportedError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from torch import nn
+
+    from deepnvme._deepnvme import Engine
+    from deepnvme._swap.parameters.units import Unit
+    from deepnvme._swap.stats import SwapStats
+
+
+class Offloaded:
+    """How a model's parameters come and go. ``model.offloading`` of what :func:`offload_parameters` was given."""
+
+    def __init__(self, model: nn.Module, memory: int, swapper: Swapper) -> None:
+        self.memory_bytes = memory
+        self._model = weakref.ref(model)
+        self._blocks = find_blocks(model, memory)
+        self._units = list(dict.fromkeys(unit for block in self._blocks for unit in block.units))
+        self._unit_of = {id(member.parameter): unit for unit in self._units for member in unit.members}
+        self._names = {member.name: (unit, member) for unit in self._units for member in unit.members}
+        self._swapper = swapper
+        self._residence = Residence(swapper, self._units)
+        self._passes = Passes(self._residence)
+        for unit in self._units:
+            self._residence.put(unit)
+        self._undo = [wrap(block.module, self._passes.around(block)) for block in self._blocks]
+        hooks = [
+            model.register_forward_pre_hook(self._begin_step),
+            # It marks what it is given, which a bound method does not allow.
+            model.register_state_dict_post_hook(lambda *arguments: self._fill_state(*arguments)),  # noqa: PLW0108
+            register_optimizer_step_pre_hook(_Refusal(self)),
+        ]
+        self._undo += [hook.remove for hook in hooks]
+        self._is_closed = False
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of the parameters that come and go."""
+        return sum(unit.nbytes for unit in self._units)
+
+    def stats(self) -> SwapStats:
+        """Tell what it has cost so far."""
+        return self._swapper.stats()
+
+    @contextmanager
+    def gathered(self, parameters: Iterable[nn.Parameter], *, write: bool = False) -> Iterator[None]:
+        """Have parameters in memory for a ``with`` block, as far as they are offloaded.
+
+        Args:
+            parameters: and with them, those that come and go together with them.
+            write: they are changed; what a block uses just now cannot be.
+
+        Raises:
+            MemoryError: they are more than ``memory``.
+        """
+        self._check_open()
+        found = {id(parameter): self._unit_of.get(id(parameter)) for parameter in parameters}
+        units = list(dict.fromkeys(unit for unit in found.values() if unit is not None))
+        wanted = sum(unit.nbytes for unit in units)
+        if wanted > self.memory_bytes:
+            raise MemoryError(f"these parameters have {wanted:,} bytes, and there is memory for {self.memory_bytes:,}")
+        with ExitStack() as held:
+            for unit in units:
+                self._residence.hold(unit, exclusive=write)
+                held.callback(self._residence.release, unit)
+            yield
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have an optimizer's steps go through one group of parameters after the other, in memory while it is changed.
+
+        For optimizers that treat each parameter by itself, as all of ``torch.optim`` but ``LBFGS`` do. The state of the
+        optimizer stays where the optimizer has it; nothing else about it is different.
+
+        Args:
+            optimizer: of the model's parameters.
+
+        Raises:
+            UnsupportedError: it treats them together.
+        """
+        self._check_open()
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise UnsupportedError("LBFGS needs all parameters at a time, and they are on disk; AdamW, for one, does not")
+        plain = optimizer.step
+
+        def step(own: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            self._step(own, plain)
+            return loss
+
+        # Schedulers want a method.
+        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+
+    def _step(self, optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> None:
+        all_of = [list(group["params"]) for group in optimizer.param_groups]
+        trained = [one for params in all_of for one in params if one.grad is not None]
+        # What is in memory for good comes first.
+        parts = dict.fromkeys([None, *(self._unit_of.get(id(one)) for one in trained)])
+        try:
+            for part in parts:
+                for group, params in zip(optimizer.param_groups, all_of, strict=True):
+                    group["params"] = [one for one in params if self._unit_of.get(id(one)) is part]
+                if part is None:
+                    step()
+                    continue
+                self._residence.hold(part, exclusive=True)
+                try:
+                    step()
+                finally:
+                    self._residence.release(part)
+        finally:
+            for group, params in zip(optimizer.param_groups, all_of, strict=True):
+                group["params"] = params
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor], *, strict: bool = True) -> None:
+        """Load what ``model.state_dict()`` gave, block by block.
+
+        Args:
+            state: names to tensors.
+            strict: all names, and no others, have to be there.
+
+        Raises:
+            RuntimeError: names or shapes are others.
+        """
+        self._check_open()
+        model = self._model()
+        assert model is not None
+        wrong = [
+            f"{name} is {tuple(state[name].shape)}, not {tuple(member.shape)}"
+            for name, (_, member) in self._names.items()
+            if name in state and state[name].shape != member.shape
+        ]
+        if wrong:
+            raise RuntimeError(f"the state does not fit: {'; '.join(wrong)}")
+        # A tied parameter is in the state by each of its names.
+        others = {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in self._unit_of}
+        rest = {name: tensor for name, tensor in state.items() if name not in others}
+        answer = model.load_state_dict(rest, strict=False)
+        missing = [name for name in answer.missing_keys if name not in others] + sorted(others - state.keys())
+        if strict and (missing or answer.unexpected_keys):
+            raise RuntimeError(f"the state lacks {missing} and has {answer.unexpected_keys}")
+        for unit in self._units:
+            self._residence.hold(unit, exclusive=True)
+            try:
+                for member in unit.members:
+                    if member.name in state:
+                        member.parameter.data.copy_(state[member.name])
+            finally:
+                self._residence.release(unit)
+
+    def close(self) -> None:
+        """Give the model its parameters back, in memory."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._passes.end_all()
+        for undo in self._undo:
+            undo()
+        for unit in self._units:
+            self._residence.restore(unit)
+        self._swapper.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the parameters are in memory again: the model was given back")
+
+    def _begin_step(self, _model: nn.Module, _args: Any) -> None:
+        # What a backward that failed has left behind.
+        self._passes.end_all()
+        self._residence.next_step()
+
+    def _fill_state(self, model: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+        copies: dict[int, torch.Tensor] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            unit = self._unit_of.get(id(parameter))
+            if unit is None or prefix + name not in state:
+                continue
+            if id(parameter) not in copies:
+                with self._one(unit):
+                    for member in unit.members:
+                        copies[id(member.parameter)] = member.parameter.detach().clone()
+            state[prefix + name] = copies[id(parameter)]
+
+    @contextmanager
+    def _one(self, unit: Unit) -> Iterator[None]:
+        self._residence.hold(unit)
+        try:
+            yield
+        finally:
+            self._residence.release(unit)
+
+    def refuse(self, optimizer: torch.optim.Optimizer) -> None:
+        """Say so where an optimizer is about to change what is on disk."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                unit = self._unit_of.get(id(parameter))
+                if unit is not None and parameter.grad is not None and not self._residence.is_held(unit):
+                    raise RuntimeError(
+                        "the parameters of this optimizer are on disk: call model.offloading.attach(optimizer) once, before "
+                        "its first step"
+                    )
+
+
+class _Refusal:
+    """Looks at each optimizer's step, for as long as the model is there."""
+
+    def __init__(self, offloaded: Offloaded) -> None:
+        self._offloaded = weakref.ref(offloaded)
+
+    def __call__(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        offloaded = self._offloaded()
+        if offloaded is not None:
+            offloaded.refuse(optimizer)
+
+
+def offload_parameters(
+    model: nn.Module,
+    *,
+    memory: str | int,
+    swap_dir: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    checksums: bool = False,
+    engine: Engine | None = None,
+) -> Offloaded:
+    """Keep a model's parameters on disk while it is trained; blocks have them in memory while they run.
+
+    Each block's parameters come before its forward and its backward, and leave after it. The order is learnt in the first
+    step, and from then on the next blocks come while one computes. What is computed is bit for bit the same. It works
+    with activation checkpointing, shared and frozen parameters, gradient accumulation and ``torch.autocast``.
+
+    Frozen parameters are written once, when they go to disk; those that are trained after each step. Gradients stay in
+    memory.
+
+    Args:
+        model: with its parameters in host memory. It is changed, and is itself what is trained.
+        memory: bytes that parameters may take at a time, such as ``"4GB"``. Those of a few KiB stay in memory besides.
+        swap_dir: the folder on the NVMe disk, or several, one for each disk. Nothing in it outlives the process.
+        checksums: keep a checksum of all that is written, and compare it with what is read.
+        engine: moves the bytes. Default: the default engine.
+
+    Returns:
+        ``model.offloading``: ``attach(optimizer)``, ``gathered(parameters)``, ``load_state_dict(state)``, ``stats()``,
+        ``close()``. ``model.state_dict()`` is as always, and takes as much memory as it says.
+
+    Raises:
+        MemoryError: the memory is less than one block needs.
+        UnsupportedError: the model cannot be offloaded, and why.
+
+    Example:
+        >>> model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
+        >>> offloading = deepnvme.offload_parameters(model, memory="1MB", swap_dir=".")
+        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        >>> offloading.attach(optimizer)
+        >>> for step in range(3):
+        ...     model(torch.randn(8, 256)).square().mean().backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        >>> offloading.close()
+    """
+    earlier = getattr(model, "offloading", None)
+    if isinstance(earlier, Offloaded) and not earlier._is_closed:  # noqa: SLF001
+        raise UnsupportedError("the parameters of this model are offloaded already; model.offloading.close() comes first")
+    for name, parameter in model.named_parameters():
+        if parameter.device.type != "cpu":
+            raise UnsupportedError(f"{name} is on {parameter.device}; parameters of the host are offloaded")
+        if parameter.layout is not torch.strided or parameter.is_nested or parameter.is_quantized:
+            raise UnsupportedError(f"{name} is not one block of memory, and cannot be offloaded")
+    nbytes = parse_bytes(memory)
+    swapper = Swapper(swap_dir, memory=nbytes, checksums=checksums, engine=engine)
+    try:
+        offloaded = Offloaded(model, nbytes, swapper)
+    except BaseException:
+        swapper.close()
+        raise
+    model.offloading = offloaded  # type: ignore[assignment]
+    return offloaded

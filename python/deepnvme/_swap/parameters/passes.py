@@ -1,0 +1,139 @@
+"""A block on its way through forward and backward: its units are in memory in both, and not between."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as tree
+
+from deepnvme._swap.parameters.saved import places_saved
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from deepnvme._swap.parameters.residence import Residence
+    from deepnvme._swap.parameters.units import Block
+
+
+class Passes:
+    """Runs blocks.
+
+    Args:
+        residence: has their units.
+    """
+
+    def __init__(self, residence: Residence) -> None:
+        self._residence = residence
+        # Those whose backward has begun and not ended.
+        self._open: dict[int, _Pass] = {}
+
+    def around(self, block: Block) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Run a block's forward with its units in place."""
+
+        def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                with ExitStack() as held:
+                    for unit in block.units:
+                        self._residence.hold(unit)
+                        held.callback(self._residence.release, unit)
+                    if not torch.is_grad_enabled():
+                        with _without_copies():
+                            return forward(*args, **kwargs)
+                    one = _Pass(self, block)
+                    args, kwargs = one.gate(args, kwargs)
+                    with _without_copies(), places_saved(self._residence, block.units, one.begin):
+                        return one.watch(forward(*args, **kwargs))
+
+            return run
+
+        return wrap
+
+    def begin(self, one: _Pass) -> None:
+        """Have the units of a block for its backward."""
+        if id(one) in self._open:
+            return
+        if not self._open:
+            # What is open still when the backward is through: blocks of which no input needs a gradient.
+            torch.autograd.Variable._execution_engine.queue_callback(self.end_all)  # type: ignore[attr-defined]  # noqa: SLF001
+        else:
+            # A block that has computed its last gradient without anybody being told.
+            for other in [*self._open.values()]:
+                if not other.has_gate:
+                    self.end(other)
+        for unit in one.block.units:
+            self._residence.hold(unit)
+        self._open[id(one)] = one
+
+    def end(self, one: _Pass) -> None:
+        """Need them no more."""
+        if self._open.pop(id(one), None) is not None:
+            for unit in one.block.units:
+                self._residence.release(unit)
+
+    def end_all(self) -> None:
+        """The backward is through, or will never be."""
+        for one in [*self._open.values()]:
+            self.end(one)
+
+
+class _Pass:
+    """One call of a block."""
+
+    def __init__(self, passes: Passes, block: Block) -> None:
+        self._passes = passes
+        self.block = block
+        self.has_gate = False
+
+    def begin(self) -> None:
+        self._passes.begin(self)
+
+    def gate(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Have the end of the backward noticed: what gives inputs their gradients is the last of it."""
+        flat, shape = tree.tree_flatten((args, kwargs))
+        places = [
+            place for place, value in enumerate(flat) if isinstance(value, torch.Tensor) and value.requires_grad
+        ]
+        if not places:
+            return args, kwargs
+        self.has_gate = True
+        gated = _Gate.apply(self, *(flat[place] for place in places))
+        for place, tensor in zip(places, gated, strict=True):
+            flat[place] = tensor
+        return tree.tree_unflatten(flat, shape)
+
+    def end(self) -> None:
+        self._passes.end(self)
+
+    def watch(self, output: Any) -> Any:
+        """Have the beginning of the backward noticed: the gradient of an output comes first."""
+        for tensor in tree.tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(self._begin)  # type: ignore[no-untyped-call]
+        return output
+
+    def _begin(self, _gradient: torch.Tensor) -> None:
+        self.begin()
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, one: _Pass, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.one = one
+        ctx.set_materialize_grads(False)
+        return tensors
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        ctx.one.end()
+        return None, *gradients
+
+
+def _without_copies() -> AbstractContextManager[Any]:
+    """Have autocast keep no copies of weights in its lower precision, which would be all of them at the end."""
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
+            return torch.autocast(kind, dtype=torch.get_autocast_dtype(kind), cache_enabled=False)
+    return nullcontext()

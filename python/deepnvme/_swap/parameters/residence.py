@@ -1,0 +1,122 @@
+"""Units in memory for as long as somebody needs them: what their parameters show, and in which order they are needed."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from deepnvme._swap.parameters.units import Member, Unit
+    from deepnvme._swap.swapper import Lend, Swapper
+
+# Lends that are remembered until the order is known. No step of a real model has as many.
+_TRACE_MAX = 1 << 20
+
+
+class Residence:
+    """Shows parameters while they are held.
+
+    Args:
+        swapper: has the units.
+        units: all of them.
+    """
+
+    def __init__(self, swapper: Swapper, units: Iterable[Unit]) -> None:
+        self.swapper = swapper
+        self._lock = threading.RLock()
+        self._held: dict[Unit, tuple[Lend, torch.Tensor, int]] = {}
+        self._trace: list[str] = []
+        self._order: list[str] = []
+        # Shape and dtype of what is on disk, in no memory: a number that is none, so that nobody computes with it unnoticed.
+        self._absent = {
+            member: torch.full((), float("nan"), dtype=member.dtype).expand(member.shape)
+            if member.dtype.is_floating_point or member.dtype.is_complex
+            else torch.zeros((), dtype=member.dtype).expand(member.shape)
+            for unit in units
+            for member in unit.members
+        }
+
+    def put(self, unit: Unit) -> None:
+        """Take over what the parameters of a unit have, and free that."""
+        flat = torch.zeros(unit.nbytes, dtype=torch.uint8)
+        for member in unit.members:
+            _at(flat, member).copy_(member.parameter.data)
+        self.swapper.put(unit.key, flat)
+        self._show(unit, None)
+
+    def hold(self, unit: Unit, *, exclusive: bool = False) -> None:
+        """Have the parameters of a unit in memory until it is released as often. To change them, nobody else may hold it.
+
+        Raises:
+            RuntimeError: it is to be changed, and held already.
+        """
+        with self._lock:
+            if unit in self._held:
+                if exclusive:
+                    raise RuntimeError(f"{unit.members[0].name} is in use, and cannot be changed now")
+                lend, memory, count = self._held[unit]
+                self._held[unit] = (lend, memory, count + 1)
+                return
+            if len(self._trace) < _TRACE_MAX:
+                self._trace.append(unit.key)
+        lend = self.swapper.lend(unit.key, shared=not exclusive)
+        memory = lend.__enter__()
+        with self._lock:
+            self._held[unit] = (lend, memory, 1)
+            self._show(unit, memory)
+
+    def release(self, unit: Unit) -> None:
+        """Need it no more."""
+        with self._lock:
+            lend, memory, count = self._held[unit]
+            if count > 1:
+                self._held[unit] = (lend, memory, count - 1)
+                return
+            del self._held[unit]
+            self._show(unit, None)
+        lend.__exit__(None, None, None)
+
+    def is_held(self, unit: Unit) -> bool:
+        """Whether its parameters are in memory."""
+        return unit in self._held
+
+    def find(self, units: Iterable[Unit], address: int) -> tuple[Unit, int] | None:
+        """Find the unit of which this is the address of a byte, and which byte."""
+        for unit in units:
+            held = self._held.get(unit)
+            if held is not None and 0 <= address - held[1].data_ptr() < unit.nbytes:
+                return unit, address - held[1].data_ptr()
+        return None
+
+    def memory(self, unit: Unit) -> torch.Tensor:
+        """The bytes of a unit that is held."""
+        return self._held[unit][1]
+
+    def next_step(self) -> None:
+        """A step has begun: what the last one needed, in that order, is what this one will need."""
+        with self._lock:
+            trace, self._trace = self._trace, []
+            is_new = trace != self._order and len(trace) > 1
+            if is_new:
+                self._order = trace
+        if is_new:
+            self.swapper.schedule(trace, repeat=True)
+
+    def restore(self, unit: Unit) -> None:
+        """Give the parameters of a unit memory of their own again."""
+        with self.swapper.lend(unit.key, shared=True) as memory, torch.no_grad():
+            for member in unit.members:
+                member.parameter.data = _at(memory, member).clone()
+
+    def _show(self, unit: Unit, memory: torch.Tensor | None) -> None:
+        for member in unit.members:
+            member.parameter.data = self._absent[member] if memory is None else _at(memory, member)
+
+
+def _at(memory: torch.Tensor, member: Member) -> torch.Tensor:
+    flat = memory[member.offset : member.offset + member.nbytes].view(member.dtype)
+    return flat.view(member.shape).data

@@ -1,0 +1,135 @@
+"""What autograd keeps for the backward pass: of weights it keeps which they are, not their memory.
+
+A linear layer saves its weight, as a view into the slot that it has in the forward pass. By the backward pass the slot has
+the weights of another layer. So what is saved of a weight is its place in its unit, and what comes back is the view into
+the slot that the unit has then. Under autocast the copy in the lower precision is not saved either, but made again.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from deepnvme._swap.parameters.residence import Residence
+    from deepnvme._swap.parameters.units import Member, Unit
+
+# What autocast makes of a weight.
+_COPY_NODE = "ToCopyBackward0"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A view of bytes of a unit."""
+
+    unit: Unit
+    offset: int
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Cast:
+    """A view of a copy in another dtype."""
+
+    unit: Unit
+    member: Member
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class _Other:
+    """What is not a weight, as whoever is around this saves it, and how that comes back."""
+
+    packed: Any
+    unpack: Callable[[Any], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """What is not a weight, and which version of it was saved."""
+
+    tensor: torch.Tensor
+    version: int
+
+
+def places_saved(
+    residence: Residence, units: Sequence[Unit], ensure: Callable[[], None]
+) -> AbstractContextManager[None]:
+    """Save places in units instead of their memory, for what runs in the block.
+
+    Args:
+        residence: has the units.
+        units: which are held while the block runs.
+        ensure: is called when something saved is needed again: has all of them held.
+    """
+    around = torch._C._autograd._top_saved_tensors_default_hooks(False)  # type: ignore[attr-defined]  # noqa: SLF001
+    members = {id(member.parameter): (unit, member) for unit in units for member in unit.members}
+
+    def pack(tensor: torch.Tensor) -> Any:
+        place = _place(residence, units, tensor) or _cast(members, tensor)
+        if place is not None:
+            return place
+        if around is not None:
+            # Activation checkpointing, say: only the innermost hooks are called, so these pass on what is not theirs.
+            return _Other(around[0](tensor), around[1])
+        return _Plain(tensor, tensor._version)  # noqa: SLF001
+
+    def unpack(saved: Any) -> torch.Tensor:
+        if isinstance(saved, _Plain):
+            if saved.tensor._version != saved.version:  # noqa: SLF001
+                raise RuntimeError(
+                    "a tensor that is needed for computing gradients was changed in place after it was used "
+                    f"(shape {tuple(saved.tensor.shape)})"
+                )
+            return saved.tensor
+        if isinstance(saved, _Other):
+            return saved.unpack(saved.packed)
+        ensure()
+        memory = residence.memory(saved.unit)
+        if isinstance(saved, _Place):
+            flat = memory[saved.offset - saved.offset % saved.dtype.itemsize :]
+            flat = flat[: flat.numel() // saved.dtype.itemsize * saved.dtype.itemsize].view(saved.dtype)
+            return flat.as_strided(saved.size, saved.stride, flat.storage_offset()).data
+        member = saved.member
+        flat = memory[member.offset : member.offset + member.nbytes].view(member.dtype)
+        copy = flat.view(member.shape).to(saved.dtype)
+        return copy.as_strided(saved.size, saved.stride, saved.offset)
+
+    return _hooks(pack, unpack)
+
+
+@contextmanager
+def _hooks(pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]) -> Iterator[None]:
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
+
+
+def _place(residence: Residence, units: Sequence[Unit], tensor: torch.Tensor) -> _Place | None:
+    if tensor.layout is not torch.strided or tensor.numel() == 0:
+        return None
+    found = residence.find(units, tensor.data_ptr())
+    if found is None:
+        return None
+    return _Place(found[0], found[1], tensor.dtype, tensor.size(), tensor.stride())
+
+
+def _cast(members: dict[int, tuple[Unit, Member]], tensor: torch.Tensor) -> _Cast | None:
+    base = tensor._base if tensor._is_view() else tensor  # noqa: SLF001
+    node = base.grad_fn if base is not None else None
+    if base is None or node is None or node.name() != _COPY_NODE or not base.is_contiguous():
+        return None
+    leaf = getattr(node.next_functions[0][0], "variable", None)
+    found = members.get(id(leaf))
+    if found is None or base.shape != found[1].shape:
+        return None
+    return _Cast(*found, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())

@@ -1,0 +1,111 @@
+"""From a module to what comes and goes together. Pure: it looks at names, sizes and structure only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from deepnvme._stream.partition import Limits, partition
+
+if TYPE_CHECKING:
+    import torch
+
+# Where in its unit a parameter begins: vector loads like it, and any dtype can be there.
+_ALIGNED_BYTES = 64
+# A group of modules has at most that part of the memory, so that one can be used while others come and go.
+_GROUP_SHARE = 4
+# What has no more than that part of the memory stays, and all that stays has no more than that part of it.
+_KEPT_SHARE, _KEPT_BYTES_MAX, _ALL_KEPT_SHARE = 1024, 1 << 16, 8
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A parameter, and where in its unit it is."""
+
+    parameter: nn.Parameter = field(repr=False)
+    name: str
+    offset: int
+    nbytes: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+@dataclass(eq=False)
+class Unit:
+    """Parameters that come and go together: used by the same groups, and all of them trained or none."""
+
+    key: str
+    is_frozen: bool
+    members: list[Member] = field(default_factory=list)
+    nbytes: int = 0
+
+    def add(self, name: str, parameter: nn.Parameter) -> None:
+        """Put a parameter behind the others."""
+        offset = -(-self.nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        self.members.append(Member(parameter, name, offset, parameter.nbytes, parameter.shape, parameter.dtype))
+        self.nbytes = offset + parameter.nbytes
+
+
+@dataclass
+class Block:
+    """A module, and the units that are in memory while it runs."""
+
+    name: str
+    module: nn.Module = field(repr=False)
+    units: list[Unit]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it needs to run."""
+        return sum(unit.nbytes for unit in self.units)
+
+
+def find_blocks(root: nn.Module, memory: int) -> list[Block]:
+    """Find the blocks of a model, in the order in which they are in it.
+
+    Parameters of which there is no more than a few KiB stay in memory, and belong to no unit.
+
+    Args:
+        root: the model.
+        memory: bytes for all units that are in memory at a time.
+
+    Raises:
+        MemoryError: a block needs more than that.
+    """
+    sizes = {id(parameter): parameter.nbytes for parameter in root.parameters() if parameter.nbytes > 0}
+    limits = Limits(
+        group_bytes_max=memory // _GROUP_SHARE,
+        kept_bytes_max=min(memory // _KEPT_SHARE, _KEPT_BYTES_MAX),
+        all_kept_bytes_max=memory // _ALL_KEPT_SHARE,
+        rows_bytes_min=None,
+        experts_bytes_min=None,
+    )
+    groups = partition(root, sizes, limits).groups
+    users: dict[int, list[int]] = {}
+    named: dict[int, tuple[str, nn.Parameter]] = {}
+    for index, group in enumerate(groups):
+        for weight in group.weights:
+            parameter = getattr(weight.module, weight.attribute)
+            named.setdefault(id(parameter), (weight.name, parameter))
+            if index not in users.setdefault(id(parameter), []):
+                users[id(parameter)].append(index)
+    units: dict[tuple[tuple[int, ...], bool], Unit] = {}
+    for number, of in users.items():
+        name, parameter = named[number]
+        kind = (tuple(of), not parameter.requires_grad)
+        if kind not in units:
+            units[kind] = Unit(f"unit.{len(units)}", is_frozen=kind[1])
+        units[kind].add(name, parameter)
+    blocks = [
+        Block(group.name, group.module, [unit for (of, _), unit in units.items() if index in of])
+        for index, group in enumerate(groups)
+    ]
+    largest = max(blocks, key=lambda block: block.nbytes, default=None)
+    if largest is not None and largest.nbytes > memory:
+        raise MemoryError(
+            f"memory={memory} is too little: {largest.name} alone needs {largest.nbytes:,} bytes; with three times that, "
+            "the next block can come while one computes"
+        )
+    return blocks
