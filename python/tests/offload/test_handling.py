@@ -1,0 +1,186 @@
+"""What is around training: states, refusals, failures in the middle."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import deepnvme
+from deepnvme.errors import ClosedError, UnsupportedError
+
+from .test_training import MEMORY, Model, batches, loss_of, train
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def offloaded(tmp_path: Path, memory: int = MEMORY, **options: Any) -> tuple[Any, Any]:
+    torch.manual_seed(1)
+    model = Model()
+    return model, deepnvme.offload_parameters(model, memory=memory, swap_dir=tmp_path, **options)
+
+
+def test_a_state_goes_out_and_in(tmp_path: Path) -> None:
+    model, offloading = offloaded(tmp_path)
+    state = model.state_dict()
+    assert all(torch.isfinite(tensor).all() for tensor in state.values())
+    assert state["head.weight"].data_ptr() == state["embed.weight"].data_ptr(), "what is tied stays so"
+    torch.manual_seed(2)
+    other = Model()
+    expected = loss_of(other, batches(1)[0])
+    offloading.load_state_dict(other.state_dict())
+    assert torch.equal(loss_of(model, batches(1)[0]), expected)
+    lacking = {name: tensor for name, tensor in state.items() if "blocks.3" not in name}
+    with pytest.raises(RuntimeError, match=r"blocks\.3\.up\.weight"):
+        offloading.load_state_dict(lacking)
+    with pytest.raises(RuntimeError, match=r"blocks\.3\.up\.weight is \(5,\)"):
+        offloading.load_state_dict({**state, "blocks.3.up.weight": torch.ones(5)})
+    offloading.load_state_dict(lacking, strict=False)
+    assert torch.equal(model.state_dict()["blocks.3.up.weight"], other.state_dict()["blocks.3.up.weight"])
+    deepnvme.save(model.state_dict(), tmp_path / "model.safetensors")
+    assert deepnvme.load(tmp_path / "model.safetensors").keys() == state.keys()
+
+
+def test_parameters_in_memory_for_a_while(tmp_path: Path) -> None:
+    model, offloading = offloaded(tmp_path)
+    weight = model.blocks[1].up.weight
+    assert weight.shape == (256, 64)
+    assert weight.isnan().all(), "nobody computes with what is not there without noticing"
+    with offloading.gathered([weight, model.blocks[4].up.weight]):
+        before = weight.detach().clone()
+        assert before.isfinite().all()
+    with offloading.gathered([weight], write=True), torch.no_grad():
+        weight.mul_(2)
+    with offloading.gathered(model.blocks[1].parameters()):
+        assert torch.equal(weight, before * 2)
+        with pytest.raises(RuntimeError, match="in use"), offloading.gathered([weight], write=True):
+            pass
+    with pytest.raises(MemoryError, match="memory for"), offloading.gathered(model.parameters()):
+        pass
+    assert weight.isnan().all()
+
+
+def test_an_optimizer_that_was_not_attached(tmp_path: Path) -> None:
+    model, offloading = offloaded(tmp_path)
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss_of(model, batches(1)[0]).backward()
+    with pytest.raises(RuntimeError, match="attach"):
+        optimizer.step()
+    offloading.attach(optimizer)
+    before = loss_of(model, batches(1)[0]).item()
+    optimizer.step()
+    assert loss_of(model, batches(1)[0]).item() < before
+    with pytest.raises(UnsupportedError, match="LBFGS"):
+        offloading.attach(torch.optim.LBFGS(model.parameters()))
+
+
+def test_closures_and_groups(tmp_path: Path) -> None:
+    model, offloading = offloaded(tmp_path)
+    torch.manual_seed(1)
+    plain = Model()
+    found = []
+    for one in (plain, model):
+        decay = [parameter for parameter in one.parameters() if parameter.ndim > 1]
+        rest = [parameter for parameter in one.parameters() if parameter.ndim == 1]
+        groups = [{"params": decay, "weight_decay": 0.1}, {"params": rest, "lr": 1e-3}]
+        optimizer = torch.optim.AdamW(groups, lr=1e-2)
+        if one is model:
+            offloading.attach(optimizer)
+
+        def closure(one: nn.Module = one, optimizer: torch.optim.Optimizer = optimizer) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(one, batches(1)[0])
+            loss.backward()
+            return loss
+
+        found.append([optimizer.step(closure).item() for _ in range(4)])
+        assert [len(group["params"]) for group in optimizer.param_groups] == [len(decay), len(rest)]
+        found[-1].append(sum(float(state["exp_avg"].sum()) for state in optimizer.state_dict()["state"].values()))
+    assert found[0] == found[1]
+
+
+def test_a_backward_that_fails_in_the_middle(tmp_path: Path) -> None:
+    model, offloading = offloaded(tmp_path)
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, hidden: torch.Tensor) -> torch.Tensor:
+            return hidden.clone()
+
+        @staticmethod
+        def backward(_ctx: Any, *_: Any) -> Any:
+            raise OSError("the middle")
+
+    handle = model.blocks[2].register_forward_hook(lambda _module, _args, output: Fails.apply(output))
+    for _ in range(3):
+        with pytest.raises(OSError, match="the middle"):
+            loss_of(model, batches(1)[0]).backward()
+    handle.remove()
+    model.zero_grad()
+    torch.manual_seed(1)
+    plain = Model()
+    optimizers = [torch.optim.AdamW(one.parameters(), lr=1e-2) for one in (plain, model)]
+    offloading.attach(optimizers[1])
+    assert train(model, optimizers[1], 3) == train(plain, optimizers[0], 3)
+
+
+def test_what_was_changed_in_place_is_noticed(tmp_path: Path) -> None:
+    """As autograd notices it where it keeps tensors itself."""
+
+    class Changing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(256, 256)
+
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            hidden = self.linear(hidden).sigmoid()
+            answer = hidden.exp()
+            hidden.add_(1)
+            return answer + hidden
+
+    model = nn.Sequential(Changing(), Changing())
+    deepnvme.offload_parameters(model, memory="1MB", swap_dir=tmp_path)
+    with pytest.raises(RuntimeError, match="inplace|in place"):
+        model(torch.randn(3, 256)).sum().backward()
+
+
+def test_refusals(tmp_path: Path) -> None:
+    model, offloading = offloaded(tmp_path)
+    with pytest.raises(UnsupportedError, match="offloaded already"):
+        deepnvme.offload_parameters(model, memory=MEMORY, swap_dir=tmp_path)
+    offloading.close()
+    offloading.close()
+    for call in (lambda: offloading.attach(torch.optim.SGD(model.parameters())), lambda: offloading.load_state_dict({})):
+        with pytest.raises(ClosedError):
+            call()
+    with pytest.raises(MemoryError, match=r"alone needs"):
+        deepnvme.offload_parameters(model, memory=10_000, swap_dir=tmp_path)
+    with pytest.raises(UnsupportedError, match="meta"), torch.device("meta"):
+        deepnvme.offload_parameters(Model(), memory=MEMORY, swap_dir=tmp_path)
+    with pytest.raises(deepnvme.errors.NotFoundError):
+        deepnvme.offload_parameters(model, memory=MEMORY, swap_dir=tmp_path / "nowhere")
+    expected = loss_of(model, batches(1)[0])
+    again = deepnvme.offload_parameters(model, memory=MEMORY, swap_dir=tmp_path, checksums=True)
+    assert torch.equal(loss_of(model, batches(1)[0]), expected)
+    again.close()
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    model, offloading = offloaded(tmp_path)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    offloading.attach(optimizer)
+    train(model, optimizer, 2)
+    gone = weakref.ref(offloading)
+    del model, offloading, optimizer
+    gc.collect()
+    assert gone() is None
+    assert list(tmp_path.iterdir()) == []
+    # An optimizer of somebody else is not looked at any more.
+    weight = nn.Parameter(torch.ones(3))
+    weight.sum().backward()
+    torch.optim.SGD([weight], lr=0.1).step()
