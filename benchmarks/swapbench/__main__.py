@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import deepnvme
 import torch
 
-from storagebench import environment
+from storagebench import environment, hugepages
 from storagebench.quiet import quiet_disk
-from swapbench.fio_mixed import DEPTHS, ENGINES, Mixed, lay_out
+from swapbench.fio_mixed import DEPTHS, ENGINES, HUGE_BYTES, Mixed, lay_out
 
 if TYPE_CHECKING:
     from storagebench.quiet import Quiet
@@ -70,11 +70,17 @@ def open_swapper(chosen: argparse.Namespace, scratch: Path) -> deepnvme.Swapper:
     return deepnvme.Swapper(scratch, memory=chosen.memory_mib << 20, checksums=chosen.checksums, **bounds)
 
 
-def best_of_fio(path: Path, nbytes: int, quiet: Quiet) -> tuple[Mixed, dict[str, float]]:
+def state(chosen: argparse.Namespace, key: str) -> torch.Tensor:
+    """Make what is put under a key: bytes that no disk can make fewer."""
+    generator = torch.Generator().manual_seed(int(key))
+    return torch.randint(-(1 << 31), 1 << 31, (chosen.item_mib << 18,), dtype=torch.int32, generator=generator)
+
+
+def best_of_fio(path: Path, nbytes: int, quiet: Quiet, *, is_huge: bool) -> tuple[Mixed, dict[str, float]]:
     """Try some settings; the best, and how fast each was."""
     lay_out(path, nbytes)
     speeds: dict[Mixed, float] = {}
-    for one in [Mixed(engine, depth) for engine in ENGINES for depth in DEPTHS]:
+    for one in [Mixed(engine, depth, is_huge) for engine in ENGINES for depth in DEPTHS]:
         quiet.wait()
         speeds[one] = one.run(path, nbytes // 2)
         print(f"{one}: {speeds[one] / 1e9:.2f} GB/s", file=sys.stderr, flush=True)
@@ -86,13 +92,17 @@ def alternate(chosen: argparse.Namespace, scratch: Path) -> dict[str, object]:
     nbytes = chosen.mib << 20
     ours: list[dict[str, float]] = []
     theirs: list[float] = []
-    with quiet_disk(scratch) as quiet, open_swapper(chosen, scratch) as swapper:
+    with (
+        hugepages.reserved(HUGE_BYTES) as is_huge,
+        quiet_disk(scratch) as quiet,
+        open_swapper(chosen, scratch) as swapper,
+    ):
         keys = [str(index) for index in range(chosen.mib // chosen.item_mib)]
         for key in keys:
-            swapper.put(key, torch.full((chosen.item_mib << 18,), float(key)))
+            swapper.put(key, state(chosen, key))
         swapper.flush()
         swapper.schedule(keys)
-        best, trials = best_of_fio(scratch / "mixed", nbytes, quiet)
+        best, trials = best_of_fio(scratch / "mixed", nbytes, quiet, is_huge=is_huge)
         for index in range(chosen.rounds + 1):
             for turn in ("deepnvme", "fio") if index % 2 else ("fio", "deepnvme"):
                 quiet.wait()
@@ -103,9 +113,9 @@ def alternate(chosen: argparse.Namespace, scratch: Path) -> dict[str, object]:
                     speed = ours[-1]["bytes_per_s"]
                 note = "" if index else " (not counted)"
                 print(f"round {index} {turn}: {speed / 1e9:.2f} GB/s{note}", file=sys.stderr, flush=True)
-        for index, key in enumerate(keys):
+        for key in keys:
             with swapper.lend(key, shared=True) as lent:
-                if not lent.eq(index + chosen.rounds + 1).all():
+                if not torch.equal(lent, state(chosen, key).add_(chosen.rounds + 1)):
                     raise RuntimeError(f"{key} is not what it was made")
     return {"fio": trials, "best": str(best), "ours": ours[1:], "theirs": theirs[1:]}
 

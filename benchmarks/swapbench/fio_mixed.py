@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 _BLOCK_BYTES = 1 << 20
 ENGINES = ("io_uring", "libaio")
 DEPTHS = (8, 16, 32, 64)
+# Enough for the deepest, and for what fio has beside its buffers.
+HUGE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -21,9 +23,12 @@ class Mixed:
 
     engine: str
     depth: int
+    is_huge: bool
+    """Whether its buffers lie in huge pages, as the swapper's memory does."""
 
     def __str__(self) -> str:
-        return f"fio randrw {self.engine} bs=1M iodepth={self.depth}"
+        memory = " iomem=mmaphuge" if self.is_huge else ""
+        return f"fio randrw {self.engine} bs=1M iodepth={self.depth}{memory}"
 
     def run(self, path: Path, nbytes: int) -> float:
         """Read and write that many bytes of a file that is there; bytes in a second, of both together.
@@ -42,6 +47,7 @@ class Mixed:
             f"--iodepth={self.depth}",
             f"--size={path.stat().st_size}",
             f"--io_size={nbytes}",
+            *(["--iomem=mmaphuge"] if self.is_huge else []),
             "--output-format=json",
         ]
         ended = subprocess.run(command, check=True, capture_output=True, text=True)

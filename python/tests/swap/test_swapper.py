@@ -106,7 +106,7 @@ def test_one_lend_does_not_touch_anothers_gradient(swapper: Make) -> None:
     with mine.lend("weight", shared=True) as weight, mine.lend("moment") as moment:
         total = (torch.ones(4, requires_grad=True) * weight).square().sum()
         moment.add_(1)
-        total.backward()
+        total.backward()  # type: ignore[no-untyped-call]
 
 
 def test_a_key_takes_tensors_of_other_sizes(swapper: Make) -> None:
@@ -239,7 +239,7 @@ def test_threads(swapper: Make) -> None:
     total = 0
     for key in keys:
         with mine.lend(key, shared=True) as lent:
-            assert lent.unique().numel() == 1
+            assert lent.eq(lent[0]).all()
             total += int(lent[0])
     assert total == 600
     assert mine.stats().resident_bytes_peak <= 6 * 4096
@@ -324,7 +324,9 @@ def test_export_and_import(swapper: Make, tmp_path: Path, checksums: bool) -> No
             places[key] = offset
             offset += -(-tensor.nbytes // 4096) * 4096 + (100 if key == "3" else 0)
         for key, tensor in tensors.items():
-            assert torch.equal(deepnvme.read(out := torch.empty_like(tensor), path, places[key]) and out, tensor * 2)
+            out = torch.empty_like(tensor)
+            deepnvme.read(out, path, places[key])
+            assert torch.equal(out, tensor * 2)
         for key, tensor in tensors.items():
             mine.import_(
                 f"back {key}", file.fileno(), places[key], tensor.nbytes, dtype=torch.float32, shape=tensor.shape
