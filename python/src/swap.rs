@@ -112,7 +112,6 @@ impl PySwapper {
         waiting(py, |look| self.swapper.flush(keys.as_deref(), look))
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
     fn adopt(
         &self,
         py: Python<'_>,
