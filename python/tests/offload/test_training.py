@@ -30,7 +30,8 @@ class Block(nn.Module):
         self.is_checkpointed = is_checkpointed
 
     def inner(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden + self.down(torch.nn.functional.gelu(self.up(self.norm(hidden))))
+        answer: torch.Tensor = hidden + self.down(torch.nn.functional.gelu(self.up(self.norm(hidden))))
+        return answer
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.is_checkpointed is None:
@@ -45,7 +46,9 @@ class Model(nn.Module):
     def __init__(self, *, is_checkpointed: bool | None = None, is_outside: bool = False) -> None:
         super().__init__()
         self.embed = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.ModuleList(Block(is_checkpointed=None if is_outside else is_checkpointed) for _ in range(DEPTH))
+        self.blocks = nn.ModuleList(
+            Block(is_checkpointed=None if is_outside else is_checkpointed) for _ in range(DEPTH)
+        )
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, WORDS, bias=False)
         self.head.weight = self.embed.weight
@@ -88,7 +91,7 @@ def train(
         for _ in range(accumulate):
             with torch.autocast("cpu", dtype=cast or torch.bfloat16, enabled=cast is not None):
                 loss = loss_of(model, next(words))
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.item())
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)

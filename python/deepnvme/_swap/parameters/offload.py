@@ -1,4 +1,4 @@
-"""``deepnvme.offload_parameters``: a model whose parameters are on disk between the moments in which a block uses them."""
+"""``deepnvme.offload_parameters``: a model whose parameters are on disk while no block uses them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ class Offloaded:
         hooks = [
             model.register_forward_pre_hook(self._begin_step),
             # It marks what it is given, which a bound method does not allow.
-            model.register_state_dict_post_hook(lambda *arguments: self._fill_state(*arguments)),  # noqa: PLW0108
+            model.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
+                lambda *arguments: self._fill_state(*arguments)  # noqa: PLW0108
+            ),
             register_optimizer_step_pre_hook(_Refusal(self)),
         ]
         self._undo += [hook.remove for hook in hooks]
@@ -100,7 +102,9 @@ class Offloaded:
         """
         self._check_open()
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise UnsupportedError("LBFGS needs all parameters at a time, and they are on disk; AdamW, for one, does not")
+            raise UnsupportedError(
+                "LBFGS needs all parameters at a time, and they are on disk; AdamW, for one, does not"
+            )
         plain = optimizer.step
 
         def step(own: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
@@ -219,8 +223,8 @@ class Offloaded:
                 unit = self._unit_of.get(id(parameter))
                 if unit is not None and parameter.grad is not None and not self._residence.is_held(unit):
                     raise RuntimeError(
-                        "the parameters of this optimizer are on disk: call model.offloading.attach(optimizer) once, before "
-                        "its first step"
+                        "the parameters of this optimizer are on disk: call model.offloading.attach(optimizer) once, "
+                        "before its first step"
                     )
 
 
@@ -246,9 +250,9 @@ def offload_parameters(
 ) -> Offloaded:
     """Keep a model's parameters on disk while it is trained; blocks have them in memory while they run.
 
-    Each block's parameters come before its forward and its backward, and leave after it. The order is learnt in the first
-    step, and from then on the next blocks come while one computes. What is computed is bit for bit the same. It works
-    with activation checkpointing, shared and frozen parameters, gradient accumulation and ``torch.autocast``.
+    Each block's parameters come before its forward and its backward, and leave after it. The order is learnt in the
+    first step, and from then on the next blocks come while one computes. What is computed is bit for bit the same. It
+    works with activation checkpointing, shared and frozen parameters, gradient accumulation and ``torch.autocast``.
 
     Frozen parameters are written once, when they go to disk; those that are trained after each step. Gradients stay in
     memory.
@@ -281,7 +285,9 @@ def offload_parameters(
     """
     earlier = getattr(model, "offloading", None)
     if isinstance(earlier, Offloaded) and not earlier._is_closed:  # noqa: SLF001
-        raise UnsupportedError("the parameters of this model are offloaded already; model.offloading.close() comes first")
+        raise UnsupportedError(
+            "the parameters of this model are offloaded already; model.offloading.close() comes first"
+        )
     for name, parameter in model.named_parameters():
         if parameter.device.type != "cpu":
             raise UnsupportedError(f"{name} is on {parameter.device}; parameters of the host are offloaded")

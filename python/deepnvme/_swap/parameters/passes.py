@@ -57,7 +57,7 @@ class Passes:
             return
         if not self._open:
             # What is open still when the backward is through: blocks of which no input needs a gradient.
-            torch.autograd.Variable._execution_engine.queue_callback(self.end_all)  # type: ignore[attr-defined]  # noqa: SLF001
+            torch.autograd.Variable._execution_engine.queue_callback(self.end_all)  # noqa: SLF001
         else:
             # A block that has computed its last gradient without anybody being told.
             for other in [*self._open.values()]:
@@ -93,16 +93,15 @@ class _Pass:
     def gate(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Have the end of the backward noticed: what gives inputs their gradients is the last of it."""
         flat, shape = tree.tree_flatten((args, kwargs))
-        places = [
-            place for place, value in enumerate(flat) if isinstance(value, torch.Tensor) and value.requires_grad
-        ]
+        places = [place for place, value in enumerate(flat) if isinstance(value, torch.Tensor) and value.requires_grad]
         if not places:
             return args, kwargs
         self.has_gate = True
         gated = _Gate.apply(self, *(flat[place] for place in places))
         for place, tensor in zip(places, gated, strict=True):
             flat[place] = tensor
-        return tree.tree_unflatten(flat, shape)
+        args, kwargs = tree.tree_unflatten(flat, shape)
+        return args, kwargs
 
     def end(self) -> None:
         self._passes.end(self)

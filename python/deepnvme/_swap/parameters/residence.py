@@ -1,4 +1,4 @@
-"""Units in memory for as long as somebody needs them: what their parameters show, and in which order they are needed."""
+"""Units in memory for as long as somebody needs them: what parameters show, and the order in which they are needed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Residence:
         self._held: dict[Unit, tuple[Lend, torch.Tensor, int]] = {}
         self._trace: list[str] = []
         self._order: list[str] = []
-        # Shape and dtype of what is on disk, in no memory: a number that is none, so that nobody computes with it unnoticed.
+        # Shape and dtype of what is on disk, in no memory: a number that is none, so that nobody computes with it
+        # unnoticed.
         self._absent = {
             member: torch.full((), float("nan"), dtype=member.dtype).expand(member.shape)
             if member.dtype.is_floating_point or member.dtype.is_complex
@@ -49,7 +50,9 @@ class Residence:
         self._show(unit, None)
 
     def hold(self, unit: Unit, *, exclusive: bool = False) -> None:
-        """Have the parameters of a unit in memory until it is released as often. To change them, nobody else may hold it.
+        """Have the parameters of a unit in memory until it is released as often.
+
+        To change them, nobody else may hold it.
 
         Raises:
             RuntimeError: it is to be changed, and held already.

@@ -1,8 +1,8 @@
 """What autograd keeps for the backward pass: of weights it keeps which they are, not their memory.
 
-A linear layer saves its weight, as a view into the slot that it has in the forward pass. By the backward pass the slot has
-the weights of another layer. So what is saved of a weight is its place in its unit, and what comes back is the view into
-the slot that the unit has then. Under autocast the copy in the lower precision is not saved either, but made again.
+A linear layer saves its weight, as a view into the slot that it has in the forward pass. By the backward pass the slot
+has the weights of another layer. So what is saved of a weight is its place in its unit, and what comes back is the view
+into the slot that the unit has then. Under autocast the copy in the lower precision is made again instead of saved.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def places_saved(
         units: which are held while the block runs.
         ensure: is called when something saved is needed again: has all of them held.
     """
-    around = torch._C._autograd._top_saved_tensors_default_hooks(False)  # type: ignore[attr-defined]  # noqa: SLF001
+    around: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
     members = {id(member.parameter): (unit, member) for unit in units for member in unit.members}
 
     def pack(tensor: torch.Tensor) -> Any:
@@ -132,4 +132,4 @@ def _cast(members: dict[int, tuple[Unit, Member]], tensor: torch.Tensor) -> _Cas
     found = members.get(id(leaf))
     if found is None or base.shape != found[1].shape:
         return None
-    return _Cast(*found, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
+    return _Cast(*found, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))

@@ -105,7 +105,7 @@ def find_blocks(root: nn.Module, memory: int) -> list[Block]:
     largest = max(blocks, key=lambda block: block.nbytes, default=None)
     if largest is not None and largest.nbytes > memory:
         raise MemoryError(
-            f"memory={memory} is too little: {largest.name} alone needs {largest.nbytes:,} bytes; with three times that, "
-            "the next block can come while one computes"
+            f"memory={memory} is too little: {largest.name} alone needs {largest.nbytes:,} bytes; with three times "
+            "that, the next block can come while one computes"
         )
     return blocks
