@@ -13,7 +13,19 @@ at random. With a ``GradScaler`` gradients are unscaled within the step (``.grad
 the norm of all gradients, within the step, too. Sparse gradients, complex parameters and parameters on a GPU are
 refused.
 
-:mod:`deepnvme.optim._store` says where state can lie.
+``swap_dir="/mnt/nvme", memory="4GB"`` has the state on disk: moments, and the fp32 master weights of bf16 and fp16
+parameters. A step reads it group by group, changes it, and writes it back behind the next; no more than ``memory``
+bytes of it are in memory. ``state_dict()`` reads all of it; ``optimizer.swapping`` tells what it has cost.
+
+Example:
+    >>> model = torch.nn.Linear(512, 512)
+    >>> optimizer = deepnvme.optim.AdamW(model.parameters(), lr=3e-4, swap_dir=".", memory="1MB")
+    >>> for step in range(3):
+    ...     optimizer.zero_grad()
+    ...     model(torch.randn(8, 512)).square().mean().backward()
+    ...     optimizer.step()
+    >>> optimizer.swapping.stored_bytes >= 2 * 4 * 512 * 513
+    True
 """
 
 from deepnvme.optim._rules import SGD, Adagrad, Adam, AdamW, Lion

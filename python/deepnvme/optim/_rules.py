@@ -54,9 +54,9 @@ class SGD(KernelSteps, torch.optim.SGD):
     def _begin(self, param: torch.nn.Parameter, group: Group, state: dict[str, Any]) -> None:
         """Do nothing: torch's counts no steps, and has no state without momentum."""
 
-    def _count(self, state: dict[str, Any]) -> int:
+    def _count(self, param: torch.nn.Parameter, state: dict[str, Any]) -> int:
         # The first is that of whoever has no buffer.
-        return 1 if state.get("momentum_buffer") is None else 2
+        return 1 if state.get("momentum_buffer") is None and not self._store.has(param) else 2
 
 
 class Adagrad(KernelSteps, torch.optim.Adagrad):
@@ -78,7 +78,7 @@ class Adagrad(KernelSteps, torch.optim.Adagrad):
     def _piece(self, param: torch.nn.Parameter, group: Group) -> Any:
         # torch's constructor has made it in the type of the parameter.
         state = self.state[param]
-        if state and state["sum"].dtype != torch.float32:
+        if "sum" in state and state["sum"].dtype != torch.float32:
             state["sum"] = state["sum"].float()
         return super()._piece(param, group)
 

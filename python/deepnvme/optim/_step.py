@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from deepnvme._deepnvme import Kernel
 from deepnvme.optim._root import root
 from deepnvme.optim._store import MASTER, MemoryStore, Piece, StateStore, flat
+
+if TYPE_CHECKING:
+    from deepnvme._swap import SwapStats
 
 Group = dict[str, Any]
 _SHORT = (torch.bfloat16, torch.float16)
@@ -19,6 +22,8 @@ _SHORT = (torch.bfloat16, torch.float16)
 class KernelSteps(torch.optim.Optimizer):
     """Comes before one of torch's optimizers, and takes the place of its `step`."""
 
+    _store: StateStore
+
     def __init__(
         self,
         *arguments: Any,
@@ -26,8 +31,14 @@ class KernelSteps(torch.optim.Optimizer):
         stochastic_rounding: bool = False,
         seed: int = 0,
         max_norm: float | None = None,
+        swap_dir: Any = None,
+        memory: str | int | None = None,
+        checksums: bool = False,
         **settings: Any,
     ) -> None:
+        if (swap_dir is None) != (memory is None):
+            msg = "state on disk needs both, where and how much of it is in memory: swap_dir='/mnt/nvme', memory='4GB'"
+            raise ValueError(msg)
         super().__init__(*arguments, **settings)
         self._options: dict[str, Any] = {
             "threads": threads,
@@ -36,6 +47,10 @@ class KernelSteps(torch.optim.Optimizer):
             "max_norm": max_norm,
         }
         self._set_up()
+        if swap_dir is not None and memory is not None:
+            from deepnvme.optim._swapped import SwapStore  # noqa: PLC0415
+
+            self._store = SwapStore(swap_dir, memory, checksums=checksums)
 
     def _set_up(self) -> None:
         options = self._options
@@ -44,12 +59,15 @@ class KernelSteps(torch.optim.Optimizer):
         # torch's fused steps take exact roots, whatever the others do.
         kind = "exact" if self.defaults.get("fused") else root()
         self._kernel = Kernel(threads=options["threads"], root=kind)
-        self._store: StateStore = MemoryStore(self)
+        self._store = MemoryStore(self)
         self._stochastic, self._seed = options["stochastic_rounding"], options["seed"]
         self._max_norm: float | None = options["max_norm"]
         self._rounds = 0
 
     def __getstate__(self) -> dict[str, Any]:
+        if not isinstance(self._store, MemoryStore):
+            msg = "an optimizer whose state is on disk is neither copied nor pickled; its state_dict() can be"
+            raise TypeError(msg)
         return {**super().__getstate__(), "_options": self._options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -57,6 +75,11 @@ class KernelSteps(torch.optim.Optimizer):
         # `load_state_dict` comes by here, too.
         if not hasattr(self, "_kernel"):
             self._set_up()
+
+    @property
+    def swapping(self) -> SwapStats | None:
+        """What state on disk has cost so far; ``None`` where it is in memory."""
+        return self._store.stats()
 
     # What each rule says of itself.
 
@@ -72,7 +95,7 @@ class KernelSteps(torch.optim.Optimizer):
         """Fill the state of a parameter that has none, but for moments, which are zeros."""
         state["step"] = torch.tensor(0.0)
 
-    def _count(self, state: dict[str, Any]) -> int:
+    def _count(self, param: torch.nn.Parameter, state: dict[str, Any]) -> int:  # noqa: ARG002
         """Count a step of a parameter; the first is one."""
         state["step"] += 1
         return int(state["step"].item())
@@ -100,44 +123,42 @@ class KernelSteps(torch.optim.Optimizer):
             squares, _ = self._kernel.measure(list(grads.values()), unscale=unscale)
             clip = min(1.0, self._max_norm / (math.sqrt(squares) + 1e-6))
         self._rounds += 1
-        place = 0
+        place, places = 0, {}
         for group in self.param_groups:
-            pieces: dict[int, list[tuple[Piece, int]]] = {}
+            pieces: dict[int, list[Piece]] = {}
             for param in group["params"]:
                 if param in grads:
                     piece, step = self._piece(param, group)
-                    pieces.setdefault(step, []).append((piece, place))
+                    pieces.setdefault(step, []).append(piece)
+                places[param] = place
                 place += param.numel()
             for step, some in pieces.items():
-                self._change(group, grads, dict(some), step=step, unscale=unscale, clip=clip)
+                self._change(group, grads, some, places, step=step, unscale=unscale, clip=clip)
         self._store.flush()
         return loss
 
     def _piece(self, param: torch.nn.Parameter, group: Group) -> tuple[Piece, int]:
-        state, moments = self.state[param], self._moments(group)
-        if not state:
+        state = self.state[param]
+        if not state and not self._store.has(param):
             self._begin(param, group, state)
-        step = self._count(state)
-        for name in moments:
-            if state.get(name) is None:
-                state[name] = torch.zeros_like(param, dtype=torch.float32, memory_format=torch.preserve_format)
-        if param.dtype in _SHORT and MASTER not in state:
-            state[MASTER] = param.detach().float()
-        names = moments + ((MASTER,) if param.dtype in _SHORT else ())
+        step = self._count(param, state)
+        names = self._moments(group) + ((MASTER,) if param.dtype in _SHORT else ())
+        self._store.begin(param, state, names)
         return Piece(param, 0, param.numel(), names), step
 
     def _change(
         self,
         group: Group,
         grads: dict[torch.nn.Parameter, torch.Tensor],
-        places: dict[Piece, int],
+        pieces: list[Piece],
+        places: dict[torch.nn.Parameter, int],
         *,
         step: int,
         unscale: float,
         clip: float,
     ) -> None:
         rule, settings = self._rule(group)
-        moments, pieces = self._moments(group), list(places)
+        moments = self._moments(group)
         self._store.schedule(pieces)
         for batch in self._store.batches(pieces):
             with self._store.lend(batch) as lent:
@@ -147,7 +168,7 @@ class KernelSteps(torch.optim.Optimizer):
                     grad = grads[piece.param][piece.begin : piece.end]
                     kept = [state[name] for name in moments]
                     master = state.get(MASTER)
-                    at = places[piece] + piece.begin
+                    at = places[piece.param] + piece.begin
                     if master is None:
                         parts.append((weights, grad, kept, None, at))
                     else:
@@ -164,6 +185,23 @@ class KernelSteps(torch.optim.Optimizer):
                     seed=(self._seed << 32 | self._rounds) & (1 << 64) - 1,
                 )
 
+    def state_dict(self) -> dict[str, Any]:
+        """Give settings and state, as torch's do.
+
+        State on disk is read for it, and takes as much memory as there is of it.
+        """
+        packed: dict[str, Any] = super().state_dict()
+        store = self._store
+        if isinstance(store, MemoryStore):
+            return packed
+        saved = [index for group in packed["param_groups"] for index in group["params"]]
+        ours = [param for group in self.param_groups for param in group["params"]]
+        for index, param in zip(saved, ours, strict=True):
+            if store.has(param):
+                shaped = {name: _shaped(tensor, param) for name, tensor in store.gather(param).items()}
+                packed["state"][index] = {**packed["state"].get(index, {}), **shaped}
+        return packed
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the state of another, torch's own or ours.
 
@@ -177,6 +215,13 @@ class KernelSteps(torch.optim.Optimizer):
                 for name, value in state_dict["state"].get(index, {}).items():
                     if torch.is_tensor(value) and value.is_floating_point() and name != "step":
                         self.state[param][name] = value.detach().to(torch.float32, copy=True)
+        for group in self.param_groups:
+            for param in group["params"]:
+                self._store.forget(param)
+                state = self.state.get(param, {})
+                names = tuple(name for name in (*self._moments(group), MASTER) if state.get(name) is not None)
+                if names:
+                    self._store.begin(param, state, names)
 
 
 def _counts(param: torch.nn.Parameter) -> bool:
@@ -203,6 +248,13 @@ def _gradient(param: torch.nn.Parameter) -> torch.Tensor:
     if grad.dtype == param.dtype and (grad.stride() == param.stride() or _contiguous(grad, param)):
         return flat(grad)
     return flat(torch.empty_like(param, memory_format=torch.preserve_format).copy_(grad))
+
+
+def _shaped(tensor: torch.Tensor, param: torch.nn.Parameter) -> torch.Tensor:
+    """Give flat state the shape of its parameter, and the same order in memory."""
+    if param.is_contiguous():
+        return tensor.view(param.shape)
+    return tensor.as_strided(param.shape, param.stride())
 
 
 def _contiguous(*tensors: torch.Tensor) -> bool:

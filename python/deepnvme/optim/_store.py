@@ -8,9 +8,9 @@ it has it:
         with store.lend(batch) as lent: ...
     store.flush()
 
-:class:`MemoryStore` has everything in memory, where torch has it, so that all pieces are one batch. A store on disk
-cuts parameters into pieces at multiples of 128 elements, reads a batch while the one before is worked on, and writes
-behind.
+:class:`MemoryStore` has everything in memory, where torch has it, so that all pieces are one batch.
+:class:`deepnvme.optim._swapped.SwapStore` cuts parameters into pieces at multiples of 128 elements, reads a batch while
+the one before is worked on, and writes behind.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+
+if TYPE_CHECKING:
+    from deepnvme._swap import SwapStats
 
 MASTER = "master"
 
@@ -39,6 +42,18 @@ class Piece:
 class StateStore(Protocol):
     """Lends state, flat and of fp32, to whoever makes a step."""
 
+    def has(self, param: torch.nn.Parameter) -> bool:
+        """Whether it has taken over the state of that parameter."""
+
+    def begin(self, param: torch.nn.Parameter, state: dict[str, Any], names: tuple[str, ...]) -> None:
+        """Have state of these names: what ``state`` has of it, else zeros, and the parameter for its master weights."""
+
+    def forget(self, param: torch.nn.Parameter) -> None:
+        """Do away with what was taken over of a parameter."""
+
+    def gather(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+        """Give copies of what was taken over, flat."""
+
     def schedule(self, pieces: Sequence[Piece]) -> None:
         """Say what the step asks for, in order."""
 
@@ -51,12 +66,36 @@ class StateStore(Protocol):
     def flush(self) -> None:
         """Return when the state is where it belongs."""
 
+    def stats(self) -> SwapStats | None:
+        """Tell what it has cost, if that is worth telling."""
+
 
 class MemoryStore:
     """State in an optimizer's own ``state``, as torch has it."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
+
+    def has(self, param: torch.nn.Parameter) -> bool:  # noqa: ARG002
+        """Say no: the optimizer has it."""
+        return False
+
+    def forget(self, param: torch.nn.Parameter) -> None:
+        """Nothing was taken over."""
+
+    def gather(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:  # noqa: ARG002
+        """Nothing was taken over."""
+        return {}
+
+    def begin(self, param: torch.nn.Parameter, state: dict[str, Any], names: tuple[str, ...]) -> None:
+        """Fill what is not there."""
+        for name in names:
+            if state.get(name) is not None:
+                state[name] = lying_as(param, state[name])
+            elif name == MASTER:
+                state[name] = param.detach().float()
+            else:
+                state[name] = torch.zeros_like(param, dtype=torch.float32, memory_format=torch.preserve_format)
 
     def schedule(self, pieces: Sequence[Piece]) -> None:
         """Nothing has to be fetched."""
@@ -73,9 +112,19 @@ class MemoryStore:
     def flush(self) -> None:
         """It is there already."""
 
+    def stats(self) -> None:
+        """Nothing."""
+
     def _one(self, piece: Piece) -> dict[str, torch.Tensor]:
         state = self._optimizer.state[piece.param]
         return {name: flat(state[name])[piece.begin : piece.end] for name in piece.names}
+
+
+def lying_as(param: torch.nn.Parameter, state: torch.Tensor) -> torch.Tensor:
+    """Give state in the order in which its parameter lies in memory: saved with another one, it may have another."""
+    if state.stride() == param.stride() or (state.is_contiguous() and param.is_contiguous()):
+        return state
+    return torch.empty_like(param, dtype=state.dtype, memory_format=torch.preserve_format).copy_(state)
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:

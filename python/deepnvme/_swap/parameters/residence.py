@@ -10,7 +10,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from deepnvme._swap.parameters.units import Member, Unit
+    from deepnvme._swap.parameters.units import Unit
     from deepnvme._swap.swapper import Lend, Swapper
 
 # Lends that are remembered until the order is known. No step of a real model has as many.
@@ -45,7 +45,7 @@ class Residence:
         """Take over what the parameters of a unit have, and free that."""
         flat = torch.zeros(unit.nbytes, dtype=torch.uint8)
         for member in unit.members:
-            _at(flat, member).copy_(member.parameter.data)
+            member.view(flat).copy_(member.parameter.data)
         self.swapper.put(unit.key, flat)
         self._show(unit, None)
 
@@ -113,13 +113,8 @@ class Residence:
         """Give the parameters of a unit memory of their own again."""
         with self.swapper.lend(unit.key, shared=True) as memory, torch.no_grad():
             for member in unit.members:
-                member.parameter.data = _at(memory, member).clone()
+                member.parameter.data = member.view(memory).clone()
 
     def _show(self, unit: Unit, memory: torch.Tensor | None) -> None:
         for member in unit.members:
-            member.parameter.data = self._absent[member] if memory is None else _at(memory, member)
-
-
-def _at(memory: torch.Tensor, member: Member) -> torch.Tensor:
-    flat = memory[member.offset : member.offset + member.nbytes].view(member.dtype)
-    return flat.view(member.shape).data
+            member.parameter.data = self._absent[member] if memory is None else member.view(memory)

@@ -97,12 +97,12 @@ def places_saved(
         ensure()
         memory = residence.memory(saved.unit)
         if isinstance(saved, _Place):
-            flat = memory[saved.offset - saved.offset % saved.dtype.itemsize :]
-            flat = flat[: flat.numel() // saved.dtype.itemsize * saved.dtype.itemsize].view(saved.dtype)
+            size = saved.dtype.itemsize
+            flat = memory[saved.offset : saved.offset + (memory.numel() - saved.offset) // size * size].view(
+                saved.dtype
+            )
             return flat.as_strided(saved.size, saved.stride, flat.storage_offset()).data
-        member = saved.member
-        flat = memory[member.offset : member.offset + member.nbytes].view(member.dtype)
-        copy = flat.view(member.shape).to(saved.dtype)
+        copy: torch.Tensor = saved.member.view(memory).to(saved.dtype)
         return copy.as_strided(saved.size, saved.stride, saved.offset)
 
     return _hooks(pack, unpack)
@@ -126,10 +126,10 @@ def _place(residence: Residence, units: Sequence[Unit], tensor: torch.Tensor) ->
 def _cast(members: dict[int, tuple[Unit, Member]], tensor: torch.Tensor) -> _Cast | None:
     base = tensor._base if tensor._is_view() else tensor  # noqa: SLF001
     node = base.grad_fn if base is not None else None
-    if base is None or node is None or node.name() != _COPY_NODE or not base.is_contiguous():
+    if base is None or node is None or node.name() != _COPY_NODE:
         return None
     leaf = getattr(node.next_functions[0][0], "variable", None)
     found = members.get(id(leaf))
-    if found is None or base.shape != found[1].shape:
+    if found is None or (base.shape, base.stride()) != (found[1].shape, found[1].stride):
         return None
     return _Cast(*found, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from deepnvme._stream.partition import Limits, partition
-
-if TYPE_CHECKING:
-    import torch
 
 # Where in its unit a parameter begins: vector loads like it, and any dtype can be there.
 _ALIGNED_BYTES = 64
@@ -29,7 +26,14 @@ class Member:
     offset: int
     nbytes: int
     shape: torch.Size
+    stride: tuple[int, ...]
     dtype: torch.dtype
+
+    def view(self, memory: torch.Tensor) -> torch.Tensor:
+        """See the parameter in the memory of its unit, in the order that it has always had."""
+        flat = memory[self.offset : self.offset + self.nbytes].view(self.dtype)
+        # `.data` is no view of another tensor to autograd.
+        return flat.as_strided(self.shape, self.stride, flat.storage_offset()).data
 
 
 @dataclass(eq=False)
@@ -44,8 +48,19 @@ class Unit:
     def add(self, name: str, parameter: nn.Parameter) -> None:
         """Put a parameter behind the others."""
         offset = -(-self.nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
-        self.members.append(Member(parameter, name, offset, parameter.nbytes, parameter.shape, parameter.dtype))
+        stride = _stride(parameter)
+        self.members.append(Member(parameter, name, offset, parameter.nbytes, parameter.shape, stride, parameter.dtype))
         self.nbytes = offset + parameter.nbytes
+
+
+def _stride(parameter: torch.Tensor) -> tuple[int, ...]:
+    """The order of a parameter in memory, if that has neither gaps nor overlaps; else that of its dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return torch.empty(parameter.shape, device="meta").stride()
+        expected *= size
+    return parameter.stride()
 
 
 @dataclass

@@ -1,0 +1,163 @@
+"""State on disk: the bits of state in memory, under a bound, in and out of state dicts."""
+
+from __future__ import annotations
+
+import copy
+import errno
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import deepnvme
+from deepnvme import optim
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MEMORY = 256 << 10
+
+KINDS: list[tuple[Any, dict[str, Any]]] = [
+    (optim.AdamW, {"lr": 1e-3}),
+    (optim.Adam, {"lr": 1e-3, "amsgrad": True, "weight_decay": 0.1}),
+    (optim.Lion, {"lr": 1e-4}),
+    (optim.SGD, {"lr": 1e-2}),
+    (optim.SGD, {"lr": 1e-2, "momentum": 0.9, "dampening": 0.2}),
+    (optim.Adagrad, {"lr": 1e-2, "initial_accumulator_value": 0.1}),
+]
+
+
+class Net(nn.Module):
+    """Parameters of many sizes: larger than a group, tiny, of another order in memory, and never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+        self.lines = nn.ModuleList(nn.Linear(150 + 7 * index, 157 + 7 * index) for index in range(8))
+        self.last = nn.Linear(206, 3)
+        self.unused = nn.Linear(5, 5)
+        self.first = nn.Linear(8, 150)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(torch.relu(self.image(x)).mean((2, 3)))
+        for line in self.lines:
+            hidden = torch.relu(line(hidden))
+        answer: torch.Tensor = self.last(hidden)
+        return answer
+
+
+def twins(dtype: torch.dtype = torch.float32) -> tuple[Net, Net]:
+    torch.manual_seed(1)
+    net = Net().to(dtype)
+    return net, copy.deepcopy(net)
+
+
+def train(net: Net, optimizer: Any, steps: range) -> None:
+    dtype = net.last.weight.dtype
+    for step in steps:
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        net(torch.randn(4, 3, 6, 6).to(dtype)).float().square().mean().backward()
+        if step % 3 == 2:
+            net.lines[2].weight.grad = None  # a parameter that has none this time
+        optimizer.step()
+
+
+def assert_same(one: Net, other: Net) -> None:
+    for (name, mine), his in zip(one.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, his), name
+
+
+def groups(net: Net) -> list[dict[str, Any]]:
+    rest = [*net.first.parameters(), *net.last.parameters(), *net.unused.parameters()]
+    return [{"params": [*net.lines.parameters(), *net.image.parameters()]}, {"params": rest, "lr": 2e-3}]
+
+
+@pytest.mark.parametrize(("kind", "settings"), KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_same_bits(tmp_path: Path, kind: Any, settings: dict[str, Any], dtype: torch.dtype) -> None:
+    one, other = twins(dtype)
+    mine = kind(groups(one), **settings, swap_dir=tmp_path, memory=MEMORY)
+    his = kind(groups(other), **settings)
+    train(one, mine, range(8))
+    train(other, his, range(8))
+    assert_same(one, other)
+    ours, theirs = mine.state_dict(), his.state_dict()
+    assert ours["state"].keys() == theirs["state"].keys()
+    for index, state in theirs["state"].items():
+        assert ours["state"][index].keys() == state.keys()
+        for name, value in state.items():
+            assert torch.equal(torch.as_tensor(ours["state"][index][name]), torch.as_tensor(value)), (index, name)
+    stats = mine.swapping
+    assert stats.resident_bytes_peak <= MEMORY
+    if stats.items:
+        assert stats.stored_bytes > 2 * MEMORY
+        assert stats.bytes_read > 3 * stats.stored_bytes
+
+
+@pytest.mark.parametrize(("kind", "theirs", "settings"), [
+    (optim.AdamW, torch.optim.AdamW, {"lr": 1e-3}),
+    (optim.SGD, torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9}),
+    (optim.Adagrad, torch.optim.Adagrad, {"lr": 1e-2}),
+])  # fmt: skip
+def test_in_the_middle_of_a_training_both_ways(
+    tmp_path: Path, kind: Any, theirs: Any, settings: dict[str, Any]
+) -> None:
+    one, other = twins()
+    his = theirs(other.parameters(), **settings, foreach=False)
+    train(other, his, range(3))
+    one.load_state_dict(other.state_dict())
+    mine = kind(one.parameters(), **settings, swap_dir=tmp_path, memory=MEMORY)
+    train(one, mine, range(7, 9))  # what it had is replaced
+    one.load_state_dict(other.state_dict())
+    # torch's optimizers keep the tensors that they are given, and the other one goes on with its own.
+    mine.load_state_dict(copy.deepcopy(his.state_dict()))
+    train(one, mine, range(3, 6))
+    train(other, his, range(3, 6))
+    for mine_one, his_one in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine_one, his_one, rtol=1e-4, atol=1e-5)
+    back = theirs(one.parameters(), **settings, foreach=False)
+    back.load_state_dict(mine.state_dict())
+    train(one, back, range(6, 8))
+    train(other, his, range(6, 8))
+    for mine_one, his_one in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine_one, his_one, rtol=1e-4, atol=1e-5)
+    deepnvme.save(mine.state_dict(), tmp_path / "optimizer.pt")
+    assert deepnvme.load(tmp_path / "optimizer.pt")["state"].keys() == mine.state_dict()["state"].keys()
+
+
+def test_with_parameters_on_disk_too(tmp_path: Path) -> None:
+    """Parameters and state are each larger than the memory given for them."""
+    one, other = twins()
+    offloading = deepnvme.offload_parameters(one, memory="512KiB", swap_dir=tmp_path)
+    assert offloading.parameter_bytes > 512 << 10
+    mine = optim.AdamW(one.parameters(), lr=1e-3, swap_dir=tmp_path, memory=MEMORY)
+    offloading.attach(mine)
+    his = optim.AdamW(other.parameters(), lr=1e-3)
+    train(one, mine, range(6))
+    train(other, his, range(6))
+    for name, tensor in other.state_dict().items():
+        assert torch.equal(one.state_dict()[name], tensor), name
+    stats = mine.swapping
+    assert stats is not None
+    assert stats.resident_bytes_peak <= MEMORY
+    assert stats.stored_bytes > 2 * MEMORY
+
+
+def test_refusals(tmp_path: Path) -> None:
+    net, _ = twins()
+    for settings in ({"swap_dir": tmp_path}, {"memory": "1GB"}):
+        with pytest.raises(ValueError, match="needs both"):
+            optim.AdamW(net.parameters(), **settings)
+    with pytest.raises(deepnvme.errors.NotFoundError) as caught:
+        optim.AdamW(net.parameters(), swap_dir=tmp_path / "nowhere", memory="1MB")
+    assert caught.value.errno == errno.ENOENT
+    optimizer = optim.AdamW(net.parameters(), swap_dir=tmp_path, memory="1MB", checksums=True)
+    train(net, optimizer, range(2))
+    with pytest.raises(TypeError, match="state_dict"):
+        copy.deepcopy(optimizer)
+    assert optim.AdamW(net.parameters()).swapping is None
+    offloading = deepnvme.offload_parameters(net, memory="1MB", swap_dir=tmp_path)
+    with pytest.raises(deepnvme.errors.UnsupportedError, match="clip_grad_norm_"):
+        offloading.attach(optim.AdamW(net.parameters(), max_norm=1.0))
