@@ -30,7 +30,7 @@ test: setup ## all tests (SUITES="rust loom valgrind python" names some of them)
 	@$(BIN)/python scripts/run_tests.py $(SUITES)
 
 test-hosts: setup $(HOSTS)/stamp $(HOSTS)/deepspeed-ops ## tests inside the training libraries, which are installed into .venv-hosts for that
-	@$(HOSTS)/bin/python -m pytest -o faulthandler_timeout=900 python/tests/hosts
+	@DEEPNVME_TEST_HOSTS=1 $(HOSTS)/bin/python -m pytest -o faulthandler_timeout=900 python/tests/hosts
 
 test-serving: setup $(SERVING)/stamp ## tests inside vLLM and SGLang on the CPU, which are installed into .venv-serving for that
 	@$(SERVING)/bin/python -m pytest -o faulthandler_timeout=900 python/tests/serving
