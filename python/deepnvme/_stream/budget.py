@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,27 +16,6 @@ _ALIKE = 1.25
 AHEAD = 2
 # Rows of embeddings have that part of the memory.
 ROWS_SHARE = 16
-# Powers of 1024, as everywhere in this package.
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-def parse_bytes(text: str | int) -> int:
-    """Read a number of bytes: ``4_000_000_000``, ``"4GB"``, ``"1.5G"``, ``"512MiB"``. Suffixes are powers of 1024.
-
-    Raises:
-        ValueError: it is none, or not more than 0.
-    """
-    if isinstance(text, int):
-        nbytes = text
-    else:
-        match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?)I?B?\s*", text.upper())
-        try:
-            nbytes = int(float(match[1]) * _UNITS[match[2]]) if match else 0
-        except (KeyError, ValueError):
-            nbytes = 0
-    if nbytes <= 0:
-        raise ValueError(f"{text!r} is no amount of memory; say, for example, memory='4GB' or memory=4_000_000_000")
-    return nbytes
 
 
 @dataclass(frozen=True)

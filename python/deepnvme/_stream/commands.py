@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from deepnvme._sizes import parse_bytes
 from deepnvme.errors import Error
 
 
@@ -85,13 +86,12 @@ def _stream_bench(options: dict[str, Any]) -> int:
     import transformers  # noqa: PLC0415
 
     from deepnvme._stream import roofline  # noqa: PLC0415
-    from deepnvme._stream.budget import parse_bytes  # noqa: PLC0415
     from deepnvme._stream.nursery import make_llama  # noqa: PLC0415
     from deepnvme._stream.streaming import stream  # noqa: PLC0415
 
     _quiet(transformers)
-    model_bytes = parse_bytes(options["model_size"])
-    memory = parse_bytes(options["memory"]) if options["memory"] else model_bytes // 4
+    model_bytes = parse_bytes(options["model_size"], "--model-size")
+    memory = parse_bytes(options["memory"], "--memory") if options["memory"] else model_bytes // 4
     parent = Path(options["folder"])
     free = shutil.disk_usage(parent).free
     if free < model_bytes * 1.05:

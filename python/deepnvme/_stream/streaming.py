@@ -12,8 +12,8 @@ from torch import nn
 
 from deepnvme import _deepnvme
 from deepnvme._deepnvme import StripeSet
+from deepnvme._sizes import parse_bytes
 from deepnvme._stream import huggingface, throughput
-from deepnvme._stream.budget import parse_bytes
 from deepnvme._stream.files import ModelFiles
 from deepnvme._stream.kept import load_kept
 from deepnvme._stream.origins import existing, named, origins

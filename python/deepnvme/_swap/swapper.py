@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 import torch
 
 from deepnvme._deepnvme import StripeSet, _Lend, _Swapper
+from deepnvme._sizes import parse_bytes
 from deepnvme._swap.stats import SwapStats
 
 if TYPE_CHECKING:
@@ -81,14 +82,12 @@ class Swapper:
         stripe_bytes: int | None = None,
         engine: Engine | None = None,
     ) -> None:
-        from deepnvme._stream.budget import parse_bytes  # noqa: PLC0415
-
         folders = [folder] if isinstance(folder, (str, bytes, os.PathLike)) else list(folder)
         self._swapper = _Swapper(
             folders,
             parse_bytes(memory),
-            None if ahead is None else parse_bytes(ahead),
-            None if reserve is None else parse_bytes(reserve),
+            None if ahead is None else parse_bytes(ahead, "ahead"),
+            None if reserve is None else parse_bytes(reserve, "reserve"),
             checksums,
             named,
             stripe_bytes,

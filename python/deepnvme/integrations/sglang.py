@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from deepnvme.integrations._sizes import size_in_bytes
+from deepnvme._sizes import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +65,7 @@ def create_offloader(original: Callable[[], Any]) -> Offloader:
     memory = os.environ.get(MEMORY)
     return Offloader(
         folder,
-        memory=None if memory is None else size_in_bytes(memory, MEMORY),
+        memory=None if memory is None else parse_bytes(memory, MEMORY),
         ahead=_count(os.environ.get(AHEAD)),
         # SGLang knows which weights it keeps other tensors of, or computes others from.
         is_resident=offloader._get_resident_parameter_ids,  # noqa: SLF001

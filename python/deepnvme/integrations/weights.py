@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from deepnvme._checkpoint.writing import check_torch
 from deepnvme._deepnvme import _CheckpointReader, _locate
-from deepnvme.integrations._sizes import size_in_bytes
+from deepnvme._sizes import parse_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +66,7 @@ def iterate_weights(
         ValueError: a file is not a safetensors file, or ``ahead`` is no size.
     """
     check_torch("iterate_weights")
-    request = _Request(size_in_bytes(ahead, "ahead"), wanted, verify, engine)
+    request = _Request(parse_bytes(ahead, "ahead"), wanted, verify, engine)
     if isinstance(source, str | os.PathLike):
         files: list[tuple[Any, set[str] | None]]
         files = [(path, None if names is None else set(names)) for path, names in _locate(source)]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from deepnvme._stream.budget import classify, divide, fitting, parse_bytes, share
+from deepnvme._stream.budget import classify, divide, fitting, share
 from deepnvme._stream.kept import place_kept
 from deepnvme._stream.layout import lay_out
 from deepnvme._stream.partition import Limits, Partition, Weight, partition
@@ -86,20 +86,6 @@ def test_all_parts_have_what_they_need_or_none_has(
     everything = sum(-(-unit // 4096) * 4096 * 5 // 4 + 4096 for unit in units) + rows + sum(experts)
     if memory >= everything and not experts:
         assert division.picked == rows, "where there is memory for all, all stays"
-
-
-@pytest.mark.parametrize(
-    ("text", "nbytes"),
-    [("4GB", 4 << 30), ("512MiB", 512 << 20), (" 1.5 kb ", 1536), ("7", 7), (12, 12), ("2ti", 2 << 40)],
-)
-def test_amounts(text: str | int, nbytes: int) -> None:
-    assert parse_bytes(text) == nbytes
-
-
-@pytest.mark.parametrize("text", ["", "GB", "4XB", "-1", 0, -5, "1.2.3GB", "0", "four"])
-def test_what_is_no_amount(text: str | int) -> None:
-    with pytest.raises(ValueError, match="is no amount of memory"):
-        parse_bytes(text)
 
 
 @st.composite

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from deepnvme._stream.budget import parse_bytes
+from deepnvme._sizes import parse_bytes
 from deepnvme._stream.wrapped import wrap
 from deepnvme._swap.parameters.passes import Passes
 from deepnvme._swap.parameters.residence import Residence
