@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme._stream.budget import parse_bytes
+from deepnvme._sizes import parse_bytes
 from deepnvme._swap import Swapper
 from deepnvme.optim._store import MASTER, Piece, flat, lying_as
 
@@ -70,8 +70,9 @@ class SwapStore:
         # In which groups the state of a parameter is, in order.
         self._homes: dict[torch.nn.Parameter, list[tuple[_Group, _Part]]] = {}
         self._names: dict[torch.nn.Parameter, tuple[str, ...]] = {}
-        # What was lent since a group was lent that is lent again now: a step.
-        self._trace: list[str] = []
+        # What was lent since the same was lent the last time, which is a step, by the first piece of each batch: two
+        # groups of parameters may share one here.
+        self._trace: dict[Piece, str] = {}
         self._order: list[str] = []
 
     def stats(self) -> SwapStats:
@@ -105,8 +106,10 @@ class SwapStore:
 
     def forget(self, param: torch.nn.Parameter) -> None:
         """Do away with the state of a parameter."""
+        if param not in self._homes:
+            return
         self._settle()
-        for group, part in self._homes.pop(param, []):
+        for group, part in self._homes.pop(param):
             group.parts.remove(part)
             if not group.parts:
                 self._swapper.forget(group.key)
@@ -146,7 +149,7 @@ class SwapStore:
         if group is None:
             yield [{} for _ in batch]
             return
-        self._follow(group.key)
+        self._follow(batch[0], group.key)
         with self._swapper.lend(group.key) as memory:
             parts = {id(part.piece): part for part in group.parts}
             yield [_views(memory, parts[id(piece)]) for piece in batch]
@@ -158,13 +161,13 @@ class SwapStore:
         """End it; the state is gone."""
         self._swapper.close()
 
-    def _follow(self, key: str) -> None:
-        if key in self._trace:
-            if self._trace != self._order:
-                self._order = self._trace
-                self._swapper.schedule(self._order, repeat=True)
-            self._trace = []
-        self._trace.append(key)
+    def _follow(self, first: Piece, key: str) -> None:
+        if first in self._trace:
+            order, self._trace = [*self._trace.values()], {}
+            if order != self._order:
+                self._order = order
+                self._swapper.schedule(order, repeat=True)
+        self._trace[first] = key
 
     def _settle(self) -> None:
         """Put what waits into a group of its own."""
