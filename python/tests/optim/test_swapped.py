@@ -161,3 +161,21 @@ def test_refusals(tmp_path: Path) -> None:
     offloading = deepnvme.offload_parameters(net, memory="1MB", swap_dir=tmp_path)
     with pytest.raises(deepnvme.errors.UnsupportedError, match="clip_grad_norm_"):
         offloading.attach(optim.AdamW(net.parameters(), max_norm=1.0))
+
+
+def test_small_parameters_share_a_group(tmp_path: Path) -> None:
+    """Also those of two groups with settings of their own, which is no two steps."""
+    params = [nn.Parameter(torch.randn(10)) for _ in range(60)]
+    groups = [{"params": params[::2]}, {"params": params[1::2], "lr": 0.1}]
+    optimizer = optim.AdamW(groups, swap_dir=tmp_path, memory="64KiB")
+    for _ in range(4):
+        for param in params:
+            param.grad = torch.randn(10)
+        optimizer.step()
+    stats = optimizer.swapping
+    assert stats is not None
+    assert stats.items == 2, "one for the parameters that each group of settings brought"
+    optimizer = optim.AdamW(
+        [{"params": params[:2]}, {"params": params[2:4], "lr": 0.1}], swap_dir=tmp_path, memory="1MB"
+    )
+    optimizer.load_state_dict(optimizer.state_dict())
