@@ -33,6 +33,7 @@ __all__ = [
     "OutOfMemoryError",
     "PeerError",
     "PermissionDeniedError",
+    "StepStoppedError",
     "UnsafeFileError",
     "UnsupportedError",
     "WaitTimeoutError",
@@ -125,6 +126,10 @@ class UnsafeFileError(Error, pickle.UnpicklingError):
 
 class PeerError(Error):
     """Another process failed at what several do together, or has ended. The message names it, and what it said."""
+
+
+class StepStoppedError(Error):
+    """The disk failed in the middle of an optimizer's step. The message says what stands, and how the step goes on."""
 
 
 class MovedError(Error):

@@ -3,7 +3,8 @@
 //! - [`Kernel::step`] is one pass over memory: gradients are unscaled and clipped, a [`Rule`] changes weights and moments,
 //!   and a copy of the weights is written in the type that the model has.
 //! - [`accumulate`] and [`measure`] are what comes before: sums of gradients, and their norm.
-//! - [`MomentMut`] says how state can lie in memory; its module says why 8 bits are enough.
+//! - [`MomentMut`] says how state can lie in memory; its module says why 8 bits are enough. [`pack`] and [`unpack`] are for
+//!   those who have it from elsewhere, or take it there.
 //! - [`Crew`] has the threads.
 //!
 //! # Torch's bits
@@ -51,6 +52,7 @@ mod random;
 mod root;
 mod rule;
 mod step;
+mod stored;
 
 pub use crew::{Crew, THREADS_MAX};
 pub use error::{Error, Result};
@@ -62,6 +64,7 @@ pub use numbers::{Numbers, NumbersMut, Rounding};
 pub use root::Root;
 pub use rule::{Adagrad, Adam, Lion, Rule, Sgd};
 pub use step::{Kernel, MOMENTS_MAX, Part, Step};
+pub use stored::{pack, unpack};
 
 /// Elements that share a scale where moments have 8 bits.
 pub const BLOCK: usize = 128;

@@ -124,15 +124,39 @@ class Swapper:
         """
         _check(tensor)
         source = tensor.detach()
-        held = self._swapper.fill(key, source.nbytes)
-        try:
-            with torch.no_grad():
-                self._view(held, source.dtype, source.shape).copy_(source)
-        except BaseException:
-            held.abandon()
-            raise
-        self._know(key, _Known(held.id, source.dtype, source.shape))
-        held.release()
+        with self.fill(key, source.shape, source.dtype) as held, torch.no_grad():
+            held.copy_(source)
+
+    def fill(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> Lend:
+        """Lend a new tensor for a ``with`` block, which fills it: a :meth:`put` without a copy.
+
+        What is in it at first is anything. What was under the key is replaced; where the block fails, there is nothing
+        under it.
+
+        Args:
+            key: any text.
+            shape: of the tensor.
+            dtype: of the tensor.
+
+        Raises:
+            MemoryError: it is larger than all memory. This and all that follows is raised where the block begins.
+            OSError: the disk is full, or what has to make room cannot be written.
+            RuntimeError: this thread has lent what it would wait for.
+
+        Example:
+            >>> swapper = deepnvme.Swapper(".", memory="1MB")
+            >>> with swapper.fill("moment", (2, 3), torch.float32) as moment:
+            ...     _ = moment.fill_(0.5)
+            >>> swapper.read("moment", 0, torch.empty(2))
+            tensor([0.5000, 0.5000])
+        """
+        size = torch.Size(shape)
+
+        def hold() -> tuple[_Lend, torch.Tensor]:
+            held = self._swapper.fill(key, math.prod(size) * dtype.itemsize)
+            return held, self._view(held, dtype, size)
+
+        return Lend(key, hold, lambda held: self._know(key, _Known(held.id, dtype, size)))
 
     def lend(self, key: str, *, shared: bool = False) -> Lend:
         """Lend a tensor for a ``with`` block.
@@ -416,8 +440,13 @@ class Lend:
         tensor(3.)
     """
 
-    def __init__(self, key: str, hold: Callable[[], tuple[_Lend, torch.Tensor]]) -> None:
-        self._key, self._hold = key, hold
+    def __init__(
+        self,
+        key: str,
+        hold: Callable[[], tuple[_Lend, torch.Tensor]],
+        filled: Callable[[_Lend], None] | None = None,
+    ) -> None:
+        self._key, self._hold, self._filled = key, hold, filled
         self._held: _Lend | None = None
 
     def __enter__(self) -> torch.Tensor:
@@ -430,8 +459,14 @@ class Lend:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         held, self._held = self._held, None
-        if held is not None:
-            held.release()
+        if held is None:
+            return
+        if self._filled is not None:
+            if kind is not None:
+                held.abandon()
+                return
+            self._filled(held)
+        held.release()
 
     def mark_clean(self) -> None:
         """Say that the tensor was not changed: nothing is written back for it.

@@ -15,7 +15,12 @@ refused.
 
 ``swap_dir="/mnt/nvme", memory="4GB"`` has the state on disk: moments, and the fp32 master weights of bf16 and fp16
 parameters. A step reads it group by group, changes it, and writes it back behind the next; no more than ``memory``
-bytes of it are in memory. ``state_dict()`` reads all of it; ``optimizer.swapping`` tells what it has cost.
+bytes of it are in memory. ``swap_gradients=True`` has gradients on disk, too, from the moment when they are there.
+``state_dict()`` reads all state; ``save_state(path)`` and ``load_state(path)`` do without memory. Where the disk fails
+in the middle of a step, :class:`deepnvme.errors.StepStoppedError` says so, and ``step()`` goes on where it stopped.
+``optimizer.swapping`` tells what it has cost.
+
+``moments="bf16"`` or ``"8bit"`` makes moments a half or a quarter as large, in memory and on disk.
 
 Example:
     >>> model = torch.nn.Linear(512, 512)

@@ -51,7 +51,7 @@ class SGD(KernelSteps, torch.optim.SGD):
     def _moments(self, group: Group) -> tuple[str, ...]:
         return ("momentum_buffer",) if group["momentum"] else ()
 
-    def _begin(self, param: torch.nn.Parameter, group: Group, state: dict[str, Any]) -> None:
+    def _begin(self, state: dict[str, Any]) -> None:
         """Do nothing: torch's counts no steps, and has no state without momentum."""
 
     def _count(self, param: torch.nn.Parameter, state: dict[str, Any]) -> int:
@@ -70,17 +70,9 @@ class Adagrad(KernelSteps, torch.optim.Adagrad):
     def _moments(self, group: Group) -> tuple[str, ...]:  # noqa: ARG002
         return ("sum",)
 
-    def _begin(self, param: torch.nn.Parameter, group: Group, state: dict[str, Any]) -> None:
-        super()._begin(param, group, state)
-        begin = group["initial_accumulator_value"]
-        state["sum"] = torch.full_like(param, begin, dtype=torch.float32, memory_format=torch.preserve_format)
-
-    def _piece(self, param: torch.nn.Parameter, group: Group) -> Any:
-        # torch's constructor has made it in the type of the parameter.
-        state = self.state[param]
-        if "sum" in state and state["sum"].dtype != torch.float32:
-            state["sum"] = state["sum"].float()
-        return super()._piece(param, group)
+    def _initial(self, param: torch.nn.Parameter, group: Group) -> float:
+        # As torch has it, in the type of the parameter.
+        return float(torch.tensor(group["initial_accumulator_value"], dtype=param.dtype))
 
 
 class _Lion(torch.optim.Optimizer):

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from deepnvme._deepnvme import Kernel
+from deepnvme.optim._formats import FORMATS, FP32, Kind
+from deepnvme.optim._gradients import SwappedGradient, in_order
+from deepnvme.optim._progress import Progress
 from deepnvme.optim._root import root
-from deepnvme.optim._store import MASTER, MemoryStore, Piece, StateStore, flat
+from deepnvme.optim._store import MASTER, MemoryStore, Piece, StateStore, flat, stride_of, without_scales
 
 if TYPE_CHECKING:
     from deepnvme._swap import SwapStats
+    from deepnvme.optim._saved import Shards
+    from deepnvme.optim._swapped import SwapStore
 
 Group = dict[str, Any]
 _SHORT = (torch.bfloat16, torch.float16)
+_SQUARES = frozenset(("exp_avg_sq", "max_exp_avg_sq", "sum"))
 
 
 class KernelSteps(torch.optim.Optimizer):
@@ -31,13 +40,21 @@ class KernelSteps(torch.optim.Optimizer):
         stochastic_rounding: bool = False,
         seed: int = 0,
         max_norm: float | None = None,
+        moments: Literal["fp32", "bf16", "8bit"] = "fp32",
         swap_dir: Any = None,
         memory: str | int | None = None,
+        swap_gradients: bool = False,
         checksums: bool = False,
         **settings: Any,
     ) -> None:
         if (swap_dir is None) != (memory is None):
             msg = "state on disk needs both, where and how much of it is in memory: swap_dir='/mnt/nvme', memory='4GB'"
+            raise ValueError(msg)
+        if swap_gradients and swap_dir is None:
+            msg = "gradients on disk need a place: swap_dir='/mnt/nvme', memory='4GB'"
+            raise ValueError(msg)
+        if moments not in FORMATS:
+            msg = f"moments is {moments!r}; it must be 'fp32', 'bf16' or '8bit'"
             raise ValueError(msg)
         super().__init__(*arguments, **settings)
         self._options: dict[str, Any] = {
@@ -45,12 +62,19 @@ class KernelSteps(torch.optim.Optimizer):
             "stochastic_rounding": stochastic_rounding,
             "seed": seed,
             "max_norm": max_norm,
+            "moments": moments,
         }
         self._set_up()
         if swap_dir is not None and memory is not None:
             from deepnvme.optim._swapped import SwapStore  # noqa: PLC0415
 
-            self._store = SwapStore(swap_dir, memory, checksums=checksums)
+            self._store = store = SwapStore(
+                swap_dir, memory, checksums=checksums, kernel=self._kernel if swap_gradients else None
+            )
+            if swap_gradients:
+                self._watch(store)
+        # What torch's constructor has made already.
+        self._take_over()
 
     def _set_up(self) -> None:
         options = self._options
@@ -62,7 +86,11 @@ class KernelSteps(torch.optim.Optimizer):
         self._store = MemoryStore(self)
         self._stochastic, self._seed = options["stochastic_rounding"], options["seed"]
         self._max_norm: float | None = options["max_norm"]
+        self._format = FORMATS[options["moments"]]
         self._rounds = 0
+        # Of a step that has begun and not ended.
+        self._progress: Progress | None = None
+        self._is_stepping = False
 
     def __getstate__(self) -> dict[str, Any]:
         if not isinstance(self._store, MemoryStore):
@@ -91,14 +119,54 @@ class KernelSteps(torch.optim.Optimizer):
         """Name the moments, in the kernel's order."""
         raise NotImplementedError
 
-    def _begin(self, param: torch.nn.Parameter, group: Group, state: dict[str, Any]) -> None:  # noqa: ARG002
-        """Fill the state of a parameter that has none, but for moments, which are zeros."""
+    def _initial(self, param: torch.nn.Parameter, group: Group) -> float:  # noqa: ARG002
+        """Say what elements of a moment begin with."""
+        return 0.0
+
+    def _begin(self, state: dict[str, Any]) -> None:
+        """Fill the state of a parameter that has none, but for moments."""
         state["step"] = torch.tensor(0.0)
 
     def _count(self, param: torch.nn.Parameter, state: dict[str, Any]) -> int:  # noqa: ARG002
         """Count a step of a parameter; the first is one."""
         state["step"] += 1
         return int(state["step"].item())
+
+    def kinds(self, param: torch.nn.Parameter, group: Group) -> tuple[Kind, ...]:
+        """Say which state a parameter has."""
+        initial = self._initial(param, group)
+        moments = [Kind(name, self._format, name in _SQUARES, initial) for name in self._moments(group)]
+        return (*moments, *([Kind(MASTER, FP32)] if param.dtype in _SHORT else []))
+
+    # Gradients on disk.
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add parameters, as torch does."""
+        super().add_param_group(param_group)
+        store = getattr(self, "_store", None)
+        if store is not None and getattr(store, "gradients", None) is not None:
+            self._watch(store)
+
+    def _watch(self, store: SwapStore) -> None:
+        gradients = store.gradients
+        if gradients is None:
+            raise AssertionError
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.requires_grad:
+                    gradients.watch(param, self.kinds(param, group))
+            gradients.close_group()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients; those on disk become ``None``, whatever is said."""
+        gradients = getattr(self._store, "gradients", None)
+        if gradients is not None:
+            for group in self.param_groups:
+                gradients.drop(group["params"])
+                for param in group["params"]:
+                    if isinstance(param.grad, SwappedGradient):
+                        param.grad = None
+        super().zero_grad(set_to_none)
 
     # The step.
 
@@ -107,6 +175,9 @@ class KernelSteps(torch.optim.Optimizer):
         """Change all parameters that have gradients.
 
         With a ``GradScaler``, gradients are unscaled on the way, and nothing happens where one of them is not finite.
+
+        Raises:
+            StepStoppedError: the disk failed half way. The same again goes on where it stopped.
         """
         loss = None
         if closure is not None:
@@ -117,34 +188,93 @@ class KernelSteps(torch.optim.Optimizer):
             return loss
         scale = getattr(self, "grad_scale", None)
         unscale = 1.0 if scale is None else float(scale.double().reciprocal().float())
-        grads = {param: _gradient(param) for group in self.param_groups for param in group["params"] if _counts(param)}
-        clip = 1.0
-        if self._max_norm is not None:
-            squares, _ = self._kernel.measure(list(grads.values()), unscale=unscale)
-            clip = min(1.0, self._max_norm / (math.sqrt(squares) + 1e-6))
-        self._rounds += 1
-        place, places = 0, {}
-        for group in self.param_groups:
-            pieces: dict[int, list[Piece]] = {}
-            for param in group["params"]:
-                if param in grads:
-                    piece, step = self._piece(param, group)
-                    pieces.setdefault(step, []).append(piece)
-                places[param] = place
-                place += param.numel()
-            for step, some in pieces.items():
-                self._change(group, grads, some, places, step=step, unscale=unscale, clip=clip)
-        self._store.flush()
+        with self.whole_step() as progress:
+            params = [param for group in self.param_groups for param in group["params"] if param.grad is not None]
+            grads = {param: self._gradient(param) for param in params}
+            if progress.clip is None:
+                progress.clip = self._clip(list(grads.values()), unscale)
+            self._rounds += 1
+            place, places = 0, {}
+            for group in self.param_groups:
+                # Those that have counted as many steps are one call of the kernel, and so are those scaled by as much.
+                alike: dict[tuple[int, float], list[Piece]] = {}
+                for param in group["params"]:
+                    if param in grads:
+                        progress.see(param)
+                        piece, step = self._piece(param, group, progress)
+                        alike.setdefault((step, _factor(grads[param])), []).append(piece)
+                    places[param] = place
+                    place += param.numel()
+                for (step, factor), pieces in alike.items():
+                    self._change(group, grads, pieces, places, step=step, unscale=unscale, clip=progress.clip * factor)
+            for param, grad in grads.items():
+                if isinstance(grad, SwappedGradient):
+                    param.grad = None
+                    progress.used(param)
         return loss
 
-    def _piece(self, param: torch.nn.Parameter, group: Group) -> tuple[Piece, int]:
+    @contextmanager
+    def whole_step(self) -> Iterator[Progress]:
+        """Have all calls of ``step`` in a ``with`` block be parts of one, which goes on where it stopped."""
+        if self._is_stepping and self._progress is not None:
+            yield self._progress
+            return
+        progress = self._progress
+        if progress is None or not progress.is_same():
+            progress = self._progress = Progress()
+        self._is_stepping = True
+        try:
+            yield progress
+            self._progress = None
+        except OSError as error:
+            raise progress.stopped(error) from error
+        finally:
+            self._is_stepping = False
+            if not progress.counted:
+                self._progress = None
+
+    def _gradient(self, param: torch.nn.Parameter) -> torch.Tensor:
+        """Give the gradient, flat, in the order in which the parameter lies in memory; one on disk as it is."""
+        grad = param.grad
+        if grad is None:
+            raise AssertionError
+        if isinstance(grad, SwappedGradient):
+            if grad.is_with(getattr(self._store, "gradients", None)):
+                return grad
+            # Another optimizer has it.
+            grad = grad.read()
+        if grad.is_sparse or grad.layout != torch.strided:
+            msg = (
+                "deepnvme.optim has no rule for sparse gradients; make the embedding with sparse=False, or give its "
+                "parameters to torch.optim.SparseAdam"
+            )
+            raise RuntimeError(msg)
+        if param.is_complex() or param.dtype not in (torch.float32, *_SHORT):
+            msg = f"deepnvme.optim knows parameters of float32, bfloat16 and float16, not {param.dtype}"
+            raise TypeError(msg)
+        if param.device.type != "cpu":
+            msg = f"deepnvme.optim works on the processor; this parameter is on {param.device}: use torch.optim there"
+            raise ValueError(msg)
+        return in_order(grad, param)
+
+    def _clip(self, grads: list[torch.Tensor], unscale: float) -> float:
+        if self._max_norm is None:
+            return 1.0
+        swapped = [grad for grad in grads if isinstance(grad, SwappedGradient)]
+        plain = [grad for grad in grads if not isinstance(grad, SwappedGradient)]
+        squares, _ = self._kernel.measure(plain, unscale=unscale)
+        squares += sum(grad.squares() for grad in swapped) * unscale**2
+        return min(1.0, self._max_norm / (math.sqrt(squares) + 1e-6))
+
+    def _piece(self, param: torch.nn.Parameter, group: Group, progress: Progress) -> tuple[Piece, int]:
         state = self.state[param]
         if not state and not self._store.has(param):
-            self._begin(param, group, state)
-        step = self._count(param, state)
-        names = self._moments(group) + ((MASTER,) if param.dtype in _SHORT else ())
-        self._store.begin(param, state, names)
-        return Piece(param, 0, param.numel(), names), step
+            self._begin(state)
+        if param not in progress.counted:
+            progress.counted[param] = self._count(param, state)
+        kinds = self.kinds(param, group)
+        self._store.begin(param, state, kinds)
+        return Piece(param, 0, param.numel(), kinds), progress.counted[param]
 
     def _change(
         self,
@@ -159,20 +289,26 @@ class KernelSteps(torch.optim.Optimizer):
     ) -> None:
         rule, settings = self._rule(group)
         moments = self._moments(group)
-        self._store.schedule(pieces)
-        for batch in self._store.batches(pieces):
-            with self._store.lend(batch) as lent:
+        progress = self._progress
+        if progress is None:
+            raise AssertionError
+        for whole in self._store.batches(pieces):
+            batch = [piece for piece in whole if (piece.param, piece.begin) not in progress.changed]
+            if not batch:
+                continue
+            with self._store.lend(batch) as loans:
                 parts: list[Any] = []
-                for piece, state in zip(batch, lent, strict=True):
+                for piece, loan in zip(batch, loans, strict=True):
                     weights = flat(piece.param)[piece.begin : piece.end]
-                    grad = grads[piece.param][piece.begin : piece.end]
-                    kept = [state[name] for name in moments]
-                    master = state.get(MASTER)
+                    grad = grads[piece.param]
+                    own = loan.grad if isinstance(grad, SwappedGradient) else grad[piece.begin : piece.end]
+                    kept = [loan.state[name] for name in moments]
+                    master = loan.state.get(MASTER)
                     at = places[piece.param] + piece.begin
                     if master is None:
-                        parts.append((weights, grad, kept, None, at))
+                        parts.append((weights, own, kept, None, at))
                     else:
-                        parts.append((master, grad, kept, weights, at))
+                        parts.append((master, own, kept, weights, at))
                 self._kernel.step(
                     rule,
                     settings,
@@ -184,22 +320,27 @@ class KernelSteps(torch.optim.Optimizer):
                     # Noise of its own in each step, also where parameters count theirs apart.
                     seed=(self._seed << 32 | self._rounds) & (1 << 64) - 1,
                 )
+                progress.changed.update((piece.param, piece.begin) for piece in batch)
+
+    # What is saved.
 
     def state_dict(self) -> dict[str, Any]:
-        """Give settings and state, as torch's do.
+        """Give settings and state, as torch's do; moments are fp32, whatever they are kept as.
 
         State on disk is read for it, and takes as much memory as there is of it.
+
+        Raises:
+            RuntimeError: a step has stopped half way.
         """
+        self.check_whole()
         packed: dict[str, Any] = super().state_dict()
-        store = self._store
-        if isinstance(store, MemoryStore):
-            return packed
         saved = [index for group in packed["param_groups"] for index in group["params"]]
         ours = [param for group in self.param_groups for param in group["params"]]
         for index, param in zip(saved, ours, strict=True):
-            if store.has(param):
-                shaped = {name: _shaped(tensor, param) for name, tensor in store.gather(param).items()}
-                packed["state"][index] = {**packed["state"].get(index, {}), **shaped}
+            gathered = self._store.gather(param)
+            if gathered:
+                shaped = {name: _shaped(tensor, param) for name, tensor in gathered.items()}
+                packed["state"][index] = {**without_scales(packed["state"].get(index, {})), **shaped}
         return packed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -208,6 +349,7 @@ class KernelSteps(torch.optim.Optimizer):
         State beside short parameters stays fp32, where torch would round it to the type of the parameter.
         """
         super().load_state_dict(state_dict)
+        self._progress = None
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
         ours = [param for group in self.param_groups for param in group["params"]]
         for index, param in zip(saved, ours, strict=True):
@@ -215,50 +357,97 @@ class KernelSteps(torch.optim.Optimizer):
                 for name, value in state_dict["state"].get(index, {}).items():
                     if torch.is_tensor(value) and value.is_floating_point() and name != "step":
                         self.state[param][name] = value.detach().to(torch.float32, copy=True)
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """Have the store take the state that there is."""
         for group in self.param_groups:
             for param in group["params"]:
                 self._store.forget(param)
                 state = self.state.get(param, {})
-                names = tuple(name for name in (*self._moments(group), MASTER) if state.get(name) is not None)
-                if names:
-                    self._store.begin(param, state, names)
+                kinds = tuple(kind for kind in self.kinds(param, group) if state.get(kind.name) is not None)
+                if kinds:
+                    self._store.begin(param, state, kinds)
+
+    def save_state(self, path: str | os.PathLike[str], *, shards: Shards | None = None) -> dict[str, int]:
+        """Save state that is on disk in a file, without reading it into memory.
+
+        XFS and Btrfs share the blocks, elsewhere the kernel copies. The file is a safetensors file. It has its name
+        once all of it is on disk; until then, what had that name before is untouched.
+
+        Args:
+            path: of the file; one for each rank.
+            shards: what each parameter is: the name of a whole tensor, and which of its elements, as they lie in
+                memory, is the parameter's first. With that, another number of ranks can load it. Default: each is
+                whole, and its name is its number.
+
+        Returns:
+            How many bytes went which way: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.
+
+        Raises:
+            RuntimeError: a step has stopped half way.
+            ValueError: the state is in memory; ``deepnvme.save(optimizer.state_dict(), path)`` saves that.
+        """
+        self.check_whole()
+        from deepnvme.optim import _saved  # noqa: PLC0415
+
+        return _saved.save(self, self._on_disk(), Path(path), shards)
+
+    def load_state(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        shards: Shards | None = None,
+    ) -> dict[str, int]:
+        """Load what :meth:`save_state` saved; settings of groups and counts of steps, too.
+
+        Args:
+            path: of the file, or of all that the ranks saved, however many.
+            shards: as in :meth:`save_state`.
+
+        Returns:
+            How many bytes came which way: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``. What is cut in the same
+            way as it was saved takes no trip through memory.
+
+        Raises:
+            CorruptFileError: a file was cut, or is none of ``save_state``.
+            ValueError: elements are missing, or the state is in memory.
+        """
+        from deepnvme.optim import _saved  # noqa: PLC0415
+
+        paths = [path] if isinstance(path, (str, os.PathLike)) else path
+        found = _saved.load(self, self._on_disk(), [Path(one) for one in paths], shards)
+        self._progress = None
+        return found
+
+    def _on_disk(self) -> SwapStore:
+        from deepnvme.optim._swapped import SwapStore  # noqa: PLC0415
+
+        if not isinstance(self._store, SwapStore):
+            msg = (
+                "the state is in memory: deepnvme.save(optimizer.state_dict(), path) saves it, load_state_dict loads it"
+            )
+            raise ValueError(msg)  # noqa: TRY004
+        return self._store
+
+    def check_whole(self) -> None:
+        """Refuse to save what is half of one step and half of another.
+
+        Raises:
+            RuntimeError: it is.
+        """
+        if self._progress is not None:
+            msg = "a step has stopped half way: step() again first, or load the last checkpoint"
+            raise RuntimeError(msg)
 
 
-def _counts(param: torch.nn.Parameter) -> bool:
-    return param.grad is not None
-
-
-def _gradient(param: torch.nn.Parameter) -> torch.Tensor:
-    """Give the gradient, flat, in the order in which the parameter lies in memory."""
-    grad = param.grad
-    if grad is None:
-        raise AssertionError
-    if grad.is_sparse or grad.layout != torch.strided:
-        msg = (
-            "deepnvme.optim has no rule for sparse gradients; make the embedding with sparse=False, or give its "
-            "parameters to torch.optim.SparseAdam"
-        )
-        raise RuntimeError(msg)
-    if param.is_complex() or param.dtype not in (torch.float32, *_SHORT):
-        msg = f"deepnvme.optim knows parameters of float32, bfloat16 and float16, not {param.dtype}"
-        raise TypeError(msg)
-    if param.device.type != "cpu":
-        msg = f"deepnvme.optim works on the processor; this parameter is on {param.device}: use torch.optim there"
-        raise ValueError(msg)
-    if grad.dtype == param.dtype and (grad.stride() == param.stride() or _contiguous(grad, param)):
-        return flat(grad)
-    return flat(torch.empty_like(param, memory_format=torch.preserve_format).copy_(grad))
+def _factor(grad: torch.Tensor) -> float:
+    return grad.factor if isinstance(grad, SwappedGradient) else 1.0
 
 
 def _shaped(tensor: torch.Tensor, param: torch.nn.Parameter) -> torch.Tensor:
     """Give flat state the shape of its parameter, and the same order in memory."""
-    if param.is_contiguous():
-        return tensor.view(param.shape)
-    return tensor.as_strided(param.shape, param.stride())
-
-
-def _contiguous(*tensors: torch.Tensor) -> bool:
-    return all(tensor.is_contiguous() for tensor in tensors)
+    return tensor.as_strided(param.shape, stride_of(param))
 
 
 def scalars(group: Group, names: Iterable[str]) -> dict[str, float]:

@@ -1,16 +1,13 @@
 """Where an optimizer's state lies.
 
-A step asks a store for one batch of pieces after another, in an order that is told in advance, and changes each while
-it has it:
+A step asks a store for one batch of pieces after another, and changes each while it has it:
 
-    store.schedule(pieces)
     for batch in store.batches(pieces):
-        with store.lend(batch) as lent: ...
-    store.flush()
+        with store.lend(batch) as loans: ...
 
 :class:`MemoryStore` has everything in memory, where torch has it, so that all pieces are one batch.
-:class:`deepnvme.optim._swapped.SwapStore` cuts parameters into pieces at multiples of 128 elements, reads a batch while
-the one before is worked on, and writes behind.
+:class:`deepnvme.optim._swapped.SwapStore` cuts parameters into pieces, reads a batch while the one before is worked on,
+and writes behind.
 """
 
 from __future__ import annotations
@@ -22,10 +19,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from deepnvme._swap.parameters.units import OFFLOADED_STRIDE
+from deepnvme.optim._formats import BLOCK, Kept, Kind, put, take
+
 if TYPE_CHECKING:
     from deepnvme._swap import SwapStats
 
 MASTER = "master"
+_SCALES = "_scale"
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,36 +36,43 @@ class Piece:
     param: torch.nn.Parameter
     begin: int
     end: int
-    # The names of its moments, and of master weights where it has those.
-    names: tuple[str, ...]
+    # Its moments, and master weights where it has those.
+    kinds: tuple[Kind, ...]
+
+    @property
+    def count(self) -> int:
+        """How many elements."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Loan:
+    """What a piece has for a while: its state by name, flat, and its gradient where that was swapped, too."""
+
+    state: dict[str, Kept]
+    grad: torch.Tensor | None = None
 
 
 class StateStore(Protocol):
-    """Lends state, flat and of fp32, to whoever makes a step."""
+    """Lends state, flat, to whoever makes a step."""
 
     def has(self, param: torch.nn.Parameter) -> bool:
         """Whether it has taken over the state of that parameter."""
 
-    def begin(self, param: torch.nn.Parameter, state: dict[str, Any], names: tuple[str, ...]) -> None:
-        """Have state of these names: what ``state`` has of it, else zeros, and the parameter for its master weights."""
+    def begin(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[Kind, ...]) -> None:
+        """Have state of these kinds: what ``state`` has of it, else what it begins with."""
 
     def forget(self, param: torch.nn.Parameter) -> None:
         """Do away with what was taken over of a parameter."""
 
     def gather(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
-        """Give copies of what was taken over, flat."""
-
-    def schedule(self, pieces: Sequence[Piece]) -> None:
-        """Say what the step asks for, in order."""
+        """Give fp32 copies, flat, of what is not in the optimizer's ``state`` as torch has it."""
 
     def batches(self, pieces: Sequence[Piece]) -> Iterable[Sequence[Piece]]:
         """Cut the pieces into what is lent at once."""
 
-    def lend(self, batch: Sequence[Piece]) -> AbstractContextManager[list[dict[str, torch.Tensor]]]:
+    def lend(self, batch: Sequence[Piece]) -> AbstractContextManager[list[Loan]]:
         """Lend the state of a batch; it may be changed until it is given back."""
-
-    def flush(self) -> None:
-        """Return when the state is where it belongs."""
 
     def stats(self) -> SwapStats | None:
         """Tell what it has cost, if that is worth telling."""
@@ -75,6 +83,8 @@ class MemoryStore:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
+        # Of parameters that have state which is not fp32.
+        self._short: dict[torch.nn.Parameter, tuple[Kind, ...]] = {}
 
     def has(self, param: torch.nn.Parameter) -> bool:  # noqa: ARG002
         """Say no: the optimizer has it."""
@@ -83,48 +93,84 @@ class MemoryStore:
     def forget(self, param: torch.nn.Parameter) -> None:
         """Nothing was taken over."""
 
-    def gather(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:  # noqa: ARG002
-        """Nothing was taken over."""
-        return {}
-
-    def begin(self, param: torch.nn.Parameter, state: dict[str, Any], names: tuple[str, ...]) -> None:
-        """Fill what is not there."""
-        for name in names:
-            if state.get(name) is not None:
-                state[name] = lying_as(param, state[name])
-            elif name == MASTER:
-                state[name] = param.detach().float()
+    def begin(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[Kind, ...]) -> None:
+        """Fill what is not there, and make what is there short where it is to be."""
+        for kind in kinds:
+            given = state.get(kind.name)
+            if given is not None:
+                given = lying_as(param, given)
+            elif kind.name == MASTER:
+                given = param.detach().float()
             else:
-                state[name] = torch.zeros_like(param, dtype=torch.float32, memory_format=torch.preserve_format)
+                dtype = torch.float32 if kind.initial else kind.format.dtype
+                given = torch.full_like(param, kind.initial, dtype=dtype, memory_format=torch.preserve_format)
+            scales = kind.name + _SCALES
+            if kind.format.has_scales and scales not in state:
+                state[scales] = torch.zeros(-(-param.numel() // BLOCK))
+            state[kind.name] = given
+            if given.dtype != kind.format.dtype:
+                kept = torch.empty_like(param, dtype=kind.format.dtype, memory_format=torch.preserve_format)
+                state[kind.name] = kept
+                put(_kept(state, kind), flat(given).float(), kind)
+        if any(kind.format.dtype != torch.float32 for kind in kinds):
+            self._short[param] = kinds
 
-    def schedule(self, pieces: Sequence[Piece]) -> None:
-        """Nothing has to be fetched."""
+    def gather(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+        """Give what is not fp32 as if it were."""
+        found, state = {}, self._optimizer.state.get(param, {})
+        for kind in self._short.get(param, ()):
+            if kind.name in state:
+                found[kind.name] = torch.empty(param.numel())
+                take(_kept(state, kind), found[kind.name], kind)
+        return found
 
     def batches(self, pieces: Sequence[Piece]) -> Iterable[Sequence[Piece]]:
         """All at once."""
-        return [pieces]
+        yield pieces
 
     @contextmanager
-    def lend(self, batch: Sequence[Piece]) -> Iterator[list[dict[str, torch.Tensor]]]:
-        """Lend the tensors themselves."""
+    def lend(self, batch: Sequence[Piece]) -> Iterator[list[Loan]]:
+        """Lend what is there."""
         yield [self._one(piece) for piece in batch]
-
-    def flush(self) -> None:
-        """It is there already."""
 
     def stats(self) -> None:
         """Nothing."""
 
-    def _one(self, piece: Piece) -> dict[str, torch.Tensor]:
+    def _one(self, piece: Piece) -> Loan:
         state = self._optimizer.state[piece.param]
-        return {name: flat(state[name])[piece.begin : piece.end] for name in piece.names}
+        return Loan({kind.name: _kept(state, kind) for kind in piece.kinds})
 
 
-def lying_as(param: torch.nn.Parameter, state: torch.Tensor) -> torch.Tensor:
+def _kept(state: dict[str, Any], kind: Kind) -> Kept:
+    elements = flat(state[kind.name])
+    return (elements, state[kind.name + _SCALES]) if kind.format.has_scales else elements
+
+
+def without_scales(state: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what belongs to codes of 8 bits."""
+    return {name: value for name, value in state.items() if not name.endswith(_SCALES)}
+
+
+def lying_as(param: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
     """Give state in the order in which its parameter lies in memory: saved with another one, it may have another."""
-    if state.stride() == param.stride() or (state.is_contiguous() and param.is_contiguous()):
+    stride = stride_of(param)
+    if state.stride() == stride or (state.is_contiguous() and stride == _contiguous(param)):
         return state
-    return torch.empty_like(param, dtype=state.dtype, memory_format=torch.preserve_format).copy_(state)
+    return torch.empty_strided(param.shape, stride, dtype=state.dtype).copy_(state)
+
+
+def stride_of(param: torch.Tensor) -> tuple[int, ...]:
+    """How a parameter lies in memory; one that is on disk just now, how it does when it is there."""
+    stride: tuple[int, ...] = getattr(param, OFFLOADED_STRIDE, None) or param.stride()
+    return stride
+
+
+def _contiguous(param: torch.Tensor) -> tuple[int, ...]:
+    stride, strides = 1, []
+    for size in reversed(param.shape):
+        strides.append(stride)
+        stride *= max(size, 1)
+    return tuple(reversed(strides))
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,13 +6,13 @@
 mod settings;
 mod tensors;
 
-use deepnvme_optim::{Crew, Error, Kernel, Root, Rounding, Step, accumulate, measure};
+use deepnvme_optim::{Crew, Error, Kernel, Root, Rounding, Sign, Step, accumulate, measure, pack, unpack};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::memory::{Lent, Use, check_apart};
-use tensors::{Floats, PartArgument};
+use tensors::{Floats, Moment, PartArgument};
 
 /// Threads that carry out optimizer steps; :class:`deepnvme.optim.AdamW` and its like are made of it.
 ///
@@ -93,6 +93,22 @@ impl PyKernel {
         .map_err(raise)
     }
 
+    /// What a moment stands for, into an fp32 tensor; ``squares`` says that it is one of squares, which have no sign.
+    #[staticmethod]
+    fn unpack(py: Python<'_>, moment: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>, squares: bool) -> PyResult<()> {
+        let (mut moment, mut out) = (Moment::new(moment)?, Lent::<f32>::new(out, Use::Fill)?);
+        check_apart(moment.extents().into_iter().chain([out.extent()]).collect())?;
+        py.detach(|| unpack(&mut moment.moment(), sign(squares), out.as_mut_slice())).map_err(raise)
+    }
+
+    /// Makes a moment of an fp32 tensor: the nearest that it can stand for. What ``unpack`` gave becomes the same again.
+    #[staticmethod]
+    fn pack(py: Python<'_>, values: &Bound<'_, PyAny>, moment: &Bound<'_, PyAny>, squares: bool) -> PyResult<()> {
+        let (values, mut moment) = (Lent::<f32>::new(values, Use::Take)?, Moment::new(moment)?);
+        check_apart(moment.extents().into_iter().chain([values.extent()]).collect())?;
+        py.detach(|| pack(values.as_slice(), sign(squares), &mut moment.moment())).map_err(raise)
+    }
+
     /// Adds ``new`` to ``sum``, in fp32, rounded to the type of ``sum``.
     fn accumulate(&self, py: Python<'_>, sum: &Bound<'_, PyAny>, new: &Bound<'_, PyAny>) -> PyResult<()> {
         let (mut sum, new) = (Floats::new(sum, Use::Fill)?, Floats::new(new, Use::Take)?);
@@ -111,6 +127,10 @@ impl PyKernel {
         });
         Ok((measured.squares, measured.is_finite))
     }
+}
+
+fn sign(squares: bool) -> Sign {
+    if squares { Sign::Unsigned } else { Sign::Signed }
 }
 
 fn root_named(name: &str) -> PyResult<Root> {

@@ -55,14 +55,14 @@ impl Floats {
 }
 
 /// A moment's tensors.
-enum Moment {
+pub(super) enum Moment {
     F32(Lent<f32>),
     Bf16(Lent<u16>),
     Q8(Lent<u8>, Lent<f32>),
 }
 
 impl Moment {
-    fn new(argument: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub(super) fn new(argument: &Bound<'_, PyAny>) -> PyResult<Self> {
         if let Ok((codes, scales)) = argument.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>() {
             let (codes_dtype, scales_dtype) = (dtype(&codes)?, dtype(&scales)?);
             if codes_dtype != "torch.uint8" || scales_dtype != "torch.float32" {
@@ -81,7 +81,15 @@ impl Moment {
         }
     }
 
-    fn moment(&mut self) -> MomentMut<'_> {
+    pub(super) fn extents(&self) -> Vec<Extent> {
+        match self {
+            Self::F32(values) => vec![values.extent()],
+            Self::Bf16(values) => vec![values.extent()],
+            Self::Q8(codes, scales) => vec![codes.extent(), scales.extent()],
+        }
+    }
+
+    pub(super) fn moment(&mut self) -> MomentMut<'_> {
         match self {
             Self::F32(values) => MomentMut::F32(values.as_mut_slice()),
             Self::Bf16(values) => MomentMut::Bf16(values.as_mut_slice()),
@@ -113,13 +121,7 @@ impl PartTensors {
     pub(super) fn extents(&self) -> Vec<Extent> {
         let mut extents = vec![self.weights.extent(), self.grad.extent()];
         extents.extend(self.out.iter().map(Floats::extent));
-        for moment in &self.moments {
-            match moment {
-                Moment::F32(values) => extents.push(values.extent()),
-                Moment::Bf16(values) => extents.push(values.extent()),
-                Moment::Q8(codes, scales) => extents.extend([codes.extent(), scales.extent()]),
-            }
-        }
+        extents.extend(self.moments.iter().flat_map(Moment::extents));
         extents
     }
 

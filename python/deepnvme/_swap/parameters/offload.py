@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import weakref
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -128,21 +128,33 @@ class Offloaded:
         trained = [one for params in all_of for one in params if one.grad is not None]
         # What is in memory for good comes first.
         parts = dict.fromkeys([None, *(self._unit_of.get(id(one)) for one in trained)])
+        # What goes on where a step stopped goes by whole steps.
+        whole = getattr(optimizer, "whole_step", nullcontext)
         try:
-            for part in parts:
-                for group, params in zip(optimizer.param_groups, all_of, strict=True):
-                    group["params"] = [one for one in params if self._unit_of.get(id(one)) is part]
-                if part is None:
-                    step()
-                    continue
-                self._residence.hold(part, exclusive=True)
-                try:
-                    step()
-                finally:
-                    self._residence.release(part)
+            with whole():
+                self._step_by_parts(optimizer, step, parts, all_of)
         finally:
             for group, params in zip(optimizer.param_groups, all_of, strict=True):
                 group["params"] = params
+
+    def _step_by_parts(
+        self,
+        optimizer: torch.optim.Optimizer,
+        step: Callable[[], Any],
+        parts: Iterable[Unit | None],
+        all_of: list[list[nn.Parameter]],
+    ) -> None:
+        for part in parts:
+            for group, params in zip(optimizer.param_groups, all_of, strict=True):
+                group["params"] = [one for one in params if self._unit_of.get(id(one)) is part]
+            if part is None:
+                step()
+                continue
+            self._residence.hold(part, exclusive=True)
+            try:
+                step()
+            finally:
+                self._residence.release(part)
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor], *, strict: bool = True) -> None:
         """Load what ``model.state_dict()`` gave, block by block.

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from deepnvme._swap.parameters.units import OFFLOADED_STRIDE
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -46,6 +48,7 @@ class Residence:
         flat = torch.zeros(unit.nbytes, dtype=torch.uint8)
         for member in unit.members:
             member.view(flat).copy_(member.parameter.data)
+            setattr(member.parameter, OFFLOADED_STRIDE, member.stride)
         self.swapper.put(unit.key, flat)
         self._show(unit, None)
 
@@ -114,6 +117,8 @@ class Residence:
         with self.swapper.lend(unit.key, shared=True) as memory, torch.no_grad():
             for member in unit.members:
                 member.parameter.data = member.view(memory).clone()
+                if hasattr(member.parameter, OFFLOADED_STRIDE):
+                    delattr(member.parameter, OFFLOADED_STRIDE)
 
     def _show(self, unit: Unit, memory: torch.Tensor | None) -> None:
         for member in unit.members:

@@ -9,6 +9,8 @@ from torch import nn
 
 from deepnvme._stream.partition import Limits, partition
 
+# The attribute of a parameter that is offloaded which says how it lies in memory when it is there.
+OFFLOADED_STRIDE = "_deepnvme_stride"
 # Where in its unit a parameter begins: vector loads like it, and any dtype can be there.
 _ALIGNED_BYTES = 64
 # A group of modules has at most that part of the memory, so that one can be used while others come and go.

@@ -1,0 +1,315 @@
+"""Gradients that go to disk as autograd produces them, and what a parameter has in the place of one.
+
+A hook takes each gradient away the moment it is there, so that no more than one is in memory. What it leaves in
+``.grad`` is a :class:`SwappedGradient`, which stands for it: ``clip_grad_norm_``, ``GradScaler`` and accumulation work
+on it without reading it, and whoever computes with it has it read for that. ``.grad`` is all there is to know: where it
+is ``None``, there is no gradient, whatever the disk has.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as tree
+
+from deepnvme.errors import UnsupportedError
+from deepnvme.optim._store import flat, lying_as, stride_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from deepnvme._deepnvme import Kernel
+    from deepnvme._swap import Swapper
+    from deepnvme.optim._formats import Kind
+    from deepnvme.optim._layout import Group, Layout, Part
+
+_aten = torch.ops.aten
+_EUCLID = 2
+
+
+class SwappedGradients:
+    """Takes gradients away, and has them until a step has used them.
+
+    Args:
+        swapper: where they go.
+        layout: where parameters have their places.
+        kernel: adds and measures.
+        note: is told what is used, in order.
+    """
+
+    def __init__(self, swapper: Swapper, layout: Layout, kernel: Kernel, note: Callable[[str], None]) -> None:
+        self._swapper, self._layout, self._kernel, self._note = swapper, layout, kernel, note
+        self._watched: set[torch.nn.Parameter] = set()
+
+    def watch(self, param: torch.nn.Parameter, kinds: tuple[Kind, ...]) -> None:
+        """Take each gradient of a parameter away, from now on.
+
+        Raises:
+            ValueError: it is not on the host.
+        """
+        if param in self._watched:
+            return
+        if param.device.type != "cpu":
+            msg = f"gradients on disk are those of parameters of the host; this one is on {param.device}"
+            raise ValueError(msg)
+        self._watched.add(param)
+        if self._layout.kinds(param) is None:
+            self._layout.place(param, kinds)
+        known = weakref.ref(self)
+
+        def take(param: torch.Tensor) -> None:
+            gradients = known()
+            if gradients is not None:
+                gradients.take(param)
+
+        param.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
+
+    def close_group(self) -> None:
+        """What is watched next has a group of its own."""
+        self._layout.close()
+
+    def take(self, param: torch.Tensor) -> None:
+        """Take away the gradient that autograd has just made, or added to one in memory."""
+        grad = param.grad
+        if grad is None or isinstance(grad, SwappedGradient) or grad.layout != torch.strided:
+            return
+        self.put(param, grad)
+        param.grad = SwappedGradient(self, param, 1.0)
+
+    def put(self, param: torch.Tensor, grad: torch.Tensor) -> None:
+        """Put a gradient on disk."""
+        new = in_order(grad, param)
+        for group, part in self._layout.homes(param):  # type: ignore[arg-type]
+            self._put(group, part, new[part.piece.begin : part.piece.end])
+
+    def _put(self, group: Group, part: Part, new: torch.Tensor) -> None:
+        if group.has_grads:
+            with self._swapper.lend(group.grad_key) as memory:
+                part.gradient(memory).copy_(new)
+        else:
+            with self._swapper.fill(group.grad_key, [group.grad_nbytes], torch.uint8) as memory:
+                part.gradient(memory).copy_(new)
+            group.has_grads = True
+        part.grad = self._kernel.measure([new])
+        self._note(group.grad_key)
+
+    def add(self, param: torch.Tensor, grad: torch.Tensor, factor: float) -> None:
+        """Add to a gradient that was taken away, and was to be multiplied by ``factor``."""
+        new = in_order(grad, param)
+        for group, part in self._layout.homes(param):  # type: ignore[arg-type]
+            some = new[part.piece.begin : part.piece.end]
+            if part.grad is None:
+                # A step that stopped has used it.
+                self._put(group, part, some)
+                continue
+            with self._swapper.lend(group.grad_key) as memory:
+                kept = part.gradient(memory)
+                if factor != 1.0:
+                    kept.mul_(factor)
+                self._kernel.accumulate(kept, some)
+                part.grad = self._kernel.measure([kept])
+            self._note(group.grad_key)
+
+    def read(self, param: torch.Tensor) -> torch.Tensor:
+        """Read a gradient, in the shape of its parameter."""
+        out = torch.empty_strided(param.shape, stride_of(param), dtype=param.dtype)
+        values = flat(out)
+        for group, part in self._layout.homes(param):  # type: ignore[arg-type]
+            self._swapper.read(group.grad_key, part.grad_offset, values[part.piece.begin : part.piece.end])
+        return out
+
+    def squares(self, param: torch.Tensor) -> float:
+        """The sum of the squares of a gradient; infinite or NaN where one of its elements is."""
+        parts = [part.grad for _, part in self._layout.homes(param) if part.grad is not None]  # type: ignore[arg-type]
+        return sum(squares for squares, _ in parts)
+
+    def is_finite(self, param: torch.Tensor) -> bool:
+        """Whether all elements of a gradient are finite."""
+        parts = [part.grad for _, part in self._layout.homes(param) if part.grad is not None]  # type: ignore[arg-type]
+        return all(finite for _, finite in parts)
+
+    def used(self, group: Group, parts: list[Part]) -> None:
+        """A step has used the gradients of these parts."""
+        for part in parts:
+            part.grad = None
+        if group.has_grads and not any(part.grad for part in group.parts):
+            group.has_grads = False
+            self._swapper.forget(group.grad_key)
+
+    def drop(self, params: list[torch.nn.Parameter]) -> None:
+        """There is no gradient of these parameters any more."""
+        for param in params:
+            for group, part in self._layout.homes(param):
+                self.used(group, [part])
+
+
+class SwappedGradient(torch.Tensor):
+    """Stands for a gradient that is on disk.
+
+    It can be multiplied by a number, in place; its 2-norm is known; and anything that only reads it is given a copy.
+    """
+
+    factor: float
+    """What it is to be multiplied by when it is used."""
+
+    @staticmethod
+    def __new__(cls: type[Self], gradients: SwappedGradients, param: torch.Tensor, factor: float) -> Self:
+        made: Self = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001
+            cls, param.shape, strides=stride_of(param), dtype=param.dtype, device=param.device
+        )
+        return made
+
+    def __init__(self, gradients: SwappedGradients, param: torch.Tensor, factor: float) -> None:
+        super().__init__()
+        self._gradients, self._param, self.factor = gradients, weakref.ref(param), factor
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # noqa: SLF001
+
+    def __repr__(self, **_: object) -> str:  # type: ignore[override]
+        return f"SwappedGradient(shape={tuple(self.shape)}, dtype={self.dtype}, on disk)"
+
+    def is_with(self, gradients: SwappedGradients | None) -> bool:
+        """Whether it is in that place."""
+        return self._gradients is gradients
+
+    def squares(self) -> float:
+        """The sum of its squares."""
+        return self._gradients.squares(self._of()) * self.factor**2
+
+    def is_finite(self) -> bool:
+        """Whether all elements are finite."""
+        return self._gradients.is_finite(self._of()) and math.isfinite(self.factor)
+
+    def read(self) -> torch.Tensor:
+        """Give a copy in memory."""
+        found = self._gradients.read(self._of())
+        return found if self.factor == 1.0 else found.mul_(self.factor)
+
+    def _of(self) -> torch.Tensor:
+        param = self._param()
+        if param is None or param.grad is not self:
+            raise UnsupportedError("this gradient was dropped, or a step has used it: it is on disk no more")
+        return param
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, arguments: tuple[Any, ...] = (), settings: dict[str, Any] | None = None
+    ) -> Any:
+        settings = settings or {}
+        own = _OWN.get(function.overloadpacket)
+        if own is not None:
+            done = own(function, arguments, settings)
+            if done is not NotImplemented:
+                return done
+        for index, argument in enumerate(function._schema.arguments):  # noqa: SLF001
+            value = arguments[index] if index < len(arguments) else settings.get(argument.name)
+            if argument.is_write and any(isinstance(one, SwappedGradient) for one in tree.tree_leaves(value)):
+                raise UnsupportedError(
+                    f"{function.overloadpacket} changes a gradient that is on disk. It can be multiplied by a number, "
+                    "clipped by its 2-norm, and dropped (zero_grad()); for more, set param.grad = param.grad.clone() "
+                    "first, which has it in memory"
+                )
+        plain = tree.tree_map_only(SwappedGradient, SwappedGradient.read, (arguments, settings))
+        return function(*plain[0], **plain[1])
+
+
+def in_order(grad: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    """Give a gradient flat, in the order in which its parameter lies in memory."""
+    return flat(lying_as(param, grad.to(param.dtype)))
+
+
+# What is done without reading.
+
+
+def _detach(_function: Any, arguments: tuple[Any, ...], _settings: Any) -> Any:
+    return arguments[0]
+
+
+def _add(_function: Any, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+    kept, new = arguments
+    if not isinstance(kept, SwappedGradient) or not isinstance(new, torch.Tensor) or settings.get("alpha", 1) != 1:
+        return NotImplemented
+    kept._gradients.add(kept._of(), new.read() if isinstance(new, SwappedGradient) else new, kept.factor)  # noqa: SLF001
+    kept.factor = 1.0
+    return kept
+
+
+def _times(kept: Any, number: Any) -> bool:
+    if isinstance(number, torch.Tensor) and (number.numel() != 1 or isinstance(number, SwappedGradient)):
+        return False
+    kept._of()  # noqa: SLF001
+    kept.factor *= float(number)
+    return True
+
+
+def _multiply(_function: Any, arguments: tuple[Any, ...], _settings: Any) -> Any:
+    kept, number = arguments
+    if not isinstance(kept, SwappedGradient) or not _times(kept, number):
+        return NotImplemented
+    return kept
+
+
+def _divide(function: Any, arguments: tuple[Any, ...], settings: Any) -> Any:
+    kept, number = arguments
+    if settings or (isinstance(number, torch.Tensor) and number.numel() != 1):
+        return NotImplemented
+    return _multiply(function, (kept, 1.0 / float(number)), settings)
+
+
+def _multiply_each(_function: Any, arguments: tuple[Any, ...], _settings: Any) -> Any:
+    several, numbers = arguments
+    for index, one in enumerate(several):
+        number = numbers[index] if isinstance(numbers, (list, tuple)) else numbers
+        if not isinstance(one, SwappedGradient):
+            one.mul_(number)
+        elif not _times(one, number):
+            return NotImplemented
+    return None
+
+
+def _norm(_function: Any, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+    kept, *rest = arguments
+    order = rest[0] if rest else _EUCLID
+    if not isinstance(kept, SwappedGradient) or order != _EUCLID or len(rest) > 1 or settings.get("dtype") is not None:
+        return NotImplemented
+    return torch.tensor(math.sqrt(kept.squares()), dtype=kept.dtype)
+
+
+def _norm_each(function: Any, arguments: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+    several, *rest = arguments
+    order = rest[0] if rest else _EUCLID
+    if order != _EUCLID or len(rest) > 1 or settings:
+        return NotImplemented
+    return [
+        _norm(function, (one,), {}) if isinstance(one, SwappedGradient) else torch.linalg.vector_norm(one)
+        for one in several
+    ]
+
+
+def _unscale(function: Any, arguments: tuple[Any, ...], _settings: Any) -> Any:
+    several, found, inverse = arguments
+    plain = [one for one in several if not isinstance(one, SwappedGradient)]
+    if plain:
+        function(plain, found, inverse)
+    for one in several:
+        if isinstance(one, SwappedGradient):
+            if not one.is_finite():
+                found.fill_(1.0)
+            _times(one, inverse)
+    return None
+
+
+_OWN: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
+    _aten.detach: _detach,
+    _aten.add_: _add,
+    _aten.mul_: _multiply,
+    _aten.div_: _divide,
+    _aten._foreach_mul_: _multiply_each,
+    _aten.linalg_vector_norm: _norm,
+    _aten._foreach_norm: _norm_each,  # noqa: SLF001
+    _aten._amp_foreach_non_finite_check_and_unscale_: _unscale,
+}

@@ -1,0 +1,242 @@
+"""State on disk, into a file and back, without a trip through memory where that can be avoided."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deepnvme._deepnvme import read as read_bytes
+from deepnvme.optim import _saved_file as file
+from deepnvme.optim._formats import FP32, put, take
+from deepnvme.optim._saved_file import Saved, Stretch
+
+if TYPE_CHECKING:
+    from deepnvme.optim._formats import Kind
+    from deepnvme.optim._layout import Group, Part
+    from deepnvme.optim._step import KernelSteps
+    from deepnvme.optim._swapped import SwapStore
+
+# The name of a whole tensor, and which of its elements is the first of a parameter.
+Shards = Mapping[torch.nn.Parameter, tuple[str, int]]
+
+
+def save(optimizer: KernelSteps, store: SwapStore, path: Path, shards: Shards | None) -> dict[str, int]:
+    """Write the file; how many bytes went which way."""
+    places = _places(optimizer, shards)
+    groups = [
+        group
+        for group in store.layout.groups()
+        if group.nbytes and any(store.has(part.piece.param) for part in group.parts)
+    ]
+    stretches, at = [], 0
+    begins = []
+    for group in groups:
+        store.prepare(group)
+        begins.append(at)
+        for part in _begun(store, group):
+            name, first = places[part.piece.param]
+            stretches += [
+                Stretch(name, kind.name, first + part.piece.begin, part.piece.count, kind.format, at + begin)
+                for kind, begin, _ in part.stretches()
+            ]
+        at += -(-group.nbytes // file.ALIGNED_BYTES) * file.ALIGNED_BYTES
+    counts = {
+        places[param][0]: {"step": float(state["step"])} if "step" in state else {}
+        for param in places
+        if store.has(param)
+        for state in (optimizer.state.get(param, {}),)
+    }
+    settings = [_settings(group) for group in optimizer.param_groups]
+    head = file.header(Saved(settings, counts, stretches), at)
+    total: dict[str, int] = defaultdict(int)
+    with file.replacing(path) as fd:
+        os.ftruncate(fd, len(head) + at)
+        _write(fd, head)
+        for group, begin in zip(groups, begins, strict=True):
+            for way, count in store.swapper.export(group.key, fd, len(head) + begin).items():
+                total[way] += count
+    return dict(total)
+
+
+def load(optimizer: KernelSteps, store: SwapStore, paths: Sequence[Path], shards: Shards | None) -> dict[str, int]:
+    """Read files, of this many ranks or another number; how many bytes came which way."""
+    loading = _Loading(optimizer, store, [file.read(path) for path in paths], shards)
+    loading.begin()
+    for group in store.layout.groups():
+        loading.bring(group)
+    return dict(loading.how)
+
+
+class _Loading:
+    """What files have, and where it goes."""
+
+    def __init__(self, optimizer: KernelSteps, store: SwapStore, files: Sequence[Saved], shards: Shards | None) -> None:
+        if not files:
+            msg = "no file was given"
+            raise ValueError(msg)
+        wanted = len(optimizer.param_groups)
+        if any(len(one.groups) != wanted for one in files):
+            msg = f"the file has {len(files[0].groups)} groups of parameters, this optimizer {wanted}"
+            raise ValueError(msg)
+        self._optimizer, self._store = optimizer, store
+        self._groups = files[0].groups
+        self._places = _places(optimizer, shards)
+        self._there: dict[tuple[str, str], list[Stretch]] = defaultdict(list)
+        self._counts: dict[str, dict[str, float]] = {}
+        for one in files:
+            self._counts.update(one.counts)
+            for stretch in one.stretches:
+                self._there[stretch.name, stretch.kind].append(stretch)
+        for stretches in self._there.values():
+            stretches.sort(key=lambda one: one.begin)
+        # Nothing is changed before all is known to be there.
+        self._kinds = {
+            param: self._found(param, optimizer.kinds(param, group))
+            for group in optimizer.param_groups
+            for param in group["params"]
+            if self._places[param][0] in self._counts
+        }
+        self.how: dict[str, int] = defaultdict(int)
+
+    def begin(self) -> None:
+        """Set what groups are set to, and give parameters their places."""
+        optimizer, store = self._optimizer, self._store
+        for group, settings in zip(optimizer.param_groups, self._groups, strict=True):
+            _set(group, settings)
+            for param in group["params"]:
+                store.forget(param)
+                optimizer.state.pop(param, None)
+                if param in self._kinds:
+                    counts = self._counts[self._places[param][0]]
+                    state = optimizer.state[param]
+                    state.update({name: torch.tensor(count) for name, count in counts.items()})
+                    store.begin(param, state, self._kinds[param])
+            store.layout.close()
+
+    def bring(self, group: Group) -> None:
+        """Bring the state of a group, as a whole if a file has it so."""
+        parts = _begun(self._store, group)
+        if not parts or not group.nbytes:
+            return
+        source = self._same(group)
+        if source is None:
+            self._assemble(group, parts)
+            return
+        with source[0].open("rb") as opened:
+            how = self._store.swapper.import_(group.key, opened.fileno(), source[1], group.nbytes)
+        for way, count in how.items():
+            self.how[way] += count
+        self._store.imported(group)
+
+    def _found(self, param: torch.nn.Parameter, kinds: Sequence[Kind]) -> tuple[Kind, ...]:
+        """Say which kinds of state a parameter finds; of each, all elements have to be there."""
+        name, first = self._places[param]
+        found = tuple(kind for kind in kinds if (name, kind.name) in self._there)
+        for kind in found:
+            at = first
+            for one in self._there[name, kind.name]:
+                at = one.end if one.begin <= at < one.end else at
+            if at < first + param.numel():
+                msg = (
+                    f"{kind.name} of {name} is missing from element {at} on; give the files of all ranks, and the "
+                    "names that it was saved by"
+                )
+                raise ValueError(msg)
+        return found
+
+    def _stretches(self, part: Part) -> list[tuple[Kind, int, list[Stretch], int]]:
+        """For each kind, where in its group it begins, what files have of it, and its first element's number."""
+        name, first = self._places[part.piece.param]
+        return [
+            (kind, begin, self._there[name, kind.name], first + part.piece.begin) for kind, begin, _ in part.stretches()
+        ]
+
+    def _same(self, group: Group) -> tuple[Path, int] | None:
+        """Say where in a file a group lies as it lies here, if it does."""
+        sources: set[tuple[Path, int] | None] = set()
+        for part in group.parts:
+            if not self._store.has(part.piece.param):
+                return None
+            for kind, begin, there, first in self._stretches(part):
+                wanted = (first, part.piece.count, kind.format)
+                found = [one for one in there if (one.begin, one.count, one.format) == wanted]
+                sources.add((found[0].path, found[0].offset - begin) if found else None)
+        return sources.pop() if len(sources) == 1 else None
+
+    def _assemble(self, group: Group, parts: Sequence[Part]) -> None:
+        """Put a group together from what overlaps its parts."""
+        self._store.prepare(group)
+        with self._store.swapper.lend(group.key) as memory:
+            for part in parts:
+                state = part.state(memory)
+                for kind, _, there, first in self._stretches(part):
+                    values = torch.empty(part.piece.count)
+                    for one in there:
+                        low, high = max(one.begin, first), min(one.end, first + part.piece.count)
+                        if low < high:
+                            values[low - first : high - first] = _read(one, low, high, kind)
+                    put(state[kind.name], values, kind)
+                    self.how["memory_bytes"] += kind.format.nbytes(part.piece.count)
+
+
+def _begun(store: SwapStore, group: Group) -> list[Part]:
+    return [part for part in group.parts if store.has(part.piece.param)]
+
+
+def _places(optimizer: KernelSteps, shards: Shards | None) -> Shards:
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    if shards is None:
+        return {param: (str(index), 0) for index, param in enumerate(params)}
+    missing = sum(param not in shards for param in params)
+    if missing:
+        msg = f"shards has no name for {missing} of {len(params)} parameters"
+        raise ValueError(msg)
+    return {param: shards[param] for param in params}
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, value in group.items():
+        if name == "params":
+            continue
+        found[name] = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+        try:
+            json.dumps(found[name])
+        except (TypeError, ValueError) as error:
+            msg = f"{name}={value!r} of a group of parameters cannot be saved as JSON; take it out of the group"
+            raise TypeError(msg) from error
+    return found
+
+
+def _set(group: dict[str, Any], settings: dict[str, Any]) -> None:
+    for name, value in settings.items():
+        if name == "params":
+            continue
+        if isinstance(group.get(name), torch.Tensor) and isinstance(value, float):
+            group[name].fill_(value)
+        else:
+            group[name] = tuple(value) if isinstance(value, list) else value
+
+
+def _read(one: Stretch, low: int, high: int, kind: Kind) -> torch.Tensor:
+    values = torch.empty(high - low)
+    if one.format is FP32:
+        read_bytes(values, one.path, one.offset + 4 * (low - one.begin))
+        return values
+    memory = torch.empty(one.format.nbytes(one.count), dtype=torch.uint8)
+    read_bytes(memory, one.path, one.offset)
+    whole = torch.empty(one.count)
+    take(one.format.view(memory, one.count), whole, kind)
+    return whole[low - one.begin : high - one.begin]
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
