@@ -1,0 +1,99 @@
+"""State, and parameters, larger than the memory that a process may have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import deepnvme
+
+from . import wide
+from .children import run
+from .conftest import is_bitwise
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# What is on disk may have this much memory.
+STATE_MEMORY, PARAMETER_MEMORY = 4 << 20, 12 << 20
+# What steps need beside that: the gradient of a layer on its way into the sum, stacks, allocators.
+CONSTANT = 24 << 20  # 16 is enough where this was written
+
+BEGIN = """
+import gc
+import torch, deepnvme, wide
+wide.warm_up(".")
+"""
+
+STATE = f"""
+{BEGIN}
+model = wide.model()
+more = wide.PARAMETER_BYTES + {STATE_MEMORY} + {CONSTANT}  # the gradients, and what was given
+assert {STATE_MEMORY} + {CONSTANT} < 0.5 * wide.STATE_BYTES
+wide.limit(more)
+optimizer = deepnvme.optim.AdamW(model.parameters(), swap_dir=".", memory={STATE_MEMORY}, threads=2)
+wide.train(model, optimizer)
+stats = optimizer.swapping
+assert stats.resident_bytes_peak <= {STATE_MEMORY}, stats
+assert stats.stored_bytes >= wide.STATE_BYTES, stats
+print(wide.digest(model.parameters()))
+del optimizer
+gc.collect()
+for kind in (torch.optim.AdamW, deepnvme.optim.AdamW):
+    try:
+        wide.train(model, kind(model.parameters()))
+    except (RuntimeError, MemoryError) as error:
+        assert "memory" in str(error), error
+    else:
+        raise SystemExit("the limit limits nothing")
+    gc.collect()
+"""
+
+PARAMETERS = f"""
+{BEGIN}
+more = wide.PARAMETER_BYTES + {STATE_MEMORY} + {PARAMETER_MEMORY} + {CONSTANT}  # the first are the gradients
+assert {STATE_MEMORY} + {PARAMETER_MEMORY} + {CONSTANT} < wide.PARAMETER_BYTES
+wide.limit(more)
+model = wide.hollow()
+offloading = deepnvme.offload_parameters(model, memory={PARAMETER_MEMORY}, swap_dir=".")
+assert offloading.parameter_bytes >= wide.PARAMETER_BYTES
+for index, layer in enumerate(model):
+    with offloading.gathered(layer.parameters(), write=True):
+        wide.fill(model, index)
+optimizer = deepnvme.optim.AdamW(model.parameters(), swap_dir=".", memory={STATE_MEMORY}, threads=2)
+offloading.attach(optimizer)
+wide.train(model, optimizer)
+assert offloading.stats().resident_bytes_peak <= {PARAMETER_MEMORY}
+assert optimizer.swapping.stored_bytes >= wide.STATE_BYTES
+digests = []
+for layer in model:
+    with offloading.gathered(layer.parameters()):
+        digests.append(wide.digest(layer.parameters()))
+print(*digests)
+try:
+    wide.model()
+except (RuntimeError, MemoryError) as error:
+    assert "memory" in str(error), error
+else:
+    raise SystemExit("the limit limits nothing")
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(one_thread: None) -> torch.nn.Sequential:
+    """What comes out in this process, where memory has no bound."""
+    model = wide.model()
+    kind: Any = torch.optim.AdamW if is_bitwise() else deepnvme.optim.AdamW
+    wide.train(model, kind(model.parameters(), foreach=False))
+    return model
+
+
+def test_state_larger_than_the_memory_of_the_process(trained: torch.nn.Sequential, folder: Path) -> None:
+    assert run(STATE, folder).split() == [wide.digest(trained.parameters())]
+
+
+def test_parameters_that_were_never_in_memory(trained: torch.nn.Sequential, folder: Path) -> None:
+    """Gradients are in memory; parameters begin on disk, layer by layer, and state is there too."""
+    assert run(PARAMETERS, folder).split() == [wide.digest(layer.parameters()) for layer in trained]

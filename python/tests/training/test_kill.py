@@ -1,0 +1,105 @@
+"""A training that is killed in the middle of a step goes on from its last checkpoint as if nothing had been."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import deepnvme
+
+from . import lm
+from .children import child
+from .conftest import of_parameters_on_disk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEPS, EVERY, KILLED_IN = 14, 4, 10
+STATE_MEMORY, PARAMETER_MEMORY = 128 << 10, 256 << 10
+
+CHILD = f"""
+import time
+import torch, deepnvme, lm
+
+torch.set_num_threads(1)
+swap_dir, saved = ".", "../checkpoints"
+model = lm.Model()
+if parameters_on_disk:
+    offloading = deepnvme.offload_parameters(model, memory={PARAMETER_MEMORY}, swap_dir=swap_dir)
+optimizer = lm.adamw(deepnvme.optim.AdamW, model, swap_dir=swap_dir, memory={STATE_MEMORY})
+if parameters_on_disk:
+    offloading.attach(optimizer)
+training = lm.Training(model, optimizer, {STEPS})
+
+lends = stop = 0
+plain = deepnvme.Swapper.lend
+def lend(swapper, key, **options):
+    global lends
+    # Blocks are lent in the forward pass, too, and not to change them.
+    lends += not options.get("shared", False)
+    if stop and lends == stop:
+        say("in the middle")
+        time.sleep(1000)
+    return plain(swapper, key, **options)
+deepnvme.Swapper.lend = lend
+
+checkpointer = deepnvme.Checkpointer(saved, keep=2)
+for step in range({STEPS}):
+    if step == {KILLED_IN}:
+        stop = lends + each // 2
+    before = lends
+    training.step(step)
+    each = lends - before
+    assert each > 20, each
+    if step % {EVERY} == {EVERY} - 1:
+        checkpointer.save(step, {{
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "scheduler": training.scheduler.state_dict(),
+        }})
+"""
+
+
+@pytest.mark.parametrize("parameters_on_disk", [False, pytest.param(True, marks=of_parameters_on_disk)])
+def test_killed_in_the_middle_of_a_step(folder: Path, parameters_on_disk: bool) -> None:
+    saved = folder.with_name("checkpoints")
+    with child(f"parameters_on_disk = {parameters_on_disk}\n{CHILD}", folder) as training_one:
+        assert training_one.hear() == "in the middle"
+        training_one.kill()
+    assert list(folder.iterdir()) == [], "the swap files went with the process"
+
+    with deepnvme.Checkpointer(saved) as checkpointer:
+        last = checkpointer.latest()
+        assert last is not None
+        assert last.step == 7
+        state = checkpointer.restore()
+    model = lm.Model()
+    # What does not come from the checkpoint is wrong.
+    with torch.no_grad():
+        for param in model.parameters():
+            param.fill_(0.5)
+    optimizer: Any
+    if parameters_on_disk:
+        offloading = deepnvme.offload_parameters(model, memory=PARAMETER_MEMORY, swap_dir=folder)
+        offloading.load_state_dict(state["model"])
+    else:
+        model.load_state_dict(state["model"])
+    optimizer = lm.adamw(deepnvme.optim.AdamW, model, swap_dir=folder, memory=STATE_MEMORY)
+    if parameters_on_disk:
+        offloading.attach(optimizer)
+    training = lm.Training(model, optimizer, STEPS)
+    optimizer.load_state_dict(state["optimizer"])
+    training.scheduler.load_state_dict(state["scheduler"])
+    losses = [training.step(step) for step in range(last.step + 1, STEPS)]
+
+    whole = lm.Model()
+    uninterrupted = lm.Training(whole, lm.adamw(deepnvme.optim.AdamW, whole), STEPS)
+    assert losses == [uninterrupted.step(step) for step in range(STEPS)][last.step + 1 :]
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, whole.state_dict()[name]), name
+    theirs = uninterrupted.optimizer.state_dict()
+    for index, state_of_one in optimizer.state_dict()["state"].items():
+        for name, tensor in state_of_one.items():
+            assert torch.equal(tensor, theirs["state"][index][name]), (index, name)

@@ -1,0 +1,116 @@
+"""A disk that fails in the middle of a training: an error that says where and what to do, and life after it."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+import pytest
+
+from . import trouble
+from .children import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(not trouble.is_possible(), reason="the calls of this processor are not known")
+
+BEGIN = """
+import errno, gc, os
+import torch, deepnvme, lm, trouble
+
+# The filter can tell the calls of threads apart.
+with open("../threads.toml", "w") as file:
+    file.write('[engine]\\nbackend = "threads"\\nworkers = 2\\n')
+os.environ["DEEPNVME_CONFIG"] = os.path.abspath("../threads.toml")
+
+torch.set_num_threads(1)
+folder = os.getcwd()
+STATE, PARAMETERS = 128 << 10, 256 << 10
+
+def expect(call, number, *words):
+    # Of reads and writes ahead, the error comes when what they were for is needed.
+    try:
+        for _ in range(5):
+            call()
+    except deepnvme.Error as error:
+        print(error)
+        assert error.errno == number, error
+        assert error.filename.startswith(folder + "/"), error.filename
+        for word in (*words, error.filename):
+            assert word in str(error), (word, error)
+        return
+    raise SystemExit("nothing went wrong")
+
+def steps(training, first, count):
+    for step in range(first, first + count):
+        training.step(step)
+
+def made(**options):
+    model = lm.Model()
+    optimizer = lm.adamw(deepnvme.optim.AdamW, model, swap_dir=folder, memory=STATE, **options)
+    return lm.Training(model, optimizer, 20)
+
+def assert_all_is_well(before):
+    # What failed goes; a new one works in the same folder, beside the failed one and after it.
+    descriptors = before
+    trouble.occupy(descriptors)
+    mine, his = made(), lm.Model()
+    theirs = lm.Training(his, lm.adamw(deepnvme.optim.AdamW, his), 20)
+    for step in range(4):
+        assert mine.step(step) == theirs.step(step)
+    for ours, one in zip(mine.model.parameters(), his.parameters(), strict=True):
+        assert torch.equal(ours, one)
+"""
+
+STEP = """
+training = made()
+swap_files = trouble.swap_files(folder)
+steps(training, 0, 3 if {calls} != trouble.ALLOCATIONS else 0)
+trouble.fail({calls}, swap_files, {number})
+expect(lambda: training.step(3), {number}, {words!r})
+if {calls} != trouble.ALLOCATIONS:
+    assert training.optimizer.swapping.failures > 0
+# It says so again, and does not hang.
+expect(lambda: training.step(3), {number}, {words!r})
+assert_all_is_well(swap_files)
+del training
+gc.collect()
+assert_all_is_well(swap_files)
+print("ended well")
+"""
+
+PARAMETERS = """
+model = lm.Model()
+offloading = deepnvme.offload_parameters(model, memory=PARAMETERS, swap_dir=folder)
+swap_files = trouble.swap_files(folder)
+optimizer = lm.adamw(deepnvme.optim.AdamW, model)
+offloading.attach(optimizer)
+training = lm.Training(model, optimizer, 20)
+steps(training, 0, 3)
+trouble.fail({calls}, swap_files, {number})
+expect(lambda: training.step(3), {number}, {words!r})
+expect(lambda: training.step(3), {number}, {words!r})
+assert_all_is_well(swap_files)
+del model, offloading, optimizer, training
+gc.collect()
+assert_all_is_well(swap_files)
+print("ended well")
+"""
+
+
+TROUBLE = [
+    pytest.param("trouble.READS", errno.EIO, "dmesg", id="a read fails"),
+    pytest.param("trouble.WRITES", errno.EIO, "dmesg", id="a write fails"),
+    pytest.param("trouble.ALLOCATIONS", errno.ENOSPC, "free some space", id="no room for the first state"),
+]
+
+
+@pytest.mark.parametrize(("calls", "number", "words"), TROUBLE)
+def test_state(folder: Path, calls: str, number: int, words: str) -> None:
+    assert run(BEGIN + STEP.format(calls=calls, number=number, words=words), folder).endswith("ended well\n")
+
+
+@pytest.mark.parametrize(("calls", "number", "words"), TROUBLE[:2])
+def test_parameters(folder: Path, calls: str, number: int, words: str) -> None:
+    assert run(BEGIN + PARAMETERS.format(calls=calls, number=number, words=words), folder).endswith("ended well\n")

@@ -1,0 +1,97 @@
+"""A model of some ten megabytes, and a bound for the memory of a process that trains it."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import resource
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+WIDTH, DEPTH, STEPS = 1024, 12, 3
+LAYER_BYTES = 4 * WIDTH * (WIDTH + 1)
+PARAMETER_BYTES = DEPTH * LAYER_BYTES
+_MMAP_THRESHOLD = -3
+# What AdamW has beside them.
+STATE_BYTES = 2 * PARAMETER_BYTES
+
+
+def model() -> nn.Sequential:
+    """Make it with parameters of its own."""
+    made = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, device="meta") for _ in range(DEPTH))).to_empty(device="cpu")
+    for index in range(DEPTH):
+        fill(made, index)
+    return made
+
+
+def hollow() -> nn.Sequential:
+    """Make it with parameters that have their shapes, and four bytes each."""
+    made = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, device="meta") for _ in range(DEPTH)))
+    for layer in made:
+        for name, parameter in list(layer.named_parameters()):
+            setattr(layer, name, nn.Parameter(torch.zeros(()).expand(parameter.shape)))
+    return made
+
+
+def fill(made: nn.Sequential, index: int) -> None:
+    """Give a layer its first values."""
+    torch.manual_seed(index)
+    layer = made[index]
+    assert isinstance(layer, nn.Linear)
+    layer.reset_parameters()
+
+
+def train(made: nn.Module, optimizer: Any, steps: int = STEPS) -> None:
+    """Make some steps. Gradients are set to zero, and not freed: their memory is there from the first to the last."""
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(step)
+        loss = made(torch.randn(4, WIDTH, generator=generator)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+
+def digest(parameters: Iterable[torch.Tensor]) -> str:
+    """Sum up every bit."""
+    found = hashlib.sha256()
+    for parameter in parameters:
+        found.update(parameter.detach().numpy().data)
+    return found.hexdigest()
+
+
+def limit(more: int) -> None:
+    """Bound this process to what it has now, and that many bytes more.
+
+    ``RLIMIT_DATA`` counts memory that is private and can be written. ``RLIMIT_AS`` would count what allocators, threads
+    and the driver of a GPU have only reserved.
+    """
+    with open("/proc/self/status") as file:  # noqa: PTH123
+        now = next(int(line.split()[1]) << 10 for line in file if line.startswith("VmData"))
+    resource.setrlimit(resource.RLIMIT_DATA, (now + more, now + more))
+
+
+def warm_up(folder: str) -> None:
+    """Have everything once that is made when it is first needed: threads, pools, code of other modules."""
+    import deepnvme
+
+    torch.set_num_threads(1)
+    # What is freed goes back to the kernel: the bound is for what is used, not for what malloc keeps of it.
+    assert ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 1 << 18)
+    deepnvme.default_engine()
+    small = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    offloading = deepnvme.offload_parameters(small, memory="64KiB", swap_dir=folder)
+    optimizers = [
+        torch.optim.AdamW(small.parameters()),
+        deepnvme.optim.AdamW(small.parameters()),
+        deepnvme.optim.AdamW(small.parameters(), swap_dir=folder, memory="64KiB"),
+    ]
+    for optimizer in optimizers:
+        offloading.attach(optimizer)
+        small(torch.randn(4, 64)).square().mean().backward()
+        optimizer.step()
+    offloading.close()
