@@ -36,6 +36,11 @@ class LazyTensor(torch.Tensor):
                 self._real = self._read()
             return self._real
 
+    def read(self) -> torch.Tensor:
+        """Give the real tensor, and do not keep it."""
+        with self._lock:
+            return self._read() if self._real is None else self._real
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run any operation on the real tensors; what needs no bytes is answered without."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.weak import TensorWeakRef
 
@@ -12,10 +12,16 @@ if TYPE_CHECKING:
     import torch
 
 
+# The setting of a group that counts its steps; it is saved with the others.
+ROUNDS = "rounds"
+
+
 class Progress:
     """One step that has begun."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, counts: bool) -> None:
+        self._counts = counts
+        self._begun: set[int] = set()
         # Parameters, and from which element on.
         self.changed: set[tuple[torch.nn.Parameter, int]] = set()
         # The parameters whose steps were counted, and which count each has.
@@ -23,6 +29,12 @@ class Progress:
         # What gradients are multiplied by, so that their norm is at most so large.
         self.clip: float | None = None
         self._grads: dict[torch.nn.Parameter, tuple[TensorWeakRef, int]] = {}
+
+    def begin(self, index: int, group: dict[str, Any]) -> None:
+        """Count the step in the group's settings, once, where nothing else counts it."""
+        if self._counts and index not in self._begun:
+            self._begun.add(index)
+            group[ROUNDS] = group.get(ROUNDS, 0) + 1
 
     def see(self, param: torch.nn.Parameter) -> None:
         """Remember which gradient it is that a parameter is changed by."""

@@ -43,6 +43,8 @@ class AdamW(KernelSteps, torch.optim.AdamW):
 class SGD(KernelSteps, torch.optim.SGD):
     """``torch.optim.SGD``."""
 
+    _counts_steps = False
+
     def _rule(self, group: Group) -> tuple[str, dict[str, float]]:
         _refuse_differentiable(group)
         settings = scalars(group, ("lr", "momentum", "dampening", "weight_decay"))

@@ -14,7 +14,7 @@ import torch
 from deepnvme._deepnvme import Kernel
 from deepnvme.optim._formats import FORMATS, FP32, Kind
 from deepnvme.optim._gradients import SwappedGradient, in_order
-from deepnvme.optim._progress import Progress
+from deepnvme.optim._progress import ROUNDS, Progress
 from deepnvme.optim._root import root
 from deepnvme.optim._store import MASTER, MemoryStore, Piece, StateStore, flat, stride_of, without_scales
 
@@ -32,6 +32,8 @@ class KernelSteps(torch.optim.Optimizer):
     """Comes before one of torch's optimizers, and takes the place of its `step`."""
 
     _store: StateStore
+    # Whether parameters have a count of their steps.
+    _counts_steps = True
 
     def __init__(
         self,
@@ -87,7 +89,9 @@ class KernelSteps(torch.optim.Optimizer):
         self._stochastic, self._seed = options["stochastic_rounding"], options["seed"]
         self._max_norm: float | None = options["max_norm"]
         self._format = FORMATS[options["moments"]]
-        self._rounds = 0
+        # The number of each parameter's first element, by which noise is drawn.
+        self._places: dict[torch.nn.Parameter, int] = {}
+        self._number()
         # Of a step that has begun and not ended.
         self._progress: Progress | None = None
         self._is_stepping = False
@@ -143,9 +147,20 @@ class KernelSteps(torch.optim.Optimizer):
     def add_param_group(self, param_group: Group) -> None:
         """Add parameters, as torch does."""
         super().add_param_group(param_group)
-        store = getattr(self, "_store", None)
-        if store is not None and getattr(store, "gradients", None) is not None:
-            self._watch(store)
+        if not hasattr(self, "_places"):
+            return
+        self._number()
+        store = self._store
+        if getattr(store, "gradients", None) is not None:
+            self._watch(store)  # type: ignore[arg-type]
+
+    def _number(self) -> None:
+        place = sum(param.numel() for param in self._places)
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param not in self._places:
+                    self._places[param] = place
+                    place += param.numel()
 
     def _watch(self, store: SwapStore) -> None:
         gradients = store.gradients
@@ -193,9 +208,8 @@ class KernelSteps(torch.optim.Optimizer):
             grads = {param: self._gradient(param) for param in params}
             if progress.clip is None:
                 progress.clip = self._clip(list(grads.values()), unscale)
-            self._rounds += 1
-            place, places = 0, {}
-            for group in self.param_groups:
+            for index, group in enumerate(self.param_groups):
+                progress.begin(index, group)
                 # Those that have counted as many steps are one call of the kernel, and so are those scaled by as much.
                 alike: dict[tuple[int, float], list[Piece]] = {}
                 for param in group["params"]:
@@ -203,10 +217,8 @@ class KernelSteps(torch.optim.Optimizer):
                         progress.see(param)
                         piece, step = self._piece(param, group, progress)
                         alike.setdefault((step, _factor(grads[param])), []).append(piece)
-                    places[param] = place
-                    place += param.numel()
                 for (step, factor), pieces in alike.items():
-                    self._change(group, grads, pieces, places, step=step, unscale=unscale, clip=progress.clip * factor)
+                    self._change(group, grads, pieces, step=step, unscale=unscale, clip=progress.clip * factor)
             for param, grad in grads.items():
                 if isinstance(grad, SwappedGradient):
                     param.grad = None
@@ -221,7 +233,8 @@ class KernelSteps(torch.optim.Optimizer):
             return
         progress = self._progress
         if progress is None or not progress.is_same():
-            progress = self._progress = Progress()
+            is_noisy = self._stochastic or self._format is not FP32
+            progress = self._progress = Progress(counts=is_noisy and not self._counts_steps)
         self._is_stepping = True
         try:
             yield progress
@@ -281,7 +294,6 @@ class KernelSteps(torch.optim.Optimizer):
         group: Group,
         grads: dict[torch.nn.Parameter, torch.Tensor],
         pieces: list[Piece],
-        places: dict[torch.nn.Parameter, int],
         *,
         step: int,
         unscale: float,
@@ -304,7 +316,7 @@ class KernelSteps(torch.optim.Optimizer):
                     own = loan.grad if isinstance(grad, SwappedGradient) else grad[piece.begin : piece.end]
                     kept = [loan.state[name] for name in moments]
                     master = loan.state.get(MASTER)
-                    at = places[piece.param] + piece.begin
+                    at = self._places[piece.param] + piece.begin
                     if master is None:
                         parts.append((weights, own, kept, None, at))
                     else:
@@ -317,8 +329,8 @@ class KernelSteps(torch.optim.Optimizer):
                     unscale=unscale,
                     clip=clip,
                     stochastic=self._stochastic,
-                    # Noise of its own in each step, also where parameters count theirs apart.
-                    seed=(self._seed << 32 | self._rounds) & (1 << 64) - 1,
+                    # Noise of its own in each step, also where no steps are counted; the same after a restart.
+                    seed=(self._seed << 32 | group.get(ROUNDS, 0)) & (1 << 64) - 1,
                 )
                 progress.changed.update((piece.param, piece.begin) for piece in batch)
 
@@ -419,6 +431,13 @@ class KernelSteps(torch.optim.Optimizer):
         found = _saved.load(self, self._on_disk(), [Path(one) for one in paths], shards)
         self._progress = None
         return found
+
+    def close(self) -> None:
+        """End it, where its state is on disk: that is gone then, and so are gradients there."""
+        from deepnvme.optim._swapped import SwapStore  # noqa: PLC0415
+
+        if isinstance(self._store, SwapStore):
+            self._store.close()
 
     def _on_disk(self) -> SwapStore:
         from deepnvme.optim._swapped import SwapStore  # noqa: PLC0415

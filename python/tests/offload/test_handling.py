@@ -161,8 +161,8 @@ def test_refusals(tmp_path: Path) -> None:
         offloading.load_state_dict({})
     with pytest.raises(MemoryError, match=r"alone needs"):
         deepnvme.offload_parameters(model, memory=10_000, swap_dir=tmp_path)
-    with pytest.raises(UnsupportedError, match="meta"), torch.device("meta"):
-        deepnvme.offload_parameters(Model(), memory=MEMORY, swap_dir=tmp_path)
+    with pytest.raises(UnsupportedError, match="buffer running_mean is on the meta"), torch.device("meta"):
+        deepnvme.offload_parameters(nn.BatchNorm1d(3), memory=MEMORY, swap_dir=tmp_path)
     with pytest.raises(deepnvme.errors.NotFoundError):
         deepnvme.offload_parameters(model, memory=MEMORY, swap_dir=tmp_path / "nowhere")
     expected = loss_of(model, batches(1)[0])

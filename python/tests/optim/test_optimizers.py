@@ -213,3 +213,42 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="Invalid learning rate"):
         optim.AdamW([param], lr=-1.0)
     assert deepnvme.optim is optim
+
+
+@pytest.mark.parametrize(("kind", "settings"), [
+    (optim.AdamW, {"stochastic_rounding": True}),
+    (optim.SGD, {"stochastic_rounding": True, "momentum": 0.9}),
+    (optim.SGD, {"moments": "8bit", "momentum": 0.9}),
+    (optim.Lion, {"moments": "bf16", "stochastic_rounding": True}),
+])  # fmt: skip
+def test_what_is_random_is_the_same_after_a_restart(kind: Any, settings: dict[str, Any]) -> None:
+    """And differs from step to step, also where no steps are counted."""
+    weights = [torch.randn(300, generator=torch.Generator().manual_seed(seed)).bfloat16() for seed in range(3)]
+
+    def run(params: list[nn.Parameter], optimizer: torch.optim.Optimizer, steps: range) -> None:
+        for step in steps:
+            for place, param in enumerate(params):
+                generator = torch.Generator().manual_seed(10 * step + place)
+                param.grad = torch.randn(300, generator=generator).bfloat16()
+            optimizer.step()
+
+    whole = [nn.Parameter(weight.clone()) for weight in weights]
+    run(whole, kind(whole, lr=1e-3, seed=5, **settings), range(6))
+    half = [nn.Parameter(weight.clone()) for weight in weights]
+    first = kind(half, lr=1e-3, seed=5, **settings)
+    run(half, first, range(3))
+    second = kind(half, lr=1e-3, seed=5, **settings)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    run(half, second, range(3, 6))
+    for one, other in zip(whole, half, strict=True):
+        assert torch.equal(one, other)
+    # The same gradient again is rounded otherwise.
+    still = nn.Parameter(torch.ones(4000).bfloat16())
+    optimizer = optim.SGD([still], lr=1e-3, stochastic_rounding=True)
+    seen = []
+    for _ in range(2):
+        still.grad = torch.ones(4000).bfloat16()
+        before = still.detach().clone()
+        optimizer.step()
+        seen.append(still.detach() != before)
+    assert not torch.equal(*seen)

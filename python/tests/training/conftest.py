@@ -14,12 +14,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# What is to be mended: it takes the strides of parameters that are not there, and all elements are then the first one.
-of_parameters_on_disk = pytest.mark.xfail(
-    reason="state_dict() of an optimizer with state on disk is wrong while the parameters are on disk, too"
-)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """An empty folder, with room beside it."""

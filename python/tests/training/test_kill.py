@@ -11,7 +11,6 @@ import deepnvme
 
 from . import lm
 from .children import child
-from .conftest import of_parameters_on_disk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +61,7 @@ for step in range({STEPS}):
 """
 
 
-@pytest.mark.parametrize("parameters_on_disk", [False, pytest.param(True, marks=of_parameters_on_disk)])
+@pytest.mark.parametrize("parameters_on_disk", [False, True])
 def test_killed_in_the_middle_of_a_step(folder: Path, parameters_on_disk: bool) -> None:
     saved = folder.with_name("checkpoints")
     with child(f"parameters_on_disk = {parameters_on_disk}\n{CHILD}", folder) as training_one:

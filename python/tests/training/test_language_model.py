@@ -10,7 +10,7 @@ import torch
 import deepnvme
 
 from . import lm
-from .conftest import is_bitwise, of_parameters_on_disk
+from .conftest import is_bitwise
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,7 +93,7 @@ def test_the_losses_of_torch(tmp_path: Path, reference: Reference, parameters_on
         assert_same_state(optimizer, reference.optimizer)
 
 
-@pytest.mark.parametrize("parameters_on_disk", [False, pytest.param(True, marks=of_parameters_on_disk)])
+@pytest.mark.parametrize("parameters_on_disk", [False, True])
 def test_the_state_of_short_parameters(folder: Path, parameters_on_disk: bool) -> None:
     """Also while parameters are on disk, as checkpoints in the middle of a training want it."""
     found = []

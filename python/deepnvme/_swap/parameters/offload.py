@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from deepnvme._checkpoint.lazy import LazyTensor
 from deepnvme._sizes import parse_bytes
 from deepnvme._stream.wrapped import wrap
+from deepnvme._swap.parameters.meta import give_places
 from deepnvme._swap.parameters.passes import Passes
 from deepnvme._swap.parameters.residence import Residence
 from deepnvme._swap.parameters.units import find_blocks
@@ -54,7 +56,7 @@ class Offloaded:
             register_optimizer_step_pre_hook(_Refusal(self)),
         ]
         self._undo += [hook.remove for hook in hooks]
-        self._is_closed = False
+        self.is_closed = False
 
     @property
     def parameter_bytes(self) -> int:
@@ -168,7 +170,8 @@ class Offloaded:
         """
         self._check_open()
         model = self._model()
-        assert model is not None
+        if model is None:
+            raise ClosedError("the model is gone")
         wrong = [
             f"{name} is {tuple(state[name].shape)}, not {tuple(member.shape)}"
             for name, (_, member) in self._names.items()
@@ -188,24 +191,30 @@ class Offloaded:
             try:
                 for member in unit.members:
                     if member.name in state:
-                        member.parameter.data.copy_(state[member.name])
+                        tensor = state[member.name]
+                        # One that is still in its file is not kept, so that the model is never in memory as a whole.
+                        member.parameter.data.copy_(tensor.read() if isinstance(tensor, LazyTensor) else tensor)
             finally:
                 self._residence.release(unit)
 
     def close(self) -> None:
-        """Give the model its parameters back, in memory."""
-        if self._is_closed:
+        """Give the model its parameters back, in memory.
+
+        Raises:
+            OSError: some cannot be read. Those stay where they are, and the next call tries again.
+        """
+        if self.is_closed:
             return
-        self._is_closed = True
         self._passes.end_all()
-        for undo in self._undo:
-            undo()
         for unit in self._units:
             self._residence.restore(unit)
+        for undo in self._undo:
+            undo()
+        self.is_closed = True
         self._swapper.close()
 
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self.is_closed:
             raise ClosedError("the parameters are in memory again: the model was given back")
 
     def _begin_step(self, _model: nn.Module, _args: Any) -> None:
@@ -275,7 +284,8 @@ def offload_parameters(
     memory.
 
     Args:
-        model: with its parameters in host memory. It is changed, and is itself what is trained.
+        model: with its parameters in host memory, or on the meta device, where they become zeros without ever being in
+            memory as a whole; ``load_state_dict`` fills them. It is changed, and is itself what is trained.
         memory: bytes that parameters may take at a time, such as ``"4GB"``. Those of a few KiB stay in memory besides.
         swap_dir: the folder on the NVMe disk, or several, one for each disk. Nothing in it outlives the process.
         checksums: keep a checksum of all that is written, and compare it with what is read.
@@ -301,10 +311,11 @@ def offload_parameters(
         >>> offloading.close()
     """
     earlier = getattr(model, "offloading", None)
-    if isinstance(earlier, Offloaded) and not earlier._is_closed:  # noqa: SLF001
+    if isinstance(earlier, Offloaded) and not earlier.is_closed:
         raise UnsupportedError(
             "the parameters of this model are offloaded already; model.offloading.close() comes first"
         )
+    give_places(model)
     for name, parameter in model.named_parameters():
         if parameter.device.type != "cpu":
             raise UnsupportedError(f"{name} is on {parameter.device}; parameters of the host are offloaded")
