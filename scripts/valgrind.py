@@ -20,6 +20,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -45,7 +46,7 @@ LEFT_OUT = {
 WITH_IO_URING = {"backend_smoke": ["transfers::", "lifetime::", "queue::a_full_queue", "queue::reap_waits"]}
 # Fewer cases of the property tests: valgrind is some forty times slower.
 ENVIRONMENT = {"PROPTEST_CASES": "8"}
-LIMIT_S = 300  # for one binary
+LIMIT_S = 600  # for one binary
 # Not worth a line each: valgrind hands requests that it does not know on all the same, and io_uring is refused by us.
 HARMLESS = re.compile(
     r"--\d+-- Warning: unhandled io_(submit|getevents) opcode: 5\n|^(skipped|left out): .*io_uring.*\n", re.MULTILINE
@@ -64,13 +65,13 @@ def main(names: list[str]) -> int:
         return 0
     binaries = {name: path for name, path in test_binaries().items() if not names or name in names}
     skips = [word for part in LEFT_OUT for word in ("--skip", part)]
-    failed = []
+    checks = []
     for name, path in binaries.items():
-        if not check(name, [valgrind, *MEMCHECK, path, "--test-threads=2", *skips], io_uring=False):
-            failed.append(name)
+        checks.append(Check(name, [valgrind, *MEMCHECK, path, "--test-threads=2", *skips], io_uring=False))
         tests = WITH_IO_URING.get(name)
-        if tests and not check(name, [valgrind, *MEMCHECK, path, "--test-threads=1", *tests], io_uring=True):
-            failed.append(f"{name} with io_uring")
+        if tests:
+            checks.append(Check(name, [valgrind, *MEMCHECK, path, "--test-threads=1", *tests], io_uring=True))
+    failed = run(checks)
     for part, reason in LEFT_OUT.items():
         print(f"left out under valgrind: {part}: {reason}")
     if failed:
@@ -78,28 +79,57 @@ def main(names: list[str]) -> int:
     return 1 if failed else 0
 
 
-def check(name: str, command: list[str], *, io_uring: bool) -> bool:
-    """Run one binary and show what it says, without valgrind's harmless warnings."""
-    print(f"valgrind {name} {'with' if io_uring else 'without'} io_uring", flush=True)
-    begin = time.monotonic()
-    try:
-        done = subprocess.run(
-            command,
+class Check:
+    """One binary under valgrind, with io_uring or without."""
+
+    def __init__(self, name: str, command: list[str], *, io_uring: bool) -> None:
+        self.name = f"{name} {'with' if io_uring else 'without'} io_uring"
+        self.command, self.io_uring = command, io_uring
+
+    def start(self) -> None:
+        """Begin; what it says is kept until it has ended."""
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115
+        self.begin = time.monotonic()
+        self.process = subprocess.Popen(
+            self.command,
             cwd=ROOT,
             env={**os.environ, **ENVIRONMENT},
-            stdout=subprocess.PIPE,
+            stdout=self.output,
             stderr=subprocess.STDOUT,
-            timeout=LIMIT_S,
-            check=False,
-            preexec_fn=None if io_uring else refuse_io_uring,  # safe: there is one thread here
+            preexec_fn=None if self.io_uring else refuse_io_uring,  # noqa: PLW1509 - safe: there is one thread here
         )
-    except subprocess.TimeoutExpired as expired:
-        print((expired.output or b"").decode(errors="replace"))
-        print(f"{name} did not end within {LIMIT_S} s")
-        return False
-    print(HARMLESS.sub("", done.stdout.decode(errors="replace")).strip())
-    print(f"[{time.monotonic() - begin:.0f} s]\n")
-    return done.returncode == 0
+
+    def has_ended(self) -> bool:
+        """Whether it has, by itself or because it took too long."""
+        if self.process.poll() is None and time.monotonic() - self.begin > LIMIT_S:
+            self.process.kill()
+            self.process.wait()
+            self.output.write(f"\n{self.name} did not end within {LIMIT_S} s\n".encode())
+        return self.process.poll() is not None
+
+    def show(self) -> bool:
+        """Show what it said, without valgrind's harmless warnings; whether it found nothing."""
+        self.output.seek(0)
+        said = HARMLESS.sub("", self.output.read().decode(errors="replace")).strip()
+        print(f"valgrind {self.name}\n{said}\n[{time.monotonic() - self.begin:.0f} s]\n", flush=True)
+        return self.process.returncode == 0
+
+
+def run(checks: list[Check]) -> list[str]:
+    """Run them, one for each processor at once: each runs one thread at a time. Who found something."""
+    waiting = [*checks]
+    running: list[Check] = []
+    failed: list[str] = []
+    while waiting or running:
+        while waiting and len(running) < (os.cpu_count() or 1):
+            running.append(waiting.pop(0))
+            running[-1].start()
+        time.sleep(0.05)
+        for one in [one for one in running if one.has_ended()]:
+            running.remove(one)
+            if not one.show():
+                failed.append(one.name)
+    return failed
 
 
 def refuse_io_uring() -> None:
