@@ -11,17 +11,14 @@ import sys
 import time
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import deepnvme
 import torch
 
 from storagebench import environment, hugepages
 from storagebench.quiet import quiet_disk
-from swapbench.fio_mixed import DEPTHS, ENGINES, HUGE_BYTES, Mixed, lay_out
-
-if TYPE_CHECKING:
-    from storagebench.quiet import Quiet
+from swapbench.fio_mixed import HUGE_BYTES, best_of_fio
 
 _WANTED = 0.9
 
@@ -76,17 +73,6 @@ def state(chosen: argparse.Namespace, key: str) -> torch.Tensor:
     return torch.randint(-(1 << 31), 1 << 31, (chosen.item_mib << 18,), dtype=torch.int32, generator=generator)
 
 
-def best_of_fio(path: Path, nbytes: int, quiet: Quiet, *, is_huge: bool) -> tuple[Mixed, dict[str, float]]:
-    """Try some settings; the best, and how fast each was."""
-    lay_out(path, nbytes)
-    speeds: dict[Mixed, float] = {}
-    for one in [Mixed(engine, depth, is_huge) for engine in ENGINES for depth in DEPTHS]:
-        quiet.wait()
-        speeds[one] = one.run(path, nbytes // 2)
-        print(f"{one}: {speeds[one] / 1e9:.2f} GB/s", file=sys.stderr, flush=True)
-    return max(speeds, key=lambda one: speeds[one]), {str(one): speed for one, speed in speeds.items()}
-
-
 def alternate(chosen: argparse.Namespace, scratch: Path) -> dict[str, object]:
     """Run all rounds, the first of which does not count."""
     nbytes = chosen.mib << 20
@@ -131,7 +117,7 @@ def report(measured: dict[str, Any]) -> float:
     print(f"{cpu_s:.3f} CPU s/GB with the additions; {stalled:.0%} of the time waited for a tensor")
     met = "met" if median(ratios) >= _WANTED else "MISSED"
     print(f"{met}: {median(ratios):.2f} of fio ({min(ratios):.2f} to {max(ratios):.2f}; wanted {_WANTED})")
-    return median(ratios)
+    return float(median(ratios))
 
 
 def main() -> int:

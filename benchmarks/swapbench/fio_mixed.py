@@ -1,14 +1,17 @@
-"""fio's random reads and writes, half and half, of one file."""
+"""fio's random reads and writes of one file, half and half unless another share is asked for."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from storagebench.quiet import Quiet
 
 _BLOCK_BYTES = 1 << 20
 ENGINES = ("io_uring", "libaio")
@@ -30,7 +33,7 @@ class Mixed:
         memory = " iomem=mmaphuge" if self.is_huge else ""
         return f"fio randrw {self.engine} bs=1M iodepth={self.depth}{memory}"
 
-    def run(self, path: Path, nbytes: int) -> float:
+    def run(self, path: Path, nbytes: int, *, read_percent: int = 50) -> float:
         """Read and write that many bytes of a file that is there; bytes in a second, of both together.
 
         Without a sync in the end, as what is compared with has none.
@@ -40,7 +43,7 @@ class Mixed:
             "--name=mixed",
             f"--filename={path}",
             "--rw=randrw",
-            "--rwmixread=50",
+            f"--rwmixread={read_percent}",
             f"--bs={_BLOCK_BYTES}",
             "--direct=1",
             f"--ioengine={self.engine}",
@@ -53,7 +56,7 @@ class Mixed:
         ended = subprocess.run(command, check=True, capture_output=True, text=True)
         (job,) = json.loads(ended.stdout)["jobs"]
         moved = job["read"]["io_bytes"] + job["write"]["io_bytes"]
-        return float(moved) / (job["job_runtime"] / 1000)
+        return float(moved / (job["job_runtime"] / 1000))
 
 
 def lay_out(path: Path, nbytes: int) -> None:
@@ -72,3 +75,14 @@ def lay_out(path: Path, nbytes: int) -> None:
         "--output-format=json",
     ]
     subprocess.run(command, check=True, capture_output=True)
+
+
+def best_of_fio(path: Path, nbytes: int, quiet: Quiet, *, is_huge: bool) -> tuple[Mixed, dict[str, float]]:
+    """Try some settings; the best, and how fast each was."""
+    lay_out(path, nbytes)
+    speeds: dict[Mixed, float] = {}
+    for one in [Mixed(engine, depth, is_huge) for engine in ENGINES for depth in DEPTHS]:
+        quiet.wait()
+        speeds[one] = one.run(path, nbytes // 2)
+        print(f"{one}: {speeds[one] / 1e9:.2f} GB/s", file=sys.stderr, flush=True)
+    return max(speeds, key=lambda one: speeds[one]), {str(one): speed for one, speed in speeds.items()}

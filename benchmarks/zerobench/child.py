@@ -101,7 +101,8 @@ def config(row: str, folder: str) -> dict[str, Any]:
     }
 
 
-def _spent() -> tuple[float, float, int, int]:
+def spent() -> tuple[float, float, int, int]:
+    """Give the clock, processor seconds of all threads, and the kernel's count of bytes read and written."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     io = dict(line.split(": ") for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines())
     return (
@@ -112,7 +113,8 @@ def _spent() -> tuple[float, float, int, int]:
     )
 
 
-def _prepare(op: str) -> Any:
+def prepare(op: str) -> Any:
+    """Give DeepSpeed, with this process as the only one of its group, on its own op or on ours."""
     if op == "deepnvme":
         import deepnvme.deepspeed  # noqa: PLC0415
 
@@ -133,10 +135,10 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     if len(sys.argv) == 1:
-        _prepare("DeepSpeed").ops.op_builder.CPUAdamBuilder().load()
+        prepare("DeepSpeed").ops.op_builder.CPUAdamBuilder().load()
         return
     op, row, folder = sys.argv[1:]
-    deepspeed = _prepare(op)
+    deepspeed = prepare(op)
     torch.manual_seed(1)
     settings = config(row, folder)
     # Parameters that are fp32 on disk must be born there.
@@ -146,12 +148,12 @@ def main() -> None:
     generator = torch.Generator().manual_seed(2)
     for _ in sys.stdin:
         text = torch.randint(0, WORDS, (1, CONTEXT + 1), generator=generator)
-        began = _spent()
+        began = spent()
         loss = torch.nn.functional.cross_entropy(engine(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
         engine.backward(loss)
         computed = time.perf_counter()
         engine.step()
-        took = [after - before for before, after in zip(began, _spent(), strict=True)]
+        took = [after - before for before, after in zip(began, spent(), strict=True)]
         answer = dict(zip(("step_s", "cpu_s", "read_bytes", "write_bytes"), took, strict=True))
         answer.update(loss=loss.item(), passes_s=computed - began[0])
         print(json.dumps(answer), file=answers, flush=True)

@@ -1,0 +1,110 @@
+"""``python -m trainbench``: steps of optimizers with state on disk, and of models with parameters there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+from storagebench import environment, hugepages
+from storagebench.quiet import quiet_disk
+from swapbench.fio_mixed import HUGE_BYTES, best_of_fio
+from trainbench import summary
+from trainbench.offloaded import TOKENS, Size
+from trainbench.rounds import Bench, Row
+from trainbench.steppers import everybody
+
+# Whether parameters are of bf16; entries of a batch.
+_STEPS = {"step-fp32": False, "step-bf16": True}
+_OFFLOAD = {"offload-disk": 1, "offload-compute": 64}
+_ROWS = (*_STEPS, *_OFFLOAD)
+_QUICK_ROWS, _QUICK_ELEMENTS, _QUICK_ROUNDS, _QUICK_SIZE = "step-fp32,offload-disk", 16_000_000, 1, Size(256, 24)
+_MIB = 1 << 20
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="trainbench", description=__doc__)
+    parser.add_argument("--rows", help=f"some of {', '.join(_ROWS)} (default: all)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--elements", type=int, default=500_000_000, help="that an optimizer steps")
+    parser.add_argument("--steps", type=int, default=2, help="in a row, for each turn")
+    parser.add_argument("--width", type=int, default=1024, help="of the model whose parameters are on disk")
+    parser.add_argument("--blocks", type=int, default=24, help="of that model")
+    parser.add_argument("--without", default="", help="contestants that take no part, with semicolons between")
+    parser.add_argument("--quick", action="store_true", help="does everything work? the speeds mean little")
+    parser.add_argument("--scratch", type=Path, default=Path("scratch"))
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    chosen = parser.parse_args()
+    chosen.rows = chosen.rows or (_QUICK_ROWS if chosen.quick else ",".join(_ROWS))
+    if chosen.quick:
+        chosen.elements, chosen.rounds = _QUICK_ELEMENTS, _QUICK_ROUNDS
+        chosen.width, chosen.blocks = _QUICK_SIZE.width, _QUICK_SIZE.blocks
+    unknown = set(chosen.rows.split(",")) - set(_ROWS)
+    if unknown:
+        parser.error(f"there are no rows {', '.join(sorted(unknown))}; there are {', '.join(_ROWS)}")
+    return chosen
+
+
+def run(chosen: argparse.Namespace, scratch: Path) -> Path:
+    """Measure all rows, and write the record after each."""
+    size = Size(chosen.width, chosen.blocks)
+    line = {name: one for name, one in everybody().items() if name not in chosen.without.split(";")}
+    nbytes = max(8 * chosen.elements, size.parameter_bytes) // _MIB * _MIB
+    rows: list[Row] = []
+    with hugepages.reserved(HUGE_BYTES) as is_huge, quiet_disk(scratch) as quiet:
+        best, trials = best_of_fio(scratch / "mixed", nbytes, quiet, is_huge=is_huge)
+        with closing(Bench(scratch, quiet, best, chosen.rounds, chosen.steps, line, chosen.quick)) as bench:
+            for key in chosen.rows.split(","):
+                if key in _STEPS:
+                    rows.append(bench.steps_row(key, chosen.elements, is_short=_STEPS[key]))
+                else:
+                    rows.append(bench.offload_row(key, size, _OFFLOAD[key]))
+                print(summary.table(rows[-1]), flush=True)
+                record = {
+                    "date": time.strftime("%Y-%m-%d"),
+                    "environment": environment.describe(scratch),
+                    "load": os.getloadavg()[0],
+                    "fio": {"best": str(best), "trials": trials, "file_bytes": nbytes},
+                    "rounds": chosen.rounds,
+                    "steps": chosen.steps,
+                    "tokens": TOKENS,
+                    "took_no_part": [name for name in chosen.without.split(";") if name],
+                    "chosen": bench.chosen,
+                    "rows": [summary.record(row) for row in rows],
+                }
+                path: Path = chosen.results / f"{record['date']}-train{'-quick' if chosen.quick else ''}.json"
+                path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    for row in rows:
+        for one in summary.verdicts(row):
+            measured = "not measured" if one["measured"] is None else f"{one['measured']:.2f}"
+            met = {True: "met", False: "MISSED", None: "-"}[one["met"]]
+            print(f"{met:7} {one['row']:16} {one['text']}: {measured} (wanted {one['wanted']})")
+    return path
+
+
+def main() -> int:
+    """Run what was asked for."""
+    chosen = arguments()
+    if shutil.which("fio") is None:
+        print("skipped: fio is not installed, and there is nothing to compare with")
+        return 0
+    scratch = (chosen.scratch / "train").absolute()
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    chosen.results.mkdir(parents=True, exist_ok=True)
+    try:
+        path = run(chosen, scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    print(f"written: {path.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""Everybody in turns: who has parameters and gradients in memory has the machine for itself meanwhile."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from storagebench.contestants.base import NotOffered
+from storagebench.quiet import Quiet
+from storagebench.rounds import order
+from swapbench.fio_mixed import Mixed
+from trainbench.nursery import Answer, Child
+from trainbench.offloaded import Size
+from trainbench.steppers import Setting, Stepper
+
+OURS, IN_MEMORY, FIO = "deepnvme", "in memory", "fio"
+# What says that it has the bits of torch's optimizer as it comes.
+_BITWISE = (OURS,)
+_CHECKED_ELEMENTS, _TRIED_ELEMENTS = 1 << 20, 150_000_000
+# Every group of this many elements is read and written by itself, in the check.
+_CHECKED_GROUP = 1 << 18
+# How far the kernel's count of bytes may be from our own.
+_COUNT_SHARE = 0.05
+_GIB, _MIB = 1 << 30, 1 << 20
+
+
+@dataclass
+class Row:
+    """All that was measured of one kind of step: for each contestant one answer, in each counted round."""
+
+    key: str
+    setting: dict[str, Any]
+    answers: dict[str, list[Answer]] = field(default_factory=dict)
+    fio: list[float] = field(default_factory=list)
+    """Bytes in a second, in each round."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    trials: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    checks: dict[str, Answer] = field(default_factory=dict)
+    loads: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Bench:
+    """The disk, who measures it, and how often.
+
+    Args:
+        scratch: a folder.
+        quiet: waits for its disk.
+        fio: the best setting.
+        rounds: that count.
+        steps: of each turn.
+        line: contestants by name.
+        is_quick: no settings are tried, and the disk is not waited for.
+    """
+
+    scratch: Path
+    quiet: Quiet
+    fio: Mixed
+    rounds: int
+    steps: int
+    line: dict[str, type[Stepper]]
+    is_quick: bool
+    chosen: dict[str, dict[str, int]] = field(default_factory=dict)
+    children: dict[str, Child] = field(default_factory=dict)
+    """Without tensors, but for the one whose turn it is."""
+
+    @property
+    def file(self) -> Path:
+        """What fio reads and writes."""
+        return self.scratch / "mixed"
+
+    def close(self) -> None:
+        """End all processes."""
+        for child in self.children.values():
+            child.close()
+
+    def steps_row(self, key: str, elements: int, *, is_short: bool) -> Row:
+        """Measure steps of an optimizer."""
+        setting = self._setting(elements, is_short=is_short)
+        row = Row(key, {**asdict(setting), "state_bytes": setting.state_bytes})
+        for name in self.line:
+            self._guarded(row, name, self._check)
+            self._guarded(row, name, self._try)
+        # fio's block is one MiB.
+        moved = 2 * setting.state_bytes // _MIB * _MIB
+        for index in range(self.rounds):
+            row.loads.append(os.getloadavg()[0])
+            for name in order([*self.line, FIO], index):
+                if name == FIO:
+                    self._fio(row, moved)
+                else:
+                    self._guarded(row, name, self._counted)
+        return row
+
+    def _setting(self, elements: int, *, is_short: bool) -> Setting:
+        """Give 1 GiB of memory, a quarter of half a billion elements; a third of the state of fewer."""
+        setting = Setting("", elements, 0, is_short)
+        return replace(setting, memory=min(_GIB, setting.state_bytes // 3))
+
+    def _guarded(self, row: Row, name: str, act: Any) -> None:
+        if name in row.left_out:
+            return
+        try:
+            act(row, name)
+        except (NotOffered, RuntimeError) as error:
+            row.left_out[name] = str(error)
+            tell(row, name, f"left out: {error}")
+
+    def _check(self, row: Row, name: str) -> None:
+        """Have every element of a few compared."""
+        setting = self._setting(_CHECKED_ELEMENTS, is_short=row.setting["is_short"])
+        answer = self._turn(name, replace(setting, options={"sub_group": _CHECKED_GROUP}), is_timed=False)
+        row.checks[name] = {key: answer[key] for key in ("is_equal", "difference", "probes")}
+        tell(row, name, f"checked: {row.checks[name]}")
+
+    def _try(self, row: Row, name: str) -> None:
+        """Choose settings for those who have some."""
+        trials = self.line[name].trials
+        if self.is_quick or not trials or name in self.chosen:
+            return
+        elements = min(_TRIED_ELEMENTS, row.setting["elements"])
+        setting = self._setting(elements, is_short=row.setting["is_short"])
+        tried = row.trials[name] = []
+        for options in trials:
+            answer = self._turn(name, replace(setting, options=options))
+            tried.append({"options": options, "step_s": answer["took_s"] / answer["steps"]})
+            tell(row, name, f"tried: {tried[-1]}")
+        self.chosen[name] = min(tried, key=lambda one: float(one["step_s"]))["options"]
+
+    def _counted(self, row: Row, name: str) -> None:
+        setting = self._setting(row.setting["elements"], is_short=row.setting["is_short"])
+        answer = self._turn(name, replace(setting, options=self.chosen.get(name, {})))
+        row.answers.setdefault(name, []).append(answer)
+        moved = (answer["read_bytes"] + answer["write_bytes"]) / answer["steps"]
+        tell(row, name, f"step {answer['took_s'] / answer['steps']:.3f} s, {moved / 1e9:.2f} GB")
+
+    def _turn(self, name: str, setting: Setting, *, is_timed: bool = True) -> Answer:
+        folder = self.scratch / "contestant"
+        folder.mkdir()
+        if name not in self.children:
+            self.children[name] = Child("steps", name, self._log(name))
+        child = self.children[name]
+        try:
+            child.open(asdict(replace(setting, folder=str(folder))))
+            if is_timed:
+                # Putting state on disk has left that nothing to do.
+                self._wait()
+            answer = child.turn(self.steps)
+        finally:
+            if not child.let_go():
+                self.children.pop(name).close()
+            shutil.rmtree(folder)
+        if not answer["is_close"] or (name in _BITWISE and not answer["is_equal"]):
+            raise RuntimeError(f"its parameters are not those of torch: they differ by {answer['difference']}")
+        _compare_counts(answer)
+        return answer
+
+    def _fio(self, row: Row, moved: int, read_percent: int = 50) -> None:
+        self._wait()
+        row.fio.append(self.fio.run(self.file, moved, read_percent=read_percent))
+        tell(row, FIO, f"{row.fio[-1] / 1e9:.2f} GB/s")
+
+    def _wait(self) -> None:
+        if not self.is_quick:
+            self.quiet.wait()
+
+    def _log(self, name: str) -> Path:
+        return self.scratch / f"{name.replace(' ', '-').replace(',', '')}.log"
+
+    def offload_row(self, key: str, size: Size, batch: int) -> Row:
+        """Measure steps of a model whose parameters are on disk, beside the same in memory.
+
+        Raises:
+            RuntimeError: their losses differ, or one of them ended.
+        """
+        memory = size.parameter_bytes // 4
+        row = Row(key, {**asdict(size), "batch": batch, "memory": memory})
+        children: dict[str, Child] = {}
+        ready: dict[str, Answer] = {}
+        folder = self.scratch / "contestant"
+        folder.mkdir()
+        try:
+            for name, bound in ((OURS, memory), (IN_MEMORY, 0)):
+                asked = {**asdict(size), "batch": batch, "memory": bound, "folder": str(folder)}
+                children[name] = Child("offloaded", name, self._log(name))
+                ready[name] = children[name].open(asked)
+            _same(ready)
+            self._offload_rounds(row, children)
+        finally:
+            for child in children.values():
+                child.close()
+            shutil.rmtree(folder)
+        return row
+
+    def _offload_rounds(self, row: Row, children: dict[str, Child]) -> None:
+        # The first does not count: it tells how many bytes are moved.
+        for index in range(self.rounds + 1):
+            row.loads.append(os.getloadavg()[0])
+            found: dict[str, Answer] = {}
+            for name in order([*children, FIO] if index else [*children], index):
+                if name == FIO:
+                    read, written = (row.setting["traffic"][side] for side in ("read", "written"))
+                    moved = max(_MIB, int(read + written) // _MIB * _MIB)
+                    self._fio(row, moved, round(100 * read / (read + written)))
+                    continue
+                self._wait()
+                found[name] = children[name].turn(self.steps)
+                note = "" if index else " (not counted)"
+                tell(row, name, f"step {found[name]['took_s'] / self.steps:.3f} s{note}")
+            _same(found)
+            _compare_counts(found[OURS])
+            if index:
+                for name, answer in found.items():
+                    row.answers.setdefault(name, []).append(answer)
+            own = found[OURS]["own"]
+            row.setting["traffic"] = {
+                "read": own["bytes_read"] / self.steps,
+                "written": own["bytes_written"] / self.steps,
+            }
+
+
+def _same(found: dict[str, Answer]) -> None:
+    losses = [answer["losses"] for answer in found.values()]
+    if any(one != losses[0] for one in losses):
+        raise RuntimeError(f"the losses differ: {losses}")
+
+
+def _compare_counts(answer: Answer) -> None:
+    """Hold what we say that we moved against what the kernel has counted."""
+    own = answer["own"]
+    if not own:
+        return
+    for ours, kernel in (("bytes_read", "read_bytes"), ("bytes_written", "write_bytes")):
+        if abs(own[ours] - answer[kernel]) > max(_COUNT_SHARE * own[ours], 16 * _MIB):
+            raise RuntimeError(f"{ours} is {own[ours]:,.0f}, and the kernel has counted {answer[kernel]:,}")
+
+
+def tell(row: Row, name: str, text: str) -> None:
+    """Say how it goes."""
+    print(f"{row.key:16} {name:24} {text}", file=sys.stderr, flush=True)

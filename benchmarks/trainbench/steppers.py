@@ -1,0 +1,174 @@
+"""Who makes the steps: AdamW with its state on disk, parameters and gradients in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from storagebench.contestants.base import NotOffered
+from trainbench.tensors import LR, WEIGHT_DECAY, gradients, shapes, weights
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a contestant is given."""
+
+    folder: str
+    elements: int
+    memory: int
+    """Bytes of state that may be in memory."""
+    is_short: bool = False
+    """Parameters are of bf16, and their fp32 master weights are state, too."""
+    options: dict[str, int] = field(default_factory=dict)
+    """What a trial has found for it."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of parameters."""
+        return torch.bfloat16 if self.is_short else torch.float32
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of two moments, and of master weights where there are any."""
+        return self.elements * (12 if self.is_short else 8)
+
+
+class Stepper:
+    """One way to have state on disk. It has tensors of its own, with the same numbers as all others."""
+
+    name = ""
+    #: Goes beside the name: what is on disk, how it gets there, and where the clock stops.
+    contract = ""
+    #: Reads by the page cache, which is emptied before each step.
+    is_cached = False
+    #: Settings that are tried before the rounds; the quickest is taken.
+    trials: tuple[dict[str, int], ...] = ()
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+
+    def open(self) -> None:
+        """Make tensors, and put the state on disk.
+
+        Raises:
+            NotOffered: it cannot take part, and why.
+        """
+        raise NotOffered("nobody steps here")
+
+    def step(self, rate: float) -> None:
+        """Make a step with that learning rate."""
+
+    def settle(self) -> None:
+        """Return when the state of all steps is where the contract says."""
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Give all parameters, flat, in order."""
+        return []
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Give all gradients, flat, in order."""
+        return []
+
+    def rest(self) -> None:
+        """Do what must not count as a step, between two turns."""
+
+    def close(self) -> None:
+        """Do away with the state on disk."""
+
+    def settings(self) -> dict[str, Any]:
+        """Tell what was chosen, for the record."""
+        return {**self.setting.options, "contract": self.contract}
+
+    def counted(self) -> dict[str, float]:
+        """Tell what it counts itself, since it was opened."""
+        return {}
+
+
+class Plain(Stepper):
+    """Parameters and gradients as a model has them, each by itself."""
+
+    def open(self) -> None:
+        """Make parameters with gradients."""
+        self.of = list(_trained(self.setting))
+
+    def parameters(self) -> list[torch.Tensor]:
+        """See the base."""
+        return [one.detach().view(-1) for one in self.of]
+
+    def gradients(self) -> list[torch.Tensor]:
+        """See the base."""
+        return [one.grad.view(-1) for one in self.of if one.grad is not None]
+
+
+def _trained(setting: Setting) -> Iterator[torch.nn.Parameter]:
+    values, slopes = weights(), gradients()
+    for shape in shapes(setting.elements):
+        parameter = torch.nn.Parameter(torch.empty(shape, dtype=setting.dtype))
+        values.fill(parameter.detach().view(-1))
+        parameter.grad = torch.empty(shape, dtype=setting.dtype)
+        slopes.fill(parameter.grad.view(-1))
+        yield parameter
+
+
+class Deepnvme(Plain):
+    """``deepnvme.optim.AdamW`` with ``swap_dir`` and ``memory``."""
+
+    name = "deepnvme"
+    contract = "moments (and master weights) on disk, direct; the clock stops when all of it is written"
+    is_fused = False
+
+    def open(self) -> None:
+        """See the base."""
+        import deepnvme.optim  # noqa: PLC0415
+
+        super().open()
+        self._optimizer = deepnvme.optim.AdamW(
+            self.of,
+            lr=LR,
+            weight_decay=WEIGHT_DECAY,
+            swap_dir=self.setting.folder,
+            memory=self.setting.memory,
+            fused=self.is_fused or None,
+        )
+
+    def step(self, rate: float) -> None:
+        """See the base."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+
+    def settle(self) -> None:
+        """Write what a step leaves for the time of the next one."""
+        self._optimizer._store._swapper.flush()  # noqa: SLF001
+
+    def close(self) -> None:
+        """See the base."""
+        self._optimizer._store.close()  # noqa: SLF001
+
+    def counted(self) -> dict[str, float]:
+        """See the base."""
+        stats = self._optimizer.swapping
+        names = ("bytes_read", "bytes_written", "stalled_s", "hits", "waits", "resident_bytes_peak")
+        return {name: float(getattr(stats, name)) for name in names}
+
+    def settings(self) -> dict[str, Any]:
+        """See the base."""
+        return {**super().settings(), "memory_bytes": self.setting.memory, "fused": self.is_fused}
+
+
+class Fused(Deepnvme):
+    """The same with exact square roots, as DeepSpeed has them."""
+
+    name = "deepnvme, fused"
+    is_fused = True
+
+
+def everybody() -> dict[str, type[Stepper]]:
+    """Give all contestants by name."""
+    from trainbench.deepspeed_swap import Partitioned, Pipelined  # noqa: PLC0415
+    from trainbench.tensornvme_swap import TensorNvme  # noqa: PLC0415
+
+    return {one.name: one for one in (Deepnvme, Fused, Pipelined, Partitioned, TensorNvme)}
