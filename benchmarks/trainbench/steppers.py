@@ -142,11 +142,11 @@ class Deepnvme(Plain):
 
     def settle(self) -> None:
         """Write what a step leaves for the time of the next one."""
-        self._optimizer._store._swapper.flush()  # noqa: SLF001
+        self._optimizer._store.swapper.flush()  # noqa: SLF001
 
     def close(self) -> None:
         """See the base."""
-        self._optimizer._store.close()  # noqa: SLF001
+        self._optimizer.close()
 
     def counted(self) -> dict[str, float]:
         """See the base."""

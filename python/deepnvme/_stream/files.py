@@ -11,6 +11,7 @@ import torch
 
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _locate, _packed_tensors
 from deepnvme._stream.pieces import Origin, Piece
+from deepnvme._strides import row_major
 from deepnvme.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class ModelFiles:
                 continue
             dtype: torch.dtype = getattr(torch, dtype_name)
             size = torch.Size(shape)
-            if list(strides) != _row_major(shape) and size.numel() > 1:
+            if tuple(strides) != row_major(shape) and size.numel() > 1:
                 label = file if isinstance(file, str) else file.manifest_path
                 raise UnsupportedError(
                     f"{label}: {name} does not lie row by row (shape {tuple(shape)}, strides {tuple(strides)}), so "
@@ -77,10 +78,3 @@ def _packed_in(path: str | PathLike[str]) -> str | StripeSet | None:
             return StripeSet.from_manifest(manifest)
     packed = folder / "packed.safetensors"
     return os.fspath(packed) if packed.is_file() else None
-
-
-def _row_major(shape: list[int]) -> list[int]:
-    strides = [1] * len(shape)
-    for at in range(len(shape) - 1, 0, -1):
-        strides[at - 1] = strides[at] * max(shape[at], 1)
-    return strides

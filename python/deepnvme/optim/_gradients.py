@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as tree
 
 from deepnvme.errors import UnsupportedError
-from deepnvme.optim._store import flat, lying_as, stride_of
+from deepnvme.optim._store import empty_as, flat, lying_as, stride_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -116,7 +116,7 @@ class SwappedGradients:
 
     def read(self, param: torch.Tensor) -> torch.Tensor:
         """Read a gradient, in the shape of its parameter."""
-        out = torch.empty_strided(param.shape, stride_of(param), dtype=param.dtype)
+        out = empty_as(param, param.dtype)
         values = flat(out)
         for group, part in self._layout.homes(param):  # type: ignore[arg-type]
             self._swapper.read(group.grad_key, part.grad_offset, values[part.piece.begin : part.piece.end])

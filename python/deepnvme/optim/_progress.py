@@ -19,15 +19,15 @@ ROUNDS = "rounds"
 class Progress:
     """One step that has begun."""
 
-    def __init__(self, *, counts: bool) -> None:
+    def __init__(self, clip: float, *, counts: bool) -> None:
+        # What gradients are multiplied by, so that their norm is at most so large.
+        self.clip = clip
         self._counts = counts
         self._begun: set[int] = set()
         # Parameters, and from which element on.
         self.changed: set[tuple[torch.nn.Parameter, int]] = set()
         # The parameters whose steps were counted, and which count each has.
         self.counted: dict[torch.nn.Parameter, int] = {}
-        # What gradients are multiplied by, so that their norm is at most so large.
-        self.clip: float | None = None
         self._grads: dict[torch.nn.Parameter, tuple[TensorWeakRef, int]] = {}
 
     def begin(self, index: int, group: dict[str, Any]) -> None:

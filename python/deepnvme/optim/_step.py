@@ -201,13 +201,9 @@ class KernelSteps(torch.optim.Optimizer):
         found = getattr(self, "found_inf", None)
         if found is not None and found.item():
             return loss
-        scale = getattr(self, "grad_scale", None)
-        unscale = 1.0 if scale is None else float(scale.double().reciprocal().float())
+        unscale = self._unscale()
         with self.whole_step() as progress:
-            params = [param for group in self.param_groups for param in group["params"] if param.grad is not None]
-            grads = {param: self._gradient(param) for param in params}
-            if progress.clip is None:
-                progress.clip = self._clip(list(grads.values()), unscale)
+            grads = self._gradients()
             for index, group in enumerate(self.param_groups):
                 progress.begin(index, group)
                 # Those that have counted as many steps are one call of the kernel, and so are those scaled by as much.
@@ -233,8 +229,10 @@ class KernelSteps(torch.optim.Optimizer):
             return
         progress = self._progress
         if progress is None or not progress.is_same():
+            # The norm is that of all gradients, whatever is stepped one after the other then.
+            clip = 1.0 if self._max_norm is None else self._clip(self._max_norm)
             is_noisy = self._stochastic or self._format is not FP32
-            progress = self._progress = Progress(counts=is_noisy and not self._counts_steps)
+            progress = self._progress = Progress(clip, counts=is_noisy and not self._counts_steps)
         self._is_stepping = True
         try:
             yield progress
@@ -270,14 +268,21 @@ class KernelSteps(torch.optim.Optimizer):
             raise ValueError(msg)
         return in_order(grad, param)
 
-    def _clip(self, grads: list[torch.Tensor], unscale: float) -> float:
-        if self._max_norm is None:
-            return 1.0
-        swapped = [grad for grad in grads if isinstance(grad, SwappedGradient)]
-        plain = [grad for grad in grads if not isinstance(grad, SwappedGradient)]
-        squares, _ = self._kernel.measure(plain, unscale=unscale)
-        squares += sum(grad.squares() for grad in swapped) * unscale**2
-        return min(1.0, self._max_norm / (math.sqrt(squares) + 1e-6))
+    def _gradients(self) -> dict[torch.nn.Parameter, torch.Tensor]:
+        params = [param for group in self.param_groups for param in group["params"] if param.grad is not None]
+        return {param: self._gradient(param) for param in params}
+
+    def _unscale(self) -> float:
+        scale = getattr(self, "grad_scale", None)
+        return 1.0 if scale is None else float(scale.double().reciprocal().float())
+
+    def _clip(self, max_norm: float) -> float:
+        grads, unscale = self._gradients().values(), self._unscale()
+        squares, _ = self._kernel.measure(
+            [one for one in grads if not isinstance(one, SwappedGradient)], unscale=unscale
+        )
+        squares += sum(one.squares() for one in grads if isinstance(one, SwappedGradient)) * unscale**2
+        return min(1.0, max_norm / (math.sqrt(squares) + 1e-6))
 
     def _piece(self, param: torch.nn.Parameter, group: Group, progress: Progress) -> tuple[Piece, int]:
         state = self.state[param]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from deepnvme._strides import is_dense, row_major
 from deepnvme._swap.parameters.units import OFFLOADED_STRIDE
 from deepnvme.optim._formats import BLOCK, Kept, Kind, put, take
 
@@ -102,15 +103,13 @@ class MemoryStore:
             elif kind.name == MASTER:
                 given = param.detach().float()
             else:
-                dtype = torch.float32 if kind.initial else kind.format.dtype
-                given = torch.full_like(param, kind.initial, dtype=dtype, memory_format=torch.preserve_format)
+                given = empty_as(param, torch.float32 if kind.initial else kind.format.dtype).fill_(kind.initial)
             scales = kind.name + _SCALES
             if kind.format.has_scales and scales not in state:
                 state[scales] = torch.zeros(-(-param.numel() // BLOCK))
             state[kind.name] = given
             if given.dtype != kind.format.dtype:
-                kept = torch.empty_like(param, dtype=kind.format.dtype, memory_format=torch.preserve_format)
-                state[kind.name] = kept
+                state[kind.name] = empty_as(param, kind.format.dtype)
                 put(_kept(state, kind), flat(given).float(), kind)
         if any(kind.format.dtype != torch.float32 for kind in kinds):
             self._short[param] = kinds
@@ -154,9 +153,14 @@ def without_scales(state: dict[str, Any]) -> dict[str, Any]:
 def lying_as(param: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
     """Give state in the order in which its parameter lies in memory: saved with another one, it may have another."""
     stride = stride_of(param)
-    if state.stride() == stride or (state.is_contiguous() and stride == _contiguous(param)):
+    if state.stride() == stride or (state.is_contiguous() and stride == row_major(param.shape)):
         return state
-    return torch.empty_strided(param.shape, stride, dtype=state.dtype).copy_(state)
+    return empty_as(param, state.dtype).copy_(state)
+
+
+def empty_as(param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Make a tensor that lies as a parameter does."""
+    return torch.empty_strided(param.shape, stride_of(param), dtype=dtype, device=param.device)
 
 
 def stride_of(param: torch.Tensor) -> tuple[int, ...]:
@@ -165,30 +169,12 @@ def stride_of(param: torch.Tensor) -> tuple[int, ...]:
     return stride
 
 
-def _contiguous(param: torch.Tensor) -> tuple[int, ...]:
-    stride, strides = 1, []
-    for size in reversed(param.shape):
-        strides.append(stride)
-        stride *= max(size, 1)
-    return tuple(reversed(strides))
-
-
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """All elements in the order in which they lie in memory."""
     tensor = tensor.detach()
     if tensor.is_contiguous():
         return tensor.view(-1)
-    # Any order of dimensions, as long as no element is missing or there twice.
-    if sorted(_dense(tensor)) != sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+    if not is_dense(tensor):
         msg = f"a parameter of shape {tuple(tensor.shape)} has gaps or overlaps; pass parameter.contiguous() instead"
         raise ValueError(msg)
     return tensor.as_strided((tensor.numel(),), (1,))
-
-
-def _dense(tensor: torch.Tensor) -> list[tuple[int, int]]:
-    """Strides and sizes as they would be without gaps, in the order of the strides that there are."""
-    dense, stride = [], 1
-    for _, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        dense.append((stride, size))
-        stride *= size
-    return dense

@@ -103,9 +103,22 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="state_dict"):
         copy.deepcopy(optimizer)
     assert optim.AdamW(net.parameters()).swapping is None
-    offloading = deepnvme.offload_parameters(net, memory="1MB", swap_dir=tmp_path)
-    with pytest.raises(deepnvme.errors.UnsupportedError, match="clip_grad_norm_"):
-        offloading.attach(optim.AdamW(net.parameters(), max_norm=1.0))
+
+
+@pytest.mark.parametrize("swap_gradients", [False, True])
+def test_clipping_with_parameters_on_disk(tmp_path: Path, swap_gradients: bool) -> None:
+    """The norm is of all gradients, though one group of parameters is stepped after the other."""
+    one, other = twins()
+    offloading = deepnvme.offload_parameters(one, memory="512KiB", swap_dir=tmp_path)
+    settings: dict[str, Any] = {"lr": 1e-2, "max_norm": 1e-3}
+    mine = optim.AdamW(one.parameters(), **settings, swap_dir=tmp_path, memory=MEMORY, swap_gradients=swap_gradients)
+    offloading.attach(mine)
+    his = optim.AdamW(other.parameters(), **settings)
+    train(one, mine, range(4))
+    train(other, his, range(4))
+    offloading.close()
+    for mine_one, his_one in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine_one, his_one, rtol=1e-4, atol=1e-6)
 
 
 def test_small_parameters_share_a_group(tmp_path: Path) -> None:

@@ -107,11 +107,6 @@ class Offloaded:
             raise UnsupportedError(
                 "LBFGS needs all parameters at a time, and they are on disk; AdamW, for one, does not"
             )
-        if getattr(optimizer, "_max_norm", None) is not None:
-            raise UnsupportedError(
-                "max_norm is of all gradients, and this steps group by group; torch.nn.utils.clip_grad_norm_ before "
-                "the step clips by the same norm"
-            )
         plain = optimizer.step
 
         def step(own: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from deepnvme._stream.partition import Limits, partition
+from deepnvme._strides import is_dense, row_major
 
 # The attribute of a parameter that is offloaded which says how it lies in memory when it is there.
 OFFLOADED_STRIDE = "_deepnvme_stride"
@@ -50,19 +51,10 @@ class Unit:
     def add(self, name: str, parameter: nn.Parameter) -> None:
         """Put a parameter behind the others."""
         offset = -(-self.nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
-        stride = _stride(parameter)
+        # Gaps are not kept.
+        stride = parameter.stride() if is_dense(parameter) else row_major(parameter.shape)
         self.members.append(Member(parameter, name, offset, parameter.nbytes, parameter.shape, stride, parameter.dtype))
         self.nbytes = offset + parameter.nbytes
-
-
-def _stride(parameter: torch.Tensor) -> tuple[int, ...]:
-    """The order of a parameter in memory, if that has neither gaps nor overlaps; else that of its dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return torch.empty(parameter.shape, device="meta").stride()
-        expected *= size
-    return parameter.stride()
 
 
 @dataclass
