@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -51,21 +52,23 @@ for kind in (torch.optim.AdamW, deepnvme.optim.AdamW):
     gc.collect()
 """
 
-PARAMETERS = f"""
-{BEGIN}
-more = wide.PARAMETER_BYTES + {STATE_MEMORY} + {PARAMETER_MEMORY} + {CONSTANT}  # the first are the gradients
-assert {STATE_MEMORY} + {PARAMETER_MEMORY} + {CONSTANT} < wide.PARAMETER_BYTES
-wide.limit(more)
-model = wide.hollow()
-offloading = deepnvme.offload_parameters(model, memory={PARAMETER_MEMORY}, swap_dir=".")
+LARGE = """
+BEGIN
+assert GIVEN < wide.PARAMETER_BYTES
+wide.limit(GIVEN + IN_MEMORY)
+model = wide.shape()
+offloading = deepnvme.offload_parameters(model, memory=PARAMETER_MEMORY, swap_dir=".")
 assert offloading.parameter_bytes >= wide.PARAMETER_BYTES
 for index, layer in enumerate(model):
     with offloading.gathered(layer.parameters(), write=True):
         wide.fill(model, index)
-optimizer = deepnvme.optim.AdamW(model.parameters(), swap_dir=".", memory={STATE_MEMORY}, threads=2)
+optimizer = deepnvme.optim.AdamW(
+    model.parameters(), swap_dir=".", memory=STATE_MEMORY, threads=2, swap_gradients=SWAP_GRADIENTS
+)
 offloading.attach(optimizer)
 wide.train(model, optimizer)
-assert offloading.stats().resident_bytes_peak <= {PARAMETER_MEMORY}
+assert offloading.stats().resident_bytes_peak <= PARAMETER_MEMORY
+assert optimizer.swapping.resident_bytes_peak <= STATE_MEMORY
 assert optimizer.swapping.stored_bytes >= wide.STATE_BYTES
 digests = []
 for layer in model:
@@ -81,6 +84,22 @@ else:
 """
 
 
+def large(*, swap_gradients: bool) -> str:
+    """What trains with parameters and state on disk, and gradients too, or in memory."""
+    values = {
+        "BEGIN": BEGIN,
+        "GIVEN": STATE_MEMORY + PARAMETER_MEMORY + CONSTANT,
+        "IN_MEMORY": 0 if swap_gradients else "wide.PARAMETER_BYTES",
+        "PARAMETER_MEMORY": PARAMETER_MEMORY,
+        "STATE_MEMORY": STATE_MEMORY,
+        "SWAP_GRADIENTS": swap_gradients,
+    }
+    program = LARGE
+    for name, value in values.items():
+        program = re.sub(rf"(?<![.\w]){name}\b", str(value), program)
+    return program
+
+
 @pytest.fixture(scope="module")
 def trained(one_thread: None) -> torch.nn.Sequential:
     """What comes out in this process, where memory has no bound."""
@@ -94,6 +113,10 @@ def test_state_larger_than_the_memory_of_the_process(trained: torch.nn.Sequentia
     assert run(STATE, folder).split() == [wide.digest(trained.parameters())]
 
 
-def test_parameters_that_were_never_in_memory(trained: torch.nn.Sequential, folder: Path) -> None:
-    """Gradients are in memory; parameters begin on disk, layer by layer, and state is there too."""
-    assert run(PARAMETERS, folder).split() == [wide.digest(layer.parameters()) for layer in trained]
+@pytest.mark.parametrize("swap_gradients", [False, True])
+def test_each_of_parameters_gradients_and_state_larger(
+    trained: torch.nn.Sequential, folder: Path, swap_gradients: bool
+) -> None:
+    """Larger than all memory that the process may have, if gradients are on disk; parameters never were in memory."""
+    output = run(large(swap_gradients=swap_gradients), folder)
+    assert output.split() == [wide.digest(layer.parameters()) for layer in trained]

@@ -23,19 +23,15 @@ STATE_BYTES = 2 * PARAMETER_BYTES
 
 def model() -> nn.Sequential:
     """Make it with parameters of its own."""
-    made = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, device="meta") for _ in range(DEPTH))).to_empty(device="cpu")
+    made = shape().to_empty(device="cpu")
     for index in range(DEPTH):
         fill(made, index)
     return made
 
 
-def hollow() -> nn.Sequential:
-    """Make it with parameters that have their shapes, and four bytes each."""
-    made = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, device="meta") for _ in range(DEPTH)))
-    for layer in made:
-        for name, parameter in list(layer.named_parameters()):
-            setattr(layer, name, nn.Parameter(torch.zeros(()).expand(parameter.shape)))
-    return made
+def shape() -> nn.Sequential:
+    """Make it on the meta device, without values."""
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, device="meta") for _ in range(DEPTH)))
 
 
 def fill(made: nn.Sequential, index: int) -> None:
