@@ -1,0 +1,132 @@
+"""Disks of the test's own, which take root: one that shares blocks between files, and one that is really full."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from deepnvme import optim
+from deepnvme.errors import Error, StepStoppedError
+
+from .nets import MEMORY, assert_same, train, twins
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_MIB = 1 << 20
+
+
+def mounted(tmp_path: Path, kind: str, mib: int) -> Path:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a file system takes root")
+    folder, image = tmp_path / "disk", tmp_path / "image"
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(mib * _MIB)
+    for command in ([f"mkfs.{kind}", "-q", str(image)], ["mount", "-o", "loop", str(image), str(folder)]):
+        try:
+            ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            pytest.skip(f"{command[0]} is not installed")
+        if ended.returncode:
+            pytest.skip(f"no file system of our own: {command[0]}: {ended.stderr.strip()}")
+    return folder
+
+
+@pytest.fixture
+def xfs(tmp_path: Path, unmount: Callable[[Path], None]) -> Iterator[Path]:
+    folder = mounted(tmp_path, "xfs", 512)
+    try:
+        yield folder
+    finally:
+        unmount(folder)
+
+
+@pytest.fixture
+def small(tmp_path: Path, unmount: Callable[[Path], None]) -> Iterator[Path]:
+    folder = mounted(tmp_path, "ext4", 32)
+    try:
+        yield folder
+    finally:
+        unmount(folder)
+
+
+def fill_up(folder: Path, left: int) -> Path:
+    """Leave about that many bytes free, of those too that only root may have."""
+    ballast, step = folder / "ballast", 64 << 10
+    with ballast.open("wb") as file:
+        with suppress(OSError):
+            for begin in range(0, 1 << 40, step):
+                os.posix_fallocate(file.fileno(), begin, step)
+        file.truncate(os.fstat(file.fileno()).st_size - left)
+    return ballast
+
+
+@pytest.mark.parametrize("memory", [MEMORY, 8 * _MIB])
+def test_blocks_are_shared_until_they_are_changed(xfs: Path, memory: int) -> None:
+    """A checkpoint costs no copy; that its blocks are those of a swap file that is written to changes nothing of it."""
+    one, other = twins()
+    mine = optim.AdamW(one.parameters(), lr=1e-3, swap_dir=xfs, memory=memory)
+    train(one, mine, range(3))
+    path = xfs / "state"
+    how = mine.save_state(path)
+    size = path.stat().st_size
+    assert how["shared_bytes"] >= 0.9 * size, how
+    assert how.get("memory_bytes", 0) == 0
+    saved, other_state = path.read_bytes(), {name: tensor.clone() for name, tensor in one.state_dict().items()}
+    train(one, mine, range(3, 6))
+    assert path.read_bytes() == saved
+    his = optim.AdamW(other.parameters(), lr=1e-3, swap_dir=xfs, memory=memory)
+    other.load_state_dict(other_state)
+    how = his.load_state(path)
+    assert how["shared_bytes"] >= 0.9 * size, how
+    train(other, his, range(3, 6))
+    assert path.read_bytes() == saved
+    assert_same(one, other)
+
+
+@pytest.mark.parametrize("swap_gradients", [False, True])
+def test_a_full_disk_in_the_first_step(small: Path, swap_gradients: bool) -> None:
+    one, other = twins()
+    mine = optim.AdamW(one.parameters(), lr=1e-3, swap_dir=small, memory=MEMORY, swap_gradients=swap_gradients)
+    his = optim.AdamW(other.parameters(), lr=1e-3)
+    # Room for the gradients, where they come here, and for a part of the state.
+    gradients = sum(parameter.nbytes for parameter in one.parameters())
+    ballast = fill_up(small, gradients * 2 if swap_gradients else gradients)
+
+    with pytest.raises(StepStoppedError) as caught:
+        train(one, mine, range(1))
+    assert caught.value.errno == errno.ENOSPC
+    assert str(small) in str(caught.value)
+    with pytest.raises(StepStoppedError):
+        mine.step()
+    ballast.unlink()
+    mine.step()
+    train(other, his, range(1))
+    assert_same(one, other)
+    train(one, mine, range(1, 4))
+    train(other, his, range(1, 4))
+    assert_same(one, other)
+
+
+def test_a_disk_too_full_to_save(small: Path) -> None:
+    one, _ = twins()
+    mine = optim.AdamW(one.parameters(), lr=1e-3, swap_dir=small, memory=MEMORY)
+    train(one, mine, range(2))
+    path = small / "state"
+    mine.save_state(path)
+    saved = path.read_bytes()
+    train(one, mine, range(2, 3))
+    fill_up(small, 64 << 10)
+    with pytest.raises(OSError, match="space") as caught:
+        mine.save_state(path)
+    assert caught.value.errno == errno.ENOSPC
+    assert isinstance(caught.value, Error)
+    assert path.read_bytes() == saved
+    assert sorted(one.name for one in small.iterdir()) == ["ballast", "lost+found", "state"]
