@@ -87,3 +87,32 @@ def test_a_close_that_fails_can_be_repeated(tmp_path: Path, monkeypatch: pytest.
     offloading.close()
     for parameter, wanted in zip(model.parameters(), expected, strict=True):
         assert torch.equal(parameter, wanted)
+
+
+@pytest.mark.parametrize("max_shard_bytes", [None, "100KiB", "1GB"])
+def test_saved_without_being_in_memory(tmp_path: Path, max_shard_bytes: Any) -> None:
+    torch.manual_seed(4)
+    model: Any = Model()
+    model.register_buffer("seen", torch.arange(5))
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    offloading = deepnvme.offload_parameters(model, memory=MEMORY, swap_dir=tmp_path)
+    for _ in range(2):
+        size = offloading.save(folder / "model.safetensors", max_shard_bytes=max_shard_bytes, progress=False)
+    files = sorted(path.name for path in folder.iterdir())
+    assert sum((folder / name).stat().st_size for name in files if name.endswith(".safetensors")) == size
+    assert ("model.safetensors.index.json" in files) == (max_shard_bytes != "1GB"), files
+    loaded = deepnvme.load(folder / files[-1] if max_shard_bytes != "1GB" else folder / "model.safetensors")
+    assert loaded.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(loaded[name], tensor), name
+    with torch.device("meta"):
+        other = Model()
+    other.register_buffer("seen", torch.zeros(5, dtype=torch.int64))
+    again = deepnvme.offload_parameters(other, memory=MEMORY, swap_dir=tmp_path)
+    again.load_state_dict(loaded)
+    assert torch.equal(loss_of(other, batches(1)[0]), loss_of(model, batches(1)[0]))
+    assert model.state_dict()["embed.weight"].isfinite().all(), "state dicts are whole still"
+    with pytest.raises(ValueError, match="safetensors"):
+        offloading.save(folder / "model.pt")

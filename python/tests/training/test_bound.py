@@ -22,6 +22,9 @@ STATE_MEMORY, PARAMETER_MEMORY = 4 << 20, 12 << 20
 # What steps need beside that: the gradient of a layer on its way into the sum, stacks, allocators.
 CONSTANT = 24 << 20  # 16 is enough where this was written
 
+# The buffers of a save of parameters, and the file that it makes.
+BUFFERS = 32 << 20
+
 BEGIN = """
 import gc
 import torch, deepnvme, wide
@@ -75,6 +78,10 @@ for layer in model:
     with offloading.gathered(layer.parameters()):
         digests.append(wide.digest(layer.parameters()))
 print(*digests)
+optimizer.save_state("optimizer.safetensors")
+wide.limit(BUFFERS)
+assert BUFFERS < wide.PARAMETER_BYTES
+offloading.save("model.safetensors", progress=False)
 try:
     wide.model()
 except (RuntimeError, MemoryError) as error:
@@ -88,6 +95,7 @@ def large(*, swap_gradients: bool) -> str:
     """What trains with parameters and state on disk, and gradients too, or in memory."""
     values = {
         "BEGIN": BEGIN,
+        "BUFFERS": BUFFERS,
         "GIVEN": STATE_MEMORY + PARAMETER_MEMORY + CONSTANT,
         "IN_MEMORY": 0 if swap_gradients else "wide.PARAMETER_BYTES",
         "PARAMETER_MEMORY": PARAMETER_MEMORY,
@@ -120,3 +128,6 @@ def test_each_of_parameters_gradients_and_state_larger(
     """Larger than all memory that the process may have, if gradients are on disk; parameters never were in memory."""
     output = run(large(swap_gradients=swap_gradients), folder)
     assert output.split() == [wide.digest(layer.parameters()) for layer in trained]
+    saved = deepnvme.load(folder / "model.safetensors.index.json")
+    for name, tensor in trained.state_dict().items():
+        assert torch.equal(saved[name], tensor), name

@@ -68,7 +68,8 @@ def limit(more: int) -> None:
     """
     with open("/proc/self/status") as file:  # noqa: PTH123
         now = next(int(line.split()[1]) << 10 for line in file if line.startswith("VmData"))
-    resource.setrlimit(resource.RLIMIT_DATA, (now + more, now + more))
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (now + more, most))
 
 
 def warm_up(folder: str) -> None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import types
 import weakref
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deepnvme._checkpoint.lazy import LazyTensor
+from deepnvme._checkpoint.writing import SaveOptions
 from deepnvme._sizes import parse_bytes
 from deepnvme._stream.wrapped import wrap
 from deepnvme._swap.parameters.meta import give_places
 from deepnvme._swap.parameters.passes import Passes
 from deepnvme._swap.parameters.residence import Residence
+from deepnvme._swap.parameters.saving import Copies
 from deepnvme._swap.parameters.units import find_blocks
 from deepnvme._swap.swapper import Swapper
 from deepnvme.errors import ClosedError, UnsupportedError
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from deepnvme._checkpoint.progress import Progress
     from deepnvme._deepnvme import Engine
     from deepnvme._swap.parameters.units import Unit
     from deepnvme._swap.stats import SwapStats
@@ -57,6 +60,8 @@ class Offloaded:
         ]
         self._undo += [hook.remove for hook in hooks]
         self.is_closed = False
+        # Whether a state dict gets what is on disk.
+        self._is_filling = True
 
     @property
     def parameter_bytes(self) -> int:
@@ -192,6 +197,51 @@ class Offloaded:
             finally:
                 self._residence.release(unit)
 
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        max_shard_bytes: str | int | None = None,
+        durability: Literal["none", "data", "full"] = "full",
+        checksums: bool = True,
+        progress: Progress = None,
+    ) -> int:
+        """Save the model's state in safetensors files and an index, without ever having all of it in memory.
+
+        ``deepnvme.load(folder, lazy=True)`` and Hugging Face's loaders read them. The index is what changes last, so
+        that there is the old state or the new one.
+
+        Args:
+            path: ``*.safetensors``; the shards have a number before the end, the index ``.index.json`` after it.
+            max_shard_bytes: bytes of one file, which are in memory while it is written, beside what is there for
+                parameters. Default: a quarter of that.
+            durability: as in :func:`deepnvme.save`.
+            checksums: as in :func:`deepnvme.save`.
+            progress: as in :func:`deepnvme.save`.
+
+        Returns:
+            The bytes of all files.
+        """
+        self._check_open()
+        model = self._model()
+        if model is None:
+            raise ClosedError("the model is gone")
+        limit = self.memory_bytes // 4 if max_shard_bytes is None else parse_bytes(max_shard_bytes, "max_shard_bytes")
+        self._is_filling = False
+        try:
+            state = model.state_dict(keep_vars=True)
+        finally:
+            self._is_filling = True
+        options = SaveOptions(None, durability, checksums)
+        return Copies(state, self._copy).save(path, limit, options, progress)
+
+    def _copy(self, parameter: torch.Tensor) -> torch.Tensor:
+        unit = self._unit_of.get(id(parameter))
+        if unit is None:
+            return parameter.detach()
+        with self._one(unit):
+            return parameter.detach().clone()
+
     def close(self) -> None:
         """Give the model its parameters back, in memory.
 
@@ -218,6 +268,8 @@ class Offloaded:
         self._residence.next_step()
 
     def _fill_state(self, model: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+        if not self._is_filling:
+            return
         copies: dict[int, torch.Tensor] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             unit = self._unit_of.get(id(parameter))

@@ -1,0 +1,49 @@
+"""A model whose parameters are on disk, into safetensors files: one shard of it is in memory at a time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deepnvme._checkpoint.progress import Progress, watcher
+from deepnvme._checkpoint.shards import save_shards
+from deepnvme._checkpoint.writing import Described, SaveOptions, described, is_safetensors, start_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+
+
+class Copies:
+    """A state, of which one tensor after the other is copied.
+
+    Args:
+        state: names to tensors, of which some are in no memory.
+        copy: gives the bytes of one of them.
+    """
+
+    def __init__(self, state: Mapping[str, torch.Tensor], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._state, self._copy = state, copy
+
+    def save(self, path: str | os.PathLike[str], max_shard_bytes: int, options: SaveOptions, progress: Progress) -> int:
+        """Write all files; how many bytes they have."""
+        if not is_safetensors(path):
+            msg = f"{os.fspath(path)}: what is saved in pieces becomes safetensors files; end the name in .safetensors"
+            raise ValueError(msg)
+        tell = watcher(progress, "saving", path)
+
+        def write(shard: Path, part: list[Described]) -> int:
+            return start_tensors(shard, self._here(part), options).wait(tell, True)[0]
+
+        return save_shards(Path(path), described(self._state), max_shard_bytes, options.durability, write)
+
+    def _here(self, part: list[Described]) -> list[Described]:
+        # One that has two names is copied once.
+        copies: dict[int, torch.Tensor] = {}
+        for name, *_ in part:
+            tensor = self._state[name]
+            if id(tensor) not in copies:
+                copies[id(tensor)] = self._copy(tensor)
+        return [(name, dtype, shape, copies[id(self._state[name])]) for name, dtype, shape, _ in part]
