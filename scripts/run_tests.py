@@ -1,6 +1,9 @@
-"""Run the suites one after another, show what they say, and count their tests. Standard library only.
+"""Run the suites in two lanes, show what they say, and count their tests. Standard library only.
 
     python scripts/run_tests.py [SUITE ...]
+
+The Python suite is one process that mostly waits, so it runs beside all others, which come one after another. What it
+says is shown when they are through: two outputs at a time are none.
 
 The last line is the total, `N passed, M failed, K skipped`; it is also left in target/test-total.txt. A suite whose
 command fails counts as at least one failed test, and so does one that ran no test at all: a broken run can not look
@@ -17,7 +20,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,11 +91,23 @@ SUITES = [
     Suite("valgrind", [sys.executable, "scripts/valgrind.py"], None),
     Suite("python", [sys.executable, "-m", "pytest"], count_pytest),
 ]
+ASIDE = "python"
+_running: set[int] = set()  # processes, each the first of its group
 
 
-def run(suite: Suite) -> tuple[int, list[str]]:
-    """Run the command, passing its output on; return its exit status and its lines."""
-    print(f"\n== {suite.name}: {' '.join(suite.command)}", flush=True)
+@dataclass(frozen=True)
+class Ended:
+    """What came of a suite's command."""
+
+    suite: Suite
+    status: int
+    lines: list[str]
+    took_s: float
+
+
+def run(suite: Suite, show: Callable[[str], None]) -> Ended:
+    """Run the command, and show each line that it says."""
+    begin = time.monotonic()
     process = subprocess.Popen(
         suite.command,
         cwd=ROOT,
@@ -102,24 +118,55 @@ def run(suite: Suite) -> tuple[int, list[str]]:
         errors="replace",
         start_new_session=True,
     )
+    _running.add(process.pid)
     limit = threading.Timer(LIMIT_S, lambda: os.killpg(process.pid, signal.SIGKILL))
     limit.start()
-    lines = []
+    lines: list[str] = []
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            print(line, end="", flush=True)
             lines.append(line.rstrip("\n"))
-        return process.wait(), lines
-    except KeyboardInterrupt:
+            show(lines[-1])
+        return Ended(suite, process.wait(), lines, time.monotonic() - begin)
+    except BaseException:
         os.killpg(process.pid, signal.SIGTERM)
         raise
     finally:
         limit.cancel()
+        _running.discard(process.pid)
 
 
-def verdict(suite: Suite, status: int, lines: list[str]) -> Count:
+def title(suite: Suite) -> None:
+    """Say what follows."""
+    print(f"\n== {suite.name}: {' '.join(suite.command)}", flush=True)
+
+
+def all_of(chosen: list[Suite]) -> Iterable[Ended]:
+    """Run all, in their two lanes, and give each as soon as it has ended and been shown."""
+    aside = [suite for suite in chosen if suite.name == ASIDE]
+    others = [suite for suite in chosen if suite.name != ASIDE]
+    if not others:
+        others, aside = aside, []
+    with ThreadPoolExecutor(1) as lane:
+        waiting = [lane.submit(run, suite, lambda _line: None) for suite in aside]
+        try:
+            for suite in others:
+                title(suite)
+                yield run(suite, lambda line: print(line, flush=True))
+            for one in waiting:
+                ended = one.result()
+                title(ended.suite)
+                print("\n".join(ended.lines), flush=True)
+                yield ended
+        except BaseException:
+            for group in [*_running]:
+                os.killpg(group, signal.SIGTERM)
+            raise
+
+
+def verdict(ended: Ended) -> Count:
     """The count of a suite, made honest where its command failed or nothing ran."""
+    suite, status, lines = ended.suite, ended.status, ended.lines
     count = suite.count(lines) if suite.count else Count()
     if status != 0 and count.failed == 0:
         print(f"{suite.name}: the command ended with status {status}: counted as one failed test")
@@ -139,13 +186,11 @@ def main(names: list[str]) -> int:
         return 2
     TOTAL.unlink(missing_ok=True)
     table, total = [], Count()
-    for suite in SUITES:
-        if not names or suite.name in names:
-            begin = time.monotonic()
-            count = verdict(suite, *run(suite))
-            what = str(count) if suite.count or count.failed else "clean (tests counted above)"
-            table.append(f"{suite.name:<9} {what}  [{time.monotonic() - begin:.0f} s]")
-            total += count
+    for ended in all_of([suite for suite in SUITES if not names or suite.name in names]):
+        count = verdict(ended)
+        what = str(count) if ended.suite.count or count.failed else "clean (tests counted above)"
+        table.append(f"{ended.suite.name:<9} {what}  [{ended.took_s:.0f} s]")
+        total += count
     print("\n" + "\n".join(table))
     TOTAL.parent.mkdir(exist_ok=True)
     TOTAL.write_text(f"{total}\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import run_tests
-from run_tests import Count, Suite, count_cargo, count_pytest, run, verdict
+from run_tests import Count, Ended, Suite, count_cargo, count_pytest, run, verdict
 
 CARGO = """\
      Running unittests src/lib.rs (target/debug/deps/deepnvme_io-1)
@@ -41,8 +41,8 @@ def test_pytest_summary(summary: str, count: Count) -> None:
     assert count_pytest(["collected 9 items", summary, ""]) == count
 
 
-def suite(code: str) -> Suite:
-    return Suite("probe", [sys.executable, "-c", code], count_cargo)
+def suite(code: str, *arguments: object, name: str = "probe") -> Suite:
+    return Suite(name, [sys.executable, "-c", code, *map(str, arguments)], count_cargo)
 
 
 GOOD = "print('test result: ok. 2 passed; 0 failed; 0 ignored;', flush=True)"
@@ -59,19 +59,45 @@ GOOD = "print('test result: ok. 2 passed; 0 failed; 0 ignored;', flush=True)"
     ],
 )
 def test_a_suite_is_counted_by_its_lines_and_its_status(code: str, count: Count) -> None:
-    probe = suite(code)
-    assert verdict(probe, *run(probe)) == count
+    assert verdict(run(suite(code), print)) == count
 
 
 def test_failures_under_a_good_status_are_refused() -> None:
     with pytest.raises(AssertionError):
-        verdict(suite(""), 0, ["test result: FAILED. 1 passed; 1 failed; 0 ignored;"])
+        verdict(Ended(suite(""), 0, ["test result: FAILED. 1 passed; 1 failed; 0 ignored;"], 0.0))
 
 
 def test_a_suite_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_tests, "LIMIT_S", 0.5)
     hanging = suite(f"{GOOD}; import time; time.sleep(60)")
-    assert verdict(hanging, *run(hanging)) == Count(2, 1)
+    assert verdict(run(hanging, print)) == Count(2, 1)
+
+
+MEET = """\
+import sys, time
+from pathlib import Path
+mine, others = map(Path, sys.argv[1:])
+mine.touch()
+while not others.exists():
+    time.sleep(0.01)
+print("I am", mine.name, flush=True)
+"""
+
+
+def test_the_python_suite_runs_beside_the_others_and_is_shown_after_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    suites = [suite(MEET + GOOD, one, other), suite(GOOD), suite(MEET + GOOD, other, one, name="python")]
+    monkeypatch.setattr(run_tests, "TOTAL", tmp_path / "total.txt")
+    monkeypatch.setattr(run_tests, "SUITES", suites)
+    monkeypatch.setattr(run_tests, "LIMIT_S", 60)
+    assert run_tests.main([]) == 0
+    said = capsys.readouterr().out
+    titles = [line.split(":")[0] for line in said.splitlines() if line.startswith("==")]
+    assert titles == ["== probe", "== probe", "== python"]
+    assert said.index("I am one") < said.rindex("== probe") < said.index("== python") < said.index("I am other")
+    assert said.splitlines()[-1] == str(Count(6))
 
 
 @pytest.mark.parametrize(("code", "status"), [(GOOD, 0), (f"{GOOD}; raise SystemExit(1)", 1)])
