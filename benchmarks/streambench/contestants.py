@@ -47,6 +47,8 @@ class Contestant:
     is_cached = False
     #: Keeps pages of the model's files, which nobody's dropping drops: its process ends with its turn.
     is_mapped = False
+    #: Its weights are those of the model, to the last bit, and so must be what it generates.
+    is_exact = True
 
     def open(self, setting: Setting) -> Any:
         """Give a model of transformers."""
@@ -108,14 +110,23 @@ class Deepnvme(Contestant):
 
 
 class DeepnvmePacked(Deepnvme):
-    """The same model after ``deepnvme pack``: fewer bytes, and the same tokens."""
+    """The same model after ``deepnvme pack``: fewer bytes. Lossless, it generates the same tokens.
 
-    name = "deepnvme, packed"
+    Args:
+        name: of the contestant.
+        dtype: what ``pack`` is told.
+    """
+
     group = "packed"
+
+    def __init__(self, name: str, dtype: str) -> None:
+        self.name = name
+        self.is_exact = dtype == "lossless"
+        self._dtype = dtype
 
     def open(self, setting: Setting) -> Any:
         """See the base; packing is not measured here, as no contestant's preparations are."""
-        packed = setting.scratch / "packed"
+        packed = setting.scratch / f"packed-{self._dtype}"
         if not packed.exists():
             command = [
                 sys.executable,
@@ -125,7 +136,7 @@ class DeepnvmePacked(Deepnvme):
                 str(setting.model),
                 str(packed),
                 "--dtype",
-                "lossless",
+                self._dtype,
             ]
             subprocess.run(command, check=True, stdout=sys.stderr)
         return super().open(replace(setting, model=packed))
@@ -268,10 +279,11 @@ def _transformers() -> Any:
 
 
 def everybody() -> Iterator[Contestant]:
-    """Give all contestants; what the first generates, all others must."""
+    """Give all contestants; what the first generates, all others that are exact must."""
     yield InMemory()
     yield Deepnvme()
-    yield DeepnvmePacked()
+    yield DeepnvmePacked("deepnvme, packed", "lossless")
+    yield DeepnvmePacked("deepnvme, int8", "int8")
     yield Accelerate("accelerate, auto", keeps_layers=False, is_cached=True)
     yield Accelerate("accelerate, layers kept", keeps_layers=True, is_cached=True)
     yield Accelerate("accelerate, page cache kept", keeps_layers=True, is_cached=False)

@@ -118,7 +118,15 @@ def verdicts(row: Row) -> list[dict[str, Any]]:
         wanted = {"accelerate": _TIMES_ACCELERATE, "DeepSpeed": _TIMES_DEEPSPEED}.get(line.group)
         if wanted is not None:
             judged.append(_verdict(row, f"times the tokens/s of {line.name}", wanted, line.ours_beside))
+            for packed in (one for one in found if one.group == "packed"):
+                text = f"{packed.name}: times the tokens/s of {line.name}"
+                judged.append(_verdict(row, text, wanted, _times(row, packed, line)))
     return judged
+
+
+def _times(row: Row, mine: Line, theirs: Line) -> float:
+    pairs = zip(row.turns(mine.name), row.turns(theirs.name), strict=True)
+    return median(other.step_s / one.step_s for one, other in pairs)
 
 
 def _verdict(row: Row, text: str, wanted: float, measured: float | None) -> dict[str, Any]:
