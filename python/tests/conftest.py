@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,74 @@ def unmount() -> Callable[[Path], None]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
     return call
+
+
+class FileSystems:
+    """Makes small file systems of a test's own on loop devices, or in memory; the test is skipped where it cannot."""
+
+    def __init__(self, folder: Path, unmount: Callable[[Path], None]) -> None:
+        self._base, self._unmount = folder, unmount
+        self._mounted: list[Path] = []
+
+    @property
+    def image(self) -> Path:
+        """The file that the last one lies in."""
+        return self._base / f"image-{len(self._mounted)}"
+
+    def mount(self, kind: str, mib: int) -> Path:
+        """Make one of that kind and size, and give the folder where it is."""
+        if os.geteuid() != 0:
+            pytest.skip("mounting a file system takes root")
+        folder = self._base / f"disk-{len(self._mounted) + 1}"
+        folder.mkdir()
+        self._mounted.append(folder)
+        if kind == "tmpfs":
+            _run("mount", "-t", "tmpfs", "-o", f"size={mib}m", "none", folder)
+            return folder
+        with self.image.open("wb") as file:
+            file.truncate(mib << 20)
+        _run(f"mkfs.{kind}", "-q", self.image)
+        _run("mount", "-o", "loop", self.image, folder)
+        return folder
+
+    def close(self) -> None:
+        """Take all away."""
+        for folder in self._mounted:
+            if folder.is_mount():
+                self._unmount(folder)
+
+
+def _run(*command: str | Path) -> None:
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip(f"{command[0]} is not installed")
+    if ended.returncode:
+        pytest.skip(f"no file system of our own: {command[0]}: {ended.stderr.strip()}")
+
+
+@pytest.fixture
+def file_systems(tmp_path: Path, unmount: Callable[[Path], None]) -> Iterator[FileSystems]:
+    """Make file systems that are gone after the test."""
+    made = FileSystems(tmp_path, unmount)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def threads() -> Callable[[int], AbstractContextManager[None]]:
+    """Give what has torch compute with so many threads for a ``with`` block."""
+
+    @contextmanager
+    def limit(count: int) -> Iterator[None]:
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        yield
+        torch.set_num_threads(before)
+
+    return limit
 
 
 @pytest.fixture

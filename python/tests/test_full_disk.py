@@ -1,10 +1,9 @@
 """A disk that is really full: a small file system of the test's own, which takes root; skipped visibly otherwise."""
 
 import errno
-import os
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,34 +12,14 @@ import deepnvme
 
 RandomBytes = Callable[[int], bytes]
 
-IMAGE_BYTES = 32 << 20
+DISK_MIB = 32
 MORE_THAN_FITS = 48 << 20
 
 
-def run(*command: str) -> None:
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        pytest.skip(f"no file system of our own: {' '.join(command[:2])}: {ended.stderr.strip()}")
-
-
 @pytest.fixture(params=["ext4", "tmpfs"])
-def small_disk(request: pytest.FixtureRequest, tmp_path: Path, unmount: Callable[[Path], None]) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("mounting a file system takes root")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if request.param == "tmpfs":
-        run("mount", "-t", "tmpfs", "-o", f"size={IMAGE_BYTES}", "none", str(folder))
-    else:
-        image = tmp_path / "image"
-        with image.open("wb") as file:
-            file.truncate(IMAGE_BYTES)
-        run("mkfs.ext4", "-q", "-F", str(image))
-        run("mount", "-o", "loop", str(image), str(folder))
-    try:
-        yield folder
-    finally:
-        unmount(folder)
+def small_disk(request: pytest.FixtureRequest, file_systems: Any) -> Path:
+    folder: Path = file_systems.mount(request.param, DISK_MIB)
+    return folder
 
 
 def names(folder: Path) -> list[str]:

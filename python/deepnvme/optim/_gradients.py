@@ -166,6 +166,8 @@ class SwappedGradient(torch.Tensor):
     def __init__(self, gradients: SwappedGradients, param: torch.Tensor, factor: float) -> None:
         super().__init__()
         self._gradients, self._param, self.factor = gradients, weakref.ref(param), factor
+        # Whether only a part of it has got what was to be added.
+        self._is_partial = False
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # noqa: SLF001
 
@@ -193,7 +195,26 @@ class SwappedGradient(torch.Tensor):
         param = self._param()
         if param is None or param.grad is not self:
             raise UnsupportedError("this gradient was dropped, or a step has used it: it is on disk no more")
+        if self._is_partial:
+            raise UnsupportedError("the disk failed while this gradient was added to: zero_grad(), and begin again")
         return param
+
+    def checked(self) -> Self:
+        """Give itself, if a step can use it.
+
+        Raises:
+            UnsupportedError: it is there no more, or only in part.
+        """
+        self._of()
+        return self
+
+    def accumulate(self, new: torch.Tensor) -> Self:
+        """Add to it, on disk."""
+        param = self._of()
+        self._is_partial = True
+        self._gradients.add(param, new, self.factor)
+        self._is_partial, self.factor = False, 1.0
+        return self
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -233,9 +254,7 @@ def _add(_function: Any, arguments: tuple[Any, ...], settings: dict[str, Any]) -
     kept, new = arguments
     if not isinstance(kept, SwappedGradient) or not isinstance(new, torch.Tensor) or settings.get("alpha", 1) != 1:
         return NotImplemented
-    kept._gradients.add(kept._of(), new.read() if isinstance(new, SwappedGradient) else new, kept.factor)  # noqa: SLF001
-    kept.factor = 1.0
-    return kept
+    return kept.accumulate(new.read() if isinstance(new, SwappedGradient) else new)
 
 
 def _times(kept: Any, number: Any) -> bool:

@@ -127,7 +127,6 @@ class Layout:
         """Take a parameter out; the groups that have no part any more."""
         if param not in self._kinds:
             return []
-        self.close()
         del self._kinds[param]
         empty = []
         for group, part in self._homes.pop(param, []):

@@ -29,13 +29,8 @@ Shards = Mapping[torch.nn.Parameter, tuple[str, int]]
 def save(optimizer: KernelSteps, store: SwapStore, path: Path, shards: Shards | None) -> dict[str, int]:
     """Write the file; how many bytes went which way."""
     places = _places(optimizer, shards)
-    groups = [
-        group
-        for group in store.layout.groups()
-        if group.nbytes and any(store.has(part.piece.param) for part in group.parts)
-    ]
-    stretches, at = [], 0
-    begins = []
+    groups = [group for group in store.layout.groups() if group.nbytes and _begun(store, group)]
+    stretches, begins, at = [], [], 0
     for group in groups:
         store.prepare(group)
         begins.append(at)
@@ -67,9 +62,14 @@ def save(optimizer: KernelSteps, store: SwapStore, path: Path, shards: Shards | 
 def load(optimizer: KernelSteps, store: SwapStore, paths: Sequence[Path], shards: Shards | None) -> dict[str, int]:
     """Read files, of this many ranks or another number; how many bytes came which way."""
     loading = _Loading(optimizer, store, [file.read(path) for path in paths], shards)
-    loading.begin()
-    for group in store.layout.groups():
-        loading.bring(group)
+    try:
+        loading.begin()
+        for group in store.layout.groups():
+            loading.bring(group)
+    except BaseException:
+        # A part of it is nothing to go on with.
+        loading.forget()
+        raise
     return dict(loading.how)
 
 
@@ -106,18 +106,23 @@ class _Loading:
 
     def begin(self) -> None:
         """Set what groups are set to, and give parameters their places."""
+        self.forget()
         optimizer, store = self._optimizer, self._store
         for group, settings in zip(optimizer.param_groups, self._groups, strict=True):
             _set(group, settings)
             for param in group["params"]:
-                store.forget(param)
-                optimizer.state.pop(param, None)
                 if param in self._kinds:
                     counts = self._counts[self._places[param][0]]
                     state = optimizer.state[param]
                     state.update({name: torch.tensor(count) for name, count in counts.items()})
                     store.begin(param, state, self._kinds[param])
             store.layout.close()
+
+    def forget(self) -> None:
+        """Have no state of any parameter."""
+        for param in self._places:
+            self._store.forget(param)
+            self._optimizer.state.pop(param, None)
 
     def bring(self, group: Group) -> None:
         """Bring the state of a group, as a whole if a file has it so."""

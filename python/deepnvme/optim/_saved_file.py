@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.leftovers import MARK, remove_stale
-from deepnvme.errors import CorruptFileError
+from deepnvme.errors import CorruptFileError, Error
 from deepnvme.optim._formats import BF16, CODES, FORMATS, FP32, Format
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def read(path: Path) -> Saved:
             saved.stretches.append(one)
     except CorruptFileError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UnicodeDecodeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise _corrupt(path, 8, f"its header is not that of save_state ({type(error).__name__}: {error})") from error
     return saved
 
@@ -140,8 +140,11 @@ def replacing(path: Path) -> Iterator[int]:
         os.fsync(fd)
         os.fchmod(fd, 0o666 & ~_umask())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink()
+        if isinstance(error, OSError) and error.filename is None:
+            text = f"{error.strerror}; what was there before is as it was; make room, or take another folder"
+            raise Error(error.errno, text, str(path)) from error
         raise
     finally:
         os.close(fd)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from deepnvme._deepnvme import Kernel
+from deepnvme.errors import UnsupportedError
 from deepnvme.optim._formats import FORMATS, FP32, Kind
 from deepnvme.optim._gradients import SwappedGradient, in_order
 from deepnvme.optim._progress import ROUNDS, Progress
@@ -107,6 +108,7 @@ class KernelSteps(torch.optim.Optimizer):
         # `load_state_dict` comes by here, too.
         if not hasattr(self, "_kernel"):
             self._set_up()
+            self._take_over()
 
     @property
     def swapping(self) -> SwapStats | None:
@@ -237,6 +239,9 @@ class KernelSteps(torch.optim.Optimizer):
         try:
             yield progress
             self._progress = None
+        except UnsupportedError:
+            # No disk has failed: a gradient is there no more, or in part, and no other try will find it.
+            raise
         except OSError as error:
             raise progress.stopped(error) from error
         finally:
@@ -251,7 +256,7 @@ class KernelSteps(torch.optim.Optimizer):
             raise AssertionError
         if isinstance(grad, SwappedGradient):
             if grad.is_with(getattr(self._store, "gradients", None)):
-                return grad
+                return grad.checked()
             # Another optimizer has it.
             grad = grad.read()
         if grad.is_sparse or grad.layout != torch.strided:

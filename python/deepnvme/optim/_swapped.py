@@ -95,8 +95,9 @@ class SwapStore:
         """Give a parameter a place for other kinds than before, as when settings change; the state that it had."""
         before = self.gather(param)
         gradient = None
-        if self.gradients is not None and isinstance(param.grad, SwappedGradient):
-            gradient = self.gradients.read(param)
+        if self.gradients is not None:
+            if isinstance(param.grad, SwappedGradient):
+                gradient = self.gradients.read(param)
             self.gradients.drop([param])
         for group in self.layout.remove(param):
             if group.is_there:

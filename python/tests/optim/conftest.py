@@ -10,16 +10,15 @@ import torch
 from deepnvme._deepnvme import Kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
 
 @pytest.fixture(scope="package", autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread(threads: Callable[[int], AbstractContextManager[None]]) -> Iterator[None]:
     """Tensors this small gain nothing from more, and lose much where other work runs beside the tests."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with threads(1):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,45 +15,21 @@ from deepnvme.errors import Error, StepStoppedError
 from .nets import MEMORY, assert_same, train, twins
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 _MIB = 1 << 20
 
 
-def mounted(tmp_path: Path, kind: str, mib: int) -> Path:
-    if os.geteuid() != 0:
-        pytest.skip("mounting a file system takes root")
-    folder, image = tmp_path / "disk", tmp_path / "image"
-    folder.mkdir()
-    with image.open("wb") as file:
-        file.truncate(mib * _MIB)
-    for command in ([f"mkfs.{kind}", "-q", str(image)], ["mount", "-o", "loop", str(image), str(folder)]):
-        try:
-            ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        except FileNotFoundError:
-            pytest.skip(f"{command[0]} is not installed")
-        if ended.returncode:
-            pytest.skip(f"no file system of our own: {command[0]}: {ended.stderr.strip()}")
+@pytest.fixture
+def xfs(file_systems: Any) -> Path:
+    folder: Path = file_systems.mount("xfs", 512)
     return folder
 
 
 @pytest.fixture
-def xfs(tmp_path: Path, unmount: Callable[[Path], None]) -> Iterator[Path]:
-    folder = mounted(tmp_path, "xfs", 512)
-    try:
-        yield folder
-    finally:
-        unmount(folder)
-
-
-@pytest.fixture
-def small(tmp_path: Path, unmount: Callable[[Path], None]) -> Iterator[Path]:
-    folder = mounted(tmp_path, "ext4", 32)
-    try:
-        yield folder
-    finally:
-        unmount(folder)
+def small(file_systems: Any) -> Path:
+    folder: Path = file_systems.mount("ext4", 32)
+    return folder
 
 
 def fill_up(folder: Path, left: int) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,8 @@ from torch import nn
 
 import deepnvme
 from deepnvme import optim
-from deepnvme.errors import UnsupportedError
+from deepnvme._swap import Swapper
+from deepnvme.errors import Error, UnsupportedError
 
 from .nets import KINDS, MEMORY, Net, assert_same, groups, train, twins
 
@@ -226,6 +228,32 @@ def test_an_optimizer_that_is_gone_takes_nothing(tmp_path: Path) -> None:
     gc.collect()
     net(image(1)).square().mean().backward()
     assert type(net.first.weight.grad) is torch.Tensor
+
+
+def test_a_gradient_that_was_added_to_in_part_is_used_by_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, mine, other, his = pair(tmp_path, optim.AdamW, {"lr": 1e-3})
+    one(image(1)).square().mean().backward()
+    real, lends = Swapper.lend, []
+
+    def lend(self: Swapper, key: str, *, shared: bool = False) -> Any:
+        lends.append(key)
+        if len(lends) == 8:
+            raise Error(errno.EIO, "read at offset 0: Input/output error", "swap")
+        return real(self, key, shared=shared)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Swapper, "lend", lend)
+        with pytest.raises(Error, match="Input/output"):
+            one(image(2)).square().mean().backward()
+    with pytest.raises(UnsupportedError, match="zero_grad"):
+        mine.step()
+    assert all(float(state["step"]) == 0 for state in mine.state.values())
+    mine.zero_grad()
+    train(one, mine, range(3))
+    train(other, his, range(3))
+    assert_same(one, other)
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -85,7 +85,11 @@ def test_bytes(tmp_path: Path) -> None:
     held = sum(value.nbytes for value in in_memory.state[param].values())
     assert held <= 2.1 * 100_000
     clone = copy.deepcopy(in_memory)
-    assert clone.state_dict()["state"].keys() == in_memory.state_dict()["state"].keys()
+    ours, theirs = clone.state_dict()["state"][0], in_memory.state_dict()["state"][0]
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert value.dtype == torch.float32
+        assert torch.equal(ours[name], value), name
 
 
 class Words(nn.Module):

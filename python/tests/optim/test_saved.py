@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import os
 import signal
@@ -15,7 +16,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from deepnvme import optim
-from deepnvme.errors import CorruptFileError
+from deepnvme._swap import Swapper
+from deepnvme.errors import CorruptFileError, Error
 
 from .nets import KINDS, MEMORY, assert_same, groups, train, twins
 
@@ -153,7 +155,7 @@ def test_another_number_of_ranks(tmp_path: Path, saving: int, loading: int, dtyp
             whole.optimizer.load_state(paths[:1], shards=whole.shards)
 
 
-@pytest.mark.parametrize("harm", ["cut", "header", "longer", "version", "count", "empty", "other"])
+@pytest.mark.parametrize("harm", ["cut", "header", "longer", "version", "count", "infinite", "empty", "other"])
 def test_damaged_files(tmp_path: Path, harm: str) -> None:
     one, mine, _, his = pair(tmp_path, optim.AdamW, {"lr": 1e-3})
     train(one, mine, range(1))
@@ -176,6 +178,8 @@ def test_damaged_files(tmp_path: Path, harm: str) -> None:
     else:
         if harm == "version":
             inside["version"] = 99
+        elif harm == "infinite":
+            inside["stretches"][0][3] = float("inf")
         else:
             inside["stretches"][0][3] = 1 << 60
         told["__metadata__"]["deepnvme.optimizer"] = json.dumps(inside)
@@ -186,6 +190,46 @@ def test_damaged_files(tmp_path: Path, harm: str) -> None:
     with pytest.raises(CorruptFileError, match="state"):
         his.load_state(path)
     assert his.state_dict()["param_groups"] == before["param_groups"]
+
+
+def test_a_load_that_fails_half_way_leaves_no_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, mine, other, his = pair(tmp_path, optim.AdamW, {"lr": 1e-3})
+    train(one, mine, range(3))
+    mine.save_state(tmp_path / "state")
+    train(other, his, range(7, 9))
+    real, brought = Swapper.import_, []
+
+    def bring(self: Swapper, key: str, *arguments: Any) -> Any:
+        brought.append(key)
+        if len(brought) == 3:
+            raise Error(errno.EIO, "read at offset 0: Input/output error", "state")
+        return real(self, key, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Swapper, "import_", bring)
+        with pytest.raises(Error, match="Input/output"):
+            his.load_state(tmp_path / "state")
+    assert his.state_dict()["state"] == {}
+    his.load_state(tmp_path / "state")
+    other.load_state_dict(one.state_dict())
+    train(one, mine, range(3, 5))
+    train(other, his, range(3, 5))
+    assert_same(one, other)
+
+
+def test_state_dicts_of_torch_leave_small_parameters_together(tmp_path: Path) -> None:
+    """They have no master weights, which come with the first step, and take the parameters to other places."""
+    params = [nn.Parameter(torch.randn(10).bfloat16()) for _ in range(60)]
+    theirs = torch.optim.AdamW(params, lr=1e-3)
+    mine = optim.AdamW(params, lr=1e-3, swap_dir=tmp_path, memory="64KiB")
+    for param in params:
+        param.grad = torch.randn(10).bfloat16()
+    theirs.step()
+    mine.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    for _ in range(3):
+        mine.step()
+    assert mine.swapping is not None
+    assert mine.swapping.items <= 2
 
 
 def test_a_killed_save_leaves_what_was_there(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from .zoo import Zoo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 
@@ -27,12 +28,10 @@ def offline() -> Iterator[None]:
 
 
 @pytest.fixture(scope="package", autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread(threads: Callable[[int], AbstractContextManager[None]]) -> Iterator[None]:
     """Models this small gain nothing from more, and lose much where other work runs beside the tests."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with threads(1):
+        yield
 
 
 @pytest.fixture(scope="session")

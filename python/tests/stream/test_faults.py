@@ -6,7 +6,6 @@ import errno
 import gc
 import os
 import signal
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ import deepnvme
 from . import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -89,26 +88,6 @@ def test_a_file_that_is_deleted_under_the_model(saved: plain.Saved) -> None:
     model.streaming.close()
 
 
-@pytest.fixture
-def disk(tmp_path: Path, unmount: Callable[[Path], None]) -> Iterator[tuple[Path, Path]]:
-    """A folder on a file system of the test's own, and the image that it lies on."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a file system takes root")
-    folder, image = tmp_path / "disk", tmp_path / "image"
-    folder.mkdir()
-    with image.open("wb") as file:
-        file.truncate(32 << 20)
-    commands: list[list[str | Path]] = [["mkfs.ext4", "-q", "-F", image], ["mount", "-o", "loop", image, folder]]
-    for command in commands:
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        if ended.returncode:
-            pytest.skip(f"no file system of our own: {command[0]}: {ended.stderr.strip()}")
-    try:
-        yield folder, image
-    finally:
-        unmount(folder)
-
-
 def first_broken(path: Path, image: Path) -> None:
     """Cut the disk until the end of a file cannot be read from it."""
     import mmap
@@ -128,8 +107,8 @@ def first_broken(path: Path, image: Path) -> None:
     pytest.skip("a disk that was cut is still whole here")
 
 
-def test_a_disk_that_breaks(disk: tuple[Path, Path]) -> None:
-    folder, image = disk
+def test_a_disk_that_breaks(file_systems: Any) -> None:
+    folder, image = file_systems.mount("ext4", 32), file_systems.image
     saved = plain.save(folder / "weights.safetensors")
     os.sync()
     model = saved.stream()

@@ -10,7 +10,8 @@ import torch
 from deepnvme._deepnvme import Kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 
@@ -23,12 +24,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="package", autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread(threads: Callable[[int], AbstractContextManager[None]]) -> Iterator[None]:
     """Sums in one order, here and in children; and tensors this small gain nothing from more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with threads(1):
+        yield
 
 
 def is_bitwise() -> bool:

@@ -93,20 +93,25 @@ def test_the_losses_of_torch(tmp_path: Path, reference: Reference, parameters_on
         assert_same_state(optimizer, reference.optimizer)
 
 
+def short(where: Path | None, *, parameters_on_disk: bool) -> lm.Training:
+    """A training of bf16 parameters, in memory or in a folder."""
+    model = lm.Model().bfloat16()
+    options: dict[str, Any] = {} if where is None else {"swap_dir": where, "memory": STATE_MEMORY}
+    optimizer = lm.adamw(deepnvme.optim.AdamW, model, **options)
+    if where is not None and parameters_on_disk:
+        deepnvme.offload_parameters(model, memory=PARAMETER_MEMORY // 2, swap_dir=where).attach(optimizer)
+    return lm.Training(model, optimizer, SHORT_STEPS)
+
+
 @pytest.mark.parametrize("parameters_on_disk", [False, True])
 def test_the_state_of_short_parameters(folder: Path, parameters_on_disk: bool) -> None:
     """Also while parameters are on disk, as checkpoints in the middle of a training want it."""
     found = []
     for where in (None, folder):
-        model = lm.Model().bfloat16()
-        options: dict[str, Any] = {} if where is None else {"swap_dir": where, "memory": STATE_MEMORY}
-        optimizer = lm.adamw(deepnvme.optim.AdamW, model, **options)
-        if where is not None and parameters_on_disk:
-            deepnvme.offload_parameters(model, memory=PARAMETER_MEMORY // 2, swap_dir=where).attach(optimizer)
-        training = lm.Training(model, optimizer, SHORT_STEPS)
+        training = short(where, parameters_on_disk=parameters_on_disk)
         for step in range(3):
             training.step(step)
-        found.append(optimizer)
+        found.append(training.optimizer)
     assert_same_state(found[1], found[0].state_dict())
 
 
@@ -115,14 +120,9 @@ def test_short_parameters(tmp_path: Path, parameters_on_disk: bool) -> None:
     """Parameters of bf16: their fp32 master weights begin as what the parameters are, wherever those are."""
 
     def train(where: Path | None) -> tuple[list[float], dict[str, torch.Tensor]]:
-        model = lm.Model().bfloat16()
-        options: dict[str, Any] = {} if where is None else {"swap_dir": where, "memory": STATE_MEMORY}
-        optimizer = lm.adamw(deepnvme.optim.AdamW, model, **options)
-        if where is not None and parameters_on_disk:
-            deepnvme.offload_parameters(model, memory=PARAMETER_MEMORY // 2, swap_dir=where).attach(optimizer)
-        training = lm.Training(model, optimizer, SHORT_STEPS)
+        training = short(where, parameters_on_disk=parameters_on_disk)
         losses = [training.step(step) for step in range(SHORT_STEPS)]
-        return losses, model.state_dict()
+        return losses, training.model.state_dict()
 
     expected, tensors = train(None)
     losses, found = train(tmp_path)
