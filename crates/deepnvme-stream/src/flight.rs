@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use deepnvme_io::Pending;
 use deepnvme_io::mem::RegionMut;
 
-use crate::crew::{Converted, Crew, Task};
+use crate::crew::Crew;
 use crate::error::Result;
+use crate::task::{Converted, Task};
 
 /// What is waited for.
 #[derive(Clone, Debug)]
@@ -46,11 +47,14 @@ impl Waiting {
             && self.task.as_ref().is_none_or(|task| task.is_done())
     }
 
-    /// Waits at most until then; whether all is done.
-    pub(crate) fn wait_until(&self, deadline: Instant) -> bool {
+    /// Waits at most until then, and converts meanwhile if there is a crew; whether all is done.
+    pub(crate) fn wait_until(&self, deadline: Instant, crew: Option<&Crew>) -> bool {
         let left = || deadline.saturating_duration_since(Instant::now());
-        let direct = self.direct.as_ref().is_none_or(|pending| pending.wait_timeout(left()));
-        direct && self.task.as_ref().is_none_or(|task| task.wait_timeout(left()))
+        let task = self.task.as_ref().is_none_or(|task| match crew {
+            Some(crew) => crew.help(task, deadline) || task.wait_timeout(left()),
+            None => task.wait_timeout(left()),
+        });
+        task && self.direct.as_ref().is_none_or(|pending| pending.wait_timeout(left()))
     }
 
     /// Somebody waits.

@@ -4,7 +4,7 @@
 //! [`Streamer::release`] after it; meanwhile the next ones are fetched into slots of one arena, straight from the files that
 //! they are in. [`Picker`] is for what is picked by index, such as the rows of an embedding or the experts of a layer.
 //!
-//! What arrives may become other bytes on the way ([`Arrival`]): cast, unpacked, dequantised by the threads of `crew`.
+//! What arrives may become other bytes on the way ([`Arrival`]): cast, unpacked, dequantised by the threads of `crew`, and whoever waits.
 //!
 //! `forecast` learns the order, `residency` decides purely what is where, `streamer` moves the bytes (`flight`: those of one unit), `source` knows when a
 //! file is no longer the one that was opened.
@@ -55,6 +55,7 @@ mod source;
 mod stats;
 mod stored;
 mod streamer;
+mod task;
 mod unit;
 
 pub use error::{Error, Result};

@@ -88,8 +88,8 @@ impl Streamer {
             busy: Busy::default(),
             is_closed: false,
         };
-        let is_converted = units.iter().any(|unit| !unit.conversions.is_empty());
-        let crew = if is_converted { Some(Crew::start(&engine)?) } else { None };
+        let largest = units.iter().flat_map(|unit| &unit.conversions).map(|conversion| conversion.bytes).max();
+        let crew = largest.map(|bytes| Crew::start(&engine, bytes)).transpose()?;
         let (classes, state) = (classes.to_vec(), Mutex::new(state));
         Ok(Self { engine, sources, units, places, classes, crew, state })
     }
@@ -154,7 +154,7 @@ impl Streamer {
             has_waited = true;
             waiting.hurry(self.crew.as_ref());
             let until = deadline.unwrap_or_else(|| Instant::now() + LOOK_AGAIN);
-            if !waiting.wait_until(until) && deadline.is_some() {
+            if !waiting.wait_until(until, self.crew.as_ref()) && deadline.is_some() {
                 self.lock().stats.stalled += called.elapsed();
                 return Ok(None);
             }
@@ -208,7 +208,7 @@ impl Streamer {
                 pending.cancel();
             }
             // After a fork, what is on its way is the parent's.
-            flight.waiting.wait_until(Instant::now() + LOOK_AGAIN);
+            flight.waiting.wait_until(Instant::now() + LOOK_AGAIN, None);
         }
     }
 

@@ -153,9 +153,10 @@ fn what_stays_is_read_once_and_the_rest_once_a_step() {
         (0..10).for_each(|unit| world.use_unit(unit).unwrap());
     }
     let stats = world.streamer.stats();
-    // 3 of 10 stay. Of the others, a few may have been fetched for the step that does not come.
-    let steady = 5 * 7 * 50_000 + 3 * 50_000;
-    assert!((steady - 3 * 50_000..=steady + 3 * 50_000).contains(&stats.bytes_read), "{stats:?}");
+    // 3 of 10 stay. Of the others, a few may have been fetched for the step that does not come, and a few more than
+    // once where the processor was busy with something else.
+    let steady = 5 * 7 + 3;
+    assert!((steady - 3..=steady + 6).contains(&(stats.bytes_read / 50_000)), "{stats:?}");
     assert_eq!(stats.hits + stats.waits, 50);
     assert!(stats.fetches_ahead > 20 && stats.disk_busy > Duration::ZERO, "{stats:?}");
 }

@@ -14,6 +14,8 @@ PAGE_BYTES = 4096
 _ALIKE = 1.25
 # Units fetched before they are called for, where nobody says otherwise: one is being read while another waits.
 AHEAD = 2
+# Where they are converted on the way, one more is.
+AHEAD_CONVERTED = 3
 # Rows of embeddings have that part of the memory.
 ROWS_SHARE = 16
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from deepnvme._stream.budget import ROWS_SHARE, SlotClass, classify, divide, fitting, share
+from deepnvme._stream.budget import AHEAD_CONVERTED, ROWS_SHARE, SlotClass, classify, divide, fitting, share
 from deepnvme._stream.kept import place_kept
 from deepnvme._stream.layout import UnitLayout, lay_out
-from deepnvme._stream.partition import Limits, Partition, Picks, Weight, partition
+from deepnvme._stream.partition import Group, Limits, Partition, Picks, Weight, partition
 from deepnvme._stream.picked import item_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from deepnvme._stream.pieces import Origin
 
@@ -94,8 +94,12 @@ class Model:
         item = max((item_bytes(origins) for origins in rows), default=0)
         division = divide(memory - kept_bytes, unit_bytes, rows_bytes, experts, item)
         class_of, slot_bytes = fitting(division.units, *classify(unit_bytes))
-        classes = share(division.units, class_of, slot_bytes, self.ahead)
+        classes = share(division.units, class_of, slot_bytes, self._ahead(found.groups))
         return Plan(found, Slots(layouts, class_of, classes), kept_bytes, division.picked)
+
+    def _ahead(self, groups: Sequence[Group]) -> int | None:
+        is_plain = all(origin.is_plain for group in groups for origin in self._origins(group.weights))
+        return AHEAD_CONVERTED if self.ahead is None and not is_plain else self.ahead
 
     def _leaves(self) -> set[int]:
         """Sizes of modules that can only be fetched whole."""

@@ -214,7 +214,8 @@ def stream(
         dtype: of the weights in memory; bf16, fp16 and fp32 are cast to each other when they come. Default ``"auto"``:
             that of the model's config, else of the files.
         weights: of a module: the file or folder that has its state dict. Default: the folder of the model.
-        ahead: layers that are fetched before they run. Default: 2, as far as there is memory.
+        ahead: layers that are fetched before they run. Default: 2, or 3 of those that are converted on
+            the way, as far as there is memory.
         model_class: of transformers, where another than the one that ``config.json`` names is wanted.
         engine: reads the files. Default: the default engine.
         trace: a timeline of all that the model does until it is closed, or the program ends: ``*.html`` for a page to

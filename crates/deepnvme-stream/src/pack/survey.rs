@@ -115,7 +115,7 @@ pub(super) fn speeds(engine: &Engine, model: &Model, target: &Path, disks: &[Pat
         finish(&mut on_their_way)?;
     }
     let disk = bytes as f64 / began.elapsed().as_secs_f64().max(1e-9);
-    Ok(Speeds { disk, threads: crew::threads() })
+    Ok(Speeds { disk, threads: crew::hands() })
 }
 
 fn finish(reads: &mut VecDeque<deepnvme_io::Pending<deepnvme_io::mem::RegionMut>>) -> Result<Option<Buffer>> {
