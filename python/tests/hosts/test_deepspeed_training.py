@@ -127,11 +127,15 @@ def test_their_op(ours: dict[str, dict[str, Any]], theirs: dict[str, dict[str, A
     assert len(ours[case]["swapped"]) == len(theirs[case]["swapped"])
 
 
-def test_checkpoint(tmp_path: Path) -> None:
-    saved = by_name(train("ours", tmp_path, zero_jobs.saving(tmp_path, ADAM)[:1]))
-    loaded = by_name(train("ours", tmp_path, zero_jobs.loading(tmp_path, ADAM)[:1]))
-    assert loaded["saving"]["loaded"]
-    assert loaded["saving"]["losses"] == saved["saving"]["after"]
+@pytest.mark.parametrize("processes", [1, 2])
+def test_checkpoint(tmp_path: Path, processes: int) -> None:
+    saved = train("ours", tmp_path, zero_jobs.saving(tmp_path, ADAM)[:1], processes=processes)
+    loaded = train("ours", tmp_path, zero_jobs.loading(tmp_path, ADAM)[:1], processes=processes)
+    assert len(saved) == len(loaded) == processes
+    for before, after in zip(saved, loaded, strict=True):
+        assert after["loaded"]
+        assert after["losses"] == before["after"]
+    assert len({str(answer["losses"]) for answer in loaded}) == processes, "they had the same data"
 
 
 def test_checkpoint_writer(tmp_path: Path) -> None:
