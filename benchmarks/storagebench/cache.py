@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
 
 _DROP = Path("/proc/sys/vm/drop_caches")
 _PROBES = 64
 # A page that somebody holds for a moment is not dropped.
-_ATTEMPTS = 3
+_ATTEMPTS, _PAUSE_S = 5, 0.3
 
 
 def drop_method() -> str:
@@ -29,6 +30,7 @@ def make_cold(path: Path) -> None:
         cached = cached_probes(path)
         if not cached:
             return
+        time.sleep(_PAUSE_S)
     raise RuntimeError(f"{cached} of {_PROBES} probed pages are still in the page cache; a cold read needs 0")
 
 

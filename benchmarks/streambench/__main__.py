@@ -24,6 +24,8 @@ from streambench.summary import Row
 # Batch and tokens of each prompt.
 _ROWS = {"b1-p8": (1, 8), "b16-p8": (16, 8), "b1-p512": (1, 512), "b16-p512": (16, 512)}
 _SEED = 20
+# How torch's threads wait for work: for everybody alike.
+_WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
 @dataclass
@@ -134,6 +136,7 @@ def main() -> int:
             record = {
                 "date": time.strftime("%Y-%m-%d"),
                 "environment": environment.describe(scratch),
+                "threads_wait": {name: os.environ[name] for name in _WAITING if name in os.environ},
                 "model_bytes": made,
                 "memory_bytes": setting.memory,
                 "rounds": arguments.rounds,
