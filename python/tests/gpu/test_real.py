@@ -190,3 +190,26 @@ def test_handles_compare_what_they_have_moved(gpu: Any, make: Any, tmp_path: Pat
     assert handle.write(tensor, tmp_path / "file", True) == 0
     assert handle.pread(tensor, tmp_path / "file", True, True) == 0
     assert handle.wait() == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64, torch.bool])
+def test_a_swapper_takes_and_gives_tensors_of_a_gpu(tmp_path: Path, dtype: torch.dtype) -> None:
+    """With so little memory that most of them are on disk when they are asked for."""
+    hosts = {str(index): values((257, 129 + index), dtype) for index in range(12)}
+    with deepnvme.Swapper(tmp_path, memory=3 * hosts["11"].nbytes + (1 << 16)) as swapper:
+        for key, host in hosts.items():
+            # Not contiguous, and what fills it has not run when `put` is called.
+            swapper.put(key, host.cuda().t().contiguous().t())
+        for key, host in hosts.items():
+            with swapper.lend(key, shared=True) as lent:
+                assert bits(lent) == bits(host)
+        for key, host in hosts.items():
+            part = host.flatten()[100:4000]
+            offset = 100 * host.element_size()
+            target = torch.zeros_like(part, device="cuda")
+            assert bits(swapper.read(key, offset, target).cpu()) == bits(part)
+            swapper.write(key, offset, part.flip(0).cuda())
+            host.flatten()[100:4000] = part.flip(0)
+        for key, host in hosts.items():
+            with swapper.lend(key) as lent:
+                assert bits(lent.cuda().cpu()) == bits(host)
