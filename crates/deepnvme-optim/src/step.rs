@@ -1,8 +1,9 @@
 //! One step over memory: each element is read once and written once.
 //!
-//! A [`Part`] is cut into chunks, which threads take from a list; a chunk is worked on in tiles that stay in the first
-//! cache. There a gradient becomes fp32, is unscaled and clipped; weights and moments that are short become fp32, too; the
-//! rule changes them; and they go back, rounded, with a copy of the weights in another type where one is asked for.
+//! A [`Part`] is cut into chunks, which threads take from a list. A chunk of fp32 alone is worked on where it lies; any
+//! other in tiles that stay in the first cache. There a gradient becomes fp32, is unscaled and clipped; weights and moments
+//! that are short become fp32, too; the rule changes them; and they go back, rounded, with a copy of the weights in another
+//! type where one is asked for.
 
 use fearless_simd::{Level, Simd, dispatch};
 
@@ -14,6 +15,10 @@ use crate::random::{Noise, Stream};
 use crate::root::Root;
 use crate::rule::{Grad, Rule, Scalars};
 use crate::{BLOCK, CHUNK, TILE};
+
+/// Elements that are worked on at once where nothing is converted. A loop over a tile is unrolled to its end, so that each of
+/// its loads steps by half a KiB, which the processor does not follow as it follows a stream.
+const SPAN: usize = 8 * TILE;
 
 /// More moments than this no rule has.
 pub const MOMENTS_MAX: usize = 3;
@@ -182,6 +187,31 @@ impl<'a> Part<'a> {
 }
 
 impl Order {
+    /// All in fp32, as it lies in memory, but for the end; how many elements that was.
+    #[inline(always)]
+    fn spans<S: Simd>(&self, simd: S, weights: &mut [f32], grad: &[f32], moments: &mut [MomentMut<'_>]) -> usize {
+        let mut unused = [[0.0; SPAN]; MOMENTS_MAX];
+        let mut left = moments.iter_mut().map(|moment| match moment {
+            MomentMut::F32(values) => values.as_chunks_mut().0,
+            _ => &mut [],
+        });
+        let mut next = || left.next().unwrap_or_default();
+        let (first, second, third) = (next(), next(), next());
+        let (weights, grads) = (weights.as_chunks_mut().0, grad.as_chunks().0);
+        let spans = weights.len();
+        for (index, (weights, raw)) in weights.iter_mut().zip(grads).enumerate() {
+            let [one, two, three] = &mut unused;
+            let moments = [
+                first.get_mut(index).unwrap_or(one),
+                second.get_mut(index).unwrap_or(two),
+                third.get_mut(index).unwrap_or(three),
+            ];
+            let grad = Grad { raw, unscale: self.unscale, clip: self.clip };
+            self.scalars.tile::<S, SPAN>(simd, self.root, weights, grad, moments);
+        }
+        spans * SPAN
+    }
+
     #[inline(always)]
     fn run<S: Simd>(&self, simd: S, part: &mut Part<'_>) {
         let Part { index, weights, grad, moments, out } = part;
@@ -189,7 +219,13 @@ impl Order {
         let (mut grads, mut weights_buffer) = ([0.0; TILE], [0.0; TILE]);
         let mut buffers = [[0.0; TILE]; MOMENTS_MAX];
         let is_noisy = moments.iter().any(MomentMut::is_rounded);
-        for at in (0..weights.len()).step_by(TILE) {
+        let begin = match (&mut *weights, &*grad, &*out) {
+            (NumbersMut::F32(weights), Numbers::F32(grad), None) if !is_noisy => {
+                self.spans(simd, weights, grad, moments)
+            }
+            _ => 0,
+        };
+        for at in (begin..weights.len()).step_by(TILE) {
             let grad = Grad { raw: grad.tile(at, &mut grads), unscale: self.unscale, clip: self.clip };
             let is_ragged = weights.len() - at < TILE;
             let place = *index + at as u64;

@@ -9,14 +9,20 @@ use proptest::prelude::*;
 
 const FLOATS: [Float; 3] = [Float::F32, Float::Bf16, Float::F16];
 
-/// A few steps of a random kind; what is then in memory.
-fn run(seed: u64, elements: usize, is_wild: bool, each: &dyn Fn(usize, &mut State, &Vector, &Step)) -> Vec<Vec<u32>> {
+/// A few steps of a random kind, or of fp32 alone; what is then in memory.
+fn run(
+    seed: u64,
+    elements: usize,
+    (is_wild, is_plain): (bool, bool),
+    each: &dyn Fn(usize, &mut State, &Vector, &Step),
+) -> Vec<Vec<u32>> {
     let mut random = fastrand::Rng::with_seed(seed);
     let rule = rules()[seed as usize % rules().len()];
     let out = random.choice([None, Some(Float::F32), Some(Float::Bf16), Some(Float::F16)]).unwrap();
-    let weights = Vector::new(FLOATS[random.usize(..3)], &values(&mut random, elements, is_wild));
-    let mut state = State::new(&rule, weights, random.usize(..3), out);
-    let grad_float = FLOATS[random.usize(..3)];
+    let [float, grad_float] = [(); 2].map(|()| if is_plain { Float::F32 } else { FLOATS[random.usize(..3)] });
+    let weights = Vector::new(float, &values(&mut random, elements, is_wild));
+    let form = if is_plain { 0 } else { random.usize(..3) };
+    let mut state = State::new(&rule, weights, form, out.filter(|_| !is_plain));
     let rounding = if random.bool() { Rounding::Nearest } else { Rounding::Stochastic };
     for step in 1..4 {
         let grad = Vector::new(grad_float, &values(&mut random, elements, is_wild));
@@ -30,7 +36,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn on_every_level(seed in any::<u64>(), elements in 0_usize..600, wild in any::<bool>(), root in 0_usize..3) {
+    fn on_every_level(
+        seed in any::<u64>(), elements in prop_oneof![3 => 0_usize..600, 1 => 600_usize..3000],
+        kind in any::<(bool, bool)>(), root in 0_usize..3,
+    ) {
         let root = Root::ALL[root];
         prop_assume!(root.is_available());
         let crew = crew(1);
@@ -38,7 +47,7 @@ proptest! {
             let step = |rule: usize, state: &mut State, grad: &Vector, step: &Step| {
                 state.step(&kernel(rules()[rule], root).with_level(level), &crew, step, grad);
             };
-            (name, run(seed, elements, wild, &step))
+            (name, run(seed, elements, kind, &step))
         });
         let (_, expected) = all.next().unwrap();
         for (name, got) in all {
@@ -47,9 +56,14 @@ proptest! {
     }
 
     #[test]
-    fn however_it_is_cut(seed in any::<u64>(), elements in 1_usize..2000, cuts in prop::collection::vec(0_usize..16, 0..4)) {
+    fn however_it_is_cut(
+        seed in any::<u64>(), elements in 1_usize..4000, cuts in prop::collection::vec(0_usize..32, 0..6),
+        is_plain in any::<bool>(), root in 0_usize..3,
+    ) {
+        let root = Root::ALL[root];
+        prop_assume!(root.is_available());
         let whole = |rule: usize, state: &mut State, grad: &Vector, step: &Step| {
-            state.step(&kernel(rules()[rule], Root::Exact), &crew(1), step, grad);
+            state.step(&kernel(rules()[rule], root), &crew(1), step, grad);
         };
         let crew = crew(3);
         let cut = |rule: usize, state: &mut State, grad: &Vector, step: &Step| {
@@ -63,18 +77,19 @@ proptest! {
             }
             parts.push(rest);
             parts.reverse();
-            kernel(rules()[rule], Root::Exact).step(&crew, step, parts).unwrap();
+            kernel(rules()[rule], root).step(&crew, step, parts).unwrap();
         };
-        prop_assert_eq!(run(seed, elements, true, &cut), run(seed, elements, true, &whole));
+        let kind = (true, is_plain);
+        prop_assert_eq!(run(seed, elements, kind, &cut), run(seed, elements, kind, &whole));
     }
 }
 
 #[test]
 fn with_any_number_of_threads() {
-    for seed in 0..9 {
+    for seed in 0..18 {
         let with = |threads| {
             let crew = crew(threads);
-            run(seed, 200_003, false, &|rule, state, grad, step| {
+            run(seed, 200_003, (false, seed % 2 == 0), &|rule, state, grad, step| {
                 state.step(&kernel(rules()[rule], Root::Exact), &crew, step, grad);
             })
         };

@@ -46,30 +46,37 @@ impl Adagrad {
 
 impl Scalars {
     #[inline(always)]
-    pub(super) fn tile<S: Simd>(self, simd: S, root: Root, weights: &mut Tile, grad: Grad<'_>, sum: &mut Tile) {
+    pub(super) fn tile<S: Simd, const N: usize>(
+        self,
+        simd: S,
+        root: Root,
+        weights: &mut Tile<N>,
+        grad: Grad<'_, N>,
+        sum: &mut Tile<N>,
+    ) {
         let (mut grads, mut roots) = (*grad.raw, *sum);
-        for at in places::<S>() {
+        for at in places::<S, N>() {
             let mut grad = grad.load(simd, at);
             if let Some(penalty) = self.penalty {
                 grad = add(simd, grad, load(simd, weights, at), penalty);
             }
-            store::<S>(grad, &mut grads, at);
+            store::<S, N>(grad, &mut grads, at);
             let new = addcmul(simd, load(simd, sum, at), grad, grad, 1.0);
-            store::<S>(new, sum, at);
-            store::<S>(new, &mut roots, at);
+            store::<S, N>(new, sum, at);
+            store::<S, N>(new, &mut roots, at);
         }
         match root {
             Root::Exact => {
-                for at in places::<S>() {
-                    store::<S>(load(simd, &roots, at).sqrt(), &mut roots, at);
+                for at in places::<S, N>() {
+                    store::<S, N>(load(simd, &roots, at).sqrt(), &mut roots, at);
                 }
             }
-            _ => root.estimated(&mut roots),
+            _ => roots.as_chunks_mut().0.iter_mut().for_each(|roots| root.estimated(roots)),
         }
-        for at in places::<S>() {
+        for at in places::<S, N>() {
             let below = load(simd, &roots, at) + S::f32s::splat(simd, self.eps);
             let weight = addcdiv(simd, load(simd, weights, at), load(simd, &grads, at), below, self.rate);
-            store::<S>(weight, weights, at);
+            store::<S, N>(weight, weights, at);
         }
     }
 }

@@ -3,7 +3,7 @@
 use fearless_simd::prelude::*;
 
 use super::{Grad, Lerp, Tile, add, addcdiv, addcmul, load, places, store};
-use crate::{Root, TILE};
+use crate::Root;
 
 /// Settings of `torch.optim.Adam` and `AdamW`.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -78,15 +78,15 @@ impl Adam {
 impl Scalars {
     #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "one slice for each thing that a step has")]
-    pub(super) fn tile<S: Simd>(
+    pub(super) fn tile<S: Simd, const N: usize>(
         self,
         simd: S,
         root: Root,
-        weights: &mut Tile,
-        grad: Grad<'_>,
-        mean: &mut Tile,
-        square: &mut Tile,
-        largest: &mut Tile,
+        weights: &mut Tile<N>,
+        grad: Grad<'_, N>,
+        mean: &mut Tile<N>,
+        square: &mut Tile<N>,
+        largest: &mut Tile<N>,
     ) {
         // The usual one by itself: a loop without branches.
         let usual = Self { penalty: None, amsgrad: false, ..self };
@@ -99,58 +99,58 @@ impl Scalars {
     }
 
     #[inline(always)]
-    fn exact<S: Simd>(
+    fn exact<S: Simd, const N: usize>(
         self,
         simd: S,
-        weights: &mut Tile,
-        grad: Grad<'_>,
-        mean: &mut Tile,
-        square: &mut Tile,
-        largest: &mut Tile,
+        weights: &mut Tile<N>,
+        grad: Grad<'_, N>,
+        mean: &mut Tile<N>,
+        square: &mut Tile<N>,
+        largest: &mut Tile<N>,
     ) {
-        for at in places::<S>() {
+        for at in places::<S, N>() {
             let (weight, new, under) = self.moments(simd, at, weights, grad, mean, square, largest);
-            store::<S>(self.update(simd, weight, new, under.sqrt()), weights, at);
+            store::<S, N>(self.update(simd, weight, new, under.sqrt()), weights, at);
         }
     }
 
     #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "as above")]
-    fn estimated<S: Simd>(
+    fn estimated<S: Simd, const N: usize>(
         self,
         simd: S,
         root: Root,
-        weights: &mut Tile,
-        grad: Grad<'_>,
-        mean: &mut Tile,
-        square: &mut Tile,
-        largest: &mut Tile,
+        weights: &mut Tile<N>,
+        grad: Grad<'_, N>,
+        mean: &mut Tile<N>,
+        square: &mut Tile<N>,
+        largest: &mut Tile<N>,
     ) {
-        let mut roots = [0.0; TILE];
-        for at in places::<S>() {
+        let mut roots = [0.0; N];
+        for at in places::<S, N>() {
             let (weight, _, under) = self.moments(simd, at, weights, grad, mean, square, largest);
-            store::<S>(weight, weights, at);
-            store::<S>(under, &mut roots, at);
+            store::<S, N>(weight, weights, at);
+            store::<S, N>(under, &mut roots, at);
         }
-        root.estimated(&mut roots);
-        for at in places::<S>() {
+        roots.as_chunks_mut().0.iter_mut().for_each(|roots| root.estimated(roots));
+        for at in places::<S, N>() {
             let (weight, new) = (load(simd, weights, at), load(simd, mean, at));
-            store::<S>(self.update(simd, weight, new, load(simd, &roots, at)), weights, at);
+            store::<S, N>(self.update(simd, weight, new, load(simd, &roots, at)), weights, at);
         }
     }
 
     /// Changes the moments; the weight that is left, the mean, and what the root is taken of.
     #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "as above")]
-    fn moments<S: Simd>(
+    fn moments<S: Simd, const N: usize>(
         self,
         simd: S,
         at: usize,
-        weights: &Tile,
-        grad: Grad<'_>,
-        mean: &mut Tile,
-        square: &mut Tile,
-        largest: &mut Tile,
+        weights: &Tile<N>,
+        grad: Grad<'_, N>,
+        mean: &mut Tile<N>,
+        square: &mut Tile<N>,
+        largest: &mut Tile<N>,
     ) -> (S::f32s, S::f32s, S::f32s) {
         let weight = load(simd, weights, at) * S::f32s::splat(simd, self.decay);
         let mut grad = grad.load(simd, at);
@@ -158,15 +158,15 @@ impl Scalars {
             grad = add(simd, grad, weight, penalty);
         }
         let new = self.mean.between(simd, load(simd, mean, at), grad);
-        store::<S>(new, mean, at);
+        store::<S, N>(new, mean, at);
         let kept = load(simd, square, at) * S::f32s::splat(simd, self.kept);
         let mut under = addcmul(simd, kept, grad, grad, self.added);
-        store::<S>(under, square, at);
+        store::<S, N>(under, square, at);
         if self.amsgrad {
             let most = load(simd, largest, at);
             // A NaN stays, whichever of them it is.
             under = (most.simd_gt(under) | most.is_nan()).select(most, under);
-            store::<S>(under, largest, at);
+            store::<S, N>(under, largest, at);
         }
         (weight, new, under)
     }

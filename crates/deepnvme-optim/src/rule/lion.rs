@@ -55,9 +55,15 @@ impl Lion {
 
 impl Scalars {
     #[inline(always)]
-    pub(super) fn tile<S: Simd>(self, simd: S, weights: &mut Tile, grad: Grad<'_>, mean: &mut Tile) {
+    pub(super) fn tile<S: Simd, const N: usize>(
+        self,
+        simd: S,
+        weights: &mut Tile<N>,
+        grad: Grad<'_, N>,
+        mean: &mut Tile<N>,
+    ) {
         let (zero, rate) = (S::f32s::splat(simd, 0.0), S::f32s::splat(simd, self.rate));
-        for at in places::<S>() {
+        for at in places::<S, N>() {
             let (mut weight, grad, old) = (load(simd, weights, at), grad.load(simd, at), load(simd, mean, at));
             if let Some(decay) = self.decay {
                 weight *= S::f32s::splat(simd, decay);
@@ -66,8 +72,8 @@ impl Scalars {
             // Neither zero nor a NaN has a sign.
             let step = direction.simd_gt(zero).select(rate, zero);
             let step = direction.simd_lt(zero).select(-rate, step);
-            store::<S>(weight + step, weights, at);
-            store::<S>(self.mean.between(simd, old, grad), mean, at);
+            store::<S, N>(weight + step, weights, at);
+            store::<S, N>(self.mean.between(simd, old, grad), mean, at);
         }
     }
 }

@@ -16,23 +16,23 @@ pub use sgd::Sgd;
 
 use fearless_simd::prelude::*;
 
+use crate::Root;
 use crate::error::{Error, Result};
 use crate::moment::Sign;
-use crate::{Root, TILE};
 
 /// Numbers of a tile.
-pub(crate) type Tile = [f32; TILE];
+pub(crate) type Tile<const N: usize> = [f32; N];
 
 /// A tile of a gradient, and what it is multiplied by when it is looked at: each product is rounded.
 #[derive(Clone, Copy)]
-pub(crate) struct Grad<'a> {
-    pub(crate) raw: &'a Tile,
+pub(crate) struct Grad<'a, const N: usize> {
+    pub(crate) raw: &'a Tile<N>,
     pub(crate) unscale: f32,
     /// Negative where the gradient is climbed; a sign changes no other bit.
     pub(crate) clip: f32,
 }
 
-impl Grad<'_> {
+impl<const N: usize> Grad<'_, N> {
     #[inline(always)]
     fn load<S: Simd>(&self, simd: S, at: usize) -> S::f32s {
         load(simd, self.raw, at) * S::f32s::splat(simd, self.unscale) * S::f32s::splat(simd, self.clip)
@@ -134,13 +134,13 @@ impl Rule {
 impl Scalars {
     /// Changes a tile of weights and its moments.
     #[inline(always)]
-    pub(crate) fn tile<S: Simd>(
+    pub(crate) fn tile<S: Simd, const N: usize>(
         &self,
         simd: S,
         root: Root,
-        weights: &mut Tile,
-        grad: Grad<'_>,
-        [first, second, third]: [&mut Tile; 3],
+        weights: &mut Tile<N>,
+        grad: Grad<'_, N>,
+        [first, second, third]: [&mut Tile<N>; 3],
     ) {
         // By value: what is behind a reference would be read again for every vector, since tiles are written meanwhile.
         match *self {
@@ -168,18 +168,18 @@ fn below_one(settings: &[(&str, f64)]) -> Result<()> {
 
 /// The places of a tile where vectors begin.
 #[inline(always)]
-fn places<S: Simd>() -> impl Iterator<Item = usize> {
-    (0..TILE / S::f32s::LEN).map(|vector| vector * S::f32s::LEN)
+fn places<S: Simd, const N: usize>() -> impl Iterator<Item = usize> {
+    (0..N / S::f32s::LEN).map(|vector| vector * S::f32s::LEN)
 }
 
 /// The vector that begins at a place of a tile.
 #[inline(always)]
-fn load<S: Simd>(simd: S, tile: &Tile, at: usize) -> S::f32s {
+fn load<S: Simd, const N: usize>(simd: S, tile: &Tile<N>, at: usize) -> S::f32s {
     S::f32s::from_slice(simd, &tile[at..at + S::f32s::LEN])
 }
 
 #[inline(always)]
-fn store<S: Simd>(vector: S::f32s, tile: &mut Tile, at: usize) {
+fn store<S: Simd, const N: usize>(vector: S::f32s, tile: &mut Tile<N>, at: usize) {
     vector.store_slice(&mut tile[at..at + S::f32s::LEN]);
 }
 

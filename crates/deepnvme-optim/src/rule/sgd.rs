@@ -54,8 +54,14 @@ impl Sgd {
 
 impl Scalars {
     #[inline(always)]
-    pub(super) fn tile<S: Simd>(self, simd: S, weights: &mut Tile, grad: Grad<'_>, buffer: &mut Tile) {
-        for at in places::<S>() {
+    pub(super) fn tile<S: Simd, const N: usize>(
+        self,
+        simd: S,
+        weights: &mut Tile<N>,
+        grad: Grad<'_, N>,
+        buffer: &mut Tile<N>,
+    ) {
+        for at in places::<S, N>() {
             let (weight, mut grad) = (load(simd, weights, at), grad.load(simd, at));
             if let Some(penalty) = self.penalty {
                 grad = add(simd, grad, weight, penalty);
@@ -66,10 +72,10 @@ impl Scalars {
                     let old = load(simd, buffer, at) * S::f32s::splat(simd, momentum);
                     kept = add(simd, old, grad, self.added);
                 }
-                store::<S>(kept, buffer, at);
+                store::<S, N>(kept, buffer, at);
                 grad = if self.nesterov { add(simd, grad, kept, momentum) } else { kept };
             }
-            store::<S>(add(simd, weight, grad, self.rate), weights, at);
+            store::<S, N>(add(simd, weight, grad, self.rate), weights, at);
         }
     }
 }
