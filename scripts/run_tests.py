@@ -2,8 +2,8 @@
 
     python scripts/run_tests.py [SUITE ...]
 
-The Python suite is one process that mostly waits, so it runs beside all others, which come one after another. What it
-says is shown when they are through: two outputs at a time are none.
+The Python suite is one process, and keeps about one processor busy, so it runs beside all others, which come one after
+another. What it says is shown when they are through: two outputs at a time are none.
 
 The last line is the total, `N passed, M failed, K skipped`; it is also left in target/test-total.txt. A suite whose
 command fails counts as at least one failed test, and so does one that ran no test at all: a broken run can not look

@@ -158,7 +158,6 @@ impl Crew {
             if task.is_done() || left.is_zero() {
                 break;
             }
-            shared.read_ahead(&mut jobs);
             let Some(reading) = jobs.take(Some(task)) else {
                 // The last of it is being converted by others. Who ends a job takes the lock before it tells.
                 drop(shared.changed.wait_timeout(jobs, left));
@@ -221,7 +220,6 @@ impl Shared {
         let mut kit = Kit::new(&self.engine);
         loop {
             let mut jobs = lock(&self.jobs);
-            self.read_ahead(&mut jobs);
             let Some(reading) = jobs.take(None) else {
                 if jobs.is_over {
                     return;
@@ -234,9 +232,10 @@ impl Shared {
         }
     }
 
-    /// Starts to read as much as there are buffers for; a failure ends a job.
+    /// Starts to read as much as there are buffers for; a failure ends a job. Whoever adds jobs, or gives a buffer back,
+    /// calls this before the lock is free again: no job waits beside a buffer.
     fn read_ahead(&self, jobs: &mut Jobs) {
-        let before = jobs.reading.len();
+        let before = jobs.waiting.len();
         while !jobs.waiting.is_empty() && (!jobs.spare.is_empty() || jobs.unmade > 0) {
             let buffer = jobs.spare.pop().map_or_else(
                 || {
@@ -261,7 +260,7 @@ impl Shared {
                 }
             }
         }
-        if jobs.reading.len() > before {
+        if jobs.waiting.len() < before {
             self.changed.notify_all();
         }
     }

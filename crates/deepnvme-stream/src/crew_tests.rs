@@ -37,6 +37,10 @@ impl World {
     }
 
     fn begin(&self, range: std::ops::Range<usize>) -> (Arc<Task>, Region) {
+        self.begin_at(7, range)
+    }
+
+    fn begin_at(&self, start: u64, range: std::ops::Range<usize>) -> (Arc<Task>, Region) {
         let memory = Buffer::zeroed(range.len() * JOB_BYTES * 2).unwrap().into_region();
         let (region, mut rest, mut jobs) = (memory.region(), memory, Vec::new());
         for index in range {
@@ -44,7 +48,7 @@ impl World {
             rest = behind;
             let conversion = Conversion {
                 source: 0,
-                offset: 7 + (index * JOB_BYTES) as u64,
+                offset: start + (index * JOB_BYTES) as u64,
                 bytes: JOB_BYTES,
                 at: 0,
                 target_bytes: 2 * JOB_BYTES,
@@ -124,4 +128,29 @@ fn several_wait_for_several() {
     });
     let (reading, waiting, buffers) = world.counts();
     assert_eq!((reading, waiting, buffers), (0, 0, world.crew.shared.buffers));
+}
+
+#[test]
+fn what_cannot_begin_to_be_read_is_over() {
+    let world = World::new(1);
+    // No file has such a place, so that no read of it begins; also of those for which there was no buffer at first.
+    let (before, region) = world.begin(0..1);
+    let (task, _) = world.begin_at(u64::MAX - (1 << 40), 0..60);
+    assert!(world.crew.help(&task, Instant::now() + FAR));
+    assert!(task.finish().unwrap().result.is_err());
+    assert!(world.crew.help(&before, Instant::now() + FAR));
+    world.assert_came(&before, &region, 0);
+    assert_eq!(world.counts(), (0, 0, world.crew.shared.buffers), "no buffer is lost");
+}
+
+#[test]
+fn who_waits_hears_of_what_others_could_not_begin() {
+    let world = World::new(40);
+    let (_, _region) = world.begin(0..40);
+    let (task, _) = world.begin_at(u64::MAX - (1 << 40), 0..3);
+    std::thread::scope(|scope| {
+        let all = [1, 2].map(|_| scope.spawn(|| world.crew.help(&task, Instant::now() + FAR)));
+        all.into_iter().for_each(|one| assert!(one.join().unwrap()));
+    });
+    assert!(task.finish().unwrap().result.is_err());
 }
