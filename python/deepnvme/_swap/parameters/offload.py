@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import types
 import weakref
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -18,13 +17,14 @@ from deepnvme._swap.parameters.meta import give_places
 from deepnvme._swap.parameters.passes import Passes
 from deepnvme._swap.parameters.residence import Residence
 from deepnvme._swap.parameters.saving import Copies
+from deepnvme._swap.parameters.stepping import Stepping
 from deepnvme._swap.parameters.units import find_blocks
 from deepnvme._swap.swapper import Swapper
 from deepnvme.errors import ClosedError, UnsupportedError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from torch import nn
 
@@ -46,7 +46,8 @@ class Offloaded:
         self._names = {member.name: (unit, member) for unit in self._units for member in unit.members}
         self._swapper = swapper
         self._residence = Residence(swapper, self._units)
-        self._passes = Passes(self._residence)
+        self._passes = Passes(self._residence, self._through)
+        self._steppings: list[weakref.ref[Stepping]] = []
         for unit in self._units:
             self._residence.put(unit)
         self._undo = [wrap(block.module, self._passes.around(block)) for block in self._blocks]
@@ -95,7 +96,7 @@ class Offloaded:
                 held.callback(self._residence.release, unit)
             yield
 
-    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+    def attach(self, optimizer: torch.optim.Optimizer, *, in_backward: bool = False) -> None:
         """Have an optimizer's steps go through one group of parameters after the other, in memory while it is changed.
 
         For optimizers that treat each parameter by itself, as all of ``torch.optim`` but ``LBFGS`` do. The state of the
@@ -103,60 +104,33 @@ class Offloaded:
 
         Args:
             optimizer: of the model's parameters.
+            in_backward: change the parameters of a block as soon as its backward pass is through, while they are in
+                memory, and free their gradients: a third less is read, and no more than a block's gradients are in
+                memory. ``step()`` changes what is left, and has to be called after each ``backward()``. So gradients
+                are neither added up over several passes nor clipped by the norm of all, and there is no ``GradScaler``:
+                all of these need all gradients before the first parameter is changed. Default: ``step()`` changes
+                everything.
 
         Raises:
             UnsupportedError: it treats them together.
         """
         self._check_open()
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise UnsupportedError(
-                "LBFGS needs all parameters at a time, and they are on disk; AdamW, for one, does not"
-            )
-        plain = optimizer.step
+        stepping = Stepping(
+            optimizer, self._residence, self._unit_of, in_backward=in_backward, ended=self._passes.end_step
+        )
+        self._steppings.append(weakref.ref(stepping))
+        if in_backward:
+            self._undo.append(stepping.close)
 
-        def step(own: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            loss = None
-            if closure is not None:
-                with torch.enable_grad():
-                    loss = closure()
-            self._step(own, plain)
-            return loss
+    def _attached(self) -> Iterator[Stepping]:
+        for known in self._steppings:
+            stepping = known()
+            if stepping is not None:
+                yield stepping
 
-        # Schedulers want a method.
-        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
-
-    def _step(self, optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> None:
-        all_of = [list(group["params"]) for group in optimizer.param_groups]
-        trained = [one for params in all_of for one in params if one.grad is not None]
-        # What is in memory for good comes first.
-        parts = dict.fromkeys([None, *(self._unit_of.get(id(one)) for one in trained)])
-        # What goes on where a step stopped goes by whole steps.
-        whole = getattr(optimizer, "whole_step", nullcontext)
-        try:
-            with whole():
-                self._step_by_parts(optimizer, step, parts, all_of)
-        finally:
-            for group, params in zip(optimizer.param_groups, all_of, strict=True):
-                group["params"] = params
-
-    def _step_by_parts(
-        self,
-        optimizer: torch.optim.Optimizer,
-        step: Callable[[], Any],
-        parts: Iterable[Unit | None],
-        all_of: list[list[nn.Parameter]],
-    ) -> None:
-        for part in parts:
-            for group, params in zip(optimizer.param_groups, all_of, strict=True):
-                group["params"] = [one for one in params if self._unit_of.get(id(one)) is part]
-            if part is None:
-                step()
-                continue
-            self._residence.hold(part, exclusive=True)
-            try:
-                step()
-            finally:
-                self._residence.release(part)
+    def _through(self, unit: Unit) -> None:
+        for stepping in self._attached():
+            stepping.backward_through(unit)
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor], *, strict: bool = True) -> None:
         """Load what ``model.state_dict()`` gave, block by block.
@@ -256,6 +230,8 @@ class Offloaded:
         for undo in self._undo:
             undo()
         self.is_closed = True
+        # An optimizer that was attached steps all at once now.
+        self._unit_of.clear()
         self._swapper.close()
 
     def _check_open(self) -> None:
@@ -265,6 +241,13 @@ class Offloaded:
     def _begin_step(self, _model: nn.Module, _args: Any) -> None:
         # What a backward that failed has left behind.
         self._passes.end_all()
+        self._passes.counts_uses = torch.is_grad_enabled()
+        if torch.is_grad_enabled() and any(stepping.is_begun for stepping in self._attached()):
+            raise RuntimeError(
+                "the last backward pass has changed parameters (attach(..., in_backward=True)), and its step has not "
+                "ended: call optimizer.step() after each backward(). To add up the gradients of several, attach the "
+                "optimizer without in_backward"
+            )
         self._residence.next_step()
 
     def _fill_state(self, model: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:

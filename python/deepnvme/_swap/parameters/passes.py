@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from deepnvme._swap.parameters.residence import Residence
-    from deepnvme._swap.parameters.units import Block
+    from deepnvme._swap.parameters.units import Block, Unit
+
+# The number of the backward pass that is under way, where none is.
+_NO_BACKWARD = -1
 
 
 class Passes:
@@ -23,10 +27,15 @@ class Passes:
 
     Args:
         residence: has their units.
+        through: is called with each unit of which no more gradients will come in a backward pass.
     """
 
-    def __init__(self, residence: Residence) -> None:
-        self._residence = residence
+    def __init__(self, residence: Residence, through: Callable[[Unit], None]) -> None:
+        self._residence, self._through = residence, through
+        # How often blocks have used a unit in forward passes, and not yet in backward passes.
+        self._uses: Counter[Unit] = Counter()
+        # Whether there will be a backward pass of this forward pass. Checkpointed blocks run without gradients in it.
+        self.counts_uses = True
         # Those whose backward has begun and not ended.
         self._open: dict[int, _Pass] = {}
 
@@ -35,6 +44,9 @@ class Passes:
 
         def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
+                # What a checkpoint runs again in the backward pass was counted.
+                if self.counts_uses and torch._C._current_graph_task_id() == _NO_BACKWARD:  # noqa: SLF001
+                    self._uses.update(block.units)
                 with ExitStack() as held:
                     for unit in block.units:
                         self._residence.hold(unit)
@@ -57,7 +69,7 @@ class Passes:
             return
         if not self._open:
             # What is open still when the backward is through: blocks of which no input needs a gradient.
-            torch.autograd.Variable._execution_engine.queue_callback(self.end_all)  # noqa: SLF001
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # noqa: SLF001
         else:
             # A block that has computed its last gradient without anybody being told.
             for other in [*self._open.values()]:
@@ -68,15 +80,33 @@ class Passes:
         self._open[id(one)] = one
 
     def end(self, one: _Pass) -> None:
-        """Need them no more."""
-        if self._open.pop(id(one), None) is not None:
-            for unit in one.block.units:
-                self._residence.release(unit)
+        """Need them no more: the gradients that this call of the block gives are there."""
+        if not self._release(one):
+            return
+        self._uses.subtract(one.block.units)
+        for unit in one.block.units:
+            if self._uses[unit] <= 0:
+                self._through(unit)
 
     def end_all(self) -> None:
-        """The backward is through, or will never be."""
+        """The backward has failed, or will never be."""
+        for one in [*self._open.values()]:
+            self._release(one)
+
+    def end_step(self) -> None:
+        """What was used and got no gradients will get none."""
+        self._uses.clear()
+
+    def _end_backward(self) -> None:
         for one in [*self._open.values()]:
             self.end(one)
+
+    def _release(self, one: _Pass) -> bool:
+        if self._open.pop(id(one), None) is None:
+            return False
+        for unit in one.block.units:
+            self._residence.release(unit)
+        return True
 
 
 class _Pass:

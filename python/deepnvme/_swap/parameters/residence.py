@@ -31,6 +31,8 @@ class Residence:
         self.swapper = swapper
         self._lock = threading.RLock()
         self._held: dict[Unit, tuple[Lend, torch.Tensor, int]] = {}
+        # How often each was held to be changed.
+        self._versions: dict[Unit, int] = {}
         self._trace: list[str] = []
         self._order: list[str] = []
         # Shape and dtype of what is on disk, in no memory: a number that is none, so that nobody computes with it
@@ -73,6 +75,8 @@ class Residence:
         memory = lend.__enter__()
         with self._lock:
             self._held[unit] = (lend, memory, 1)
+            if exclusive:
+                self._versions[unit] = self.version(unit) + 1
             self._show(unit, memory)
 
     def release(self, unit: Unit) -> None:
@@ -85,6 +89,10 @@ class Residence:
             del self._held[unit]
             self._show(unit, None)
         lend.__exit__(None, None, None)
+
+    def version(self, unit: Unit) -> int:
+        """Another number after each change."""
+        return self._versions.get(unit, 0)
 
     def is_held(self, unit: Unit) -> bool:
         """Whether its parameters are in memory."""

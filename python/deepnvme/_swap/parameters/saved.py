@@ -25,9 +25,10 @@ _COPY_NODE = "ToCopyBackward0"
 
 @dataclass(frozen=True)
 class _Place:
-    """A view of bytes of a unit."""
+    """A view of bytes of a unit, as they were."""
 
     unit: Unit
+    version: int
     offset: int
     dtype: torch.dtype
     size: torch.Size
@@ -39,6 +40,7 @@ class _Cast:
     """A view of a copy in another dtype."""
 
     unit: Unit
+    version: int
     member: Member
     dtype: torch.dtype
     size: torch.Size
@@ -76,7 +78,7 @@ def places_saved(
     members = {id(member.parameter): (unit, member) for unit in units for member in unit.members}
 
     def pack(tensor: torch.Tensor) -> Any:
-        place = _place(residence, units, tensor) or _cast(members, tensor)
+        place = _place(residence, units, tensor) or _cast(residence, members, tensor)
         if place is not None:
             return place
         if around is not None:
@@ -94,6 +96,11 @@ def places_saved(
             return saved.tensor
         if isinstance(saved, _Other):
             return saved.unpack(saved.packed)
+        if residence.version(saved.unit) != saved.version:
+            raise RuntimeError(
+                f"{saved.unit.members[0].name} was changed after the forward pass, and is needed for computing "
+                "gradients; with attach(..., in_backward=True), that is so after each backward pass"
+            )
         ensure()
         memory = residence.memory(saved.unit)
         if isinstance(saved, _Place):
@@ -120,10 +127,10 @@ def _place(residence: Residence, units: Sequence[Unit], tensor: torch.Tensor) ->
     found = residence.find(units, tensor.data_ptr())
     if found is None:
         return None
-    return _Place(found[0], found[1], tensor.dtype, tensor.size(), tensor.stride())
+    return _Place(found[0], residence.version(found[0]), found[1], tensor.dtype, tensor.size(), tensor.stride())
 
 
-def _cast(members: dict[int, tuple[Unit, Member]], tensor: torch.Tensor) -> _Cast | None:
+def _cast(residence: Residence, members: dict[int, tuple[Unit, Member]], tensor: torch.Tensor) -> _Cast | None:
     base = tensor._base if tensor._is_view() else tensor  # noqa: SLF001
     node = base.grad_fn if base is not None else None
     if base is None or node is None or node.name() != _COPY_NODE:
@@ -132,4 +139,7 @@ def _cast(members: dict[int, tuple[Unit, Member]], tensor: torch.Tensor) -> _Cas
     found = members.get(id(leaf))
     if found is None or (base.shape, base.stride()) != (found[1].shape, found[1].stride):
         return None
-    return _Cast(*found, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+    version = residence.version(found[0])
+    return _Cast(
+        found[0], version, found[1], tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset())
+    )
