@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -48,7 +49,7 @@ def _generate(options: dict[str, Any]) -> int:
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json; --model is a folder as Hugging Face lays it out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = stream(folder, memory=options["memory"], device=options["device"])
+    model = stream(folder, memory=options["memory"], device=options["device"], dtype=options["dtype"])
     transformers.set_seed(options["seed"])
     sampling = {"do_sample": False}
     if options["temperature"] > 0:
@@ -94,11 +95,16 @@ def _stream_bench(options: dict[str, Any]) -> int:
     memory = parse_bytes(options["memory"], "--memory") if options["memory"] else model_bytes // 4
     parent = Path(options["folder"])
     free = shutil.disk_usage(parent).free
-    if free < model_bytes * 1.05:
-        raise ValueError(f"{parent} has {free:,} bytes free, and the model needs {model_bytes:,}")
+    # What is packed stands beside what it was made of for a while.
+    needed = model_bytes * (2 if options["pack"] else 1)
+    if free < needed * 1.05:
+        raise ValueError(f"{parent} has {free:,} bytes free, and the model needs {needed:,}")
     with tempfile.TemporaryDirectory(dir=parent, prefix=".deepnvme-stream-bench-") as name:
-        made = make_llama(Path(name), model_bytes)
-        model = stream(name, memory=memory, device=options["device"])
+        folder = Path(name, "model")
+        made = make_llama(folder, model_bytes)
+        if options["pack"]:
+            folder = _packed(folder, options["pack"])
+        model = stream(folder, memory=memory, device=options["device"], dtype=options["dtype"])
         rows = []
         for batch in options["batch"] or [1, 4, 16]:
             ids = torch.randint(0, model.config.vocab_size, (batch, options["prompt_tokens"]), device=model.device)
@@ -106,11 +112,30 @@ def _stream_bench(options: dict[str, Any]) -> int:
             if not options["json"]:
                 _print_row(rows[-1], is_first=len(rows) == 1)
         best = max(rows, key=lambda row: row["new_tokens_per_s"])
-        answer = {"model_bytes": made, "memory_bytes": memory, "rows": rows, "best_batch": best["batch"]}
+        answer = {
+            "model_bytes": made,
+            "file_bytes": sum(path.stat().st_size for path in folder.iterdir()),
+            "memory_bytes": memory,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "rows": rows,
+            "best_batch": best["batch"],
+        }
         if options["json"]:
             print(json.dumps(answer, indent=2))  # noqa: T201
         model.streaming.close()
     return 0
+
+
+def _packed(folder: Path, dtype: str) -> Path:
+    """Have the model packed by the command for that, and its first form removed."""
+    target = folder.with_name("packed")
+    command = [sys.executable, "-m", "deepnvme", "pack", str(folder), str(target), "--dtype", dtype]
+    # Its answer is no part of this one.
+    done = subprocess.run(command, stdout=sys.stderr, check=False)
+    if done.returncode != 0:
+        raise OSError(f"deepnvme pack --dtype {dtype} ended with {done.returncode}")
+    shutil.rmtree(folder)
+    return target
 
 
 def _measure(model: Any, ids: Any, new_tokens: int, roofline: Any) -> dict[str, float]:

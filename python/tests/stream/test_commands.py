@@ -72,9 +72,9 @@ def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     return run
 
 
-def in_memory(folder: Path, prompt: str, count: int) -> str:
+def in_memory(folder: Path, prompt: str, count: int, dtype: str = "auto") -> str:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
+    model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     inputs = tokenizer(prompt, return_tensors="pt")
     ids = model.generate(**inputs, max_new_tokens=count, do_sample=False, pad_token_id=2)
     text: str = tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
@@ -115,6 +115,13 @@ def test_generate_prints_text(folder: Path) -> None:
     assert done.stdout == in_memory(folder, PROMPTS[0], 5) + "\n"
 
 
+def test_generate_computes_in_another_dtype(folder: Path, command: Callable[..., Done]) -> None:
+    arguments = ["--model", str(folder), "--prompt", PROMPTS[1], "--memory", "1MB", "--max-new-tokens", "6"]
+    done = command("generate", *arguments, "--dtype", "bfloat16")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == in_memory(folder, PROMPTS[1], 6, "bfloat16") + "\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
@@ -124,6 +131,7 @@ def test_generate_prints_text(folder: Path) -> None:
         (["--prompt-file", "/nonexistent/prompts", "--memory", "1MB"], 1, "/nonexistent/prompts"),
         (["--prompt", "word1", "--memory", "1MB", "--model", "/nonexistent"], 2, "config.json"),
         (["--prompt", "word1", "--memory", "1MB", "--device", "tpu"], 2, "tpu"),
+        (["--prompt", "word1", "--memory", "1MB", "--dtype", "float64"], 2, "float32"),
     ],
 )
 def test_what_is_asked_wrongly_is_said(
@@ -147,6 +155,20 @@ def test_stream_bench_measures_and_leaves_nothing(tmp_path: Path, command: Calla
         assert row["roofline_s"] == max(row["disk_s"], row["compute_s"]) > 0
         assert row["new_tokens_per_s"] > 0
     assert answer["best_batch"] in {1, 2}
+    assert not list(tmp_path.iterdir())
+
+
+def test_stream_bench_packs_what_it_measures(tmp_path: Path, command: Callable[..., Done]) -> None:
+    done = command(
+        *("stream-bench", str(tmp_path), "--model-size", "350MB", "--memory", "600MB", "--prompt-tokens", "4"),
+        *("--new-tokens", "2", "--batch", "1", "--pack", "int8", "--dtype", "float32", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["dtype"] == "float32"
+    # Matrices have a byte for each weight instead of two, and scales; embeddings and norms stay.
+    assert 0.5 < answer["file_bytes"] / answer["model_bytes"] < 0.75
+    assert answer["rows"][0]["step_bytes"] < 0.75 * answer["model_bytes"]
     assert not list(tmp_path.iterdir())
 
 

@@ -19,7 +19,8 @@ use crate::error::Result;
 use crate::measure::Phase;
 use crate::units::{bytes_text, gb};
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub(super) enum Dtype {
     /// Packed without loss where that is measured to gain time, else kept
     Auto,

@@ -4,12 +4,27 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command as Process;
 
-use clap::{Args, Parser};
+use clap::{Args, Parser, ValueEnum};
 use serde::Serialize;
 
 use super::Session;
 use super::cli::{Cli, Command};
+use super::pack::Dtype;
 use crate::error::{Error, Result};
+
+/// What a model computes in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Computed {
+    /// What its config says, else its files
+    Auto,
+    /// Half the memory of float32, and slow on processors without bf16 products
+    Bfloat16,
+    /// As bfloat16
+    Float16,
+    /// Twice the memory for each weight; the quickest where the processor has no bf16 products
+    Float32,
+}
 
 #[derive(Clone, Debug, Args, Serialize)]
 #[command(after_help = "Examples:
@@ -46,6 +61,9 @@ pub(super) struct GenerateOptions {
     /// Where it computes: cpu, cuda, cuda:1
     #[arg(long, default_value = "cpu")]
     pub(super) device: String,
+    /// What weights are cast to when they come, and so what is computed in
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(super) dtype: Computed,
     /// A timeline of disk and processor: x.json for Perfetto, x.html for a browser
     #[arg(long)]
     pub(super) trace: Option<PathBuf>,
@@ -60,6 +78,7 @@ pub(super) struct GenerateOptions {
     after_help = "Examples:
   deepnvme stream-bench /mnt/nvme                            1.2 GB of weights in 300 MB of memory, batches 1, 4, 16
   deepnvme stream-bench /mnt/nvme --model-size 140GB --memory 16GB --batch 32 --batch 96
+  deepnvme stream-bench /mnt/nvme --pack lossless            the same weights in two thirds of the bytes
 
 It makes a Llama-shaped model of random bf16 weights in that folder, and removes it. The roofline is the slower of the disk
 and the processor, each measured by itself in the same run."
@@ -73,6 +92,9 @@ pub(super) struct StreamBenchOptions {
     /// Memory for weights [default: a quarter of the model]
     #[arg(long)]
     pub(super) memory: Option<String>,
+    /// Pack the model before it is measured, as deepnvme pack --dtype does
+    #[arg(long, value_enum)]
+    pub(super) pack: Option<Dtype>,
     /// Tokens of each prompt
     #[arg(long, default_value_t = 512)]
     pub(super) prompt_tokens: usize,
@@ -85,6 +107,9 @@ pub(super) struct StreamBenchOptions {
     /// Where it computes: cpu, cuda, cuda:1
     #[arg(long, default_value = "cpu")]
     pub(super) device: String,
+    /// What weights are cast to when they come, and so what is computed in
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(super) dtype: Computed,
     /// For machines
     #[arg(long)]
     pub(super) json: bool,
