@@ -12,6 +12,8 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 from storagebench import cache, environment
 from storagebench.contestants.base import NotOffered
 from storagebench.quiet import Quiet, quiet_disk
@@ -24,6 +26,7 @@ from streambench.summary import Row
 # Batch and tokens of each prompt.
 _ROWS = {"b1-p8": (1, 8), "b16-p8": (16, 8), "b1-p512": (1, 512), "b16-p512": (16, 512)}
 _SEED = 20
+_DTYPES = ("bfloat16", "float32")
 # How torch's threads wait for work: for everybody alike.
 _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
@@ -114,6 +117,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mb", type=int, default=1200, help="of weights, about (10^6 bytes)")
     parser.add_argument("--new-tokens", type=int, default=8, help="that each prompt gets")
+    parser.add_argument(
+        "--dtype",
+        choices=_DTYPES,
+        default=_DTYPES[0],
+        help="what everybody computes in; the files have bfloat16",
+    )
     parser.add_argument("--without", default="", help="contestants that take no part, with semicolons between")
     parser.add_argument("--scratch", type=Path, default=Path("scratch"))
     parser.add_argument("--results", type=Path, default=Path("results"))
@@ -121,7 +130,9 @@ def main() -> int:
     arguments = parser.parse_args()
     scratch = (arguments.scratch / "stream").absolute()
     made = _make_model(scratch / "model", arguments.mb * 1_000_000)
-    setting = Setting(scratch / "model", made // 4, scratch)
+    dtype: torch.dtype = getattr(torch, arguments.dtype)
+    # A quarter of what the model has in memory.
+    setting = Setting(scratch / "model", made // torch.bfloat16.itemsize * dtype.itemsize // 4, scratch, dtype)
     arguments.results.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     line = [one for one in everybody() if one.name not in arguments.without.split(";")]
@@ -137,6 +148,7 @@ def main() -> int:
                 "date": time.strftime("%Y-%m-%d"),
                 "environment": environment.describe(scratch),
                 "threads_wait": {name: os.environ[name] for name in _WAITING if name in os.environ},
+                "dtype": arguments.dtype,
                 "model_bytes": made,
                 "memory_bytes": setting.memory,
                 "rounds": arguments.rounds,

@@ -36,6 +36,13 @@ class Setting:
     """Bytes that weights may take."""
     scratch: Path
     """A folder for what a contestant writes before it can begin."""
+    dtype: torch.dtype = torch.bfloat16
+    """What everybody computes in. The files have bf16."""
+
+    @property
+    def offload(self) -> Path:
+        """Where accelerate has what it cannot read from the model's own files."""
+        return self.scratch / "offload"
 
 
 class Contestant:
@@ -71,7 +78,7 @@ class InMemory(Contestant):
 
     def open(self, setting: Setting) -> Any:
         """See the base."""
-        model = _transformers().AutoModelForCausalLM.from_pretrained(setting.model, dtype=torch.bfloat16).eval()
+        model = _transformers().AutoModelForCausalLM.from_pretrained(setting.model, dtype=setting.dtype).eval()
         # What from_pretrained gives are pages of the files, which are read when they are first touched.
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
@@ -88,7 +95,7 @@ class Deepnvme(Contestant):
         """See the base."""
         import deepnvme  # noqa: PLC0415
 
-        self._model = deepnvme.stream(setting.model, memory=setting.memory)
+        self._model = deepnvme.stream(setting.model, memory=setting.memory, dtype=setting.dtype)
         return self._model
 
     def settings(self) -> dict[str, Any]:
@@ -166,8 +173,9 @@ class Accelerate(Contestant):
         options: dict[str, Any] = {"device_map": "auto", "max_memory": {"cpu": setting.memory}}
         if self._keeps_layers:
             options = {"device_map": _layers_kept(setting)}
-        folder = setting.scratch / "offload"
-        opened = model.from_pretrained(setting.model, dtype=torch.bfloat16, offload_folder=folder, **options)
+        opened = model.from_pretrained(
+            setting.model, dtype=setting.dtype, offload_folder=setting.offload, **options
+        )
         self._map = {name: str(place) for name, place in opened.hf_device_map.items()}
         if "disk" not in self._map.values():
             raise NotOffered("accelerate put nothing on disk with this memory")
@@ -183,7 +191,7 @@ def _layers_kept(setting: Setting) -> dict[str, str]:
     transformers = _transformers()
     with torch.device("meta"):
         empty = transformers.AutoModelForCausalLM.from_config(
-            transformers.AutoConfig.from_pretrained(setting.model), dtype=torch.bfloat16
+            transformers.AutoConfig.from_pretrained(setting.model), dtype=setting.dtype
         )
     layers = empty.model.layers
     layer = sum(one.nbytes for one in layers[0].parameters())
@@ -231,7 +239,7 @@ class ZeroInference(Contestant):
             "offload_param": offload,
         }
         self._config: dict[str, Any] = {
-            "bf16": {"enabled": True},
+            "bf16": {"enabled": setting.dtype is torch.bfloat16},
             "zero_optimization": zero,
             "aio": _AIO,
             "train_batch_size": 1,
@@ -240,7 +248,7 @@ class ZeroInference(Contestant):
         # It says to from_pretrained that parameters go to disk one by one; it must live as long as the model.
         self._said = HfDeepSpeedConfig(self._config)
         with torch.no_grad():
-            model = transformers.AutoModelForCausalLM.from_pretrained(setting.model, dtype=torch.bfloat16).eval()
+            model = transformers.AutoModelForCausalLM.from_pretrained(setting.model, dtype=setting.dtype).eval()
             return deepspeed.initialize(model=model, config_params=self._config)[0].module.eval()
 
     def settings(self) -> dict[str, Any]:

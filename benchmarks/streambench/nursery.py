@@ -61,7 +61,7 @@ class Child:
     def __init__(self, name: str, setting: Setting) -> None:
         self._is_open = False
         command = [sys.executable, "-m", "streambench.nursery", name]
-        command += [str(setting.model), str(setting.memory), str(setting.scratch)]
+        command += [str(setting.model), str(setting.memory), str(setting.scratch), str(setting.dtype).split(".")[1]]
         log = setting.scratch / f"{name.replace(' ', '-').replace(',', '')}.log"
         with log.open("w") as errors:
             self._process = subprocess.Popen(
@@ -115,7 +115,6 @@ class _Serving:
     def __init__(self, name: str, setting: Setting) -> None:
         (self._one,) = (one for one in everybody() if one.name == name)
         self._setting = setting
-        self._files = sorted(setting.model.glob("*.safetensors"))
         self._model: Any = None
         self._start_bytes = 0
 
@@ -130,7 +129,7 @@ class _Serving:
         generator = torch.Generator().manual_seed(errand.seed)
         shape = (errand.batch, errand.prompt_tokens)
         ids = torch.randint(0, self._model.config.vocab_size, shape, generator=generator)
-        files = self._files if one.is_cached else []
+        files = _files(self._setting) if one.is_cached else []
         turn, generated = take(self._model, ids, errand.new_tokens, files, self._start_bytes)
         limit = one.roofline(ids) if errand != _OPEN else {}
         if limit and turn.step_bytes < _COLD_SHARE * limit["bytes"]:
@@ -141,13 +140,18 @@ class _Serving:
         return {"turn": asdict(turn), "generated": generated, "roofline": limit, "settings": settings}
 
 
+def _files(setting: Setting) -> list[Path]:
+    """Give all that is read by the page cache."""
+    return sorted([*setting.model.glob("*.safetensors"), *setting.offload.glob("*.safetensors")])
+
+
 def main() -> None:
     """Serve requests until there are none."""
     # What a rival prints belongs to nobody's answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    name, model, memory, scratch = sys.argv[1:]
-    serving = _Serving(name, Setting(Path(model), int(memory), Path(scratch)))
+    name, model, memory, scratch, dtype = sys.argv[1:]
+    serving = _Serving(name, Setting(Path(model), int(memory), Path(scratch), getattr(torch, dtype)))
     for line in sys.stdin:
         try:
             answer = serving.answer(Errand(**json.loads(line)))

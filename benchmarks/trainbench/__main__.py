@@ -19,11 +19,17 @@ from trainbench.offloaded import TOKENS, Size
 from trainbench.rounds import Bench, Row
 from trainbench.steppers import everybody
 
-# Whether parameters are of bf16; entries of a batch.
+# Whether parameters are of bf16; entries of a batch, and whether blocks change in the backward pass.
 _STEPS = {"step-fp32": False, "step-bf16": True}
-_OFFLOAD = {"offload-disk": 1, "offload-compute": 64}
+_OFFLOAD = {
+    "offload-disk": (1, False),
+    "offload-disk-in-backward": (1, True),
+    "offload-compute": (64, False),
+    "offload-compute-in-backward": (64, True),
+}
 _ROWS = (*_STEPS, *_OFFLOAD)
-_QUICK_ROWS, _QUICK_ELEMENTS, _QUICK_ROUNDS, _QUICK_SIZE = "step-fp32,offload-disk", 16_000_000, 1, Size(256, 24)
+_QUICK_ROWS = "step-fp32,offload-disk,offload-disk-in-backward"
+_QUICK_ELEMENTS, _QUICK_ROUNDS, _QUICK_SIZE = 16_000_000, 1, Size(256, 24)
 _MIB = 1 << 20
 
 
@@ -64,7 +70,8 @@ def run(chosen: argparse.Namespace, scratch: Path) -> Path:
                 if key in _STEPS:
                     rows.append(bench.steps_row(key, chosen.elements, is_short=_STEPS[key]))
                 else:
-                    rows.append(bench.offload_row(key, size, _OFFLOAD[key]))
+                    batch, in_backward = _OFFLOAD[key]
+                    rows.append(bench.offload_row(key, size, batch, in_backward=in_backward))
                 print(summary.table(rows[-1]), flush=True)
                 record = {
                     "date": time.strftime("%Y-%m-%d"),

@@ -77,7 +77,8 @@ class Trained:
 
         Args:
             setting: ``width`` and ``blocks`` of the model, entries of a ``batch``, bytes of ``memory`` for
-                parameters (0 has all of them there), and a ``folder`` for what is on disk.
+                parameters (0 has all of them there), whether blocks change ``in_backward``, and a ``folder`` for
+                what is on disk.
         """
         self._size, self._batch = Size(setting["width"], setting["blocks"]), setting["batch"]
         self._model = _model(self._size)
@@ -87,7 +88,7 @@ class Trained:
 
             where = {"memory": setting["memory"], "swap_dir": setting["folder"]}
             self._offloading = deepnvme.offload_parameters(self._model, **where)
-            self._offloading.attach(self._optimizer)
+            self._offloading.attach(self._optimizer, in_backward=setting["in_backward"])
         self._generator = torch.Generator().manual_seed(2)
         # The first is where the order is learnt, in the second it is known.
         losses = [self._step() for _ in range(3)]

@@ -171,21 +171,21 @@ class Bench:
     def _log(self, name: str) -> Path:
         return self.scratch / f"{name.replace(' ', '-').replace(',', '')}.log"
 
-    def offload_row(self, key: str, size: Size, batch: int) -> Row:
+    def offload_row(self, key: str, size: Size, batch: int, *, in_backward: bool) -> Row:
         """Measure steps of a model whose parameters are on disk, beside the same in memory.
 
         Raises:
             RuntimeError: their losses differ, or one of them ended.
         """
         memory = size.parameter_bytes // 4
-        row = Row(key, {**asdict(size), "batch": batch, "memory": memory})
+        row = Row(key, {**asdict(size), "batch": batch, "memory": memory, "in_backward": in_backward})
         children: dict[str, Child] = {}
         ready: dict[str, Answer] = {}
         folder = self.scratch / "contestant"
         folder.mkdir()
         try:
             for name, bound in ((OURS, memory), (IN_MEMORY, 0)):
-                asked = {**asdict(size), "batch": batch, "memory": bound, "folder": str(folder)}
+                asked = {**row.setting, "memory": bound, "folder": str(folder)}
                 children[name] = Child("offloaded", name, self._log(name))
                 ready[name] = children[name].open(asked)
             _same(ready)
