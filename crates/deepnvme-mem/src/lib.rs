@@ -39,6 +39,7 @@ mod loom_tests;
 mod mapping;
 mod numa;
 mod odometer;
+mod past_cache;
 mod plane;
 mod pool;
 mod region;

@@ -135,6 +135,15 @@ impl RegionMut {
         unsafe { self.0.copy_in(at, source.as_ptr(), source.len()) }
     }
 
+    /// As [`copy_from_slice`](Self::copy_from_slice), past the processor's caches: for bytes that are read much later.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn copy_past_cache(&self, at: usize, source: &[u8]) {
+        // SAFETY: a slice is valid for reads of its length, and this type is the right to write.
+        unsafe { self.0.copy_in_past_cache(at, source) }
+    }
+
     /// The buffer that this region was made from.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use crate::buffer::Buffer;
+use crate::past_cache;
 use crate::runs::Runs;
 use crate::strided::Strided;
 
@@ -197,6 +198,21 @@ impl Span {
             match &self.runs {
                 None => ptr::copy(source, self.start.add(to), len),
                 Some(runs) => runs.scatter(self.start, to, source, len),
+            }
+        }
+    }
+
+    /// As [`copy_in`](Self::copy_in), for bytes that are not read soon, and that do not overlap these.
+    ///
+    /// # Safety
+    /// As [`copy_in`](Self::copy_in).
+    pub(crate) unsafe fn copy_in_past_cache(&self, to: usize, source: &[u8]) {
+        self.assert_copyable(to, source.len());
+        // SAFETY: as in `copy_in`; a slice that is borrowed shared is not what somebody may write to.
+        unsafe {
+            match &self.runs {
+                None => past_cache::copy(source.as_ptr(), self.start.add(to), source.len()),
+                Some(runs) => runs.scatter(self.start, to, source.as_ptr(), source.len()),
             }
         }
     }

@@ -309,7 +309,8 @@ impl Kit {
         let Self { whole, workspace, .. } = self;
         let put = |at: usize, step: &[u8]| {
             if on_host {
-                job.target.copy_from_slice(at, step);
+                // A layer that is computed with later, and is larger than any cache.
+                job.target.copy_past_cache(at, step);
             } else {
                 whole.extend_from_slice(step);
             }
