@@ -74,7 +74,7 @@ class Meeting:
             self.quiet.wait()
             answer = child.generate(errand)
         finally:
-            if one.is_mapped:
+            if one.ends_with_turn:
                 self.children.pop(one.name).close()
         if one.is_exact and expected and answer.generated != expected:
             raise RuntimeError("it generated other tokens than those before it")

@@ -52,8 +52,9 @@ class Contestant:
     group: Literal["memory", "deepnvme", "packed", "accelerate", "DeepSpeed", "orientation"] = "orientation"
     #: Reads by the page cache, which is dropped before each step.
     is_cached = False
-    #: Keeps pages of the model's files, which nobody's dropping drops: its process ends with its turn.
-    is_mapped = False
+    #: Its process ends with its turn: it keeps pages of the model's files, which nobody's dropping drops, or memory
+    #: for all of the model, which others' page cache may need.
+    ends_with_turn = False
     #: Its weights are those of the model, to the last bit, and so must be what it generates.
     is_exact = True
 
@@ -75,6 +76,7 @@ class InMemory(Contestant):
 
     name = "in memory"
     group = "memory"
+    ends_with_turn = True
 
     def open(self, setting: Setting) -> Any:
         """See the base."""
@@ -159,7 +161,7 @@ class Accelerate(Contestant):
         is_cached: the page cache is dropped before each step.
     """
 
-    is_mapped = True
+    ends_with_turn = True
 
     def __init__(self, name: str, *, keeps_layers: bool, is_cached: bool) -> None:
         self.name = name
