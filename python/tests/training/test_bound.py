@@ -68,7 +68,7 @@ for index, layer in enumerate(model):
 optimizer = deepnvme.optim.AdamW(
     model.parameters(), swap_dir=".", memory=STATE_MEMORY, threads=2, swap_gradients=SWAP_GRADIENTS
 )
-offloading.attach(optimizer)
+offloading.attach(optimizer, in_backward=IN_BACKWARD)
 wide.train(model, optimizer)
 assert offloading.stats().resident_bytes_peak <= PARAMETER_MEMORY
 assert optimizer.swapping.resident_bytes_peak <= STATE_MEMORY
@@ -91,16 +91,17 @@ else:
 """
 
 
-def large(*, swap_gradients: bool) -> str:
-    """What trains with parameters and state on disk, and gradients too, or in memory."""
+def large(gradients: str) -> str:
+    """What trains with parameters and state on disk, and gradients there, or in memory, or used up as they come."""
     values = {
         "BEGIN": BEGIN,
         "BUFFERS": BUFFERS,
         "GIVEN": STATE_MEMORY + PARAMETER_MEMORY + CONSTANT,
-        "IN_MEMORY": 0 if swap_gradients else "wide.PARAMETER_BYTES",
+        "IN_BACKWARD": gradients == "used up",
+        "IN_MEMORY": "wide.PARAMETER_BYTES" if gradients == "in memory" else 0,
         "PARAMETER_MEMORY": PARAMETER_MEMORY,
         "STATE_MEMORY": STATE_MEMORY,
-        "SWAP_GRADIENTS": swap_gradients,
+        "SWAP_GRADIENTS": gradients == "on disk",
     }
     program = LARGE
     for name, value in values.items():
@@ -121,12 +122,12 @@ def test_state_larger_than_the_memory_of_the_process(trained: torch.nn.Sequentia
     assert run(STATE, folder).split() == [wide.digest(trained.parameters())]
 
 
-@pytest.mark.parametrize("swap_gradients", [False, True])
+@pytest.mark.parametrize("gradients", ["in memory", "on disk", "used up"])
 def test_each_of_parameters_gradients_and_state_larger(
-    trained: torch.nn.Sequential, folder: Path, swap_gradients: bool
+    trained: torch.nn.Sequential, folder: Path, gradients: str
 ) -> None:
-    """Larger than all memory that the process may have, if gradients are on disk; parameters never were in memory."""
-    output = run(large(swap_gradients=swap_gradients), folder)
+    """Larger than all memory that the process may have, if gradients are not there; parameters never were in memory."""
+    output = run(large(gradients), folder)
     assert output.split() == [wide.digest(layer.parameters()) for layer in trained]
     saved = deepnvme.load(folder / "model.safetensors.index.json")
     for name, tensor in trained.state_dict().items():
