@@ -14,9 +14,26 @@ from deepnvme import optim
 from .test_training import KINDS, MEMORY, WIDTH, Block, Model, Twins, assert_same, batches, loss_of, train, twins
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 __all__ = ["twins"]
+
+
+def both(
+    plain: nn.Module, twin: nn.Module, offloading: Any, make: Callable[[nn.Module], torch.optim.Optimizer]
+) -> Iterator[tuple[nn.Module, Any]]:
+    """Give each with its optimizer, that of the one on disk attached, and the same seed."""
+    for one in (plain, twin):
+        optimizer = make(one)
+        if one is twin:
+            offloading.attach(optimizer, in_backward=True)
+        torch.manual_seed(2)
+        yield one, optimizer
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
 def gradients(model: nn.Module) -> int:
@@ -140,11 +157,7 @@ def test_a_block_that_is_called_again(twins: Twins, how: str, to_none: bool) -> 
     torch.manual_seed(1)
     plain, twin, offloading = twins(Repeated(how), memory=2 * 4 * (8 * WIDTH * WIDTH + 8 * WIDTH))
     found = []
-    for one in (plain, twin):
-        optimizer = torch.optim.AdamW(one.parameters(), lr=1e-2)
-        if one is twin:
-            offloading.attach(optimizer, in_backward=True)
-        torch.manual_seed(2)
+    for one, optimizer in both(plain, twin, offloading, adamw):
         losses: list[float] = []
         for _ in range(4):
             hidden = torch.randn(2, 3, WIDTH, requires_grad=True)
@@ -184,11 +197,7 @@ def test_parameters_without_gradients(twins: Twins) -> None:
     torch.manual_seed(1)
     plain, twin, offloading = twins(Branching(), memory=6 * 4 * (WIDTH * WIDTH + WIDTH))
     found = []
-    for one in (plain, twin):
-        optimizer = torch.optim.AdamW(one.parameters(), lr=1e-2)
-        if one is twin:
-            offloading.attach(optimizer, in_backward=True)
-        torch.manual_seed(2)
+    for one, optimizer in both(plain, twin, offloading, adamw):
         losses = []
         for step in range(6):
             loss = one(torch.randn(2, WIDTH), is_even=step % 2 == 0).square().mean()
@@ -240,10 +249,7 @@ def test_two_optimizers(twins: Twins) -> None:
 def test_a_closure(twins: Twins) -> None:
     plain, twin, offloading = twins()
     found = []
-    for one in (plain, twin):
-        optimizer = torch.optim.AdamW(one.parameters(), lr=1e-2)
-        if one is twin:
-            offloading.attach(optimizer, in_backward=True)
+    for one, optimizer in both(plain, twin, offloading, adamw):
 
         def closure(one: nn.Module = one, optimizer: torch.optim.Optimizer = optimizer) -> torch.Tensor:
             optimizer.zero_grad()

@@ -51,12 +51,36 @@ def test_what_needs_all_gradients_is_refused(tmp_path: Path) -> None:
         offloading.attach(optim.AdamW(model.parameters(), max_norm=1.0), in_backward=True)
     with pytest.raises(UnsupportedError, match="LBFGS"):
         offloading.attach(torch.optim.LBFGS(model.parameters()), in_backward=True)
-    optimizer = optim.AdamW(model.parameters())
+
+
+@pytest.mark.parametrize("kind", [optim.AdamW, torch.optim.AdamW])
+@pytest.mark.parametrize("unscales", [False, True])
+def test_a_scaler_is_refused(tmp_path: Path, kind: Any, unscales: bool) -> None:
+    model, offloading = small(tmp_path)
+    # A gradient that is left for it to find: without one, torch's scaler complains by itself.
+    other = nn.Parameter(torch.ones(3))
+    optimizer = kind([*model.parameters(), other])
     offloading.attach(optimizer, in_backward=True)
     scaler = torch.amp.GradScaler("cpu")
-    scaler.scale(loss_of(model, batches(1)[0])).backward()  # type: ignore[no-untyped-call]
+    loss = loss_of(model, batches(1)[0]) + other.sum()
+    scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    if unscales:
+        scaler.unscale_(optimizer)
     with pytest.raises(UnsupportedError, match="GradScaler"):
         scaler.step(optimizer)
+
+
+def test_an_optimizer_is_attached_once(tmp_path: Path) -> None:
+    model, offloading = small(tmp_path)
+    optimizer = torch.optim.AdamW(model.parameters())
+    offloading.attach(optimizer, in_backward=True)
+    with pytest.raises(UnsupportedError, match="attached already"):
+        offloading.attach(optimizer)
+    train(model, optimizer, 1)
+    offloading.close()
+    # And again, once the model has been given back.
+    deepnvme.offload_parameters(model, memory=MEMORY, swap_dir=tmp_path).attach(optimizer, in_backward=True)
+    train(model, optimizer, 2)
 
 
 def test_a_change_between_forward_and_backward(tmp_path: Path) -> None:

@@ -112,9 +112,11 @@ class Offloaded:
                 everything.
 
         Raises:
-            UnsupportedError: it treats them together.
+            UnsupportedError: it treats them together, or is attached already.
         """
         self._check_open()
+        if any(stepping.is_of(optimizer) for stepping in self._attached()):
+            raise UnsupportedError("this optimizer is attached already, and it is attached once")
         stepping = Stepping(
             optimizer, self._residence, self._unit_of, in_backward=in_backward, ended=self._passes.end_step
         )

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from deepnvme._swap.parameters.residence import Residence
     from deepnvme._swap.parameters.units import Unit
 
+_SUPPORTS_SCALING = "_step_supports_amp_scaling"
+
 
 class Stepping:
     """Takes the place of an optimizer's ``step``.
@@ -78,7 +80,14 @@ class Stepping:
         # Schedulers want a method.
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
         if in_backward:
+            # Has a `GradScaler` say to `step` that it scales: torch's own optimizers hear nothing of it as a rule.
+            self._supported_scaling = getattr(optimizer, _SUPPORTS_SCALING, False)
+            setattr(optimizer, _SUPPORTS_SCALING, True)
             self._watch()
+
+    def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it is this optimizer's."""
+        return self._optimizer() is optimizer
 
     @property
     def is_begun(self) -> bool:
@@ -91,6 +100,9 @@ class Stepping:
             hook.remove()
         self._hooks.clear()
         self._in_backward = False
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            setattr(optimizer, _SUPPORTS_SCALING, self._supported_scaling)
 
     def backward_through(self, unit: Unit) -> None:
         """Change a unit of which there will be no more gradients in this pass.
@@ -138,7 +150,9 @@ class Stepping:
         self._begun = begun
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
-        if self._in_backward and getattr(self._optimizer(), "grad_scale", None) is not None:
+        # Whoever unscales beforehand leaves the second of them only.
+        scaler = ("grad_scale", "found_inf")
+        if self._in_backward and any(getattr(self._optimizer(), name, None) is not None for name in scaler):
             raise UnsupportedError(
                 "a GradScaler looks at all gradients before the first parameter is changed, and in_backward has "
                 "changed parameters by scaled ones; attach the optimizer without in_backward, or train in bfloat16"
