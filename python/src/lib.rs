@@ -81,7 +81,7 @@ mod _deepnvme {
     #[pymodule_export]
     use crate::stored::{_packed_tensors, PyStored};
     #[pymodule_export]
-    use crate::streaming::{PyPicker, PyStreamer};
+    use crate::streaming::{_stash_bytes_wanted, PyPicker, PyStreamer};
     #[pymodule_export]
     use crate::stripes::StripeSet;
     #[pymodule_export]

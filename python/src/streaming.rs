@@ -38,7 +38,7 @@ impl PyStreamer {
     /// ``units`` have a class and pieces each, and may have conversions; ``classes`` slots, how many are fetched ahead, and bytes of a slot.
     #[new]
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
-    #[pyo3(signature = (sources, units, classes, arena, engine, conversions=None))]
+    #[pyo3(signature = (sources, units, classes, arena, engine, conversions=None, stash_bytes_max=0))]
     fn new(
         py: Python<'_>,
         sources: Vec<Bound<'_, PyAny>>,
@@ -47,6 +47,7 @@ impl PyStreamer {
         arena: &Bound<'_, PyAny>,
         engine: Option<&Bound<'_, PyEngine>>,
         conversions: Option<Vec<Vec<ConversionArgument<'_>>>>,
+        stash_bytes_max: u64,
     ) -> PyResult<Self> {
         let (engine, sources) = open(py, &sources, engine)?;
         let mut converted = conversions.unwrap_or_default();
@@ -61,7 +62,8 @@ impl PyStreamer {
         let class = |(slots, ahead, slot_bytes)| SlotClass { slots, ahead, slot_bytes };
         let classes: Vec<SlotClass> = classes.into_iter().map(class).collect();
         let arena = memory::target(arena)?;
-        let streamer = Streamer::new(engine, sources, units, &classes, arena).map_err(|failure| raise(py, &failure))?;
+        let streamer = Streamer::new(engine, sources, units, &classes, arena, stash_bytes_max);
+        let streamer = streamer.map_err(|failure| raise(py, &failure))?;
         Ok(Self { streamer, pid: std::process::id() })
     }
 
@@ -99,6 +101,12 @@ impl PyStreamer {
     #[getter]
     fn conversion_bytes_max(&self) -> u64 {
         self.streamer.conversion_bytes_max()
+    }
+
+    /// Bytes of memory beside the arena that have, or will have, what is on disk.
+    #[getter]
+    fn stash_bytes(&self) -> u64 {
+        self.streamer.stash_bytes()
     }
 
     /// Fetches nothing more, and waits for what is on its way.
@@ -210,6 +218,20 @@ impl PyPicker {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         figures(py, &self.picker.stats())
     }
+}
+
+/// Bytes of all that is worth a place in a stash of these units, and of what they become.
+#[pyfunction]
+pub(crate) fn _stash_bytes_wanted(
+    py: Python<'_>,
+    conversions: Vec<Vec<ConversionArgument<'_>>>,
+) -> PyResult<(u64, u64)> {
+    let unit = |stored: Vec<ConversionArgument<'_>>| {
+        let conversions = stored.into_iter().map(|each| arriving(py, each)).collect::<PyResult<Vec<_>>>()?;
+        Ok::<_, PyErr>(Unit { conversions: conversions.concat(), ..Unit::default() })
+    };
+    let units = conversions.into_iter().map(unit).collect::<PyResult<Vec<_>>>()?;
+    Ok(deepnvme_stream::stash_bytes_wanted(&units))
 }
 
 /// What brings a stretch into a slot.

@@ -2,23 +2,23 @@
 //!
 //! A crew has as many buffers as its bound allows, and each of them is on its way to the disk or back as long as there is
 //! anything to read: the disk never waits for a processor, unless all buffers are full. Half of the processors convert all
-//! the time; the others compute, and one of those converts, too, while it has to wait for what it computes with.
+//! the time; the others compute, and one of those converts, too, while it has to wait for what it computes with. What has a
+//! berth in the stash is read once, and converted from there ever after.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use deepnvme_io::mem::{Buffer, Device, RegionMut};
 use deepnvme_io::{Engine, GpuAccess, Pending, TensorFile};
 
 use crate::arrival::{Workspace, convert};
 use crate::error::{Error, Result};
-use crate::task::Task;
-use crate::unit::Conversion;
+use crate::stash::Stash;
+use crate::task::{Done, Task};
+use crate::unit::{BLOCK_BYTES, Conversion};
 
-/// Direct I/O begins at such a place, in the file and in memory.
-const BLOCK_BYTES: u64 = 4096;
 /// More threads than this wait for the disk, whatever it is.
 const THREADS_MAX: usize = 8;
 /// Bytes of buffers for each thread, and for whoever waits: a disk needs some MiB under way to be at its best.
@@ -30,18 +30,32 @@ pub(crate) struct Job {
     pub(crate) file: Arc<TensorFile>,
     pub(crate) conversion: Conversion,
     pub(crate) target: RegionMut,
+    /// Where in the stash its bytes have a place.
+    pub(crate) berth: Option<usize>,
 }
 
-/// A job whose bytes are on their way.
+/// A job whose bytes are on their way, or here.
 #[derive(Debug)]
 struct Reading {
     task: Arc<Task>,
     job: Job,
-    pending: Pending<RegionMut>,
-    /// What is left of the buffer.
-    rest: RegionMut,
-    /// Bytes in front of the ones that are wanted.
-    head: usize,
+    bytes: Bytes,
+    /// Whose the buffer is.
+    owner: Owner,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    /// With what is left of the buffer.
+    Coming(Pending<RegionMut>, RegionMut),
+    Here(Buffer),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Owner {
+    Crew,
+    /// The stash, and the number of the berth.
+    Stash(usize),
 }
 
 #[derive(Debug, Default)]
@@ -52,6 +66,7 @@ struct Jobs {
     spare: Vec<Buffer>,
     /// Buffers that may be made still.
     unmade: usize,
+    stash: Stash,
     is_over: bool,
 }
 
@@ -89,11 +104,11 @@ pub(crate) fn hands() -> usize {
 
 impl Crew {
     /// A crew for conversions of at most so many bytes on disk.
-    pub(crate) fn start(engine: &Arc<Engine>, read_bytes_max: usize) -> Result<Self> {
-        Self::start_with(engine, read_bytes_max, threads())
+    pub(crate) fn start(engine: &Arc<Engine>, read_bytes_max: usize, stash: Stash) -> Result<Self> {
+        Self::start_with(engine, read_bytes_max, stash, threads())
     }
 
-    fn start_with(engine: &Arc<Engine>, read_bytes_max: usize, wanted: usize) -> Result<Self> {
+    fn start_with(engine: &Arc<Engine>, read_bytes_max: usize, stash: Stash, wanted: usize) -> Result<Self> {
         // It begins somewhere in a block.
         let buffer_bytes = read_bytes_max.next_multiple_of(BLOCK_BYTES as usize) + BLOCK_BYTES as usize;
         let buffers = ((wanted + 1) * BUFFERS_BYTES / buffer_bytes).max(wanted + 1);
@@ -101,7 +116,7 @@ impl Crew {
             engine: Arc::clone(engine),
             buffers,
             buffer_bytes,
-            jobs: Mutex::new(Jobs { unmade: buffers, ..Jobs::default() }),
+            jobs: Mutex::new(Jobs { unmade: buffers, stash, ..Jobs::default() }),
             changed: Condvar::new(),
             kits: Mutex::default(),
         });
@@ -127,13 +142,13 @@ impl Crew {
     /// Has the jobs done; those that somebody waits for come first.
     pub(crate) fn begin(&self, jobs: Vec<Job>, is_urgent: bool) -> Arc<Task> {
         let task = Arc::new(Task::new(jobs.len()));
-        let new = jobs.into_iter().map(|job| (Arc::clone(&task), job));
+        let mut new: VecDeque<_> = jobs.into_iter().map(|job| (Arc::clone(&task), job)).collect();
         let mut all = lock(&self.shared.jobs);
         if is_urgent {
-            let before = std::mem::take(&mut all.waiting);
-            all.waiting = new.chain(before).collect();
+            new.append(&mut all.waiting);
+            all.waiting = new;
         } else {
-            all.waiting.extend(new);
+            all.waiting.append(&mut new);
         }
         if self.is_here() {
             self.shared.read_ahead(&mut all);
@@ -164,7 +179,7 @@ impl Crew {
                 continue;
             };
             drop(jobs);
-            if reading.pending.wait_timeout(left) {
+            if reading.bytes.wait_timeout(left) {
                 let kit =
                     kit.get_or_insert_with(|| lock(&shared.kits).pop().unwrap_or_else(|| Kit::new(&shared.engine)));
                 shared.convert(kit, reading);
@@ -206,7 +221,7 @@ impl Jobs {
     /// What is converted next: of that task, if one is named, and what has come, as far as possible.
     fn take(&mut self, task: Option<&Arc<Task>>) -> Option<Reading> {
         let is_wanted = |reading: &Reading| task.is_none_or(|task| Arc::ptr_eq(&reading.task, task));
-        let has_come = |reading: &Reading| reading.pending.is_done();
+        let has_come = |reading: &Reading| reading.bytes.have_come();
         let place = self.reading.iter().position(|reading| is_wanted(reading) && has_come(reading));
         let place = place.or_else(|| self.reading.iter().position(has_come));
         let place = place.or_else(|| self.reading.iter().position(is_wanted));
@@ -236,26 +251,27 @@ impl Shared {
     /// calls this before the lock is free again: no job waits beside a buffer.
     fn read_ahead(&self, jobs: &mut Jobs) {
         let before = jobs.waiting.len();
-        while !jobs.waiting.is_empty() && (!jobs.spare.is_empty() || jobs.unmade > 0) {
-            let buffer = jobs.spare.pop().map_or_else(
-                || {
-                    jobs.unmade -= 1;
-                    Buffer::zeroed(self.buffer_bytes).map_err(|error| deepnvme_io::Error::from_io("allocate", &error))
-                },
-                Ok,
-            );
-            let Some((task, job)) = jobs.waiting.pop_front() else { return };
+        while let Some((task, job)) = jobs.waiting.pop_front() {
+            if let Some((berth, buffer)) = job.berth.and_then(|berth| Some((berth, jobs.stash.take_full(berth)?))) {
+                let (bytes, owner) = (Bytes::Here(buffer), Owner::Stash(berth));
+                jobs.reading.push_back(Reading { task, job, bytes, owner });
+                continue;
+            }
+            let Some((owner, buffer)) = self.buffer(jobs, job.berth) else {
+                jobs.waiting.push_front((task, job));
+                break;
+            };
             let Conversion { offset, bytes, .. } = job.conversion;
-            let begin = offset / BLOCK_BYTES * BLOCK_BYTES;
-            let head = (offset - begin) as usize;
+            let head = job.conversion.head();
             let started = buffer.and_then(|buffer| {
                 let (target, rest) = buffer.into_region().split_at(head + bytes);
-                Ok((self.engine.read(&job.file, begin, target)?, rest))
+                Ok(Bytes::Coming(self.engine.read(&job.file, offset - head as u64, target)?, rest))
             });
             match started {
-                Ok((pending, rest)) => jobs.reading.push_back(Reading { task, job, pending, rest, head }),
+                Ok(bytes) => jobs.reading.push_back(Reading { task, job, bytes, owner }),
                 Err(error) => {
-                    jobs.unmade += 1;
+                    // A berth whose memory is lost stays empty.
+                    jobs.unmade += usize::from(owner == Owner::Crew);
                     task.end(job.target, Err(error.into()));
                 }
             }
@@ -265,26 +281,69 @@ impl Shared {
         }
     }
 
+    /// Memory to read into, and whose it is: of its berth, if that is free; `None` where all is in use.
+    fn buffer(&self, jobs: &mut Jobs, berth: Option<usize>) -> Option<(Owner, deepnvme_io::Result<Buffer>)> {
+        if let Some((berth, buffer)) = berth.and_then(|berth| Some((berth, jobs.stash.take_empty(berth)?))) {
+            return Some((Owner::Stash(berth), Ok(buffer)));
+        }
+        if let Some(buffer) = jobs.spare.pop() {
+            return Some((Owner::Crew, Ok(buffer)));
+        }
+        jobs.unmade = jobs.unmade.checked_sub(1)?;
+        let made = Buffer::zeroed(self.buffer_bytes);
+        Some((Owner::Crew, made.map_err(|error| deepnvme_io::Error::from_io("allocate", &error))))
+    }
+
     fn convert(&self, kit: &mut Kit, reading: Reading) {
-        let Reading { task, job, pending, rest, head } = reading;
-        let (memory, transfer) = pending.wait();
-        let whole = memory.and_then(|memory| memory.join(rest).ok()).and_then(|whole| whole.into_buffer().ok());
-        let result = transfer.map_err(Error::from).and_then(|transfer| {
+        let Reading { task, job, bytes, owner } = reading;
+        let (buffer, read) = bytes.wait();
+        let result = read.and_then(|finished| {
             let began = Instant::now();
             let lost = || Error::Plan("the memory of a read did not come home".into());
-            let bytes = whole.as_ref().ok_or_else(lost)?.as_slice();
-            kit.fill(&job, &bytes[head..head + job.conversion.bytes])?;
-            Ok((job.conversion.bytes as u64, transfer.finished, began.elapsed()))
+            let (head, bytes) = (job.conversion.head(), job.conversion.bytes);
+            kit.fill(&job, &buffer.as_ref().ok_or_else(lost)?.as_slice()[head..head + bytes])?;
+            Ok(Done { read: finished.map(|finished| (bytes as u64, finished)), converting: began.elapsed() })
         });
+        let is_right = result.is_ok();
         task.end(job.target, result);
         let mut jobs = lock(&self.jobs);
-        match whole {
-            Some(buffer) => jobs.spare.push(buffer),
-            None => jobs.unmade += 1,
+        match (owner, buffer) {
+            (Owner::Stash(berth), Some(buffer)) => jobs.stash.put(berth, buffer, is_right),
+            (Owner::Crew, Some(buffer)) => jobs.spare.push(buffer),
+            (Owner::Crew, None) => jobs.unmade += 1,
+            (Owner::Stash(_), None) => {}
         }
         self.read_ahead(&mut jobs);
         drop(jobs);
         self.changed.notify_all();
+    }
+}
+
+impl Bytes {
+    fn have_come(&self) -> bool {
+        match self {
+            Self::Coming(pending, _) => pending.is_done(),
+            Self::Here(_) => true,
+        }
+    }
+
+    fn wait_timeout(&self, timeout: Duration) -> bool {
+        match self {
+            Self::Coming(pending, _) => pending.wait_timeout(timeout),
+            Self::Here(_) => true,
+        }
+    }
+
+    /// The buffer, unless it was lost to an error, and when they had come, if they had to.
+    fn wait(self) -> (Option<Buffer>, Result<Option<Instant>>) {
+        match self {
+            Self::Here(buffer) => (Some(buffer), Ok(None)),
+            Self::Coming(pending, rest) => {
+                let (memory, transfer) = pending.wait();
+                let whole = memory.and_then(|memory| memory.join(rest).ok()).and_then(|whole| whole.into_buffer().ok());
+                (whole, transfer.map(|transfer| Some(transfer.finished)).map_err(Error::from))
+            }
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use deepnvme_io::{Config, Engine};
 
 use super::{BUFFERS_BYTES, Crew, Job, lock};
 use crate::source::Source;
+use crate::stash::Stash;
 use crate::task::Task;
 use crate::unit::{Arrival, Conversion};
 
@@ -19,11 +20,16 @@ struct World {
     crew: Crew,
     source: Source,
     wide: Vec<u8>,
+    berths: usize,
     _folder: tempfile::TempDir,
 }
 
 impl World {
     fn new(jobs: usize) -> Self {
+        Self::with_stash(jobs, &[])
+    }
+
+    fn with_stash(jobs: usize, berths: &[usize]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut bytes = vec![0; 7 + jobs * JOB_BYTES];
         fastrand::Rng::with_seed(3).fill(&mut bytes);
@@ -32,8 +38,8 @@ impl World {
         let mut wide = vec![0; jobs * JOB_BYTES * 2];
         cast::convert(Float::Bf16, Float::F32, &bytes[7..], &mut wide).unwrap();
         let engine = Arc::new(Engine::new(Config::default()).unwrap());
-        let crew = Crew::start_with(&engine, JOB_BYTES, 0).unwrap();
-        Self { crew, source: Source::open(path).unwrap(), wide, _folder: folder }
+        let crew = Crew::start_with(&engine, JOB_BYTES, Stash::new(berths).unwrap(), 0).unwrap();
+        Self { crew, source: Source::open(path).unwrap(), wide, berths: berths.len(), _folder: folder }
     }
 
     fn begin(&self, range: std::ops::Range<usize>) -> (Arc<Task>, Region) {
@@ -56,19 +62,24 @@ impl World {
                 trim: (0, 0),
                 then: None,
             };
-            jobs.push(Job { file: Arc::clone(self.source.file()), conversion, target });
+            let berth = (index < self.berths).then_some(index);
+            jobs.push(Job { file: Arc::clone(self.source.file()), conversion, target, berth });
         }
         (self.crew.begin(jobs, false), region)
     }
 
     fn assert_came(&self, task: &Task, region: &Region, first: usize) {
-        let came = task.finish().unwrap();
-        let (bytes, ..) = came.result.unwrap();
-        assert_eq!(bytes as usize * 2, region.len());
+        assert_eq!(self.bytes_read(task, region, first) as usize * 2, region.len());
+    }
+
+    /// Bytes that were read for what is right.
+    fn bytes_read(&self, task: &Task, region: &Region, first: usize) -> u64 {
+        let (bytes, ..) = task.finish().unwrap().result.unwrap();
         let mut memory = vec![0; region.len()];
         region.copy_to_slice(0, &mut memory);
         let at = first * JOB_BYTES * 2;
         assert!(memory == self.wide[at..at + memory.len()]);
+        bytes
     }
 
     /// On their way, without a buffer yet, buffers.
@@ -153,4 +164,31 @@ fn who_waits_hears_of_what_others_could_not_begin() {
         all.into_iter().for_each(|one| assert!(one.join().unwrap()));
     });
     assert!(task.finish().unwrap().result.is_err());
+}
+
+#[test]
+fn what_has_a_berth_is_read_once_and_needs_no_buffer() {
+    let world = World::with_stash(40, &[JOB_BYTES + 4096; 10]);
+    let buffers = world.crew.shared.buffers;
+    for bytes_read in [40 * JOB_BYTES, 30 * JOB_BYTES, 30 * JOB_BYTES] {
+        let (task, region) = world.begin(0..40);
+        let (reading, waiting, _) = world.counts();
+        assert_eq!((reading, waiting), (10 + buffers, 30 - buffers), "ten beside all that have buffers");
+        assert!(world.crew.help(&task, Instant::now() + FAR));
+        assert_eq!(world.bytes_read(&task, &region, 0), bytes_read as u64);
+        assert_eq!(world.counts(), (0, 0, buffers), "no buffer is lost");
+    }
+}
+
+#[test]
+fn a_berth_whose_read_does_not_begin_is_done_without() {
+    let world = World::with_stash(40, &[JOB_BYTES + 4096; 3]);
+    let (task, _) = world.begin_at(u64::MAX - (1 << 40), 0..3);
+    assert!(task.finish().unwrap().result.is_err());
+    for _ in 0..2 {
+        let (task, region) = world.begin(0..40);
+        assert!(world.crew.help(&task, Instant::now() + FAR));
+        world.assert_came(&task, &region, 0);
+    }
+    assert_eq!(world.counts(), (0, 0, world.crew.shared.buffers));
 }

@@ -9,11 +9,10 @@ use deepnvme_io::{Engine, Error as IoError, Pending, ReadItem};
 use crate::arrival::{Workspace, convert};
 use crate::error::{Error, Result};
 use crate::source::Source;
-use crate::unit::Conversion;
+use crate::unit::{BLOCK_BYTES, Conversion};
 
 /// Bytes that are on their way while those before them are converted.
 const WAVE_BYTES: usize = 16 << 20;
-const BLOCK_BYTES: u64 = 4096;
 
 /// Memory that the next call uses again.
 #[derive(Debug, Default)]
@@ -81,7 +80,7 @@ impl Gather {
             let Some(buffer) = buffer else {
                 return Err(Error::Plan("the memory of a read did not come home".into()));
             };
-            let (head, bytes) = (head(&conversions[0]), conversions[0].bytes);
+            let (head, bytes) = (conversions[0].head(), conversions[0].bytes);
             gathered.bytes += bytes as u64;
             for conversion in conversions {
                 let target = memory.target(conversion.at..conversion.at + conversion.target_bytes);
@@ -103,11 +102,6 @@ impl Gather {
     }
 }
 
-/// Bytes in front of the first one that is wanted.
-fn head(conversion: &Conversion) -> usize {
-    (conversion.offset % BLOCK_BYTES) as usize
-}
-
 fn start<'a>(
     engine: &Engine,
     sources: &[Source],
@@ -120,9 +114,9 @@ fn start<'a>(
         let first = &conversions[0];
         let buffer = spare.pop().map_or_else(|| Buffer::zeroed(buffer_bytes), Ok);
         let buffer = buffer.map_err(|error| IoError::from_io("allocate", &error))?;
-        let (target, rest) = buffer.into_region().split_at(head(first) + first.bytes);
+        let (target, rest) = buffer.into_region().split_at(first.head() + first.bytes);
         let file = Arc::clone(sources[first.source].file());
-        items.push(ReadItem { file, offset: first.offset - head(first) as u64, target });
+        items.push(ReadItem { file, offset: first.offset - first.head() as u64, target });
         kept.push((*conversions, rest));
     }
     let started = Instant::now();

@@ -6,6 +6,8 @@
 //!
 //! What arrives may become other bytes on the way ([`Arrival`]): cast, unpacked, dequantised by the threads of `crew`, and whoever waits.
 //!
+//! Where that is fewer bytes, part of it stays in memory as it is on disk (`stash`).
+//!
 //! `forecast` learns the order, `residency` decides purely what is where, `streamer` moves the bytes (`flight`: those of one unit), `source` knows when a
 //! file is no longer the one that was opened.
 //!
@@ -27,7 +29,7 @@
 //! let class = SlotClass { slots: 2, ahead: 1, slot_bytes: 12_288 };
 //! let arena = Buffer::zeroed(2 * 12_288)?.into_region();
 //! let bytes = arena.region();
-//! let streamer = Streamer::new(engine, vec![source], (0..4).map(layer).collect(), &[class], arena)?;
+//! let streamer = Streamer::new(engine, vec![source], (0..4).map(layer).collect(), &[class], arena, 0)?;
 //! for step in 0..3 {
 //!     for unit in 0..4 {
 //!         let at = streamer.acquire(unit, None)?.expect("no time limit was given");
@@ -52,6 +54,7 @@ pub mod pack;
 mod picker;
 mod residency;
 mod source;
+mod stash;
 mod stats;
 mod stored;
 mod streamer;
@@ -61,6 +64,7 @@ mod unit;
 pub use error::{Error, Result};
 pub use picker::{Part, Picker, Places, Stretch};
 pub use source::Source;
+pub use stash::stash_bytes_wanted;
 pub use stats::StreamStats;
 pub use stored::{Form, Stored};
 pub use streamer::Streamer;

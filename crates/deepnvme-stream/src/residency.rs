@@ -161,6 +161,11 @@ impl Residency {
         self.loading_of(self.class_of[unit])
     }
 
+    /// Whether each unit stays once it is there, as far as that is known.
+    pub(crate) fn stays(&self) -> &[bool] {
+        &self.stays
+    }
+
     fn loading_of(&self, class: usize) -> impl Iterator<Item = usize> {
         self.members[class].iter().copied().filter(|unit| matches!(self.states[*unit], State::Loading { .. }))
     }

@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::flight::{Arrived, Flight, Waiting};
 use crate::residency::{Call, Residency};
 use crate::source::Source;
+use crate::stash::{Berths, Stash};
 use crate::stats::{Busy, StreamStats};
 use crate::unit::{self, SlotClass, Unit};
 
@@ -29,6 +30,7 @@ pub struct Streamer {
     /// Where each slot begins.
     places: Vec<(usize, usize)>,
     classes: Vec<SlotClass>,
+    berths: Berths,
     /// Where anything is converted on arrival.
     crew: Option<Crew>,
     state: Mutex<State>,
@@ -54,16 +56,18 @@ struct Slot {
 
 impl Streamer {
     /// Units in the order in which they are expected to be called for at first. `arena` is cut into the slots of the first
-    /// class, then those of the second, and so on.
+    /// class, then those of the second, and so on. As much of what becomes more bytes when it arrives as `stash_bytes_max`
+    /// is enough for stays in memory as it is on disk, after it was read once.
     ///
     /// # Errors
-    /// `Plan` where the units do not fit the slots, or the slots the arena.
+    /// `Plan` where the units do not fit the slots, or the slots the arena; `Io` without memory for the stash.
     pub fn new(
         engine: Arc<Engine>,
         sources: Vec<Source>,
         units: Vec<Unit>,
         classes: &[SlotClass],
         arena: RegionMut,
+        stash_bytes_max: u64,
     ) -> Result<Self> {
         if !arena.is_contiguous() {
             return Err(Error::Plan("the memory for slots is not contiguous".into()));
@@ -79,8 +83,10 @@ impl Streamer {
             rest = behind;
         }
         let class_of = units.iter().map(|unit| unit.class).collect();
+        let residency = Residency::new(class_of, classes.iter().map(Into::into).collect());
+        let berths = Berths::choose(&units, residency.stays(), stash_bytes_max);
         let state = State {
-            residency: Residency::new(class_of, classes.iter().map(Into::into).collect()),
+            residency,
             slots,
             flights: BTreeMap::new(),
             failures: BTreeMap::new(),
@@ -89,9 +95,10 @@ impl Streamer {
             is_closed: false,
         };
         let largest = units.iter().flat_map(|unit| &unit.conversions).map(|conversion| conversion.bytes).max();
-        let crew = largest.map(|bytes| Crew::start(&engine, bytes)).transpose()?;
+        let stash = Stash::new(&berths.bytes)?;
+        let crew = largest.map(|bytes| Crew::start(&engine, bytes, stash)).transpose()?;
         let (classes, state) = (classes.to_vec(), Mutex::new(state));
-        Ok(Self { engine, sources, units, places, classes, crew, state })
+        Ok(Self { engine, sources, units, places, classes, berths, crew, state })
     }
 
     /// Starts to fetch the first units, so that they come while the caller prepares.
@@ -218,6 +225,12 @@ impl Streamer {
         self.crew.as_ref().map_or(0, Crew::bound_bytes)
     }
 
+    /// Bytes of memory that have, or will have, what is on disk.
+    #[must_use]
+    pub fn stash_bytes(&self) -> u64 {
+        self.berths.total()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every critical section leaves the state whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -293,7 +306,10 @@ impl Streamer {
             let file = Arc::clone(self.sources[source].file());
             match part.checked_sub(pieces.len()) {
                 None => cut.items.push(ReadItem { file, offset: pieces[part].offset, target }),
-                Some(index) => cut.jobs.push(Job { file, conversion: conversions[index], target }),
+                Some(index) => {
+                    let berth = self.berths.of(unit, index);
+                    cut.jobs.push(Job { file, conversion: conversions[index], target, berth });
+                }
             }
             (rest, at) = (behind, to);
         }

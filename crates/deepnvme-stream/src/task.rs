@@ -25,6 +25,14 @@ struct TaskState {
     converting: Duration,
 }
 
+/// What a job has done.
+#[derive(Debug)]
+pub(crate) struct Done {
+    /// Bytes that were read for it, and when the last of them had come; `None` where they were here.
+    pub(crate) read: Option<(u64, Instant)>,
+    pub(crate) converting: Duration,
+}
+
 /// What a task has done.
 #[derive(Debug)]
 pub(crate) struct Converted {
@@ -76,14 +84,16 @@ impl Task {
         Some(Converted { home, result })
     }
 
-    pub(crate) fn end(&self, target: RegionMut, result: Result<(u64, Instant, Duration)>) {
+    pub(crate) fn end(&self, target: RegionMut, result: Result<Done>) {
         let mut state = self.lock();
         state.home.push(target);
         state.left -= 1;
         match result {
-            Ok((bytes, finished, converting)) => {
-                state.bytes += bytes;
-                state.finished = state.finished.max(finished);
+            Ok(Done { read, converting }) => {
+                if let Some((bytes, finished)) = read {
+                    state.bytes += bytes;
+                    state.finished = state.finished.max(finished);
+                }
                 state.converting += converting;
             }
             Err(error) => drop(state.error.get_or_insert(error)),

@@ -10,6 +10,9 @@ use crate::residency::Class;
 /// their file get there without a copy.
 pub(crate) const SLOT_ALIGNMENT: usize = 4096;
 
+/// Direct I/O begins at such a place, in the file and in memory.
+pub(crate) const BLOCK_BYTES: u64 = 4096;
+
 /// A stretch of a file, and where in the slot it goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
@@ -46,6 +49,16 @@ pub struct Conversion {
 }
 
 impl Conversion {
+    /// Bytes in front of it in its first block.
+    pub(crate) fn head(&self) -> usize {
+        (self.offset % BLOCK_BYTES) as usize
+    }
+
+    /// Bytes of memory that it is read into: whole blocks.
+    pub(crate) fn read_bytes(&self) -> usize {
+        (self.head() + self.bytes).next_multiple_of(BLOCK_BYTES as usize)
+    }
+
     /// How many bytes come out of `arrival`, with what is left out; `None` where no type has so many.
     pub(crate) fn decoded_bytes(&self) -> Option<usize> {
         let kept = match self.then {

@@ -21,6 +21,9 @@ fn weights(count: usize, random: &mut fastrand::Rng) -> Vec<u8> {
     (0..count).flat_map(|_| one().to_le_bytes()).collect()
 }
 
+/// Form, rows and columns of the tensors of a unit.
+type Shape = Vec<(u8, usize, usize)>;
+
 /// A file of tensors in one form after the other, and what each of them is in memory.
 struct World {
     streamer: Streamer,
@@ -32,7 +35,7 @@ struct World {
 }
 
 impl World {
-    fn new(engine: Arc<Engine>, shapes: &[Vec<(u8, usize, usize)>], slots: usize, seed: u64) -> Self {
+    fn new(engine: Arc<Engine>, shapes: &[Shape], (slots, stash): (usize, u64), seed: u64) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut random = fastrand::Rng::with_seed(seed);
         let mut file = vec![1, 2, 3];
@@ -71,7 +74,7 @@ impl World {
         let arena = memory.region();
         let class = SlotClass { slots, ahead: slots - 1, slot_bytes };
         let source = Source::open(path.clone()).unwrap();
-        let streamer = Streamer::new(engine, vec![source], units, &[class], memory).unwrap();
+        let streamer = Streamer::new(engine, vec![source], units, &[class], memory, stash).unwrap();
         Self { streamer, arena, expected, path, _folder: folder }
     }
 
@@ -128,7 +131,7 @@ fn engine(plan: Option<FaultPlan>) -> Arc<Engine> {
     Arc::new(Engine::with_backends(Config { workers: 2, ..Config::default() }, factory).unwrap())
 }
 
-fn shapes() -> impl Strategy<Value = Vec<Vec<(u8, usize, usize)>>> {
+fn shapes() -> impl Strategy<Value = Vec<Shape>> {
     let tensor = (0..4u8, 1..40usize, 1..2000usize);
     proptest::collection::vec(proptest::collection::vec(tensor, 1..5), 1..6)
 }
@@ -138,10 +141,10 @@ proptest! {
 
     #[test]
     fn every_form_arrives(
-        shapes in shapes(), slots in 1..4usize, seed: u64,
+        shapes in shapes(), slots in 1..4usize, stash in 0..400_000u64, seed: u64,
         order in proptest::collection::vec(any::<prop::sample::Index>(), 1..40),
     ) {
-        let world = World::new(engine(None), &shapes, slots, seed);
+        let world = World::new(engine(None), &shapes, (slots, stash), seed);
         world.streamer.warm_up();
         for pick in order {
             world.use_unit(pick.index(shapes.len())).unwrap();
@@ -150,13 +153,13 @@ proptest! {
 
     #[test]
     fn a_disk_that_fails_is_an_error_and_the_slot_is_used_again(
-        shapes in shapes(), seed: u64, eio in 0..300u32,
+        shapes in shapes(), stash in 0..400_000u64, seed: u64, eio in 0..300u32,
         order in proptest::collection::vec(any::<prop::sample::Index>(), 1..30),
     ) {
         let plan = FaultPlan {
             seed, eio, short: 200, slow: 100, slow_max: Duration::from_millis(2), reorder: true, ..FaultPlan::default()
         };
-        let world = World::new(engine(Some(plan)), &shapes, 2, seed);
+        let world = World::new(engine(Some(plan)), &shapes, (2, stash), seed);
         for pick in order {
             if let Err(error) = world.use_unit(pick.index(shapes.len())) {
                 prop_assert!(eio > 0 && matches!(error, Error::Io(_)), "{error}");
@@ -165,12 +168,65 @@ proptest! {
     }
 }
 
+/// Six units of two tensors that are converted and one that is not.
+fn six_units() -> Vec<Shape> {
+    (1..=6).map(|index| vec![(2, 40, 1000), (0, 10, 10), (1 + index % 3, 30, 1000)]).collect()
+}
+
+#[test]
+fn what_is_in_the_stash_is_read_once() {
+    let plain = World::new(engine(None), &six_units(), (1, 0), 9);
+    let bytes = |world: &World| {
+        let before = world.streamer.stats().bytes_read;
+        (0..6).for_each(|unit| world.use_unit(unit).unwrap());
+        world.streamer.stats().bytes_read - before
+    };
+    let all = bytes(&plain);
+    assert_eq!((plain.streamer.stash_bytes(), plain.streamer.units().iter().map(Unit::bytes).sum::<u64>()), (0, all));
+    for memory in [100_000, 400_000, u64::MAX] {
+        let world = World::new(engine(None), &six_units(), (1, memory), 9);
+        assert!(world.streamer.stash_bytes() <= memory);
+        assert_eq!(bytes(&world), all, "everything once");
+        let (second, third) = (bytes(&world), bytes(&world));
+        // Berths are whole blocks, with one more for what begins within one.
+        let kept = world.streamer.stash_bytes();
+        let spared = |read: u64| (kept.saturating_sub(12 * 2 * 4096)..=kept).contains(&(all - read));
+        assert!(spared(second) && second == third, "{memory}: {second} and {third} of {all} for {kept}");
+        if memory == u64::MAX {
+            assert_eq!(third, 6 * 200, "what is not converted");
+        }
+    }
+}
+
+#[test]
+fn a_file_that_is_replaced_is_noticed_though_all_of_it_is_in_the_stash() {
+    let shapes: Vec<Shape> = (0..4).map(|_| vec![(2, 20, 1000)]).collect();
+    let world = World::new(engine(None), &shapes, (1, u64::MAX), 3);
+    for unit in [0, 1, 2, 3, 0, 1] {
+        world.use_unit(unit).unwrap();
+    }
+    overwrite(&world.path, &std::fs::read(&world.path).unwrap());
+    let changed = world.use_unit(2).unwrap_err();
+    assert!(matches!(changed, Error::Changed { .. }), "{changed}");
+}
+
+#[test]
+fn several_threads_use_one_stash() {
+    let world = World::new(engine(None), &six_units(), (4, 300_000), 11);
+    std::thread::scope(|scope| {
+        for first in 0..3 {
+            let world = &world;
+            scope.spawn(move || (0..30).for_each(|step| world.use_unit((first * 2 + step) % 6).unwrap()));
+        }
+    });
+}
+
 #[test]
 fn damaged_weights_are_an_error_that_says_where() {
-    let world = World::new(engine(None), &[vec![(1, 30, 1000)], vec![(0, 10, 10)]], 1, 5);
+    let world = World::new(engine(None), &[vec![(1, 30, 1000)], vec![(0, 10, 10)]], (1, 0), 5);
     let mut file = std::fs::read(&world.path).unwrap();
     file[3] ^= 0xff; // the first byte of the first block's header
-    let again = World::new(engine(None), &[vec![(1, 30, 1000)], vec![(0, 10, 10)]], 1, 5);
+    let again = World::new(engine(None), &[vec![(1, 30, 1000)], vec![(0, 10, 10)]], (1, 0), 5);
     overwrite(&again.path, &file);
     let damaged = again.use_unit(0).unwrap_err();
     let text = damaged.to_string();
@@ -192,7 +248,7 @@ fn damaged_weights_are_an_error_that_says_where() {
     };
     let class = SlotClass { slots: 1, ahead: 0, slot_bytes: 61_440 };
     let arena = Buffer::zeroed(61_440).unwrap().into_region();
-    let streamer = Streamer::new(engine(None), vec![source], vec![unit], &[class], arena).unwrap();
+    let streamer = Streamer::new(engine(None), vec![source], vec![unit], &[class], arena, 0).unwrap();
     let damaged = streamer.acquire(0, None).unwrap_err();
     assert!(matches!(damaged, Error::Corrupt { offset: 3, .. }), "{damaged}");
     assert!(damaged.to_string().contains("weights.bin") && damaged.to_string().contains("restore"), "{damaged}");

@@ -123,7 +123,7 @@ fn unpacked(engine: &Arc<Engine>, target: &Target) -> HashMap<String, (Dtype, Ve
         let unit = Unit { conversions, ..Unit::default() };
         let class = SlotClass { slots: 1, ahead: 0, slot_bytes };
         let source = Source::open(target.clone()).unwrap();
-        let streamer = Streamer::new(Arc::clone(engine), vec![source], vec![unit], &[class], arena).unwrap();
+        let streamer = Streamer::new(Arc::clone(engine), vec![source], vec![unit], &[class], arena, 0).unwrap();
         let at = streamer.acquire(0, None).unwrap().unwrap();
         let mut whole = vec![0; *bytes];
         memory.copy_to_slice(at, &mut whole);

@@ -66,7 +66,7 @@ impl World {
         let arena = memory.region();
         let class = SlotClass { slots, ahead, slot_bytes };
         let source = Source::open(path.clone()).unwrap();
-        let streamer = Streamer::new(engine, vec![source], units.clone(), &[class], memory).unwrap();
+        let streamer = Streamer::new(engine, vec![source], units.clone(), &[class], memory, 0).unwrap();
         Self { streamer: Arc::new(streamer), units, arena, data, path, _folder: folder }
     }
 
@@ -233,7 +233,7 @@ fn a_plan_that_does_not_fit_is_refused() {
     for (units, class, bytes) in plans {
         let arena = Buffer::zeroed(bytes).unwrap().into_region();
         let source = Source::open(path.clone()).unwrap();
-        let refused = Streamer::new(engine(), vec![source], units, &[class], arena).unwrap_err();
+        let refused = Streamer::new(engine(), vec![source], units, &[class], arena, 0).unwrap_err();
         assert!(matches!(refused, Error::Plan(_)), "{refused}");
     }
 }

@@ -16,6 +16,8 @@ _ALIKE = 1.25
 AHEAD = 2
 # Where they are converted on the way, one more is.
 AHEAD_CONVERTED = 3
+# What has no more than that part of its bytes on disk, of those in memory, is worth to be kept as it is there.
+_WORTH_KEEPING = 0.9
 # Rows of embeddings have that part of the memory.
 ROWS_SHARE = 16
 
@@ -111,6 +113,33 @@ def divide(
     experts = max(min(experts, left - wanted), picked_min - rows)
     experts = max(min(experts, left - units_min, sum(experts_bytes)), 0)
     return Division(left - experts, rows + experts)
+
+
+def for_slots(
+    memory: int, class_of: Sequence[int], slot_bytes: Sequence[int], ahead: int | None, converted: tuple[int, int]
+) -> int:
+    """Say how much of the memory is for slots, where the rest has bytes as they are on disk.
+
+    A byte of those spares reading a byte; one of a unit that stays in a slot only what it is made of. So slots get what
+    units need to pass through, and units stay in them as far as the rest has room for all that is stored of the others:
+    nothing is read then, and as little as possible is converted.
+
+    Args:
+        memory: bytes for both.
+        class_of: the class of each unit.
+        slot_bytes: bytes of a slot of each class.
+        ahead: units fetched before they are called for.
+        converted: bytes on disk of what is converted when it comes, and those that they become.
+    """
+    stored, becomes = converted
+    total = sum(slot_bytes[index] for index in class_of)
+    if total <= memory or stored == 0 or stored > becomes * _WORTH_KEEPING:
+        return memory
+    early = AHEAD if ahead is None else ahead
+    passing = sum(size * min(class_of.count(index), early + 1) for index, size in enumerate(slot_bytes))
+    # Those that stay have what is beyond `passing`; of the others there is `stored * (1 - (slots - passing) / total)`.
+    slots = (memory * total - stored * (total + passing)) // (total - stored)
+    return min(max(slots, passing), memory)
 
 
 def share(memory: int, class_of: Sequence[int], slot_bytes: Sequence[int], ahead: int | None) -> list[SlotClass]:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch import nn
 
-from deepnvme._stream.budget import AHEAD_CONVERTED, ROWS_SHARE, SlotClass, classify, divide, fitting, share
+from deepnvme._deepnvme import _stash_bytes_wanted
+from deepnvme._stream.budget import (
+    AHEAD_CONVERTED,
+    ROWS_SHARE,
+    SlotClass,
+    classify,
+    divide,
+    fitting,
+    for_slots,
+    share,
+)
 from deepnvme._stream.kept import place_kept
 from deepnvme._stream.layout import UnitLayout, lay_out
 from deepnvme._stream.partition import Group, Limits, Partition, Picks, Weight, partition
@@ -20,6 +30,8 @@ if TYPE_CHECKING:
 
 # A group of weights has at most that part of the memory for groups, so that one can be used while others come.
 _GROUP_SHARE = 4
+# Where most weights are converted when they come: the less memory they pass through, the more has them as on disk.
+_GROUP_SHARE_CONVERTED = 16
 # A single layer of more than that part of the memory has a slot of its own, beside those for groups.
 _LARGE_SHARE = 8
 # What has no more than that part of the memory is kept, and all that is kept has no more than that part of it.
@@ -37,6 +49,13 @@ class Slots:
     layouts: list[UnitLayout]
     class_of: list[int]
     classes: list[SlotClass]
+    # For bytes as they are on disk.
+    stash_bytes_max: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all slots."""
+        return sum(each.slots * each.slot_bytes for each in self.classes)
 
 
 @dataclass(frozen=True)
@@ -51,7 +70,7 @@ class Plan:
     @property
     def nbytes(self) -> int:
         """All memory that weights can take."""
-        return self.kept_bytes + self.picked_bytes + sum(each.slots * each.slot_bytes for each in self.slots.classes)
+        return self.kept_bytes + self.picked_bytes + self.slots.nbytes + self.slots.stash_bytes_max
 
 
 @dataclass(frozen=True)
@@ -76,7 +95,7 @@ class Model:
         large = sum(nbytes for nbytes in self._leaves() if nbytes > memory // _LARGE_SHARE)
         left = memory - memory // ROWS_SHARE - large
         limits = Limits(
-            group_bytes_max=max(left, memory // _LARGE_SHARE) // _GROUP_SHARE,
+            group_bytes_max=max(left, memory // _LARGE_SHARE) // self._group_share(),
             kept_bytes_max=min(memory // _KEPT_SHARE, _KEPT_BYTES_MAX),
             all_kept_bytes_max=memory // _ALL_KEPT_SHARE,
             rows_bytes_min=memory // ROWS_SHARE if self.on_host else None,
@@ -94,8 +113,19 @@ class Model:
         item = max((item_bytes(origins) for origins in rows), default=0)
         division = divide(memory - kept_bytes, unit_bytes, rows_bytes, experts, item)
         class_of, slot_bytes = fitting(division.units, *classify(unit_bytes))
-        classes = share(division.units, class_of, slot_bytes, self._ahead(found.groups))
-        return Plan(found, Slots(layouts, class_of, classes), kept_bytes, division.picked)
+        ahead = self._ahead(found.groups)
+        # What a GPU has in memory of its own is not kept in another form: the host would have to convert it.
+        converted = _stash_bytes_wanted([[*each.conversions] for each in layouts]) if self.on_host else (0, 0)
+        for_all = for_slots(division.units, class_of, slot_bytes, ahead, converted)
+        slots = Slots(layouts, class_of, share(for_all, class_of, slot_bytes, ahead))
+        left = division.units - slots.nbytes if for_all < division.units else 0
+        return Plan(found, replace(slots, stash_bytes_max=min(left, converted[0])), kept_bytes, division.picked)
+
+    def _group_share(self) -> int:
+        origins = set(self.origin_of.values())
+        plain = sum(origin.memory_nbytes for origin in origins if origin.is_plain)
+        is_converted = self.on_host and 2 * plain < sum(origin.memory_nbytes for origin in origins)
+        return _GROUP_SHARE_CONVERTED if is_converted else _GROUP_SHARE
 
     def _ahead(self, groups: Sequence[Group]) -> int | None:
         is_plain = all(origin.is_plain for group in groups for origin in self._origins(group.weights))

@@ -101,6 +101,11 @@ class Streaming:
         """Whether the model has been given back."""
         return self._is_closed
 
+    @property
+    def stash_bytes(self) -> int:
+        """Memory that has weights as they are on disk, part of ``memory_bytes``."""
+        return self.units.stash_bytes if self.units is not None else 0
+
     def figures(self) -> dict[str, float]:
         """Add up what was fetched, and waited for, so far."""
         total = dict(self._last)

@@ -57,7 +57,7 @@ class Units:
         # Where each unit is looked for, while nothing is to be fetched.
         self._fixed: list[int] | None = None
         self.classes = slots.classes
-        self.arena_bytes = sum(each.slots * each.slot_bytes for each in self.classes)
+        self.arena_bytes = slots.nbytes
         on_host = device.type == "cpu"
         self._arena = (
             pinned_empty(self.arena_bytes)
@@ -67,7 +67,9 @@ class Units:
         units = [(slots.class_of[index], [*layout.reads]) for index, layout in enumerate(self._layouts)]
         conversions = [[*layout.conversions] for layout in self._layouts]
         classes = [(each.slots, each.ahead, each.slot_bytes) for each in self.classes]
-        self._streamer = _Streamer(list(sources), units, classes, self._arena, engine, conversions)
+        self._streamer = _Streamer(
+            list(sources), units, classes, self._arena, engine, conversions, slots.stash_bytes_max
+        )
         self._stream_of: Callable[[], int] = (
             (lambda: 0) if on_host else lambda: torch.cuda.current_stream(device).cuda_stream
         )
@@ -78,6 +80,11 @@ class Units:
         # For timelines: does nothing while none is recorded.
         self._span = engine.span if engine is not None else span
         self._wraps = [wrap(group.module, self._running(index)) for index, group in enumerate(groups)]
+
+    @property
+    def stash_bytes(self) -> int:
+        """Memory for bytes as they are on disk."""
+        return self._streamer.stash_bytes
 
     def warm_up(self) -> None:
         """Start to fetch the first groups."""

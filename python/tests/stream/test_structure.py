@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from deepnvme._stream.budget import classify, divide, fitting, share
+from deepnvme._stream.budget import classify, divide, fitting, for_slots, share
 from deepnvme._stream.kept import place_kept
 from deepnvme._stream.layout import lay_out
 from deepnvme._stream.partition import Limits, Partition, Weight, partition
@@ -59,6 +59,32 @@ def test_more_memory_never_means_fewer_slot_bytes(sizes: list[int], memory: int,
     memory += sum(slot_bytes)
     small, large = (share(each, class_of, slot_bytes, None) for each in (memory, memory + more))
     assert [each.slots for each in small] <= [each.slots for each in large]
+
+
+@given(SIZES, st.floats(0.1, 1.2), st.floats(0.1, 1.1), st.one_of(st.none(), st.integers(0, 5)))
+def test_slots_leave_room_for_what_is_stored_of_the_others(
+    sizes: list[int], part: float, ratio: float, ahead: int | None
+) -> None:
+    class_of, slot_bytes = classify(sizes)
+    total = sum(slot_bytes[index] for index in class_of)
+    memory = max(int(total * part), sum(slot_bytes))
+    becomes = sum(sizes)
+    stored = int(becomes * ratio)
+    slots = for_slots(memory, class_of, slot_bytes, ahead, (stored, becomes))
+    assert sum(slot_bytes) <= slots <= memory
+    if total <= memory or ratio > 0.9:
+        assert slots == memory
+        return
+    early = 2 if ahead is None else ahead
+    passing = sum(size * min(class_of.count(index), early + 1) for index, size in enumerate(slot_bytes))
+    # What is stored of those that have no slot of their own.
+    needed = stored * (1 - (slots - passing) / total)
+    if slots < memory:
+        assert slots >= passing
+    if passing < slots < memory:
+        assert slots + needed <= memory + 2
+    if slots == passing:
+        assert memory <= slots + stored + 1, "none can stay beside what is stored of all"
 
 
 @given(
