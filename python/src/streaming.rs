@@ -37,7 +37,7 @@ pub(crate) struct PyStreamer {
 impl PyStreamer {
     /// ``units`` have a class and pieces each, and may have conversions; ``classes`` slots, how many are fetched ahead, and bytes of a slot.
     #[new]
-    #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
+    #[expect(clippy::needless_pass_by_value, clippy::too_many_arguments, reason = "Python hands it over")]
     #[pyo3(signature = (sources, units, classes, arena, engine, conversions=None, stash_bytes_max=0))]
     fn new(
         py: Python<'_>,
