@@ -23,7 +23,10 @@ use crate::{Alignment, Device, RegionMut, numa};
 /// ```
 #[derive(Debug)]
 pub struct Buffer {
-    mapping: Option<Mapping>,
+    /// Shared with other buffers that have other bytes of it.
+    mapping: Option<Arc<Mapping>>,
+    /// Where in it the bytes begin.
+    at: usize,
     len: usize,
     lock_state: LockState,
     huge_advised: bool,
@@ -37,7 +40,38 @@ impl Buffer {
     pub fn zeroed(len: usize) -> io::Result<Self> {
         let mapping = if len == 0 { None } else { Some(Mapping::new(len)?) };
         let huge_advised = len as u64 >= Alignment::HUGE.bytes() && mapping.as_ref().is_some_and(Mapping::advise_huge);
-        Ok(Self { mapping, len, lock_state: LockState::NotAsked, huge_advised })
+        Ok(Self { mapping: mapping.map(Arc::new), at: 0, len, lock_state: LockState::NotAsked, huge_advised })
+    }
+
+    /// Buffers of these lengths in one mapping, which is unmapped with the last of them: a process may have some tens of
+    /// thousands of mappings, and more buffers. Each begins on a page.
+    ///
+    /// ```
+    /// let buffers = deepnvme_mem::Buffer::zeroed_each(&[10_000, 1])?;
+    /// assert_eq!(buffers[1].addr() - buffers[0].addr(), 3 * 4096);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `ENOMEM` when there is no such range of addresses for all of them.
+    pub fn zeroed_each(lens: &[usize]) -> io::Result<Vec<Self>> {
+        let page_bytes = Alignment::PAGE.bytes() as usize;
+        let mut begins = Vec::with_capacity(lens.len());
+        let mut end: usize = 0;
+        for len in lens {
+            begins.push(end);
+            let next = len.checked_next_multiple_of(page_bytes).and_then(|pages| end.checked_add(pages));
+            end = next.ok_or(io::ErrorKind::OutOfMemory)?;
+        }
+        let all = Self::zeroed(end)?;
+        let part = |(at, len): (usize, &usize)| Self {
+            mapping: all.mapping.clone().filter(|_| *len > 0),
+            at,
+            len: *len,
+            lock_state: LockState::NotAsked,
+            huge_advised: all.huge_advised,
+        };
+        Ok(begins.into_iter().zip(lens).map(part).collect())
     }
 
     /// `len` bytes of memory, all zero, locked into RAM where the kernel allows it; [`Buffer::lock_state`] tells.
@@ -93,7 +127,8 @@ impl Buffer {
     /// The bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: `start` points at `len` mapped, initialised bytes (or at none), which only this value can change.
+        // SAFETY: `start` points at `len` mapped, initialised bytes (or at none), which only this value can change: no other
+        // buffer of the mapping has them.
         unsafe { slice::from_raw_parts(self.start(), self.len) }
     }
 
@@ -127,7 +162,9 @@ impl Buffer {
     /// The first byte, or an aligned address of nothing.
     fn start(&self) -> *mut u8 {
         let nothing = ptr::without_provenance_mut(Alignment::PAGE.bytes() as usize);
-        self.mapping.as_ref().map_or(nothing, |mapping| NonNull::as_ptr(mapping.start()))
+        let Some(mapping) = &self.mapping else { return nothing };
+        // SAFETY: a buffer begins within its mapping.
+        unsafe { NonNull::as_ptr(mapping.start()).add(self.at) }
     }
 }
 
@@ -146,6 +183,29 @@ mod tests {
             assert_eq!(buffer.as_slice()[len - 1], 0xa5);
             assert_eq!(buffer.lock_state(), &LockState::NotAsked);
         }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "miri unmaps whole mappings only")]
+    fn buffers_of_one_mapping_have_bytes_of_their_own() {
+        for lens in [vec![], vec![0, 0], vec![1, 4096, 0, 9000, 4097], vec![3 << 20, 70_000, 5 << 20]] {
+            let mut buffers = Buffer::zeroed_each(&lens).unwrap();
+            assert_eq!(buffers.iter().map(Buffer::len).collect::<Vec<_>>(), lens);
+            for (index, buffer) in buffers.iter_mut().enumerate() {
+                assert!(buffer.addr().is_multiple_of(4096) && buffer.as_slice().iter().all(|byte| *byte == 0));
+                buffer.as_mut_slice().fill(index as u8 + 1);
+            }
+            // What is left is there while any of them is.
+            while !buffers.is_empty() {
+                let index = buffers.len() as u8;
+                let buffer = buffers.remove(buffers.len() - 1);
+                assert!(buffer.as_slice().iter().all(|byte| *byte == index));
+                let home = buffer.into_region().into_buffer().unwrap();
+                assert!(home.as_slice().iter().all(|byte| *byte == index));
+            }
+        }
+        assert_eq!(Buffer::zeroed_each(&[usize::MAX, 1]).unwrap_err().kind(), io::ErrorKind::OutOfMemory);
+        assert_eq!(Buffer::zeroed_each(&[usize::MAX / 2; 3]).unwrap_err().kind(), io::ErrorKind::OutOfMemory);
     }
 
     #[test]

@@ -91,11 +91,8 @@ enum Berth {
 impl Stash {
     /// Memory for berths of so many bytes, nothing of which has been touched.
     pub(crate) fn new(bytes: &[usize]) -> Result<Self> {
-        let berth = |bytes: &usize| match Buffer::zeroed(*bytes) {
-            Ok(buffer) => Ok(Berth::Empty(buffer)),
-            Err(error) => Err(deepnvme_io::Error::from_io("allocate", &error).into()),
-        };
-        Ok(Self { berths: bytes.iter().map(berth).collect::<Result<_>>()? })
+        let buffers = Buffer::zeroed_each(bytes).map_err(|error| deepnvme_io::Error::from_io("allocate", &error))?;
+        Ok(Self { berths: buffers.into_iter().map(Berth::Empty).collect() })
     }
 
     /// The memory of a berth, if its bytes are in it.
