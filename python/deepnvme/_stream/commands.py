@@ -94,6 +94,8 @@ def _stream_bench(options: dict[str, Any]) -> int:
     model_bytes = parse_bytes(options["model_size"], "--model-size")
     memory = parse_bytes(options["memory"], "--memory") if options["memory"] else model_bytes // 4
     parent = Path(options["folder"])
+    if not parent.is_dir():
+        raise ValueError(f"{parent} is not a folder; the model is made for a while in one that is there")
     free = shutil.disk_usage(parent).free
     # What is packed stands beside what it was made of for a while.
     needed = model_bytes * (2 if options["pack"] else 1)

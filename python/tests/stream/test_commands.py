@@ -179,6 +179,17 @@ def test_stream_bench_needs_room(tmp_path: Path, command: Callable[..., Done]) -
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("is_file", [True, False])
+def test_stream_bench_needs_a_folder(tmp_path: Path, command: Callable[..., Done], is_file: bool) -> None:
+    path = tmp_path / "elsewhere"
+    if is_file:
+        path.write_text("mine", encoding="ascii")
+    done = command("stream-bench", str(path), "--model-size", "350MB")
+    assert done.returncode == 2
+    assert f"{path} is not a folder" in done.stderr
+    assert path.exists() == is_file
+
+
 def test_many_prompts_go_in_batches(folder: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = deepnvme.stream(folder, memory="1MB")
