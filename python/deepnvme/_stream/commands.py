@@ -92,7 +92,7 @@ def _stream_bench(options: dict[str, Any]) -> int:
 
     _quiet(transformers)
     model_bytes = parse_bytes(options["model_size"], "--model-size")
-    memory = parse_bytes(options["memory"], "--memory") if options["memory"] else model_bytes // 4
+    memory = bench_memory(options["memory"], model_bytes, options["dtype"])
     parent = Path(options["folder"])
     if not parent.is_dir():
         raise ValueError(f"{parent} is not a folder; the model is made for a while in one that is there")
@@ -126,6 +126,19 @@ def _stream_bench(options: dict[str, Any]) -> int:
             print(json.dumps(answer, indent=2))  # noqa: T201
         model.streaming.close()
     return 0
+
+
+def bench_memory(given: str | None, model_bytes: int, dtype: str) -> int:
+    """Say how much memory the weights get: by default a quarter of what the whole model would have there.
+
+    Args:
+        given: by whoever asks for it.
+        model_bytes: of the model as it is made, with two bytes for each weight.
+        dtype: that it is computed with.
+    """
+    if given:
+        return parse_bytes(given, "--memory")
+    return model_bytes * (2 if dtype == "float32" else 1) // 4
 
 
 def _packed(folder: Path, dtype: str) -> Path:

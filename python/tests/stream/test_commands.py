@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 import deepnvme  # noqa: E402
 from deepnvme import __main__  # noqa: E402
 from deepnvme._stream import throughput  # noqa: E402
+from deepnvme._stream.commands import bench_memory  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -177,6 +178,12 @@ def test_stream_bench_needs_room(tmp_path: Path, command: Callable[..., Done]) -
     assert done.returncode == 2
     assert "free" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_stream_bench_has_memory_for_a_quarter_of_what_is_computed_with() -> None:
+    assert bench_memory(None, 1000, "auto") == bench_memory(None, 1000, "bfloat16") == 250
+    assert bench_memory(None, 1000, "float32") == 500
+    assert bench_memory("4KB", 1000, "float32") == 4096
 
 
 @pytest.mark.parametrize("is_file", [True, False])

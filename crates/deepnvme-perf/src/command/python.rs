@@ -89,7 +89,7 @@ pub(super) struct StreamBenchOptions {
     /// Bytes of weights
     #[arg(long, default_value = "1.2GB")]
     pub(super) model_size: String,
-    /// Memory for weights [default: a quarter of the model]
+    /// Memory for weights [default: a quarter of the model, in the dtype that is computed with]
     #[arg(long)]
     pub(super) memory: Option<String>,
     /// Pack the model before it is measured, as deepnvme pack --dtype does
