@@ -32,8 +32,23 @@ MIB = 1 << 20
 
 
 def engine_threads() -> int:
-    names = [(task / "comm").read_text(encoding="ascii") for task in Path("/proc/self/task").iterdir()]
-    return sum(name.startswith("deepnvme") for name in names)
+    """Count them when their number has not changed for a moment: a thread is listed a little longer than it runs."""
+    counts = [-1, _engine_threads_now()]
+    while counts[-1] != counts[-2]:
+        time.sleep(0.05)
+        counts.append(_engine_threads_now())
+    return counts[-1]
+
+
+def _engine_threads_now() -> int:
+    return sum(_name(task).startswith("deepnvme") for task in Path("/proc/self/task").iterdir())
+
+
+def _name(task: Path) -> str:
+    try:
+        return (task / "comm").read_text(encoding="ascii")
+    except OSError:
+        return ""  # it has ended since it was listed
 
 
 def run_python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
