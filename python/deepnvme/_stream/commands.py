@@ -92,7 +92,7 @@ def _stream_bench(options: dict[str, Any]) -> int:
 
     _quiet(transformers)
     model_bytes = parse_bytes(options["model_size"], "--model-size")
-    memory = bench_memory(options["memory"], model_bytes, options["dtype"])
+    given = parse_bytes(options["memory"], "--memory") if options["memory"] else None
     parent = Path(options["folder"])
     if not parent.is_dir():
         raise ValueError(f"{parent} is not a folder; the model is made for a while in one that is there")
@@ -106,6 +106,7 @@ def _stream_bench(options: dict[str, Any]) -> int:
         made = make_llama(folder, model_bytes)
         if options["pack"]:
             folder = _packed(folder, options["pack"])
+        memory = given or bench_memory(model_bytes, options["dtype"], transformers.AutoConfig.from_pretrained(folder))
         model = stream(folder, memory=memory, device=options["device"], dtype=options["dtype"])
         rows = []
         for batch in options["batch"] or [1, 4, 16]:
@@ -128,17 +129,16 @@ def _stream_bench(options: dict[str, Any]) -> int:
     return 0
 
 
-def bench_memory(given: str | None, model_bytes: int, dtype: str) -> int:
-    """Say how much memory the weights get: by default a quarter of what the whole model would have there.
+def bench_memory(model_bytes: int, dtype: str, config: Any) -> int:
+    """Say how much memory the weights get where nobody said it: a quarter of what the whole model would have there.
 
     Args:
-        given: by whoever asks for it.
         model_bytes: of the model as it is made, with two bytes for each weight.
-        dtype: that it is computed with.
+        dtype: that it is computed with; ``"auto"`` is that of the config.
+        config: of the model as it is measured, after packing, which may have changed its dtype.
     """
-    if given:
-        return parse_bytes(given, "--memory")
-    return model_bytes * (2 if dtype == "float32" else 1) // 4
+    computed = str(config.dtype).removeprefix("torch.") if dtype == "auto" else dtype
+    return model_bytes * (2 if computed == "float32" else 1) // 4
 
 
 def _packed(folder: Path, dtype: str) -> Path:

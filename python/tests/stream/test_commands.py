@@ -180,10 +180,20 @@ def test_stream_bench_needs_room(tmp_path: Path, command: Callable[..., Done]) -
     assert not list(tmp_path.iterdir())
 
 
-def test_stream_bench_has_memory_for_a_quarter_of_what_is_computed_with() -> None:
-    assert bench_memory(None, 1000, "auto") == bench_memory(None, 1000, "bfloat16") == 250
-    assert bench_memory(None, 1000, "float32") == 500
-    assert bench_memory("4KB", 1000, "float32") == 4096
+@pytest.mark.parametrize(
+    ("dtype", "written", "expected"),
+    [
+        ("auto", torch.bfloat16, 250),
+        ("auto", torch.float32, 500),
+        ("bfloat16", torch.float32, 250),
+        ("float16", torch.float32, 250),
+        ("float32", torch.bfloat16, 500),
+    ],
+)
+def test_stream_bench_has_memory_for_a_quarter_of_what_is_computed_with(
+    dtype: str, written: Any, expected: int
+) -> None:
+    assert bench_memory(1000, dtype, transformers.LlamaConfig(dtype=written)) == expected
 
 
 @pytest.mark.parametrize("is_file", [True, False])
