@@ -28,7 +28,7 @@ ARROWS: dict[str, set[str]] = {
     "io": {"mem", "cuda"},
     "checkpoint": {"io", "format"},
     "swap": {"io"},
-    "optim": set(),
+    "optim": {"mem"},
     "perf": {"io", "format", "codec", "checkpoint", "stream"},
     "stream": {"checkpoint", "io", "format", "codec"},
     "cli": {"perf"},

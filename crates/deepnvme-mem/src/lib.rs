@@ -13,6 +13,7 @@
 //! - [`Reserved`]: a long range of addresses, few of whose pages have memory.
 //! - [`Arena`]: one piece of memory that its owner cuts as it likes.
 //! - [`Pool`] and [`Slot`]: one arena cut into equal slots that return themselves when dropped.
+//! - [`prefetch()`]: memory that is wanted soon, asked for.
 //! - [`dlpack`]: tensors handed over to, and taken from, other libraries without copying.
 //!
 //! # Model checking
@@ -42,6 +43,7 @@ mod odometer;
 mod past_cache;
 mod plane;
 mod pool;
+mod prefetch;
 mod region;
 mod region_mut;
 mod reserve;
@@ -56,6 +58,7 @@ pub use arena::Arena;
 pub use buffer::Buffer;
 pub use lock::LockState;
 pub use pool::Pool;
+pub use prefetch::prefetch;
 pub use region::Region;
 pub use region_mut::RegionMut;
 pub use reserve::Reserved;

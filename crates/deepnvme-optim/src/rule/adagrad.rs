@@ -2,7 +2,7 @@
 
 use fearless_simd::prelude::*;
 
-use super::{Grad, Tile, add, addcdiv, addcmul, load, places, store};
+use super::{Grad, Place, Tile, add, addcdiv, addcmul, lines, load, look_ahead, places, store, vectors};
 use crate::Root;
 
 /// Settings of `torch.optim.Adagrad`. The initial accumulator value is what the caller fills the sum with.
@@ -55,15 +55,19 @@ impl Scalars {
         sum: &mut Tile<N>,
     ) {
         let (mut grads, mut roots) = (*grad.raw, *sum);
-        for at in places::<S, N>() {
-            let mut grad = grad.load(simd, at);
-            if let Some(penalty) = self.penalty {
-                grad = add(simd, grad, load(simd, weights, at), penalty);
+        let streams = [Place::of(weights), Place::of(grad.raw), Place::of(sum)];
+        for line in lines::<N>() {
+            look_ahead(&streams, line);
+            for at in vectors::<S>(line) {
+                let mut grad = grad.load(simd, at);
+                if let Some(penalty) = self.penalty {
+                    grad = add(simd, grad, load(simd, weights, at), penalty);
+                }
+                store::<S, N>(grad, &mut grads, at);
+                let new = addcmul(simd, load(simd, sum, at), grad, grad, 1.0);
+                store::<S, N>(new, sum, at);
+                store::<S, N>(new, &mut roots, at);
             }
-            store::<S, N>(grad, &mut grads, at);
-            let new = addcmul(simd, load(simd, sum, at), grad, grad, 1.0);
-            store::<S, N>(new, sum, at);
-            store::<S, N>(new, &mut roots, at);
         }
         match root {
             Root::Exact => {

@@ -2,7 +2,7 @@
 
 use fearless_simd::prelude::*;
 
-use super::{Grad, Lerp, Tile, add, addcdiv, addcmul, load, places, store};
+use super::{Grad, Lerp, Place, Tile, add, addcdiv, addcmul, lines, load, look_ahead, places, store, vectors};
 use crate::Root;
 
 /// Settings of `torch.optim.Adam` and `AdamW`.
@@ -108,9 +108,13 @@ impl Scalars {
         square: &mut Tile<N>,
         largest: &mut Tile<N>,
     ) {
-        for at in places::<S, N>() {
-            let (weight, new, under) = self.moments(simd, at, weights, grad, mean, square, largest);
-            store::<S, N>(self.update(simd, weight, new, under.sqrt()), weights, at);
+        let streams = [Place::of(weights), Place::of(grad.raw), Place::of(mean), Place::of(square)];
+        for line in lines::<N>() {
+            look_ahead(&streams, line);
+            for at in vectors::<S>(line) {
+                let (weight, new, under) = self.moments(simd, at, weights, grad, mean, square, largest);
+                store::<S, N>(self.update(simd, weight, new, under.sqrt()), weights, at);
+            }
         }
     }
 
@@ -126,11 +130,15 @@ impl Scalars {
         square: &mut Tile<N>,
         largest: &mut Tile<N>,
     ) {
+        let streams = [Place::of(weights), Place::of(grad.raw), Place::of(mean), Place::of(square)];
         let mut roots = [0.0; N];
-        for at in places::<S, N>() {
-            let (weight, _, under) = self.moments(simd, at, weights, grad, mean, square, largest);
-            store::<S, N>(weight, weights, at);
-            store::<S, N>(under, &mut roots, at);
+        for line in lines::<N>() {
+            look_ahead(&streams, line);
+            for at in vectors::<S>(line) {
+                let (weight, _, under) = self.moments(simd, at, weights, grad, mean, square, largest);
+                store::<S, N>(weight, weights, at);
+                store::<S, N>(under, &mut roots, at);
+            }
         }
         roots.as_chunks_mut().0.iter_mut().for_each(|roots| root.estimated(roots));
         for at in places::<S, N>() {

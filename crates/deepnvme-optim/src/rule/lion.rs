@@ -10,7 +10,7 @@
 
 use fearless_simd::prelude::*;
 
-use super::{Grad, Lerp, Tile, load, places, store};
+use super::{Grad, Lerp, Place, Tile, lines, load, look_ahead, store, vectors};
 
 /// Settings of Lion.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -63,17 +63,21 @@ impl Scalars {
         mean: &mut Tile<N>,
     ) {
         let (zero, rate) = (S::f32s::splat(simd, 0.0), S::f32s::splat(simd, self.rate));
-        for at in places::<S, N>() {
-            let (mut weight, grad, old) = (load(simd, weights, at), grad.load(simd, at), load(simd, mean, at));
-            if let Some(decay) = self.decay {
-                weight *= S::f32s::splat(simd, decay);
+        let streams = [Place::of(weights), Place::of(grad.raw), Place::of(mean)];
+        for line in lines::<N>() {
+            look_ahead(&streams, line);
+            for at in vectors::<S>(line) {
+                let (mut weight, grad, old) = (load(simd, weights, at), grad.load(simd, at), load(simd, mean, at));
+                if let Some(decay) = self.decay {
+                    weight *= S::f32s::splat(simd, decay);
+                }
+                let direction = self.direction.between(simd, old, grad);
+                // Neither zero nor a NaN has a sign.
+                let step = direction.simd_gt(zero).select(rate, zero);
+                let step = direction.simd_lt(zero).select(-rate, step);
+                store::<S, N>(weight + step, weights, at);
+                store::<S, N>(self.mean.between(simd, old, grad), mean, at);
             }
-            let direction = self.direction.between(simd, old, grad);
-            // Neither zero nor a NaN has a sign.
-            let step = direction.simd_gt(zero).select(rate, zero);
-            let step = direction.simd_lt(zero).select(-rate, step);
-            store::<S, N>(weight + step, weights, at);
-            store::<S, N>(self.mean.between(simd, old, grad), mean, at);
         }
     }
 }

@@ -20,6 +20,11 @@ use crate::Root;
 use crate::error::{Error, Result};
 use crate::moment::Sign;
 
+/// fp32 of a line of memory.
+const LINE: usize = 16;
+/// How far ahead memory is asked for.
+const AHEAD: usize = 8 * LINE;
+
 /// Numbers of a tile.
 pub(crate) type Tile<const N: usize> = [f32; N];
 
@@ -166,10 +171,39 @@ fn below_one(settings: &[(&str, f64)]) -> Result<()> {
     }
 }
 
+/// The places of a tile where lines of memory begin.
+#[inline(always)]
+fn lines<const N: usize>() -> impl Iterator<Item = usize> {
+    (0..N).step_by(LINE)
+}
+
+/// The places of a line where vectors begin.
+#[inline(always)]
+fn vectors<S: Simd>(line: usize) -> impl Iterator<Item = usize> {
+    (line..line + LINE).step_by(S::f32s::LEN)
+}
+
 /// The places of a tile where vectors begin.
 #[inline(always)]
 fn places<S: Simd, const N: usize>() -> impl Iterator<Item = usize> {
     (0..N / S::f32s::LEN).map(|vector| vector * S::f32s::LEN)
+}
+
+/// Where a tile lies, and with it what comes after it.
+#[derive(Clone, Copy)]
+struct Place(*const f32);
+
+impl Place {
+    fn of<const N: usize>(tile: &Tile<N>) -> Self {
+        Self(tile.as_ptr())
+    }
+}
+
+/// Asks for what lies [`AHEAD`] of that line in each of them, a line of memory at a time, between computing: the processor
+/// stops following a stream at the end of every page, and asked for a whole tile at once, it has no room for the answers.
+#[inline(always)]
+fn look_ahead(places: &[Place], line: usize) {
+    places.iter().for_each(|place| deepnvme_mem::prefetch(place.0.wrapping_add(line + AHEAD)));
 }
 
 /// The vector that begins at a place of a tile.

@@ -2,7 +2,7 @@
 
 use fearless_simd::prelude::*;
 
-use super::{Grad, Tile, add, load, places, store};
+use super::{Grad, Place, Tile, add, lines, load, look_ahead, store, vectors};
 
 /// Settings of `torch.optim.SGD`.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -61,21 +61,25 @@ impl Scalars {
         grad: Grad<'_, N>,
         buffer: &mut Tile<N>,
     ) {
-        for at in places::<S, N>() {
-            let (weight, mut grad) = (load(simd, weights, at), grad.load(simd, at));
-            if let Some(penalty) = self.penalty {
-                grad = add(simd, grad, weight, penalty);
-            }
-            if let Some(momentum) = self.momentum {
-                let mut kept = grad;
-                if !self.is_first {
-                    let old = load(simd, buffer, at) * S::f32s::splat(simd, momentum);
-                    kept = add(simd, old, grad, self.added);
+        let streams = [Place::of(weights), Place::of(grad.raw), Place::of(buffer)];
+        for line in lines::<N>() {
+            look_ahead(&streams, line);
+            for at in vectors::<S>(line) {
+                let (weight, mut grad) = (load(simd, weights, at), grad.load(simd, at));
+                if let Some(penalty) = self.penalty {
+                    grad = add(simd, grad, weight, penalty);
                 }
-                store::<S, N>(kept, buffer, at);
-                grad = if self.nesterov { add(simd, grad, kept, momentum) } else { kept };
+                if let Some(momentum) = self.momentum {
+                    let mut kept = grad;
+                    if !self.is_first {
+                        let old = load(simd, buffer, at) * S::f32s::splat(simd, momentum);
+                        kept = add(simd, old, grad, self.added);
+                    }
+                    store::<S, N>(kept, buffer, at);
+                    grad = if self.nesterov { add(simd, grad, kept, momentum) } else { kept };
+                }
+                store::<S, N>(add(simd, weight, grad, self.rate), weights, at);
             }
-            store::<S, N>(add(simd, weight, grad, self.rate), weights, at);
         }
     }
 }
