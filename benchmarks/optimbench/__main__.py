@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 
-from optimbench.contestants import OURS, NotOffered, Row, Step, rows
+from optimbench.contestants import OURS, NotOffered, Row, Tensors, rows
 from storagebench import environment
 from storagebench.rounds import order
 
@@ -29,26 +29,32 @@ class Samples:
 
 
 def measure(row: Row, elements: int, threads: int, rounds: int, steps: int) -> dict[str, object]:
-    """Run a row: a round that is not counted, then as many as were asked for."""
-    made: dict[str, Step] = {}
+    """Run a row: each round with tensors of its own, which all contestants step on, one after the other."""
     left_out: dict[str, str] = {}
-    for one in row.line:
-        try:
-            made[one.name] = one.make(elements, threads)
-        except NotOffered as error:
-            left_out[one.name] = str(error)
-    samples = {name: Samples() for name in made}
-    for index in range(rounds + 1):
-        for name in order(list(made), index):
+    samples = {one.name: Samples() for one in row.line}
+    weights, grad = (torch.randn(elements, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    for index in range(rounds):
+        # Another place in memory each time.
+        beside = torch.empty(1_000_003 * (index + 1)).zero_()
+        tensors = Tensors(weights, grad)
+        for position in order(list(range(len(row.line))), index):
+            one = row.line[position]
+            if one.name in left_out:
+                continue
+            try:
+                step = one.make(tensors, threads)
+            except NotOffered as error:
+                left_out[one.name] = str(error)
+                samples.pop(one.name)
+                continue
+            step()
             wall, cpu = time.perf_counter(), time.process_time()
             for _ in range(steps):
-                made[name]()
-            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-            if index > 0:
-                samples[name].wall_s.append(wall / steps)
-                samples[name].cpu_s.append(cpu / steps)
-    made.clear()
-    gc.collect()
+                step()
+            samples[one.name].wall_s.append((time.perf_counter() - wall) / steps)
+            samples[one.name].cpu_s.append((time.process_time() - cpu) / steps)
+        del tensors, beside, step
+        gc.collect()
     return {
         "row": row.name,
         "element_bytes": row.element_bytes,

@@ -1,9 +1,10 @@
-"""Who makes the steps. Each has tensors of its own, all with the same numbers in them."""
+"""Who makes the steps, all with the same tensors: where those lie in memory counts for more than who it is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -16,18 +17,49 @@ _BF16_BYTES = 24 + 2 + 2
 _CLIP_BYTES = 32
 _MAX_NORM = 0.5
 _LR = 1e-3
+_BLOCK = 128
 
 
 class NotOffered(Exception):
     """A contestant that cannot take part, and why."""
 
 
+class Tensors:
+    """What a round's steps change, somewhere in memory. Pages are there before the first step."""
+
+    def __init__(self, weights: torch.Tensor, grad: torch.Tensor) -> None:
+        self.weights = torch.nn.Parameter(weights.clone())
+        self.grad = grad.clone()
+        self.moments = [torch.empty_like(grad).zero_() for _ in range(2)]
+
+    @cached_property
+    def short_grad(self) -> torch.Tensor:
+        """The gradient as bf16."""
+        return self.grad.bfloat16()
+
+    @cached_property
+    def copy(self) -> torch.Tensor:
+        """Where weights go as bf16."""
+        return self.weights.detach().bfloat16()
+
+    @cached_property
+    def short_moments(self) -> list[torch.Tensor]:
+        """As bf16."""
+        return [moment.bfloat16() for moment in self.moments]
+
+    @cached_property
+    def codes(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Moments of 8 bits, and a scale for each block."""
+        blocks = -(-len(self.grad) // _BLOCK)
+        return [(moment.to(torch.uint8), torch.empty(blocks).zero_()) for moment in self.moments]
+
+
 @dataclass(frozen=True)
 class Contestant:
-    """A name, and what makes its step for so many elements and threads."""
+    """A name, and what makes its step with those tensors and so many threads."""
 
     name: str
-    make: Callable[[int, int], Step]
+    make: Callable[[Tensors, int], Step]
 
 
 @dataclass(frozen=True)
@@ -39,25 +71,18 @@ class Row:
     line: list[Contestant]
 
 
-def _numbers(elements: int, seed: int) -> torch.Tensor:
-    return torch.randn(elements, generator=torch.Generator().manual_seed(seed))
-
-
-def _ours(kind: str, root: str = "exact") -> Callable[[int, int], Step]:
-    def make(elements: int, threads: int) -> Step:
+def _ours(kind: str, root: str = "exact") -> Callable[[Tensors, int], Step]:
+    def make(tensors: Tensors, threads: int) -> Step:
         from deepnvme._deepnvme import Kernel  # noqa: PLC0415
 
         kernel = Kernel(threads=threads, root=root)
-        weights, grad = _numbers(elements, 1), _numbers(elements, 2)
-        moments: list[object] = [torch.zeros(elements) for _ in range(2)]
-        out = None
+        weights, grad, moments, out = tensors.weights.detach(), tensors.grad, list[object](tensors.moments), None
         if kind == "bf16":
-            grad, out = grad.bfloat16(), torch.zeros(elements, dtype=torch.bfloat16)
+            grad, out = tensors.short_grad, tensors.copy
         if kind == "q8":
-            codes = [torch.zeros(elements, dtype=torch.uint8) for _ in range(2)]
-            moments = [(code, torch.zeros(-(-elements // 128))) for code in codes]
+            moments = list(tensors.codes)
         if kind == "bf16-moments":
-            moments = [torch.zeros(elements, dtype=torch.bfloat16) for _ in range(2)]
+            moments = list(tensors.short_moments)
         step = 0
 
         def run() -> None:
@@ -73,32 +98,31 @@ def _ours(kind: str, root: str = "exact") -> Callable[[int, int], Step]:
     return make
 
 
-def _torch(kind: str, **options: bool) -> Callable[[int, int], Step]:
-    def make(elements: int, threads: int) -> Step:
+def _torch(kind: str, **options: bool) -> Callable[[Tensors, int], Step]:
+    def make(tensors: Tensors, threads: int) -> Step:
         torch.set_num_threads(threads)
-        weights, grad = torch.nn.Parameter(_numbers(elements, 1)), _numbers(elements, 2)
+        weights, grad = tensors.weights, tensors.grad
         optimizer = torch.optim.AdamW([weights], lr=_LR, **options)
-        short = grad.bfloat16()
-        out = torch.zeros(elements, dtype=torch.bfloat16)
+        mean, square = tensors.moments
+        optimizer.state[weights] = {"step": torch.tensor(0.0), "exp_avg": mean, "exp_avg_sq": square}
         weights.grad = grad
 
         def run() -> None:
             if kind == "bf16":
-                grad.copy_(short)
+                grad.copy_(tensors.short_grad)
             if kind == "clip":
-                # It is scaled in place, so that later rounds find it at the bound; that costs the same.
+                # It is scaled in place, so that later steps find it at the bound; that costs the same.
                 torch.nn.utils.clip_grad_norm_([weights], _MAX_NORM)
             optimizer.step()
             if kind == "bf16":
-                with torch.no_grad():
-                    out.copy_(weights)
+                tensors.copy.copy_(weights.detach())
 
         return run
 
     return make
 
 
-def _deepspeed(elements: int, threads: int) -> Step:
+def _deepspeed(tensors: Tensors, threads: int) -> Step:
     try:
         from deepspeed.ops.op_builder import CPUAdamBuilder  # noqa: PLC0415
 
@@ -106,16 +130,15 @@ def _deepspeed(elements: int, threads: int) -> Step:
     except Exception as error:  # a compiler that is missing, a header, a version
         raise NotOffered(f"cpu_adam cannot be built here: {error}") from error
     torch.set_num_threads(threads)
-    weights, grad = _numbers(elements, 1), _numbers(elements, 2)
-    moments = [torch.zeros(elements) for _ in range(2)]
     # Decoupled weight decay; no word about itself.
     op.create_adam(0, _LR, 0.9, 0.999, 1e-8, 1e-2, True, False)  # noqa: FBT003
-    step = 0
+    weights, step = tensors.weights.detach(), 0
 
     def run() -> None:
         nonlocal step
         step += 1
-        op.adam_update(0, step, _LR, 0.9, 0.999, 1e-8, 1e-2, True, weights, grad, *moments)  # noqa: FBT003
+        numbers = (weights, tensors.grad, *tensors.moments)
+        op.adam_update(0, step, _LR, 0.9, 0.999, 1e-8, 1e-2, True, *numbers)  # noqa: FBT003
 
     return run
 
