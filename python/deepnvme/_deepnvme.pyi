@@ -441,7 +441,7 @@ class _Streamer:
         cls,
         sources: Sequence[str | StripeSet],
         units: list[tuple[int, list[tuple[int, int, int, int]]]],
-        classes: list[tuple[int, int, int]],
+        classes: list[tuple[int, int, int, bool]],
         arena: _Tensor,
         engine: Engine | None,
         conversions: list[list[tuple[_Stretch, int, str]]] | None = None,

@@ -43,7 +43,7 @@ impl PyStreamer {
         py: Python<'_>,
         sources: Vec<Bound<'_, PyAny>>,
         units: Vec<(usize, Vec<PieceArgument>)>,
-        classes: Vec<(usize, usize, usize)>,
+        classes: Vec<(usize, usize, usize, bool)>,
         arena: &Bound<'_, PyAny>,
         engine: Option<&Bound<'_, PyEngine>>,
         conversions: Option<Vec<Vec<ConversionArgument<'_>>>>,
@@ -59,7 +59,7 @@ impl PyStreamer {
             Ok::<_, PyErr>(Unit { class, pieces, conversions })
         };
         let units = units.into_iter().zip(converted).map(unit).collect::<PyResult<Vec<_>>>()?;
-        let class = |(slots, ahead, slot_bytes)| SlotClass { slots, ahead, slot_bytes };
+        let class = |(slots, ahead, slot_bytes, shares)| SlotClass { slots, ahead, slot_bytes, shares };
         let classes: Vec<SlotClass> = classes.into_iter().map(class).collect();
         let arena = memory::target(arena)?;
         let streamer = Streamer::new(engine, sources, units, &classes, arena, stash_bytes_max);

@@ -26,7 +26,7 @@
 //!
 //! // Four layers of 10,000 bytes, two of which are in memory at any time.
 //! let layer = |index: u64| Unit { class: 0, pieces: vec![Piece { source: 0, offset: index * 10_000, bytes: 10_000, at: 0 }], ..Unit::default() };
-//! let class = SlotClass { slots: 2, ahead: 1, slot_bytes: 12_288 };
+//! let class = SlotClass { slots: 2, ahead: 1, slot_bytes: 12_288, shares: false };
 //! let arena = Buffer::zeroed(2 * 12_288)?.into_region();
 //! let bytes = arena.region();
 //! let streamer = Streamer::new(engine, vec![source], (0..4).map(layer).collect(), &[class], arena, 0)?;
@@ -45,6 +45,7 @@
 #![forbid(unsafe_code)]
 
 mod arrival;
+mod cells;
 mod crew;
 mod error;
 mod flight;

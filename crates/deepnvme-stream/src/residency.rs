@@ -4,6 +4,11 @@
 //! some of the units stay for good and the others pass through the rest of the slots. To replace whoever is used last would
 //! be as few bytes, but then all misses come in a row, and the disk rests while the layers in memory compute; so those that
 //! stay are spread evenly over the order. A unit that is not expected soon makes room for one that is, never the other way.
+//!
+//! Slots may lie in each other's memory: that of a large unit is several slots for small ones while it is not there. Such a
+//! slot is had by taking it from all who are in it. Nobody stays in one.
+
+use std::cmp::Reverse;
 
 use crate::forecast::Forecast;
 
@@ -12,7 +17,7 @@ use crate::forecast::Forecast;
 pub(crate) struct Class {
     /// Units of this class that can be in memory at once. At least one.
     pub(crate) slots: usize,
-    /// Units that may be fetched before they are called for. Less than `slots`.
+    /// Units that may be fetched before they are called for. Less than `slots`, unless those are in others' memory.
     pub(crate) ahead: usize,
 }
 
@@ -59,19 +64,23 @@ pub(crate) struct Residency {
     stays: Vec<bool>,
     /// Class and unit of each slot.
     slots: Vec<(usize, Option<usize>)>,
+    /// The other slots that have some of the memory of each slot.
+    overlaps: Vec<Vec<usize>>,
     forecast: Forecast,
 }
 
 impl Residency {
-    /// `class_of` has the class of each unit, in the order in which they are expected at first.
-    pub(crate) fn new(class_of: Vec<usize>, classes: Vec<Class>) -> Self {
+    /// `class_of` has the class of each unit, in the order in which they are expected at first; `overlaps` the other slots
+    /// that have some of the memory of each slot.
+    pub(crate) fn new(class_of: Vec<usize>, classes: Vec<Class>, overlaps: Vec<Vec<usize>>) -> Self {
         let mut members = vec![Vec::new(); classes.len()];
         class_of.iter().enumerate().for_each(|(unit, class)| members[*class].push(unit));
         let slots = classes.iter().enumerate().flat_map(|(class, kept)| vec![(class, None); kept.slots]).collect();
         let units = class_of.len();
         let states = vec![State::Absent; units];
         let forecast = Forecast::new(units);
-        let mut residency = Self { classes, members, class_of, states, stays: vec![false; units], slots, forecast };
+        let stays = vec![false; units];
+        let mut residency = Self { classes, members, class_of, states, stays, slots, overlaps, forecast };
         residency.settle();
         residency
     }
@@ -96,7 +105,7 @@ impl Residency {
                     self.begin(unit, slot, true);
                     Call::Fetch(slot)
                 }
-                None if self.loading_of(self.class_of[unit]).next().is_some() => Call::Full,
+                None if self.loading_beside(unit).next().is_some() => Call::Full,
                 None => Call::Stuck,
             },
         }
@@ -116,8 +125,8 @@ impl Residency {
                 self.begin(unit, slot, false);
                 return Some((unit, slot));
             }
-            // What comes later in this class is no more urgent.
-            is_closed[class] = true;
+            // What comes later in this class is no more urgent, nor is what would take the memory that this one waits for.
+            (0..is_closed.len()).filter(|other| self.meet(class, *other)).for_each(|other| is_closed[other] = true);
         }
         None
     }
@@ -156,9 +165,12 @@ impl Residency {
         }
     }
 
-    /// Units of the class of this one that are on their way.
+    /// Units that are on their way into the slots of this one's class, or into their memory.
     pub(crate) fn loading_beside(&self, unit: usize) -> impl Iterator<Item = usize> {
-        self.loading_of(self.class_of[unit])
+        let class = self.class_of[unit];
+        let slots = (0..self.slots.len()).filter(move |slot| self.slots[*slot].0 == class);
+        let loading = slots.flat_map(|slot| self.inside(slot));
+        loading.filter(|unit| matches!(self.states[*unit], State::Loading { .. }))
     }
 
     /// Whether each unit stays once it is there, as far as that is known.
@@ -166,8 +178,15 @@ impl Residency {
         &self.stays
     }
 
-    fn loading_of(&self, class: usize) -> impl Iterator<Item = usize> {
-        self.members[class].iter().copied().filter(|unit| matches!(self.states[*unit], State::Loading { .. }))
+    /// Units in the memory of a slot.
+    fn inside(&self, slot: usize) -> impl Iterator<Item = usize> {
+        std::iter::once(slot).chain(self.overlaps[slot].iter().copied()).filter_map(|slot| self.slots[slot].1)
+    }
+
+    /// Whether slots of these classes lie in each other's memory, or are the same.
+    fn meet(&self, class: usize, other: usize) -> bool {
+        let mut own = self.slots.iter().zip(&self.overlaps).filter(|((of, _), _)| *of == class);
+        class == other || own.any(|(_, overlaps)| overlaps.iter().any(|slot| self.slots[*slot].0 == other))
     }
 
     /// Whether a class may fetch one more unit that nobody has called for.
@@ -182,36 +201,42 @@ impl Residency {
         early.filter(is_early).count() < self.classes[class].ahead
     }
 
-    /// A slot for a unit that is expected at that distance: a free one, or that of the unit which is expected last, if it is
+    /// A slot for a unit that is expected at that distance: a free one, or one whose units are expected last, if they are
     /// later. Those that stay are taken for a unit that somebody waits for only, and only where there is no other.
     fn room(&self, unit: usize, distance: usize) -> Option<usize> {
-        let class = self.class_of[unit];
-        let own = || self.slots.iter().enumerate().filter(|(_, (of, _))| *of == class);
-        if let Some((slot, _)) = own().find(|(_, (_, unit))| unit.is_none()) {
-            return Some(slot);
-        }
         let mut due = vec![usize::MAX; self.states.len()];
         self.forecast.expected().into_iter().enumerate().for_each(|(distance, unit)| due[unit] = distance);
         let is_idle = |unit: usize| matches!(self.states[unit], State::Ready { holds: 0, .. });
-        let idle = own().filter_map(|(slot, (_, unit))| unit.filter(|unit| is_idle(*unit)).map(|unit| (slot, unit)));
-        let (slot, victim) = idle.max_by_key(|(_, unit)| (!self.stays[*unit], due[*unit]))?;
-        let may_go = distance == 0 || (!self.stays[victim] && due[victim] >= distance);
-        may_go.then_some(slot)
+        let own = (0..self.slots.len()).filter(|slot| self.slots[*slot].0 == self.class_of[unit]);
+        let idle = own.filter(|slot| self.inside(*slot).all(is_idle));
+        // Who would be missed most, of those in it; nobody is missed least.
+        let missed = |slot: usize| self.inside(slot).map(|unit| (!self.stays[unit], due[unit])).min();
+        let last = (true, usize::MAX);
+        let cost = |slot: &usize| (missed(*slot).unwrap_or(last), missed(*slot).is_none(), Reverse(*slot));
+        let slot = idle.max_by_key(cost)?;
+        let may_go = |(passes, due): (bool, usize)| passes && due >= distance;
+        (distance == 0 || missed(slot).is_none_or(may_go)).then_some(slot)
     }
 
     fn begin(&mut self, unit: usize, slot: usize, is_wanted: bool) {
-        if let Some(before) = self.slots[slot].1.replace(unit) {
-            self.states[before] = State::Absent;
-        }
+        let before: Vec<usize> = self.inside(slot).collect();
+        before.into_iter().for_each(|before| self.states[before] = State::Absent);
+        self.overlaps[slot].iter().for_each(|other| self.slots[*other].1 = None);
+        self.slots[slot].1 = Some(unit);
         self.states[unit] = State::Loading { slot, is_wanted };
     }
 
     /// Decides anew who stays: of each class as many as it has slots to spare, the hot ones first, evenly spread.
     fn settle(&mut self) {
-        for (class, members) in self.classes.iter().zip(&self.members) {
+        let is_shared: Vec<bool> = (0..self.classes.len())
+            .map(|class| {
+                (0..self.slots.len()).any(|slot| self.slots[slot].0 == class && !self.overlaps[slot].is_empty())
+            })
+            .collect();
+        for (index, (class, members)) in self.classes.iter().zip(&self.members).enumerate() {
             members.iter().for_each(|unit| self.stays[*unit] = false);
             let passing = if members.len() <= class.slots { 0 } else { class.ahead + 1 };
-            let mut spare = class.slots.saturating_sub(passing);
+            let mut spare = if is_shared[index] { 0 } else { class.slots.saturating_sub(passing) };
             let (hot, cold): (Vec<usize>, Vec<usize>) =
                 members.iter().partition(|unit| self.forecast.is_hot(**unit, members));
             for group in [hot, cold] {
@@ -228,9 +253,11 @@ impl Residency {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cells::overlaps;
+    use crate::unit::{SlotClass, layout};
 
     fn one_class(units: usize, slots: usize, ahead: usize) -> Residency {
-        Residency::new(vec![0; units], vec![Class { slots, ahead }])
+        Residency::new(vec![0; units], vec![Class { slots, ahead }], vec![vec![]; slots])
     }
 
     /// Runs steps in which every fetch lands before the next call; how many fetches each step had, and which units missed.
@@ -291,6 +318,35 @@ mod tests {
     }
 
     #[test]
+    fn a_large_slot_is_small_ones_until_its_unit_comes() {
+        let (units, large) = (7, 6);
+        let classes = vec![Class { slots: 1, ahead: 1 }, Class { slots: 3, ahead: 2 }];
+        let class_of = (0..units).map(|unit| usize::from(unit != large)).collect();
+        let mut residency = Residency::new(class_of, classes, vec![vec![1, 2, 3], vec![0], vec![0], vec![0]]);
+        for step in 0..4 {
+            let mut late = Vec::new();
+            for unit in 0..units {
+                while let Call::Fetch(_) = residency.call(unit) {
+                    late.push(unit);
+                    residency.landed(unit);
+                }
+                while let Some((ahead, _)) = residency.next_ahead() {
+                    assert_ne!(unit, large, "it has all the memory");
+                    residency.landed(ahead);
+                }
+                assert!(residency.release(unit));
+                while let Some((ahead, _)) = residency.next_ahead() {
+                    assert!(ahead != large || unit == 5, "the small ones before it have not all been used");
+                    residency.landed(ahead);
+                }
+            }
+            let expected = if step == 0 { vec![0] } else { vec![] };
+            assert_eq!(late, expected, "all others come before they are called for");
+        }
+        assert!(residency.stays().iter().all(|stays| !stays));
+    }
+
+    #[test]
     fn two_at_once_in_one_slot_are_refused_and_not_waited_for() {
         let mut residency = one_class(3, 1, 0);
         assert_eq!(residency.call(0), Call::Fetch(0));
@@ -318,14 +374,18 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_order_of_calls_is_served_and_no_held_unit_moves(
-            classes in proptest::collection::vec((1..5usize, 0..4usize), 1..4),
+            classes in proptest::collection::vec((1..5usize, 0..4usize, 1..5usize, proptest::bool::ANY), 1..4),
             units in proptest::collection::vec(0..4usize, 1..24),
             calls in proptest::collection::vec((proptest::prelude::any::<proptest::sample::Index>(), 0..5u8), 1..200),
         ) {
-            let kept: Vec<Class> =
-                classes.iter().map(|(slots, ahead)| Class { slots: *slots, ahead: (*ahead).min(slots - 1) }).collect();
+            let shared = |&(slots, ahead, slot_bytes, shares): &(usize, usize, usize, bool)| {
+                SlotClass { slots, ahead: ahead.min(slots - 1), slot_bytes, shares }
+            };
+            let classes: Vec<SlotClass> = classes.iter().map(shared).collect();
+            let overlaps = overlaps(&layout(&classes));
+            let kept: Vec<Class> = classes.iter().map(Into::into).collect();
             let class_of: Vec<usize> = units.iter().map(|class| class % kept.len()).collect();
-            let mut residency = Residency::new(class_of.clone(), kept.clone());
+            let mut residency = Residency::new(class_of.clone(), kept, overlaps.clone());
             let mut held: Vec<(usize, usize)> = Vec::new();
             for (pick, what) in calls {
                 let unit = pick.index(class_of.len());
@@ -335,11 +395,9 @@ mod tests {
                         Call::Fetch(_) | Call::Wait => {}
                         Call::Full => assert!(residency.loading_beside(unit).next().is_some()),
                         Call::Stuck => {
-                            let mut slots: Vec<usize> = held.iter()
-                                .filter(|(other, _)| class_of[*other] == class_of[unit]).map(|(_, slot)| *slot).collect();
-                            slots.sort_unstable();
-                            slots.dedup();
-                            assert_eq!(slots.len(), kept[class_of[unit]].slots, "stuck only where all are held");
+                            let is_held = |slot: &usize| held.iter().any(|(_, other)| other == slot || overlaps[*slot].contains(other));
+                            let own = (0..overlaps.len()).filter(|slot| residency.slots[*slot].0 == class_of[unit]);
+                            assert!(own.clone().all(|slot| is_held(&slot)), "stuck only where all are held");
                         }
                     },
                     2 => if let Some(at) = held.iter().position(|(other, _)| *other == unit) {
@@ -366,6 +424,9 @@ mod tests {
                 used.sort_unstable();
                 used.dedup();
                 assert_eq!(used.len(), count, "a slot has one unit");
+                for slot in &used {
+                    assert!(overlaps[*slot].iter().all(|other| !used.contains(other)), "memory has one unit");
+                }
             }
         }
     }

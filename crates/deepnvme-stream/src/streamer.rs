@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use deepnvme_io::mem::RegionMut;
+use deepnvme_io::mem::{Device, RegionMut};
 use deepnvme_io::{Engine, ReadItem};
 
+use crate::cells::{Cells, overlaps};
 use crate::crew::{Crew, Job};
 use crate::error::{Error, Result};
 use crate::flight::{Arrived, Flight, Waiting};
@@ -39,7 +40,7 @@ pub struct Streamer {
 #[derive(Debug)]
 struct State {
     residency: Residency,
-    slots: Vec<Slot>,
+    memory: Cells,
     flights: BTreeMap<usize, Flight>,
     failures: BTreeMap<usize, Error>,
     stats: StreamStats,
@@ -47,16 +48,9 @@ struct State {
     is_closed: bool,
 }
 
-/// The memory of a slot, while no fetch has it, and the stream of a GPU that has used it last.
-#[derive(Debug)]
-struct Slot {
-    memory: Option<RegionMut>,
-    stream: usize,
-}
-
 impl Streamer {
     /// Units in the order in which they are expected to be called for at first. `arena` is cut into the slots of the first
-    /// class, then those of the second, and so on. As much of what becomes more bytes when it arrives as `stash_bytes_max`
+    /// class, then those of the second, and so on, but for those that share the memory of the class before. As much of what becomes more bytes when it arrives as `stash_bytes_max`
     /// is enough for stays in memory as it is on disk, after it was read once.
     ///
     /// # Errors
@@ -73,21 +67,18 @@ impl Streamer {
             return Err(Error::Plan("the memory for slots is not contiguous".into()));
         }
         unit::check(&units, classes, sources.len(), arena.len())?;
-        let (places, _) = unit::layout(classes);
-        let mut rest = arena;
-        let mut slots = Vec::with_capacity(places.len());
-        for (_, bytes) in &places {
-            let stream = rest.stream();
-            let (memory, behind) = rest.split_at(*bytes);
-            slots.push(Slot { memory: Some(memory), stream });
-            rest = behind;
+        if arena.device() != Device::Host && classes.iter().any(|class| class.shares) {
+            // A slot made of others would have to wait for several streams.
+            return Err(Error::Plan("slots share memory on the host only".into()));
         }
+        let places = unit::layout(classes);
+        let memory = Cells::new(arena, &places);
         let class_of = units.iter().map(|unit| unit.class).collect();
-        let residency = Residency::new(class_of, classes.iter().map(Into::into).collect());
+        let residency = Residency::new(class_of, classes.iter().map(Into::into).collect(), overlaps(&places));
         let berths = Berths::choose(&units, residency.stays(), stash_bytes_max);
         let state = State {
             residency,
-            slots,
+            memory,
             flights: BTreeMap::new(),
             failures: BTreeMap::new(),
             stats: StreamStats::default(),
@@ -174,7 +165,7 @@ impl Streamer {
         let Some(slot) = state.residency.held_in(unit) else {
             return false;
         };
-        state.slots[slot].stream = stream;
+        state.memory.used(slot, stream);
         state.residency.release(unit);
         if !state.is_closed {
             self.harvest(&mut state);
@@ -254,12 +245,11 @@ impl Streamer {
         if let Err(error) = self.check_sources(unit) {
             return refused(state, error);
         }
-        let Slot { memory, stream } = &mut state.slots[slot];
-        let Some(memory) = memory.take() else {
+        let Some(memory) = state.memory.take(slot) else {
             let lost = "the memory of a slot did not come home after an error; open the model again";
             return refused(state, Error::Plan(lost.into()));
         };
-        let Cut { items, jobs, gaps } = self.cut(unit, memory.after(*stream));
+        let Cut { items, jobs, gaps } = self.cut(unit, memory);
         let started = Instant::now();
         // Also of a unit without bytes: it has to end.
         let direct = if items.is_empty() && !jobs.is_empty() {
@@ -325,7 +315,7 @@ impl Streamer {
             let Some(flight) = state.flights.remove(&unit) else { continue };
             let (slot, started) = (flight.slot, flight.started);
             let Some(landed) = flight.land() else { continue };
-            state.slots[slot].memory = landed.memory;
+            state.memory.put(slot, landed.memory);
             match landed.result {
                 Ok(Arrived { bytes, finished, converting }) => {
                     state.stats.bytes_read += bytes;

@@ -136,10 +136,12 @@ impl Unit {
 pub struct SlotClass {
     /// How many. At least one.
     pub slots: usize,
-    /// Units that may be fetched before they are called for; less than `slots`.
+    /// Units that may be fetched before they are called for; less than `slots`, unless their memory is another class's, too.
     pub ahead: usize,
     /// Bytes of each, a multiple of 4096.
     pub slot_bytes: usize,
+    /// They begin where those of the class before begin, and have the same memory by turns. On the host only.
+    pub shares: bool,
 }
 
 impl From<&SlotClass> for Class {
@@ -148,33 +150,41 @@ impl From<&SlotClass> for Class {
     }
 }
 
-/// Where each slot begins in the arena, and how long the arena has to be.
-pub(crate) fn layout(classes: &[SlotClass]) -> (Vec<(usize, usize)>, usize) {
-    let mut at = 0;
-    let mut slots = Vec::new();
+/// Where each slot begins in the arena, and how long that is.
+pub(crate) fn layout(classes: &[SlotClass]) -> Vec<(usize, usize)> {
+    let begins = begins(classes).map_or_else(Vec::new, |(begins, _)| begins);
+    let of_class = |(class, begin): (&SlotClass, usize)| {
+        let SlotClass { slots, slot_bytes, .. } = *class;
+        (0..slots).map(move |slot| (begin + slot * slot_bytes, slot_bytes))
+    };
+    classes.iter().zip(begins).flat_map(of_class).collect()
+}
+
+/// Where the slots of each class begin, and how long the arena has to be; `None` where that is more than any memory.
+fn begins(classes: &[SlotClass]) -> Option<(Vec<usize>, usize)> {
+    let (mut begins, mut end) = (Vec::with_capacity(classes.len()), 0_usize);
     for class in classes {
-        for _ in 0..class.slots {
-            slots.push((at, class.slot_bytes));
-            at += class.slot_bytes;
-        }
+        let begin = begins.last().copied().filter(|_| class.shares).unwrap_or(end);
+        begins.push(begin);
+        end = class.slot_bytes.checked_mul(class.slots).and_then(|bytes| begin.checked_add(bytes))?.max(end);
     }
-    (slots, at)
+    Some((begins, end))
 }
 
 /// Refuses a plan that would not fit itself.
 pub(crate) fn check(units: &[Unit], classes: &[SlotClass], sources: usize, arena_bytes: usize) -> Result<()> {
     let wrong = |what: String| Err(Error::Plan(what));
-    let mut total: usize = 0;
     for (index, class) in classes.iter().enumerate() {
-        if class.slots == 0 || class.ahead >= class.slots || !class.slot_bytes.is_multiple_of(SLOT_ALIGNMENT) {
+        let is_shared = class.shares || classes.get(index + 1).is_some_and(|next| next.shares);
+        let ahead_max = if is_shared { class.slots } else { class.slots.saturating_sub(1) };
+        if class.slots == 0 || class.ahead > ahead_max || !class.slot_bytes.is_multiple_of(SLOT_ALIGNMENT) {
             return wrong(format!(
                 "class {index} has {} slots of {} bytes, {} ahead; slots are multiples of {SLOT_ALIGNMENT}, more than ahead",
                 class.slots, class.slot_bytes, class.ahead
             ));
         }
-        let bytes = class.slot_bytes.checked_mul(class.slots).and_then(|bytes| total.checked_add(bytes));
-        total = bytes.ok_or_else(|| Error::Plan("the slots are more than any memory".into()))?;
     }
+    let (_, total) = begins(classes).ok_or_else(|| Error::Plan("the slots are more than any memory".into()))?;
     if total != arena_bytes {
         return wrong(format!("{arena_bytes} bytes of memory for slots of {total}"));
     }

@@ -72,7 +72,7 @@ impl World {
         std::fs::write(&path, &file).unwrap();
         let memory = Buffer::zeroed(slots * slot_bytes).unwrap().into_region();
         let arena = memory.region();
-        let class = SlotClass { slots, ahead: slots - 1, slot_bytes };
+        let class = SlotClass { slots, ahead: slots - 1, slot_bytes, shares: false };
         let source = Source::open(path.clone()).unwrap();
         let streamer = Streamer::new(engine, vec![source], units, &[class], memory, stash).unwrap();
         Self { streamer, arena, expected, path, _folder: folder }
@@ -246,7 +246,7 @@ fn damaged_weights_are_an_error_that_says_where() {
         }],
         ..Unit::default()
     };
-    let class = SlotClass { slots: 1, ahead: 0, slot_bytes: 61_440 };
+    let class = SlotClass { slots: 1, ahead: 0, slot_bytes: 61_440, shares: false };
     let arena = Buffer::zeroed(61_440).unwrap().into_region();
     let streamer = Streamer::new(engine(None), vec![source], vec![unit], &[class], arena, 0).unwrap();
     let damaged = streamer.acquire(0, None).unwrap_err();

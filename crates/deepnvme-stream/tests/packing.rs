@@ -121,7 +121,7 @@ fn unpacked(engine: &Arc<Engine>, target: &Target) -> HashMap<String, (Dtype, Ve
         let conversions = packed.stored.conversions(0..*bytes, 0, packed.stored.float).unwrap();
         assert!(starts.len() > 2 || *bytes <= 256 << 10, "it is cut into parts");
         let unit = Unit { conversions, ..Unit::default() };
-        let class = SlotClass { slots: 1, ahead: 0, slot_bytes };
+        let class = SlotClass { slots: 1, ahead: 0, slot_bytes, shares: false };
         let source = Source::open(target.clone()).unwrap();
         let streamer = Streamer::new(Arc::clone(engine), vec![source], vec![unit], &[class], arena, 0).unwrap();
         let at = streamer.acquire(0, None).unwrap().unwrap();

@@ -32,6 +32,9 @@ fn random_file(folder: &Path, name: &str, bytes: usize) -> (PathBuf, Vec<u8>) {
     (path, data)
 }
 
+/// The pieces of a unit: gap before it in the file, bytes, gap before it in the slot.
+type Shape = Vec<(u64, usize, usize)>;
+
 /// A model of random pieces of a file, and a streamer for it.
 struct World {
     streamer: Arc<Streamer>,
@@ -43,30 +46,38 @@ struct World {
 }
 
 impl World {
-    /// Units of those pieces: gap before it in the file, bytes, gap before it in the slot.
-    fn new(engine: Arc<Engine>, shapes: &[Vec<(u64, usize, usize)>], slots: usize, ahead: usize) -> Self {
+    /// Units of those shapes.
+    fn new(engine: Arc<Engine>, shapes: &[Shape], slots: usize, ahead: usize) -> Self {
+        Self::in_turns(engine, &[(shapes, slots, ahead)])
+    }
+
+    /// Units of several classes, with slots and how far ahead, which share one piece of memory.
+    fn in_turns(engine: Arc<Engine>, kinds: &[(&[Shape], usize, usize)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut offset = 0;
-        let mut units = Vec::new();
-        let mut slot_bytes = 4096;
-        for shape in shapes {
-            let (mut pieces, mut at) = (Vec::new(), 0);
-            for (gap, bytes, gap_in_slot) in shape {
-                offset += gap;
-                at += gap_in_slot;
-                pieces.push(Piece { source: 0, offset, bytes: *bytes, at });
-                offset += *bytes as u64;
-                at += bytes;
+        let (mut units, mut classes) = (Vec::new(), Vec::new());
+        for (class, (shapes, slots, ahead)) in kinds.iter().enumerate() {
+            let mut slot_bytes = 4096;
+            for shape in *shapes {
+                let (mut pieces, mut at) = (Vec::new(), 0);
+                for (gap, bytes, gap_in_slot) in shape {
+                    offset += gap;
+                    at += gap_in_slot;
+                    pieces.push(Piece { source: 0, offset, bytes: *bytes, at });
+                    offset += *bytes as u64;
+                    at += bytes;
+                }
+                slot_bytes = slot_bytes.max(at.next_multiple_of(4096));
+                units.push(Unit { class, pieces, conversions: Vec::new() });
             }
-            slot_bytes = slot_bytes.max(at.next_multiple_of(4096));
-            units.push(Unit { class: 0, pieces, conversions: Vec::new() });
+            classes.push(SlotClass { slots: *slots, ahead: *ahead, slot_bytes, shares: class > 0 });
         }
         let (path, data) = random_file(folder.path(), "weights.bin", offset as usize + 1);
-        let memory = Buffer::zeroed(slots * slot_bytes).unwrap().into_region();
+        let bytes = classes.iter().map(|class| class.slots * class.slot_bytes).max().unwrap();
+        let memory = Buffer::zeroed(bytes).unwrap().into_region();
         let arena = memory.region();
-        let class = SlotClass { slots, ahead, slot_bytes };
         let source = Source::open(path.clone()).unwrap();
-        let streamer = Streamer::new(engine, vec![source], units.clone(), &[class], memory, 0).unwrap();
+        let streamer = Streamer::new(engine, vec![source], units.clone(), &classes, memory, 0).unwrap();
         Self { streamer: Arc::new(streamer), units, arena, data, path, _folder: folder }
     }
 
@@ -87,12 +98,30 @@ impl World {
     }
 }
 
-fn shapes() -> impl Strategy<Value = Vec<Vec<(u64, usize, usize)>>> {
+fn shapes() -> impl Strategy<Value = Vec<Shape>> {
     let piece = (0..5000u64, prop_oneof![0..3000usize, 0..300_000usize], prop_oneof![Just(0usize), 0..5000usize]);
     proptest::collection::vec(proptest::collection::vec(piece, 0..5), 1..8)
 }
 
-fn layers(count: usize, bytes: usize) -> Vec<Vec<(u64, usize, usize)>> {
+#[test]
+fn small_units_come_ahead_in_the_memory_of_a_large_one() {
+    let (large, small) = (layers(1, 900_000), layers(12, 200_000));
+    let world = World::in_turns(engine(), &[(&large, 1, 1), (&small, 4, 2)]);
+    let mut before = 0;
+    for step in 0..6 {
+        // The large one is the first of the file and the last to be called for.
+        for unit in (1..13).chain([0]) {
+            world.use_unit(unit).unwrap();
+        }
+        let fetches = world.streamer.stats().fetches;
+        assert!(step < 2 || fetches - before == 13, "each once in a step: {}", fetches - before);
+        before = fetches;
+    }
+    let stats = world.streamer.stats();
+    assert!(stats.fetches_ahead > 5 * 11, "{stats:?}");
+}
+
+fn layers(count: usize, bytes: usize) -> Vec<Shape> {
     vec![vec![(7, bytes, 0)]; count]
 }
 
@@ -108,6 +137,22 @@ proptest! {
         world.streamer.warm_up();
         for pick in order {
             world.use_unit(pick.index(shapes.len())).unwrap();
+        }
+    }
+
+    #[test]
+    fn units_that_have_memory_by_turns(
+        large in shapes(), small in shapes(), slots in 1..5usize, ahead in 0..4usize, seed: u64, eio in prop_oneof![Just(0u32), 1..300u32],
+        order in proptest::collection::vec(any::<prop::sample::Index>(), 1..60),
+    ) {
+        let plan = FaultPlan { seed, eio, short: 100, short_anywhere: true, slow: 50, reorder: true, ..FaultPlan::default() };
+        let kinds = [(&large[..], 1, ahead.min(1)), (&small[..], slots, ahead.min(slots - 1))];
+        let world = World::in_turns(faulty(plan), &kinds);
+        for pick in order {
+            match world.use_unit(pick.index(large.len() + small.len())) {
+                Ok(()) => {}
+                Err(error) => prop_assert!(eio > 0 && matches!(error, Error::Io(_)), "{error}"),
+            }
         }
     }
 
@@ -219,14 +264,14 @@ fn a_plan_that_does_not_fit_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let (path, _) = random_file(folder.path(), "weights.bin", 10_000);
     let unit = |at, bytes| Unit { pieces: vec![Piece { source: 0, offset: 0, bytes, at }], ..Unit::default() };
-    let class = SlotClass { slots: 2, ahead: 1, slot_bytes: 8192 };
+    let class = SlotClass { slots: 2, ahead: 1, slot_bytes: 8192, shares: false };
     let plans = [
         (vec![unit(0, 8193)], class, 16_384),
         (vec![unit(usize::MAX, 2)], class, 16_384),
         (vec![Unit { class: 1, ..unit(0, 1) }], class, 16_384),
         (vec![unit(0, 1)], class, 16_383),
         (vec![unit(0, 1)], SlotClass { ahead: 2, ..class }, 16_384),
-        (vec![unit(0, 1)], SlotClass { slots: 0, ahead: 0, slot_bytes: 8192 }, 0),
+        (vec![unit(0, 1)], SlotClass { slots: 0, ahead: 0, ..class }, 0),
         (vec![unit(0, 1)], SlotClass { slot_bytes: 8191, ..class }, 16_382),
         (vec![unit(0, 1)], SlotClass { slots: 1 << 60, ..class }, 16_384),
     ];

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,6 +29,18 @@ class SlotClass:
     slots: int
     ahead: int
     slot_bytes: int
+    # In the memory of the class before it, by turns with that.
+    shares: bool = False
+
+
+def places(classes: Sequence[SlotClass]) -> tuple[list[int], int]:
+    """Say where the slots of each class begin, and how much memory all of them are."""
+    begins: list[int] = []
+    end = 0
+    for each in classes:
+        begins.append(begins[-1] if each.shares else end)
+        end = max(end, begins[-1] + each.slots * each.slot_bytes)
+    return begins, end
 
 
 def classify(unit_bytes: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -131,15 +143,58 @@ def for_slots(
         ahead: units fetched before they are called for.
         converted: bytes on disk of what is converted when it comes, and those that they become.
     """
-    stored, becomes = converted
+    stored, _ = converted
     total = sum(slot_bytes[index] for index in class_of)
-    if total <= memory or stored == 0 or stored > becomes * _WORTH_KEEPING:
+    if total <= memory or not is_worth_keeping(converted):
         return memory
     early = AHEAD if ahead is None else ahead
     passing = sum(size * min(class_of.count(index), early + 1) for index, size in enumerate(slot_bytes))
     # Those that stay have what is beyond `passing`; of the others there is `stored * (1 - (slots - passing) / total)`.
     slots = (memory * total - stored * (total + passing)) // (total - stored)
     return min(max(slots, passing), memory)
+
+
+def is_worth_keeping(converted: tuple[int, int]) -> bool:
+    """Whether bytes that are kept as they are on disk take less memory than what they become.
+
+    Args:
+        converted: bytes on disk of what is converted when it comes, and those that they become.
+    """
+    stored, becomes = converted
+    return 0 < stored <= becomes * _WORTH_KEEPING
+
+
+def subdivide(
+    memory: int, class_of: Sequence[int], slot_bytes: Sequence[int], ahead: int | None, classes: Sequence[SlotClass]
+) -> tuple[list[int], list[SlotClass]]:
+    """Cut a slot into several for small units, which have it while none of its own is there.
+
+    Where there is no memory for a slot of each class, small units use the slot of larger ones, and one at a time would
+    have all of it: nothing could come while another is in use.
+
+    Args:
+        memory: bytes for all slots.
+        class_of: the class of each unit, all by themselves.
+        slot_bytes: bytes of a slot of each of those classes, the largest first.
+        ahead: units fetched before they are called for.
+        classes: what :func:`share` has made of those that :func:`fitting` has left.
+
+    Returns:
+        The class of each unit, and the classes.
+    """
+    kept = len(classes)
+    fitted = [min(index, kept - 1) for index in class_of]
+    if kept == len(slot_bytes) or classes[-1].slots > 1:
+        return fitted, list(classes)
+    large, small = classes[-1], slot_bytes[kept]
+    early = AHEAD if ahead is None else ahead
+    left = memory - sum(each.slots * each.slot_bytes for each in classes[:-1])
+    room = max(large.slot_bytes, min(left, (early + 1) * small))
+    slots = min(room // small, sum(index >= kept for index in class_of))
+    if slots < 2:  # noqa: PLR2004 (one would be no gain)
+        return fitted, list(classes)
+    turns = [replace(large, ahead=min(early, 1)), SlotClass(slots, min(early, slots - 1), small, shares=True)]
+    return [min(index, kept) for index in class_of], [*classes[:-1], *turns]
 
 
 def share(memory: int, class_of: Sequence[int], slot_bytes: Sequence[int], ahead: int | None) -> list[SlotClass]:

@@ -62,7 +62,7 @@ def load_kept(
             reads.append((piece.source, piece.offset, piece.nbytes, start))
             start += piece.nbytes
     # They are one unit that comes once.
-    streamer = _Streamer(list(sources), [(0, reads)], [(1, 0, memory.nbytes)], memory, engine, [converted])
+    streamer = _Streamer(list(sources), [(0, reads)], [(1, 0, memory.nbytes, False)], memory, engine, [converted])
     streamer.acquire(0)
     streamer.close()
     known: dict[int, torch.Tensor] = {}

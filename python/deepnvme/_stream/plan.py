@@ -16,7 +16,10 @@ from deepnvme._stream.budget import (
     divide,
     fitting,
     for_slots,
+    is_worth_keeping,
+    places,
     share,
+    subdivide,
 )
 from deepnvme._stream.kept import place_kept
 from deepnvme._stream.layout import UnitLayout, lay_out
@@ -55,7 +58,7 @@ class Slots:
     @property
     def nbytes(self) -> int:
         """Memory of all slots."""
-        return sum(each.slots * each.slot_bytes for each in self.classes)
+        return places(self.classes)[1]
 
 
 @dataclass(frozen=True)
@@ -112,13 +115,18 @@ class Model:
         rows_bytes = sum(each.memory_nbytes for origins in rows for each in origins)
         item = max((item_bytes(origins) for origins in rows), default=0)
         division = divide(memory - kept_bytes, unit_bytes, rows_bytes, experts, item)
-        class_of, slot_bytes = fitting(division.units, *classify(unit_bytes))
+        classified = classify(unit_bytes)
+        class_of, slot_bytes = fitting(division.units, *classified)
         ahead = self._ahead(found.groups)
         # What a GPU has in memory of its own is not kept in another form: the host would have to convert it.
         converted = _stash_bytes_wanted([[*each.conversions] for each in layouts]) if self.on_host else (0, 0)
         for_all = for_slots(division.units, class_of, slot_bytes, ahead, converted)
-        slots = Slots(layouts, class_of, share(for_all, class_of, slot_bytes, ahead))
-        left = division.units - slots.nbytes if for_all < division.units else 0
+        classes = share(for_all, class_of, slot_bytes, ahead)
+        if self.on_host:
+            class_of, classes = subdivide(for_all, *classified, ahead, classes)
+        slots = Slots(layouts, class_of, classes)
+        passes = sum(classified[1][index] for index in classified[0]) > division.units
+        left = division.units - slots.nbytes if passes and is_worth_keeping(converted) else 0
         return Plan(found, replace(slots, stash_bytes_max=min(left, converted[0])), kept_bytes, division.picked)
 
     def _group_share(self) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._deepnvme import StripeSet, _Streamer, span
+from deepnvme._stream.budget import places
 from deepnvme._stream.shown import Shown, view
 from deepnvme._stream.turns import Turns
 from deepnvme._stream.wrapped import refuse_backward, wrap
@@ -66,7 +67,7 @@ class Units:
         )
         units = [(slots.class_of[index], [*layout.reads]) for index, layout in enumerate(self._layouts)]
         conversions = [[*layout.conversions] for layout in self._layouts]
-        classes = [(each.slots, each.ahead, each.slot_bytes) for each in self.classes]
+        classes = [(each.slots, each.ahead, each.slot_bytes, each.shares) for each in self.classes]
         self._streamer = _Streamer(
             list(sources), units, classes, self._arena, engine, conversions, slots.stash_bytes_max
         )
@@ -104,10 +105,11 @@ class Units:
     @contextmanager
     def without_disk(self) -> Iterator[None]:
         """Have groups run with whatever is in the slots of their class, turn by turn, and fetch nothing."""
-        starts, at = [], 0
-        for each in self.classes:
-            starts.append([at + slot * each.slot_bytes for slot in range(each.slots)])
-            at += each.slots * each.slot_bytes
+        begins, _ = places(self.classes)
+        starts = [
+            [begin + slot * each.slot_bytes for slot in range(each.slots)]
+            for begin, each in zip(begins, self.classes, strict=True)
+        ]
         self._fixed = [
             starts[class_index][index % len(starts[class_index])] for index, class_index in enumerate(self._class_of)
         ]

@@ -87,8 +87,8 @@ class Streamer:
         self._memory = (
             pinned_empty(nbytes) if self._device is None else torch.empty(nbytes, dtype=torch.uint8, device=device)
         )
-        triples = [(each.slots, each.ahead, each.slot_bytes) for each in classes]
-        self._streamer = _Streamer(paths, list(zip(class_of, reads, strict=True)), triples, self._memory, None)
+        kinds = [(each.slots, each.ahead, each.slot_bytes, each.shares) for each in classes]
+        self._streamer = _Streamer(paths, list(zip(class_of, reads, strict=True)), kinds, self._memory, None)
         self._streamer.warm_up()
 
     def acquire(self, unit: int) -> Slot:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from deepnvme._stream.budget import classify, divide, fitting, for_slots, share
+from deepnvme._stream.budget import classify, divide, fitting, for_slots, places, share, subdivide
 from deepnvme._stream.kept import place_kept
 from deepnvme._stream.layout import lay_out
 from deepnvme._stream.partition import Limits, Partition, Weight, partition
@@ -51,6 +51,42 @@ def test_slots_never_have_more_than_the_memory(sizes: list[int], memory: int, ah
     left = memory - sum(each.slots * each.slot_bytes for each in classes)
     for index, each in enumerate(classes):
         assert each.slots == class_of.count(index) or each.slot_bytes > left
+
+
+@given(SIZES, st.floats(1, 2), st.one_of(st.none(), st.integers(0, 5)))
+def test_small_units_have_a_large_slot_by_turns(sizes: list[int], part: float, ahead: int | None) -> None:
+    class_of, slot_bytes = classify(sizes)
+    memory = int(slot_bytes[0] * part)
+    fitted, kept = fitting(memory, class_of, slot_bytes)
+    before = share(memory, fitted, kept, ahead)
+    now_of, classes = subdivide(memory, class_of, slot_bytes, ahead, before)
+    begins, nbytes = places(classes)
+    assert nbytes <= memory
+    for size, index in zip(sizes, now_of, strict=True):
+        assert size <= classes[index].slot_bytes
+    assert set(now_of) == set(range(len(classes))), "no class without units"
+    if len(classes) == len(before):
+        assert (now_of, classes) == (fitted, before)
+        return
+    *others, large, small = classes
+    assert others == before[:-1]
+    assert (large.slots, large.slot_bytes, large.shares) == (1, before[-1].slot_bytes, False)
+    assert (small.shares, begins[-1]) == (True, begins[-2])
+    assert 2 <= small.slots <= now_of.count(len(classes) - 1)
+    assert small.ahead < small.slots
+    assert large.ahead <= 1
+    if ahead is not None:
+        assert max(small.ahead, large.ahead) <= ahead
+
+
+@pytest.mark.parametrize(("memory", "slots"), [(1_000_000, 4), (1_150_000, 4), (1_190_000, 4), (1_210_000, 1)])
+def test_a_large_unit_and_small_ones(memory: int, slots: int) -> None:
+    classified = classify([200_000] * 12 + [999_424])
+    fitted, kept = fitting(memory, *classified)
+    class_of, classes = subdivide(memory, *classified, None, share(memory, fitted, kept, None))
+    assert class_of == [1] * 12 + [0]
+    assert [each.slots for each in classes] == [1, slots]
+    assert classes[1].shares == (slots > 1), "where there is memory for both, each has its own"
 
 
 @given(SIZES, st.integers(0, 60_000_000), st.integers(1, 10_000_000))
