@@ -21,13 +21,13 @@ _STEPS_MAX = 10_000
 
 @dataclass(frozen=True)
 class Step:
-    """One call of the model: a prompt, or the next token of each sequence of a batch."""
+    """One call of the model: a prompt, or the next token of each sequence of a batch. Times in seconds."""
 
-    # Seconds from beginning to end.
+    # From beginning to end.
     seconds: float
-    # Of those, seconds in which a layer that was needed had not come.
+    # Of those, in which a layer that was needed had not come.
     stalled_s: float
-    # Seconds in which the disk was read.
+    # In which the disk was read.
     disk_busy_s: float
     # Bytes that were read.
     bytes_read: int
@@ -44,26 +44,15 @@ class Step:
         """Seconds that the slower of the two, disk or processor, needs by itself."""
         return max(self.compute_s, self.disk_busy_s)
 
+    @property
+    def roofline(self) -> float:
+        """How near to the roofline: 1 where the slower of disk and processor never waited for the other."""
+        return min(self.roofline_s / self.seconds, 1.0) if self.seconds else 1.0
 
-@dataclass(frozen=True)
-class StreamStats:
-    """What streaming has cost so far. Times in seconds."""
-
-    steps: int
-    tokens: int
-    seconds: float
-    bytes_read: int
-    stalled_s: float
-    disk_busy_s: float
-    # Calls for layers that were in memory, and those that had to wait.
-    hits: int
-    waits: int
-    # Layers that were fetched, and those of them that nobody waited for yet.
-    fetches: int
-    fetches_ahead: int
-    # Rows of embeddings and experts that were picked and in memory, and those that had to be fetched.
-    picked_hits: int
-    picked_waits: int
+    @property
+    def overlap(self) -> float:
+        """Share of the disk's time that was hidden behind computing."""
+        return max(1 - self.stalled_s / self.disk_busy_s, 0.0) if self.disk_busy_s else 1.0
 
     @property
     def tokens_per_s(self) -> float:
@@ -74,6 +63,29 @@ class StreamStats:
     def disk_gb_per_s(self) -> float:
         """GB (10^9 bytes) for each second in which the disk was read."""
         return self.bytes_read / self.disk_busy_s / 1e9 if self.disk_busy_s else 0.0
+
+    def to_dict(self) -> dict[str, float]:
+        """Tell all figures by name, ready for JSON."""
+        properties = [
+            name for each in type(self).__mro__ for name, kind in vars(each).items() if isinstance(kind, property)
+        ]
+        return {**asdict(self), **{name: getattr(self, name) for name in properties}}
+
+
+@dataclass(frozen=True)
+class StreamStats(Step):
+    """What all steps so far have cost, and what was read between them. Times in seconds."""
+
+    steps: int
+    # Calls for layers that were in memory, and those that had to wait.
+    hits: int
+    waits: int
+    # Layers that were fetched, and those of them that nobody waited for yet.
+    fetches: int
+    fetches_ahead: int
+    # Rows of embeddings and experts that were picked and in memory, and those that had to be fetched.
+    picked_hits: int
+    picked_waits: int
 
     @property
     def hit_rate(self) -> float:
@@ -86,23 +98,6 @@ class StreamStats:
         """Share of the rows and experts picked that were in memory."""
         picked = self.picked_hits + self.picked_waits
         return self.picked_hits / picked if picked else 0.0
-
-    @property
-    def overlap(self) -> float:
-        """Share of the disk's time that was hidden behind computing."""
-        return max(1 - self.stalled_s / self.disk_busy_s, 0.0) if self.disk_busy_s else 1.0
-
-    @property
-    def roofline(self) -> float:
-        """How near to the roofline: 1 where the slower of disk and processor never waited for the other."""
-        if not self.seconds:
-            return 1.0
-        return min(max(self.seconds - self.stalled_s, self.disk_busy_s) / self.seconds, 1.0)
-
-    def to_dict(self) -> dict[str, float]:
-        """Tell all figures by name, ready for JSON."""
-        derived = ("tokens_per_s", "disk_gb_per_s", "hit_rate", "picked_hit_rate", "overlap", "roofline")
-        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
 
 
 class Steps:

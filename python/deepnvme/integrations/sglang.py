@@ -8,7 +8,7 @@ processes, so that every rank has a file of its own with what that rank needs.
   names and vanish with their processes.
 - ``DEEPNVME_OFFLOAD_MEMORY``: for weights that stream, per rank, on the device where the model computes; ``"4GB"``.
   Default: three times the largest layer.
-- ``DEEPNVME_OFFLOAD_AHEAD``: how many layers may be read ahead. Default: as many as fit.
+- ``DEEPNVME_OFFLOAD_AHEAD``: how many layers may be read ahead. Default: 2, as far as they fit.
 
 Example::
 

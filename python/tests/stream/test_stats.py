@@ -122,6 +122,25 @@ def test_a_step_divides_its_time(seconds: float, stalled: float, busy: float) ->
     step = Step(seconds, stalled, busy, 1, 1)
     assert 0 <= step.compute_s <= step.seconds
     assert step.roofline_s >= max(step.compute_s, step.disk_busy_s) - 1e-9
+    assert 0 <= step.roofline <= 1
+    assert 0 <= step.overlap <= 1
+    assert json.loads(json.dumps(step.to_dict())) == step.to_dict()
+
+
+def test_each_step_has_figures_of_its_own(saved: plain.Saved) -> None:
+    model = saved.stream()
+    for _ in range(3):
+        model(saved.question)
+    steps, stats = list(model.streaming.steps.last), model.streaming.stats()
+    assert len(steps) == stats.steps == 3
+    assert sum(step.tokens for step in steps) == stats.tokens
+    assert sum(step.seconds for step in steps) == pytest.approx(stats.seconds)
+    for step in steps:
+        figures = step.to_dict()
+        assert figures["tokens_per_s"] == pytest.approx(saved.question.numel() / step.seconds)
+        assert figures["roofline"] == pytest.approx(min(figures["roofline_s"] / step.seconds, 1))
+        assert {"overlap", "compute_s", "bytes_read", "stalled_s"} < set(figures)
+    assert set(stats.to_dict()) > set(steps[0].to_dict())
 
 
 def test_only_the_last_steps_are_remembered_one_by_one() -> None:
