@@ -18,6 +18,9 @@ AHEAD = 2
 AHEAD_CONVERTED = 3
 # What has no more than that part of its bytes on disk, of those in memory, is worth to be kept as it is there.
 _WORTH_KEEPING = 0.9
+# Layers that come one at a time take half as long again: a large one of no more than that part of their bytes is rather
+# read in every step, so that they can come ahead.
+_WORTH_READING = 0.5
 # Rows of embeddings have that part of the memory.
 ROWS_SHARE = 16
 
@@ -170,7 +173,8 @@ def subdivide(
     """Cut a slot into several for small units, which have it while none of its own is there.
 
     Where there is no memory for a slot of each class, small units use the slot of larger ones, and one at a time would
-    have all of it: nothing could come while another is in use.
+    have all of it: nothing could come while another is in use. Where there is memory for one small slot and no more, it
+    is the same, but that the large unit need not be read again; so that is left where it is most of the bytes.
 
     Args:
         memory: bytes for all slots.
@@ -184,17 +188,24 @@ def subdivide(
     """
     kept = len(classes)
     fitted = [min(index, kept - 1) for index in class_of]
-    if kept == len(slot_bytes) or classes[-1].slots > 1:
+    each_has_one = kept == len(slot_bytes)
+    # Whose slot it is, and who have it by turns with that.
+    first = kept - 2 if each_has_one else kept - 1
+    members = [sum(index == first for index in class_of), sum(index > first for index in class_of)]
+    if first < 0 or any(each.slots > 1 for each in classes[first:]):
         return fitted, list(classes)
-    large, small = classes[-1], slot_bytes[kept]
+    large, small = classes[first], slot_bytes[first + 1]
     early = AHEAD if ahead is None else ahead
-    left = memory - sum(each.slots * each.slot_bytes for each in classes[:-1])
+    is_most = members[0] == 1 and large.slot_bytes > members[1] * small * _WORTH_READING
+    if each_has_one and (is_most or early == 0):
+        return fitted, list(classes)
+    left = memory - sum(each.slots * each.slot_bytes for each in classes[:first])
     room = max(large.slot_bytes, min(left, (early + 1) * small))
-    slots = min(room // small, sum(index >= kept for index in class_of))
+    slots = min(room // small, members[1])
     if slots < 2:  # noqa: PLR2004 (one would be no gain)
         return fitted, list(classes)
     turns = [replace(large, ahead=min(early, 1)), SlotClass(slots, min(early, slots - 1), small, shares=True)]
-    return [min(index, kept) for index in class_of], [*classes[:-1], *turns]
+    return [min(index, first + 1) for index in class_of], [*classes[:first], *turns]
 
 
 def share(memory: int, class_of: Sequence[int], slot_bytes: Sequence[int], ahead: int | None) -> list[SlotClass]:

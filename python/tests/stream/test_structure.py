@@ -65,12 +65,12 @@ def test_small_units_have_a_large_slot_by_turns(sizes: list[int], part: float, a
     for size, index in zip(sizes, now_of, strict=True):
         assert size <= classes[index].slot_bytes
     assert set(now_of) == set(range(len(classes))), "no class without units"
-    if len(classes) == len(before):
+    if not classes[-1].shares:
         assert (now_of, classes) == (fitted, before)
         return
     *others, large, small = classes
-    assert others == before[:-1]
-    assert (large.slots, large.slot_bytes, large.shares) == (1, before[-1].slot_bytes, False)
+    assert others == before[: len(others)]
+    assert (large.slots, large.slot_bytes, large.shares) == (1, before[len(others)].slot_bytes, False)
     assert (small.shares, begins[-1]) == (True, begins[-2])
     assert 2 <= small.slots <= now_of.count(len(classes) - 1)
     assert small.ahead < small.slots
@@ -79,14 +79,25 @@ def test_small_units_have_a_large_slot_by_turns(sizes: list[int], part: float, a
         assert max(small.ahead, large.ahead) <= ahead
 
 
-@pytest.mark.parametrize(("memory", "slots"), [(1_000_000, 4), (1_150_000, 4), (1_190_000, 4), (1_210_000, 1)])
+@pytest.mark.parametrize(
+    ("memory", "slots"), [(1_000_000, 4), (1_190_000, 4), (1_210_000, 4), (1_390_000, 4), (1_410_000, 2)]
+)
 def test_a_large_unit_and_small_ones(memory: int, slots: int) -> None:
     classified = classify([200_000] * 12 + [999_424])
     fitted, kept = fitting(memory, *classified)
     class_of, classes = subdivide(memory, *classified, None, share(memory, fitted, kept, None))
     assert class_of == [1] * 12 + [0]
     assert [each.slots for each in classes] == [1, slots]
-    assert classes[1].shares == (slots > 1), "where there is memory for both, each has its own"
+    assert classes[1].shares == (memory < 1_400_000), "where two small ones fit beside it, each has its own"
+    assert classes[1].ahead > 0, "something can come while another is in use"
+
+
+def test_what_is_most_of_the_bytes_is_not_read_again_for_the_others() -> None:
+    classified = classify([200_000] * 4 + [999_424])
+    for memory, shares in [(1_190_000, True), (1_210_000, False)]:
+        fitted, kept = fitting(memory, *classified)
+        _, classes = subdivide(memory, *classified, None, share(memory, fitted, kept, None))
+        assert classes[1].shares == shares
 
 
 @given(SIZES, st.integers(0, 60_000_000), st.integers(1, 10_000_000))
