@@ -75,7 +75,8 @@ def step(  # noqa: PLR0911 (a line for each thing that may happen)
         return [(real.narrow(dim, start, size), traced.narrow(dim, start, size))]
     if what == "select":
         return [(real.select(dim, start), traced.select(dim, start))]
-    return [(real[-1 - start % real.shape[0] :], traced[-1 - start % real.shape[0] :])]
+    begin = -1 - start % max(real.shape[0], 1)
+    return [(real[begin:], traced[begin:])]
 
 
 @st.composite
