@@ -22,7 +22,8 @@ impl Forecast {
     /// A unit is called. True when that ends a step: the order begins anew, or turns to what was called before.
     pub(crate) fn called(&mut self, unit: usize) -> bool {
         let last = self.last.replace(unit);
-        if let Some(last) = last {
+        // Twice in a row (an output layer and the embedding that has its weights) says nothing of what comes then.
+        if let Some(last) = last.filter(|last| *last != unit) {
             self.next[last] = unit;
         }
         self.uses[unit] += 1;
@@ -68,6 +69,17 @@ mod tests {
         let ends: Vec<bool> = [0, 2, 1, 3, 0].map(|unit| forecast.called(unit)).to_vec();
         assert_eq!(ends, [false, false, true, false, true]);
         assert_eq!(forecast.expected(), [2, 1, 3, 0]);
+    }
+
+    #[test]
+    fn who_begins_and_ends_a_step_is_followed_by_the_second() {
+        let mut forecast = Forecast::new(3);
+        for unit in [0, 1, 2, 0, 0, 1, 2, 0] {
+            forecast.called(unit);
+        }
+        assert_eq!(forecast.expected(), [1, 2, 0]);
+        forecast.called(0);
+        assert_eq!(forecast.expected(), [1, 2, 0]);
     }
 
     #[test]

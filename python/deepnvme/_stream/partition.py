@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 # Experts, rows, columns.
 _MATRICES_NDIM = 3
@@ -31,6 +31,8 @@ class Group:
     name: str
     module: nn.Module = field(repr=False)
     weights: list[Weight] = field(repr=False)
+    # Others that have the very same weights, such as an output layer that is tied to the embedding.
+    twins: list[Group] = field(default_factory=list, repr=False)
 
 
 @dataclass
@@ -87,6 +89,17 @@ def partition(root: nn.Module, sizes: Mapping[int, int], limits: Limits) -> Part
     found = Partition([], [], [])
     _Walk(sizes, limits, found).walk(root)
     return found
+
+
+def tied(groups: Iterable[Group]) -> list[Group]:
+    """Have those with the very same weights be one, so that none is in memory twice."""
+    first: dict[tuple[int, ...], Group] = {}
+    for group in groups:
+        key = tuple(id(getattr(weight.module, weight.attribute)) for weight in group.weights)
+        other = first.setdefault(key, group)
+        if other is not group:
+            other.twins.append(group)
+    return list(first.values())
 
 
 class _Walk:

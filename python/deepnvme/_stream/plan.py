@@ -23,7 +23,7 @@ from deepnvme._stream.budget import (
 )
 from deepnvme._stream.kept import place_kept
 from deepnvme._stream.layout import UnitLayout, lay_out
-from deepnvme._stream.partition import Group, Limits, Partition, Picks, Weight, partition
+from deepnvme._stream.partition import Group, Limits, Partition, Picks, Weight, partition, tied
 from deepnvme._stream.picked import item_bytes
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ class Model:
             experts_bytes_min=memory // _EXPERTS_SHARE if self.on_host else None,
         )
         found = partition(self.root, self.sizes, limits)
+        found.groups = tied(found.groups)
         _, kept_bytes = place_kept(found.kept, self.origin_of)
         layouts = [lay_out(self._origins(group.weights), self.file_bytes) for group in found.groups]
         unit_bytes = [layout.nbytes for layout in layouts]

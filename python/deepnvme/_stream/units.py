@@ -80,7 +80,14 @@ class Units:
         self._turns = Turns()
         # For timelines: does nothing while none is recorded.
         self._span = engine.span if engine is not None else span
-        self._wraps = [wrap(group.module, self._running(index)) for index, group in enumerate(groups)]
+        self._wraps = [
+            wrap(group.module, self._running(index, group.name, shown))
+            for index, (group, shown) in enumerate(zip(groups, self._shown, strict=True))
+        ]
+        for index, group in enumerate(groups):
+            for twin in group.twins:
+                self._shown.append(Shown(twin.weights, device))
+                self._wraps.append(wrap(twin.module, self._running(index, twin.name, self._shown[-1])))
 
     @property
     def stash_bytes(self) -> int:
@@ -127,10 +134,9 @@ class Units:
             shown.restore()
         self._views.clear()
 
-    def _running(self, index: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Run a group's module with its weights in place."""
+    def _running(self, index: int, name: str, shown: Shown) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Run a group's module, or one that has the same weights, with them in place."""
         acquire, release = self._streamer.acquire, self._streamer.release
-        shown, name = self._shown[index], self.groups[index].name
 
         def around(forward: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
