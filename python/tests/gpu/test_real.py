@@ -213,3 +213,25 @@ def test_a_swapper_takes_and_gives_tensors_of_a_gpu(tmp_path: Path, dtype: torch
         for key, host in hosts.items():
             with swapper.lend(key) as lent:
                 assert bits(lent.cuda().cpu()) == bits(host)
+
+
+@pytest.mark.parametrize(("part", "dtype"), [(0.3, "auto"), (0.6, "auto"), (2.0, "auto"), (0.5, "float32")])
+def test_a_model_is_streamed_through_a_gpu(tmp_path: Path, part: float, dtype: str) -> None:
+    """The tokens and the logits of the same model in the GPU's memory; the output layer is tied to the embedding."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(5)
+    shape = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 6, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(vocab_size=3000, tie_word_embeddings=True, **shape)
+    transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path)
+    wanted = torch.bfloat16 if dtype == "auto" else torch.float32
+    expected = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=wanted).cuda().eval()
+    nbytes = sum(each.nbytes for each in expected.parameters())
+    question = torch.randint(0, 3000, (3, 11), device="cuda")
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    model = deepnvme.stream(tmp_path, memory=int(nbytes * part), device="cuda", dtype=dtype)
+    for _ in range(2):
+        assert torch.equal(model.generate(question, **options), expected.generate(question, **options))
+    with torch.inference_mode():
+        assert torch.equal(model(question).logits, expected(question).logits)
+    assert model.streaming.stats().bytes_read > 0
+    model.streaming.close()

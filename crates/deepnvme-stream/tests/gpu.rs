@@ -1,0 +1,138 @@
+//! Units that pass through the memory of a GPU: the bytes, and the order of the streams. Run with a stand-in for the driver.
+
+#![allow(clippy::unwrap_used)]
+
+#[allow(dead_code, reason = "the engine's tests need more of it")]
+#[path = "../../deepnvme-io/tests/gpu/standin.rs"]
+mod standin;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use deepnvme_codec::{Float, cast};
+use deepnvme_io::{Config, Engine};
+use deepnvme_stream::{Arrival, Conversion, Error, Piece, SlotClass, Source, Streamer, Unit};
+
+use crate::standin::{Gpu, GpuMemory, pattern};
+
+const SLOT_BYTES: usize = 1 << 20;
+/// Of a unit, what is read as it is.
+const PLAIN: usize = 300_001;
+/// And behind it, elements that are bf16 on disk and fp32 in memory.
+const CAST_AT: usize = 303_104;
+const CAST: usize = 100_000;
+
+/// Units in a file, what each is in memory, and a streamer for them over a GPU's memory.
+struct World {
+    streamer: Streamer,
+    expected: Vec<Vec<u8>>,
+    arena: GpuMemory,
+    _folder: tempfile::TempDir,
+}
+
+fn world(gpu: &Gpu, count: usize, slots: usize) -> World {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut file, mut units, mut expected) = (vec![0; 77], Vec::new(), Vec::new());
+    for index in 0..count {
+        let plain = Piece { source: 0, offset: file.len() as u64, bytes: PLAIN, at: 0 };
+        let bytes = pattern((index as u64) << 32, PLAIN + 2 * CAST);
+        file.extend(&bytes);
+        let mut memory = bytes[..PLAIN].to_vec();
+        memory.resize(CAST_AT + 4 * CAST, 0);
+        cast::convert(Float::Bf16, Float::F32, &bytes[PLAIN..], &mut memory[CAST_AT..]).unwrap();
+        let cast = Conversion {
+            source: 0,
+            offset: plain.offset + PLAIN as u64,
+            bytes: 2 * CAST,
+            at: CAST_AT,
+            target_bytes: 4 * CAST,
+            arrival: Arrival::Cast { from: Float::Bf16, to: Float::F32 },
+            trim: (0, 0),
+            then: None,
+        };
+        units.push(Unit { class: 0, pieces: vec![plain], conversions: vec![cast] });
+        expected.push(memory);
+    }
+    let source = write(folder.path(), &file);
+    let arena = gpu.memory(0, slots * SLOT_BYTES, 0);
+    let class = SlotClass { slots, ahead: slots - 1, slot_bytes: SLOT_BYTES, shares: false };
+    let streamer = Streamer::new(engine(), vec![source], units, &[class], arena.region_mut(), 0).unwrap();
+    World { streamer, expected, arena, _folder: folder }
+}
+
+fn engine() -> Arc<Engine> {
+    Arc::new(Engine::new(Config::default()).unwrap())
+}
+
+fn write(folder: &Path, bytes: &[u8]) -> Source {
+    let path = folder.join("weights.bin");
+    std::fs::write(&path, bytes).unwrap();
+    Source::open(path).unwrap()
+}
+
+/// Whether a copy of the arena has that unit at that place.
+fn holds(arena: &[u8], at: usize, expected: &[u8]) -> bool {
+    let slot = &arena[at..][..expected.len()];
+    slot[..PLAIN] == expected[..PLAIN] && slot[CAST_AT..] == expected[CAST_AT..]
+}
+
+#[test]
+fn units_pass_through_a_gpu() {
+    let gpu = Gpu::new();
+    for slots in [1, 2, 4] {
+        let world = world(&gpu, 6, slots);
+        world.streamer.warm_up();
+        for step in 0..3 {
+            for unit in 0..6 {
+                let at = world.streamer.acquire(unit, None).unwrap().unwrap();
+                assert!(holds(&gpu.peek(&world.arena), at, &world.expected[unit]), "{slots} slots, {step}, {unit}");
+                assert!(world.streamer.release(unit, 0));
+            }
+        }
+        assert!(slots == 1 || world.streamer.stats().fetches_ahead > 0);
+        world.streamer.close();
+    }
+    gpu.assert_clean();
+}
+
+#[test]
+fn a_slot_is_filled_anew_when_the_stream_that_used_it_has_come_so_far() {
+    let gpu = Gpu::new();
+    // The only slot: the stand-in's copies are of the whole memory.
+    let world = world(&gpu, 5, 1);
+    let stream = gpu.stream(0);
+    let seen: Vec<GpuMemory> = (0..10).map(|index| gpu.memory(0, world.arena.bytes, index)).collect();
+    let mut places = Vec::new();
+    for (call, seen) in seen.iter().enumerate() {
+        let at = world.streamer.acquire(call % 5, None).unwrap().unwrap();
+        // What computes with the slot looks at it when it has long been released.
+        gpu.copy(stream, seen, &world.arena, 20_000);
+        assert!(world.streamer.release(call % 5, stream));
+        places.push(at);
+    }
+    world.streamer.close();
+    gpu.end_stream(0, stream);
+    for (call, seen) in seen.iter().enumerate() {
+        assert!(holds(&gpu.peek(seen), places[call], &world.expected[call % 5]), "call {call}");
+    }
+    drop(world);
+    gpu.assert_clean();
+}
+
+#[test]
+fn slots_share_memory_on_the_host_only() {
+    let gpu = Gpu::new();
+    let folder = tempfile::tempdir().unwrap();
+    let source = write(folder.path(), &pattern(1, 20_000));
+    let unit = |class, bytes| Unit {
+        class,
+        pieces: vec![Piece { source: 0, offset: 0, bytes, at: 0 }],
+        conversions: Vec::new(),
+    };
+    let large = SlotClass { slots: 1, ahead: 1, slot_bytes: 16_384, shares: false };
+    let small = SlotClass { slots: 4, ahead: 2, slot_bytes: 4096, shares: true };
+    let units = vec![unit(0, 16_000), unit(1, 4000)];
+    let arena = gpu.memory(0, 16_384, 0);
+    let refused = Streamer::new(engine(), vec![source], units, &[large, small], arena.region_mut(), 0).unwrap_err();
+    assert!(matches!(&refused, Error::Plan(why) if why.contains("on the host only")), "{refused}");
+}
