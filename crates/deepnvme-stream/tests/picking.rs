@@ -5,9 +5,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use deepnvme_io::backend::BackendKind;
 use deepnvme_io::mem::Reserved;
-use deepnvme_io::{Config, Engine};
+use deepnvme_io::{BackendFactory, Config, Engine};
 use deepnvme_stream::{Error, Part, Picker, Places, Source};
+use deepnvme_testkit::faults::{FaultPlan, Faults};
 use proptest::prelude::*;
 
 struct World {
@@ -25,6 +27,18 @@ struct World {
 impl World {
     /// Two tensors: rows one behind the other, of which the last may be short, and items in two pieces each, in no order.
     fn new(items: usize, row_bytes: usize, last_bytes: usize, piece_bytes: usize, kept_items: usize) -> Self {
+        let engine = Arc::new(Engine::new(Config::default()).unwrap());
+        Self::on(engine, items, row_bytes, last_bytes, piece_bytes, kept_items)
+    }
+
+    fn on(
+        engine: Arc<Engine>,
+        items: usize,
+        row_bytes: usize,
+        last_bytes: usize,
+        piece_bytes: usize,
+        kept_items: usize,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("experts.bin");
         let rows = row_bytes * (items - 1) + last_bytes;
@@ -57,7 +71,6 @@ impl World {
             },
         ];
         let memory = Reserved::new(second + items * 2 * piece_bytes, row_bytes).unwrap();
-        let engine = Arc::new(Engine::new(Config::default()).unwrap());
         let source = Source::open(path.clone()).unwrap();
         let bound = (kept_items * (row_bytes + 2 * piece_bytes)) as u64;
         let picker = Picker::new(engine, vec![source], parts, memory.clone(), bound).unwrap();
@@ -111,6 +124,31 @@ proptest! {
                     world.picker.release(&picked);
                 }
                 Err(error) => prop_assert!(matches!(error, Error::TooMany { .. }) && bytes > bound, "{error}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_disk_that_stutters_is_waited_for_and_one_that_fails_is_an_error(
+        items in 1..30usize, row_bytes in 1..9000usize, piece_bytes in 1..9000usize, seed: u64,
+        eio in prop_oneof![Just(0u32), 1..300u32],
+        picks in proptest::collection::vec(proptest::collection::vec(any::<prop::sample::Index>(), 0..6), 1..30),
+    ) {
+        let faults = Faults::new(FaultPlan {
+            seed, eio, short: 200, short_anywhere: true, eintr: 50, slow: 50, reorder: true, ..FaultPlan::default()
+        });
+        let factory: BackendFactory =
+            Arc::new(move |setup| Ok(Box::new(faults.wrap(deepnvme_io::backend::open(BackendKind::Threads, setup)?))));
+        let engine = Arc::new(Engine::with_backends(Config { workers: 2, ..Config::default() }, factory).unwrap());
+        let world = World::on(engine, items, row_bytes, row_bytes, piece_bytes, 6);
+        for pick in picks {
+            let picked: Vec<usize> = pick.iter().map(|index| index.index(items)).collect();
+            match world.picker.pick(&picked) {
+                Ok(()) => {
+                    prop_assert!(picked.iter().all(|item| world.has(*item)));
+                    world.picker.release(&picked);
+                }
+                Err(error) => prop_assert!(eio > 0 && matches!(error, Error::Io(_)), "{error}"),
             }
         }
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import torch
 import deepnvme
 
 from . import plain
+from .zoo import Zoo, tokens, weights_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,3 +160,31 @@ def test_ctrl_c_in_the_middle(saved: plain.Saved) -> None:
     assert interrupted > 100
     assert_right(saved, model)
     model.streaming.close()
+
+
+@pytest.mark.parametrize("name", ["llama_midsize", "mixtral_midsize"])
+def test_a_file_that_is_cut_off_ends_the_generation(zoo: Zoo, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(zoo.folder(name), folder)
+    question, options = tokens(2, 5), {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False}
+    expected = zoo.model(name).generate(question, **options)
+    model = deepnvme.stream(folder, memory=weights_bytes(folder) // 2)
+    assert torch.equal(model.generate(question, **options), expected)
+    weights = next(folder.glob("*.safetensors"))
+    content, steps = weights.read_bytes(), []
+
+    def hook(*_: object) -> None:
+        steps.append(1)
+        if len(steps) == 6:
+            truncated(weights)
+
+    handle = model.register_forward_pre_hook(hook)
+    with pytest.raises(deepnvme.errors.ChangedFileError, match=r"it had [0-9]+ bytes"):
+        model.generate(question, **options)
+    assert 6 <= len(steps) < 12, "in the middle of the generation"
+    handle.remove()
+    model.streaming.close()
+    weights.write_bytes(content)
+    again = deepnvme.stream(folder, memory=weights_bytes(folder) // 2)
+    assert torch.equal(again.generate(question, **options), expected)
+    again.streaming.close()

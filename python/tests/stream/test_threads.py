@@ -13,7 +13,7 @@ import torch
 import deepnvme
 
 from . import plain
-from .zoo import Zoo, tokens
+from .zoo import Zoo, tokens, weights_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,3 +136,31 @@ def test_a_forked_child_is_told(saved: plain.Saved) -> None:
     assert "open the model again in this one" in words
     assert_right(saved, model)
     model.streaming.close()
+
+
+def test_several_models_at_once(zoo: Zoo) -> None:
+    """Of one engine, in turns and in threads."""
+    names, question, options = ["llama_midsize", "mixtral_midsize"], tokens(1, 6), {"max_new_tokens": 6}
+    options |= {"do_sample": False}
+    expected = [zoo.model(name).generate(question, **options) for name in names]
+    engine = deepnvme.Engine(workers=1)
+    folders = [zoo.folder(name) for name in names]
+    models = [deepnvme.stream(folder, memory=weights_bytes(folder) // 3, engine=engine) for folder in folders]
+    for _ in range(2):
+        for model, answer in zip(models, expected, strict=True):
+            assert torch.equal(model.generate(question, **options), answer)
+    right: list[bool] = []
+
+    def run(index: int) -> None:
+        with torch.no_grad():
+            answers = [models[index].generate(question, **options) for _ in range(3)]
+        right.extend(torch.equal(answer, expected[index]) for answer in answers)
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert right == [True] * 6
+    for model in models:
+        model.streaming.close()
