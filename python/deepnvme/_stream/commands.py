@@ -54,7 +54,7 @@ def _generate(options: dict[str, Any]) -> int:
     sampling = {"do_sample": False}
     if options["temperature"] > 0:
         sampling = {"do_sample": True, "temperature": options["temperature"]}
-    progress = _Progress(len(prompts) * options["max_new_tokens"])
+    progress = Progress(len(prompts) * options["max_new_tokens"])
     limits = {"batch": options["batch"], "max_new_tokens": options["max_new_tokens"]}
     began = time.perf_counter()
     with model.streaming.trace(options["trace"]) if options["trace"] else nullcontext():
@@ -198,7 +198,7 @@ def _quiet(transformers: Any) -> None:
     transformers.logging.disable_progress_bar()
 
 
-class _Progress:
+class Progress:
     """A line on standard error, where that is a terminal."""
 
     def __init__(self, total: int) -> None:
@@ -211,7 +211,7 @@ class _Progress:
         self.tokens += tokens
         if self._is_shown:
             speed = self.tokens / max(time.perf_counter() - self._began, 1e-9)
-            sys.stderr.write(f"\r{self.tokens:,} of {self._total:,} tokens at most, {speed:.2f} tokens/s ")
+            sys.stderr.write(f"\r{self.tokens:,} of {self._total:,} tokens at most, {speed:.2f} tokens/s \x1b[K")
             sys.stderr.flush()
 
     def clear(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -16,7 +17,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 import deepnvme  # noqa: E402
 from deepnvme import __main__  # noqa: E402
 from deepnvme._stream import throughput  # noqa: E402
-from deepnvme._stream.commands import bench_memory  # noqa: E402
+from deepnvme._stream.commands import Progress, bench_memory  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -232,3 +233,22 @@ def test_the_batch_grows_with_memory_and_shrinks_with_length() -> None:
     each = throughput.sequence_memory(config, torch.bfloat16, 100, 100)
     assert each.cache_bytes == 2 * 4 * 512 * 200 * 2
     assert throughput.best_batch(model, 8, 8) >= 1
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_is_for_terminals(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
+    shown = io.StringIO()
+    shown.isatty = lambda: is_terminal  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", shown)
+    progress = Progress(1200)
+    progress.add(700)
+    progress.add(400)
+    if not is_terminal:
+        progress.clear()
+        assert shown.getvalue() == ""
+        return
+    *_, last = shown.getvalue().split("\r")
+    assert last.startswith("1,100 of 1,200 tokens at most, ")
+    assert last.endswith(" tokens/s \x1b[K"), "and nothing of a longer one before it"
+    progress.clear()
+    assert shown.getvalue().endswith("\r\x1b[K"), "what comes then has the line for itself"
