@@ -194,18 +194,21 @@ def subdivide(
     members = [sum(index == first for index in class_of), sum(index > first for index in class_of)]
     if first < 0 or any(each.slots > 1 for each in classes[first:]):
         return fitted, list(classes)
-    large, small = classes[first], slot_bytes[first + 1]
+    large = classes[first]
     early = AHEAD if ahead is None else ahead
-    is_most = members[0] == 1 and large.slot_bytes > members[1] * small * _WORTH_READING
+    is_most = members[0] == 1 and large.slot_bytes > members[1] * slot_bytes[-1] * _WORTH_READING
     if each_has_one and (is_most or early == 0):
         return fitted, list(classes)
     left = memory - sum(each.slots * each.slot_bytes for each in classes[:first])
-    room = max(large.slot_bytes, min(left, (early + 1) * small))
-    slots = min(room // small, members[1])
-    if slots < 2:  # noqa: PLR2004 (one would be no gain)
-        return fitted, list(classes)
-    turns = [replace(large, ahead=min(early, 1)), SlotClass(slots, min(early, slots - 1), small, shares=True)]
-    return [min(index, first + 1) for index in class_of], [*classes[:first], *turns]
+    # Those that are too large for a part of the slot have all of it.
+    for begin, small in list(enumerate(slot_bytes))[first + 1 :]:
+        room = max(large.slot_bytes, min(left, (early + 1) * small))
+        slots = min(room // small, sum(index >= begin for index in class_of))
+        if slots > 1:
+            turns = [replace(large, ahead=min(early, 1)), SlotClass(slots, min(early, slots - 1), small, shares=True)]
+            now_of = [first + 1 if index >= begin else min(index, first) for index in class_of]
+            return now_of, [*classes[:first], *turns]
+    return fitted, list(classes)
 
 
 def share(memory: int, class_of: Sequence[int], slot_bytes: Sequence[int], ahead: int | None) -> list[SlotClass]:

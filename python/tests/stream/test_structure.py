@@ -92,6 +92,14 @@ def test_a_large_unit_and_small_ones(memory: int, slots: int) -> None:
     assert classes[1].ahead > 0, "something can come while another is in use"
 
 
+def test_units_that_are_too_large_for_a_part_of_the_slot_have_all_of_it() -> None:
+    classified = classify([40_960] * 20 + [614_400] * 3 + [999_424])
+    fitted, kept = fitting(1_100_000, *classified)
+    class_of, classes = subdivide(1_100_000, *classified, None, share(1_100_000, fitted, kept, None))
+    assert class_of == [1] * 20 + [0] * 4
+    assert [each.slots for each in classes] == [1, 20]
+
+
 def test_what_is_most_of_the_bytes_is_not_read_again_for_the_others() -> None:
     classified = classify([200_000] * 4 + [999_424])
     for memory, shares in [(1_190_000, True), (1_210_000, False)]:
