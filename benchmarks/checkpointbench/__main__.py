@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from checkpointbench.contestants import Contestant, everybody
+from checkpointbench.limit import Fio, FioAsMuchMemory
 from checkpointbench.models import MODELS, State
 from checkpointbench.nursery import Errand, Nursery, sums
 from storagebench import cache, environment, fio, hugepages
@@ -24,8 +25,6 @@ from storagebench.contestants.base import NotOffered
 from storagebench.measure import Sample, timed
 from storagebench.quiet import Quiet, quiet_disk
 from storagebench.rounds import order
-
-_GRID = [(block, depth) for block in (512 << 10, 1 << 20, 2 << 20) for depth in (8, 16, 32)]
 
 
 @dataclass
@@ -38,52 +37,6 @@ class Results:
     def add(self, row: str, name: str, sample: Sample) -> None:
         """Take a sample."""
         self.samples.setdefault(row, {}).setdefault(name, []).append(sample)
-
-
-class Fio(Contestant):
-    """fio at the best settings of a sweep: the disk's own limit for so many bytes."""
-
-    name = "fio best"
-    suffix = ".raw"
-
-    def __init__(self, path: Path, size: int, *, huge: bool) -> None:
-        engines: tuple[fio.Engine, ...] = ("io_uring-fixed", "libaio")
-        settings = [fio.FioSetting(engine, *cell, huge) for engine in engines for cell in _GRID]
-        self._size = size
-        self._best = {rw: max(settings, key=partial(self._speed, path, rw)) for rw in ("write", "read")}
-
-    def _speed(self, path: Path, rw: Any, setting: fio.FioSetting) -> float:
-        return median(fio.transfer(setting, rw, path, min(self._size, 1 << 30)).gb_per_s for _ in range(2))
-
-    def save(self, state: State, path: Path) -> Any:
-        """See the base: random bytes, as many as the state has."""
-        return fio.transfer(self._best["write"], "write", path, self._size)
-
-    def load(self, path: Path) -> Any:
-        """See the base."""
-        return fio.transfer(self._best["read"], "read", path, self._size)
-
-    def __str__(self) -> str:
-        return f"read {self._best['read']}; write {self._best['write']}"
-
-
-class FioAsMuchMemory(Contestant):
-    """fio from and to as many bytes of memory as the state has: what a tensor can be at best, being no cache."""
-
-    name = "fio, as much memory"
-    suffix = ".raw"
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._setting = fio.FioSetting("libaio", 1 << 20, size >> 20, huge=False)
-
-    def save(self, state: State, path: Path) -> Any:
-        """See the base."""
-        return fio.transfer(self._setting, "write", path, self._size)
-
-    def load(self, path: Path) -> Any:
-        """See the base."""
-        return fio.transfer(self._setting, "read", path, self._size)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from deepnvme._checkpoint.devices import is_reached
 from deepnvme._torch import pinned_empty
 
 if TYPE_CHECKING:
+    from deepnvme._checkpoint.reuse import Block
     from deepnvme._deepnvme import _CheckpointReader, _Loading
 
     _Arena = tuple[int, int, list[tuple[int, int]]]
@@ -46,11 +47,18 @@ def allocate_on(nbytes: int, device: torch.device) -> torch.Tensor:
 class Arenas:
     """The memory of some of a file's storages, and the load that fills it.
 
-    On a GPU that the engine reaches, it is that GPU's; for any other device, tensors are made in host memory.
+    On a GPU that the engine reaches, it is that GPU's; for any other device, tensors are made in host memory, in that
+    of a block where one is given.
     """
 
     def __init__(
-        self, reader: _CheckpointReader, wanted: list[int], device: torch.device, *, pin_memory: bool = False
+        self,
+        reader: _CheckpointReader,
+        wanted: list[int],
+        device: torch.device,
+        *,
+        pin_memory: bool = False,
+        block: Block | None = None,
     ) -> None:
         self._reader = reader
         self._places: dict[int, tuple[Any, int]] = {}
@@ -64,7 +72,7 @@ class Arenas:
                 memory = allocate_on(arena[1], device)
                 buffers.append((arena, memory))
             else:
-                memory, start = allocate(arena[1], pin_memory=pin_memory)
+                memory, start = block.cut(arena[1]) if block else allocate(arena[1], pin_memory=pin_memory)
                 buffers.append((arena, memoryview(memory)[start : start + arena[1]]))
             for extent, at in arena[2]:
                 self._places[extent] = (memory, start + at)
@@ -90,6 +98,11 @@ class Arenas:
             # As a storage of its own: a part of a tensor has that of the whole.
             return torch.utils.dlpack.from_dlpack(flat).untyped_storage()
         return (flat if device.type == "cpu" else flat.to(device)).untyped_storage()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is on its way any more; ``finish`` tells whether it came."""
+        return self._loading.is_done()
 
     def finish(self, verify: str, progress: object) -> None:
         """Wait until all bytes are there, and compare them with their checksums."""

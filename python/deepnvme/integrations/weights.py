@@ -27,12 +27,20 @@ if TYPE_CHECKING:
     import torch
 
     from deepnvme._checkpoint.arena import Arenas
+    from deepnvme._checkpoint.reuse import Block, Reused
     from deepnvme._deepnvme import Engine
+
+    _Next = tuple[_CheckpointReader, "Chunk"] | None
 
 # What is read ahead unless something else is asked for: a tenth of a second of a fast disk.
 AHEAD_BYTES = 512 << 20
-# Neighbours in a file travel together up to this size: large enough for the disk, small enough to free memory soon.
-_CHUNK_BYTES = 64 << 20
+# Neighbours in a file travel together up to this size: large enough for the disk, small enough to be used again soon.
+_CHUNK_BYTES = 16 << 20
+# So much keeps a disk at work. More is read in advance only where the caller is slower than the disk: memory that is
+# used again costs nothing, and memory that nobody has used yet as much as reading does.
+_BUSY_BYTES = 32 << 20
+# What a chunk reaches into the pages in front of it and behind it.
+_EDGES_BYTES = 2 << 12
 # A tensor smaller than this part of its chunk is copied out of it: whoever keeps a scale must not keep its neighbours.
 _SMALL = 64
 
@@ -106,6 +114,10 @@ class _Request:
     verify: str
     engine: Engine | None
 
+    @property
+    def _chunk_bytes(self) -> int:
+        return max(1, min(_CHUNK_BYTES, self.ahead // 4 - _EDGES_BYTES))
+
     def open(self, path: Any) -> _CheckpointReader:
         reader = _CheckpointReader(path, self.engine, False)
         if reader.format != "safetensors":
@@ -115,28 +127,41 @@ class _Request:
 
     def tensors(self, files: list[tuple[Any, set[str] | None]]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield while reading ahead: what has been started and not been let go of stays within the bound."""
+        from deepnvme._checkpoint.reuse import Reused  # noqa: PLC0415
+
+        memory = Reused(self.ahead)
         chunks = self._chunks(files)
         flying: deque[_Flight] = deque()
-        held = 0
         following = next(chunks, None)
         while following is not None or flying:
-            while following is not None and (not flying or held + following[1].nbytes <= self.ahead):
-                flying.append(_Flight(*following))
-                held += following[1].nbytes
-                following = next(chunks, None)
-            nbytes = flying[0].chunk.nbytes
-            yield from flying.popleft().land(self.verify)
-            held -= nbytes
+            following = self._start(following, chunks, flying, memory)
+            flight = flying.popleft()
+            for given in flight.land(self.verify):
+                # Before it is given: what was given before it has been let go of by then.
+                following = self._start(following, chunks, flying, memory)
+                yield given
+                del given
+            memory.let_go(flight.nbytes)
+
+    def _start(self, following: _Next, chunks: Iterator[_Next], flying: deque[_Flight], memory: Reused) -> _Next:
+        """Start what may be started, and give what comes then."""
+        while following is not None:
+            # All but those of large tensors are of one size, and so any of them can be used again.
+            nbytes = max(self._chunk_bytes, following[1].nbytes) + _EDGES_BYTES
+            if memory.wanted_bytes and not (memory.may_want(nbytes) and (memory.has(nbytes) or not _is_busy(flying))):
+                break
+            flying.append(_Flight(*following, memory.take(nbytes)))
+            following = next(chunks, None)
+        return following
 
     def _chunks(self, files: list[tuple[Any, set[str] | None]]) -> Iterator[tuple[_CheckpointReader, Chunk]]:
-        limit = max(1, min(_CHUNK_BYTES, self.ahead // 4))
         for path, names in files:
             # Opened again, for a model may have more files than a process may have open.
             reader = self.open(path)
             storages = reader.storages()
             tensors = [tensor for tensor in reader.tensors() if self._is_wanted(tensor[0], names)]
             tensors.sort(key=lambda tensor: storages[tensor[5]][3])
-            for chunk in cut(tensors, [storages[tensor[5]][1] for tensor in tensors], limit):
+            for chunk in cut(tensors, [storages[tensor[5]][1] for tensor in tensors], self._chunk_bytes):
                 yield reader, chunk
 
     def _is_wanted(self, name: str, names: set[str] | None) -> bool:
@@ -144,25 +169,37 @@ class _Request:
 
 
 class _Flight:
-    """A chunk on its way into memory of its own."""
+    """A chunk on its way into memory that is its own until the caller has let go of the tensors."""
 
-    def __init__(self, reader: _CheckpointReader, chunk: Chunk) -> None:
+    def __init__(self, reader: _CheckpointReader, chunk: Chunk, block: Block) -> None:
         import torch  # noqa: PLC0415
 
         from deepnvme._checkpoint.arena import Arenas  # noqa: PLC0415
 
         self.chunk = chunk
+        self.nbytes = block.nbytes
         wanted = [tensor[5] for tensor in chunk.tensors]
-        self._arenas: Arenas = Arenas(reader, wanted, torch.device("cpu"))
+        self._arenas: Arenas | None = Arenas(reader, wanted, torch.device("cpu"), block=block)
+
+    @property
+    def is_done(self) -> bool:
+        return self._arenas is None or self._arenas.is_done
 
     def land(self, verify: str) -> Iterator[tuple[str, torch.Tensor]]:
         """Wait for the bytes, then give the tensors; this object and the iterator keep none of them."""
         import torch  # noqa: PLC0415
 
-        self._arenas.finish(verify, None)
+        arenas, self._arenas = self._arenas, None
+        if arenas is None:
+            return
+        arenas.finish(verify, None)
         for name, dtype, shape, _, _, index in self.chunk.tensors:
-            tensor = self._arenas.flat(index, getattr(torch, dtype)).view(shape)
+            tensor = arenas.flat(index, getattr(torch, dtype)).view(shape)
             if tensor.nbytes * _SMALL < self.chunk.nbytes:
                 tensor = tensor.clone()
             yield name, tensor
             del tensor
+
+
+def _is_busy(flying: deque[_Flight]) -> bool:
+    return sum(flight.nbytes for flight in flying if not flight.is_done) >= _BUSY_BYTES

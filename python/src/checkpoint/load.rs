@@ -218,6 +218,12 @@ pub(crate) struct Loading {
 
 #[pymethods]
 impl Loading {
+    /// Whether the disk has nothing of it to do any more.
+    fn is_done(&self) -> bool {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.as_ref().is_none_or(read::Loading::is_done)
+    }
+
     /// Waits until all has come, and compares it with its checksums.
     #[pyo3(signature = (verify, progress))]
     fn finish(&self, py: Python<'_>, verify: &str, progress: Option<&Bound<'_, PyAny>>) -> PyResult<()> {

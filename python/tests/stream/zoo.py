@@ -38,13 +38,23 @@ _MAKES: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert": ("ModernBertForMaskedLM", {**_PLAIN, "intermediate_size": 96, "global_attn_every_n_layers": 2}),
 }
 # Larger than a page in every weight that matters, so that groups, rows and experts are cut as those of real models are.
-_MIDSIZE = {"hidden_size": 256, "intermediate_size": 704, "vocab_size": 2011, "num_hidden_layers": 6, "head_dim": 64}
-_MAKES["llama_midsize"] = ("LlamaForCausalLM", {**_DECODER, **_MIDSIZE})
-_MAKES["mixtral_midsize"] = ("MixtralForCausalLM", {**_DECODER, **_MIDSIZE, "num_local_experts": 8})
+_WIDE = {"hidden_size": 256, "intermediate_size": 704, "vocab_size": 2011, "num_hidden_layers": 6}
+_MIDSIZE = {**_DECODER, **_WIDE, "head_dim": 64}
+_GPT2_WIDE = {"n_embd": 256, "n_layer": 6, "n_head": 4, "vocab_size": 2011, "n_positions": 128}
+_T5_WIDE = {"d_model": 256, "d_kv": 64, "d_ff": 704, "num_layers": 4, "num_heads": 4, "vocab_size": 2011}
+_MAKES |= {
+    "llama_midsize": ("LlamaForCausalLM", _MIDSIZE),
+    "qwen3_midsize": ("Qwen3ForCausalLM", _MIDSIZE),
+    "gpt2_midsize": ("GPT2LMHeadModel", _GPT2_WIDE),
+    "mixtral_midsize": ("MixtralForCausalLM", {**_MIDSIZE, "num_local_experts": 8}),
+    "t5_midsize": ("T5ForConditionalGeneration", _T5_WIDE),
+    "bert_midsize": ("BertForMaskedLM", {**_PLAIN, **_WIDE}),
+}
 
 DECODERS = ["llama", "qwen2", "qwen3", "gemma", "gpt2", "opt", "gpt_neox", "mixtral", "qwen2_moe", "qwen3_moe"]
-MIDSIZE = ["llama_midsize", "mixtral_midsize"]
-ENCODERS = ["bert", "modernbert"]
+MIDSIZE = ["llama_midsize", "qwen3_midsize", "gpt2_midsize", "mixtral_midsize"]
+ENCODERS = ["bert", "modernbert", "bert_midsize"]
+ENCODERS_AND_DECODERS = ["t5", "t5_midsize"]
 
 
 def make(name: str) -> Any:

@@ -57,6 +57,12 @@ impl Loading {
         Ok(loading)
     }
 
+    /// Whether nothing of it is on its way any more; what has come may have failed.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.chunks.iter().filter_map(|chunk| chunk.pending.as_ref()).all(Pending::is_done)
+    }
+
     /// Waits until all has come, and compares it: the headers of all records, and of their bytes as much as `verify` says.
     ///
     /// # Errors
