@@ -135,7 +135,7 @@ fn forecast_text(forecast: &Forecast) -> String {
     }
     let _ = writeln!(out, "disk      {:.2} GB/s", forecast.disk_gb_s);
     if let Some(speed) = forecast.decode_gb_s {
-        let _ = writeln!(out, "decoding  {speed:.2} GB/s of each processor, {threads} of which decode");
+        let _ = writeln!(out, "decoding  {speed:.2} GB/s by {threads} processors at once");
     }
     let gain = forecast.packed_gb_s / forecast.now_gb_s.max(1e-9);
     let _ = writeln!(
@@ -143,6 +143,12 @@ fn forecast_text(forecast: &Forecast) -> String {
         "expected  {:.2} GB/s of the model now, {:.2} GB/s packed: {gain:.2} times as fast, where the disk is the limit",
         forecast.now_gb_s, forecast.packed_gb_s
     );
+    if let Some(compute) = forecast.compute_s_max {
+        let _ = writeln!(
+            out,
+            "          (computing and decoding share the processors: it pays as long as computing takes less than {compute:.3} s for a pass)"
+        );
+    }
     out
 }
 

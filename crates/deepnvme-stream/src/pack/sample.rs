@@ -29,7 +29,8 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    pub(super) fn take(engine: &Engine, model: &Model, wanted: &[Recipe]) -> Result<Self> {
+    /// Speed is that of so many threads together.
+    pub(super) fn take(engine: &Engine, model: &Model, wanted: &[Recipe], threads: usize) -> Result<Self> {
         let (mut sample, mut timed) = (Self::default(), 0);
         for (index, recipe) in wanted.iter().enumerate() {
             let entry = &model.tensors[index];
@@ -64,35 +65,47 @@ impl Sample {
                 }
             }
         }
-        sample.speed = sample.timed();
+        sample.speed = sample.timed(threads);
         Ok(sample)
     }
 
-    /// Bytes that one processor makes in a second: the best of some rounds, as others may be at work.
-    fn timed(&self) -> Option<f64> {
+    /// Bytes that so many threads make in a second, each of them of all that there is: the best of some rounds, as others
+    /// may be at work.
+    fn timed(&self, threads: usize) -> Option<f64> {
         let bytes: usize = self.encoded.iter().map(|(conversion, _)| conversion.target_bytes).sum();
         if bytes == 0 {
             return None;
         }
         // As large as all of them: memory is written to, not only a cache.
-        let mut target = vec![0; bytes];
-        let (mut workspace, mut best, began) = (Workspace::default(), f64::MAX, Instant::now());
-        let mut rounds = 0;
+        let mut targets = vec![vec![0; bytes]; threads];
+        let (mut best, began, mut rounds) = (f64::MAX, Instant::now(), 0);
         while rounds < 3 || began.elapsed() < TIMED {
             let round = Instant::now();
-            let mut begin = 0;
-            for (conversion, stored) in &self.encoded {
-                let put = |at: usize, step: &[u8]| {
-                    target[begin + at..begin + at + step.len()].copy_from_slice(step);
-                    Ok::<(), deepnvme_codec::Error>(())
-                };
-                convert(conversion, stored, &mut workspace, put).ok()?;
-                begin += conversion.target_bytes;
+            let is_decoded = std::thread::scope(|scope| {
+                let running: Vec<_> =
+                    targets.iter_mut().map(|target| scope.spawn(move || self.decode(target).is_some())).collect();
+                running.into_iter().all(|thread| thread.join().unwrap_or(false))
+            });
+            if !is_decoded {
+                return None;
             }
             best = best.min(round.elapsed().as_secs_f64());
             rounds += 1;
         }
-        Some(bytes as f64 / best.max(1e-9))
+        Some((threads * bytes) as f64 / best.max(1e-9))
+    }
+
+    fn decode(&self, target: &mut [u8]) -> Option<()> {
+        let (mut workspace, mut begin) = (Workspace::default(), 0);
+        for (conversion, stored) in &self.encoded {
+            let put = |at: usize, step: &[u8]| {
+                target[begin + at..begin + at + step.len()].copy_from_slice(step);
+                Ok::<(), deepnvme_codec::Error>(())
+            };
+            convert(conversion, stored, &mut workspace, put).ok()?;
+            begin += conversion.target_bytes;
+        }
+        Some(())
     }
 
     pub(super) fn decoded_bytes_s(&self) -> Option<f64> {

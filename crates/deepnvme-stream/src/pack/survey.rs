@@ -21,6 +21,9 @@ use crate::crew;
 const ENCODED_BYTES_MIN: u64 = 64 << 10;
 /// What saves less is not worth another form.
 const WORTH: f64 = 0.97;
+/// What is assumed of computing: that it takes so much of the time that reading takes now. Decoding has to be hidden by the
+/// rest; whoever computes longer gains less, and beyond `Forecast::compute_s_max` nothing.
+const COMPUTING: f64 = 0.5;
 /// What is written and read to learn the speed of a disk.
 const SCRATCH_BYTES_MAX: u64 = 256 << 20;
 const SCRATCH_STEP: usize = 8 << 20;
@@ -52,10 +55,13 @@ pub struct Forecast {
     pub stretches: f64,
     /// Reading in the new folder, or from all disks at once.
     pub disk_gb_s: f64,
-    /// Decoding on one processor; `None` where nothing is.
+    /// Decoding by all threads at once; `None` where nothing is.
     pub decode_gb_s: Option<f64>,
     /// Threads that decode while a model runs.
     pub threads: usize,
+    /// Packing gains time as long as computing takes less than this for a pass through the model: reading all of it hides
+    /// computing now, decoding comes on top of it then. `None` where nothing is decoded.
+    pub compute_s_max: Option<f64>,
     /// The model passes through memory at that speed now, in bytes of the old files, if the disk is all that limits it.
     pub now_gb_s: f64,
     /// And would at that.
@@ -128,9 +134,9 @@ fn finish(reads: &mut VecDeque<deepnvme_io::Pending<deepnvme_io::mem::RegionMut>
 /// Decides what is done to each tensor.
 pub(super) fn plan(engine: &Engine, model: &Model, mode: Mode, speeds: &Speeds) -> Result<Plan> {
     let wanted: Vec<Recipe> = model.tensors.iter().map(|entry| wanted(entry, mode)).collect();
-    let sample = Sample::take(engine, model, &wanted)?;
-    let decode = sample.decoded_bytes_s().map(|speed| speed * speeds.threads as f64);
-    let is_fast = mode != Mode::Auto || decode.is_some_and(|decode| decode * WORTH > speeds.disk);
+    let sample = Sample::take(engine, model, &wanted, speeds.threads)?;
+    let decode = sample.decoded_bytes_s();
+    let is_fast = mode != Mode::Auto || decode.is_some_and(|decode| is_hidden(decode, speeds.disk));
     let mut forecast = Forecast {
         forms: BTreeMap::new(),
         bytes: 0,
@@ -138,8 +144,9 @@ pub(super) fn plan(engine: &Engine, model: &Model, mode: Mode, speeds: &Speeds) 
         layers: 0,
         stretches: 0.0,
         disk_gb_s: speeds.disk / 1e9,
-        decode_gb_s: sample.decoded_bytes_s().map(|speed| speed / 1e9),
+        decode_gb_s: decode.map(|speed| speed / 1e9),
         threads: speeds.threads,
+        compute_s_max: None,
         now_gb_s: speeds.disk / 1e9,
         packed_gb_s: 0.0,
     };
@@ -162,6 +169,9 @@ pub(super) fn plan(engine: &Engine, model: &Model, mode: Mode, speeds: &Speeds) 
     }
     let read_s = forecast.packed_bytes as f64 / speeds.disk;
     let decode_s = decode.map_or(0.0, |decode| decoded as f64 / decode);
+    if decoded > 0 && decode.is_some() {
+        forecast.compute_s_max = Some((forecast.bytes as f64 / speeds.disk - decode_s).max(0.0));
+    }
     forecast.packed_gb_s = forecast.bytes as f64 / read_s.max(decode_s).max(1e-9) / 1e9;
     let order = write::layout(model, &recipes);
     let layers: Vec<_> = order.layers().collect();
@@ -169,6 +179,11 @@ pub(super) fn plan(engine: &Engine, model: &Model, mode: Mode, speeds: &Speeds) 
     forecast.layers = layers.len();
     forecast.stretches = stretches as f64 / layers.len().max(1) as f64;
     Ok(Plan { recipes, forecast })
+}
+
+/// Whether decoding fits into what computing leaves of the time that the disk takes now, and gains by it.
+fn is_hidden(decode_bytes_s: f64, disk_bytes_s: f64) -> bool {
+    COMPUTING / disk_bytes_s + 1.0 / decode_bytes_s < WORTH / disk_bytes_s
 }
 
 /// What the mode asks for, before anything is measured.
@@ -192,5 +207,18 @@ fn name_of(recipe: &Recipe) -> &'static str {
         Recipe::Pack { .. } => "lossless",
         Recipe::Quantise { scheme, .. } if scheme.code == deepnvme_codec::quant::Code::Int8 => "int8",
         Recipe::Quantise { .. } => "fp8",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packing_is_chosen_where_decoding_is_twice_as_fast_as_the_disk() {
+        assert!(is_hidden(5e9, 2e9));
+        assert!(!is_hidden(4e9, 2e9));
+        assert!(!is_hidden(1e9, 2e9));
+        assert!(is_hidden(1e9, 0.2e9));
     }
 }
