@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,40 +11,80 @@ if TYPE_CHECKING:
 
 # Who waits looks again after this, also where nobody wakes it: seconds.
 _LOOK_AGAIN_S = 0.05
+# Who has waited so long is next: until then, others may be quicker again and again.
+_PATIENCE_S = 0.5
 
 
 class Turns:
-    """Knows which threads have weights, so that who finds no room can tell whether waiting helps."""
+    """Knows which threads have weights, so that who finds no room can tell whether waiting helps.
+
+    Who has weights already goes on in any case, for those who wait need them back; who has none lets somebody go first
+    who has waited for long.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._inside: set[int] = set()
+        # Those that have weights or are about to, and in how many calls inside of each other.
+        self._inside: dict[int, int] = {}
+        self._next: int | None = None
         self._ends = 0
 
     def get(self, held: list[Any], acquire: Callable[[Any], Any], what: Any) -> None:
-        """Append what ``acquire`` returns to ``held``, once there is room for it.
+        """Append what ``acquire`` returns to ``held``, once there is room for it; ``end`` is called in any case.
 
         Raises:
             MemoryError: there is none, and no other thread has anything that it could give back.
         """
         me = threading.get_ident()
-        while not held:
+        began = time.monotonic()
+        with self._changed:
+            # Counted before it waits, so that ``end`` finds it; without weights, it is in nobody's way.
+            self._inside[me] = self._inside.get(me, 0) + 1
+        try:
+            while not held:
+                ends = self._wait_for_leave(me)
+                try:
+                    # With no bytecode in between, at which Ctrl-C could come: what was acquired is always in the list.
+                    held.extend(map(acquire, (what,)))
+                except MemoryError:
+                    if not self._wait_for_room(me, ends, began):
+                        raise
+        finally:
             with self._changed:
-                self._inside.add(me)
-                ends = self._ends
-            try:
-                # Without a bytecode in between, at which Ctrl-C could come: what was acquired is always in the list.
-                held.extend(map(acquire, (what,)))
-            except MemoryError:
-                with self._changed:
-                    if self._ends == ends:
-                        if self._inside == {me}:
-                            raise
+                if self._next == me:
+                    self._next = None
+                    self._changed.notify_all()
+
+    def _wait_for_leave(self, me: int) -> int:
+        """Let go first who has waited for long, but for what this thread may have; how many ends there were."""
+        with self._changed:
+            if self._inside[me] == 1 and self._next not in {None, me}:
+                del self._inside[me]
+                try:
+                    while self._next not in {None, me}:
                         self._changed.wait(_LOOK_AGAIN_S)
+                finally:
+                    self._inside[me] = 1
+            return self._ends
+
+    def _wait_for_room(self, me: int, ends: int, began: float) -> bool:
+        """Wait until somebody may have given something back; false where nobody has anything."""
+        with self._changed:
+            if self._ends == ends:
+                if self._inside.keys() == {me}:
+                    return False
+                if self._next is None and time.monotonic() - began > _PATIENCE_S:
+                    self._next = me
+                self._changed.wait(_LOOK_AGAIN_S)
+            return True
 
     def end(self) -> None:
-        """Tell those who wait that this thread has given back what it had."""
+        """Tell those who wait that this thread has given back what it had last."""
+        me = threading.get_ident()
         with self._changed:
-            self._inside.discard(threading.get_ident())
+            if self._inside.get(me, 0) > 1:
+                self._inside[me] -= 1
+            else:
+                self._inside.pop(me, None)
             self._ends += 1
             self._changed.notify_all()

@@ -1,0 +1,107 @@
+"""Threads that wait for weights which others' weights leave no room for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from deepnvme._stream.turns import Turns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Memory:
+    """Room for some small ones, or for one large one."""
+
+    def __init__(self, room: int) -> None:
+        self._lock, self._room, self.served = threading.Lock(), room, Counter[int]()
+        self._had = 0
+
+    def acquire(self, size: int) -> int:
+        with self._lock:
+            if self._had + size > self._room:
+                raise MemoryError(size)
+            self._had += size
+            self.served[size] += 1
+            return size
+
+    def release(self, size: int) -> None:
+        with self._lock:
+            self._had -= size
+
+
+def use(turns: Turns, memory: Memory, size: int, inside: Callable[[], object] = lambda: None) -> None:
+    held: list[Any] = []
+    try:
+        turns.get(held, memory.acquire, size)
+        inside()
+    finally:
+        if held:
+            memory.release(size)
+        turns.end()
+
+
+def in_threads(*work: Callable[[], object]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=each, daemon=True) for each in work]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def test_who_needs_all_of_the_memory_is_not_passed_over_for_ever() -> None:
+    turns, memory, ended = Turns(), Memory(3), threading.Event()
+
+    def small() -> None:
+        while not ended.is_set():
+            use(turns, memory, 1, lambda: time.sleep(0.003))
+
+    # Three of them: at nearly any moment somebody has something.
+    threads = in_threads(*[small] * 3)
+    try:
+        for _ in range(3):
+            (large,) = in_threads(lambda: use(turns, memory, 3))
+            large.join(20)
+            assert not large.is_alive(), "the others were quicker again and again"
+            before = memory.served[1]
+            time.sleep(0.05)
+            assert memory.served[1] > before, "and go on afterwards"
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join(10)
+    assert memory.served[3] == 3
+
+
+def test_who_has_something_gets_more_while_somebody_waits_for_it() -> None:
+    turns, memory = Turns(), Memory(3)
+
+    def outer() -> None:
+        time.sleep(1.0)  # longer than anybody's patience
+        use(turns, memory, 1)
+
+    def large() -> None:
+        time.sleep(0.1)
+        use(turns, memory, 3)
+
+    began = time.monotonic()
+    threads = in_threads(lambda: use(turns, memory, 1, outer), large)
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive(), "threads wait for each other"
+    assert 1.0 <= time.monotonic() - began < 15
+    assert memory.served == {1: 2, 3: 1}
+
+
+def test_where_nobody_has_anything_waiting_is_of_no_use() -> None:
+    turns, memory = Turns(), Memory(3)
+    with pytest.raises(MemoryError):
+        use(turns, memory, 4)
+    # Nor is it inside of one's own.
+    with pytest.raises(MemoryError):
+        use(turns, memory, 2, lambda: use(turns, memory, 2))
+    use(turns, memory, 3)
