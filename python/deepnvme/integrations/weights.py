@@ -134,21 +134,25 @@ class _Request:
         flying: deque[_Flight] = deque()
         following = next(chunks, None)
         while following is not None or flying:
-            following = self._start(following, chunks, flying, memory)
+            following = self._start(following, chunks, flying, memory, _BUSY_BYTES)
             flight = flying.popleft()
             for given in flight.land(self.verify):
-                # Before it is given: what was given before it has been let go of by then.
-                following = self._start(following, chunks, flying, memory)
+                # At each tensor, for the memory of those before comes back when the caller lets go of the last of them;
+                # and as much as the caller is about to copy, for until then nothing more is started.
+                following = self._start(following, chunks, flying, memory, max(_BUSY_BYTES, given[1].nbytes))
                 yield given
                 del given
             memory.let_go(flight.nbytes)
 
-    def _start(self, following: _Next, chunks: Iterator[_Next], flying: deque[_Flight], memory: Reused) -> _Next:
-        """Start what may be started, and give what comes then."""
+    def _start(
+        self, following: _Next, chunks: Iterator[_Next], flying: deque[_Flight], memory: Reused, busy_bytes: int
+    ) -> _Next:
+        """Start what may be started, until the disk has so much to do, and give what comes then."""
         while following is not None:
             # All but those of large tensors are of one size, and so any of them can be used again.
             nbytes = max(self._chunk_bytes, following[1].nbytes) + _EDGES_BYTES
-            if memory.wanted_bytes and not (memory.may_want(nbytes) and (memory.has(nbytes) or not _is_busy(flying))):
+            is_due = memory.has(nbytes) or _coming_bytes(flying) < busy_bytes
+            if memory.wanted_bytes and not (is_due and memory.may_want(nbytes)):
                 break
             flying.append(_Flight(*following, memory.take(nbytes)))
             following = next(chunks, None)
@@ -201,5 +205,5 @@ class _Flight:
             del tensor
 
 
-def _is_busy(flying: deque[_Flight]) -> bool:
-    return sum(flight.nbytes for flight in flying if not flight.is_done) >= _BUSY_BYTES
+def _coming_bytes(flying: deque[_Flight]) -> int:
+    return sum(flight.nbytes for flight in flying if not flight.is_done)
