@@ -55,7 +55,7 @@ def iterate_weights(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Give every tensor of a model's safetensors files once, in the order of the files, while the next ones are read.
 
-    The memory in use is what ``ahead`` allows, and beyond it at most one tensor or 64 MiB, whichever is larger, for
+    The memory in use is what ``ahead`` allows, and beyond it at most one tensor or 16 MiB, whichever is larger, for
     what the caller still holds. A tensor belongs to the caller, who may change it and should let go of it. All files
     are opened, and their headers compared with their lengths, before the first tensor is given.
 

@@ -18,6 +18,18 @@ STANDIN = Path(__file__).with_name("standin")
 LIMIT_S = 600
 
 
+def settings() -> dict[str, str]:
+    """Variables for servers without network or GPU."""
+    return {
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": str(STANDIN),
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Callable[..., Any]:
     """Run a program with a model server in it, without network or GPU; what it gives to ``answer`` comes back."""
@@ -26,19 +38,11 @@ def server(tmp_path: Path) -> Callable[..., Any]:
         script, answer = tmp_path / "program.py", tmp_path / "answer.json"
         head = f"import json, sys\nanswer = lambda found: open({str(answer)!r}, 'w').write(json.dumps(found))\n"
         script.write_text(head + textwrap.dedent(program))
-        settings = {
-            "HF_HUB_OFFLINE": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-            "PYTHONPATH": str(STANDIN),
-            "SGLANG_USE_CPU_ENGINE": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-        }
         answer.unlink(missing_ok=True)
         ended = subprocess.run(
             [sys.executable, script],
             cwd=tmp_path,
-            env={**os.environ, **settings, **environment},
+            env={**os.environ, **settings(), **environment},
             capture_output=True,
             text=True,
             timeout=LIMIT_S,

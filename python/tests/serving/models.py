@@ -46,6 +46,18 @@ def write_llama(folder: Path, **settings: Any) -> None:
     LlamaForCausalLM(config).bfloat16().save_pretrained(folder, max_shard_size="2MB")
 
 
+def write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer of words, one for each token of the Llama, for servers that speak text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"w{index}": index for index in range(3, 320)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    ends = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ends).save_pretrained(folder)
+
+
 def write_mixtral(folder: Path) -> None:
     """Write a mixture of experts, each expert's weights by themselves."""
     from transformers import MixtralConfig, MixtralForCausalLM
