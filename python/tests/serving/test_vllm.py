@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+# In float32: its kernels for bf16 have been seen to end with an illegal instruction where a virtual machine has AMX.
 GENERATE = """
     from vllm import LLM, SamplingParams
     if __name__ == "__main__":
-        model = LLM(model="model", skip_tokenizer_init=True, enforce_eager=True, max_model_len=128, **{settings})
+        fixed = dict(skip_tokenizer_init=True, enforce_eager=True, max_model_len=128, dtype="float32")
+        model = LLM(model="model", **fixed, **{settings})
         prompts = [{{"prompt_token_ids": [1, 5, 9, 11]}}, {{"prompt_token_ids": [7, 3]}}]
         wanted = SamplingParams(max_tokens=12, temperature=0, detokenize=False, logprobs=3)
         found = []
