@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -45,11 +45,14 @@ class Setting:
         return self.scratch / "offload"
 
 
+Group: TypeAlias = Literal["memory", "deepnvme", "packed", "accelerate", "DeepSpeed", "orientation"]
+
+
 class Contestant:
     """One way to have a model that generates."""
 
     name = ""
-    group: Literal["memory", "deepnvme", "packed", "accelerate", "DeepSpeed", "orientation"] = "orientation"
+    group: Group = "orientation"
     #: Reads by the page cache, which is dropped before each step.
     is_cached = False
     #: Its process ends with its turn: it keeps pages of the model's files, which nobody's dropping drops, or memory
@@ -91,7 +94,7 @@ class Deepnvme(Contestant):
     """``deepnvme.stream`` as it comes."""
 
     name = "deepnvme"
-    group = "deepnvme"
+    group: Group = "deepnvme"
 
     def open(self, setting: Setting) -> Any:
         """See the base."""
