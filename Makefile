@@ -17,7 +17,7 @@ PACKAGE := $(shell find python/deepnvme -name '*.py' -o -name '*.pyi' -o -name p
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-hosts test-serving test-torch test-gpu gpu-bundle lint fmt deny bench wheel clean
+.PHONY: help setup demo test simulate simulate-faults test-hosts test-serving test-torch test-gpu gpu-bundle lint fmt deny fuzz bench wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,7 +25,7 @@ help: ## list the targets
 demo: $(STAMPS)/demo $(STAMPS)/wheel ## the main job on real weights: save, load, verify, compare (DEMO_GB=2, DEMO_DIR=folder)
 	@$(BIN)/python demo/main.py
 
-test: setup ## all tests (SUITES="rust loom valgrind python" names some of them)
+test: setup ## all tests (SUITES="rust loom simulated valgrind python" names some of them)
 	cargo build --quiet --package deepnvme-standin
 	@$(BIN)/python scripts/run_tests.py $(SUITES)
 
@@ -39,6 +39,13 @@ test-torch: setup ## tests of checkpoints with another release of torch (TORCH=2
 	@test -n "$(TORCH)" || { echo "say which release: make test-torch TORCH=2.10.0"; exit 2; }
 	$(BIN)/python scripts/setup.py torch $(TORCH)
 	@.venv-torch/bin/python -m pytest python/tests/checkpoint
+
+simulate: ## the storage layer in a simulated world (SEEDS=100000, FIRST_SEED=0; ONLY=stripes for one scenario; TELL=1 tells every call)
+	RUSTFLAGS="--cfg simulated" CARGO_TARGET_DIR=target/simulated cargo build --quiet --package deepnvme-simulation --bin simulate
+	@$(if $(TELL),DEEPNVME_SIMULATION_TELL=1) target/simulated/debug/simulate --seeds $(or $(SEEDS),100000) --first $(or $(FIRST_SEED),0) $(if $(ONLY),--only $(ONLY))
+
+simulate-faults: ## faults of the past, put back into a copy one at a time: how many seeds each takes to be found
+	@$(PYTHON) scripts/simulate_faults.py $(FAULTS)
 
 test-gpu: ## the tests that need an NVIDIA GPU, on this machine
 	@scripts/gpu_tests.sh --look
@@ -64,6 +71,9 @@ fmt: setup ## format the Rust and the Python code
 
 deny: ## licences, sources and advisories of all dependencies (compiles cargo-deny once, some minutes)
 	@scripts/deny.sh --install
+
+fuzz: ## give each parser what libFuzzer finds, for FUZZ_SECONDS (60) each
+	@nice -n 19 $(PYTHON) scripts/fuzz.py
 
 bench: ## compare with fio, DeepSpeed, Python and numpy (a project of its own: see benchmarks/)
 	@$(MAKE) -C benchmarks PYTHON=$(abspath $(shell command -v $(PYTHON)))

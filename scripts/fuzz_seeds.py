@@ -32,6 +32,8 @@ def main() -> None:
         saved(Path(scratch))
     for attacks in (zip_attacks, safetensors_attacks, index_attacks, pickle_attacks, sums_attacks):
         attacks()
+    for seeds in (container_seeds, stripes_seeds, history_seeds, settings_seeds):
+        seeds()
 
 
 def write(target: str, name: str, content: bytes | str) -> None:
@@ -70,16 +72,87 @@ def saved(scratch: Path) -> None:
     flat = {name: tensor.contiguous() for name, tensor in states["views"].items()}
     deepnvme.save(flat, scratch / "x.pt")
     whole = (scratch / "x.pt").read_bytes()
-    write("archive", "deepnvme", whole)
+    write("archive", "deepnvme-2", whole)
     with zipfile.ZipFile(scratch / "x.pt") as file:
-        write("sums", "archive", file.read("x/deepnvme/checksums.json"))
-    for name, checksums in (("sums", True), ("plain", False)):
+        write("sums", "archive-2", file.read("x/deepnvme/checksums.json"))
+    for name, checksums in (("sums-2", True), ("plain", False)):
         deepnvme.save(flat, scratch / "x.safetensors", checksums=checksums, metadata={"format": "pt"})
         write("safetensors", name, (scratch / "x.safetensors").read_bytes())
     deepnvme.save(
         {str(index): torch.ones(300) for index in range(4)}, scratch / "model.safetensors", max_shard_bytes=2000
     )
-    write("index_json", "saved", next(scratch.glob("*.index.json")).read_bytes())
+    write("index_json", "saved-2", next(scratch.glob("*.index.json")).read_bytes())
+
+
+def container_seeds() -> None:
+    """Describe packed tensors, rightly and wrongly."""
+    entries = {
+        "lossless": {"shape": [1000], "form": "lossless", "part": 600, "lengths": [700, 500]},
+        "int8": {"shape": [10, 100], "form": "int8", "part": 600, "group": 50, "scale": "BF16"},
+        "fp8": {"shape": [10, 100], "form": "fp8", "part": 400, "group": 100, "scale": "F32"},
+        "far": {"shape": [1000], "form": "lossless", "part": 600, "lengths": [HUGE, 500]},
+        "large": {"shape": [HUGE, 3], "form": "lossless", "part": 600, "lengths": [700, 500]},
+        "none": {"shape": [0], "form": "lossless", "part": 600, "lengths": []},
+    }
+    sizes = {"int8": 1000 + 40, "fp8": 1000 + 40}
+    for name, entry in entries.items():
+        packed = json.dumps({"version": 1, "tensors": {"w": {"dtype": "BF16", **entry}}})
+        nbytes = sizes.get(name, 1200)
+        tensor = {"dtype": "U8", "shape": [nbytes], "data_offsets": [0, nbytes]}
+        text = json.dumps({"__metadata__": {"deepnvme.packed": packed}, "w": tensor}).encode()
+        write("container", name, struct.pack("<Q", len(text)) + text)
+
+
+def stripes_seeds() -> None:
+    """List parts, rightly and wrongly."""
+    manifest = {"format": "deepnvme-stripes", "version": 1, "stripe_bytes": 1 << 20, "parts": ["a", "b"]}
+    members = [["/models/a", "1-1"], ["/models/b", "1-2"]]
+    files = {"index": "1-3", "members": members, "token": "0" * 32}
+    write("stripes", "plain", json.dumps(manifest))
+    write("stripes", "saved", json.dumps({**manifest, "version": 2, "files": files}, indent=2))
+    write("stripes", "lies", json.dumps({**manifest, "stripe_bytes": HUGE, "parts": ["../a", "/", "", ".."]}))
+    write("stripes", "many", json.dumps({**manifest, "parts": [str(index) for index in range(4097)]}))
+    write("stripes", "twice", json.dumps({**manifest, "parts": ["a", "a"]}))
+
+
+def history_seeds() -> None:
+    """List checkpoints, rightly and wrongly."""
+    entry = {
+        "file": "step-00000010.pt", "step": 10, "nbytes": 4096, "time": "2026-01-02T03:04:05+00:00",
+        "index_offset": 2048, "index_nbytes": 2048, "index_crc64": "0123456789abcdef",
+        "torch": "2.8.0", "deepnvme": "0.1.0",
+    }  # fmt: skip
+    part = {"file": "step-00000020.pt.part-00-of-02", "nbytes": 2048, "host": "a", "head_crc64": "0" * 16}
+    parts = {**entry, "step": 20, "file": "step-00000020.pt.stripes.json", "parts": [part, {**part, "host": "b"}]}
+    private = f".{entry['file']}.deepnvme-tmp-1f-2e"
+    pending = {**entry, "pending": {entry["file"]: private}}
+    for name, manifest in {
+        "plain": {"version": 2, "checkpoints": [entry, parts], "retired": [{**entry, "step": 5}]},
+        "first": {"version": 1, "checkpoints": [entry]},
+        "pending": {"version": 2, "checkpoints": [pending]},
+        "empty": {"version": 2, "checkpoints": []},
+        "later": {"version": 3, "checkpoints": [entry]},
+        "paths": {"version": 2, "checkpoints": [{**entry, "file": "../step-00000010.pt"}]},
+        "private": {"version": 2, "checkpoints": [{**entry, "pending": {entry["file"]: "/etc/passwd"}}]},
+        "huge": {"version": 2, "checkpoints": [{**entry, "step": HUGE, "nbytes": HUGE, "index_offset": HUGE}]},
+        "order": {"version": 2, "checkpoints": [parts, entry, parts]},
+    }.items():
+        write("history", name, json.dumps(manifest))
+    write("history", "deep", '{"version": 2, "checkpoints": ' + "[" * 500)
+    write("history", "twice", '{"version": 2, "version": 1, "checkpoints": []}')
+
+
+def settings_seeds() -> None:
+    """Set what can be set, and what cannot."""
+    write(
+        "settings",
+        "folders",
+        '[engine]\nworkers = 2\nqueue_depth = 8\nbackend = "threads"\ndirect = "disabled"\n\n'
+        '[[folder]]\npath = "/mnt/nvme"\nengine = { workers = 1 }\nread = { workers = 4 }\n',
+    )
+    write("settings", "beyond", 'engine = { workers = 99999999999, direct = "never" }\n')
+    write("settings", "unknown", "[engine]\nworker = 1\n")
+    write("settings", "deep", "a = " + "[" * 500)
 
 
 def zipped(records: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:

@@ -5,6 +5,9 @@
 The Python suite is one process, and keeps about one processor busy, so it runs beside all others, which come one after
 another. What it says is shown when they are through: two outputs at a time are none.
 
+A suite that says nothing for SILENCE_S is taken to hang, and is killed. What failed is named once more at the end,
+with the last lines of a suite that was killed: whoever reads only the end knows where to look.
+
 The last line is the total, `N passed, M failed, K skipped`; it is also left in target/test-total.txt. A suite whose
 command fails counts as at least one failed test, and so does one that ran no test at all: a broken run can not look
 like a good one. A Rust test that cannot run here writes a line `skipped: reason` to stderr past the capture of the
@@ -27,10 +30,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TOTAL = ROOT / "target" / "test-total.txt"
-LIMIT_S = 1800  # a suite that hangs is killed and counts as failed; a busy machine takes twice its time
+SILENCE_S = 1200  # a single test takes less by far, and so does a build of all crates on a busy machine
+LAST_LINES = 60  # of a suite that was killed: the stacks of its threads
 
 CARGO_RESULT = re.compile(r"test result: (?:ok|FAILED)\. (\d+) passed; (\d+) failed; (\d+) ignored;")
 CARGO_SKIP = re.compile(r"^(?:test .* \.\.\. )?skipped: ([\w:]+?): ")
+CARGO_FAILED = re.compile(r"^(?:test (\S+) \.\.\. FAILED|thread '.*' (?:\(\d+\) )?panicked at .*)$")
+PYTEST_FAILED = re.compile(r"^(?:FAILED|ERROR) \S+")
 PYTEST_RESULT = re.compile(r"^=*\s*(\d+ \w+(?:, \d+ \w+)*) in [\d.]+s\b")
 
 
@@ -82,14 +88,17 @@ class Suite:
     environment: dict[str, str] = field(default_factory=dict)
 
 
+SIMULATED = {"RUSTFLAGS": "--cfg simulated", "CARGO_TARGET_DIR": "target/simulated"}
 LOOM = {"RUSTFLAGS": "--cfg loom", "CARGO_TARGET_DIR": "target/loom"}
 SUITES = [
     Suite("rust", ["cargo", "test", "--workspace", "--no-fail-fast"], count_cargo),
     Suite("loom", ["cargo", "test", "--package", "deepnvme-mem", "--lib", "loom_"], count_cargo, LOOM),
     Suite("loom", ["cargo", "test", "--package", "deepnvme-io", "--test", "loom"], count_cargo, LOOM),
+    Suite("loom", ["cargo", "test", "--package", "deepnvme-io", "--lib", "loom_"], count_cargo, LOOM),
     Suite("loom", ["cargo", "test", "--package", "deepnvme-swap", "--lib", "loom_"], count_cargo, LOOM),
+    Suite("simulated", ["cargo", "test", "--package", "deepnvme-simulation"], count_cargo, SIMULATED),
     Suite("valgrind", [sys.executable, "scripts/valgrind.py"], None),
-    Suite("python", [sys.executable, "-m", "pytest"], count_pytest),
+    Suite("python", [sys.executable, "-m", "pytest", "-v"], count_pytest),
 ]
 ASIDE = "python"
 _running: set[int] = set()  # processes, each the first of its group
@@ -103,6 +112,13 @@ class Ended:
     status: int
     lines: list[str]
     took_s: float
+
+    def failures(self) -> list[str]:
+        """The lines that name what failed; the last lines of all where nothing is named."""
+        named = [line for line in self.lines if CARGO_FAILED.match(line) or PYTEST_FAILED.match(line)]
+        if self.status == 0:
+            return []
+        return named if named and self.status > 0 else named + self.lines[-LAST_LINES:]
 
 
 def run(suite: Suite, show: Callable[[str], None]) -> Ended:
@@ -119,12 +135,22 @@ def run(suite: Suite, show: Callable[[str], None]) -> Ended:
         start_new_session=True,
     )
     _running.add(process.pid)
-    limit = threading.Timer(LIMIT_S, lambda: os.killpg(process.pid, signal.SIGKILL))
-    limit.start()
     lines: list[str] = []
+    heard_s = begin
+
+    def watch() -> None:
+        while not ended.wait(1):
+            if time.monotonic() - heard_s > SILENCE_S:
+                os.killpg(process.pid, signal.SIGKILL)
+                return
+
+    ended = threading.Event()
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     try:
         assert process.stdout is not None
         for line in process.stdout:
+            heard_s = time.monotonic()
             lines.append(line.rstrip("\n"))
             show(lines[-1])
         return Ended(suite, process.wait(), lines, time.monotonic() - begin)
@@ -132,7 +158,8 @@ def run(suite: Suite, show: Callable[[str], None]) -> Ended:
         os.killpg(process.pid, signal.SIGTERM)
         raise
     finally:
-        limit.cancel()
+        ended.set()
+        watcher.join()
         _running.discard(process.pid)
 
 
@@ -185,12 +212,15 @@ def main(names: list[str]) -> int:
         print(f"no such suite: {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
     TOTAL.unlink(missing_ok=True)
-    table, total = [], Count()
+    table, failures, total = [], [], Count()
     for ended in all_of([suite for suite in SUITES if not names or suite.name in names]):
         count = verdict(ended)
         what = str(count) if ended.suite.count or count.failed else "clean (tests counted above)"
         table.append(f"{ended.suite.name:<9} {what}  [{ended.took_s:.0f} s]")
+        failures += [f"{ended.suite.name}: {line}" for line in ended.failures()]
         total += count
+    if failures:
+        print("\n== what failed\n" + "\n".join(failures))
     print("\n" + "\n".join(table))
     TOTAL.parent.mkdir(exist_ok=True)
     TOTAL.write_text(f"{total}\n")

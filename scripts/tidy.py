@@ -4,7 +4,8 @@
 
 Each finding is one line, `path:line: what is wrong`; any finding but a warning ends with exit status 1. The rules:
 dependency arrows between crates, unsafe code only in its homes and never without its SAFETY sentence, module docs
-in every Rust file, workspace lints in every crate, file length, private paths, and relative links in Markdown.
+in every Rust file, names and metadata of files asked for in one place only, workspace lints in every crate, file
+length, private paths, and relative links in Markdown.
 """
 
 from __future__ import annotations
@@ -35,8 +36,12 @@ ARROWS: dict[str, set[str]] = {
     "python": GROUND | {"io", "checkpoint", "swap", "optim", "perf", "stream"},
     "testkit": {"io", "mem"},
     "standin": set(),
+    "simulation": {"io", "mem", "format", "checkpoint", "swap", "stream", "testkit", "simulation-runtime"},
+    "simulation-runtime": set(),
 }
 FOR_TESTS_ONLY = {"testkit", "standin"}
+# What stands in for std where a crate is compiled for the simulation, and only there.
+FOR_SIMULATION_ONLY = ("simulation-runtime", "cfg(simulated)")
 
 UNSAFE_HOMES = (
     "crates/deepnvme-mem/*",
@@ -48,6 +53,17 @@ UNSAFE_HOMES = (
 )
 UNSAFE = re.compile(r"\bunsafe\s*(?:\{|impl\b|\(|(?:extern\s+)?fn\s+\w|extern\s*\{)")
 COMMENT_OR_STRING = re.compile(r'//.*|"(?:\\.|[^"\\])*"')
+# The crates that ask the file system through `deepnvme_io::fs` alone, and the folders where that itself is written.
+FILE_SYSTEM_USERS = (
+    "crates/deepnvme-io/src/",
+    "crates/deepnvme-checkpoint/src/",
+    "crates/deepnvme-swap/src/",
+    "crates/deepnvme-stream/src/",
+)
+FILE_SYSTEM_HOMES = ("crates/deepnvme-io/src/fs/", "crates/deepnvme-io/src/backend/")
+FILE_SYSTEM_CALL = re.compile(
+    r"\b(?:std|rustix|unix)::fs\b|\bfile_type\(\)|\.(?:exists|is_dir|is_file|is_symlink|metadata|read_dir|read_link|canonicalize)\(\)"
+)
 LONG_LINES, TOO_LONG_LINES = 250, 700
 # Folders that exist on somebody's own machine only.
 PRIVATE_PATH = re.compile(r"(?<![\w.~$})-])/(?:home|root|Users|work|tmp/\w)/")
@@ -79,6 +95,7 @@ def check_file(path: str, text: str) -> Iterator[str]:
     if path.endswith(".rs"):
         yield from check_module_docs(path, text)
         yield from check_unsafe(path, text)
+        yield from check_file_system(path, text)
     elif path.endswith(".md"):
         yield from check_links(path, text)
     elif path.endswith("/Cargo.toml"):
@@ -99,6 +116,8 @@ def check_arrows(packages: list[dict[str, object]]) -> Iterator[str]:
             if dependency.get("path") is None or target == name:
                 continue
             if dependency["kind"] == "dev" and target in FOR_TESTS_ONLY | ARROWS[name]:
+                continue
+            if dependency["kind"] is None and (target, dependency.get("target")) == FOR_SIMULATION_ONLY:
                 continue
             if dependency["kind"] == "dev" or target not in ARROWS[name]:
                 yield f"Cargo.toml: {name} -> {target} ({dependency['kind'] or 'normal'}) is not an arrow of the house"
@@ -128,6 +147,18 @@ def check_unsafe(path: str, text: str) -> Iterator[str]:
             yield f"{path}:{index + 1}: unsafe code outside its homes"
         elif not has_safety_note(lines, index):
             yield f"{path}:{index + 1}: unsafe code without a SAFETY sentence"
+
+
+def check_file_system(path: str, text: str) -> Iterator[str]:
+    """Names and metadata of files are asked for in one place, so that a test can stand in for it."""
+    is_test = "/tests/" in path or path.endswith(("tests.rs", "_tests.rs"))
+    if is_test or not path.startswith(FILE_SYSTEM_USERS) or path.startswith(FILE_SYSTEM_HOMES):
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith("#[cfg(test)]"):
+            return
+        if FILE_SYSTEM_CALL.search(COMMENT_OR_STRING.sub("", line)):
+            yield f"{path}:{number}: asks the file system past deepnvme_io::fs"
 
 
 def has_safety_note(lines: list[str], index: int) -> bool:

@@ -90,10 +90,13 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def _check_torch(caller: str) -> None:
     """Import torch, or say who wanted it."""
     try:
-        import torch.utils.dlpack  # noqa: F401, PLC0415
-    except ImportError as error:
+        import torch  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
         msg = f"deepnvme.{caller} makes torch tensors, and torch is not installed; install it with `pip install torch`"
         raise ImportError(msg, name="torch") from error
+    import torch.utils.dlpack  # noqa: F401, PLC0415
 
 
 def _check_is_tensor(argument: object) -> None:

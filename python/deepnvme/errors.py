@@ -28,6 +28,7 @@ __all__ = [
     "Error",
     "InvalidArgumentError",
     "IsFolderError",
+    "LockedError",
     "NotFolderError",
     "NotFoundError",
     "OutOfMemoryError",
@@ -99,6 +100,10 @@ class CancelledError(Error):
 
 class ClosedError(Error, ValueError):
     """The engine or file is closed, or belongs to the process that this one was forked from."""
+
+
+class LockedError(Error):
+    """Another ``Checkpointer`` saves into the folder; the message says which process has it. Reading needs no lock."""
 
 
 class WaitTimeoutError(Error, TimeoutError):

@@ -5,9 +5,9 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyCapsule, PyType};
+use pyo3::types::{PyCapsule, PyList, PyType, PyWeakrefReference};
 
-use crate::memory::{self, Exported, Layout, Place, Use};
+use crate::memory::{self, Exported, Keep, Layout, Place, Use};
 use crate::torch;
 
 /// The layout of a numpy array; `None` for anything else. Unlike the buffer protocol, numpy's own has every dtype.
@@ -32,10 +32,24 @@ pub(crate) fn layout(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<L
             "an array of dtype {dtype} holds references to Python objects, not values; pickle it instead"
         )));
     }
+    let keep = unresized(object, class.bind(py))?;
     let capsule = object.getattr(intern!(py, "__array_struct__"))?.cast_into::<PyCapsule>()?;
     let readonly = !object.getattr(intern!(py, "flags"))?.getattr(intern!(py, "writeable"))?.is_truthy()?;
     let exported = memory::array_struct(&capsule, readonly)?;
-    from_view(object, &exported, object.clone(), usage).map(Some)
+    from_view(object, &exported, keep, usage).map(Some)
+}
+
+/// The array, and a weak reference to each array that its memory may be of: numpy resizes none that has any, whatever it is
+/// asked not to check.
+fn unresized<'py>(array: &Bound<'py, PyAny>, class: &Bound<'py, PyType>) -> PyResult<Bound<'py, PyAny>> {
+    let py = array.py();
+    let keep = PyList::new(py, [array])?;
+    let mut owner = array.clone();
+    while owner.is_instance(class)? {
+        keep.append(PyWeakrefReference::new(&owner)?)?;
+        owner = owner.getattr(intern!(py, "base"))?;
+    }
+    Ok(keep.into_any())
 }
 
 /// The layout that an exporter told of; `keep` keeps its memory alive.
@@ -62,5 +76,11 @@ pub(crate) fn from_view(
         stride_bytes,
         item_bytes: exported.item_bytes,
     });
-    Ok(Layout { place: Place::HOST, address: exported.address, bytes: exported.bytes, strided, keep: keep.unbind() })
+    Ok(Layout {
+        place: Place::HOST,
+        address: exported.address,
+        bytes: exported.bytes,
+        strided,
+        keep: Keep::object(keep.unbind()),
+    })
 }

@@ -23,6 +23,29 @@ pub(crate) fn run<T: Send + 'static>(
     watch(py, move || work(&|| seen.load(Ordering::SeqCst)), &mut || Ok(()), &stop)
 }
 
+/// Runs `work`, which changes nothing, on a thread. A signal that Python turns into an exception is raised at once: the
+/// thread ends by itself, and what it found is dropped there.
+pub(crate) fn read_only<T: Send + 'static>(py: Python<'_>, work: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
+    let (report, mut over) = mpsc::channel();
+    threads::start(py, "deepnvme-open", move || {
+        let _ = report.send(work());
+    })?;
+    loop {
+        let waited;
+        (over, waited) = py.detach(move || {
+            let waited = over.recv_timeout(SLICE);
+            (over, waited)
+        });
+        match waited {
+            Ok(value) => return Ok(value),
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return Err(error::plain(py, "Error", "the thread that did the work stopped".into()));
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
+        }
+    }
+}
+
 /// Runs `work` on a thread. `look` is called now and then; what it raises, or a signal, calls `stop`, and is raised when
 /// the work has ended.
 pub(crate) fn watch<T: Send + 'static>(

@@ -1,5 +1,7 @@
 //! The command line: the program of the Rust crates, run on a thread while Python looks for Ctrl-C.
 
+use std::ffi::{OsStr, OsString};
+
 use deepnvme_perf::Error;
 use deepnvme_perf::bench::Launcher;
 use deepnvme_perf::command::{self, Session};
@@ -11,7 +13,7 @@ use crate::error;
 
 /// Runs ``deepnvme ARGUMENTS...`` and returns its exit status.
 #[pyfunction]
-pub(crate) fn _command(py: Python<'_>, arguments: Vec<String>) -> PyResult<u8> {
+pub(crate) fn _command(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<u8> {
     let python = interpreter(py)?;
     run(py, move |interrupted| {
         let (mut output, mut talk) = (std::io::stdout(), std::io::stderr());
@@ -21,13 +23,13 @@ pub(crate) fn _command(py: Python<'_>, arguments: Vec<String>) -> PyResult<u8> {
 
 /// The name and the options, as JSON, of a command that Python itself runs; ``None`` for all others.
 #[pyfunction]
-pub(crate) fn _python_command(arguments: Vec<String>) -> Option<(&'static str, String)> {
+pub(crate) fn _python_command(arguments: Vec<OsString>) -> Option<(&'static str, String)> {
     command::for_python(with_name(arguments))
 }
 
 /// What ``deepnvme ARGUMENTS...`` found out, as JSON and as text.
 #[pyfunction]
-pub(crate) fn _answer(py: Python<'_>, arguments: Vec<String>) -> PyResult<(String, String)> {
+pub(crate) fn _answer(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<(String, String)> {
     let python = interpreter(py)?;
     let answer = run(py, move |interrupted| {
         let (mut output, mut talk) = (std::io::sink(), std::io::stderr());
@@ -41,16 +43,16 @@ pub(crate) fn _answer(py: Python<'_>, arguments: Vec<String>) -> PyResult<(Strin
     }
 }
 
-fn with_name(arguments: Vec<String>) -> impl Iterator<Item = String> {
-    std::iter::once("deepnvme".to_owned()).chain(arguments)
+fn with_name(arguments: Vec<OsString>) -> impl Iterator<Item = OsString> {
+    std::iter::once("deepnvme".into()).chain(arguments)
 }
 
-fn interpreter(py: Python<'_>) -> PyResult<String> {
+fn interpreter(py: Python<'_>) -> PyResult<OsString> {
     py.import("sys")?.getattr("executable")?.extract()
 }
 
 fn session<'a>(
-    python: &str,
+    python: &OsStr,
     output: &'a mut (dyn std::io::Write + Send),
     talk: &'a mut (dyn std::io::Write + Send),
     interrupted: &'a (dyn Fn() -> bool + Sync),

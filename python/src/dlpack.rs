@@ -1,5 +1,6 @@
 //! The memory of objects that only speak DLPack.
 
+use deepnvme_mem::StreamHandle;
 use deepnvme_mem::dlpack::{DLDevice, DLManagedTensor, DLManagedTensorVersioned, Imported, Managed};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
@@ -11,12 +12,9 @@ use crate::memory::{self, Use};
 /// The newest DLPack that is understood; the producer may answer with an older one.
 const MAX_VERSION: (u32, u32) = (1, 1);
 
-/// CUDA's default stream, in DLPack's numbering and the driver's.
-const DEFAULT_STREAM: usize = 1;
-
 /// The tensor of an object with `__dlpack__`, and the CUDA stream that its producer has made it ready for; `None` for
 /// anything else.
-pub(crate) fn tensor(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<(Imported, usize)>> {
+pub(crate) fn tensor(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<(Imported, StreamHandle)>> {
     let py = object.py();
     let Ok(produce) = object.getattr(intern!(py, "__dlpack__")) else { return Ok(None) };
     let on_gpu = is_on_gpu(object)?;
@@ -32,7 +30,7 @@ pub(crate) fn tensor(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<(
             object.get_type().name()?
         )));
     }
-    Ok(Some((imported, if on_gpu { DEFAULT_STREAM } else { 0 })))
+    Ok(Some((imported, if on_gpu { memory::LEGACY_STREAM } else { StreamHandle::DEFAULT })))
 }
 
 fn is_on_gpu(object: &Bound<'_, PyAny>) -> PyResult<bool> {
@@ -55,8 +53,8 @@ fn newest<'py>(produce: &Bound<'py, PyAny>, usage: Use, on_gpu: bool) -> PyResul
     let py = produce.py();
     let (arguments, older) = (PyDict::new(py), PyDict::new(py));
     if on_gpu {
-        arguments.set_item(intern!(py, "stream"), DEFAULT_STREAM)?;
-        older.set_item(intern!(py, "stream"), DEFAULT_STREAM)?;
+        arguments.set_item(intern!(py, "stream"), memory::LEGACY_STREAM.as_raw())?;
+        older.set_item(intern!(py, "stream"), memory::LEGACY_STREAM.as_raw())?;
     }
     arguments.set_item(intern!(py, "max_version"), MAX_VERSION)?;
     if usage == Use::Fill {

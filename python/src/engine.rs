@@ -13,7 +13,7 @@ use crate::request::{Offset, Request};
 use crate::settings::{self, Typed, direct_word, submit_word, window_word};
 use crate::stats::Stats;
 use crate::timeline::{self, Trace};
-use crate::{default, error, orphans, threads};
+use crate::{default, error, orphans};
 
 /// Moves tensors between files and memory.
 ///
@@ -332,15 +332,26 @@ impl PyEngine {
         Probe::of(py, &*self.open_engine(py)?)
     }
 
-    /// Finishes what is in flight and ends the engine's threads. Later calls raise
-    /// ``deepnvme.errors.ClosedError``; closing twice does nothing.
+    /// Finishes what is in flight, also for other threads, and ends the engine's threads. Later calls raise
+    /// ``deepnvme.errors.ClosedError``, and so do files, streamers and swappers that use the engine; closing twice does
+    /// nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         orphans::sweep(py);
         let taken = self.inner.write().unwrap_or_else(PoisonError::into_inner).take();
         let Some(engine) = taken else { return Ok(()) };
-        // The engine's end waits for the device, perhaps long; another thread does that, so that Ctrl-C arrives here.
+        // The engine's end waits for the device, perhaps long; another thread does that, so that Ctrl-C arrives here. Whoever
+        // is inside a call has the engine, too: it is closed for them, and dropped by the last.
         let (report, mut over) = mpsc::sync_channel::<()>(1);
-        threads::let_go((engine, report));
+        let closing = Arc::clone(&engine);
+        let thread = std::thread::Builder::new().name("deepnvme-close".into());
+        let started = thread.spawn(move || {
+            closing.close();
+            drop((closing, report));
+        });
+        if started.is_err() {
+            py.detach(move || engine.close());
+            return Ok(());
+        }
         loop {
             let waited;
             (over, waited) = py.detach(move || {
@@ -444,7 +455,7 @@ impl PyEngine {
 
 impl PyEngine {
     pub(crate) fn open(py: Python<'_>, config: Config) -> PyResult<Self> {
-        let engine = py.detach(|| Engine::new(config));
+        let engine = py.detach(|| Engine::new(config).map(Engine::dropped_in_background));
         let engine = error::check(py, engine)?;
         let (config, backend) = (engine.config().clone(), engine.backend_kind().name());
         Ok(Self { inner: RwLock::new(Some(Arc::new(engine))), config, backend })
@@ -454,15 +465,5 @@ impl PyEngine {
     pub(crate) fn open_engine(&self, py: Python<'_>) -> PyResult<Arc<Engine>> {
         let engine = self.inner.read().unwrap_or_else(PoisonError::into_inner).clone();
         engine.ok_or_else(|| error::plain(py, "ClosedError", "the engine is closed; make a new one".into()))
-    }
-}
-
-impl Drop for PyEngine {
-    /// What is in flight is finished by a thread of its own: whoever dropped the last reference must not wait.
-    fn drop(&mut self) {
-        let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(engine) = inner.filter(|engine| Arc::strong_count(engine) == 1) {
-            threads::let_go(engine);
-        }
     }
 }

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use crate::error;
 
 /// A stream of the engine until it is closed.
-pub(crate) struct Handle<T> {
+pub(crate) struct Handle<T: Send> {
     stream: Mutex<Option<T>>,
     pid: u32,
 }
@@ -63,11 +63,15 @@ impl<T: Send> Handle<T> {
     }
 }
 
-impl<T> Drop for Handle<T> {
-    /// A stream that was opened before a fork is the parent's to end: its temporary file must not be removed here.
+impl<T: Send> Drop for Handle<T> {
+    /// A stream that was opened before a fork is the parent's to end: its temporary file must not be removed here. Any other
+    /// waits for what is in flight, and lets other threads of Python run meanwhile.
     fn drop(&mut self) {
+        let stream = self.stream.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if self.pid != std::process::id() {
-            std::mem::forget(self.stream.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+            std::mem::forget(stream);
+        } else if stream.is_some() {
+            Python::try_attach(|py| py.detach(|| drop(stream)));
         }
     }
 }

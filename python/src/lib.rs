@@ -31,6 +31,7 @@ mod pending;
 mod pinned;
 mod probe;
 mod reader;
+mod replace;
 mod request;
 mod settings;
 mod stats;
@@ -50,8 +51,9 @@ mod _deepnvme {
 
     #[pymodule_export]
     use crate::checkpoint::{
-        _crc64, _locate, _pickle_plain, _plan_archive, _plan_safetensors, _shares, CheckpointReader, Loading, NewFile,
-        SavePlan, SaveShare, SaveStaging, Saving,
+        _check_pickle, _crc64, _find_set, _list_state, _pickle_plain, _plan_archive, _plan_safetensors, _seal_list,
+        _shares, CheckpointReader, HashCosts, Loading, NewFile, NewFolder, PlacedFile, PyHistory, SavePlan, SaveShare,
+        SaveStaging, Saving,
     };
     #[pymodule_export]
     use crate::command::{_answer, _command, _python_command};
@@ -62,12 +64,14 @@ mod _deepnvme {
     #[pymodule_export]
     use crate::exit::_at_exit;
     #[pymodule_export]
+    use crate::memory::_is_held;
+    #[pymodule_export]
     use crate::module::{
         default_engine, probe, read, read_batch, span, start_read, start_read_batch, start_write, start_write_batch,
         stats, trace, write, write_batch,
     };
     #[pymodule_export]
-    use crate::optim::PyKernel;
+    use crate::optim::{PyKernel, PyStepRecord};
     #[pymodule_export]
     use crate::pending::{Pending, Progress};
     #[pymodule_export]
@@ -77,11 +81,13 @@ mod _deepnvme {
     #[pymodule_export]
     use crate::reader::FileReader;
     #[pymodule_export]
+    use crate::replace::{_read_small_file, _remove_stale, _retire_set, PrivateFolder, SetReplacement};
+    #[pymodule_export]
     use crate::stats::Stats;
     #[pymodule_export]
     use crate::stored::{_packed_tensors, PyStored};
     #[pymodule_export]
-    use crate::streaming::{_stash_bytes_wanted, PyPicker, PyStreamer};
+    use crate::streaming::{_picked_page_bytes, _stash_bytes_wanted, PyPicker, PyStreamer};
     #[pymodule_export]
     use crate::stripes::StripeSet;
     #[pymodule_export]
@@ -98,6 +104,7 @@ mod _deepnvme {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         let py = module.py();
+        crate::memory::watch_forks();
         py.import("atexit")?.call_method1("register", (module.getattr("_at_exit")?,))?;
         Ok(())
     }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use deepnvme_io::{Access, Engine, ReadItem, Result, TensorFile, WriteExtent, WriteItem, WriteOptions};
 use deepnvme_mem::{Region, RegionMut};
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyDict, PyIterator, PyList, PyString, PyTuple};
 
 use crate::flight::{Flight, Kind, SLICE};
 use crate::memory;
@@ -166,10 +167,12 @@ impl<R> Batch<R> {
     fn collect(items: &Bound<'_, PyAny>, region: fn(&Bound<'_, PyAny>) -> PyResult<R>) -> PyResult<Self> {
         let mut known: HashMap<Place, usize> = HashMap::new();
         let _uncollected = memory::Uncollected::new(items.py());
-        let mut batch = Self { places: Vec::new(), items: Vec::with_capacity(items.len().unwrap_or(0)) };
+        // What it says of its length is believed of lists only: they have what they count.
+        let count = items.cast::<PyList>().map_or(0, PyListMethods::len);
+        let mut batch = Self { places: Vec::new(), items: Vec::with_capacity(count) };
         // Neighbours mostly name their file by the same object, which need not be understood again.
         let mut last: Option<(Bound<'_, PyAny>, usize)> = None;
-        for (index, item) in items.try_iter()?.enumerate() {
+        for (index, item) in several(items)?.enumerate() {
             let (path, offset, tensor) = parts(&item?).map_err(|error| in_item(items.py(), index, error))?;
             let file = match &last {
                 Some((same, file)) if same.is(&path) => *file,
@@ -187,6 +190,22 @@ impl<R> Batch<R> {
         }
         Ok(batch)
     }
+}
+
+/// The items, of whatever has any. One tensor has rows, which torch would make all at once to go through them; a string has
+/// characters: neither is a list that was meant.
+fn several<'py>(items: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyIterator>> {
+    let py = items.py();
+    let is_one = items.is_instance_of::<PyString>()
+        || items.is_instance_of::<PyDict>()
+        || items.hasattr(intern!(py, "__dlpack__"))?
+        || items.hasattr(intern!(py, "__array__"))?
+        || memory::is_buffer(items);
+    if !is_one && let Ok(items) = items.try_iter() {
+        return Ok(items);
+    }
+    let class = items.get_type();
+    Err(PyTypeError::new_err(format!("items must be a list of tuples (path, offset, tensor), not {}", class.name()?)))
 }
 
 type Parts<'py> = (Bound<'py, PyAny>, Option<Offset>, Bound<'py, PyAny>);

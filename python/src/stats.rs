@@ -85,6 +85,10 @@ figures! {
         gds_reason: Option<String>,
         /// Requests that waited for work that a CUDA stream had been given before them.
         gpu_waits: u64,
+        /// Bytes of tensors that ``load`` has compared with the checksums of their files.
+        bytes_compared: u64,
+        /// Those that it has not: the file has no checksums, or comparing would have cost too much time.
+        bytes_not_compared: u64,
         /// Why the driver stages copies to and from GPUs, where it could not be told of the engine's own memory.
         staged_reason: Option<String>,
         /// Blocks whose latency was measured, from submission to completion.
@@ -137,6 +141,8 @@ impl From<StatsSnapshot> for Stats {
             gds_pins_evicted: snapshot.gds_pins_evicted,
             gds_reason: snapshot.gds_reason,
             gpu_waits: snapshot.gpu_waits,
+            bytes_compared: snapshot.bytes_compared,
+            bytes_not_compared: snapshot.bytes_not_compared,
             staged_reason: snapshot.staged_reason,
             latency_count: snapshot.latency.count,
             latency_us_min: snapshot.latency.min_us,

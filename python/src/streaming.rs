@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deepnvme_io::{Engine, Target};
-use deepnvme_mem::Reserved;
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
+use deepnvme_mem::{Reserved, StreamHandle};
 use deepnvme_stream::{Conversion, Error, Part, Piece, Places, SlotClass, Source, StreamStats, Streamer, Unit};
-use pyo3::exceptions::{PyMemoryError, PyOSError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
@@ -86,15 +86,19 @@ impl PyStreamer {
         }
     }
 
-    /// Whoever acquired a unit needs it no more, when the work that ``stream`` has been given is done.
-    #[pyo3(signature = (unit, stream=0))]
-    fn release(&self, py: Python<'_>, unit: usize, stream: usize) -> PyResult<bool> {
+    /// Whoever acquired a unit needs it no more, when the work that ``stream`` has been given is done: of torch's, or the
+    /// default one.
+    #[pyo3(signature = (unit, stream=None))]
+    fn release(&self, py: Python<'_>, unit: usize, stream: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         self.check(py, unit)?;
-        Ok(self.streamer.release(unit, stream))
+        let stream = stream.map_or(Ok(StreamHandle::DEFAULT), memory::stream)?;
+        // The next units are fetched then, whose files are looked at.
+        Ok(py.detach(|| self.streamer.release(unit, stream)))
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        figures(py, &self.streamer.stats())
+        self.check_process(py)?;
+        figures(py, &py.detach(|| self.streamer.stats()))
     }
 
     /// Bytes of memory beside the arena that conversions may take.
@@ -216,7 +220,8 @@ impl PyPicker {
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        figures(py, &self.picker.stats())
+        check_process(py, self.pid)?;
+        figures(py, &py.detach(|| self.picker.stats()))
     }
 }
 
@@ -232,6 +237,12 @@ pub(crate) fn _stash_bytes_wanted(
     };
     let units = conversions.into_iter().map(unit).collect::<PyResult<Vec<_>>>()?;
     Ok(deepnvme_stream::stash_bytes_wanted(&units))
+}
+
+/// What memory comes in where pieces of that size are picked.
+#[pyfunction]
+pub(crate) fn _picked_page_bytes(piece_bytes: usize) -> usize {
+    Reserved::page_bytes_for(piece_bytes)
 }
 
 /// What brings a stretch into a slot.
@@ -297,6 +308,7 @@ pub(crate) fn raise(py: Python<'_>, failure: &Error) -> PyErr {
         }
         Error::Busy { .. } | Error::TooMany { .. } => PyMemoryError::new_err(failure.to_string()),
         Error::Plan(_) => PyValueError::new_err(failure.to_string()),
+        Error::Panicked { .. } => PyRuntimeError::new_err(failure.to_string()),
         Error::Closed => error::plain(py, "ClosedError", failure.to_string()),
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use deepnvme_io::Target;
 use deepnvme_io::stripe::STRIPE_BYTES_DEFAULT;
+use deepnvme_mem::LockState;
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
-use deepnvme_mem::{LockState, RegionMut};
 use deepnvme_swap::{Copied, Error, Lend, Options, Swapper};
 use pyo3::exceptions::{PyKeyError, PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -23,7 +23,7 @@ type LocatedTuple = (std::ffi::OsString, i32, u64, u64);
 /// Items that pass through the slots of an arena.
 #[pyclass(frozen, name = "_Swapper", module = "deepnvme._deepnvme")]
 pub(crate) struct PySwapper {
-    swapper: Arc<Swapper>,
+    swapper: Swapper,
 }
 
 #[pymethods]
@@ -55,7 +55,7 @@ impl PySwapper {
         };
         // Locking memory touches every page of it.
         let swapper = py.detach(|| Swapper::new(engine, &options)).map_err(|failure| raise(py, &failure))?;
-        Ok(Self { swapper: Arc::new(swapper) })
+        Ok(Self { swapper })
     }
 
     /// All the memory, as a DLPack capsule.
@@ -117,10 +117,10 @@ impl PySwapper {
         py: Python<'_>,
         key: &str,
         path: &Bound<'_, PyAny>,
-        offset: Offset,
-        nbytes: usize,
+        extent: (Offset, usize),
         item_bytes: usize,
-    ) -> PyResult<u64> {
+        label: &str,
+    ) -> PyResult<()> {
         let target = match Place::new(path)? {
             Place::Path(path) => Target::Path(path),
             Place::Stripes(set) => Target::Stripes(set),
@@ -130,8 +130,8 @@ impl PySwapper {
                 )));
             }
         };
-        let adopted = py.detach(|| self.swapper.adopt(key, &target, offset.0, nbytes, item_bytes));
-        adopted.map_err(|failure| raise(py, &failure))
+        let adopted = py.detach(|| self.swapper.adopt((key, label), &target, extent.0.0, extent.1, item_bytes));
+        adopted.map(drop).map_err(|failure| raise(py, &failure))
     }
 
     fn locate(&self, py: Python<'_>, key: &str) -> PyResult<Vec<LocatedTuple>> {
@@ -156,18 +156,18 @@ impl PySwapper {
         fd: i32,
         offset: Offset,
         nbytes: usize,
-    ) -> PyResult<(u64, Bound<'py, PyDict>)> {
+        label: &str,
+    ) -> PyResult<Bound<'py, PyDict>> {
         let source = memory::borrow_descriptor(descriptor(fd)?);
-        let (id, how) = waiting(py, |look| self.swapper.import(key, source, offset.0, nbytes, look))?;
-        Ok((id, copied(py, how)?))
+        copied(py, waiting(py, |look| self.swapper.import((key, label), source, offset.0, nbytes, look))?.1)
     }
 
-    fn contains(&self, key: &str) -> bool {
-        self.swapper.contains(key)
+    fn contains(&self, py: Python<'_>, key: &str) -> bool {
+        py.detach(|| self.swapper.contains(key))
     }
 
-    fn keys(&self) -> Vec<String> {
-        self.swapper.keys()
+    fn keys(&self, py: Python<'_>) -> Vec<String> {
+        py.detach(|| self.swapper.keys())
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -199,21 +199,28 @@ impl PySwapper {
     }
 }
 
+impl Drop for PySwapper {
+    /// What is on its way is waited for without the GIL, which whoever dropped the last reference has.
+    fn drop(&mut self) {
+        Python::try_attach(|py| py.detach(|| self.swapper.close()));
+    }
+}
+
 /// An item that is held.
 #[pyclass(frozen, name = "_Lend", module = "deepnvme._deepnvme")]
 pub(crate) struct PyLend {
-    lend: Mutex<Option<Lend>>,
-    id: u64,
+    /// Shared with whoever reads or writes a part of it just now: the lock is never held meanwhile.
+    lend: Mutex<Option<Arc<Lend>>>,
     offset: Option<usize>,
     nbytes: usize,
 }
 
 #[pymethods]
 impl PyLend {
-    /// The item's number.
+    /// What was said of the item when it was put.
     #[getter]
-    fn id(&self) -> u64 {
-        self.id
+    fn label(&self) -> PyResult<String> {
+        self.lend().map(|lend| lend.label().to_string())
     }
 
     /// Where in the arena it is; None where it is on disk only.
@@ -228,55 +235,68 @@ impl PyLend {
     }
 
     fn mark_clean(&self) -> PyResult<()> {
-        self.with(Lend::mark_clean)
+        self.lend().map(|lend| lend.mark_clean())
     }
 
     fn mark_dirty(&self) -> PyResult<()> {
-        self.with(Lend::mark_dirty)
+        self.lend().map(|lend| lend.mark_dirty())
     }
 
     fn read_part(&self, py: Python<'_>, start: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
-        let target = Mutex::new(Some(memory::target(tensor)?));
-        let read = py.detach(|| {
-            let taken: Option<RegionMut> = target.lock().unwrap_or_else(PoisonError::into_inner).take();
-            self.with(|lend| taken.map_or(Ok(()), |target| lend.read_part(start, target)))
-        })?;
-        read.map_err(|failure| raise(py, &failure))
+        let (lend, target) = (self.lend()?, memory::target(tensor)?);
+        // Also what is dropped last is dropped without the GIL.
+        py.detach(move || lend.read_part(start, target)).map_err(|failure| raise(py, &failure))
     }
 
     fn write_part(&self, py: Python<'_>, start: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
-        let source = memory::source(tensor)?;
-        let written = py.detach(|| self.with(|lend| lend.write_part(start, &source)))?;
-        written.map_err(|failure| raise(py, &failure))
+        let (lend, source) = (self.lend()?, memory::source(tensor)?);
+        py.detach(move || lend.write_part(start, &source)).map_err(|failure| raise(py, &failure))
     }
 
-    /// Returns the item; more than once is once.
+    /// Returns the item; more than once is once. What was to be filled, and was not committed, is no item.
     fn release(&self, py: Python<'_>) {
         let lend = self.take();
         py.detach(|| drop(lend));
     }
 
-    /// What was to be put has not come.
-    fn abandon(&self, py: Python<'_>) {
-        let lend = self.take();
-        py.detach(|| lend.map(Lend::abandon));
+    /// What was filled is complete; returns the item.
+    fn commit(&self, py: Python<'_>, label: &str) -> PyResult<()> {
+        let lend = self.take().and_then(Arc::into_inner).ok_or_else(returned)?;
+        py.detach(move || lend.commit_as(label));
+        Ok(())
+    }
+}
+
+impl Drop for PyLend {
+    fn drop(&mut self) {
+        // As a rule it was returned. The GIL is let go of where there is an interpreter still.
+        if let Some(lend) = self.take() {
+            let mut lend = Some(lend);
+            Python::try_attach(|py| {
+                let lend = lend.take();
+                py.detach(|| drop(lend));
+            });
+        }
     }
 }
 
 impl PyLend {
     fn new(lend: Lend) -> Self {
-        let (id, offset, nbytes) = (lend.id(), lend.offset(), lend.len());
-        Self { lend: Mutex::new(Some(lend)), id, offset, nbytes }
+        let (offset, nbytes) = (lend.offset(), lend.len());
+        Self { lend: Mutex::new(Some(Arc::new(lend))), offset, nbytes }
     }
 
-    fn take(&self) -> Option<Lend> {
+    fn take(&self) -> Option<Arc<Lend>> {
         self.lend.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    fn with<R>(&self, act: impl FnOnce(&Lend) -> R) -> PyResult<R> {
-        let lend = self.lend.lock().unwrap_or_else(PoisonError::into_inner);
-        lend.as_ref().map(act).ok_or_else(|| PyValueError::new_err("the tensor has been returned; lend it again"))
+    fn lend(&self) -> PyResult<Arc<Lend>> {
+        self.lend.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(returned)
     }
+}
+
+fn returned() -> PyErr {
+    PyValueError::new_err("the tensor has been returned; lend it again")
 }
 
 /// Runs what may wait, without the GIL but for a look at signals now and then.
@@ -327,7 +347,7 @@ fn raise(py: Python<'_>, failure: &Error) -> PyErr {
         }
         Error::NotFound { .. } => PyKeyError::new_err(failure.to_string()),
         Error::TooLarge { .. } => PyMemoryError::new_err(failure.to_string()),
-        Error::Deadlock(_) => PyRuntimeError::new_err(failure.to_string()),
+        Error::Deadlock(_) | Error::Panicked(_) => PyRuntimeError::new_err(failure.to_string()),
         Error::ReadOnly { .. } | Error::Invalid(_) => PyValueError::new_err(failure.to_string()),
         Error::Interrupted { .. } => error::plain(py, "CancelledError", failure.to_string()),
         Error::Closed(_) => error::plain(py, "ClosedError", failure.to_string()),

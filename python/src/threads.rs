@@ -1,5 +1,7 @@
 //! Threads of the extension's own. A process may have as many as it is allowed: none is an error, never a panic.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use pyo3::prelude::*;
 
 use crate::error;
@@ -14,4 +16,36 @@ pub(crate) fn start(py: Python<'_>, name: &str, work: impl FnOnce() + Send + 'st
 /// Drops a value on a thread of its own, since its end waits for the disk; here, where no thread is to be had.
 pub(crate) fn let_go<T: Send + 'static>(value: T) {
     let _ = std::thread::Builder::new().name("deepnvme-release".into()).spawn(move || drop(value));
+}
+
+/// A value whose use and end may wait for the disk, until it is taken. Neither happens under the GIL, nor does anybody who
+/// has the GIL wait for who is at it.
+pub(crate) struct Ending<T: Send>(Mutex<Option<T>>);
+
+impl<T: Send> Ending<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(Mutex::new(Some(value)))
+    }
+
+    /// Uses it; `None` where it was taken.
+    pub(crate) fn with<R: Send>(&self, py: Python<'_>, act: impl FnOnce(&mut T) -> R + Send) -> Option<R> {
+        py.detach(|| self.lock().as_mut().map(act))
+    }
+
+    /// Takes it away.
+    pub(crate) fn take(&self, py: Python<'_>) -> Option<T> {
+        py.detach(|| self.lock().take())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: Send> Drop for Ending<T> {
+    fn drop(&mut self) {
+        if let Some(value) = self.0.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            Python::try_attach(|py| py.detach(|| drop(value)));
+        }
+    }
 }

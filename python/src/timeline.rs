@@ -38,6 +38,8 @@ enum State {
 
 impl Trace {
     pub(crate) fn new(engine: Py<PyEngine>, path: PathBuf) -> Self {
+        // It is written at the end of the block, in which the process may change its folder.
+        let path = std::path::absolute(&path).unwrap_or(path);
         Self { engine, path, state: Mutex::new(State::New) }
     }
 

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
 
-use crate::memory::{self, Layout, Place, Use};
+use crate::memory::{self, Keep, Layout, Place, Use};
 
 /// What of torch is needed to recognise a tensor.
 struct Torch {
@@ -72,16 +72,22 @@ fn plain(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Layout>> {
     if !class.is(&torch.tensor) && !class.is(&torch.parameter) {
         return Ok(None);
     }
-    let Some((address, bytes)) = memory::glance(exchange, object) else { return Ok(None) };
+    if memory::glance(exchange, object).is_none() {
+        return Ok(None);
+    }
     // What torch has only noted: the imaginary part of a lazy conjugate is a real tensor with the wrong sign.
     if object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
         return Ok(None);
     }
-    Ok(Some(Layout { place: Place::HOST, address, bytes, strided: None, keep: storage(object)? }))
+    let keep = storage(object)?;
+    // Only now is it sure to stay.
+    let Some((address, bytes)) = memory::glance(exchange, object) else { return Ok(None) };
+    Ok(Some(Layout { place: Place::HOST, address, bytes, strided: None, keep }))
 }
 
-/// Where the bytes of an untyped storage are; `None` of anything else, and of storages on other devices than CUDA's.
-pub(crate) fn storage_place(object: &Bound<'_, PyAny>) -> PyResult<Option<(Place, usize, usize)>> {
+/// Where the bytes of an untyped storage are, and what keeps them there; `None` of anything else, and of storages on other
+/// devices than CUDA's.
+pub(crate) fn storage_place(object: &Bound<'_, PyAny>) -> PyResult<Option<(Place, usize, usize, Keep)>> {
     let py = object.py();
     let Some(module) = module(py, "torch")? else { return Ok(None) };
     let is_storage = object.is_instance(&module.getattr(intern!(py, "UntypedStorage"))?)?;
@@ -97,15 +103,16 @@ pub(crate) fn storage_place(object: &Bound<'_, PyAny>) -> PyResult<Option<(Place
     } else {
         return Ok(None);
     };
+    let keep = Keep::storage(object)?;
     let address: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
     let bytes: usize = object.call_method0(intern!(py, "nbytes"))?.extract()?;
-    Ok(Some((place, address, bytes)))
+    Ok(Some((place, address, bytes, keep)))
 }
 
 /// What keeps a tensor's bytes in place. Not the tensor: `tensor.data = other` and `set_()` free a tensor's storage
 /// under it.
-fn storage(tensor: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
-    Ok(tensor.call_method0(intern!(tensor.py(), "untyped_storage"))?.unbind())
+fn storage(tensor: &Bound<'_, PyAny>) -> PyResult<Keep> {
+    Keep::storage(&tensor.call_method0(intern!(tensor.py(), "untyped_storage"))?)
 }
 
 fn is_true(tensor: &Bound<'_, PyAny>, name: &Bound<'_, pyo3::types::PyString>) -> PyResult<bool> {
@@ -174,8 +181,7 @@ fn place_on(device: &Bound<'_, PyAny>) -> PyResult<Place> {
         return Err(PyTypeError::new_err(format!("the memory is on {device}, and torch.cuda has not been imported")));
     };
     let stream = cuda.call_method1(intern!(py, "current_stream"), (index,))?;
-    let stream: usize = stream.getattr(intern!(py, "cuda_stream"))?.extract()?;
-    Ok(Place { device: Device::Cuda { index }, stream })
+    Ok(Place { device: Device::Cuda { index }, stream: memory::stream(&stream)? })
 }
 
 /// Conjugation and negation that torch has only noted are carried out before a write. A read cannot undo them.
@@ -200,6 +206,11 @@ fn resolve<'py>(tensor: &Bound<'py, PyAny>, usage: Use) -> PyResult<Bound<'py, P
 
 fn describe(tensor: &Bound<'_, PyAny>) -> PyResult<Layout> {
     let py = tensor.py();
+    if let Err(error) = tensor.call_method0(intern!(py, "data_ptr")) {
+        return Err(no_memory(tensor, &error.to_string())?);
+    }
+    // Before anything is asked that a resize would change.
+    let keep = storage(tensor)?;
     let bytes: usize = tensor.getattr(intern!(py, "nbytes"))?.extract()?;
     let address = match tensor.call_method0(intern!(py, "data_ptr")) {
         Ok(address) => address.extract::<usize>()?,
@@ -210,7 +221,7 @@ fn describe(tensor: &Bound<'_, PyAny>) -> PyResult<Layout> {
     }
     let contiguous = tensor.call_method0(intern!(py, "is_contiguous"))?.is_truthy()?;
     let strided = if contiguous { None } else { Some(strides(tensor)?) };
-    Ok(Layout { place: place(tensor)?, address, bytes, strided, keep: storage(tensor)? })
+    Ok(Layout { place: place(tensor)?, address, bytes, strided, keep })
 }
 
 fn strides(tensor: &Bound<'_, PyAny>) -> PyResult<Strided> {

@@ -1,5 +1,6 @@
 """What all tests of the Python face share."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -18,10 +20,25 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import deepnvme
+from hang_watch import pytest_configure, pytest_runtest_protocol, pytest_unconfigure
+
+__all__ = ["pytest_configure", "pytest_runtest_protocol", "pytest_unconfigure"]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts its background jobs deaf to Ctrl-C, and they pass that on to their children; the tests press it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+CHILD_S = 200
+
+
+def in_forked_child() -> None:
+    """Let no child outlive its test, nor wait for threads of OpenMP, which do not survive a fork."""
+    signal.alarm(CHILD_S)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+
+
+os.register_at_fork(after_in_child=in_forked_child)
 
 BACKENDS = ("io_uring", "aio", "threads")
 
@@ -149,3 +166,38 @@ def python(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
         return ended
 
     return run
+
+
+class Points:
+    """How many points of a block were passed."""
+
+    count = 0
+
+
+@pytest.fixture
+def interrupted() -> Callable[..., AbstractContextManager[Points]]:
+    """Raise ``KeyboardInterrupt`` at the point of that number in the package's own code; at none, only count them.
+
+    CPython looks for signals where a function begins and where a call into native code has ended. Those are the points,
+    and the moments before native calls.
+    """
+    ours = (str(Path(deepnvme.__file__).parent), contextlib.__file__)
+
+    @contextmanager
+    def call(at: int = 0) -> Iterator[Points]:
+        points = Points()
+
+        def look(frame: FrameType, event: str, _argument: object) -> None:
+            if event in ("call", "c_call", "c_return") and frame.f_code.co_filename.startswith(ours):
+                points.count += 1
+                if points.count == at:
+                    raise KeyboardInterrupt
+
+        before = sys.getprofile()
+        sys.setprofile(look)
+        try:
+            yield points
+        finally:
+            sys.setprofile(before)
+
+    return call

@@ -9,12 +9,14 @@ import pytest
 Run = Callable[..., Any]
 
 FORK = """
-    import os, sys, threading
+    import os, signal, sys, threading
     import deepnvme
 
     def in_child(work):
         pid = os.fork()
         if pid == 0:
+            # A child that hangs is an error of its parent's.
+            signal.alarm(60)
             try:
                 work()
             except BaseException as error:
@@ -99,7 +101,7 @@ def test_what_was_made_before_the_fork_raises_in_the_child(python: Run) -> None:
 
 def test_the_child_exits_in_the_ordinary_way(python: Run) -> None:
     ended = python("""
-        import os, sys
+        import os, signal, sys
         import deepnvme
         engine = deepnvme.Engine(backend="threads", workers=1, queue_depth=1, block_bytes=4096)
         pending = engine.start_write(bytes(32 << 20), "file")
@@ -108,6 +110,7 @@ def test_the_child_exits_in_the_ordinary_way(python: Run) -> None:
         deepnvme.start_write(b"x", "default")
         pid = os.fork()
         if pid == 0:
+            signal.alarm(60)
             print("child", flush=True)
             sys.exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
@@ -136,6 +139,35 @@ def test_forks_while_other_threads_do_io(python: Run) -> None:
     stop = True
     for thread in threads:
         thread.join()
+    """)
+
+
+def test_a_fork_while_a_thread_lets_go_of_tensors(python: Run) -> None:
+    """What a thread without the GIL lets go of goes through a lock of PyO3's, which a child must not inherit locked."""
+    pytest.importorskip("torch")
+    python("""
+    import os, time, torch
+    from deepnvme import _deepnvme
+    storages = [torch.full((3,), float(index)).untyped_storage() for index in range(20_000)]
+    options = {"engine": None, "durability": "none", "checksums": False, "staging": None}
+    for _ in range(2):
+        # Each thread that saves lets go of thousands of storages at its end.
+        plans = [_deepnvme._plan_archive(f"{number}.pt", [], storages, [], options) for number in range(3)]
+        savings = [plan.start() for plan in plans]
+        while not all(saving.done for saving in savings):
+            child = os.fork()
+            if child == 0:
+                _deepnvme._list_state(b"{}")
+                os._exit(0)
+            deadline = time.monotonic() + 20
+            while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+                if time.monotonic() > deadline:
+                    os.kill(child, 9)
+                    os.waitpid(child, 0)
+                    os._exit(9)
+                time.sleep(0.001)
+            assert ended[1] == 0
+    os._exit(0)
     """)
 
 

@@ -186,3 +186,24 @@ def test_without_torch_the_message_says_so(python: Callable[..., Any]) -> None:
             else:
                 raise SystemExit("no error")
     """)
+
+
+def test_a_torch_that_cannot_be_imported_says_so_itself(python: Callable[..., Any]) -> None:
+    python("""
+    import sys
+    import deepnvme
+
+    class Broken:
+        def find_spec(self, name, path=None, target=None):
+            if name.startswith("torch"):
+                raise ImportError("libtorch.so: cannot open shared object file")
+
+    sys.meta_path.insert(0, Broken())
+    for call in (lambda: deepnvme.load("x.pt"), lambda: deepnvme.pinned_empty(4)):
+        try:
+            call()
+        except ImportError as error:
+            assert "libtorch.so" in str(error), error
+        else:
+            raise SystemExit("nothing was raised")
+    """)

@@ -145,13 +145,16 @@ def test_an_interrupted_benchmark_leaves_nothing(tmp_path: Path, number: signal.
     child = subprocess.Popen(
         [sys.executable, "-m", "deepnvme", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    began = time.monotonic()
-    while len(list(tmp_path.iterdir())) < int(processes):
-        assert time.monotonic() - began < 60, "no file came"
-        time.sleep(0.005)
-    time.sleep(0.1)
-    child.send_signal(number)
-    _, talk = child.communicate(timeout=60)
+    try:
+        began = time.monotonic()
+        while len(list(tmp_path.iterdir())) < int(processes):
+            assert time.monotonic() - began < 60, "no file came"
+            time.sleep(0.005)
+        time.sleep(0.1)
+        child.send_signal(number)
+        _, talk = child.communicate(timeout=60)
+    finally:
+        child.kill()
     assert child.returncode == 1, talk
     assert "interrupted" in talk
     assert list(tmp_path.iterdir()) == []
@@ -206,14 +209,17 @@ def test_an_interrupted_search_keeps_the_best_so_far(tmp_path: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-m", "deepnvme", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    began = time.monotonic()
-    while not list(folder.iterdir()):
-        assert time.monotonic() - began < 60, "no file came"
-        time.sleep(0.005)
-    # Time enough for some trials of a megabyte, also on a busy machine.
-    time.sleep(3)
-    child.send_signal(signal.SIGINT)
-    text, talk = child.communicate(timeout=60)
+    try:
+        began = time.monotonic()
+        while not list(folder.iterdir()):
+            assert time.monotonic() - began < 60, "no file came"
+            time.sleep(0.005)
+        # Time enough for some trials of a megabyte, also on a busy machine.
+        time.sleep(3)
+        child.send_signal(signal.SIGINT)
+        text, talk = child.communicate(timeout=60)
+    finally:
+        child.kill()
     assert "interrupted: the best so far" in text, talk
     assert child.returncode == 1
     assert deepnvme.Engine.from_file(output).workers >= 1

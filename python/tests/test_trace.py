@@ -163,7 +163,7 @@ def test_a_target_that_goes_away_is_an_error_at_the_end(tmp_path: Path) -> None:
 
 def test_the_trace_of_a_parent_is_not_its_childs(python: Run, tmp_path: Path) -> None:
     python("""
-    import os, sys
+    import os, signal, sys
     import deepnvme
 
     engine = deepnvme.Engine(workers=1)
@@ -171,6 +171,7 @@ def test_the_trace_of_a_parent_is_not_its_childs(python: Run, tmp_path: Path) ->
         engine.write(b"x" * 5000, "file")
         pid = os.fork()
         if pid == 0:
+            signal.alarm(60)
             # It leaves the block as anybody would, and writes nothing.
             trace.span("of the child", "lane", 1, 2)
         else:
@@ -196,3 +197,11 @@ def test_checkpoints_are_traced_on_the_default_engine(tmp_path: Path) -> None:
         assert torch.equal(deepnvme.load(tmp_path / "model.safetensors")["weights"], state["weights"])
     summary = trace.summary()
     assert min(summary["bytes_written"], summary["bytes_read"]) >= 4_000_000
+
+
+def test_a_timeline_is_where_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with deepnvme.trace("timeline.json"):
+        deepnvme.write(b"x", tmp_path / "file")
+        monkeypatch.chdir("/")
+    assert (tmp_path / "timeline.json").exists()

@@ -68,9 +68,19 @@ def test_failures_under_a_good_status_are_refused() -> None:
 
 
 def test_a_suite_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_tests, "LIMIT_S", 0.5)
-    hanging = suite(f"{GOOD}; import time; time.sleep(60)")
-    assert verdict(run(hanging, print)) == Count(2, 1)
+    monkeypatch.setattr(run_tests, "SILENCE_S", 0.5)
+    hanging = suite(f"{GOOD}; import time; print('waits', flush=True); time.sleep(60)")
+    ended = run(hanging, print)
+    assert verdict(ended) == Count(2, 1)
+    assert "waits" in ended.failures()[-1]
+
+
+def test_what_failed_is_named_at_the_end() -> None:
+    lines = ["test a::b ... ok", "test a::c ... FAILED", "thread 'a::c' (7) panicked at src/a.rs:1:2:", "left: 1"]
+    assert Ended(suite(""), 101, lines, 0.0).failures() == lines[1:3]
+    lines = ["x.py::test_y FAILED", "FAILED x.py::test_y - assert 0", "= 1 failed in 0.1s ="]
+    assert Ended(suite(""), 1, lines, 0.0).failures() == lines[1:2]
+    assert Ended(suite(""), 0, lines, 0.0).failures() == []
 
 
 MEET = """\
@@ -91,7 +101,7 @@ def test_the_python_suite_runs_beside_the_others_and_is_shown_after_them(
     suites = [suite(MEET + GOOD, one, other), suite(GOOD), suite(MEET + GOOD, other, one, name="python")]
     monkeypatch.setattr(run_tests, "TOTAL", tmp_path / "total.txt")
     monkeypatch.setattr(run_tests, "SUITES", suites)
-    monkeypatch.setattr(run_tests, "LIMIT_S", 60)
+    monkeypatch.setattr(run_tests, "SILENCE_S", 60)
     assert run_tests.main([]) == 0
     said = capsys.readouterr().out
     titles = [line.split(":")[0] for line in said.splitlines() if line.startswith("==")]

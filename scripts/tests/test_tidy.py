@@ -29,6 +29,13 @@ def test_arrows_of_the_house(allowed: dict[str, Any]) -> None:
     assert list(tidy.check_arrows([allowed])) == []
 
 
+def test_only_a_build_for_the_simulation_depends_on_its_runtime() -> None:
+    described = package("io", ("simulation-runtime", None))
+    assert len(list(tidy.check_arrows([described]))) == 1
+    described["dependencies"][0]["target"] = "cfg(simulated)"
+    assert list(tidy.check_arrows([described])) == []
+
+
 @pytest.mark.parametrize(
     "refused",
     [

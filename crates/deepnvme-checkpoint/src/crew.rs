@@ -1,16 +1,19 @@
 //! Work that several threads share, until it is done or one of them fails.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
+use crate::sync::{AtomicBool, AtomicUsize, Mutex, thread};
 
 /// Threads at most: each copies and hashes several gigabytes a second.
 pub(crate) const THREADS_MAX: usize = 8;
 
 /// How many threads so many items are worth.
 pub(crate) fn threads(items: usize) -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     cores.min(THREADS_MAX).min(items).max(1)
 }
 
@@ -36,16 +39,18 @@ pub(crate) fn each<T: Sync, S>(
             if is_over.load(Ordering::Relaxed) {
                 return;
             }
-            if let Err(error) = work(&mut scratch, item) {
+            // A panic is an error as any other: the other threads end, and whoever waits for all of them is told.
+            let done = catch_unwind(AssertUnwindSafe(|| work(&mut scratch, item)));
+            if let Err(error) = done.unwrap_or_else(|panic| Err(panicked(&*panic))) {
                 is_over.store(true, Ordering::Relaxed);
                 failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                 return;
             }
         }
     };
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         for _ in 1..threads {
-            let started = std::thread::Builder::new().name("deepnvme-crew".into()).spawn_scoped(scope, run);
+            let started = thread::Builder::new().name("deepnvme-crew".into()).spawn_scoped(scope, run);
             if started.is_err() {
                 break;
             }
@@ -53,6 +58,11 @@ pub(crate) fn each<T: Sync, S>(
         run();
     });
     failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
+fn panicked(panic: &(dyn Any + Send)) -> Error {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    Error::Panicked(text.unwrap_or("without a message").to_owned())
 }
 
 #[cfg(test)]
@@ -77,5 +87,23 @@ mod tests {
         let failed = each(4, &items, || (), |(), item| if *item == 500 { Err(Error::Interrupted) } else { Ok(()) });
         assert!(matches!(failed, Err(Error::Interrupted)));
         assert!(each(4, &Vec::<u64>::new(), || (), |(), _| Err(Error::Interrupted)).is_ok());
+    }
+
+    #[test]
+    fn a_panic_is_an_error_and_ends_the_others() {
+        let items: Vec<u64> = (0..1000).collect();
+        let done = Mutex::new(0);
+        let failed = each(
+            4,
+            &items,
+            || (),
+            |(), item| {
+                assert!(*item != 20, "a test of panics");
+                *done.lock().unwrap() += 1;
+                Ok(())
+            },
+        );
+        assert!(matches!(failed, Err(Error::Panicked(ref text)) if text == "a test of panics"), "{failed:?}");
+        assert!(*done.lock().unwrap() < 1000);
     }
 }

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use deepnvme_io::shown;
+
 /// The result of every call that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -12,7 +14,7 @@ pub enum Error {
     #[error(transparent)]
     Io(#[from] deepnvme_io::Error),
     /// The file is not what it says it is, or not what this crate reads; or what is to be saved has no such format.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}", shown::path(path))]
     Format {
         /// The file.
         path: PathBuf,
@@ -20,8 +22,11 @@ pub enum Error {
         source: deepnvme_format::Error,
     },
     /// The bytes are not those that were saved.
-    #[error("{}: the bytes of {name:?} at offset {offset} are not those that were saved ({bytes} bytes, {sums}); \
-             restore the file from a copy, or load it with verify='off' to have what is there", path.display())]
+    #[error(
+        "{}: the bytes of {name:?} at offset {offset} are not those that were saved ({bytes} bytes, {sums}); \
+             restore the file from a copy, or load it with verify='off' to have what is there",
+        shown::path(path)
+    )]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -35,7 +40,7 @@ pub enum Error {
         sums: &'static str,
     },
     /// A record's header stands elsewhere than the directory of the archive lets one expect: read all headers first.
-    #[error("{}: the header of {name:?} has an unusual length", path.display())]
+    #[error("{}: the header of {name:?} has an unusual length", shown::path(path))]
     Moved {
         /// The file.
         path: PathBuf,
@@ -43,11 +48,40 @@ pub enum Error {
         name: String,
     },
     /// Full verification was asked for, and the file has nothing to verify with.
-    #[error("{}: the file has no checksums; files that deepnvme saves have them, for this one use verify='sample'", path.display())]
+    #[error("{}: {}; files that deepnvme saves have them, for this one use verify='sample'", shown::path(path),
+            if *is_stale { "the checksums in the file were made for another file, and copied into this one" }
+            else { "the file has no checksums" })]
     NoSums {
         /// The file.
         path: PathBuf,
+        /// Whether it has checksums that were made for another file.
+        is_stale: bool,
     },
+    /// Somebody else saves into the folder.
+    #[error(
+        "{}: {holder} saves into this folder; close its Checkpointer, or save into another folder. Reading needs no lock",
+        shown::path(path)
+    )]
+    Locked {
+        /// The folder.
+        path: PathBuf,
+        /// Process, machine and time.
+        holder: String,
+    },
+    /// The list of a folder's checkpoints is damaged.
+    #[error(
+        "{}: this is no manifest of checkpoints ({detail}); move it away, and name a checkpoint's file",
+        shown::path(path)
+    )]
+    Manifest {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// A bug: a thread that worked on it has panicked.
+    #[error("a thread of deepnvme has panicked ({0}); report this as a bug")]
+    Panicked(String),
     /// Somebody asked to stop.
     #[error("interrupted")]
     Interrupted,

@@ -7,6 +7,8 @@
 //! Reading: `read::open` learns what a file holds; `read::arena` decides which stretches of it are mirrored in memory;
 //! the engine fills those directly, and `read::verify` compares what came with the sums.
 //!
+//! A folder of them: `history` knows which checkpoints count, who may write, and what goes.
+//!
 //! Converting: `convert` plans the new file, whose records are read out of the old one when their turn comes.
 //!
 //! ```
@@ -37,11 +39,17 @@
 mod convert;
 mod crew;
 mod error;
+pub mod history;
 mod progress;
 pub mod read;
+mod stoppable;
 mod stretch;
+mod summed;
+mod sync;
 pub mod write;
 
 pub use convert::{Conversion, convert};
 pub use error::{Error, Result};
 pub use progress::Progress;
+pub use stoppable::until_stopped;
+pub use summed::crc64_of;

@@ -1,10 +1,11 @@
 //! How far a save or a load is, for somebody who looks on, and may have it stopped.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex};
 
 /// Shared between who works and who looks on.
 #[derive(Debug, Default)]

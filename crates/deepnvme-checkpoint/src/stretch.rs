@@ -14,7 +14,8 @@ const BLOCK_BYTES: u64 = 4096;
 pub(crate) fn read(engine: &Engine, file: &Arc<TensorFile>, range: &Range<u64>) -> Result<Region> {
     let (lead, bytes) = (range.start % BLOCK_BYTES, range.end - range.start);
     let buffer = Buffer::zeroed((lead + bytes) as usize);
-    let buffer = buffer.map_err(|error| IoError::from_io("allocate memory to read into", &error))?;
+    let buffer =
+        buffer.map_err(|error| IoError::from_io("allocate memory to read into", &error).at_path(file.path()))?;
     let (_, target) = buffer.into_region().split_at(lead as usize);
     let view = target.region();
     engine.read(file, range.start, target)?.wait().1?;

@@ -361,7 +361,7 @@ fn deepspeeds_names_take_its_options_and_print_its_lines() {
         assert!(text.contains(&format!("[1]: process 1 <----> {path}\n")), "{text}");
     }
     let (status, text, talk) = run(&["ds_io", "--io_size", "1M"]);
-    assert!(status == 2 && talk.contains("Found 1 validation errors\n0: At least one of --folder"), "{text}{talk}");
+    assert!(status == 2 && talk.contains("Found 1 validation errors\n  0: At least one of --folder"), "{text}{talk}");
     let (status, _, talk) = run(&["ds_io", "--io_sise", "1M"]);
     assert!(status == 2 && talk.contains("--io_size"), "{talk}");
     let sweep = logs.path().join("sweep.json");

@@ -47,7 +47,7 @@ impl Event {
     pub fn record(&self, stream: RawStream) -> Result<()> {
         let driver = self.device.driver();
         let _current = self.device.enter()?;
-        // SAFETY: the driver checks the handles; a stream that is gone is an error of its.
+        // SAFETY: the event is one of ours, and whoever made the name has promised that there is such a stream.
         let code = unsafe { (driver.functions.event_record)(self.event, stream.handle()) };
         driver.check("cuEventRecord", code)
     }

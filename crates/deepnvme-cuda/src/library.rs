@@ -1,9 +1,12 @@
 //! Where a shared object is looked for: what the user says, what the process has loaded, the loader's own path.
 
 use std::env;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use libloading::Library;
+use rustix::fs::{Dir, Mode, OFlags};
 
 use crate::error::Absent;
 
@@ -68,8 +71,13 @@ fn folders_of_wheels(maps: &str) -> Vec<PathBuf> {
         let Some(root) = path.ancestors().find(|folder| folder.file_name().is_some_and(|name| name == "nvidia")) else {
             continue;
         };
-        let Ok(packages) = std::fs::read_dir(root) else { continue };
-        let known = packages.flatten().map(|package| package.path().join("lib")).filter(|folder| folder.is_dir());
+        // Not the standard library's: it panics where the folder's closing fails, as on a lost network file system.
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(root, flags, Mode::empty()).and_then(Dir::new);
+        let Ok(packages) = opened else { continue };
+        let names = packages.flatten().map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned());
+        let is_own = |name: &OsString| name != "." && name != "..";
+        let known = names.filter(is_own).map(|name| root.join(name).join("lib")).filter(|folder| folder.is_dir());
         for folder in known {
             if !folders.contains(&folder) {
                 folders.push(folder);

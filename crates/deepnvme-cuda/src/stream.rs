@@ -14,9 +14,25 @@ const NON_BLOCKING: u32 = 1;
 
 /// Somebody's stream, by its handle: torch's `stream.cuda_stream`, 0 or 1 the default stream, 2 the thread's own.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct RawStream(pub usize);
+pub struct RawStream(usize);
 
 impl RawStream {
+    /// Names a stream.
+    ///
+    /// # Safety
+    /// The handle is 0, 1, 2, or that of a stream of this process, which is not destroyed before the last use of this name:
+    /// the driver looks behind any other number as if a stream were there.
+    #[must_use]
+    pub const unsafe fn from_handle(handle: usize) -> Self {
+        Self(handle)
+    }
+
+    /// The handle.
+    #[must_use]
+    pub const fn as_handle(self) -> usize {
+        self.0
+    }
+
     /// Whether the stream has done all that it was given.
     ///
     /// # Errors
@@ -24,7 +40,7 @@ impl RawStream {
     pub fn is_idle(self, device: &Device) -> Result<bool> {
         let driver = device.driver();
         let _current = device.enter()?;
-        // SAFETY: the driver checks the handle; a stream that is gone is an error of its.
+        // SAFETY: whoever made the name has promised that there is such a stream.
         match unsafe { (driver.functions.stream_query)(self.handle()) } {
             NOT_READY => Ok(false),
             code => driver.check("cuStreamQuery", code).map(|()| true),
@@ -69,7 +85,7 @@ impl Stream {
         &self.device
     }
 
-    /// Its name, for events.
+    /// Its name, for events, until it is dropped.
     #[must_use]
     pub fn raw(&self) -> RawStream {
         RawStream(self.stream.addr())

@@ -6,12 +6,16 @@ use std::ffi::c_int;
 use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use deepnvme_cuda::{
     Batch, BatchEntry, BufferRegistration, CuFile, Device, DeviceSpan, Driver, Event, FileHandle, IoError,
     Registration, Rows, Stream,
 };
 use deepnvme_standin::{Loaded, pattern};
+
+/// Longer than any batch of a test takes.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The stand-in, and memory of the device that is current.
 struct Standin(Loaded);
@@ -198,7 +202,7 @@ fn batches_end_entry_by_entry_and_can_be_used_again() {
     let ended = |batch: &mut Batch| {
         let mut ended = vec![0; 64];
         while batch.outstanding() > 0 {
-            for event in batch.wait().unwrap() {
+            for event in batch.wait(PATIENCE).unwrap() {
                 assert_eq!(event.result.unwrap(), 4096);
                 ended[event.cookie] += 1;
             }
@@ -222,7 +226,7 @@ fn batches_end_entry_by_entry_and_can_be_used_again() {
     batch.cancel().unwrap();
     let (mut moved, mut taken_back) = (0, 0);
     while batch.outstanding() > 0 {
-        for event in batch.wait().unwrap() {
+        for event in batch.wait(PATIENCE).unwrap() {
             *if event.result.is_ok() { &mut moved } else { &mut taken_back } += 1;
         }
     }

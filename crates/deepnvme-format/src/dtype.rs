@@ -33,6 +33,10 @@ pub enum Dtype {
     QUInt2x4,
     Bits8,
     Bits16,
+    Bits1x8,
+    Bits2x4,
+    Bits4x2,
+    BComplex32,
 }
 
 struct Row {
@@ -54,7 +58,7 @@ const fn row(
     Row { dtype, torch, storage, safetensors, bytes }
 }
 
-const ROWS: [Row; 29] = [
+const ROWS: [Row; 33] = [
     row(Dtype::Bool, "bool", Some("BoolStorage"), Some("BOOL"), 1),
     row(Dtype::U8, "uint8", Some("ByteStorage"), Some("U8"), 1),
     row(Dtype::I8, "int8", Some("CharStorage"), Some("I8"), 1),
@@ -84,6 +88,10 @@ const ROWS: [Row; 29] = [
     row(Dtype::QUInt2x4, "quint2x4", Some("QUInt2x4Storage"), None, 1),
     row(Dtype::Bits8, "bits8", None, None, 1),
     row(Dtype::Bits16, "bits16", None, None, 2),
+    row(Dtype::Bits1x8, "bits1x8", None, None, 1),
+    row(Dtype::Bits2x4, "bits2x4", None, None, 1),
+    row(Dtype::Bits4x2, "bits4x2", None, None, 1),
+    row(Dtype::BComplex32, "bcomplex32", None, None, 4),
 ];
 
 impl Dtype {

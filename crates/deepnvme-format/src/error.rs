@@ -20,6 +20,14 @@ pub enum Error {
     /// What the caller asks for cannot be laid out; the text says why.
     #[error("{0}")]
     Invalid(String),
+    /// There is no memory for what the file describes.
+    #[error("there is no memory for {what}; {bytes} bytes were asked for")]
+    Memory {
+        /// What needs it.
+        what: &'static str,
+        /// How much.
+        bytes: usize,
+    },
 }
 
 impl Error {
@@ -29,6 +37,14 @@ impl Error {
 
     pub(crate) fn unsupported(what: impl Into<String>) -> Self {
         Self::Unsupported(clipped(what.into()))
+    }
+
+    /// Refuses to read what there is no memory for. Parsers allocate in many places, and Rust ends the process where that
+    /// fails; so the memory that a text of `bytes` can take, `each` for a byte at the most, is asked for as a whole before.
+    pub(crate) fn unless_there_is_room(what: &'static str, bytes: usize, each: usize) -> Result<()> {
+        let bytes = bytes.saturating_mul(each);
+        let mut room: Vec<u8> = Vec::new();
+        room.try_reserve_exact(bytes).map_err(|_| Self::Memory { what, bytes })
     }
 
     pub(crate) fn invalid(what: impl Into<String>) -> Self {

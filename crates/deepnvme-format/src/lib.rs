@@ -5,6 +5,7 @@
 //! - [`safetensors`]: the same for safetensors files.
 //! - [`pickle`]: the object graph of an archive, as data. Nothing in it is ever called.
 //! - [`state`]: the tensors of such a graph, by name.
+//! - [`set`]: the list of a checkpoint in several files, which tells each of them from any other.
 //! - [`sums`]: checksums that can be computed in any cut, and the side-car that keeps them.
 //! - [`Dtype`]: the element types, by the names that torch and safetensors have for them.
 //!
@@ -17,6 +18,7 @@ mod error;
 mod json;
 pub mod pickle;
 pub mod safetensors;
+pub mod set;
 pub mod state;
 pub mod sums;
 
@@ -28,12 +30,14 @@ pub const ALIGNMENT_LARGE: u64 = 4096;
 /// Where the bytes of a small tensor begin: torch's own alignment, a cache line.
 pub const ALIGNMENT_SMALL: u64 = 64;
 /// From this size on a tensor is large: the padding costs it less than 2%.
-pub const LARGE_BYTES: u64 = 256 << 10;
+pub const LARGE_BYTES: u64 = if cfg!(simulated) { 4 << 10 } else { 256 << 10 };
 
 /// Most dimensions that a tensor may have: as many as torch's.
 pub const DIMS_MAX: usize = 64;
 /// The largest file that is laid out: half of what the kernel counts, so that rounding up never overflows.
 const FILE_BYTES_MAX: u64 = 1 << 62;
+/// What JSON takes in memory for each byte of it: short names and numbers become strings and structures.
+const JSON_ROOM: usize = 24;
 
 /// The alignment that bytes of that size get.
 #[must_use]

@@ -56,22 +56,16 @@ impl Claim {
 
     fn report(&mut self, result: Result<u64>) {
         self.is_ended = true;
-        let bytes = match result {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                if self.duty == Duty::Prepare && self.queue.cancel(&self.job, error.clone()) {
-                    // No block was ever claimed, so that this has ended the job.
-                    return;
-                }
-                self.job.fail(error);
-                0
-            }
-        };
+        let bytes = result.unwrap_or_else(|error| {
+            self.job.fail(error);
+            0
+        });
         match self.duty {
-            Duty::Prepare => self.queue.prepared(&self.job),
-            Duty::Block => {
-                if self.job.finish_block(bytes) {
+            Duty::Prepare | Duty::Block => {
+                if self.job.finish_piece(bytes) {
                     self.queue.blocks_done(&self.job);
+                } else if self.duty == Duty::Prepare {
+                    self.queue.prepared(&self.job);
                 }
             }
             Duty::Sync => {

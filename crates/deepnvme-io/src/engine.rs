@@ -1,10 +1,10 @@
 //! The engine: owns the workers, takes requests, adds up what they did.
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
-use deepnvme_mem::{Device, Region, RegionMut};
+use deepnvme_mem::{Device, Region, RegionMut, StreamHandle};
 
+use crate::backend::device::GpuEvent;
 use crate::backend::gds::{Gds, GdsBackend, GpuPin};
 use crate::backend::{self, Backend, BackendKind, BackendSetup};
 use crate::config::{Config, DirectMode};
@@ -13,12 +13,13 @@ use crate::file::{DirectState, TensorFile};
 use crate::gate::Gate;
 use crate::gpus::{GpuAccess, Gpus};
 use crate::job::{Durability, Job, Memory, WriteExtent, WriteOptions};
-use crate::pending::Pending;
+use crate::pending::{self, Home, MemoryHome, Pending};
 use crate::probe::Probe;
 use crate::queue::{self, Queue, Turn};
 use crate::split::{BlockSizes, Direction, Plan, Segment};
-use crate::stats::{self, StatsSnapshot, WorkerStats};
-use crate::sync::lock;
+use crate::stats::{self, Comparisons, StatsSnapshot, WorkerStats};
+use crate::sync::thread::{self, JoinHandle};
+use crate::sync::{Mutex, lock, mpsc};
 use crate::trace::{Lane, Recorder, Recording, Tape};
 use crate::worker::{GdsSetup, Hands, SlotSetup, Worker, WorkerSetup, gds_required};
 
@@ -51,7 +52,7 @@ pub struct WriteItem {
     pub source: Region,
 }
 
-/// Moves bytes between files and memory. Shared freely between threads; dropping it finishes what was submitted.
+/// Moves bytes between files and memory. Shared freely between threads; dropping it waits for what was submitted.
 #[derive(Debug)]
 pub struct Engine {
     config: Config,
@@ -60,13 +61,34 @@ pub struct Engine {
     backend_reason: String,
     queue: Arc<Queue>,
     stats: Vec<Arc<WorkerStats>>,
-    threads: Vec<JoinHandle<()>>,
+    crew: Arc<Crew>,
+    drops_in_background: bool,
     /// `None` over backends of the caller's making.
     hands: Option<Hands>,
     gpus: Arc<Gpus>,
     gds: Arc<Gds>,
-    gate: Gate,
     recorder: Arc<Recorder>,
+}
+
+/// The threads of an engine, and what it takes to end them. Shared with whoever waits for that.
+#[derive(Debug)]
+struct Crew {
+    queue: Arc<Queue>,
+    gate: Gate,
+    workers: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Crew {
+    /// Waits until all requests are over and the threads have ended. Whoever comes second waits as long.
+    fn end(&self) {
+        self.gate.close();
+        self.queue.close();
+        let mut workers = lock(&self.workers);
+        for worker in workers.drain(..) {
+            // A worker that panicked has said so on stderr; there is no one left to tell.
+            let _ = worker.join();
+        }
+    }
 }
 
 impl Engine {
@@ -104,11 +126,11 @@ impl Engine {
             probe,
             backend_reason,
             stats,
-            threads: Vec::new(),
+            crew: Arc::new(Crew { gate: Gate::new(&queue), queue: Arc::clone(&queue), workers: Mutex::default() }),
+            drops_in_background: false,
             hands: None,
             gds: Arc::new(Gds::new(&gpus)),
             gpus,
-            gate: Gate::new(&queue),
             queue,
             config,
             recorder,
@@ -139,7 +161,7 @@ impl Engine {
         };
         let backend_setup = BackendSetup { queue_depth: config.queue_depth, submit: config.submit, worker_index };
         let gds = (config.gds != DirectMode::Disabled).then(|| Arc::clone(&self.gds));
-        let (report, opened) = std::sync::mpsc::sync_channel(1);
+        let (report, opened) = mpsc::sync_channel(1);
         let run = move || {
             let backend = match factory(&backend_setup) {
                 Ok(backend) => backend,
@@ -160,14 +182,30 @@ impl Engine {
                 setup.queue.worker_lost(&error);
             }
         };
-        let thread = std::thread::Builder::new().name(format!("deepnvme-{worker_index}"));
+        let thread = thread::Builder::new().name(format!("deepnvme-{worker_index}"));
         let thread = thread.spawn(run).map_err(|error| {
             let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN);
             Error::os("start a worker thread", errno).because("lower `workers`, or raise the limit with `ulimit -u`")
         })?;
-        self.threads.push(thread);
+        lock(&self.crew.workers).push(thread);
         let died = || Error::new(ErrorKind::Io, "engine", "a worker thread ended before its backend was open");
         opened.recv().map_err(|_| died())?
+    }
+
+    /// Has the end of this engine wait for nobody: whoever drops it goes on, and a thread of its own finishes what was
+    /// submitted. For those who drop it where they must not wait.
+    #[must_use]
+    pub fn dropped_in_background(mut self) -> Self {
+        self.drops_in_background = true;
+        self
+    }
+
+    /// Finishes what was submitted, and ends the engine's threads: when this returns, nothing is in flight. Others may use
+    /// the engine meanwhile: what they submit from now on is refused as `Closed`. In a forked child this does nothing.
+    pub fn close(&self) {
+        if !self.queue.is_foreign() {
+            self.crew.end();
+        }
     }
 
     /// The settings.
@@ -198,6 +236,12 @@ impl Engine {
     #[must_use]
     pub fn gpu_access(&self) -> GpuAccess {
         GpuAccess::new(&self.gpus)
+    }
+
+    /// Where loads note how much they have compared with checksums.
+    #[must_use]
+    pub fn comparisons(&self) -> Comparisons {
+        Comparisons(Arc::clone(&self.stats[0]))
     }
 
     /// What the engine has done so far.
@@ -250,8 +294,21 @@ impl Engine {
     /// `InvalidInput` for a range beyond 2^63; `Unsupported` and `Device` for memory on a GPU that cannot be used; `Closed` in
     /// a forked child.
     pub fn read(&self, file: &Arc<TensorFile>, offset: u64, target: RegionMut) -> Result<Pending<RegionMut>> {
+        Ok(self.offer_read(file, offset, target)?)
+    }
+
+    /// As [`read`](Self::read), for memory that the caller cannot do without: a request that is refused gives it back.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn offer_read(
+        &self,
+        file: &Arc<TensorFile>,
+        offset: u64,
+        target: RegionMut,
+    ) -> Result<Pending<RegionMut>, Refused<RegionMut>> {
         let item = ReadItem { file: Arc::clone(file), offset, target };
-        self.submit(self.read_job(vec![item])?)
+        self.offer(vec![item], Turn::Now)
     }
 
     /// As [`read`](Self::read), for what nobody waits for yet: it is served when the blocks of all other requests are on
@@ -263,7 +320,7 @@ impl Engine {
         target: RegionMut,
     ) -> Result<Pending<RegionMut>> {
         let item = ReadItem { file: Arc::clone(file), offset, target };
-        self.submit_for(self.read_job(vec![item])?, Turn::Later)
+        Ok(self.offer(vec![item], Turn::Later)?)
     }
 
     /// As [`read_batch`](Self::read_batch), for what nobody waits for yet: it is served when the blocks of all other requests
@@ -272,7 +329,20 @@ impl Engine {
     /// # Errors
     /// As [`read`](Self::read).
     pub fn read_batch_later(&self, items: Vec<ReadItem>) -> Result<Pending<Vec<RegionMut>>> {
-        self.submit_for(self.read_job(items)?, Turn::Later)
+        Ok(self.offer(items, Turn::Later)?)
+    }
+
+    /// As [`read_batch`](Self::read_batch), or [`read_batch_later`](Self::read_batch_later) of what is not urgent, for memory
+    /// that the caller cannot do without: a request that is refused gives it back.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn offer_read_batch(
+        &self,
+        items: Vec<ReadItem>,
+        is_urgent: bool,
+    ) -> Result<Pending<Vec<RegionMut>>, Refused<Vec<RegionMut>>> {
+        self.offer(items, if is_urgent { Turn::Now } else { Turn::Later })
     }
 
     /// As [`read`](Self::read), for a caller that waits at once: a small request is made on the calling thread, and
@@ -283,7 +353,8 @@ impl Engine {
     /// As [`read`](Self::read).
     pub fn read_now(&self, file: &Arc<TensorFile>, offset: u64, target: RegionMut) -> Result<Pending<RegionMut>> {
         let item = ReadItem { file: Arc::clone(file), offset, target };
-        self.submit_now(self.read_job(vec![item])?)
+        let job = self.read_job(vec![item]).map_err(|(error, _)| error)?;
+        self.submit_now(job)
     }
 
     /// Reads many ranges as one request; ranges that touch become large transfers.
@@ -291,7 +362,7 @@ impl Engine {
     /// # Errors
     /// As [`read`](Self::read).
     pub fn read_batch(&self, items: Vec<ReadItem>) -> Result<Pending<Vec<RegionMut>>> {
-        self.submit(self.read_job(items)?)
+        Ok(self.offer(items, Turn::Now)?)
     }
 
     /// Writes `source` at `offset`. Returns at once, whatever the size.
@@ -346,7 +417,15 @@ impl Engine {
         Ok(())
     }
 
-    fn read_job(&self, items: Vec<ReadItem>) -> Result<Arc<Job>> {
+    fn offer<T: Home>(&self, items: Vec<ReadItem>, turn: Turn) -> Result<Pending<T>, Refused<T>> {
+        let refused = |(error, memory)| Refused { error, memory: T::from_memory(MemoryHome::of(memory)) };
+        let job = self.read_job(items).map_err(refused)?;
+        let submitted = self.submit_for(Arc::clone(&job), turn);
+        submitted.map_err(|error| Refused { error, memory: pending::memory_of(&job) })
+    }
+
+    /// Where it is refused, the memory comes back.
+    fn read_job(&self, items: Vec<ReadItem>) -> Result<Arc<Job>, (Error, Memory)> {
         let mut layout = RequestLayout::default();
         let mut targets = Vec::with_capacity(items.len());
         for ReadItem { file, offset, target } in items {
@@ -357,7 +436,11 @@ impl Engine {
             layout.add(file, offset, target.len(), place);
             targets.push(target);
         }
-        self.job(Direction::Read, layout, Memory::Targets(targets), WriteOptions::default())
+        let memory = Memory::Targets(targets);
+        match self.planned(Direction::Read, layout) {
+            Ok(planned) => Ok(planned.job(memory, WriteOptions::default())),
+            Err(error) => Err((error, memory)),
+        }
     }
 
     fn write_job(&self, items: Vec<WriteItem>, options: WriteOptions) -> Result<Arc<Job>> {
@@ -368,7 +451,7 @@ impl Engine {
             layout.add(file, offset, source.len(), place);
             sources.push(source);
         }
-        self.job(Direction::Write, layout, Memory::Sources(sources), options)
+        Ok(self.planned(Direction::Write, layout)?.job(Memory::Sources(sources), options))
     }
 
     /// An error in a process that was forked from the one that made this engine.
@@ -376,13 +459,7 @@ impl Engine {
         if self.queue.is_foreign() { Err(queue::forked()) } else { Ok(()) }
     }
 
-    fn job(
-        &self,
-        direction: Direction,
-        layout: RequestLayout,
-        memory: Memory,
-        options: WriteOptions,
-    ) -> Result<Arc<Job>> {
+    fn planned(&self, direction: Direction, layout: RequestLayout) -> Result<Planned> {
         self.check_process()?;
         let RequestLayout { files, file_ends, segments, streams, .. } = layout;
         self.note_buffered(&files);
@@ -407,8 +484,8 @@ impl Engine {
             bytes = plan.bytes_total(),
             blocks = plan.block_count(),
         );
-        let memory = (memory, !streams.is_empty());
-        Ok(Arc::new(Job::new(plan, (files, file_ends), memory, starts_after, options, span)))
+        let has_gpu_memory = !streams.is_empty();
+        Ok(Planned { plan, files, file_ends, has_gpu_memory, starts_after, span })
     }
 
     /// Offers the job to the workers.
@@ -418,10 +495,10 @@ impl Engine {
 
     fn submit_for<T>(&self, job: Arc<Job>, turn: Turn) -> Result<Pending<T>> {
         if job.plan.block_count() == 0 && !job.needs_preparing() {
-            self.queue.blocks_done(&job);
+            self.queue.push_empty(&job)?;
         } else if !job.is_ready()? {
             WorkerStats::count(&self.stats[0].counters.gpu_waits, 1);
-            self.gate.hold(&job, turn)?;
+            self.crew.gate.hold(&job, turn)?;
         } else {
             self.queue.push(&job, turn)?;
         }
@@ -483,12 +560,46 @@ impl Drop for Engine {
             // The threads are the parent's; there is nothing to join, and their locks may be held for ever.
             return;
         }
-        self.gate.close();
-        self.queue.close();
-        for thread in self.threads.drain(..) {
-            // A worker that panicked has said so on stderr; there is no one left to tell.
-            let _ = thread.join();
+        if self.drops_in_background {
+            let crew = Arc::clone(&self.crew);
+            let thread = thread::Builder::new().name("deepnvme-release".into());
+            if thread.spawn(move || crew.end()).is_ok() {
+                return;
+            }
         }
+        self.crew.end();
+    }
+}
+
+/// A request that the engine did not take, and its memory.
+#[derive(Debug)]
+pub struct Refused<T> {
+    /// Why.
+    pub error: Error,
+    /// What it was given.
+    pub memory: Option<T>,
+}
+
+impl<T> From<Refused<T>> for Error {
+    fn from(refused: Refused<T>) -> Self {
+        refused.error
+    }
+}
+
+/// All of a request but its memory.
+struct Planned {
+    plan: Plan,
+    files: Vec<Arc<TensorFile>>,
+    file_ends: Vec<u64>,
+    has_gpu_memory: bool,
+    starts_after: Vec<Box<dyn GpuEvent>>,
+    span: tracing::Span,
+}
+
+impl Planned {
+    fn job(self, memory: Memory, options: WriteOptions) -> Arc<Job> {
+        let Self { plan, files, file_ends, has_gpu_memory, starts_after, span } = self;
+        Arc::new(Job::new(plan, (files, file_ends), (memory, has_gpu_memory), starts_after, options, span))
     }
 }
 
@@ -500,12 +611,12 @@ struct RequestLayout {
     known: std::collections::HashMap<usize, u32>,
     segments: Vec<Segment>,
     /// The streams of GPUs that the memory belongs to.
-    streams: Vec<(Device, usize)>,
+    streams: Vec<(Device, StreamHandle)>,
 }
 
 impl RequestLayout {
     /// The address that the kernel may use, of memory that is the processor's, and whether it is contiguous on a GPU.
-    fn place(&mut self, device: Device, stream: usize, address: Option<usize>) -> (Option<usize>, bool) {
+    fn place(&mut self, device: Device, stream: StreamHandle, address: Option<usize>) -> (Option<usize>, bool) {
         if device == Device::Host {
             return (address, false);
         }

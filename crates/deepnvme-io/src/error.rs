@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::op::Errno;
+use crate::shown;
 
 /// The result of every call that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -174,7 +175,7 @@ impl fmt::Display for Error {
         let inner = &*self.0;
         f.write_str(inner.operation)?;
         if let Some(path) = &inner.path {
-            write!(f, " {}", path.display())?;
+            write!(f, " {}", shown::path(path))?;
         }
         if let Some(offset) = inner.offset {
             write!(f, " at offset {offset}")?;

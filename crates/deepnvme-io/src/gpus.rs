@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use deepnvme_mem::{Device, Region, RegionMut, Slot};
+use deepnvme_mem::{Device, Region, RegionMut, Slot, StreamHandle};
 
 use crate::backend::copies::{Fetcher, Slice};
-use crate::backend::device::{self, Gpu, GpuEvent, RawStream, Registration};
+use crate::backend::device::{self, Gpu, GpuEvent, Registration};
 use crate::error::Result;
 use crate::split::Direction;
 use crate::sync::{Mutex, lock};
@@ -193,7 +193,7 @@ impl Gpus {
     /// The NUMA node that a GPU is attached to, where the machine has several.
     pub(crate) fn node(&self, device: Device) -> Option<u32> {
         let id = self.get(device).ok()?.pci_bus_id()?;
-        let text = std::fs::read_to_string(format!("/sys/bus/pci/devices/{id}/numa_node")).ok()?;
+        let text = crate::fs::system_text(format!("/sys/bus/pci/devices/{id}/numa_node"))?;
         // Minus one where it does not matter.
         text.trim().parse().ok()
     }
@@ -221,13 +221,13 @@ impl Gpus {
     }
 
     /// Points behind all that those streams have been given by now; of what is over already, none.
-    pub(crate) fn points(&self, streams: &[(Device, usize)]) -> Result<Vec<Box<dyn GpuEvent>>> {
+    pub(crate) fn points(&self, streams: &[(Device, StreamHandle)]) -> Result<Vec<Box<dyn GpuEvent>>> {
         let mut points = Vec::new();
         for (device, stream) in streams {
             if *device == Device::Host {
                 continue;
             }
-            let (gpu, stream) = (self.get(*device)?, RawStream(*stream));
+            let (gpu, stream) = (self.get(*device)?, *stream);
             // As a rule nothing runs there, and an event that has just been recorded is not over at once even then.
             if !gpu.is_idle(stream)? {
                 let event = gpu.new_event()?;

@@ -3,9 +3,9 @@
 //! The interleavings are checked by `tests/loom.rs`.
 
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::sync::{Condvar, Mutex, lock, wait, wait_timeout};
+use crate::sync::{Condvar, Instant, Mutex, lock, wait, wait_timeout};
 
 /// Empty, then full for ever.
 #[derive(Debug)]

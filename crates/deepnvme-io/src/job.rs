@@ -1,8 +1,7 @@
 //! A request on its way: what is left to claim, what has been done, what went wrong first.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
-use std::time::Instant;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use deepnvme_mem::{Device, Region, RegionMut};
 
@@ -13,7 +12,7 @@ use crate::file::TensorFile;
 use crate::handover::Handover;
 use crate::op::Pieces;
 use crate::split::{Block, Direction, Plan};
-use crate::sync::{Mutex, lock};
+use crate::sync::{AtomicBool, AtomicU64, Instant, Mutex, RwLock, RwLockReadGuard, lock};
 
 /// What must be true of the file when a write is reported as done; each promises what those before it do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, serde::Serialize, serde::Deserialize)]
@@ -68,11 +67,11 @@ pub struct Progress {
 /// What a cancellation found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Cancelled {
-    /// Every block was claimed already.
+    /// Every piece was claimed already.
     Nothing,
-    /// Some blocks are in flight; the last of them completes the job.
+    /// Some pieces are claimed; whoever ends the last of them completes the job.
     Rest,
-    /// No block is in flight: whoever cancelled completes the job.
+    /// No piece is claimed: whoever cancelled completes the job.
     All,
 }
 
@@ -116,8 +115,13 @@ pub(crate) struct Job {
     pub(crate) submitted: Instant,
     /// The memory while the job runs, and until `Pending` takes it home.
     memory: RwLock<Option<Memory>>,
+    /// Whether the files are given a size before the first block. Decided once: the files may change meanwhile.
+    needs_preparing: bool,
+    /// Whether that is to be done, and nobody has claimed it.
+    is_preparing_left: AtomicBool,
     next_block: AtomicU64,
-    unfinished_blocks: AtomicU64,
+    /// The preparation and the blocks that have not ended. Whoever ends the last of them goes on with the job.
+    unfinished_pieces: AtomicU64,
     unfinished_syncs: AtomicU64,
     bytes_done: AtomicU64,
     error: Mutex<Option<Error>>,
@@ -133,10 +137,13 @@ impl Job {
         options: WriteOptions,
         span: tracing::Span,
     ) -> Self {
+        let needs_preparing = needs_preparing(&plan, &files, options.extent);
         Self {
             starts_after,
             has_gpu_memory,
-            unfinished_blocks: AtomicU64::new(plan.block_count()),
+            needs_preparing,
+            is_preparing_left: AtomicBool::new(needs_preparing),
+            unfinished_pieces: AtomicU64::new(plan.block_count() + u64::from(needs_preparing)),
             plan,
             files: RwLock::new(files),
             file_ends,
@@ -187,17 +194,27 @@ impl Job {
         self.with_memory(first).ok().flatten()
     }
 
+    /// Whether some of it has been claimed by nobody.
+    pub(crate) fn has_unclaimed(&self) -> bool {
+        self.next_block.load(Ordering::Relaxed) < self.plan.block_count()
+    }
+
+    /// Whether the caller is the one that prepares the files.
+    pub(crate) fn claim_preparation(&self) -> bool {
+        self.is_preparing_left.swap(false, Ordering::AcqRel)
+    }
+
     /// The index of a block that nobody has yet.
     pub(crate) fn claim(&self) -> Option<u64> {
-        let count = self.plan.block_count();
-        if self.next_block.load(Ordering::Relaxed) >= count {
+        if !self.has_unclaimed() {
             return None;
         }
+        let count = self.plan.block_count();
         let index = self.next_block.fetch_add(1, Ordering::Relaxed);
         (index < count).then_some(index)
     }
 
-    /// Notes a failure of a claimed block (only the first counts) and takes back what nobody has claimed.
+    /// Notes a failure of a claimed piece (only the first counts) and takes back what nobody has claimed.
     pub(crate) fn fail(&self, error: Error) {
         let mut first = lock(&self.error);
         first.get_or_insert(error);
@@ -216,12 +233,19 @@ impl Job {
         if is_last { Cancelled::All } else { Cancelled::Rest }
     }
 
+    /// Takes what nobody has claimed: how many pieces those were, and whether no others were left.
     fn give_up(&self) -> (u64, bool) {
         let count = self.plan.block_count();
         let claimed = self.next_block.swap(count, Ordering::Relaxed).min(count);
-        let unclaimed = count - claimed;
-        let before = self.unfinished_blocks.fetch_sub(unclaimed, Ordering::AcqRel);
-        (unclaimed, unclaimed > 0 && before == unclaimed)
+        let unclaimed = count - claimed + u64::from(self.claim_preparation());
+        (unclaimed, unclaimed > 0 && self.finish(unclaimed))
+    }
+
+    /// Counts pieces as ended. True for whoever ends the last.
+    fn finish(&self, pieces: u64) -> bool {
+        let before = self.unfinished_pieces.fetch_sub(pieces, Ordering::AcqRel);
+        debug_assert!(before >= pieces, "a piece of a request was ended twice");
+        before == pieces
     }
 
     pub(crate) fn has_failed(&self) -> bool {
@@ -230,13 +254,13 @@ impl Job {
 
     /// Notes that a claimed block has become so many more. Whoever has claimed it ends each of them.
     pub(crate) fn expect_parts(&self, count: u64) {
-        self.unfinished_blocks.fetch_add(count, Ordering::AcqRel);
+        self.unfinished_pieces.fetch_add(count, Ordering::AcqRel);
     }
 
-    /// Notes that one claimed block is done with. True for the last one.
-    pub(crate) fn finish_block(&self, bytes: u64) -> bool {
+    /// Notes that the preparation, or one claimed block, is done with. True for the last piece.
+    pub(crate) fn finish_piece(&self, bytes: u64) -> bool {
         self.bytes_done.fetch_add(bytes, Ordering::Relaxed);
-        self.unfinished_blocks.fetch_sub(1, Ordering::AcqRel) == 1
+        self.finish(1)
     }
 
     pub(crate) fn expect_syncs(&self, count: u64) {
@@ -344,9 +368,13 @@ impl Job {
 
     /// Whether the files must be given a size before the first block.
     pub(crate) fn needs_preparing(&self) -> bool {
-        let wants_room = |file: &Arc<TensorFile>| file.wants_room(self.plan.bytes_total());
-        let is_whole = self.options.extent == WriteExtent::WholeFile;
-        let grows = || self.plan.block_count() > 0 && self.files().iter().any(wants_room);
-        self.plan.direction() == Direction::Write && (is_whole || grows())
+        self.needs_preparing
     }
+}
+
+fn needs_preparing(plan: &Plan, files: &[Arc<TensorFile>], extent: WriteExtent) -> bool {
+    let wants_room = |file: &Arc<TensorFile>| file.wants_room(plan.bytes_total());
+    let is_whole = extent == WriteExtent::WholeFile;
+    let grows = || plan.block_count() > 0 && files.iter().any(wants_room);
+    plan.direction() == Direction::Write && (is_whole || grows())
 }

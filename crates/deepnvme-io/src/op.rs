@@ -6,6 +6,8 @@ use std::sync::Arc;
 use deepnvme_mem::Region;
 use smallvec::SmallVec;
 
+use crate::backend::gds::KnownFile;
+
 /// Names one accepted op until it comes back; chosen by whoever submits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Token(pub u64);
@@ -48,6 +50,8 @@ pub struct Op {
     pub offset: u64,
     /// Where in memory. Contiguous host regions, none empty. Empty for the sync kinds.
     pub pieces: Pieces,
+    /// What cuFile knows the file by, of an op that it is to move.
+    pub cufile: Option<KnownFile>,
 }
 
 impl Op {

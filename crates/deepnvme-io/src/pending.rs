@@ -22,6 +22,17 @@ pub trait Home: Sized + sealed::Sealed {
 #[derive(Debug)]
 pub struct MemoryHome(Memory);
 
+impl MemoryHome {
+    pub(crate) fn of(memory: Memory) -> Self {
+        Self(memory)
+    }
+}
+
+/// The memory of a request, which comes once.
+pub(crate) fn memory_of<T: Home>(job: &Job) -> Option<T> {
+    job.take_memory().and_then(|memory| T::from_memory(MemoryHome(memory)))
+}
+
 mod sealed {
     pub trait Sealed {}
     impl Sealed for deepnvme_mem::RegionMut {}
@@ -131,7 +142,7 @@ impl<T: Home> Pending<T> {
             return Some((None, Err(crate::queue::forked())));
         }
         let outcome = self.job.outcome.get()?;
-        Some((self.job.take_memory().and_then(|memory| T::from_memory(MemoryHome(memory))), outcome))
+        Some((memory_of(&self.job), outcome))
     }
 
     /// Waits, and returns the memory together with the result: it comes home on success and on failure.
@@ -142,6 +153,6 @@ impl<T: Home> Pending<T> {
             return (None, Err(crate::queue::forked()));
         }
         let outcome = self.job.outcome.wait();
-        (self.job.take_memory().and_then(|memory| T::from_memory(MemoryHome(memory))), outcome)
+        (memory_of(&self.job), outcome)
     }
 }

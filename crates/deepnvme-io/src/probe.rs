@@ -2,17 +2,16 @@
 //!
 //! [`Probe::run`] tries, [`Probe::choose`] decides. Explaining is a pure function from an error number and
 //! a few facts about the process ([`Facts`]) to words.
+#![cfg_attr(simulated, allow(dead_code, unused_imports, reason = "a simulated machine is not probed"))]
 
 mod facts;
 mod gpus;
 
-use std::fs::File;
-use std::io::Write;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use deepnvme_mem::Buffer;
-use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::rand::{GetRandomFlags, getrandom};
 use smallvec::smallvec;
 
@@ -24,10 +23,13 @@ use crate::backend::uring::UringBackend;
 use crate::backend::{Backend, BackendKind, BackendSetup};
 use crate::config::{BackendChoice, SubmitMode};
 use crate::error::{Error, ErrorKind, Result};
+use crate::fs::{self, OFlags};
 use crate::op::{Op, OpKind, Submit, Token};
 
 /// Bytes of the file that each backend has to read.
 const SAMPLE_BYTES: usize = 4096;
+/// What is read where there are no files in memory.
+const THIS_PROGRAM: &str = "/proc/self/exe";
 /// What `getrandom` gives without being cut short by a signal.
 const RANDOM_BYTES_AT_ONCE: usize = 256;
 
@@ -72,6 +74,7 @@ pub struct Probe {
 impl Probe {
     /// Sets each backend up, lets it read a small file in memory, and takes it down again.
     #[must_use]
+    #[cfg(not(simulated))]
     pub fn run() -> Self {
         let [uring, aio, threads] =
             [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads].map(|kind| match attempt(kind) {
@@ -82,6 +85,14 @@ impl Probe {
                 }
             });
         Self { uring, aio, threads }
+    }
+
+    /// A simulated machine has no backend but that of its world.
+    #[must_use]
+    #[cfg(simulated)]
+    pub fn run() -> Self {
+        let missing = || Availability::Missing { errno: None, reason: "simulated".into(), remedy: String::new() };
+        Self { uring: missing(), aio: missing(), threads: missing() }
     }
 
     /// What was found out about one backend; `None` for those that only tests make.
@@ -177,7 +188,7 @@ fn read_sample(backend: &mut dyn Backend) -> Result<()> {
     let (file, content) = sample()?;
     let target = Buffer::zeroed(SAMPLE_BYTES).map_err(|error| os_error("mmap", &error))?.into_region();
     let pieces = smallvec![target.region()];
-    let op = Op { token: Token(0), kind: OpKind::Read, file: Arc::new(file), offset: 0, pieces };
+    let op = Op { token: Token(0), kind: OpKind::Read, file: Arc::new(file), offset: 0, pieces, cufile: None };
     let Submit::Queued = backend.submit(op) else {
         return Err(wrong("it refused an op although nothing was in flight"));
     };
@@ -192,16 +203,31 @@ fn read_sample(backend: &mut dyn Backend) -> Result<()> {
     if bytes == SAMPLE_BYTES && found == content { Ok(()) } else { Err(wrong("it read other bytes than the file has")) }
 }
 
-/// A file in memory, so that the answer depends on no folder, and its random content.
+/// A file in memory, so that the answer depends on no folder, and its random content; where there are none, this program,
+/// which every process can read.
 fn sample() -> Result<(OwnedFd, Vec<u8>)> {
+    in_memory().or_else(|refusal| this_program().map_err(|_| refusal))
+}
+
+fn this_program() -> Result<(OwnedFd, Vec<u8>)> {
+    let failed = |errno| Error::os("open", errno).at_path(THIS_PROGRAM);
+    let file = fs::open(Path::new(THIS_PROGRAM), OFlags::RDONLY, 0).map_err(failed)?;
+    let mut content = vec![0; SAMPLE_BYTES];
+    match fs::read_at(file.as_fd(), &mut content, 0) {
+        Ok(SAMPLE_BYTES) => Ok((file, content)),
+        Ok(_) => Err(wrong("the program is shorter than the sample")),
+        Err(errno) => Err(failed(errno)),
+    }
+}
+
+fn in_memory() -> Result<(OwnedFd, Vec<u8>)> {
     let mut content = vec![0; SAMPLE_BYTES];
     for chunk in content.chunks_mut(RANDOM_BYTES_AT_ONCE) {
         getrandom(chunk, GetRandomFlags::empty()).map_err(|errno| Error::os("getrandom", errno))?;
     }
-    let fd = memfd_create("deepnvme-probe", MemfdFlags::CLOEXEC).map_err(|errno| Error::os("memfd_create", errno))?;
-    let mut file = File::from(fd);
-    file.write_all(&content).map_err(|error| os_error("write", &error))?;
-    Ok((file.into(), content))
+    let file = fs::open_in_memory("deepnvme-probe").map_err(|errno| Error::os("memfd_create", errno))?;
+    fs::write_all(file.as_fd(), &content).map_err(|errno| Error::os("write", errno))?;
+    Ok((file, content))
 }
 
 fn os_error(operation: &'static str, error: &std::io::Error) -> Error {

@@ -6,9 +6,8 @@
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::thread::Thread;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::backend::Wake;
 use crate::claim::{Claim, Duty};
@@ -16,7 +15,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::job::{Cancelled, Durability, Job};
 use crate::op::OpKind;
 use crate::split::Channel;
-use crate::sync::{Mutex, lock};
+use crate::sync::thread::{self, Thread};
+use crate::sync::{AtomicU8, AtomicU64, Mutex, OnceLock, lock};
 use crate::trace::{Recorder, What};
 
 /// Most requests that wait at once.
@@ -53,6 +53,12 @@ struct State {
     /// For workers that find nothing else to do.
     later: VecDeque<Arc<Job>>,
     is_closed: bool,
+    /// Callers that are making small transfers themselves. Their syncs come to the workers.
+    callers: u32,
+    /// Workers that have left, or were lost.
+    workers_gone: usize,
+    /// What the last worker was lost by.
+    loss: Option<Error>,
 }
 
 impl State {
@@ -78,7 +84,6 @@ pub(crate) struct Queue {
     pid: u32,
     requests: AtomicU64,
     requests_failed: AtomicU64,
-    lost: AtomicU64,
     recorder: Arc<Recorder>,
 }
 
@@ -103,13 +108,14 @@ const NOTIFIED: u8 = 3;
 
 impl Seat {
     pub(crate) fn sit(&self, waker: Arc<dyn Wake>) {
-        let _ = self.thread.set(std::thread::current());
+        let _ = self.thread.set(thread::current());
         let _ = self.waker.set(waker);
     }
 
-    /// Before looking for work: whatever was notified until here will be seen.
+    /// Before looking for work: whatever was notified until here will be seen. An exchange, as all changes of it, so that
+    /// each of them reads the one before.
     pub(crate) fn run(&self) {
-        self.posture.store(RUNNING, Ordering::SeqCst);
+        self.posture.swap(RUNNING, Ordering::SeqCst);
     }
 
     /// Sleeps until notified; returns at once if that has happened since `run`.
@@ -118,7 +124,7 @@ impl Seat {
             return;
         }
         while self.posture.load(Ordering::SeqCst) == PARKED {
-            std::thread::park();
+            thread::park();
         }
     }
 
@@ -149,13 +155,20 @@ impl Seat {
 
 impl Queue {
     pub(crate) fn new(workers: u32, recorder: &Arc<Recorder>) -> Self {
+        let state = State {
+            entries: VecDeque::new(),
+            later: VecDeque::new(),
+            is_closed: false,
+            callers: 0,
+            workers_gone: 0,
+            loss: None,
+        };
         Self {
-            state: Mutex::new(State { entries: VecDeque::new(), later: VecDeque::new(), is_closed: false }),
+            state: Mutex::new(state),
             seats: (0..workers).map(|_| Seat::default()).collect(),
             pid: std::process::id(),
             requests: AtomicU64::new(0),
             requests_failed: AtomicU64::new(0),
-            lost: AtomicU64::new(0),
             recorder: Arc::clone(recorder),
         }
     }
@@ -174,7 +187,7 @@ impl Queue {
         {
             let mut state = lock(&self.state);
             if state.is_closed {
-                return Err(Error::new(ErrorKind::Closed, job.plan.direction().name(), "the engine is closed"));
+                return Err(closed(job));
             }
             if state.entries.len() + state.later.len() >= REQUESTS_MAX {
                 let detail = format!("{REQUESTS_MAX} requests are waiting; wait for some of them first");
@@ -198,6 +211,8 @@ impl Queue {
         loop {
             let Some(entry) = state.entries.pop_front() else { break };
             match entry {
+                // A request that was cancelled before has nothing to prepare.
+                Entry::Prepare(job) if !job.claim_preparation() => {}
                 Entry::Prepare(job) => return Some(Work::Prepare(claim(job, Duty::Prepare))),
                 Entry::Sync(job, target) => return Some(Work::Sync(claim(job, Duty::Sync), target)),
                 Entry::Blocks(job) => {
@@ -227,10 +242,41 @@ impl Queue {
         }
     }
 
-    /// Whether a worker that has nothing in flight may leave.
-    pub(crate) fn is_over(&self) -> bool {
-        let state = lock(&self.state);
-        state.is_closed && state.is_empty()
+    /// Whether a worker that has nothing in flight leaves: then no work comes any more that only it could do.
+    pub(crate) fn leave(&self) -> bool {
+        let is_over = {
+            let mut state = lock(&self.state);
+            let is_over = state.is_closed && state.is_empty() && state.callers == 0;
+            state.workers_gone += usize::from(is_over);
+            is_over
+        };
+        if is_over {
+            // Others may have gone to sleep since `close`, while there was work that somebody else was roused for.
+            self.rouse(u64::MAX);
+        }
+        is_over
+    }
+
+    /// Keeps the workers while the caller makes a request itself.
+    pub(crate) fn enter(&self, job: &Job) -> Result<Caller<'_>> {
+        self.check_open(job, |state| state.callers += 1)?;
+        Ok(Caller { queue: self })
+    }
+
+    /// Takes a request of which nothing is to be moved or prepared: it has its syncs, or its end.
+    pub(crate) fn push_empty(&self, job: &Arc<Job>) -> Result<()> {
+        self.check_open(job, |_| ())?;
+        self.blocks_done(job);
+        Ok(())
+    }
+
+    fn check_open(&self, job: &Job, then: impl FnOnce(&mut State)) -> Result<()> {
+        let mut state = lock(&self.state);
+        if state.is_closed {
+            return Err(closed(job));
+        }
+        then(&mut state);
+        Ok(())
     }
 
     /// No new requests; the workers leave when the queued ones are done.
@@ -239,16 +285,29 @@ impl Queue {
         self.rouse(u64::MAX);
     }
 
-    /// Offers the blocks of a job whose file is ready. A failed or empty one goes on to its end.
+    /// Offers the blocks of a job whose files are ready, as far as nobody has claimed them.
     pub(crate) fn prepared(&self, job: &Arc<Job>) {
-        if job.plan.block_count() == 0 {
-            return self.blocks_done(job);
+        if job.has_unclaimed()
+            && let Err(error) = self.offer([Entry::Blocks(Arc::clone(job))], job, job.plan.block_count())
+        {
+            self.cancel(job, error);
         }
-        lock(&self.state).entries.push_back(Entry::Blocks(Arc::clone(job)));
-        self.rouse(job.plan.block_count());
     }
 
-    /// After the last block of a job: its syncs, or its end.
+    /// Offers work on a job that has begun; an error where nobody is left to do it.
+    fn offer(&self, entries: impl IntoIterator<Item = Entry>, job: &Job, hands: u64) -> Result<()> {
+        {
+            let mut state = lock(&self.state);
+            if state.workers_gone == self.seats.len() {
+                return Err(state.loss.clone().unwrap_or_else(|| closed(job)));
+            }
+            state.entries.extend(entries);
+        }
+        self.rouse(hands);
+        Ok(())
+    }
+
+    /// After the last piece of a job: its syncs, or its end.
     pub(crate) fn blocks_done(&self, job: &Arc<Job>) {
         let targets = if job.has_failed() { Ok(Vec::new()) } else { sync_targets(job) };
         let targets = targets.unwrap_or_else(|error| {
@@ -261,8 +320,10 @@ impl Queue {
         let hands = targets.len() as u64;
         job.expect_syncs(hands);
         let entries = targets.into_iter().map(|target| Entry::Sync(Arc::clone(job), target));
-        lock(&self.state).entries.extend(entries);
-        self.rouse(hands);
+        if let Err(error) = self.offer(entries, job, hands) {
+            job.fail(error);
+            self.complete(job);
+        }
     }
 
     /// Reports a job whose every piece has ended.
@@ -306,11 +367,13 @@ impl Queue {
 
     /// After a worker's backend broke down for good. The last one takes the waiting requests along.
     pub(crate) fn worker_lost(self: &Arc<Self>, error: &Error) {
-        if self.lost.fetch_add(1, Ordering::AcqRel) + 1 < self.seats.len() as u64 {
-            return;
-        }
         let entries = {
             let mut state = lock(&self.state);
+            state.workers_gone += 1;
+            if state.workers_gone < self.seats.len() {
+                return;
+            }
+            state.loss = Some(error.clone());
             state.is_closed = true;
             let later = std::mem::take(&mut state.later);
             let mut entries = std::mem::take(&mut state.entries);
@@ -339,6 +402,29 @@ impl Queue {
     }
 }
 
+/// A caller that makes a request itself; the workers stay until it is through.
+#[derive(Debug)]
+pub(crate) struct Caller<'a> {
+    queue: &'a Queue,
+}
+
+impl Drop for Caller<'_> {
+    fn drop(&mut self) {
+        let is_awaited = {
+            let mut state = lock(&self.queue.state);
+            state.callers -= 1;
+            state.is_closed && state.callers == 0
+        };
+        if is_awaited {
+            self.queue.rouse(u64::MAX);
+        }
+    }
+}
+
+fn closed(job: &Job) -> Error {
+    Error::new(ErrorKind::Closed, job.plan.direction().name(), "the engine is closed")
+}
+
 /// The error of every call on an engine that was made before a fork.
 pub(crate) fn forked() -> Error {
     let detail = "the engine belongs to the process before the fork; make a new one in this process";
@@ -358,19 +444,72 @@ fn sync_targets(job: &Job) -> Result<Vec<SyncTarget>> {
         for part in file.parts() {
             let (descriptor, path) = (part.descriptor(Channel::Direct)?, part.path().to_path_buf());
             if job.options.durability == Durability::Full && part.has_name() {
-                folders.extend(path.parent().map(|folder| match folder.as_os_str().is_empty() {
-                    true => std::path::PathBuf::from("."),
-                    false => folder.to_path_buf(),
-                }));
+                folders.extend(part.folder().map(std::path::Path::to_path_buf));
             }
             targets.push(SyncTarget { file: descriptor, kind, path });
         }
     }
     for folder in folders {
-        use rustix::fs::{Mode, OFlags, open};
-        let fd = open(&folder, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        let fd = crate::fs::open_folder(&folder)
             .map_err(|errno| Error::os("open folder to sync", errno).at_path(&folder))?;
         targets.push(SyncTarget { file: Arc::new(fd), kind: OpKind::SyncAll, path: folder });
     }
     Ok(targets)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::job::{Memory, WriteExtent, WriteOptions};
+    use crate::split::{BlockSizes, Direction, Geometry, Plan, Segment};
+    use crate::stripe::Layout;
+    use crate::sync::mpsc;
+
+    struct NoWake;
+
+    impl Wake for NoWake {
+        fn wake(&self) {}
+    }
+
+    /// A request of one block, to be prepared first. It names no file and has no memory.
+    #[allow(clippy::unwrap_used, reason = "it is a part of the test")]
+    fn job() -> Arc<Job> {
+        let segment = Segment { file: 0, item: 0, offset: 0, len: 4096, address: None, is_flat_gpu: false };
+        let geometry = Geometry { direct: None, layout: Layout::SINGLE, has_gds: false };
+        let sizes = BlockSizes { block_bytes: 4096, slot_bytes: 4096, gds_bytes: 4096 };
+        let plan = Plan::new(Direction::Write, &[geometry], vec![segment], sizes).unwrap();
+        let options = WriteOptions { extent: WriteExtent::WholeFile, ..WriteOptions::default() };
+        let memory = (Memory::Sources(Vec::new()), false);
+        Arc::new(Job::new(plan, (Vec::new(), Vec::new()), memory, Vec::new(), options, tracing::Span::none()))
+    }
+
+    #[test]
+    fn a_worker_that_went_to_sleep_after_the_close_leaves_with_the_others() {
+        let queue = Arc::new(Queue::new(2, &Arc::new(Recorder::new())));
+        let (busy, idle) = (queue.seat(0), queue.seat(1));
+        busy.sit(Arc::new(NoWake));
+        idle.sit(Arc::new(NoWake));
+        queue.push(&job(), Turn::Now).unwrap();
+        let Some(Work::Prepare(preparation)) = queue.next() else { panic!("a file is prepared first") };
+        queue.close();
+        idle.run();
+        assert!(queue.next().is_none());
+        // The request goes on while its worker reaps: that worker is the one that is roused.
+        busy.run();
+        assert!(busy.may_reap());
+        preparation.end(Ok(0));
+        assert!(!queue.leave(), "a block is left, when the idle one looks");
+        busy.run();
+        let Some(Work::Block(block, _)) = queue.next() else { panic!("a block comes next") };
+        block.end(Ok(4096));
+        assert!(queue.next().is_none() && queue.leave());
+        let (woken, wakes) = mpsc::channel();
+        let asleep = Arc::clone(&queue);
+        thread::spawn(move || {
+            asleep.seat(1).park();
+            woken.send(())
+        });
+        assert!(wakes.recv_timeout(std::time::Duration::from_secs(60)).is_ok(), "the idle worker sleeps for ever");
+        assert!(queue.leave());
+    }
 }

@@ -4,7 +4,7 @@
 //! any size is accepted in the same time.
 //!
 //! Rules for a file that is open for direct I/O:
-//! - Blocks end at multiples of the block size (and of the stripe), counted from the start of the file. Where all of a
+//! - Blocks end at multiples of the block size, counted from the start of the file, or of the stripe, whose end is one, too. Where all of a
 //!   long range goes straight from or to the caller's memory they are larger than a bounce slot: fewer ops cost less
 //!   processor time.
 //! - A *read* block whose range or memory is not aligned widens its range and goes through a bounce slot.
@@ -156,7 +156,7 @@ pub struct Block {
 struct Extent {
     segments: Range<usize>,
     range: Range<u64>,
-    unit_bytes: u64,
+    units: Units,
     geometry: Geometry,
     /// The page-aligned middle between ragged edges that are blocks of their own: of a direct write, or of a long read
     /// whose middle needs no slot. `None` where every cut is at a unit.
@@ -227,18 +227,21 @@ impl Plan {
         let range = first.offset..self.segments[segments.end - 1].end();
         let geometry = geometries[first.file as usize];
         let stripe_bytes = geometry.layout.stripe_bytes;
-        let mut unit_bytes = unit_bytes(sizes.slot_bytes, stripe_bytes);
+        let mut units = Units::new(sizes.slot_bytes, stripe_bytes, BLOCK_BYTES_MIN);
         let mut middle = None;
         if let Some(alignment) = geometry.direct {
             let page_bytes = alignment.offset.bytes().max(BLOCK_BYTES_MIN);
-            if !unit_bytes.is_multiple_of(page_bytes) {
-                return Err(invalid(
-                    self.direction,
-                    &format!(
-                        "the file's direct I/O alignment is {page_bytes} bytes; set block_bytes to a multiple of it"
-                    ),
-                ));
+            let setting = match (sizes.slot_bytes.is_multiple_of(page_bytes), stripe_bytes) {
+                (false, _) => Some("block_bytes"),
+                (true, u64::MAX) => None,
+                (true, stripe_bytes) => (!stripe_bytes.is_multiple_of(page_bytes)).then_some("stripe_bytes"),
+            };
+            if let Some(setting) = setting {
+                let detail =
+                    format!("the file's direct I/O alignment is {page_bytes} bytes; set {setting} to a multiple of it");
+                return Err(invalid(self.direction, &detail));
             }
+            units = Units::new(sizes.slot_bytes, stripe_bytes, page_bytes);
             let inner = range.start.next_multiple_of(page_bytes)..range.end / page_bytes * page_bytes;
             let inside = &self.segments[segments.clone()];
             let long_bytes = match inside {
@@ -246,13 +249,13 @@ impl Plan {
                 _ => long_block_bytes(inside, &inner, alignment, sizes),
             };
             if let Some(bytes) = long_bytes {
-                unit_bytes = self::unit_bytes(bytes / page_bytes * page_bytes, stripe_bytes);
+                units = Units::new(bytes / page_bytes * page_bytes, stripe_bytes, page_bytes);
             }
             if inner != range && (self.direction == Direction::Write || long_bytes.is_some()) {
                 middle = Some(inner);
             }
         }
-        let mut extent = Extent { segments, range, unit_bytes, geometry, middle, blocks_before: self.block_count };
+        let mut extent = Extent { segments, range, units, geometry, middle, blocks_before: self.block_count };
         self.block_count += extent.block_count();
         extent.blocks_before = self.block_count - extent.block_count();
         self.extents.push(extent);
@@ -372,28 +375,20 @@ impl Plan {
 impl Extent {
     fn block_count(&self) -> u64 {
         match &self.middle {
-            None => self.units(&self.range),
+            None => self.units.count(&self.range),
             Some(middle) if middle.start > middle.end => 1,
             Some(middle) => {
                 let head = u64::from(middle.start > self.range.start);
                 let tail = u64::from(self.range.end > middle.end);
-                head + self.units(middle) + tail
+                head + self.units.count(middle) + tail
             }
         }
-    }
-
-    /// Blocks of a range that is cut at multiples of the unit.
-    fn units(&self, range: &Range<u64>) -> u64 {
-        if range.is_empty() {
-            return 0;
-        }
-        range.end.div_ceil(self.unit_bytes) - range.start / self.unit_bytes
     }
 
     /// The range of the block of that index in this extent, and whether it is a ragged edge.
     fn block_range(&self, index: u64) -> (Range<u64>, bool) {
         let Some(middle) = &self.middle else {
-            return (self.unit(&self.range, index), false);
+            return (self.units.get(&self.range, index), false);
         };
         if middle.start > middle.end {
             return (self.range.clone(), true);
@@ -402,15 +397,49 @@ impl Extent {
         if index < head {
             return (self.range.start..middle.start, true);
         }
-        if index - head < self.units(middle) {
-            return (self.unit(middle, index - head), false);
+        if index - head < self.units.count(middle) {
+            return (self.units.get(middle, index - head), false);
         }
         (middle.end..self.range.end, true)
     }
+}
 
-    fn unit(&self, range: &Range<u64>, index: u64) -> Range<u64> {
-        let unit_start = (range.start / self.unit_bytes + index) * self.unit_bytes;
-        unit_start.max(range.start)..(unit_start.saturating_add(self.unit_bytes)).min(range.end)
+/// Where ranges are cut: every so many bytes of each stripe, and where it ends. A plain file is one endless stripe.
+#[derive(Clone, Copy, Debug)]
+struct Units {
+    stripe_bytes: u64,
+    bytes: u64,
+    per_stripe: u64,
+}
+
+impl Units {
+    /// As few units of a stripe as there can be, of whole pages, and nearly as large as each other.
+    fn new(block_bytes: u64, stripe_bytes: u64, page_bytes: u64) -> Self {
+        if stripe_bytes == u64::MAX {
+            return Self { stripe_bytes, bytes: block_bytes, per_stripe: u64::MAX.div_ceil(block_bytes) };
+        }
+        let pieces = stripe_bytes.div_ceil(block_bytes);
+        let bytes = stripe_bytes.div_ceil(pieces).next_multiple_of(page_bytes);
+        Self { stripe_bytes, bytes, per_stripe: stripe_bytes.div_ceil(bytes) }
+    }
+
+    /// Which unit of the file holds a byte.
+    fn holding(&self, offset: u64) -> u64 {
+        offset / self.stripe_bytes * self.per_stripe + offset % self.stripe_bytes / self.bytes
+    }
+
+    /// Units that a range touches.
+    fn count(&self, range: &Range<u64>) -> u64 {
+        if range.is_empty() { 0 } else { self.holding(range.end - 1) + 1 - self.holding(range.start) }
+    }
+
+    /// What of a range is in the unit of that index, counted from its first.
+    fn get(&self, range: &Range<u64>, index: u64) -> Range<u64> {
+        let unit = self.holding(range.start) + index;
+        let stripe_start = unit / self.per_stripe * self.stripe_bytes;
+        let start = stripe_start + unit % self.per_stripe * self.bytes;
+        let end = start.saturating_add(self.bytes).min(stripe_start.saturating_add(self.stripe_bytes));
+        start.max(range.start)..end.min(range.end)
     }
 }
 
@@ -438,16 +467,6 @@ fn gds_block_bytes(middle: &Range<u64>, sizes: BlockSizes) -> Option<u64> {
 /// What each of so many blocks has as it takes to keep everybody busy, in whole slots.
 fn share_bytes(len: u64, sizes: BlockSizes) -> u64 {
     len / LONG_BLOCKS_MIN / sizes.slot_bytes * sizes.slot_bytes
-}
-
-/// The largest multiple of a page that is at most a block and divides the stripe, so that no block crosses parts.
-fn unit_bytes(block_bytes: u64, stripe_bytes: u64) -> u64 {
-    if stripe_bytes == u64::MAX {
-        return block_bytes;
-    }
-    (stripe_bytes.div_ceil(block_bytes)..=stripe_bytes / BLOCK_BYTES_MIN)
-        .find(|pieces| stripe_bytes.is_multiple_of(*pieces) && (stripe_bytes / pieces).is_multiple_of(BLOCK_BYTES_MIN))
-        .map_or(BLOCK_BYTES_MIN, |pieces| stripe_bytes / pieces)
 }
 
 fn invalid(direction: Direction, detail: &str) -> Error {

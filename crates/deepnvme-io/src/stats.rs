@@ -1,5 +1,6 @@
 //! What an engine has done: counters per worker, added up when asked.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -107,6 +108,10 @@ counters! {
     gds_pins_evicted,
     /// Requests that waited for work that a stream of a GPU had been given before them.
     gpu_waits,
+    /// Bytes of tensors that loads of checkpoints have compared with checksums.
+    bytes_compared,
+    /// Those that loads have not compared: the file has no checksums, or it would have cost too much.
+    bytes_not_compared,
 }
 
 /// Latency of blocks in microseconds.
@@ -135,6 +140,18 @@ pub(crate) struct WorkerStats {
     pub(crate) staged_reason: Mutex<Option<String>>,
     /// Why bytes of GPUs do not go by way of cuFile.
     pub(crate) gds_reason: Mutex<Option<String>>,
+}
+
+/// Where a load notes how much of it was compared with checksums.
+#[derive(Clone, Debug)]
+pub struct Comparisons(pub(crate) Arc<WorkerStats>);
+
+impl Comparisons {
+    /// Adds bytes that were compared, and bytes that were not.
+    pub fn add(&self, compared: u64, not_compared: u64) {
+        WorkerStats::count(&self.0.counters.bytes_compared, compared);
+        WorkerStats::count(&self.0.counters.bytes_not_compared, not_compared);
+    }
 }
 
 impl WorkerStats {

@@ -1,12 +1,14 @@
 //! One logical file over several part files, as RAID-0 lays out disks: where each byte lies, and the manifest.
 
-use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::fs;
+use crate::op::Errno;
+use crate::shown;
+use crate::stream::{Temporary, resolve};
 
 /// Most parts of a stripe set.
 pub const PARTS_MAX: usize = 4096;
@@ -17,12 +19,17 @@ pub const STRIPE_BYTES_MAX: u64 = 1 << 44;
 /// Stripe size where none is given: large enough for one op, small enough that a tensor uses every disk.
 pub const STRIPE_BYTES_DEFAULT: u64 = 1 << 20;
 /// Largest manifest that is read.
-pub const MANIFEST_BYTES_MAX: u64 = 1 << 20;
+pub const MANIFEST_BYTES_MAX: u64 = 16 << 20;
 /// What the manifest's name ends with; it lies beside the first part.
 pub const MANIFEST_SUFFIX: &str = ".stripes.json";
 
 const FORMAT: &str = "deepnvme-stripes";
+/// Of a manifest that a caller's own files are listed in.
 const VERSION: u32 = 1;
+/// Of one that records which files are its own, and may be removed with it.
+const VERSION_OWNING: u32 = 2;
+/// Where in a manifest that record is.
+pub(crate) const RECORD_KEY: &str = "files";
 
 /// The parts of one logical file, in order, and the size of a stripe.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -38,6 +45,9 @@ struct Manifest {
     version: u32,
     stripe_bytes: u64,
     parts: Vec<PathBuf>,
+    /// For whoever replaces the set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    files: Option<serde_json::Value>,
 }
 
 impl StripeSet {
@@ -57,7 +67,10 @@ impl StripeSet {
         }
         let mut seen = std::collections::HashSet::new();
         if let Some(twice) = parts.iter().find(|part| !seen.insert(part.as_path())) {
-            return Err(invalid(format!("the part {} is named twice", twice.display())));
+            return Err(invalid(format!("the part {} is named twice", shown::path(twice))));
+        }
+        if let Some(odd) = parts.iter().find(|part| part.as_os_str().as_encoded_bytes().contains(&0)) {
+            return Err(invalid(format!("the part {} has a null byte in its name; no file has", shown::path(odd))));
         }
         Ok(Self { parts, stripe_bytes })
     }
@@ -87,17 +100,19 @@ impl StripeSet {
     /// # Errors
     /// When the manifest is missing, larger than [`MANIFEST_BYTES_MAX`], or not one.
     pub fn from_manifest(path: &Path) -> Result<Self> {
-        let os = |error: &std::io::Error| Error::from_io("open stripe manifest", error).at_path(path);
-        let bytes = fs::metadata(path).map_err(|error| os(&error))?.len();
-        if bytes > MANIFEST_BYTES_MAX {
-            return Err(invalid(format!("it has {bytes} bytes, more than {MANIFEST_BYTES_MAX}")).at_path(path));
-        }
-        let text = fs::read_to_string(path).map_err(|error| os(&error))?;
-        let manifest: Manifest = serde_json::from_str(&text)
+        Self::parse(&fs::read_small(path, MANIFEST_BYTES_MAX)?, path)
+    }
+
+    /// The set that a manifest's text names; `path` is where it lies, and what its parts are named from.
+    ///
+    /// # Errors
+    /// `InvalidInput` for text that is no manifest.
+    pub fn parse(text: &[u8], path: &Path) -> Result<Self> {
+        let manifest: Manifest = serde_json::from_slice(text)
             .map_err(|error| invalid(format!("not a stripe manifest: {error}")).at_path(path))?;
-        if manifest.format != FORMAT || manifest.version != VERSION {
+        if manifest.format != FORMAT || !(VERSION..=VERSION_OWNING).contains(&manifest.version) {
             return Err(invalid(format!(
-                "format {:?} version {}; this build reads {FORMAT:?} version {VERSION}",
+                "format {:?} version {}; this build reads {FORMAT:?} up to version {VERSION_OWNING}",
                 manifest.format, manifest.version
             ))
             .at_path(path));
@@ -107,12 +122,45 @@ impl StripeSet {
         Self::new(parts, manifest.stripe_bytes).map_err(|error| error.at_path(path))
     }
 
-    /// Writes the manifest beside the first part: privately first, then under its name at once.
+    /// The manifest as JSON, ready for the record of the files that are its own.
+    pub(crate) fn to_manifest(&self) -> Result<serde_json::Value> {
+        self.manifest(VERSION_OWNING)
+    }
+
+    /// The same parts, by names that stay right when the process changes its folder.
+    pub(crate) fn absolute(&self) -> Self {
+        let parts = self.parts.iter().map(|part| std::path::absolute(part).unwrap_or_else(|_| part.clone()));
+        Self { parts: parts.collect(), stripe_bytes: self.stripe_bytes }
+    }
+
+    fn manifest(&self, version: u32) -> Result<serde_json::Value> {
+        let (stripe_bytes, parts) = (self.stripe_bytes, self.absolute().parts);
+        let manifest = Manifest { format: FORMAT.into(), version, stripe_bytes, parts, files: None };
+        serde_json::to_value(&manifest)
+            .map_err(|error| invalid(format!("a part's name is not UTF-8: {error}")).at_path(self.manifest_path()))
+    }
+
+    /// Writes the manifest beside the first part, where there is none: privately first, then under its name at once.
     ///
     /// # Errors
-    /// When the folder refuses it.
+    /// When the folder refuses it; `InvalidInput` where there is the manifest of another set.
     pub fn write_manifest(&self) -> Result<()> {
-        self.write_manifest_to(&self.manifest_path())
+        let path = self.manifest_path();
+        let mut file = self.private_manifest(&path)?;
+        match file.rename_new(&path) {
+            Ok(()) => Ok(()),
+            // Somebody else was faster; that is well if both meant the same.
+            Err(Errno::EXIST) => {
+                let absolute =
+                    |set: &Self| set.parts.iter().map(std::path::absolute).collect::<std::io::Result<Vec<_>>>();
+                let there = Self::from_manifest(&path)?;
+                let is_same = there.stripe_bytes == self.stripe_bytes
+                    && matches!((absolute(&there), absolute(self)), (Ok(there), Ok(own)) if there == own);
+                let differs = || invalid("another set of the same name was made meanwhile; open it again".into());
+                if is_same { Ok(()) } else { Err(differs().at_path(path)) }
+            }
+            Err(errno) => Err(Error::os("write stripe manifest", errno).at_path(path)),
+        }
     }
 
     /// Writes the manifest under that path, replacing what is there at once.
@@ -120,24 +168,17 @@ impl StripeSet {
     /// # Errors
     /// When the folder refuses it.
     pub fn write_manifest_to(&self, path: &Path) -> Result<()> {
-        let parts = self.parts.iter().map(|part| std::path::absolute(part).unwrap_or_else(|_| part.clone()));
-        let manifest = Manifest {
-            format: FORMAT.into(),
-            version: VERSION,
-            stripe_bytes: self.stripe_bytes,
-            parts: parts.collect(),
-        };
-        let text = serde_json::to_string_pretty(&manifest)
-            .map_err(|error| invalid(format!("a part's name is not UTF-8: {error}")).at_path(path))?;
-        let mut temporary = path.as_os_str().to_os_string();
-        temporary.push(format!(".{}.tmp", std::process::id()));
-        let written = fs::File::create(&temporary)
-            .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
-            .and_then(|()| fs::rename(&temporary, path));
-        written.map_err(|error| {
-            let _ = fs::remove_file(&temporary);
-            Error::from_io("write stripe manifest", &error).at_path(path)
-        })
+        let path = resolve(path)?;
+        let renamed = self.private_manifest(&path)?.rename(&path);
+        renamed.map_err(|errno| Error::os("write stripe manifest", errno).at_path(path))
+    }
+
+    fn private_manifest(&self, path: &Path) -> Result<Temporary> {
+        let text = self.manifest(VERSION)?.to_string();
+        let file = Temporary::new(path)?;
+        file.fill(text.as_bytes()).map_err(|error| error.at_path(path))?;
+        file.take_mode_of(path)?;
+        Ok(file)
     }
 }
 
@@ -229,7 +270,7 @@ mod tests {
             r#"{"format":"deepnvme-stripes","version":1,"stripe_bytes":4096,"parts":[]}"#,
             r#"{"format":"deepnvme-stripes","version":9,"stripe_bytes":4096,"parts":["a"]}"#,
         ] {
-            fs::write(set.manifest_path(), text).unwrap();
+            std::fs::write(set.manifest_path(), text).unwrap();
             let error = StripeSet::from_manifest(&set.manifest_path()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{text}");
             assert_eq!(error.path(), Some(set.manifest_path().as_path()));

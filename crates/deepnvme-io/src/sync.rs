@@ -1,12 +1,79 @@
-//! Locks that `loom` can replace. A panic elsewhere does not poison them: every critical section leaves its
-//! state whole.
+//! Locks, atomics, threads and clocks that `loom` or the simulation can replace. A panic elsewhere does not poison the
+//! locks: every critical section leaves its state whole.
 
 use std::time::Duration;
 
 #[cfg(loom)]
-pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
-#[cfg(not(loom))]
-pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+pub(crate) use loom::sync::{
+    Condvar, Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicU8, AtomicU64},
+};
+#[cfg(not(any(loom, simulated)))]
+pub(crate) use std::{
+    sync::{
+        Condvar, Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicU8, AtomicU64},
+    },
+    thread,
+};
+#[cfg(not(simulated))]
+pub(crate) use std::{
+    sync::{OnceLock, RwLock, RwLockReadGuard, mpsc},
+    time::Instant,
+};
+
+#[cfg(simulated)]
+pub(crate) use deepnvme_simulation_runtime::{
+    sync::{
+        Condvar, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard,
+        atomic::{AtomicBool, AtomicU8, AtomicU64},
+        mpsc,
+    },
+    thread,
+    time::Instant,
+};
+
+/// Threads of `loom`, which has no time: who sleeps lets others run. Its own `park` forgets an `unpark` that came while the
+/// thread was waiting for a lock.
+#[cfg(loom)]
+pub(crate) mod thread {
+    use std::sync::Arc;
+
+    pub(crate) use loom::thread::{Builder, JoinHandle};
+
+    use super::{Condvar, Mutex, lock, wait};
+
+    loom::thread_local! {
+        static CURRENT: Thread = Thread(Arc::new((Mutex::new(false), Condvar::new())));
+    }
+
+    #[derive(Clone)]
+    pub(crate) struct Thread(Arc<(Mutex<bool>, Condvar)>);
+
+    impl Thread {
+        pub(crate) fn unpark(&self) {
+            *lock(&self.0.0) = true;
+            self.0.1.notify_one();
+        }
+    }
+
+    pub(crate) fn current() -> Thread {
+        CURRENT.with(Clone::clone)
+    }
+
+    pub(crate) fn park() {
+        let Thread(own) = current();
+        let mut is_unparked = lock(&own.0);
+        while !*is_unparked {
+            is_unparked = wait(&own.1, is_unparked);
+        }
+        *is_unparked = false;
+    }
+
+    pub(crate) fn sleep(_: std::time::Duration) {
+        loom::thread::yield_now();
+    }
+}
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)

@@ -9,13 +9,16 @@ mod standin;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use deepnvme_io::backend::gds::alone::{CuFileAccess, KnownFile};
 use deepnvme_io::backend::{self, Backend, BackendKind, BackendSetup, Wake};
-use deepnvme_io::op::{Completion, Op, OpKind, Submit, Token};
-use deepnvme_io::{Result, mem::Region};
+use deepnvme_io::op::{Completion, Errno, Op, OpKind, Submit, Token};
+use deepnvme_io::{Result, SubmitMode, mem::Region};
+use deepnvme_testkit::data::TestFile;
 use standin::{Gpu, GpuMemory};
 
 /// The stand-in, for all backends of a test, which has it alone.
@@ -137,9 +140,10 @@ impl Backend for OnGpu {
         let memory = self.stand_in(&op);
         let pieces =
             memory.as_ref().map_or_else(|| op.pieces.clone(), |(memory, _)| [memory.region()].into_iter().collect());
+        let cufile = memory.as_ref().map(|(_, file)| file.clone());
         let token = Token(self.next);
         self.next += 1;
-        let other = Op { token, kind: op.kind, file: Arc::clone(&op.file), offset: op.offset, pieces };
+        let other = Op { token, kind: op.kind, file: Arc::clone(&op.file), offset: op.offset, pieces, cufile };
         match self.inner_mut().submit(other) {
             Submit::Queued => {
                 self.moved.insert(token.0, Moved { op, memory });
@@ -192,4 +196,29 @@ backends! {
     batches_beside_threads: beside(BackendKind::Threads, true);
     calls_beside_uring: beside(BackendKind::Uring, false);
     calls_beside_aio: beside(BackendKind::Aio, false);
+}
+
+#[test]
+fn an_op_never_meets_the_registration_of_another_file() {
+    let setup = BackendSetup { queue_depth: 4, submit: SubmitMode::Batch, worker_index: 0 };
+    let (gpu, access) = (gpu(), CuFileAccess::new());
+    let mut backend = access.beside(backend::open(BackendKind::Threads, &setup).unwrap(), &setup);
+    let (secret, other) = (TestFile::holding(&[0xAA; 4096]), TestFile::holding(&[0xBB; 4096]));
+    let descriptor = |file: &TestFile| Arc::new(OwnedFd::from(File::open(&file.path).unwrap()));
+    // Its transfers may go on when nobody else has the file any more.
+    let known = access.register(&descriptor(&secret)).unwrap();
+    // One of these lies where the first was.
+    let files: Vec<_> = (0..200).map(|_| descriptor(&other)).collect();
+    for file in files {
+        let memory = gpu.memory(0, 4096, 1);
+        let pieces = [memory.region()].into_iter().collect();
+        let op = Op { token: Token(0), kind: OpKind::Read, file, offset: 0, pieces, cufile: None };
+        assert!(matches!(backend.submit(op), Submit::Queued));
+        let mut done = Vec::new();
+        while done.is_empty() {
+            backend.reap(1, &mut done).unwrap();
+        }
+        assert_eq!(done.pop().unwrap().result, Err(Errno::BADF));
+    }
+    drop(known);
 }

@@ -167,6 +167,27 @@ fn falls_back_to_threads_where_the_kernel_has_neither() {
 }
 
 #[test]
+fn without_statx_and_files_in_memory_everything_works() {
+    let test = "without_statx_and_files_in_memory_everything_works";
+    for errno in [libc::ENOSYS, libc::EPERM] {
+        behind_filter(test, &[libc::SYS_statx, libc::SYS_memfd_create], errno, || {
+            engine_round_trip(BackendChoice::Auto);
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("file");
+            for bytes in [b"one".as_slice(), b"two"] {
+                let engine = std::sync::Arc::new(Engine::new(Config::default()).unwrap());
+                let target = deepnvme_io::Target::from(&path);
+                let mut writer =
+                    deepnvme_io::stream::FileWriter::create(engine, &target, deepnvme_io::Durability::Full).unwrap();
+                writer.write(bytes).unwrap();
+                writer.commit().unwrap();
+                assert_eq!(std::fs::read(&path).unwrap(), bytes);
+            }
+        });
+    }
+}
+
+#[test]
 fn falls_back_where_a_ring_can_be_made_but_not_entered() {
     if std::env::var_os(CHILD).is_none() && !Probe::run().uring.works() {
         return common::skipped("io_uring does not work here in the first place");

@@ -198,6 +198,34 @@ fn a_long_range_that_needs_no_slot_has_large_blocks() {
 }
 
 #[test]
+fn stripes_of_any_number_of_pages_are_cut_into_few_blocks() {
+    // Primes, up to the one below 4 GiB.
+    for (stripe_pages, parts) in [(257_u64, 3_u64), (16_381, 16), (1_048_573, 256)] {
+        let layout = Layout { parts, stripe_bytes: stripe_pages * PAGE };
+        let aligned = FileAlignment { memory: Alignment::new(512).unwrap(), offset: Alignment::new(4096).unwrap() };
+        let len = layout.stripe_bytes * parts;
+        for (address, block_bytes) in [(Some(0), 4 << 20), (Some(1), 512 << 10)] {
+            for direct in [Some(aligned), None] {
+                let geometry = Geometry { direct, layout, has_gds: false };
+                let sizes = BlockSizes { block_bytes: 4 << 20, slot_bytes: 512 << 10, gds_bytes: 4 << 20 };
+                let segment = Segment { file: 0, item: 0, offset: 0, len, address, is_flat_gpu: false };
+                let began = std::time::Instant::now();
+                let plan = Plan::new(Direction::Write, &[geometry], vec![segment], sizes).unwrap();
+                let block_bytes: u64 = if direct.is_some() { block_bytes } else { 512 << 10 };
+                let share = (len / 16).min(block_bytes).max(512 << 10);
+                let bound = parts * layout.stripe_bytes.div_ceil(share) * 2 + 2;
+                assert!(plan.block_count() <= bound, "{} blocks of at most {bound}", plan.block_count());
+                for index in [0, 1, plan.block_count() / 2, plan.block_count() - 1] {
+                    let block = plan.block(index);
+                    assert_eq!(layout.locate(block.range.start).0, layout.locate(block.range.end - 1).0);
+                }
+                assert!(began.elapsed() < std::time::Duration::from_millis(100), "{:?}", began.elapsed());
+            }
+        }
+    }
+}
+
+#[test]
 fn overlapping_writes_are_refused_and_overlapping_reads_are_not() {
     let geometry = Geometry { direct: None, layout: Layout::SINGLE, has_gds: false };
     let segment = |offset| Segment { file: 0, item: 0, offset, len: 100, address: Some(0), is_flat_gpu: false };

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use deepnvme_io::stream::{BUFFER_BYTES, BUFFERS, FileReader, FileWriter, TEMPORARY_MARK};
+use deepnvme_io::stream::{BUFFER_BYTES, BUFFERS, FileReader, FileWriter, TEMPORARY_MARK, Temporary};
 use deepnvme_io::{Config, Durability, Engine, ErrorKind, StripeSet, Target};
 
 fn random(bytes: usize, seed: u64) -> Vec<u8> {
@@ -99,7 +99,10 @@ fn a_stale_temporary_is_removed_and_a_living_one_is_not() {
     let (engine, folder) = (engine(), tempfile::tempdir().unwrap());
     let path = folder.path().join("file");
     let target = Target::from(&path);
-    fs::write(folder.path().join(format!(".file{TEMPORARY_MARK}1-1")), "left by a killed process").unwrap();
+    // As a killed process leaves it: with its name, and without a lock.
+    let stale = Temporary::new(&path).unwrap();
+    deepnvme_io::fs::unlock(stale.file()).unwrap();
+    std::mem::forget(stale);
     let mut living = FileWriter::create(Arc::clone(&engine), &target, Durability::None).unwrap();
     living.write(b"living").unwrap();
     assert_eq!(names(folder.path()).len(), 1, "the stale one is gone");

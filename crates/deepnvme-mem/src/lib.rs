@@ -48,8 +48,11 @@ mod region;
 mod region_mut;
 mod reserve;
 mod runs;
+#[cfg(simulated)]
+pub mod simulated;
 mod slot;
 mod span;
+mod stream_handle;
 mod strided;
 mod sync;
 
@@ -64,4 +67,5 @@ pub use region_mut::RegionMut;
 pub use reserve::Reserved;
 pub use slot::Slot;
 pub use span::{Device, Owner};
+pub use stream_handle::StreamHandle;
 pub use strided::{DIMS_MAX, Strided};

@@ -30,16 +30,37 @@ impl Mapping {
         assert!(len > 0, "a mapping has at least one byte");
         let mapped_bytes = whole_pages(len)?;
         let huge = Alignment::HUGE.bytes() as usize;
-        if len < huge { Self::anywhere(mapped_bytes) } else { Self::on_boundary(mapped_bytes, huge) }
+        let made = if len < huge {
+            Self::map(mapped_bytes, MapFlags::PRIVATE)
+        } else {
+            Self::on_boundary(mapped_bytes, huge, MapFlags::PRIVATE)
+        };
+        made.inspect(Self::count)
     }
 
-    /// Maps at least `len` bytes, for which the kernel sets no memory aside.
+    #[cfg(simulated)]
+    fn count(&self) {
+        crate::simulated::take(self.mapped_bytes);
+    }
+
+    #[cfg(not(simulated))]
+    fn count(&self) {}
+
+    /// Maps at least `len` bytes, for which the kernel sets no memory aside. The start lies on the boundary of a page of
+    /// `page_bytes`.
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub(crate) fn reserve(len: usize) -> io::Result<Self> {
+    pub(crate) fn reserve(len: usize, page_bytes: usize) -> io::Result<Self> {
         assert!(len > 0, "a mapping has at least one byte");
-        Self::map(whole_pages(len)?, MapFlags::PRIVATE | MapFlags::NORESERVE)
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let mapped_bytes = whole_pages(len)?;
+        let made = if page_bytes <= rustix::param::page_size() {
+            Self::map(mapped_bytes, flags)
+        } else {
+            Self::on_boundary(mapped_bytes, page_bytes, flags)
+        };
+        made.inspect(Self::count)
     }
 
     /// Asks for huge pages, or for small ones; whether the kernel took the advice.
@@ -68,12 +89,12 @@ impl Mapping {
         unsafe { madvise(self.start.as_ptr().cast(), self.mapped_bytes, Advice::LinuxHugepage) }.is_ok()
     }
 
-    pub(crate) fn start(&self) -> NonNull<u8> {
-        self.start
+    pub(crate) fn mapped_bytes(&self) -> usize {
+        self.mapped_bytes
     }
 
-    fn anywhere(mapped_bytes: usize) -> io::Result<Self> {
-        Self::map(mapped_bytes, MapFlags::PRIVATE)
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
     }
 
     fn map(mapped_bytes: usize, flags: MapFlags) -> io::Result<Self> {
@@ -87,9 +108,9 @@ impl Mapping {
     }
 
     /// Maps `boundary` bytes more than needed and gives back what sticks out on either side.
-    fn on_boundary(mapped_bytes: usize, boundary: usize) -> io::Result<Self> {
+    fn on_boundary(mapped_bytes: usize, boundary: usize, flags: MapFlags) -> io::Result<Self> {
         let wide_bytes = mapped_bytes.checked_add(boundary).ok_or(Errno::NOMEM)?;
-        let mut mapping = Self::anywhere(wide_bytes)?;
+        let mut mapping = Self::map(wide_bytes, flags)?;
         let head_bytes = mapping.start.as_ptr().align_offset(boundary);
         mapping.give_back_head(head_bytes)?;
         mapping.give_back_tail(boundary - head_bytes)?;
@@ -120,6 +141,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        #[cfg(simulated)]
+        crate::simulated::give(self.mapped_bytes);
         // SAFETY: the range is this mapping's own, and its last owner is going away.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.mapped_bytes) };
         debug_assert!(unmapped.is_ok(), "unmapping a whole mapping does not fail: {unmapped:?}");

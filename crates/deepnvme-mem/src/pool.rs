@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::sync::PoisonError;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -14,7 +14,7 @@ use crate::region::Region;
 use crate::region_mut::RegionMut;
 use crate::slot::Slot;
 use crate::span::Span;
-use crate::sync::{Arc, Condvar, Mutex, MutexGuard};
+use crate::sync::{Arc, Condvar, Instant, Mutex, MutexGuard};
 
 /// A fixed number of equal slots of memory; each starts on a page, and all lie in one arena.
 ///

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::span::{Device, Owner, Span};
+use crate::stream_handle::StreamHandle;
 use crate::strided::Strided;
 
 /// Memory that can be read, and an owner that keeps it alive for as long as any clone exists.
@@ -76,13 +77,13 @@ impl Region {
     /// The same memory of a GPU, to be looked at when the work that this stream has been given by now is done. Default: the
     /// device's default stream.
     #[must_use]
-    pub fn after(self, stream: usize) -> Self {
+    pub fn after(self, stream: StreamHandle) -> Self {
         Self(self.0.after(stream))
     }
 
     /// The stream whose work so far comes first.
     #[must_use]
-    pub fn stream(&self) -> usize {
+    pub fn stream(&self) -> StreamHandle {
         self.0.stream()
     }
 
@@ -155,7 +156,17 @@ impl Drop for Parts {
     }
 }
 
+/// How far behind a page a simulated vector begins: the alignment that an allocator happens to choose must not decide what
+/// an execution does.
+#[cfg(simulated)]
+const SKEW_BYTES: usize = 64;
+
 pub(crate) fn from_vec(bytes: Vec<u8>) -> Span {
+    #[cfg(simulated)]
+    if let Ok(mut buffer) = crate::Buffer::zeroed(SKEW_BYTES + bytes.len()) {
+        buffer.as_mut_slice()[SKEW_BYTES..].copy_from_slice(&bytes);
+        return buffer.into_region().0.slice(SKEW_BYTES..SKEW_BYTES + bytes.len());
+    }
     let mut bytes = std::mem::ManuallyDrop::new(bytes);
     let parts = Parts { start: bytes.as_mut_ptr(), len: bytes.len(), capacity: bytes.capacity() };
     Span::flat(parts.start, parts.len, Device::Host, Arc::new(parts))

@@ -5,6 +5,7 @@ use std::fmt;
 use crate::buffer::Buffer;
 use crate::region::{Region, from_vec};
 use crate::span::{Device, Owner, Span};
+use crate::stream_handle::StreamHandle;
 use crate::strided::Strided;
 
 /// The one right to change some memory, and an owner that keeps the memory alive.
@@ -77,13 +78,13 @@ impl RegionMut {
     /// The same memory of a GPU, to be changed when the work that this stream has been given by now is done. Default: the
     /// device's default stream.
     #[must_use]
-    pub fn after(self, stream: usize) -> Self {
+    pub fn after(self, stream: StreamHandle) -> Self {
         Self(self.0.after(stream))
     }
 
     /// The stream whose work so far comes first.
     #[must_use]
-    pub fn stream(&self) -> usize {
+    pub fn stream(&self) -> StreamHandle {
         self.0.stream()
     }
 

@@ -26,11 +26,15 @@ use crate::{Alignment, Device, RegionMut};
 pub struct Reserved {
     mapping: Arc<Mapping>,
     len: usize,
+    page_bytes: usize,
 }
 
+/// Pieces of so many huge pages are worth the part of one that sticks out on either side.
+const HUGE_PAGES_MIN: usize = 8;
+
 impl Reserved {
-    /// `len` bytes of addresses. Where pieces of less than a huge page are put there and given back (`piece_bytes`), the
-    /// kernel is asked for small pages, so that a piece costs no more than itself.
+    /// `len` bytes of addresses. Where pieces of less than 16 MiB are put there and given back (`piece_bytes`), the kernel is
+    /// asked for small pages, so that a piece costs no more than itself.
     ///
     /// # Errors
     /// `ENOMEM` when there is no such range of addresses.
@@ -38,10 +42,24 @@ impl Reserved {
     /// # Panics
     /// When `len` is zero.
     pub fn new(len: usize, piece_bytes: usize) -> io::Result<Self> {
-        let mapping = Mapping::reserve(len)?;
+        let page_bytes = Self::page_bytes_for(piece_bytes);
+        let mapping = Mapping::reserve(len, page_bytes)?;
         // Advice: pages of the other kind are as right.
-        let _ = mapping.advise_pages(piece_bytes as u64 >= 2 * Alignment::HUGE.bytes());
-        Ok(Self { mapping: Arc::new(mapping), len })
+        let _ = mapping.advise_pages(page_bytes > rustix::param::page_size());
+        Ok(Self { mapping: Arc::new(mapping), len, page_bytes })
+    }
+
+    /// What memory comes in, counted from the first byte on: whoever writes one byte may get so many.
+    #[must_use]
+    pub fn page_bytes(&self) -> usize {
+        self.page_bytes
+    }
+
+    /// What memory will come in for pieces of that size.
+    #[must_use]
+    pub fn page_bytes_for(piece_bytes: usize) -> usize {
+        let huge_bytes = Alignment::HUGE.bytes() as usize;
+        if piece_bytes >= HUGE_PAGES_MIN * huge_bytes { huge_bytes } else { rustix::param::page_size() }
     }
 
     /// Bytes of addresses.
@@ -77,7 +95,9 @@ impl Reserved {
     /// When the range is not inside.
     pub fn discard(&self, range: Range<usize>) {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} is outside of {} bytes", self.len);
-        self.mapping.discard(range);
+        // Behind the last byte there is nothing that anybody could want.
+        let end = if range.end == self.len { self.mapping.mapped_bytes() } else { range.end };
+        self.mapping.discard(range.start..end);
     }
 }
 

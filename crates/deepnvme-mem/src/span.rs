@@ -10,6 +10,7 @@ use std::sync::atomic::{Ordering, fence};
 use crate::buffer::Buffer;
 use crate::past_cache;
 use crate::runs::Runs;
+use crate::stream_handle::StreamHandle;
 use crate::strided::Strided;
 
 /// Where memory lives.
@@ -37,8 +38,8 @@ pub(crate) struct Span {
     start: *mut u8,
     len: usize,
     device: Device,
-    /// The stream whose work so far comes first; 0 is the device's default one.
-    stream: usize,
+    /// The stream whose work so far comes first.
+    stream: StreamHandle,
     owner: Owner,
     runs: Option<Arc<Runs>>,
 }
@@ -51,21 +52,21 @@ unsafe impl Sync for Span {}
 impl Span {
     pub(crate) fn flat(start: *mut u8, len: usize, device: Device, owner: Owner) -> Self {
         assert!(isize::try_from(len).is_ok(), "a region of {len} bytes is larger than any memory");
-        Self { start, len, device, stream: 0, owner, runs: None }
+        Self { start, len, device, stream: StreamHandle::DEFAULT, owner, runs: None }
     }
 
     pub(crate) fn strided(start: *mut u8, layout: &Strided, device: Device, owner: Owner) -> Self {
         let runs = Runs::new(layout);
         let len = runs.total_bytes();
         let runs = if runs.is_contiguous() { None } else { Some(Arc::new(runs)) };
-        Self { start, len, device, stream: 0, owner, runs }
+        Self { start, len, device, stream: StreamHandle::DEFAULT, owner, runs }
     }
 
-    pub(crate) fn after(self, stream: usize) -> Self {
+    pub(crate) fn after(self, stream: StreamHandle) -> Self {
         Self { stream, ..self }
     }
 
-    pub(crate) fn stream(&self) -> usize {
+    pub(crate) fn stream(&self) -> StreamHandle {
         self.stream
     }
 

@@ -67,9 +67,11 @@ impl Crew {
         if self.pid == std::process::id() {
             pool.scope(|scope| (0..hands).for_each(|_| scope.spawn(move |_| drain())));
         } else {
-            // A fork left the pool's threads with the parent.
-            std::thread::scope(|scope| (1..hands).for_each(|_| drop(scope.spawn(drain))));
-            drain();
+            // A fork left the pool's threads with the parent. Where there are none to be had, this one does it all.
+            std::thread::scope(|scope| {
+                let _ = (1..hands).try_for_each(|_| std::thread::Builder::new().spawn_scoped(scope, drain).map(drop));
+                drain();
+            });
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use deepnvme_io::shown;
+
 /// Why a report, a benchmark or a search could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -43,7 +45,7 @@ impl Error {
 
     /// What the kernel said about a path, and what was being done.
     pub(crate) fn at(path: &Path, doing: &str, error: &std::io::Error) -> Self {
-        Self::Failed(format!("{}: cannot {doing}: {error}{}", path.display(), remedy(error)))
+        Self::Failed(format!("{}: cannot {doing}: {error}{}", shown::path(path), remedy(error)))
     }
 
     /// 0 where nobody listened any more, 2 for what was asked wrongly, 1 for the rest.

@@ -42,8 +42,8 @@ impl Tree {
 
     /// The names in a folder, in order; none where it is missing.
     pub(crate) fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
-        let entries = fs::read_dir(self.path(path)).into_iter().flatten().flatten();
-        let mut names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        let entries = deepnvme_io::fs::entries(&self.path(path)).unwrap_or_default();
+        let mut names: Vec<_> = entries.into_iter().filter_map(|name| name.into_string().ok()).collect();
         names.sort();
         names
     }

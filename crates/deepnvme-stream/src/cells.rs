@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use deepnvme_io::mem::RegionMut;
+use deepnvme_io::mem::{RegionMut, StreamHandle};
 
 /// An arena, cut wherever a slot begins or ends. A slot is some cells side by side.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub(crate) struct Cells {
 struct Cell {
     bytes: usize,
     memory: Option<RegionMut>,
-    stream: usize,
+    stream: StreamHandle,
 }
 
 impl Cells {
@@ -65,7 +65,7 @@ impl Cells {
     }
 
     /// That stream has used a slot.
-    pub(crate) fn used(&mut self, slot: usize, stream: usize) {
+    pub(crate) fn used(&mut self, slot: usize, stream: StreamHandle) {
         self.cells[self.slots[slot].clone()].iter_mut().for_each(|cell| cell.stream = stream);
     }
 }

@@ -5,17 +5,19 @@
 //! the time; the others compute, and one of those converts, too, while it has to wait for what it computes with. What has a
 //! berth in the stash is read once, and converted from there ever after.
 
+use std::any::Any;
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use deepnvme_io::mem::{Buffer, Device, RegionMut};
-use deepnvme_io::{Engine, GpuAccess, Pending, TensorFile};
+use deepnvme_io::{Engine, GpuAccess, Pending, Refused, TensorFile};
 
 use crate::arrival::{Workspace, convert};
 use crate::error::{Error, Result};
 use crate::stash::Stash;
+use crate::sync::{Condvar, Instant, JoinHandle, Mutex, MutexGuard, thread};
 use crate::task::{Done, Task};
 use crate::unit::{BLOCK_BYTES, Conversion};
 
@@ -23,6 +25,9 @@ use crate::unit::{BLOCK_BYTES, Conversion};
 const THREADS_MAX: usize = 8;
 /// Bytes of buffers for each thread, and for whoever waits: a disk needs some MiB under way to be at its best.
 const BUFFERS_BYTES: usize = 16 << 20;
+
+/// Who waits for somebody else's bytes, to have their buffer, looks again after this whether there is one.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// One conversion, with the memory that it fills.
 #[derive(Debug)]
@@ -92,13 +97,13 @@ pub(crate) struct Crew {
 
 /// Half as many threads as there are processors: the others compute.
 fn threads() -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     (cores / 2).clamp(1, THREADS_MAX)
 }
 
 /// How many convert at once where the disk is what all wait for: the threads, and who waits.
 pub(crate) fn hands() -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     (threads() + 1).min(cores)
 }
 
@@ -123,7 +128,7 @@ impl Crew {
         let mut threads = Vec::new();
         for index in 0..wanted {
             let shared = Arc::clone(&shared);
-            let thread = std::thread::Builder::new().name(format!("deepnvme-arrive-{index}"));
+            let thread = thread::Builder::new().name(format!("deepnvme-arrive-{index}"));
             match thread.spawn(move || shared.work()) {
                 Ok(thread) => threads.push(thread),
                 // Fewer do as well.
@@ -179,7 +184,8 @@ impl Crew {
                 continue;
             };
             drop(jobs);
-            if reading.bytes.wait_timeout(left) {
+            let is_own = Arc::ptr_eq(&reading.task, task);
+            if reading.bytes.wait_timeout(if is_own { left } else { left.min(LOOK_AGAIN) }) {
                 let kit =
                     kit.get_or_insert_with(|| lock(&shared.kits).pop().unwrap_or_else(|| Kit::new(&shared.engine)));
                 shared.convert(kit, reading);
@@ -218,14 +224,29 @@ impl Drop for Crew {
 }
 
 impl Jobs {
-    /// What is converted next: of that task, if one is named, and what has come, as far as possible.
+    /// A buffer comes home to its owner; `None` is one that was lost: a berth then stays empty.
+    fn put_back(&mut self, owner: Owner, buffer: Option<Buffer>, is_right: bool) {
+        match (owner, buffer) {
+            (Owner::Stash(berth), Some(buffer)) => self.stash.put(berth, buffer, is_right),
+            (Owner::Crew, Some(buffer)) => self.spare.push(buffer),
+            (Owner::Crew, None) => self.unmade += 1,
+            (Owner::Stash(_), None) => {}
+        }
+    }
+
+    /// What is converted next: of that task, if one is named, and what has come, as far as possible. With a task, nothing of
+    /// another one that has not come, unless the task waits for a buffer.
     fn take(&mut self, task: Option<&Arc<Task>>) -> Option<Reading> {
         let is_wanted = |reading: &Reading| task.is_none_or(|task| Arc::ptr_eq(&reading.task, task));
         let has_come = |reading: &Reading| reading.bytes.have_come();
         let place = self.reading.iter().position(|reading| is_wanted(reading) && has_come(reading));
         let place = place.or_else(|| self.reading.iter().position(has_come));
         let place = place.or_else(|| self.reading.iter().position(is_wanted));
-        self.reading.remove(place.unwrap_or(0))
+        // What others wait for, and has not come, is left to them, unless its buffer is needed: one's own task may be done
+        // long before.
+        let needs_buffer = |task: &Arc<Task>| self.waiting.iter().any(|(other, _)| Arc::ptr_eq(other, task));
+        let place = place.or_else(|| task.is_some_and(needs_buffer).then_some(0));
+        self.reading.remove(place?)
     }
 }
 
@@ -263,15 +284,17 @@ impl Shared {
             };
             let Conversion { offset, bytes, .. } = job.conversion;
             let head = job.conversion.head();
-            let started = buffer.and_then(|buffer| {
+            let started = buffer.map_err(|error| (error, None)).and_then(|buffer| {
                 let (target, rest) = buffer.into_region().split_at(head + bytes);
-                Ok(Bytes::Coming(self.engine.read(&job.file, offset - head as u64, target)?, rest))
+                match self.engine.offer_read(&job.file, offset - head as u64, target) {
+                    Ok(pending) => Ok(Bytes::Coming(pending, rest)),
+                    Err(Refused { error, memory }) => Err((error, joined(memory, rest))),
+                }
             });
             match started {
                 Ok(bytes) => jobs.reading.push_back(Reading { task, job, bytes, owner }),
-                Err(error) => {
-                    // A berth whose memory is lost stays empty.
-                    jobs.unmade += usize::from(owner == Owner::Crew);
+                Err((error, buffer)) => {
+                    jobs.put_back(owner, buffer, false);
                     task.end(job.target, Err(error.into()));
                 }
             }
@@ -297,26 +320,31 @@ impl Shared {
     fn convert(&self, kit: &mut Kit, reading: Reading) {
         let Reading { task, job, bytes, owner } = reading;
         let (buffer, read) = bytes.wait();
-        let result = read.and_then(|finished| {
-            let began = Instant::now();
+        let fill = || {
+            let (finished, began) = (read?, Instant::now());
             let lost = || Error::Plan("the memory of a read did not come home".into());
             let (head, bytes) = (job.conversion.head(), job.conversion.bytes);
             kit.fill(&job, &buffer.as_ref().ok_or_else(lost)?.as_slice()[head..head + bytes])?;
             Ok(Done { read: finished.map(|finished| (bytes as u64, finished)), converting: began.elapsed() })
+        };
+        // Whoever waits for the task is told of a panic, and the thread goes on: nobody else would end the job.
+        let result = catch_unwind(AssertUnwindSafe(fill)).unwrap_or_else(|panic| {
+            *kit = Kit::new(&self.engine);
+            Err(panicked(&job, &*panic))
         });
         let is_right = result.is_ok();
         task.end(job.target, result);
         let mut jobs = lock(&self.jobs);
-        match (owner, buffer) {
-            (Owner::Stash(berth), Some(buffer)) => jobs.stash.put(berth, buffer, is_right),
-            (Owner::Crew, Some(buffer)) => jobs.spare.push(buffer),
-            (Owner::Crew, None) => jobs.unmade += 1,
-            (Owner::Stash(_), None) => {}
-        }
+        jobs.put_back(owner, buffer, is_right);
         self.read_ahead(&mut jobs);
         drop(jobs);
         self.changed.notify_all();
     }
+}
+
+/// The buffer out of its parts.
+fn joined(memory: Option<RegionMut>, rest: RegionMut) -> Option<Buffer> {
+    memory.and_then(|memory| memory.join(rest).ok()).and_then(|whole| whole.into_buffer().ok())
 }
 
 impl Bytes {
@@ -340,8 +368,7 @@ impl Bytes {
             Self::Here(buffer) => (Some(buffer), Ok(None)),
             Self::Coming(pending, rest) => {
                 let (memory, transfer) = pending.wait();
-                let whole = memory.and_then(|memory| memory.join(rest).ok()).and_then(|whole| whole.into_buffer().ok());
-                (whole, transfer.map(|transfer| Some(transfer.finished)).map_err(Error::from))
+                (joined(memory, rest), transfer.map(|transfer| Some(transfer.finished)).map_err(Error::from))
             }
         }
     }
@@ -384,6 +411,12 @@ impl Kit {
         }
         Ok(())
     }
+}
+
+fn panicked(job: &Job, panic: &(dyn Any + Send)) -> Error {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let what = text.unwrap_or("without a message").to_owned();
+    Error::Panicked { path: job.file.path().to_path_buf(), offset: job.conversion.offset, what }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use deepnvme_codec::{Float, cast};
+use deepnvme_io::backend::BackendKind;
 use deepnvme_io::mem::{Buffer, Region};
-use deepnvme_io::{Config, Engine};
+use deepnvme_io::{BackendFactory, Config, Engine};
+use deepnvme_testkit::faults::{FaultPlan, Faults};
 
 use super::{BUFFERS_BYTES, Crew, Job, lock};
 use crate::source::Source;
 use crate::stash::Stash;
-use crate::task::Task;
+use crate::task::{Done, Task};
 use crate::unit::{Arrival, Conversion};
 
 const JOB_BYTES: usize = 1 << 20;
@@ -30,6 +32,10 @@ impl World {
     }
 
     fn with_stash(jobs: usize, berths: &[usize]) -> Self {
+        Self::on(&Arc::new(Engine::new(Config::default()).unwrap()), jobs, berths, 0)
+    }
+
+    fn on(engine: &Arc<Engine>, jobs: usize, berths: &[usize], threads: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut bytes = vec![0; 7 + jobs * JOB_BYTES];
         fastrand::Rng::with_seed(3).fill(&mut bytes);
@@ -37,8 +43,7 @@ impl World {
         std::fs::write(&path, &bytes).unwrap();
         let mut wide = vec![0; jobs * JOB_BYTES * 2];
         cast::convert(Float::Bf16, Float::F32, &bytes[7..], &mut wide).unwrap();
-        let engine = Arc::new(Engine::new(Config::default()).unwrap());
-        let crew = Crew::start_with(&engine, JOB_BYTES, Stash::new(berths).unwrap(), 0).unwrap();
+        let crew = Crew::start_with(engine, JOB_BYTES, Stash::new(berths).unwrap(), threads).unwrap();
         Self { crew, source: Source::open(path).unwrap(), wide, berths: berths.len(), _folder: folder }
     }
 
@@ -181,14 +186,84 @@ fn what_has_a_berth_is_read_once_and_needs_no_buffer() {
 }
 
 #[test]
-fn a_berth_whose_read_does_not_begin_is_done_without() {
+fn a_berth_whose_read_does_not_begin_keeps_its_memory() {
     let world = World::with_stash(40, &[JOB_BYTES + 4096; 3]);
     let (task, _) = world.begin_at(u64::MAX - (1 << 40), 0..3);
     assert!(task.finish().unwrap().result.is_err());
-    for _ in 0..2 {
+    for read in [40, 37] {
         let (task, region) = world.begin(0..40);
         assert!(world.crew.help(&task, Instant::now() + FAR));
-        world.assert_came(&task, &region, 0);
+        assert_eq!(world.bytes_read(&task, &region, 0), read * JOB_BYTES as u64, "three are in their berths then");
     }
     assert_eq!(world.counts(), (0, 0, world.crew.shared.buffers));
+}
+
+/// Jobs whose memory is too small for what they become: a defect, as far as converting knows.
+fn begin_defective(world: &World, jobs: usize) -> Arc<Task> {
+    let job = |index: usize| {
+        let conversion = Conversion {
+            source: 0,
+            offset: 7 + (index * JOB_BYTES) as u64,
+            bytes: JOB_BYTES,
+            at: 0,
+            target_bytes: 2 * JOB_BYTES,
+            arrival: Arrival::Cast { from: Float::Bf16, to: Float::F32 },
+            trim: (0, 0),
+            then: None,
+        };
+        let target = Buffer::zeroed(4096).unwrap().into_region();
+        Job { file: Arc::clone(world.source.file()), conversion, target, berth: None }
+    };
+    world.crew.begin((0..jobs).map(job).collect(), false)
+}
+
+#[test]
+fn a_panic_while_converting_is_told_to_who_waits() {
+    let world = World::new(4);
+    let task = begin_defective(&world, 4);
+    assert!(world.crew.help(&task, Instant::now() + FAR));
+    let failed = task.finish().unwrap();
+    assert_eq!(failed.home.len(), 4, "its memory is there again");
+    let text = failed.result.unwrap_err().to_string();
+    assert!(text.contains("weights") && text.contains("panicked"), "{text}");
+    let (task, region) = world.begin(0..4);
+    assert!(world.crew.help(&task, Instant::now() + FAR));
+    world.assert_came(&task, &region, 0);
+    assert_eq!(world.counts(), (0, 0, world.crew.shared.buffers), "no buffer is lost");
+}
+
+#[test]
+fn threads_outlive_a_panic_while_converting() {
+    let world = World::on(&Arc::new(Engine::new(Config::default()).unwrap()), 4, &[], 1);
+    let task = begin_defective(&world, 4);
+    assert!(task.wait_timeout(FAR), "nobody else would end it");
+    assert!(task.finish().unwrap().result.is_err());
+    let (task, region) = world.begin(0..4);
+    assert!(task.wait_timeout(FAR));
+    world.assert_came(&task, &region, 0);
+}
+
+#[test]
+fn who_helps_does_not_wait_for_what_others_want() {
+    let plan = FaultPlan { seed: 1, slow: 1000, slow_max: Duration::from_secs(3), ..FaultPlan::default() };
+    let factory: BackendFactory = Arc::new(move |setup| {
+        Ok(Box::new(Faults::new(plan.clone()).wrap(deepnvme_io::backend::open(BackendKind::Threads, setup)?)))
+    });
+    let engine = Engine::with_backends(Config { workers: 1, ..Config::default() }, factory).unwrap();
+    let world = World::on(&Arc::new(engine), 8, &[], 0);
+    let (others, _region) = world.begin(0..8);
+    // All that is left of this one is in another thread's hands.
+    let wanted = Arc::new(Task::new(1));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(30));
+            let done = Done { read: None, converting: Duration::ZERO };
+            wanted.end(Buffer::zeroed(4096).unwrap().into_region(), Ok(done));
+            drop(lock(&world.crew.shared.jobs));
+            world.crew.shared.changed.notify_all();
+        });
+        assert!(world.crew.help(&wanted, Instant::now() + FAR));
+        assert!(!others.is_done(), "it has waited for what others want");
+        assert_eq!(world.counts().0, 8, "nothing has come yet");
+    });
 }

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use deepnvme_io::shown;
+
 /// The result of every call that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -12,7 +14,7 @@ pub enum Error {
     #[error(transparent)]
     Io(#[from] deepnvme_io::Error),
     /// The file is not the one that was opened.
-    #[error("{}: the file has changed since the model was opened ({what}); open the model again", path.display())]
+    #[error("{}: the file has changed since the model was opened ({what}); open the model again", shown::path(path))]
     Changed {
         /// The file.
         path: PathBuf,
@@ -20,7 +22,10 @@ pub enum Error {
         what: String,
     },
     /// The bytes that came are not what they have to be.
-    #[error("{}: the weights at offset {offset} are damaged ({source}); restore the file from a copy", path.display())]
+    #[error(
+        "{}: the weights at offset {offset} are damaged ({source}); restore the file from a copy",
+        shown::path(path)
+    )]
     Corrupt {
         /// The file.
         path: PathBuf,
@@ -48,6 +53,16 @@ pub enum Error {
         bytes: u64,
         /// The bound.
         bytes_max: u64,
+    },
+    /// A defect of this library, met while weights were converted.
+    #[error("converting weights of {} at offset {offset} panicked ({what}); please report this", shown::path(path))]
+    Panicked {
+        /// The file.
+        path: PathBuf,
+        /// Where the stretch begins.
+        offset: u64,
+        /// What the panic said.
+        what: String,
     },
     /// The caller's plan contradicts itself.
     #[error("the plan of what is streamed is wrong: {0}")]

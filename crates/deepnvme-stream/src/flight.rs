@@ -1,13 +1,14 @@
 //! A unit on its way: what is read into its slot directly, what is converted on arrival, and the memory between.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use deepnvme_io::Pending;
 use deepnvme_io::mem::RegionMut;
 
 use crate::crew::Crew;
 use crate::error::Result;
+use crate::sync::Instant;
 use crate::task::{Converted, Task};
 
 /// What is waited for.
@@ -100,7 +101,7 @@ impl Flight {
 }
 
 /// Memory out of all its parts.
-fn whole(mut parts: Vec<RegionMut>) -> Option<RegionMut> {
+pub(crate) fn whole(mut parts: Vec<RegionMut>) -> Option<RegionMut> {
     parts.retain(|part| !part.is_empty());
     parts.sort_unstable_by_key(RegionMut::addr);
     let mut parts = parts.into_iter();

@@ -1,7 +1,7 @@
 //! Stretches that are converted on the thread that waits for them: each is read once, whoever wants how much of it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use deepnvme_io::mem::{Buffer, RegionMut, Reserved};
 use deepnvme_io::{Engine, Error as IoError, Pending, ReadItem};
@@ -9,6 +9,7 @@ use deepnvme_io::{Engine, Error as IoError, Pending, ReadItem};
 use crate::arrival::{Workspace, convert};
 use crate::error::{Error, Result};
 use crate::source::Source;
+use crate::sync::Instant;
 use crate::unit::{BLOCK_BYTES, Conversion};
 
 /// Bytes that are on their way while those before them are converted.

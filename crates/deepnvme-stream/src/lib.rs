@@ -14,7 +14,7 @@
 //! ```
 //! use std::sync::Arc;
 //!
-//! use deepnvme_io::mem::{Buffer, RegionMut};
+//! use deepnvme_io::mem::{Buffer, RegionMut, StreamHandle};
 //! use deepnvme_io::{Config, Engine};
 //! use deepnvme_stream::{Piece, SlotClass, Source, Streamer, Unit};
 //!
@@ -36,7 +36,7 @@
 //!         let mut byte = [0];
 //!         bytes.copy_to_slice(at, &mut byte);
 //!         assert_eq!(byte, [7], "compute with what is there");
-//!         streamer.release(unit, 0);
+//!         streamer.release(unit, StreamHandle::DEFAULT);
 //!     }
 //! }
 //! assert!(streamer.stats().bytes_read <= 12 * 10_000);
@@ -59,6 +59,7 @@ mod stash;
 mod stats;
 mod stored;
 mod streamer;
+mod sync;
 mod task;
 mod unit;
 

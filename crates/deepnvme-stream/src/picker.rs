@@ -1,9 +1,8 @@
 //! Items of a long tensor, of which a few are picked at a time: rows of an embedding, experts of a layer.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, PoisonError};
 
 use deepnvme_codec::Float;
 use deepnvme_io::mem::Reserved;
@@ -14,6 +13,7 @@ use crate::gather::Gather;
 use crate::source::Source;
 use crate::stats::StreamStats;
 use crate::stored::Stored;
+use crate::sync::{Instant, Mutex};
 use crate::unit::Conversion;
 
 /// Where in the files the items of one tensor lie.
@@ -69,6 +69,8 @@ pub struct Part {
 ///
 /// The tensors lie in [`Reserved`] memory, so that they look whole; only items that were picked have bytes. Where there is
 /// no room for what is picked next, the items go that were picked least often, then those that were picked longest ago.
+/// Memory comes in pages: each page that an item has bytes in counts as a whole one, once for all items in it, and is given
+/// back with the last of them.
 #[derive(Debug)]
 pub struct Picker {
     engine: Arc<Engine>,
@@ -92,8 +94,9 @@ struct Kept {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Bytes of the items in memory.
-    bytes: u64,
+    /// The pages with memory, and how many parts of items are in each. Pages are counted from the beginning of the picker's
+    /// own memory, and items from its first one: neither is an address, so that none can come to mean something else.
+    pages: HashMap<usize, u32>,
     kept: HashMap<usize, Kept>,
     picks: u64,
     stats: StreamStats,
@@ -152,8 +155,40 @@ impl Picker {
         self.parts.iter().filter(move |part| (part.first..part.first + part.items).contains(&item))
     }
 
-    fn bytes_of(&self, items: &[usize]) -> u64 {
-        items.iter().flat_map(|item| self.parts_of(*item).map(|part| range(part, *item).len() as u64)).sum()
+    /// The pages of an item, part by part: one that several parts are in comes several times.
+    fn pages_of(&self, item: usize) -> impl Iterator<Item = usize> {
+        let page_bytes = self.memory.page_bytes();
+        let pages = move |range: Range<usize>| range.start / page_bytes..range.end.div_ceil(page_bytes);
+        self.parts_of(item).flat_map(move |part| pages(range(part, item)))
+    }
+
+    fn bytes(&self, pages: usize) -> u64 {
+        pages as u64 * self.memory.page_bytes() as u64
+    }
+
+    /// Counts the pages of an item as in use.
+    fn charge(&self, state: &mut State, item: usize) {
+        self.pages_of(item).for_each(|page| *state.pages.entry(page).or_default() += 1);
+    }
+
+    /// Gives back the pages that only this item was in.
+    fn give_back(&self, state: &mut State, item: usize) {
+        let page_bytes = self.memory.page_bytes();
+        let mut free: Vec<usize> = Vec::new();
+        for page in self.pages_of(item) {
+            if let Some(count) = state.pages.get_mut(&page) {
+                *count -= 1;
+                if *count == 0 {
+                    state.pages.remove(&page);
+                    free.push(page);
+                }
+            }
+        }
+        free.sort_unstable();
+        for run in free.chunk_by(|one, next| one + 1 == *next) {
+            let end = ((run[0] + run.len()) * page_bytes).min(self.memory.len());
+            self.memory.discard(run[0] * page_bytes..end);
+        }
     }
 
     /// Waits until all these items are in memory. They stay until they are released, as often as they were picked.
@@ -169,7 +204,8 @@ impl Picker {
         if let Some(item) = picked.iter().find(|item| self.parts_of(**item).next().is_none()) {
             return Err(Error::Plan(format!("item {item} is picked, and there is no such item")));
         }
-        let bytes = self.bytes_of(&picked);
+        let pages: HashSet<usize> = picked.iter().flat_map(|item| self.pages_of(*item)).collect();
+        let bytes = self.bytes(pages.len());
         if bytes > self.bytes_max {
             return Err(Error::TooMany { bytes, bytes_max: self.bytes_max });
         }
@@ -180,10 +216,16 @@ impl Picker {
         let missing: Vec<usize> = picked.iter().copied().filter(|item| !state.kept.contains_key(item)).collect();
         state.stats.hits += (picked.len() - missing.len()) as u64;
         state.stats.waits += missing.len() as u64;
-        self.make_room(&mut state, &picked, self.bytes_of(&missing))?;
+        missing.iter().for_each(|item| self.charge(&mut state, *item));
+        let fetched = self
+            .make_room(&mut state, &picked)
+            .and_then(|()| if missing.is_empty() { Ok(()) } else { self.fetch(&mut state, &missing) });
+        if let Err(error) = fetched {
+            // Also what has come of them is in nobody's way.
+            missing.iter().for_each(|item| self.give_back(&mut state, *item));
+            return Err(error);
+        }
         if !missing.is_empty() {
-            self.fetch(&mut state, &missing)?;
-            state.bytes += self.bytes_of(&missing);
             state.stats.stalled += called.elapsed();
         }
         for item in picked {
@@ -212,9 +254,10 @@ impl Picker {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).stats
     }
 
-    fn make_room(&self, state: &mut State, picked: &[usize], bytes: u64) -> Result<()> {
-        let mut surplus = (state.bytes + bytes).saturating_sub(self.bytes_max);
-        if surplus == 0 {
+    /// Has items go that nobody holds, until all that is counted is within the bound.
+    fn make_room(&self, state: &mut State, picked: &[usize]) -> Result<()> {
+        let is_over = |state: &State| self.bytes(state.pages.len()) > self.bytes_max;
+        if !is_over(state) {
             return Ok(());
         }
         let may_go = |(item, kept): &(&usize, &Kept)| kept.holds == 0 && picked.binary_search(item).is_err();
@@ -222,17 +265,14 @@ impl Picker {
         let mut others: Vec<(u32, u64, usize)> = others.collect();
         others.sort_unstable();
         for (_, _, item) in others {
-            if surplus == 0 {
+            if !is_over(state) {
                 break;
             }
-            let given = self.bytes_of(&[item]);
-            surplus = surplus.saturating_sub(given);
-            state.bytes -= given;
             state.kept.remove(&item);
-            self.parts_of(item).for_each(|part| self.memory.discard(range(part, item)));
+            self.give_back(state, item);
         }
-        if surplus > 0 {
-            return Err(Error::TooMany { bytes: state.bytes + bytes, bytes_max: self.bytes_max });
+        if is_over(state) {
+            return Err(Error::TooMany { bytes: self.bytes(state.pages.len()), bytes_max: self.bytes_max });
         }
         // What was hot long ago cools down.
         state.kept.values_mut().for_each(|kept| kept.uses = (kept.uses / 2).max(1));

@@ -1,10 +1,9 @@
 //! A file that weights are read from for as long as the model lives.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use deepnvme_io::fs::{self, Identity};
 use deepnvme_io::{Access, DirectMode, Error as IoError, OpenOptions, Target, TensorFile};
 
 use crate::error::{Error, Result};
@@ -19,25 +18,23 @@ pub struct Source {
 /// What changes when a file is replaced, cut or written to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Stamp {
-    device: u64,
-    inode: u64,
+    identity: Identity,
     bytes: u64,
-    modified: (i64, i64),
+    modified_ns: i128,
 }
 
 impl Stamp {
     fn of(path: &Path) -> Result<Self> {
-        let facts = fs::metadata(path).map_err(|error| IoError::from_io("look at", &error).at_path(path))?;
-        let modified = (facts.mtime(), facts.mtime_nsec());
-        Ok(Self { device: facts.dev(), inode: facts.ino(), bytes: facts.size(), modified })
+        let stat = fs::stat(path).map_err(|errno| IoError::os("look at", errno).at_path(path))?;
+        Ok(Self { identity: stat.identity, bytes: stat.bytes, modified_ns: stat.modified_ns })
     }
 
     fn difference(&self, now: &Self) -> Option<String> {
-        if (self.device, self.inode) != (now.device, now.inode) {
+        if self.identity != now.identity {
             Some("another file has its name".into())
         } else if self.bytes != now.bytes {
             Some(format!("it had {} bytes and has {}", self.bytes, now.bytes))
-        } else if self.modified != now.modified {
+        } else if self.modified_ns != now.modified_ns {
             Some("it was written to".into())
         } else {
             None
@@ -46,7 +43,7 @@ impl Stamp {
 }
 
 impl Source {
-    /// Opens a file, or a stripe set.
+    /// Opens a file, or a stripe set. Its name keeps its meaning when the working directory changes.
     ///
     /// # Errors
     /// `Io` when there is no such file, or it may not be read.
@@ -56,6 +53,9 @@ impl Source {
             Target::Path(path) => vec![path.clone()],
             Target::Stripes(set) => set.parts().to_vec(),
         };
+        let absolute =
+            |path: PathBuf| std::path::absolute(&path).map_err(|error| IoError::from_io("find", &error).at_path(&path));
+        let paths = paths.into_iter().map(absolute).collect::<Result<Vec<_>, _>>()?;
         // Before the file is opened: what changes in between shows later.
         let stamps = paths.into_iter().map(|path| Stamp::of(&path).map(|stamp| (path, stamp)));
         let stamps = stamps.collect::<Result<Vec<_>>>()?;

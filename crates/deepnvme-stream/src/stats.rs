@@ -1,6 +1,8 @@
 //! What streaming has cost so far.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use crate::sync::Instant;
 
 /// Counters of a [`Streamer`](crate::Streamer) since it was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

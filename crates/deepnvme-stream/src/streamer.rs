@@ -1,20 +1,21 @@
 //! Units come into slots before they are called for.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
-use deepnvme_io::mem::{Device, RegionMut};
-use deepnvme_io::{Engine, ReadItem};
+use deepnvme_io::mem::{Device, RegionMut, StreamHandle};
+use deepnvme_io::{Engine, ReadItem, Refused};
 
 use crate::cells::{Cells, overlaps};
 use crate::crew::{Crew, Job};
 use crate::error::{Error, Result};
-use crate::flight::{Arrived, Flight, Waiting};
+use crate::flight::{Arrived, Flight, Waiting, whole};
 use crate::residency::{Call, Residency};
 use crate::source::Source;
 use crate::stash::{Berths, Stash};
 use crate::stats::{Busy, StreamStats};
+use crate::sync::{Instant, Mutex, MutexGuard};
 use crate::unit::{self, SlotClass, Unit};
 
 /// Who waits without a limit looks again after this.
@@ -35,6 +36,7 @@ pub struct Streamer {
     /// Where anything is converted on arrival.
     crew: Option<Crew>,
     state: Mutex<State>,
+    pid: u32,
 }
 
 #[derive(Debug)]
@@ -42,7 +44,8 @@ struct State {
     residency: Residency,
     memory: Cells,
     flights: BTreeMap<usize, Flight>,
-    failures: BTreeMap<usize, Error>,
+    /// When the fetch began that has failed, and why.
+    failures: BTreeMap<usize, (Instant, Error)>,
     stats: StreamStats,
     busy: Busy,
     is_closed: bool,
@@ -89,7 +92,7 @@ impl Streamer {
         let stash = Stash::new(&berths.bytes)?;
         let crew = largest.map(|bytes| Crew::start(&engine, bytes, stash)).transpose()?;
         let (classes, state) = (classes.to_vec(), Mutex::new(state));
-        Ok(Self { engine, sources, units, places, classes, berths, crew, state })
+        Ok(Self { engine, sources, units, places, classes, berths, crew, state, pid: std::process::id() })
     }
 
     /// Starts to fetch the first units, so that they come while the caller prepares.
@@ -104,7 +107,8 @@ impl Streamer {
     /// as often as it was acquired. `None` when it has not come in that time.
     ///
     /// # Errors
-    /// `Io` and `Changed` where it cannot be fetched (the next call tries again); `Busy` where all slots are in use; `Closed`.
+    /// `Io` and `Changed` where it cannot be fetched now, also after a fetch ahead has failed; the next call tries again.
+    /// `Busy` where all slots are in use; `Closed`.
     ///
     /// # Panics
     /// When there is no such unit.
@@ -119,7 +123,8 @@ impl Streamer {
                     return Err(Error::Closed);
                 }
                 self.harvest(&mut state);
-                if let Some(error) = state.failures.remove(&unit) {
+                // What failed before anybody called for the unit is tried again.
+                if let Some((_, error)) = state.failures.remove(&unit).filter(|(began, _)| *began >= called) {
                     return Err(error);
                 }
                 let call = state.residency.call(unit);
@@ -160,7 +165,7 @@ impl Streamer {
     }
 
     /// The caller has done with a unit; on a GPU, when `stream` has come so far. False where it was not held.
-    pub fn release(&self, unit: usize, stream: usize) -> bool {
+    pub fn release(&self, unit: usize, stream: StreamHandle) -> bool {
         let mut state = self.lock();
         let Some(slot) = state.residency.held_in(unit) else {
             return false;
@@ -231,7 +236,6 @@ impl Streamer {
         while let Some((unit, slot)) = state.residency.next_ahead() {
             if let Err(error) = self.fetch(state, unit, slot, false) {
                 tracing::debug!(unit, %error, "a unit was not fetched ahead");
-                state.failures.insert(unit, error);
             }
         }
     }
@@ -249,19 +253,18 @@ impl Streamer {
             let lost = "the memory of a slot did not come home after an error; open the model again";
             return refused(state, Error::Plan(lost.into()));
         };
-        let Cut { items, jobs, gaps } = self.cut(unit, memory);
+        let Cut { items, jobs, mut gaps } = self.cut(unit, memory);
         let started = Instant::now();
         // Also of a unit without bytes: it has to end.
-        let direct = if items.is_empty() && !jobs.is_empty() {
-            None
-        } else if is_urgent {
-            Some(self.engine.read_batch(items))
-        } else {
-            Some(self.engine.read_batch_later(items))
-        };
-        let direct = match direct.transpose() {
+        let is_direct = !items.is_empty() || jobs.is_empty();
+        let direct = match is_direct.then(|| self.engine.offer_read_batch(items, is_urgent)).transpose() {
             Ok(direct) => direct.map(Arc::new),
-            Err(error) => return refused(state, error.into()),
+            Err(Refused { error, memory }) => {
+                gaps.extend(memory.into_iter().flatten());
+                gaps.extend(jobs.into_iter().map(|job| job.target));
+                state.memory.put(slot, whole(gaps));
+                return refused(state, error.into());
+            }
         };
         let task = self.crew.as_ref().filter(|_| !jobs.is_empty()).map(|crew| crew.begin(jobs, is_urgent));
         let waiting = Waiting { direct, task };
@@ -325,7 +328,7 @@ impl Streamer {
                 }
                 Err(error) => {
                     state.residency.failed(unit);
-                    state.failures.insert(unit, self.explained(unit, error));
+                    state.failures.insert(unit, (started, self.explained(unit, error)));
                 }
             }
         }
@@ -342,6 +345,9 @@ impl Streamer {
 
 impl Drop for Streamer {
     fn drop(&mut self) {
+        if self.pid != std::process::id() {
+            return; // what is on its way is the parent's
+        }
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         // The engine keeps the memory until what it has begun is done.
         for flight in state.flights.values() {

@@ -1,11 +1,12 @@
 //! The conversions of one unit, as those see them who wait for all of them.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::PoisonError;
+use std::time::Duration;
 
 use deepnvme_io::mem::RegionMut;
 
 use crate::error::{Error, Result};
+use crate::sync::{Condvar, Instant, Mutex, MutexGuard};
 
 /// The conversions of one unit on their way.
 #[derive(Debug)]

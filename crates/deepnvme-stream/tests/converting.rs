@@ -10,7 +10,7 @@ use std::time::Duration;
 use deepnvme_codec::quant::{Code, Scheme, dequantise, quantise};
 use deepnvme_codec::{Float, cast, pack};
 use deepnvme_io::backend::BackendKind;
-use deepnvme_io::mem::{Buffer, Region};
+use deepnvme_io::mem::{Buffer, Region, StreamHandle};
 use deepnvme_io::{BackendFactory, Config, Engine};
 use deepnvme_stream::{Arrival, Conversion, Error, Piece, SlotClass, Source, Streamer, Unit};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
@@ -85,7 +85,7 @@ impl World {
             self.arena.copy_to_slice(slot + at, &mut bytes);
             assert!(bytes == *expected, "unit {unit}, at {at}");
         }
-        self.streamer.release(unit, 0);
+        self.streamer.release(unit, StreamHandle::DEFAULT);
         Ok(())
     }
 }

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use deepnvme_codec::{Float, cast};
+use deepnvme_io::mem::StreamHandle;
 use deepnvme_io::{Config, Engine};
 use deepnvme_stream::{Arrival, Conversion, Error, Piece, SlotClass, Source, Streamer, Unit};
 
@@ -86,7 +87,7 @@ fn units_pass_through_a_gpu() {
             for unit in 0..6 {
                 let at = world.streamer.acquire(unit, None).unwrap().unwrap();
                 assert!(holds(&gpu.peek(&world.arena), at, &world.expected[unit]), "{slots} slots, {step}, {unit}");
-                assert!(world.streamer.release(unit, 0));
+                assert!(world.streamer.release(unit, StreamHandle::DEFAULT));
             }
         }
         assert!(slots == 1 || world.streamer.stats().fetches_ahead > 0);

@@ -15,6 +15,7 @@ use deepnvme_codec::{Float, cast};
 use deepnvme_format::{Dtype, safetensors, safetensors::TensorSpec};
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::mem::{Buffer, Region};
+use deepnvme_io::stream::PrivateFolder;
 use deepnvme_io::{BackendFactory, Config, Engine, StripeSet, Target};
 use deepnvme_stream::pack::{Mode, PACKED_NAME, PLAIN_NAME, PackOptions, Packed, Packer, tensors};
 use deepnvme_stream::{Form, SlotClass, Source, Streamer, Unit};
@@ -267,7 +268,7 @@ proptest! {
 }
 
 #[test]
-fn a_folder_that_is_there_is_left_alone_and_one_of_a_dead_writer_is_removed() {
+fn a_folder_that_is_there_is_left_alone_whatever_its_name() {
     let engine = engine(None);
     let model = Model::new(&engine, 3);
     let out = tempfile::tempdir().unwrap();
@@ -279,16 +280,17 @@ fn a_folder_that_is_there_is_left_alone_and_one_of_a_dead_writer_is_removed() {
     assert_eq!(fs::read(target.join("mine")).unwrap(), b"mine");
     fs::remove_file(target.join("mine")).unwrap();
 
-    // Two that were not finished: one whose writer is gone, one whose writer still holds its lock.
-    let [dead, alive] = [1, 2].map(|pid| out.path().join(format!(".packed.deepnvme-pack-{pid}")));
-    for folder in [&dead, &alive] {
+    // Folders of the names that unfinished ones have, or once had: none of them proves to be one.
+    let foreign =
+        [".packed.deepnvme-pack-1", ".packed.deepnvme-tmp-1-0-0123456789abcdef"].map(|name| out.path().join(name));
+    for folder in &foreign {
         fs::create_dir(folder).unwrap();
-        fs::write(folder.join(".deepnvme-lock"), "").unwrap();
+        fs::write(folder.join(".deepnvme-lock"), "mine").unwrap();
     }
-    let lock = fs::File::open(alive.join(".deepnvme-lock")).unwrap();
-    lock.lock().unwrap();
+    let living = PrivateFolder::new(&target).unwrap();
     run(&engine, &model, &target, Mode::Keep, &[]).unwrap();
-    assert!(!dead.exists() && alive.exists() && target.join(PLAIN_NAME).is_file());
+    assert!(living.path().exists() && target.join(PLAIN_NAME).is_file());
+    assert!(foreign.iter().all(|folder| fs::read(folder.join(".deepnvme-lock")).unwrap() == b"mine"));
 }
 
 #[test]

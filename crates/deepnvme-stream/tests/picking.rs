@@ -21,6 +21,7 @@ struct World {
     /// Of each part: where its items are in the file.
     places: Vec<Vec<usize>>,
     path: PathBuf,
+    bound: usize,
     _folder: tempfile::TempDir,
 }
 
@@ -79,7 +80,42 @@ impl World {
             order.iter().map(|piece| at_of(*piece)).collect(),
         ];
         let parts = vec![(0, row_bytes, rows), (second, piece_bytes, items * 2 * piece_bytes)];
-        Self { picker, memory, data, parts, places, path, _folder: folder }
+        Self { picker, memory, data, parts, places, path, bound: bound as usize, _folder: folder }
+    }
+
+    fn bound(&self) -> usize {
+        self.bound
+    }
+
+    /// Bytes of the pages that these items have bytes in.
+    fn page_bytes(&self, items: &[usize]) -> usize {
+        let mut pages = std::collections::BTreeSet::new();
+        let (_, row_bytes, rows) = self.parts[0];
+        let (second, piece_bytes, _) = self.parts[1];
+        for item in items {
+            let row = item * row_bytes..((item + 1) * row_bytes).min(rows);
+            let piece = second + item * 2 * piece_bytes..second + (item + 1) * 2 * piece_bytes;
+            for range in [row, piece] {
+                pages.extend(range.start / 4096..range.end.div_ceil(4096));
+            }
+        }
+        pages.len() * 4096
+    }
+
+    /// Bytes of the tensors' addresses that have memory just now, as the kernel counts them.
+    fn resident_bytes(&self) -> usize {
+        let place = self.memory.target(0..1).addr();
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let (mut is_it, mut kib) = (false, 0);
+        for line in maps.lines() {
+            if let Some((from, to)) = line.split(' ').next().and_then(|range| range.split_once('-')) {
+                let address = |text: &str| usize::from_str_radix(text, 16).unwrap();
+                is_it = (address(from)..address(to)).contains(&place);
+            } else if let Some(rss) = line.strip_prefix("Rss:").filter(|_| is_it) {
+                kib = rss.trim().trim_end_matches(" kB").parse().unwrap();
+            }
+        }
+        kib * 1024
     }
 
     fn has(&self, item: usize) -> bool {
@@ -111,9 +147,7 @@ proptest! {
             let mut distinct = picked.clone();
             distinct.sort_unstable();
             distinct.dedup();
-            let last_bytes = short.index(row_bytes) + 1;
-            let row = |item: usize| if item + 1 == items { last_bytes } else { row_bytes };
-            let bytes: usize = distinct.iter().map(|item| row(*item) + 2 * piece_bytes).sum();
+            let bytes = world.page_bytes(&distinct);
             let bound = kept * (row_bytes + 2 * piece_bytes);
             match world.picker.pick(&picked) {
                 Ok(()) => {
@@ -147,6 +181,9 @@ proptest! {
                 Ok(()) => {
                     prop_assert!(picked.iter().all(|item| world.has(*item)));
                     world.picker.release(&picked);
+                }
+                Err(Error::TooMany { bytes, bytes_max }) => {
+                    prop_assert!(bytes > bytes_max && world.page_bytes(&picked) > world.bound());
                 }
                 Err(error) => prop_assert!(eio > 0 && matches!(error, Error::Io(_)), "{error}"),
             }
@@ -192,6 +229,52 @@ fn memory_stays_below_the_bound() {
     let grown = resident_bytes().saturating_sub(before);
     // The engine's slots and what other tests of this process do are in it; all the items are 128 MiB.
     assert!(grown < 48 << 20, "{grown} bytes for 8 MiB of items");
+}
+
+#[test]
+fn rows_that_are_no_whole_pages_stay_below_the_bound() {
+    for row_bytes in [1536, 5760, 100, 4096, 70_000] {
+        let items = (24 << 20) / row_bytes;
+        let world = World::new(items, row_bytes, row_bytes, 8, (1 << 20) / row_bytes);
+        let bound = world.bound();
+        let (mut most, mut random) = (0, fastrand::Rng::with_seed(row_bytes as u64));
+        for round in 0..3000 {
+            // In order, and anywhere.
+            let first = if round % 2 == 0 { round * 7 % (items - 3) } else { random.usize(..items - 3) };
+            let picked = [first, first + 2, random.usize(..items)];
+            world.picker.pick(&picked).unwrap();
+            assert!(picked.iter().all(|item| world.has(*item)));
+            world.picker.release(&picked);
+            if round % 50 == 49 {
+                most = most.max(world.resident_bytes());
+            }
+        }
+        assert!(most <= bound, "{most} bytes are resident for rows of {row_bytes}, and the bound is {bound}");
+        assert!(most > bound / 2, "{most} of {bound} bytes are used for rows of {row_bytes}");
+    }
+}
+
+#[test]
+fn large_items_stay_below_the_bound() {
+    let world = World::new(12, 17 << 20, 5 << 20, 100, 3);
+    for round in 0..24 {
+        world.picker.pick(&[round * 5 % 12]).unwrap();
+        let resident = world.resident_bytes();
+        assert!(resident <= world.bound(), "{resident} of {} bytes", world.bound());
+        world.picker.release(&[round * 5 % 12]);
+    }
+}
+
+#[test]
+fn what_could_not_be_read_costs_nothing() {
+    let plan = FaultPlan { eio: 1000, ..FaultPlan::default() };
+    let factory: BackendFactory = Arc::new(move |setup| {
+        Ok(Box::new(Faults::new(plan.clone()).wrap(deepnvme_io::backend::open(BackendKind::Threads, setup)?)))
+    });
+    let engine = Arc::new(Engine::with_backends(Config { workers: 2, ..Config::default() }, factory).unwrap());
+    let world = World::on(engine, 64, 8192, 8192, 4096, 8);
+    (0..64).for_each(|item| assert!(world.picker.pick(&[item]).is_err()));
+    assert_eq!(world.resident_bytes(), 0);
 }
 
 fn resident_bytes() -> usize {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deepnvme_io::backend::BackendKind;
-use deepnvme_io::mem::{Buffer, Region};
-use deepnvme_io::{BackendFactory, Config, Engine};
+use deepnvme_io::mem::{Buffer, Region, StreamHandle};
+use deepnvme_io::{BackendFactory, Config, Engine, ErrorKind};
 use deepnvme_stream::{Error, Piece, SlotClass, Source, Streamer, Unit};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 use proptest::prelude::*;
@@ -93,7 +93,7 @@ impl World {
     fn use_unit(&self, unit: usize) -> Result<(), Error> {
         let slot = self.streamer.acquire(unit, None)?.unwrap();
         assert!(self.holds(unit, slot), "unit {unit}");
-        assert!(self.streamer.release(unit, 0));
+        assert!(self.streamer.release(unit, StreamHandle::DEFAULT));
         Ok(())
     }
 }
@@ -211,11 +211,11 @@ fn a_unit_that_is_held_twice_is_released_twice() {
     let world = World::new(engine(), &layers(3, 10_000), 1, 0);
     let first = world.streamer.acquire(0, None).unwrap().unwrap();
     assert_eq!(world.streamer.acquire(0, None).unwrap(), Some(first));
-    assert!(world.streamer.release(0, 0));
+    assert!(world.streamer.release(0, StreamHandle::DEFAULT));
     let busy = world.streamer.acquire(1, None).unwrap_err();
     assert!(busy.to_string().contains("unit 1 is called while all 1 slots"), "{busy}");
-    assert!(world.streamer.release(0, 0));
-    assert!(!world.streamer.release(0, 0), "that was one too many");
+    assert!(world.streamer.release(0, StreamHandle::DEFAULT));
+    assert!(!world.streamer.release(0, StreamHandle::DEFAULT), "that was one too many");
     world.use_unit(1).unwrap();
 }
 
@@ -294,5 +294,73 @@ fn who_waits_may_stop_waiting_and_who_closes_ends_it() {
     assert!(slots < 1000, "it comes in the end");
     world.streamer.close();
     assert!(matches!(world.streamer.acquire(1, None), Err(Error::Closed)));
-    assert!(world.streamer.release(0, 0), "what was held is released still");
+    assert!(world.streamer.release(0, StreamHandle::DEFAULT), "what was held is released still");
+}
+
+#[test]
+fn a_relative_name_means_the_same_file_after_a_change_of_folder() {
+    // In a process of its own: the working folder is everybody's.
+    if let Some(folder) = std::env::var_os("DEEPNVME_TEST_FOLDER") {
+        std::env::set_current_dir(&folder).unwrap();
+        let source = Source::open(PathBuf::from("weights.bin")).unwrap();
+        let unit = Unit {
+            class: 0,
+            pieces: vec![Piece { source: 0, offset: 0, bytes: 4096, at: 0 }],
+            conversions: Vec::new(),
+        };
+        let class = SlotClass { slots: 1, ahead: 0, slot_bytes: 4096, shares: false };
+        let memory = Buffer::zeroed(4096).unwrap().into_region();
+        let streamer = Streamer::new(engine(), vec![source], vec![unit], &[class], memory, 0).unwrap();
+        std::env::set_current_dir("/").unwrap();
+        streamer.acquire(0, None).unwrap();
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    random_file(folder.path(), "weights.bin", 5000);
+    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+    again.args(["--exact", "a_relative_name_means_the_same_file_after_a_change_of_folder"]);
+    assert!(again.env("DEEPNVME_TEST_FOLDER", folder.path()).output().unwrap().status.success());
+}
+
+#[test]
+fn what_failed_before_anybody_called_for_it_is_tried_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, data) = random_file(folder.path(), "weights.bin", 4 * 4096);
+    let hidden = folder.path().join("hidden");
+    let source = Source::open(path.clone()).unwrap();
+    let piece = |unit: usize| Piece { source: 0, offset: (unit * 4096) as u64, bytes: 4096, at: 0 };
+    let units = (0..4).map(|unit| Unit { class: 0, pieces: vec![piece(unit)], conversions: Vec::new() }).collect();
+    let class = SlotClass { slots: 3, ahead: 2, slot_bytes: 4096, shares: false };
+    let memory = Buffer::zeroed(3 * 4096).unwrap().into_region();
+    let arena = memory.region();
+    let streamer = Streamer::new(engine(), vec![source], units, &[class], memory, 0).unwrap();
+    // For a moment the name is gone, as on a network file system that stutters.
+    std::fs::rename(&path, &hidden).unwrap();
+    streamer.warm_up();
+    std::fs::rename(&hidden, &path).unwrap();
+    for unit in 0..4 {
+        let at = streamer.acquire(unit, None).unwrap().unwrap();
+        let mut bytes = vec![0; 4096];
+        arena.copy_to_slice(at, &mut bytes);
+        assert!(bytes == data[unit * 4096..][..4096]);
+        streamer.release(unit, StreamHandle::DEFAULT);
+    }
+}
+
+#[test]
+fn a_read_that_is_refused_gives_the_slot_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, _) = random_file(folder.path(), "weights", 4 * 4096);
+    let engine = engine();
+    let source = Source::open(path).unwrap();
+    let piece = |unit: usize| Piece { source: 0, offset: (unit * 4096) as u64, bytes: 4096, at: 0 };
+    let units = (0..4).map(|unit| Unit { class: 0, pieces: vec![piece(unit)], conversions: Vec::new() }).collect();
+    let class = SlotClass { slots: 1, ahead: 0, slot_bytes: 8192, shares: false };
+    let memory = Buffer::zeroed(8192).unwrap().into_region();
+    let streamer = Streamer::new(Arc::clone(&engine), vec![source], units, &[class], memory, 0).unwrap();
+    engine.close();
+    for unit in [0, 1, 0] {
+        let Err(Error::Io(refused)) = streamer.acquire(unit, None) else { panic!("the engine is closed") };
+        assert_eq!(refused.kind(), ErrorKind::Closed, "{refused}");
+    }
 }

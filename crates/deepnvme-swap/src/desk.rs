@@ -4,11 +4,12 @@
 //! interleavings are checked by `loom_tests`.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::places::Id;
 use crate::residency::{Action, Mode, Residency, Take};
 use crate::stats::SwapStats;
+use crate::sync::outer::Instant;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
 use crate::waits::{On, Waits, Who};
 
@@ -28,7 +29,11 @@ pub(crate) struct Core<E> {
     pub(crate) residency: Residency,
     pub(crate) stats: SwapStats,
     pub(crate) is_closed: bool,
+    /// The swapper's thread has panicked.
+    pub(crate) is_broken: bool,
     waits: Waits,
+    /// Items that are no more, and whose room on disk is being freed.
+    freeing: usize,
     /// What has been decided and not been begun.
     decided: Vec<Action>,
     /// Grows with every failure, so that each who waits knows those that came after it had begun.
@@ -42,6 +47,7 @@ pub(crate) struct Core<E> {
 pub(crate) enum Refusal<E> {
     Gone,
     Closed,
+    Broken,
     Interrupted,
     Failed(E),
     /// What it would wait for, how many lends the thread has, and how many there are in all.
@@ -54,7 +60,9 @@ impl<E: Clone> Desk<E> {
             residency,
             stats: SwapStats::default(),
             is_closed: false,
+            is_broken: false,
             waits: Waits::default(),
+            freeing: 0,
             decided: Vec::new(),
             failures: 0,
             read_errors: HashMap::new(),
@@ -89,6 +97,9 @@ impl<E: Clone> Desk<E> {
         let taken = loop {
             if core.is_closed {
                 break Err(Refusal::Closed);
+            }
+            if core.is_broken {
+                break Err(Refusal::Broken);
             }
             let on = match core.residency.take(id, mode) {
                 Take::Held(at) => {
@@ -188,6 +199,9 @@ impl<E: Clone> Desk<E> {
             if core.is_closed {
                 break Err(Refusal::Closed);
             }
+            if core.is_broken {
+                break Err(Refusal::Broken);
+            }
             let Some(on) = is_so(&mut core) else { break Ok(()) };
             if let Some((when, error)) = &core.write_error
                 && *when > began
@@ -276,9 +290,20 @@ impl<E> Core<E> {
         }
     }
 
-    /// Items that are no more, of which nothing is known any more.
+    /// Whether there will be more room on disk without anybody's doing.
+    pub(crate) fn is_freeing(&self) -> bool {
+        self.freeing > 0 || self.residency.has_gone() || self.residency.is_burying()
+    }
+
+    /// The room of so many items that were taken is free.
+    pub(crate) fn freed(&mut self, items: usize) {
+        self.freeing -= items;
+    }
+
+    /// Items that are no more, of which nothing is known any more. Whoever takes them frees their room, and says so.
     pub(crate) fn take_gone(&mut self) -> Vec<Id> {
         let gone = self.residency.take_gone();
+        self.freeing += gone.len();
         gone.iter().for_each(|id| drop(self.read_errors.remove(id)));
         gone
     }

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use deepnvme_io::shown;
+
 /// The result of every call that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -14,7 +16,8 @@ pub enum Error {
     /// The bytes that came are not those that were written.
     #[error(
         "{}: {key:?} is damaged at offset {offset} (its checksum is {found:#018x}, and was {expected:#018x}); put it again, \
-         and look at the disk", path.display()
+         and look at the disk",
+        shown::path(path)
     )]
     Corrupt {
         /// The swap file.
@@ -52,7 +55,10 @@ pub enum Error {
     #[error("{0}")]
     Deadlock(String),
     /// What was adopted is not the swapper's to change.
-    #[error("{key:?} was adopted from {} and is read-only; lend it shared, or put a copy under another key", path.display())]
+    #[error(
+        "{key:?} was adopted from {} and is read-only; lend it shared, or put a copy under another key",
+        shown::path(path)
+    )]
     ReadOnly {
         /// The item.
         key: String,
@@ -68,6 +74,9 @@ pub enum Error {
         /// What it waited for.
         key: String,
     },
+    /// A bug: the code that moves items has panicked.
+    #[error("the swapper has panicked ({0}); report this as a bug")]
+    Panicked(String),
     /// It was closed, or belongs to the process before a fork.
     #[error("{0}")]
     Closed(&'static str),
@@ -76,5 +85,7 @@ pub enum Error {
 impl Error {
     pub(crate) const FORKED: Self =
         Self::Closed("the swapper belongs to the process before the fork; make one of its own in this process");
+    pub(crate) const BROKEN: Self =
+        Self::Closed("the swapper's thread has panicked, and what was in it is lost; report this as a bug");
     pub(crate) const SHUT: Self = Self::Closed("the swapper was closed, and what was in it is gone");
 }

@@ -7,12 +7,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use deepnvme_io::backend::clone_range;
 use deepnvme_io::mem::Buffer;
-use deepnvme_io::{Access, DirectMode, Engine, Error as IoError, ErrorKind, TensorFile, WriteOptions};
-use rustix::fs::copy_file_range;
+use deepnvme_io::{Access, DirectMode, Engine, Error as IoError, ErrorKind, TensorFile, WriteOptions, fs};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 use crate::files::Located;
+#[cfg(doc)]
+use crate::lend::Lend;
 use crate::residency::Mode;
 use crate::store::Home;
 use crate::swapper::{Look, Swapper};
@@ -60,21 +61,23 @@ impl Swapper {
         let (mut copied, mut at) = (Copied::default(), offset);
         for part in parts {
             let (source, target) = ((part.fd.as_fd(), part.offset), (target, at));
-            copy(&self.shared().engine, source, target, part.bytes, &mut copied)
-                .map_err(|error| named(error, &part, at))?;
+            copy(&self.shared().engine, source, target, part.bytes, &mut copied).map_err(|error| {
+                // Whoever closes the swapper meanwhile cuts its file off.
+                if self.shared().desk.lock().is_closed { Error::SHUT } else { named(error, &part, at) }
+            })?;
             at += part.bytes;
         }
         Ok(copied)
     }
 
-    /// Adds an item whose bytes are a copy of those of a file, from `offset` on. With checksums they go through memory.
-    /// Its number, and how they came.
+    /// Adds an item whose bytes are a copy of those of a file, from `offset` on, and of which [`Lend::label`] will say
+    /// `label`. With checksums they go through memory. Its number, and how they came.
     ///
     /// # Errors
     /// `Io` where there are not so many bytes, or the disk is full; `TooLarge`.
     pub fn import(
         &self,
-        key: &str,
+        (key, label): (&str, &str),
         source: BorrowedFd<'_>,
         offset: u64,
         bytes: usize,
@@ -87,16 +90,14 @@ impl Swapper {
             let lend = self.fill(key, bytes, look)?;
             let direct = self.shared().engine.config().direct;
             let file = TensorFile::from_fd(source, None, Access::Read, direct);
-            let read = file.and_then(|file| self.shared().engine.read(&file, offset, lend.target())?.wait().1);
-            if let Err(error) = read {
-                lend.abandon();
-                return Err(error.into());
-            }
+            file.and_then(|file| self.shared().engine.read(&file, offset, lend.target())?.wait().1)?;
             copied.memory_bytes = bytes as u64;
-            return Ok((lend.id(), copied));
+            let id = lend.id();
+            lend.commit_as(label);
+            return Ok((id, copied));
         }
         let extents = self.allocate(key, bytes, look)?;
-        let stored = self.stored(key, bytes, 0, Home::Swap(extents.clone()));
+        let stored = self.stored((key, label), bytes, 0, Home::Swap(extents.clone()));
         let filled = (|| {
             let parts = self.shared().store().locate(&stored)?;
             let mut at = offset;
@@ -131,7 +132,7 @@ fn copy(
     bytes: u64,
     copied: &mut Copied,
 ) -> Result<(), IoError> {
-    let block = rustix::fs::fstatvfs(target).map_or(4096, |stat| stat.f_bsize.max(512));
+    let block = fs::space(target).map_or(4096, |space| space.block_bytes.max(512));
     let whole = bytes / block * block;
     let is_aligned = source_offset.is_multiple_of(block) && target_offset.is_multiple_of(block);
     let mut done = 0;
@@ -140,9 +141,8 @@ fn copy(
         done = whole;
     }
     while done < bytes {
-        let (mut from, mut to) = (source_offset + done, target_offset + done);
         let len = usize::try_from(bytes - done).unwrap_or(usize::MAX).min(1 << 30);
-        match copy_file_range(source, Some(&mut from), target, Some(&mut to), len) {
+        match fs::copy_between((source, source_offset + done), (target, target_offset + done), len) {
             Ok(0) => {
                 let detail = format!("the file ends {} bytes before the range that was to be copied", bytes - done);
                 return Err(IoError::new(ErrorKind::UnexpectedEof, "copy", detail).after_bytes(done));

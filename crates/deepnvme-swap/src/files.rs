@@ -1,24 +1,24 @@
 //! The swap files: private, gone at the end, also after a crash.
 //!
 //! Without names where the file system has such files (`O_TMPFILE`); else made and unlinked at once; with names only where
-//! that is asked for. A file with a name is locked (`flock`) while its process lives: whoever finds one in the folder that
-//! nobody has locked removes it. The lock goes with the process, however it ends.
+//! that is asked for. A file with a name is a [`Temporary`]: locked (`flock`) while its process lives, with a name that states
+//! which file it is. Whoever finds such a one that nobody has locked removes it, and no other file.
 
-use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use deepnvme_io::fs::{self, OFlags};
+use deepnvme_io::stream::{Temporary, remove_stale};
 use deepnvme_io::{Access, DirectMode, DirectState, Error as IoError, TensorFile};
-use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 
 use crate::error::{Error, Result};
 use crate::extents::Extent;
 
 /// What the names of swap files begin with.
 pub const NAME_PREFIX: &str = ".deepnvme-swap-";
+/// What swap files are temporaries of.
+const STEM: &str = "deepnvme-swap-file";
 /// Stretches of the file begin at multiples of this at least.
 const GRAIN_BYTES_MIN: u64 = 4096;
 /// A file grows by an eighth, and by no more than this at once.
@@ -31,8 +31,8 @@ pub(crate) struct Files {
     grain: u64,
     /// Bytes that the file system has set aside.
     allocated: u64,
-    /// Names to remove at the end, with the files that keep them locked.
-    named: Vec<(PathBuf, File)>,
+    /// Names that go at the end, with the files that keep them locked.
+    named: Vec<Temporary>,
     pid: u32,
 }
 
@@ -43,18 +43,20 @@ impl Files {
             return Err(Error::Invalid("a swapper needs a folder for its file".into()));
         }
         let mut parts = Vec::with_capacity(folders.len());
-        for folder in folders {
-            remove_stale(folder);
+        // Files with names are removed at the end.
+        let absolute = |folder: &PathBuf| std::path::absolute(folder).unwrap_or_else(|_| folder.clone());
+        for folder in &folders.iter().map(absolute).collect::<Vec<_>>() {
+            remove_stale(&folder.join(STEM));
             parts.push(create(folder, is_named)?);
         }
         let fds: Vec<(BorrowedFd<'_>, &Path)> =
-            parts.iter().map(|(path, file)| (file.as_fd(), path.as_path())).collect();
+            parts.iter().map(|(path, file, _)| (file.as_fd(), path.as_path())).collect();
         let file = TensorFile::from_fds(&fds, stripe_bytes, Access::ReadWrite, direct)?;
         let grain = match file.direct() {
             DirectState::Direct { offset_alignment_bytes, .. } => offset_alignment_bytes.max(GRAIN_BYTES_MIN),
             DirectState::Buffered { .. } => GRAIN_BYTES_MIN,
         };
-        let named = if is_named { parts } else { Vec::new() };
+        let named = parts.into_iter().filter_map(|(_, _, name)| name).collect();
         Ok(Self { file, grain, allocated: 0, named, pid: std::process::id() })
     }
 
@@ -128,10 +130,7 @@ impl Files {
     pub(crate) fn remove(&mut self) {
         // After a fork they are the parent's.
         if self.pid == std::process::id() {
-            for (path, _) in self.named.drain(..) {
-                // There is nobody left to tell.
-                let _ = fs::remove_file(path);
-            }
+            self.named.clear();
             // Whoever still has a lend keeps the file open, but not its room.
             let _ = self.file.cut(0);
             self.allocated = 0;
@@ -145,60 +144,30 @@ impl Drop for Files {
     }
 }
 
-fn create(folder: &Path, is_named: bool) -> Result<(PathBuf, File)> {
-    let refused = |error: std::io::Error| IoError::from_io("make a swap file in", &error).at_path(folder);
-    if !is_named {
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        if let Ok(fd) = rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR) {
-            return Ok((folder.join(format!("{NAME_PREFIX}unnamed")), File::from(fd)));
-        }
+/// A new file in the folder: its path, a descriptor, and its name, if it has one.
+fn create(folder: &Path, is_named: bool) -> Result<(PathBuf, OwnedFd, Option<Temporary>)> {
+    let refused = |error: IoError| error.at_path(folder);
+    if !is_named && let Ok(fd) = fs::open_unnamed(folder) {
+        return Ok((folder.join(format!("{NAME_PREFIX}unnamed")), fd, None));
     }
-    loop {
-        let name = format!("{NAME_PREFIX}{}-{:016x}", std::process::id(), fastrand::u64(..));
-        let path = folder.join(name);
-        let file = match File::options().read(true).write(true).create_new(true).mode(0o600).open(&path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => continue,
-            Err(error) => return Err(refused(error).into()),
-        };
-        // Before it was locked, somebody may have taken it for a stale one.
-        let is_locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
-        if is_locked == Err(rustix::io::Errno::AGAIN) || file.metadata().map_err(refused)?.nlink() == 0 {
-            let _ = fs::remove_file(&path);
-            continue;
-        }
-        if !is_named {
-            fs::remove_file(&path).map_err(refused)?;
-        }
-        return Ok((path, file));
-    }
-}
-
-/// Removes swap files that no living process has.
-fn remove_stale(folder: &Path) {
-    let Ok(entries) = fs::read_dir(folder) else { return };
-    for entry in entries.flatten() {
-        let is_ours = entry.file_name().as_bytes().starts_with(NAME_PREFIX.as_bytes());
-        if !is_ours || !entry.file_type().is_ok_and(|kind| kind.is_file()) {
-            continue;
-        }
-        // Whose it is nobody may open is left to its owner.
-        let Ok(file) = File::options().read(true).write(true).open(entry.path()) else { continue };
-        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            tracing::info!(path = %entry.path().display(), "a swap file of a process that is no more was removed");
-            let _ = fs::remove_file(entry.path());
-        }
-    }
+    let file = Temporary::new(&folder.join(STEM)).map_err(refused)?;
+    let again = fs::reopen(file.file(), OFlags::RDWR);
+    let again = again.map_err(|errno| refused(IoError::os("make a swap file in", errno)))?;
+    // Without being asked for, the name goes at once.
+    Ok((file.path().to_path_buf(), again, is_named.then_some(file)))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::os::unix::fs::PermissionsExt;
+
+    use rustix::fs::{FlockOperation, flock};
 
     use super::*;
 
     fn names(folder: &Path) -> Vec<PathBuf> {
-        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
     }
 
     fn files(folder: &Path, is_named: bool) -> Files {
@@ -219,28 +188,51 @@ mod tests {
         let (one, other) = (files(folder.path(), true), files(folder.path(), true));
         let found = names(folder.path());
         assert_eq!(found.len(), 2, "the second leaves the first alone");
-        assert!(found.iter().all(|path| fs::metadata(path).unwrap().permissions().mode() & 0o777 == 0o600));
+        assert!(found.iter().all(|path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777 == 0o600));
         drop(one);
         assert_eq!(names(folder.path()).len(), 1);
         drop(other);
         assert!(names(folder.path()).is_empty());
     }
 
+    /// A file as a process that was killed leaves it.
+    fn left_behind(folder: &Path) -> PathBuf {
+        let first = folder.join("new");
+        let file = File::create(&first).unwrap();
+        let stat = fs::stat_of(file.as_fd()).unwrap();
+        let (inode, born) = (stat.identity.inode, stat.born_ns.unwrap_or(0));
+        let named = folder.join(format!(".{STEM}.deepnvme-tmp-{inode:x}-{born:x}-0123456789abcdef"));
+        std::fs::rename(first, &named).unwrap();
+        named
+    }
+
     #[test]
-    fn what_nobody_has_locked_is_removed_and_nothing_else() {
+    fn what_proves_to_be_ours_and_nobody_has_locked_is_removed() {
         let folder = tempfile::tempdir().unwrap();
-        let stale = folder.path().join(format!("{NAME_PREFIX}1-0"));
-        let locked = folder.path().join(format!("{NAME_PREFIX}2-0"));
-        let other = folder.path().join("precious");
-        for path in [&stale, &locked, &other] {
-            fs::write(path, "x").unwrap();
-        }
-        fs::create_dir(folder.path().join(format!("{NAME_PREFIX}folder"))).unwrap();
+        let (stale, locked) = (left_behind(folder.path()), left_behind(folder.path()));
         let holder = File::open(&locked).unwrap();
         flock(&holder, FlockOperation::LockExclusive).unwrap();
         let _files = files(folder.path(), false);
-        assert!(!stale.exists() && locked.exists() && other.exists());
-        assert_eq!(names(folder.path()).len(), 3);
+        assert!(!stale.exists() && locked.exists());
+    }
+
+    #[test]
+    fn a_file_of_somebody_else_stays_whatever_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let stale = left_behind(folder.path());
+        let copy = stale.with_file_name(stale.file_name().unwrap().to_str().unwrap().replace("cdef", "cdee"));
+        let foreign = ["1-0", "1-0123456789abcdef", "unnamed", "file.deepnvme-tmp-1-0-0123456789abcdef"];
+        let foreign = foreign.map(|name| folder.path().join(format!("{NAME_PREFIX}{name}")));
+        for path in foreign.iter().chain([&copy]) {
+            std::fs::write(path, "precious").unwrap();
+        }
+        std::fs::create_dir(folder.path().join(format!("{NAME_PREFIX}folder"))).unwrap();
+        for is_named in [false, true] {
+            drop(files(folder.path(), is_named));
+        }
+        assert!(!stale.exists());
+        assert!(foreign.iter().chain([&copy]).all(|path| std::fs::read(path).unwrap() == b"precious"));
+        assert_eq!(names(folder.path()).len(), foreign.len() + 2);
     }
 
     #[test]

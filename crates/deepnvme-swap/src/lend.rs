@@ -26,8 +26,9 @@ pub(crate) fn this_thread() -> Who {
 
 /// An item that stays where it is until this is dropped.
 ///
-/// One that may be changed is taken to have been changed, and is written back some time later; [`Lend::mark_clean`] says
-/// that it was not.
+/// One that may be changed is changed in place: it is written back some time later, unless [`Lend::mark_clean`] says that
+/// nothing was changed. One that was lent to be filled replaces what was under its key with [`Lend::commit`] only: dropped
+/// without that, by an early return or a panic, it leaves nothing under the key.
 #[derive(Debug)]
 pub struct Lend {
     shared: Arc<Shared>,
@@ -38,13 +39,15 @@ pub struct Lend {
     mode: Mode,
     who: Who,
     is_dirty: std::sync::atomic::AtomicBool,
+    /// Whether what was filled is complete.
+    is_committed: bool,
 }
 
 impl Lend {
     pub(crate) fn new(shared: &Arc<Shared>, id: Id, place: (Option<usize>, usize), mode: Mode, who: Who) -> Self {
         let (at, bytes) = place;
         let is_dirty = matches!(mode, Mode::Exclusive | Mode::Fill).into();
-        Self { shared: Arc::clone(shared), id, at, bytes, mode, who, is_dirty }
+        Self { shared: Arc::clone(shared), id, at, bytes, mode, who, is_dirty, is_committed: false }
     }
 
     /// The item's number: another one for each item that is put under a key in another size, and never used again.
@@ -107,9 +110,22 @@ impl Lend {
         self.is_dirty.store(self.is_exclusive(), Ordering::Relaxed);
     }
 
-    /// What was to be put has not come: there is no such item.
-    pub fn abandon(self) {
-        self.shared.desk.lock().residency.forget(self.id);
+    /// What was to be filled is complete: it is the item from now on, and others may have it.
+    pub fn commit(mut self) {
+        self.is_committed = true;
+    }
+
+    /// As [`commit`](Self::commit), with words of the caller's that stay with the item.
+    pub fn commit_as(self, label: &str) {
+        // Before anybody else can have the item.
+        self.shared.store().set_label(self.id, label);
+        self.commit();
+    }
+
+    /// What was said of the item when it was committed, adopted or imported.
+    #[must_use]
+    pub fn label(&self) -> Arc<str> {
+        self.shared.store().get(self.id).map_or_else(|| Arc::from(""), |stored| Arc::clone(&stored.label))
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -127,6 +143,9 @@ impl Drop for Lend {
     fn drop(&mut self) {
         // In a forked child the lock may be one that nobody will ever release.
         if self.shared.pid == std::process::id() {
+            if self.mode == Mode::Fill && !self.is_committed {
+                self.shared.desk.lock().residency.forget(self.id);
+            }
             let is_dirty = self.is_dirty.load(Ordering::Relaxed);
             self.shared.desk.give_back(self.id, self.mode, self.who, is_dirty);
             self.shared.stir();

@@ -13,7 +13,8 @@ use crate::store::{Piece, Stored};
 const COPY_BYTES: usize = 1 << 20;
 
 impl Lend {
-    /// Reads the bytes from `from` on into `target`, in memory of the host or of a GPU.
+    /// Reads the bytes from `from` on into `target`, in memory of the host or of a GPU; there, when its stream has come so
+    /// far.
     ///
     /// # Errors
     /// `Invalid` where there are not so many; `Io`.
@@ -21,6 +22,8 @@ impl Lend {
         let range = self.check(from, target.len())?;
         if self.offset().is_some() {
             let (source, gpus) = (self.region(), self.shared().engine.gpu_access());
+            // What the caller's stream still computes with is not overwritten.
+            gpus.points([&target.region()])?.wait()?;
             return copy(range.len(), |at, step| {
                 source.copy_to_slice(from + at, step);
                 gpus.copy_from_slice(&target, at, step).map_err(Error::from)
@@ -51,7 +54,8 @@ impl Lend {
         Ok(())
     }
 
-    /// Writes `source`, from memory of the host or of a GPU, over the bytes from `from` on.
+    /// Writes `source`, from memory of the host or of a GPU, over the bytes from `from` on; of a GPU, when its stream has
+    /// come so far.
     ///
     /// # Errors
     /// `Invalid` where there are not so many, or it was not lent to be changed; `Io`: of an item on disk, a part of the range
@@ -63,6 +67,7 @@ impl Lend {
         let range = self.check(from, source.len())?;
         if self.offset().is_some() {
             let (target, gpus) = (self.target(), self.shared().engine.gpu_access());
+            gpus.points([source])?.wait()?;
             return copy(range.len(), |at, step| {
                 gpus.copy_to_slice(source, at, step)?;
                 target.copy_from_slice(from + at, step);

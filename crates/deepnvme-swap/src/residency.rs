@@ -338,6 +338,11 @@ impl Residency {
         self.items.values().any(|item| item.is_forgotten && item.is_idle() && is_busy(item))
     }
 
+    /// Whether there are items that are no more since the last call of [`take_gone`](Self::take_gone).
+    pub(crate) fn has_gone(&self) -> bool {
+        !self.gone.is_empty()
+    }
+
     /// Items that are no more since the last call.
     pub(crate) fn take_gone(&mut self) -> Vec<Id> {
         std::mem::take(&mut self.gone)

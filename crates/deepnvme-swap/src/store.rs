@@ -2,14 +2,15 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
-use deepnvme_io::{Access, DirectMode, Error as IoError, ErrorKind, OpenOptions, Target, TensorFile};
+use deepnvme_io::{Access, DirectMode, Error as IoError, ErrorKind, OpenOptions, Target, TensorFile, fs};
 
 use crate::error::Result;
 use crate::extents::{Extent, Extents};
 use crate::files::{Files, Located};
 use crate::places::Id;
+use crate::sync::outer::Mutex;
 
 /// Where the bytes of an item are on disk.
 #[derive(Clone, Debug)]
@@ -24,6 +25,8 @@ pub(crate) enum Home {
 #[derive(Clone, Debug)]
 pub(crate) struct Stored {
     pub(crate) key: Arc<str>,
+    /// What the caller says of it.
+    pub(crate) label: Arc<str>,
     pub(crate) bytes: usize,
     /// Bytes of its place in memory in front of the first one: those of an adopted file lie there as within a page of it.
     pub(crate) head: usize,
@@ -76,6 +79,12 @@ impl Store {
 
     pub(crate) fn get(&self, id: Id) -> Option<&Stored> {
         self.items.get(&id)
+    }
+
+    pub(crate) fn set_label(&mut self, id: Id, label: &str) {
+        if let Some(stored) = self.items.get_mut(&id) {
+            stored.label = label.into();
+        }
     }
 
     pub(crate) fn set_sums(&mut self, id: Id, sums: Vec<u64>) {
@@ -134,22 +143,29 @@ impl Store {
         Ok(located)
     }
 
-    /// A file that is only read; one that is open already is opened once.
-    pub(crate) fn open(&mut self, target: &Target, direct: DirectMode) -> Result<Arc<TensorFile>, IoError> {
+    /// A file that is only read, if it is open already.
+    fn adopted(&mut self, path: &Path) -> Option<Arc<TensorFile>> {
         self.adopted.retain(|(_, file)| file.strong_count() > 0);
-        let path = target.path();
-        let known = self.adopted.iter().find(|(other, _)| *other == path).and_then(|(_, file)| file.upgrade());
-        // Under the same name there may be another file by now.
-        if let Some(file) = known.filter(|file| is_same(file, &path)) {
-            return Ok(file);
-        }
-        let file = TensorFile::open(target, OpenOptions { access: Access::Read, create: false, direct })?;
-        self.adopted.push((path, Arc::downgrade(&file)));
-        Ok(file)
+        self.adopted.iter().find(|(other, _)| other == path).and_then(|(_, file)| file.upgrade())
     }
 }
 
+/// A file that is only read; one that is open already is opened once. The store is locked for moments only: a network file
+/// system may take its time.
+pub(crate) fn adopt(store: &Mutex<Store>, target: &Target, direct: DirectMode) -> Result<Arc<TensorFile>, IoError> {
+    let lock = || store.lock().unwrap_or_else(PoisonError::into_inner);
+    let path = target.path();
+    let known = lock().adopted(&path);
+    // Under the same name there may be another file by now.
+    if let Some(file) = known.filter(|file| is_same(file, &path)) {
+        return Ok(file);
+    }
+    let file = TensorFile::open(target, OpenOptions { access: Access::Read, create: false, direct })?;
+    lock().adopted.push((path, Arc::downgrade(&file)));
+    Ok(file)
+}
+
 fn is_same(file: &TensorFile, path: &Path) -> bool {
-    let (Ok(open), Ok(named)) = (rustix::fs::fstat(file.descriptor()), rustix::fs::stat(path)) else { return false };
-    (open.st_dev, open.st_ino) == (named.st_dev, named.st_ino)
+    let (Ok(open), Ok(named)) = (fs::stat_of(file.descriptor()), fs::stat(path)) else { return false };
+    open.identity == named.identity
 }

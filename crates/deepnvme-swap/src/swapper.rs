@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use deepnvme_io::mem::{Arena, Region};
 use deepnvme_io::{Engine, Error as IoError, Target};
@@ -16,7 +15,8 @@ use crate::order::Order;
 use crate::places::Id;
 use crate::residency::{Bounds, Mode, Residency, Whereabouts};
 use crate::stats::SwapStats;
-use crate::store::{Home, Store, Stored};
+use crate::store::{self, Home, Store, Stored};
+use crate::sync::outer::thread::{self, JoinHandle};
 use crate::traffic::Shared;
 use crate::waits::On;
 
@@ -97,7 +97,7 @@ impl Swapper {
         let shared = Shared::new(desk, engine, Arc::new(arena), Store::new(files), options.has_checksums)?;
         let shared = Arc::new(shared);
         let runs = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("deepnvme-swap".into()).spawn(move || runs.run());
+        let thread = thread::Builder::new().name("deepnvme-swap".into()).spawn(move || runs.run());
         let thread = thread.map_err(|error| IoError::from_io("start a thread", &error))?;
         Ok(Self { shared, thread: Some(thread) })
     }
@@ -108,7 +108,8 @@ impl Swapper {
         &self.shared.arena
     }
 
-    /// Makes room for an item, or for other bytes of one; the caller fills it. What was under the key is there until then.
+    /// Makes room for an item, or for other bytes of one; the caller fills it and [commits](Lend::commit) it. Whoever asks
+    /// for the key meanwhile waits. Without a commit there is nothing under the key.
     ///
     /// # Errors
     /// `TooLarge`; `Io` where the disk is full; `Deadlock` where the calling thread holds what it would have to wait for.
@@ -125,7 +126,7 @@ impl Swapper {
                 }
             }
             let extents = self.allocate(key, bytes, look)?;
-            let stored = self.stored(key, bytes, 0, Home::Swap(extents));
+            let stored = self.stored((key, ""), bytes, 0, Home::Swap(extents));
             let id = self.replace(key, place_bytes, stored, false, look)?;
             let taken = self.take(key, id, bytes, Mode::Fill, look);
             if taken.is_err() {
@@ -136,23 +137,23 @@ impl Swapper {
         }
     }
 
-    /// Puts a copy of the bytes, of the host or of a GPU, under that key. They are written some time later.
+    /// Puts a copy of the bytes, of the host or of a GPU, under that key. They are written some time later. Of a GPU they are
+    /// copied when the region's stream has come so far.
     ///
     /// # Errors
     /// As [`fill`](Self::fill).
     pub fn put(&self, key: &str, source: &Region) -> Result<()> {
         let lend = self.fill(key, source.len(), &mut || false)?;
         let gpus = self.shared.engine.gpu_access();
+        gpus.points([source])?.wait()?;
         let target = lend.target();
         let mut step = vec![0; COPY_BYTES.min(source.len())];
         for at in (0..source.len()).step_by(COPY_BYTES) {
             let bytes = COPY_BYTES.min(source.len() - at);
-            if let Err(error) = gpus.copy_to_slice(source, at, &mut step[..bytes]) {
-                lend.abandon();
-                return Err(error.into());
-            }
+            gpus.copy_to_slice(source, at, &mut step[..bytes])?;
             target.copy_from_slice(at, &step[..bytes]);
         }
+        lend.commit();
         Ok(())
     }
 
@@ -266,16 +267,23 @@ impl Swapper {
     }
 
     /// Adds an item whose bytes are those of somebody else's file, from `offset` on. They are read from there, and never
-    /// written. `item_bytes` is the size of its elements. Its number.
+    /// written. `item_bytes` is the size of its elements, `label` what [`Lend::label`] says of it. Its number.
     ///
     /// # Errors
     /// `Io` where there is no such range; `TooLarge`.
-    pub fn adopt(&self, key: &str, target: &Target, offset: u64, bytes: usize, item_bytes: usize) -> Result<Id> {
+    pub fn adopt(
+        &self,
+        (key, label): (&str, &str),
+        target: &Target,
+        offset: u64,
+        bytes: usize,
+        item_bytes: usize,
+    ) -> Result<Id> {
         self.check_process()?;
-        let file = self.shared.store().open(target, self.shared.engine.config().direct)?;
+        let file = store::adopt(self.shared.locked_store(), target, self.shared.engine.config().direct)?;
         let file_bytes = file.len()?;
         if offset.checked_add(bytes as u64).is_none_or(|end| end > file_bytes) {
-            let path = file.path().display();
+            let path = deepnvme_io::shown::path(file.path());
             return Err(Error::Invalid(format!(
                 "{path} has {file_bytes} bytes, and {key:?} would be {bytes} bytes at offset {offset}"
             )));
@@ -284,7 +292,7 @@ impl Swapper {
         let head = (offset % 4096) as usize;
         let head = if head.is_multiple_of(item_bytes.max(1)) { head } else { 0 };
         let place_bytes = self.place_bytes(key, head, bytes)?;
-        let stored = self.stored(key, bytes, head, Home::Adopted { file, offset });
+        let stored = self.stored((key, label), bytes, head, Home::Adopted { file, offset });
         let id = self.replace(key, place_bytes, stored, true, &mut || false)?;
         self.shared.stir();
         Ok(id)
@@ -384,25 +392,22 @@ impl Swapper {
 
     /// Room on disk; where there is none, that of items which are on their way out is waited for.
     pub(crate) fn allocate(&self, key: &str, bytes: usize, look: Look<'_>) -> Result<Vec<Extent>> {
-        let refused = match self.shared.store().allocate(bytes) {
-            Ok(extents) => return Ok(extents),
-            Err(error) => error,
-        };
-        if !self.shared.desk.lock().residency.is_burying() {
-            return Err(refused.into());
+        if let Ok(extents) = self.shared.store().allocate(bytes) {
+            return Ok(extents);
         }
-        let (began, stir) = (u64::MAX, || self.shared.stir());
-        let buried = self.shared.desk.wait_while((this_thread(), began), &stir, look, |core| {
-            core.residency.is_burying().then_some(On::Io(Id::MAX))
-        });
-        buried.map_err(|refusal| explained(key, refusal, "put"))?;
-        // Whoever saw the end of a transfer may not have come to freeing its room.
+        // Another thread may have taken note of an item's end, and not have come to freeing its room.
         self.shared.advance();
+        let (began, stir) = (u64::MAX, || self.shared.stir());
+        let buried = self
+            .shared
+            .desk
+            .wait_while((this_thread(), began), &stir, look, |core| core.is_freeing().then_some(On::Io(Id::MAX)));
+        buried.map_err(|refusal| explained(key, refusal, "put"))?;
         Ok(self.shared.store().allocate(bytes)?)
     }
 
-    pub(crate) fn stored(&self, key: &str, bytes: usize, head: usize, home: Home) -> Stored {
-        Stored { key: key.into(), bytes, head, home, sums: None }
+    pub(crate) fn stored(&self, (key, label): (&str, &str), bytes: usize, head: usize, home: Home) -> Stored {
+        Stored { key: key.into(), label: label.into(), bytes, head, home, sums: None }
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -493,6 +498,7 @@ pub(crate) fn explained(key: &str, refusal: Refusal<Error>, verb: &str) -> Error
     match refusal {
         Refusal::Gone => Error::NotFound { key: key.into() },
         Refusal::Closed => Error::SHUT,
+        Refusal::Broken => Error::BROKEN,
         Refusal::Interrupted => Error::Interrupted { key: key.into() },
         Refusal::Failed(error) => error,
         Refusal::Deadlock(On::Memory(_), own, all) => Error::Deadlock(format!(

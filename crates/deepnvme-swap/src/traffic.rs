@@ -3,14 +3,16 @@
 //! Any thread may do that: whoever has changed something, and a thread of the swapper's own, which the engine wakes when a
 //! transfer has ended. Each transfer is begun by one and ended by one. Nothing is read, written or hashed under the lock.
 
+use std::any::Any;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use deepnvme_io::mem::{Arena, Region, RegionMut};
 use deepnvme_io::{Engine, Error as IoError, Pending, ReadItem, WriteItem, WriteOptions};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
 
 use crate::desk::Desk;
 use crate::error::{Error, Result};
@@ -18,6 +20,8 @@ use crate::places::Id;
 use crate::residency::Action;
 use crate::store::{Store, Stored};
 use crate::sums;
+use crate::sync::outer::{Mutex, MutexGuard};
+use crate::sync::wait_for_wake;
 
 /// While transfers are on their way, their end is looked for that often even where nobody tells of it.
 const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
@@ -58,6 +62,13 @@ impl Either {
             Self::Write(pending) => pending.is_done(),
         }
     }
+
+    fn cancel(&self) {
+        match self {
+            Self::Read(pending) => pending.cancel(),
+            Self::Write(pending) => pending.cancel(),
+        };
+    }
 }
 
 impl Shared {
@@ -74,11 +85,16 @@ impl Shared {
         Ok(Self { desk, engine, arena, has_sums, pid: std::process::id(), store, flights, wake, is_over })
     }
 
-    pub(crate) fn store(&self) -> std::sync::MutexGuard<'_, Store> {
+    pub(crate) fn store(&self) -> MutexGuard<'_, Store> {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn flights(&self) -> std::sync::MutexGuard<'_, Vec<Flight>> {
+    /// For who locks it several times.
+    pub(crate) fn locked_store(&self) -> &Mutex<Store> {
+        &self.store
+    }
+
+    fn flights(&self) -> MutexGuard<'_, Vec<Flight>> {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -106,11 +122,13 @@ impl Shared {
             if done.is_empty() && actions.is_empty() && gone.is_empty() {
                 return;
             }
-            done.into_iter().for_each(|flight| self.end(flight));
-            actions.into_iter().for_each(|action| self.begin(action));
+            done.into_iter().for_each(|flight| self.end_or_fail(flight));
+            actions.into_iter().for_each(|action| self.begin_or_fail(action));
             if !gone.is_empty() {
                 let mut store = self.store();
-                gone.into_iter().for_each(|id| store.remove(id));
+                gone.iter().for_each(|id| store.remove(*id));
+                drop(store);
+                self.desk.lock().freed(gone.len());
             }
             self.desk.notify();
         }
@@ -121,6 +139,29 @@ impl Shared {
         let (done, rest) = std::mem::take(&mut *flights).into_iter().partition(|flight| flight.pending.is_done());
         *flights = rest;
         done
+    }
+
+    /// A panic is an error for whoever waits for the item: nobody else would begin it.
+    fn begin_or_fail(&self, action: Action) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.begin(action))) {
+            match action {
+                Action::Read { id, .. } => self.desk.lock().landed(id, Err(panicked(&*panic)), true),
+                Action::Write { id, .. } => self.desk.lock().written(id, Err(panicked(&*panic))),
+                Action::Placed => {}
+            }
+        }
+    }
+
+    /// As [`begin_or_fail`](Self::begin_or_fail).
+    fn end_or_fail(&self, flight: Flight) {
+        let (id, is_read) = (flight.id, matches!(flight.pending, Either::Read(_)));
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.end(flight))) {
+            if is_read {
+                self.desk.lock().landed(id, Err(panicked(&*panic)), true);
+            } else {
+                self.desk.lock().written(id, Err(panicked(&*panic)));
+            }
+        }
     }
 
     fn begin(&self, action: Action) {
@@ -212,15 +253,18 @@ impl Shared {
     pub(crate) fn run(&self) {
         loop {
             let limit = (!self.flights().is_empty()).then_some(&LOOK_AGAIN);
-            let mut wake = [PollFd::new(&self.wake, PollFlags::IN)];
-            // An interrupted wait is one more look.
-            let _ = poll(&mut wake, limit);
+            wait_for_wake(&self.wake, limit);
             let mut count = [0; 8];
             let _ = rustix::io::read(&self.wake, &mut count);
             if self.is_over.load(Ordering::Acquire) {
                 return;
             }
-            self.advance();
+            // What was decided and not begun is lost with a panic. Whoever waits for it is told, and nothing is begun any more.
+            if catch_unwind(AssertUnwindSafe(|| self.advance())).is_err() {
+                self.desk.lock().is_broken = true;
+                self.desk.notify();
+                return;
+            }
         }
     }
 
@@ -232,14 +276,53 @@ impl Shared {
         self.poke();
     }
 
-    /// Waits for what is on its way.
+    /// Waits for what is on its way, as far as the disk has begun it: after the end nobody needs the rest.
     pub(crate) fn drain(&self) {
         loop {
             let flights = std::mem::take(&mut *self.flights());
             if flights.is_empty() {
                 return;
             }
-            flights.into_iter().for_each(|flight| self.end(flight));
+            flights.iter().for_each(|flight| flight.pending.cancel());
+            flights.into_iter().for_each(|flight| self.end_or_fail(flight));
         }
+    }
+}
+
+fn panicked(panic: &(dyn Any + Send)) -> Error {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    Error::Panicked(text.unwrap_or("without a message").to_owned())
+}
+
+#[cfg(all(test, not(loom), not(simulated)))]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use deepnvme_io::Config;
+
+    use super::*;
+    use crate::swapper::{Options, Swapper};
+
+    #[test]
+    fn a_panic_is_an_error_for_whoever_waits() {
+        let folder = tempfile::tempdir().unwrap();
+        let engine = Arc::new(Engine::new(Config::default()).unwrap());
+        let swapper = Swapper::new(engine, &Options::new(folder.path(), 4096)).unwrap();
+        for key in ["odd", "sound"] {
+            swapper.put(key, &Region::from_vec(vec![7; 4096])).unwrap();
+        }
+        swapper.flush(None, &mut || false).unwrap();
+        let id = swapper.shared().desk.lock().residency.find("odd").unwrap();
+        let stored = swapper.shared().store().get(id).unwrap().clone();
+        // As a bug would: its bytes reach beyond the memory.
+        swapper.shared().store().insert(id, Stored { bytes: 1 << 40, ..stored });
+        let began = Instant::now();
+        let mut look = || began.elapsed() > Duration::from_secs(60);
+        let failed = swapper.lend("odd", false, &mut look).unwrap_err();
+        assert!(matches!(failed, Error::Panicked(_)), "{failed}");
+        // Others go on.
+        drop(swapper.lend("sound", true, &mut look).unwrap());
+        swapper.close();
     }
 }

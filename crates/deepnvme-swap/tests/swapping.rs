@@ -193,7 +193,7 @@ fn play(world: &World, steps: Vec<Step>) {
                 let data = random(seed, bytes + 100);
                 std::fs::write(&path, &data).unwrap();
                 let file = std::fs::File::open(&path).unwrap();
-                swapper.import(&key.to_string(), file.as_fd(), 100, bytes, &mut never()).unwrap();
+                swapper.import((&key.to_string(), ""), file.as_fd(), 100, bytes, &mut never()).unwrap();
                 model.insert(key.to_string(), data[100..].to_vec());
             }
         }
@@ -405,7 +405,9 @@ fn what_is_adopted_is_read_where_it_is_and_never_written() {
     let swapper = &world.swapper;
     let (path, data) = (world.folder.path().join("weights"), random(5, 60_000));
     std::fs::write(&path, &data).unwrap();
-    let adopt = |key: &str, offset: usize, bytes| swapper.adopt(key, &path.clone().into(), offset as u64, bytes, 8);
+    let adopt = |key: &str, offset: usize, bytes| {
+        swapper.adopt((key, "somebody's"), &path.clone().into(), offset as u64, bytes, 8)
+    };
     for (index, offset) in [0, 4096, 12_344, 20_001].into_iter().enumerate() {
         adopt(&index.to_string(), offset, 17_000).unwrap();
     }
@@ -483,5 +485,47 @@ fn the_end_is_said_to_who_waits() {
         drop(held);
         assert!(matches!(world.swapper.put("c", &Region::from_vec(vec![1])), Err(Error::Closed(_))));
         assert_eq!(std::fs::read_dir(world.folder.path()).unwrap().count(), 0);
+    });
+}
+
+#[test]
+fn what_is_filled_is_there_when_it_is_committed_and_not_before() {
+    let world = world(engine(), 256 * KIB, |_| {});
+    let swapper = &world.swapper;
+    let (first, second) = (random(1, 20_000), random(2, 20_000));
+    for bytes in [20_000, 30_000] {
+        // Both where there is nothing yet, and over another item, of the same size and of another one.
+        swapper.fill("a", bytes, &mut never()).unwrap().target().copy_from_slice(0, &first);
+        assert!(matches!(swapper.lend("a", false, &mut never()), Err(Error::NotFound { .. })));
+        swapper.put("a", &Region::from_vec(first.clone())).unwrap();
+        drop(swapper.fill("a", bytes, &mut never()).unwrap());
+        assert!(!swapper.contains("a") && swapper.keys().is_empty());
+    }
+    let filled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let lend = swapper.fill("a", 20_000, &mut never()).unwrap();
+        lend.target().copy_from_slice(0, &first);
+        panic!("half way");
+    }));
+    assert!(filled.is_err() && !swapper.contains("a"));
+    let lend = swapper.fill("a", 20_000, &mut never()).unwrap();
+    lend.target().copy_from_slice(0, &second);
+    lend.commit_as("bytes of mine");
+    assert_eq!(&*swapper.lend("a", false, &mut never()).unwrap().label(), "bytes of mine");
+    assert_eq!(read(swapper, "a"), second);
+    swapper.flush(None, &mut never()).unwrap();
+    assert_eq!((swapper.stats().items, swapper.stats().stored_bytes), (1, 20_480), "all else was given back");
+}
+
+#[test]
+fn who_waits_for_what_is_abandoned_is_told_that_there_is_nothing() {
+    guard("who_waits_for_what_is_abandoned", LIMIT, || {
+        let world = world(engine(), 256 * KIB, |_| {});
+        let lend = world.swapper.fill("a", 20_000, &mut never()).unwrap();
+        let (swapper, (begun, begins)) = (Arc::clone(&world.swapper), std::sync::mpsc::channel());
+        let mut look = move || begun.send(()).is_err();
+        let waits = std::thread::spawn(move || swapper.lend("a", false, &mut look).map(drop));
+        begins.recv().unwrap();
+        drop(lend);
+        assert!(matches!(waits.join().unwrap(), Err(Error::NotFound { .. })));
     });
 }

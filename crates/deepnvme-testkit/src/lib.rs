@@ -5,6 +5,7 @@
 //! - [`simulated`]: a backend whose schedule is a seed and whose power can be cut.
 //! - [`model`]: a file as a plain vector, and random programs over it.
 //! - [`data`]: random bytes, memory at chosen alignments, folders on a real disk.
+//! - [`guard`]: one process with limits for thousands of hostile inputs.
 //! - [`rng`], [`watchdog`]: the small tools under them.
 //!
 //! It is a dev-dependency: its functions assert, and a failed assertion names the seed.
@@ -19,6 +20,7 @@
 pub mod conformance;
 pub mod data;
 pub mod faults;
+pub mod guard;
 pub mod model;
 pub mod rng;
 pub mod simulated;

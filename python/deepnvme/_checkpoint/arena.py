@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import torch.utils.dlpack
 
 from deepnvme._checkpoint.devices import is_reached
 from deepnvme._torch import pinned_empty
+from deepnvme.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
     from deepnvme._checkpoint.reuse import Block
@@ -30,13 +32,21 @@ def allocate(nbytes: int, *, pin_memory: bool = False) -> tuple[Any, int]:
     """
     if pin_memory:
         return pinned_empty(nbytes).numpy(), 0
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     if nbytes < _HUGE_BYTES_MIN:
-        return mmap.mmap(-1, nbytes, flags=flags), 0
+        return _mapped(nbytes), 0
     # The part in front of the first huge page is never touched, and so never there.
-    memory = mmap.mmap(-1, (-(-nbytes // _HUGE_BYTES) + 1) * _HUGE_BYTES, flags=flags)
+    memory = _mapped((-(-nbytes // _HUGE_BYTES) + 1) * _HUGE_BYTES)
     address = torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr()
     return memory, -address % _HUGE_BYTES
+
+
+def _mapped(nbytes: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise OutOfMemoryError(f"there is no memory for {nbytes} bytes of tensors") from error
 
 
 def allocate_on(nbytes: int, device: torch.device) -> torch.Tensor:

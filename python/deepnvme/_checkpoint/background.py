@@ -1,10 +1,11 @@
-"""Saves that go on by themselves: one at a time, and what went wrong with it."""
+"""Saves that go on by themselves: one after the other, and what went wrong with them."""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -39,100 +40,169 @@ class Saving(Protocol):
         """Have it end soon, with an exception."""
 
 
-class Background:
-    """The save that is under way, if there is one."""
+class Gate:
+    """Something to wait for, also in a signal handler that interrupted a wait for it.
+
+    An ``Event`` has a lock that its waiter holds for moments: a handler in such a moment would wait for ever.
+    """
 
     def __init__(self) -> None:
-        self._current: _Current | None = None
-        self._failed: BaseException | None = None
+        self.is_open = False
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def open(self) -> None:
+        """Let everybody go on. Once is enough."""
+        if not self.is_open:
+            self.is_open = True
+            self._lock.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for at most so long; whether it is open."""
+        if not self.is_open and self._lock.acquire(timeout=seconds):
+            self._lock.release()
+        return self.is_open
+
+
+class Background:
+    """The saves that are under way: one, or more where a signal handler saves during a save."""
+
+    def __init__(self) -> None:
+        self._running: list[_Current] = []
+        self._failures: deque[BaseException] = deque()
 
     def start(self, saving: Saving, then: Callable[[Saved], None]) -> None:
-        """Have somebody wait for a save, and call ``then`` when the file has its name."""
-        self._current = _Current(self, saving, then)
-        with self._or_no_save():
-            self._current.begin()
+        """Have somebody wait for a save, and call ``then`` when the file is on the disk."""
+        current = _Current(saving, then, self._failures.append)
+        with self._or_no_save(current):
+            current.begin()
+            self._running.append(current)
+            self._forget()
 
     @property
     def holds_tensors(self) -> bool:
         """Whether tensors may be read still."""
-        return self._current is not None and not self._current.is_filled
+        return any(not current.is_filled for current in self._running)
 
     def wait_for_tensors(self) -> None:
         """Wait until the tensors may change."""
-        if self._current is not None and not self._current.is_filled:
-            self._current.saving.wait_filled()
-            self._current.is_filled = True
+        for current in list(self._running):
+            current.wait_filled()
 
     def wait_for_copies(self) -> None:
-        """Wait until the tensors have been copied; where that is interrupted, there is no save."""
-        with self._or_no_save():
-            self.wait_for_tensors()
+        """Wait until the tensors of the last save have been copied; where that is interrupted, there is no save."""
+        current = self._last
+        if current is not None:
+            with self._or_no_save(current):
+                current.wait_filled()
 
     def watch(self, tell: Callable[[int, int], object] | None) -> None:
-        """Wait until the save is over, and say how far it is; where that is interrupted, there is no save."""
-        with self._or_no_save():
-            while self._current is not None and self._current.is_running:
-                self._current.join(_SLICE_S)
-                if tell is not None:
-                    tell(*self._current.saving.progress)
+        """Wait until the last save is over, and say how far it is; where that is interrupted, there is no save."""
+        current = self._last
+        if current is not None:
+            with self._or_no_save(current):
+                while current.is_running:
+                    current.join(_SLICE_S)
+                    if tell is not None:
+                        tell(*current.saving.progress)
+        self._forget()
         self.check()
 
+    @property
+    def _last(self) -> _Current | None:
+        return self._running[-1] if self._running else None
+
     @contextmanager
-    def _or_no_save(self) -> Iterator[None]:
+    def _or_no_save(self, current: _Current) -> Iterator[None]:
         try:
             yield
         except BaseException:
             # Whoever made the call may change the tensors now, and has not been told of a save.
-            if self._current is not None:
-                self._current.saving.stop()
-                self._current.join()
-            self._failed = None
+            current.abandon()
+            self._forget()
             raise
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a save is under way."""
+        return any(current.is_running for current in self._running)
 
     def wait(self) -> None:
         """Wait until nothing is under way, and raise what went wrong."""
-        if self._current is not None:
-            self._current.join()
+        while (current := next(iter(self._running), None)) is not None:
+            current.join()
+            self._forget()
         self.check()
 
     def check(self) -> None:
         """Raise what went wrong, once."""
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
+        try:
+            failed = self._failures.popleft()
+        except IndexError:
+            return
+        raise failed
 
     def note_failure(self, error: BaseException) -> None:
         """Keep an error for the next call."""
-        self._failed = error
+        self._failures.append(error)
+
+    def _forget(self) -> None:
+        # What is over refers to whoever saved, and would keep it from being freed.
+        self._running[:] = [current for current in self._running if current.is_running]
 
 
 class _Current:
-    def __init__(self, owner: Background, saving: Saving, then: Callable[[Saved], None]) -> None:
+    def __init__(
+        self, saving: Saving, then: Callable[[Saved], None], note_failure: Callable[[BaseException], None]
+    ) -> None:
         self.saving = saving
         self.is_filled = False
-        self._owner = owner
-        self._then = then
+        self._then: Callable[[Saved], None] | None = then
+        self._note_failure = note_failure
+        self._is_abandoned = False
         # Not a daemon: at the end of the program the save is finished.
         self._thread = threading.Thread(target=self._run, name="deepnvme-checkpointer")
         # A thread whose `join` was interrupted passes for dead before Python 3.13.
-        self._over = threading.Event()
+        self._over = Gate()
 
     def begin(self) -> None:
         """Start to wait."""
         self._thread.start()
 
     def _run(self) -> None:
+        # Whoever saves is not kept alive by a save that is over.
+        then, self._then = self._then, None
         try:
-            self._then(self.saving.wait(None, False))
+            assert then is not None
+            then(self.saving.wait(None, False))
         except BaseException as error:  # noqa: BLE001
-            self._owner.note_failure(error)
+            if not self._is_abandoned:
+                self._note_failure(error)
         finally:
-            self._over.set()
+            self.is_filled = True
+            self._over.open()
 
     @property
     def is_running(self) -> bool:
         """Whether it is not over yet."""
-        return not self._over.is_set()
+        return not self._over.is_open
+
+    def wait_filled(self) -> None:
+        """Wait until the tensors may change."""
+        if not self.is_filled:
+            self.saving.wait_filled()
+            self.is_filled = True
+
+    def abandon(self) -> None:
+        """Stop it, and have nobody told."""
+        self._is_abandoned = True
+        self.saving.stop()
+        if self._thread.ident is not None:
+            self.join()
+            return
+        # There was no thread to be had; the file is not written to any more when this returns.
+        with suppress(Exception):
+            self.saving.wait(None, False)
 
     def join(self, seconds: float | None = None) -> None:
         """Wait until it is over, or so long."""
@@ -157,10 +227,25 @@ def staging_of(tensors_nbytes: int, nbytes: int | None, neighbours: int = 1) -> 
     return _SaveStaging(nbytes)
 
 
-def _available() -> int:
-    """Bytes of memory that programs can have without swapping."""
-    with Path("/proc/meminfo").open() as lines:
+def _available(root: Path = Path("/")) -> int:
+    """Bytes of memory that this process can have without swapping, or being killed in a container that has less."""
+    found = 1 << 30
+    with (root / "proc/meminfo").open() as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return 1 << 30
+                found = int(line.split()[1]) << 10
+    return min([found, *_left_in_groups(root)])
+
+
+def _left_in_groups(root: Path) -> Iterator[int]:
+    """Bytes that each control group of this process leaves it."""
+    with suppress(OSError, ValueError):
+        path = (root / "proc/self/cgroup").read_text().rpartition("0::")[2].strip().lstrip("/")
+        groups = [*Path(path).parts]
+        for depth in range(len(groups), -1, -1):
+            group = root.joinpath("sys/fs/cgroup", *groups[:depth])
+            # A group without a limit has no such number; what only caches files is given up for others.
+            with suppress(OSError, ValueError):
+                left = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+                counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                yield max(left + int(counts.get("inactive_file", 0)), 0)

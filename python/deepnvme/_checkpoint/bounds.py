@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import _utils
 
+from deepnvme._deepnvme import _HashCosts
 from deepnvme.errors import UnsafeFileError
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 # What copies its argument; types of which a plain argument can be, by identity: a subclass may iterate as it likes.
 _COPIERS = (set, frozenset, bytes, bytearray, collections.Counter, collections.OrderedDict, torch.Size)
 _PLAIN = (list, tuple, dict, set, frozenset, str, bytes, bytearray, *_COPIERS)
+# What hashes the elements of its argument.
+_HASHERS = (set, frozenset, collections.Counter, collections.OrderedDict)
+# Attributes by which Python finds out how to copy, pickle or restore an object.
+_PROTOCOL_NAMES = frozenset(
+    ("__class__", "__dict__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__", "__deepcopy__")
+)
 # The encodings by which protocol 2 writes bytes; others grow, or take long.
 _ENCODINGS = ("latin1", "latin-1")
 _WITH_STORAGE = (_utils._rebuild_tensor, _utils._rebuild_tensor_v2, _utils._rebuild_tensor_v3, _utils._rebuild_qtensor)  # noqa: SLF001
@@ -40,6 +47,7 @@ class Bounds:
         self._copied = 0
         self._copied_max: int | None = None
         self._walked_bytes = 0
+        self.hash_costs = _HashCosts()
         rules: dict[Any, Callable[[Any, tuple[Any, ...]], None]] = {
             **dict.fromkeys(_COPIERS, self._check_copy),
             **dict.fromkeys(_WITH_STORAGE, self._check_view),
@@ -47,6 +55,7 @@ class Bounds:
             _utils._rebuild_sparse_tensor: self._check_sparse,  # noqa: SLF001
             _utils._rebuild_device_tensor_from_cpu_tensor: self._check_conversion,  # noqa: SLF001
             torch.Tensor: self._check_tensor,
+            _utils._rebuild_parameter_with_state: self._check_parameter,  # noqa: SLF001
         }
         self._rules = {id(function): rule for function, rule in rules.items()}
 
@@ -64,6 +73,29 @@ class Bounds:
             self._refuse("sets a tensor to something that is no part of a storage")
         self._check_view(_utils._rebuild_tensor, state)  # noqa: SLF001
 
+    def check_attributes(self, state: Any, *, is_known: bool = False) -> None:
+        """Look at attributes that an object is given: a dict of them, or one and another of slots.
+
+        They are copied for each object that has them. Names that Python and pickle look up on an object by themselves
+        are no attributes: what they name would be called.
+        """
+        parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)  # noqa: PLR2004
+        for part in parts:
+            if part is None:
+                continue
+            if type(part) is not dict:
+                self._refuse("gives an object attributes that are no dict of names")
+            for name in part:
+                if type(name) is not str or name in _PROTOCOL_NAMES or (not is_known and _is_special(name)):
+                    self._refuse(f"gives an object the attribute {name!r}, which is none")
+            self._count(part)
+            self.hash_costs.charge(part, False)
+
+    def _check_parameter(self, _: Any, arguments: tuple[Any, ...]) -> None:
+        if len(arguments) != 4:  # noqa: PLR2004
+            self._refuse("makes a parameter in a way that torch.save does not")
+        self.check_attributes(arguments[3])
+
     def _check_copy(self, function: Any, arguments: tuple[Any, ...]) -> None:
         if function is bytearray and len(arguments) == 2 and type(arguments[0]) is str:  # noqa: PLR2004
             self._check_encode(_codecs.encode, arguments)
@@ -73,6 +105,13 @@ class Bounds:
             self._refuse(f"makes {function.__name__} of {what} without contents")
         for argument in arguments:
             self._count(argument)
+            if function in _HASHERS:
+                keys = argument
+                if function is collections.OrderedDict and not isinstance(argument, dict):
+                    if any(type(pair) not in (list, tuple) or len(pair) != 2 for pair in argument):  # noqa: PLR2004
+                        self._refuse("makes a dict of what are no pairs")
+                    keys = [pair[0] for pair in argument]
+                self.hash_costs.charge(keys, function in (set, frozenset))
 
     def _check_encode(self, _: Any, arguments: tuple[Any, ...]) -> None:
         if [type(argument) for argument in arguments] != [str, str] or arguments[1] not in _ENCODINGS:
@@ -143,6 +182,10 @@ def _check_quantizer(bounds: Bounds, size: tuple[int, ...], quantizer: Any) -> N
     ]
     if not isinstance(axis, int) or not 0 <= axis < len(size) or counts != [size[axis]] * 2:
         bounds._refuse("has a quantised tensor with another number of channels than scales")  # noqa: SLF001
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
 
 
 def _is_row(part: list[Any] | torch.Tensor) -> bool:

@@ -8,14 +8,15 @@ if there are any.
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from deepnvme._checkpoint import distributed_sharded as sharded
-from deepnvme._checkpoint.background import Background, Saved
+from deepnvme._checkpoint.background import Background
 from deepnvme._checkpoint.distributed import Team
 from deepnvme._checkpoint.distributed_layout import layout_of
 from deepnvme._checkpoint.distributed_parts import fetch
@@ -27,6 +28,7 @@ from deepnvme._checkpoint.schedule import Schedule
 from deepnvme._checkpoint.starting import Starter
 from deepnvme._checkpoint.stats import CheckpointerStats, Tally
 from deepnvme._checkpoint.writing import SaveOptions, check_torch
+from deepnvme.errors import ClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -37,8 +39,14 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from typing_extensions import Self
 
+    from deepnvme._checkpoint.background import Saved
     from deepnvme._checkpoint.manifest import Checkpoint
     from deepnvme._deepnvme import Engine
+
+_T = TypeVar("_T")
+
+# How often a checkpoint may be retired while it is being opened.
+_TRIES_MAX = 20
 
 
 class Checkpointer:
@@ -46,7 +54,10 @@ class Checkpointer:
 
     Each checkpoint is one file, as of ``deepnvme.save``; ``manifest.json`` lists those that count, and is replaced at
     once when a file is whole and on disk. After a crash the newest whole checkpoint is there; what is left of the one
-    that was being written goes with the next save.
+    that was being written goes with the next save. Files that the manifest does not list are left alone.
+
+    One Checkpointer at a time saves into a folder, from its first save until it is closed; any number of them read.
+    Threads that save through one take turns, and a signal handler may save during a save.
 
     With ``async_=True``, ``save`` returns when the tensors have been copied into page-locked memory, or, of what does
     not fit there, onto the disk; the rest goes on while training does. Inside ``overlap`` nothing is copied: the
@@ -114,7 +125,12 @@ class Checkpointer:
             msg = f"writers_per_node is {writers_per_node}; at least 1 process of each machine writes, or all with None"
             raise ValueError(msg)
         check_torch("Checkpointer")
-        self.folder = Path(folder)
+        # The process may change its folder before the next save.
+        self.folder = Path(folder).absolute()
+        self._process = os.getpid()
+        self._turn = threading.RLock()
+        self._depth = 0
+        self._has_saved = False
         self._schedule = Schedule(every)
         self._team = Team(process_group)
         # Asked by whoever trains, at the same time as a save in the background asks the others: it needs its own.
@@ -122,7 +138,7 @@ class Checkpointer:
         same: dict[str, object] = {"keep": keep, "every": every, "async_": async_, "format": format}
         same |= {"durability": durability, "checksums": checksums, "layout": layout}
         self._team.same(str(self.folder), {**same, "writers_per_node": writers_per_node})
-        self._retained = Retained(self.folder, keep, durability, self._team)
+        self._retained = Retained(self.folder, keep, self._team, is_synced=durability == "full")
         options = SaveOptions(engine, durability, checksums)
         writers = layout_of(self._team, layout, writers_per_node)
         self._starter = Starter(self._team, self._retained, writers, f".{format}", options=options, memory=memory)
@@ -137,6 +153,7 @@ class Checkpointer:
     @property
     def checkpoints(self) -> list[Checkpoint]:
         """The checkpoints that count, the oldest first."""
+        self._check_process()
         return list(self._retained.entries)
 
     def latest(self) -> Checkpoint | None:
@@ -145,12 +162,14 @@ class Checkpointer:
         Raises:
             deepnvme.Error: a save in the background has failed.
         """
+        self._check_process()
         self._background.check()
         return self._retained.entries[-1] if self._retained.entries else None
 
     @property
     def stats(self) -> CheckpointerStats:
         """What saving has cost so far."""
+        self._check_process()
         return self._tally.now
 
     def save(self, step: int, state: Any, *, force: bool = False) -> bool:
@@ -163,7 +182,20 @@ class Checkpointer:
 
         Raises:
             deepnvme.Error: this save failed, or the last one did in the background.
+            deepnvme.errors.LockedError: another Checkpointer saves into the folder.
         """
+        self._check_process(is_to_save=True)
+        with self._turn:
+            if self._depth and not self._team.is_alone:
+                msg = "a signal handler saves while this process saves together with others; save when that is over"
+                raise InvalidArgumentError(msg)
+            self._depth += 1
+            try:
+                return self._save(step, state, force)
+            finally:
+                self._depth -= 1
+
+    def _save(self, step: int, state: Any, force: bool) -> bool:
         if self._team.is_alone:
             # Others have to hear of it: they do when a save begins, which is everybody's turn.
             self._background.check()
@@ -173,27 +205,45 @@ class Checkpointer:
             is_due = self._clock.tell(is_due)
         if not (is_due or force):
             return False
+        self._has_saved = True
+        begun = self._retained.note_begun()
         is_copied = self._is_async and not self._overlaps
-        saving, path = self._starter.begin(step, state, is_copied, self.wait)
+        # What a signal handler saves has memory of its own: that of the save it interrupted is in use.
+        saving, path = self._starter.begin(step, state, is_copied and self._depth == 1, self._settle)
 
         def commit(saved: Saved) -> None:
             with self._team.together():
-                self._retained.commit(step, path, saved, getattr(saving, "parts", ()))
+                self._retained.commit(step, path, saved, saving, begun)
             self._tally.add_save(saved[0], time.perf_counter() - began)
 
         tell = watcher(self._progress, "saving", path) if self._team.is_leader or callable(self._progress) else None
-        if self._is_async or self._overlaps:
-            self._background.start(saving, commit)
-            if not self._overlaps:
-                self._background.wait_for_copies()
-        elif self._team.is_alone:
-            commit(saving.wait(tell, True))
-        else:
-            self._background.start(saving, commit)
-            self._background.watch(tell)
+        try:
+            if self._is_async or self._overlaps:
+                self._background.start(saving, commit)
+                if not self._overlaps:
+                    self._background.wait_for_copies()
+            elif self._team.is_alone:
+                commit(saving.wait(tell, True))
+            else:
+                self._background.start(saving, commit)
+                self._background.watch(tell)
+        except BaseException:
+            self._retained.give_back(path)
+            raise
         self._schedule.note(began)
         self._tally.add_stall(time.perf_counter() - began)
         return True
+
+    def _settle(self) -> None:
+        """Wait for the save before this one."""
+        self._background.wait()
+
+    def _check_process(self, *, is_to_save: bool = False) -> None:
+        if os.getpid() == self._process or not (is_to_save or self._has_saved or not self._team.is_alone):
+            return
+        text = f"{self.folder}: this Checkpointer belongs to process {self._process}, which this one was forked from"
+        msg = f"{text}; make a new one here, or use it in its parent"
+        raise ClosedError(msg)
 
     def restore(self, step: int | None = None, **options: Any) -> Any:
         """Load a checkpoint: the newest one, or the one of that step.
@@ -206,10 +256,28 @@ class Checkpointer:
             FileNotFoundError: there is none.
             deepnvme.errors.ChecksumError: the file is not the one that was saved.
         """
-        self.wait()
-        found = self._retained.find(step)
-        found.check()
+        self._check_process()
+        self._background.wait()
         options.setdefault("engine", self._engine)
+        return self._found(step, lambda found: self._restore(found, options))
+
+    def _found(self, step: int | None, use: Callable[[Checkpoint], _T]) -> _T:
+        """Use a checkpoint. Another process, or thread, may retire it meanwhile: then there is a newer one."""
+        for _ in range(_TRIES_MAX):
+            before = self._retained.entries
+            found = self._retained.find(step)
+            try:
+                return use(found)
+            except FileNotFoundError:
+                if not self._team.is_alone:
+                    raise
+                is_other = self._retained.refresh() or self._retained.entries != before
+                if not is_other:
+                    raise
+        return use(self._retained.find(step))
+
+    def _restore(self, found: Checkpoint, options: dict[str, Any]) -> Any:
+        found.check()
         if not found.is_sharded:
             return load(found.path, **options)
         if not {"engine", "into"} <= set(options) <= {"engine", "into", "verify"}:
@@ -218,7 +286,8 @@ class Checkpointer:
                 "state whose tensors say which parts this process wants, and nothing else but engine and verify"
             )
             raise ValueError(msg)
-        return sharded.restore(self._team, found, options.pop("into"), options)
+        rest = {name: value for name, value in options.items() if name != "into"}
+        return sharded.restore(self._team, found, options["into"], rest)
 
     def fetch_parts(self, step: int | None = None) -> int:
         """Bring the parts of a checkpoint here that lie on other machines' own disks, and give the bytes of that.
@@ -233,15 +302,18 @@ class Checkpointer:
             FileNotFoundError: there is none, or a part of it is nowhere.
             deepnvme.errors.PeerError: another process has failed.
         """
-        self.wait()
+        self._check_process()
+        self._background.wait()
         return fetch(self._team, self._retained.find(step), self._durability)
 
     def wait(self) -> None:
         """Wait until the save that is under way is in the manifest, and raise what went wrong with it."""
+        self._check_process()
         self._background.wait()
 
     def wait_for_tensors(self) -> None:
         """Wait until the tensors of the save that is under way may change. ``overlap`` does that before each step."""
+        self._check_process()
         if self._background.holds_tensors:
             began = time.perf_counter()
             self._background.wait_for_tensors()
@@ -271,6 +343,7 @@ class Checkpointer:
             >>> checkpointer.latest().step
             2
         """
+        self._check_process(is_to_save=True)
         self._overlaps += 1
         try:
             with before_each_step(optimizers, self._wait_in_hook):
@@ -281,20 +354,26 @@ class Checkpointer:
                 self.wait()
 
     def close(self) -> None:
-        """Wait for the save that is under way, and free the memory. Closing twice does nothing.
+        """Wait for the save that is under way, let others save into the folder, and free the memory.
+
+        Closing twice does nothing, and a save after it takes the folder again.
 
         Of several processes the connections are closed, too: what is there can still be listed and restored, unless it
         is sharded.
         """
-        try:
-            self.wait()
-        finally:
-            self._starter.free()
-            if self._clock is not None:
-                self._clock.close()
-            self._team.close()
+        self._check_process()
+        with self._turn:
+            try:
+                self._background.wait()
+            finally:
+                self._starter.free()
+                self._retained.release()
+                if self._clock is not None:
+                    self._clock.close()
+                self._team.close()
 
     def __enter__(self) -> Self:
+        self._check_process()
         return self
 
     def __exit__(

@@ -12,7 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import deepnvme._file as file
-from deepnvme.errors import CorruptFileError
+from deepnvme._checkpoint.metadata_file import open_regular
+from deepnvme.errors import CorruptFileError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +77,8 @@ def _send(
     with team.together(), files:
         work = _Work()
         # Not by our own `open`, to which the list of the parts means all of them.
-        source = work.attempt(lambda: files.enter_context(path.open("rb"))) if team.rank == sender else None
+        source = work.attempt(lambda: files.enter_context(open_regular(path))) if team.rank == sender else None
+        old = work.attempt(lambda: _old(path, files)) if keeps else None
         make = lambda: files.enter_context(file.open(path, "wb", durability=durability))  # noqa: E731
         target = work.attempt(make) if keeps else None
         for begin in range(0, nbytes, CHUNK_BYTES):
@@ -85,7 +87,9 @@ def _send(
                 work.attempt(partial(_fill, source, bytes_[:size], path))
             team.spread(tensor[:size], sender)
             if target is not None:
+                work.attempt(partial(_compare, old, bytes_[:size], path))
                 work.attempt(partial(target.write, bytes_[:size]))
+        work.attempt(partial(_compare, old, bytes_[:0], path, is_end=True))
         team.agree(work.check)
         team.agree(files.pop_all().close)
 
@@ -94,6 +98,23 @@ def _fill(source: BufferedReader, chunk: memoryview, path: Path) -> None:
     if source.readinto(chunk) != len(chunk):
         msg = f"{path}: the file became shorter while it was read; somebody else writes to it"
         raise CorruptFileError(msg)
+
+
+def _old(path: Path, files: ExitStack) -> BufferedReader | None:
+    """Open what has the name already."""
+    try:
+        return files.enter_context(open_regular(path))
+    except FileNotFoundError:
+        return None
+
+
+def _compare(old: BufferedReader | None, chunk: memoryview, path: Path, *, is_end: bool = False) -> None:
+    """Refuse to replace anything but the beginning of the same file."""
+    if old is not None:
+        there = old.read(1 if is_end else len(chunk))
+        if there != chunk[: len(there)]:
+            msg = f"{path}: something else has the name of this part; move it away"
+            raise InvalidArgumentError(msg)
 
 
 class _Work:

@@ -5,25 +5,26 @@ all        take the state apart, compare, plan                    (distributed_s
 leader     makes the file; in parts, each writer makes its own
 writers    write all of their stretch that needs no sums of others
 all        tell each other their sums
-writers    write the rest, and sync
-           give the files their names; the leader lists the parts
-leader     replaces the manifest                                  (retention)
+writers    write the rest, and sync; the leader lists the parts
+leader     replaces the manifest, with the private names of all files  (retention)
+all        give the files their names
 ```
 
-After each line all know whether it went well everywhere, and if not, all raise and remove what they have made.
+After each line all know whether it went well everywhere, and if not, all raise and remove what they have made. What the
+manifest lists is not removed: whoever opens the folder next gives it its name.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
-import deepnvme._file as file
 from deepnvme._checkpoint.distributed_sharded import is_sharded
 from deepnvme._checkpoint.distributed_state import State, apart, refuse_different
-from deepnvme._checkpoint.manifest import PARTS_LIST, Part
+from deepnvme._checkpoint.manifest import HEAD_BYTES, PARTS_LIST, Part
 from deepnvme._checkpoint.writing import SaveOptions
-from deepnvme._deepnvme import _NewFile, _shares
+from deepnvme._deepnvme import _crc64, _NewFile, _shares
 from deepnvme.errors import CancelledError, NotFoundError
 
 if TYPE_CHECKING:
@@ -49,28 +50,29 @@ def agree_on(  # noqa: PLR0917
     """
     state: State | None = None
 
-    def look() -> tuple[int, str, str]:
+    def look() -> tuple[int, str, tuple[str, str, list[str]]]:
         nonlocal state
         ready()
         if not is_sharded(obj):
             state = apart(obj, suffix == ".pt")
-        ending = "" if state is None else layout.suffix(suffix)
-        name = retained.new_path(step, ending).name if team.is_leader else ""
-        return step, "sharded" if state is None else state.digest, name
+        return step, "sharded" if state is None else state.digest, retained.begin_together(step)
 
     wanted = team.agree(look)
-    leaders_step, expected, name = wanted[0]
-    path = retained.folder / name
+    leaders_step, expected, _ = wanted[0]
     for rank, (other_step, _, _) in enumerate(wanted):
         if other_step != leaders_step:
             text = f"{team.name(rank)} saves step {other_step}, and {team.name(0)} step {leaders_step}"
             team.refuse(f"{retained.folder}: {text}; all save the same step")
     kinds = {found == "sharded" for _, found, _ in wanted}
     if len(kinds) > 1:
-        team.refuse(f"{path}: the state has DTensors in some processes and none in others; give all the same")
+        team.refuse(
+            f"{retained.folder}: the state has DTensors in some processes and none in others; give all the same"
+        )
     if state is not None and any(found != expected for _, found, _ in wanted):
-        refuse_different(team, str(path), state)
-    return state, path
+        refuse_different(team, f"{retained.folder}, step {step}", state)
+    ending = "" if state is None else layout.suffix(suffix)
+    name = retained.choose_together([begun for _, _, begun in wanted], step, ending)
+    return state, retained.folder / name
 
 
 def start(team: Team, path: Path, state: State, layout: Layout, options: Callable[[], SaveOptions]) -> SharedSaving:
@@ -96,6 +98,7 @@ class SharedSaving:
     def __init__(self, team: Team, path: Path, layout: Layout) -> None:
         self.path = path
         self.parts: tuple[Part, ...] = ()
+        self.pending: dict[str, str] = {}
         self.temporary_name = ""
         self._team = team
         self._layout = layout
@@ -105,6 +108,7 @@ class SharedSaving:
         # This process's own, where it writes.
         self._number: int | None = None
         self._new: _NewFile | None = None
+        self._list: _NewFile | None = None
         self._share: _SaveShare | None = None
         self._is_stopped = False
 
@@ -152,29 +156,32 @@ class SharedSaving:
 
     def give_up(self) -> None:
         """Remove what was made."""
-        if self._new is not None:
-            self._new.give_up()
+        for new in (self._new, self._list):
+            if new is not None:
+                new.give_up()
         if self._plan is not None:
             self._plan.give_back()
 
+    def keep(self) -> None:
+        """Leave the files: a manifest lists them."""
+        for new in (self._new, self._list):
+            if new is not None:
+                new.keep()
+
     def wait(self, progress: Any, stop_on_signal: bool) -> Saved:
-        """Write the file, with the others; it has its name then."""
+        """Write the file, with the others; it has a private name then."""
         del progress, stop_on_signal
         with self._team.together():
             try:
                 tallies = self._team.agree(self._write)
                 saved = self._team.agree(lambda: self._finish(tallies))[0]
                 assert saved is not None
-                self._team.agree(self._commit)
-                if self._layout.kind == "parts":
-                    self._team.agree(self._list_parts)
-            except BaseException as error:
-                # Where the others are out of reach, they may have gone on, and the leader may count what is here.
-                if self._team.is_leader or self._team.knows_of(error):
-                    self._remove()
+                self._take(self._team.agree(self._seal))
+            except BaseException:
+                self.give_up()
                 raise
             finally:
-                self.give_up()
+                self._planned.give_back()
         return saved
 
     def _write(self) -> bytes | None:
@@ -205,28 +212,46 @@ class SharedSaving:
             raise CancelledError(msg)
         return saved
 
-    def _commit(self) -> None:
+    def _seal(self) -> tuple[str, str, str | None]:
+        """Make the files ready for their names; their private names, and the sum of a part's head."""
+        head = None
         if self._new is not None:
-            self._new.commit(self._options.durability == "full")
+            self._new.take_mode()
+            if self._layout.kind == "parts":
+                start, stop = self._shares[self._number or 0]
+                head = f"{_crc64(self._new.temporary, 0, min(stop - start, HEAD_BYTES)):016x}"
+        if self._team.is_leader and self._layout.kind == "parts":
+            self._list = self._write_list()
+        new, listed = ("" if file is None else file.temporary.name for file in (self._new, self._list))
+        return new, listed, head
 
-    def _list_parts(self) -> None:
+    def _take(self, sealed: list[tuple[str, str, str | None]]) -> None:
+        """Know which files all have made."""
+        if self._layout.kind == "file":
+            self.pending = {self.path.name: sealed[0][0]}
+            return
+        made = [sealed[rank] for rank in self._layout.writers[: len(self._shares)]]
+        names = self._part_names()
         hosts = [self._team.hosts[rank] for rank in self._layout.writers]
         self.parts = tuple(
-            Part(self._part(number).name, stop - start, hosts[number])
-            for number, (start, stop) in enumerate(self._shares)
+            Part(name, stop - start, host, head)
+            for name, (start, stop), host, (_, _, head) in zip(names, self._shares, hosts, made, strict=False)
         )
-        if self._team.is_leader:
-            first = self._shares[0][1]
-            stripe_bytes = max(-(-first // _BLOCK_BYTES), 1) * _BLOCK_BYTES
-            names = [part.file for part in self.parts]
-            wire = {"format": "deepnvme-stripes", "version": 1, "stripe_bytes": stripe_bytes, "parts": names}
-            with file.open(self.path, "wb", durability=self._options.durability) as out:
-                out.write((json.dumps(wire, indent=1) + "\n").encode())
+        self.pending = {name: private for name, (private, _, _) in zip(names, made, strict=True)}
+        self.pending[self.path.name] = sealed[0][1]
 
-    def _remove(self) -> None:
-        """Remove what has its name already, when it does not come to count."""
-        if self._new is not None:
-            made = self.path if self._layout.kind == "file" else self._part(self._number or 0)
-            made.unlink(missing_ok=True)
-        if self._team.is_leader:
-            self.path.unlink(missing_ok=True)
+    def _part_names(self) -> list[str]:
+        return [self._part(number).name for number in range(len(self._shares))]
+
+    def _write_list(self) -> _NewFile:
+        first = self._shares[0][1]
+        stripe_bytes = max(-(-first // _BLOCK_BYTES), 1) * _BLOCK_BYTES
+        wire = {"format": "deepnvme-stripes", "version": 1, "stripe_bytes": stripe_bytes, "parts": self._part_names()}
+        text = (json.dumps(wire, indent=1) + "\n").encode()
+        new = _NewFile(self.path, len(text), self._options.engine)
+        with new.temporary.open("r+b") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        new.take_mode()
+        return new

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sys
-import threading
 import warnings
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._checkpoint.manifest import SHARDS_LIST, private_name
+from deepnvme._checkpoint.background import Gate
+from deepnvme._checkpoint.manifest import SHARDS_LIST
 from deepnvme._checkpoint.names import tensors_of
 from deepnvme._checkpoint.writing import SaveOptions
-from deepnvme._deepnvme import _crc64
+from deepnvme._deepnvme import _crc64, _NewFolder
 from deepnvme.errors import CancelledError, Error
 
 if TYPE_CHECKING:
@@ -53,13 +50,14 @@ class ShardedSaving:
     def __init__(self, team: Team, path: Path) -> None:
         self.path = path
         self.parts: tuple[Part, ...] = ()
+        self.pending: dict[str, str] = {}
         self.temporary = path
         self.progress = (0, 0)
         self._team = team
         self._options = SaveOptions()
         self._state: Any = None
-        self._lock: int | None = None
-        self._filled = threading.Event()
+        self._new: _NewFolder | None = None
+        self._filled = Gate()
         self._is_stopped = False
 
     def make(self, state: object, options: SaveOptions) -> str:
@@ -70,13 +68,8 @@ class ShardedSaving:
         self._state, self._options = _containers(state), options
         if not self._team.is_leader:
             return ""
-        self.temporary = private_name(self.path)
-        self.temporary.mkdir()
-        # Held while this process lives: what no living process holds is removed by the next save.
-        self._lock = os.open(self.temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with suppress(OSError):
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return self.temporary.name
+        self._new = _NewFolder(self.path.parent, self.path.name)
+        return self._new.path.name
 
     def wait_filled(self) -> None:
         """Wait until the tensors may change."""
@@ -88,22 +81,31 @@ class ShardedSaving:
         """Have it end without a checkpoint, in all processes."""
         self._is_stopped = True
 
+    def give_up(self) -> None:
+        """Remove the folder, which does not come to count."""
+        if self._new is not None:
+            self._new.give_up()
+
+    def keep(self) -> None:
+        """Leave the folder: a manifest lists it."""
+        if self._new is not None:
+            self._new.keep()
+
     def wait(self, progress: Any, stop_on_signal: bool) -> Saved:
-        """Write the folder, with the others; it has its name then."""
+        """Write the folder, with the others; it has a private name then."""
         del progress, stop_on_signal
         with self._team.together():
             try:
                 self._team.agree(self._write)
-                saved = self._team.agree(self._commit)[0]
+                saved = self._team.agree(self._measure)[0]
             except BaseException:
-                self._remove()
+                self.give_up()
                 raise
             finally:
-                self._filled.set()
+                self._filled.open()
                 self._state = None
-                if self._lock is not None:
-                    os.close(self._lock)
         assert saved is not None
+        self.pending = {self.path.name: self.temporary.name}
         return saved
 
     def _write(self) -> None:
@@ -112,33 +114,21 @@ class ShardedSaving:
         from deepnvme._checkpoint.distributed_writer import TellingWriter  # noqa: PLC0415
 
         writer = TellingWriter(self.temporary, self._options, self._filled)
-        _with_all(self._team, lambda: save(self._state, storage_writer=writer, **_group_of(self._team)))
+        try:
+            _with_all(self._team, lambda: save(self._state, storage_writer=writer, **_group_of(self._team)))
+        finally:
+            writer.give_up()
         if self._is_stopped:
             msg = f"{self.path}: the save was stopped"
             raise CancelledError(msg)
 
-    def _commit(self) -> Saved | None:
+    def _measure(self) -> Saved | None:
         if not self._team.is_leader:
             return None
-        self.temporary.rename(self.path)
-        if self._options.durability == "full":
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-        index = self.path / SHARDS_LIST
+        index = self.temporary / SHARDS_LIST
         index_nbytes = index.stat().st_size
-        nbytes = sum(path.stat().st_size for path in self.path.iterdir())
+        nbytes = sum(path.stat().st_size for path in self.temporary.iterdir())
         return nbytes, 0, index_nbytes, _crc64(index, 0, index_nbytes)
-
-    def _remove(self) -> None:
-        """Remove the folder, which does not come to count."""
-        import shutil  # noqa: PLC0415
-
-        if self._team.is_leader:
-            for path in (self.temporary, self.path):
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def restore(team: Team, found: Checkpoint, into: Any, options: dict[str, Any]) -> Any:

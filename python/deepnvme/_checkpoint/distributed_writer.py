@@ -8,12 +8,12 @@ from deepnvme.integrations.dcp import DeepnvmeWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from threading import Event
 
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
     from torch.distributed.checkpoint.storage import WriteResult
     from torch.futures import Future
 
+    from deepnvme._checkpoint.background import Gate
     from deepnvme._checkpoint.writing import SaveOptions
     from deepnvme._deepnvme import _Saving
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 class TellingWriter(DeepnvmeWriter):
     """Sets ``filled`` when what this process has is copied, or on the disk."""
 
-    def __init__(self, path: Path, options: SaveOptions, filled: Event) -> None:
+    def __init__(self, path: Path, options: SaveOptions, filled: Gate) -> None:
         super().__init__(path)
         self._options = options
         self._filled = filled
 
     def _finish_shard(self, saving: _Saving) -> None:
         saving.wait_filled()
-        self._filled.set()
+        self._filled.open()
         saving.wait(None, False)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -36,4 +36,4 @@ class TellingWriter(DeepnvmeWriter):
         try:
             return super().write_data(plan, planner)
         finally:
-            self._filled.set()
+            self._filled.open()

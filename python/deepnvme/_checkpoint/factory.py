@@ -7,6 +7,7 @@ which is the list of ``torch.load(weights_only=True)`` with ``bytes`` and ``froz
 
 from __future__ import annotations
 
+import _compat_pickle
 import collections
 import enum
 import importlib
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme.errors import UnsafeFileError
+from deepnvme.errors import UnsafeFileError, UnsupportedError
 
 if TYPE_CHECKING:
     from deepnvme._checkpoint.bounds import Bounds
@@ -34,8 +35,6 @@ _NAMES: dict[str, list[str]] = {
     "_codecs": ["encode"],
     "builtins": ["bytes", "bytearray", "set", "complex", "frozenset"],
 }  # fmt: skip
-# As Python 2 called them, and protocol 2 does still.
-_OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 # What must never be allowed, not even by somebody who asks for it.
 _NEVER = ("os", "posix", "nt", "sys", "subprocess")
 
@@ -60,8 +59,18 @@ def _allowed_by_user() -> dict[str, Any]:
     return table
 
 
-def _sparse(layout: torch.layout, parts: tuple[Any, ...]) -> torch.Tensor:
+def _now(module: str, name: str) -> tuple[str, str]:
+    """Say what a global is called today: protocol 2 has the names of Python 2 still."""
+    if (module, name) in _compat_pickle.NAME_MAPPING:
+        return _compat_pickle.NAME_MAPPING[module, name]
+    return _compat_pickle.IMPORT_MAPPING.get(module, module), name
+
+
+def _sparse(path: object, layout: torch.layout, parts: tuple[Any, ...]) -> torch.Tensor:
     """Make a sparse tensor whose indices have been looked at: wrong ones would reach beyond its values."""
+    if any(isinstance(part, torch.Tensor) and part.is_meta for part in parts):
+        text = "the indices of a sparse tensor are looked at, which the meta device does not have; give another device"
+        raise UnsupportedError(f"{path}: {text}, or choose other tensors with only=")
     if layout is torch.sparse_coo:
         indices, values, size = parts[:3]
         is_coalesced = parts[3] if len(parts) > 3 else None  # noqa: PLR2004
@@ -84,10 +93,12 @@ class Factory:
         self._callable.add(id(self._getattr))
         self._stateful = {id(value) for value in self._allowed.values()}
         self._empty: dict[str, torch.Tensor] = {}
+        self.hash_costs = bounds.hash_costs
 
     def resolve(self, module: str, name: str) -> Any:
         """Give the global of that name, if it may be used."""
-        full = f"{_OLD_MODULES.get(module, module)}.{name}"
+        module, name = _now(module, name)
+        full = f"{module}.{name}"
         if module.split(".", maxsplit=1)[0] not in _NEVER:
             if full in self._allowed:
                 return self._allowed[full]
@@ -109,11 +120,24 @@ class Factory:
                 f"{self._path}: the file asks for {full}, which no checkpoint needs: it was made to run code on the "
                 "machine that loads it. Nothing of it was run; do not use the file"
             )
+        if full.split(".", maxsplit=1)[0] == "numpy":
+            return self._numpy_refusal(full)
         short = full.removeprefix("builtins.")
         return (
             f"{self._path}: the file asks for {full}, which is not known to be harmless, and was not loaded. If you "
             f"trust who made the file and know what {short} does, allow it: "
             f"torch.serialization.add_safe_globals([{short}])"
+        )
+
+    def _numpy_refusal(self, full: str) -> str:
+        """Say how to keep numbers and arrays of numpy, which need several globals of its insides."""
+        return (
+            f"{self._path}: the file asks for {full}, which is not known to be harmless, and was not loaded. Save "
+            "numpy's numbers as Python's (value.item()), its arrays as tensors (torch.from_numpy), and a random state "
+            "as a dict of both. To load this file, if you trust who made it, allow what it needs: "
+            "torch.serialization.add_safe_globals([(numpy._core.multiarray.scalar, 'numpy._core.multiarray.scalar'), "
+            "(numpy._core.multiarray._reconstruct, 'numpy._core.multiarray._reconstruct'), numpy.ndarray, numpy.dtype, "
+            "type(numpy.dtype(...)) of its element types]); where the message names numpy.core, say so in the texts"
         )
 
     def tensor(  # noqa: PLR0917 (Rust calls it)
@@ -137,6 +161,10 @@ class Factory:
             return None
         return torch.TypedStorage(wrap_storage=storage, dtype=getattr(torch, dtype), _internal=True)  # type: ignore[no-untyped-call]
 
+    def own_storage(self, storage: torch.UntypedStorage | None, dtype: str) -> Any:
+        """Give a storage that is a part of the state by itself."""
+        return self.storage(storage, dtype)
+
     def call(self, function: Any, arguments: tuple[Any, ...]) -> Any:
         """Call a function or class that may be called."""
         self._check(function)
@@ -144,12 +172,16 @@ class Factory:
         if function is torch._tensor._rebuild_from_type_v2:  # noqa: SLF001
             return self._of_type(*arguments)
         if function is torch._utils._rebuild_sparse_tensor:  # noqa: SLF001
-            return _sparse(*arguments)
+            return _sparse(self._path, *arguments)
         return function(*arguments)
 
     def _of_type(self, function: Any, kind: Any, arguments: tuple[Any, ...], state: Any) -> Any:
         # Torch would call the function, whatever it is, and whatever it is called with.
+        if not isinstance(arguments, tuple):
+            raise UnsafeFileError(f"{self._path}: the file calls a function with arguments that are no tuple")
         made = self.call(function, arguments)
+        if id(kind) not in self._stateful:
+            self._bounds.check_attributes(state)
         if not isinstance(made, torch.Tensor):
             raise UnsafeFileError(f"{self._path}: the file makes {type(made)} where a tensor is expected")
         return torch._tensor._rebuild_from_type_v2(lambda: made, kind, (), state)  # type: ignore[no-untyped-call]  # noqa: SLF001
@@ -167,17 +199,23 @@ class Factory:
     def give_state(self, made: Any, state: Any) -> None:
         """Give an object its state, where its class may have one."""
         kind = type(made)
-        if kind is torch.Tensor:
+        # Of the class: an attribute of that name may be anything that the file has.
+        setter = getattr(kind, "__setstate__", None)
+        if kind is collections.OrderedDict:
+            self._bounds.check_attributes(state)
+            made.__dict__.update(state)
+        elif setter is torch.Tensor.__setstate__:
             self._bounds.check_state(state)
             made.set_(*state)
-        elif kind is collections.OrderedDict:
-            made.__dict__.update(state)
-        elif kind is not torch.nn.Parameter and id(kind) not in self._stateful:
-            raise UnsafeFileError(f"{self._path}: the file gives a state to {kind}, which is not known to be harmless")
-        elif hasattr(made, "__setstate__"):
-            made.__setstate__(state)
+        elif id(kind) not in self._stateful:
+            remedy = f"if you trust who made it, allow it: torch.serialization.add_safe_globals([{kind.__qualname__}])"
+            what = f"the file gives a state to {kind}, which is not known to be harmless; {remedy}"
+            raise UnsafeFileError(f"{self._path}: {what}")
+        elif setter is not None:
+            setter(made, state)
         else:
             attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)  # noqa: PLR2004
+            self._bounds.check_attributes(state, is_known=True)
             if attributes:
                 made.__dict__.update(attributes)
             for name, value in (slots or {}).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,32 +10,50 @@ import torch
 
 from deepnvme._checkpoint.arena import allocate
 from deepnvme._checkpoint.devices import is_reached
-from deepnvme._checkpoint.names import tensors_of
+from deepnvme._checkpoint.names import tensors_of, ways_of
+from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from deepnvme._checkpoint.reading import Request
+    from deepnvme._checkpoint.reading import Listed, Request
 
 # Tensors that cannot be filled directly go through memory of that size, one group after the other.
 _GROUP_BYTES = 64 << 20
+# Where the description of a tensor has the number of its storage.
+_INDEX = 4
 
 
 def fill(request: Request, into: Mapping[str, Any], cast: bool) -> Mapping[str, Any]:
     """Fill each tensor of ``into`` with the one of its name."""
-    targets = dict(tensors_of(into))
+    targets = _targets(request, into)
+    request.over_files(lambda files: _fill(request, files, targets, cast))
+    return into
+
+
+def _fill(request: Request, files: list[Listed], targets: dict[str, torch.Tensor], cast: bool) -> None:
     # The file names a tensor of a flat state dict as its key, also where that has dots.
     missing = set(targets)
-    for path, names in request.files():
-        reader = request.open(path, exact=True)
+    for file in files:
+        names = file.names
+        reader = request.open(file, exact=True)
         storages = reader.storages()
         direct: list[Any] = []
         copied: list[tuple[torch.Tensor, Any]] = []
-        for name, dtype_name, shape, strides, offset, index in reader.tensors():
+        tensors = reader.tensors()
+        signs = {number: (is_conj, is_neg) for number, is_conj, is_neg in reader.signs()}
+        met: set[str] = set()
+        for number, (name, dtype_name, shape, strides, offset, index) in enumerate(tensors):
+            if name in met and name in targets:
+                msg = (
+                    f"{request.name}: the file has two tensors called {name!r}, and it is not clear which one is meant"
+                )
+                raise InvalidArgumentError(f"{msg}; load it without into, and copy")
             if name not in missing or (names is not None and name not in names):
                 continue
+            met.add(name)
             missing.discard(name)
             target, dtype = targets[name], getattr(torch, dtype_name)
             _check(f"{request.name}: {name}", target, dtype, shape, cast)
-            described = (dtype, shape, strides, offset, index)
+            described = (dtype, shape, strides, offset, index, signs.get(number))
             if _is_direct(target, described, storages[index][1]):
                 if target.numel():
                     direct.append(((storages[index][3], target.nbytes, [(index, 0)]), target.detach()))
@@ -47,13 +66,25 @@ def fill(request: Request, into: Mapping[str, Any], cast: bool) -> Mapping[str, 
         shown = ", ".join(sorted(missing)[:5])
         msg = f"{request.name}: the file does not have {shown}; leave them out of into, or check the names"
         raise KeyError(msg)
-    return into
+
+
+def _targets(request: Request, into: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Give the tensors by name; no two may have one name."""
+    found = list(tensors_of(into))
+    targets = dict(found)
+    if len(targets) < len(found):
+        counts = Counter(name for name, _ in found)
+        twice = next(name for name, count in counts.items() if count > 1)
+        ways = [way for (name, _), (way, _) in zip(found, ways_of(into), strict=True) if name == twice]
+        msg = f"{request.name}: into has {' and '.join(ways)}, which a file both calls {twice!r}; fill them one by one"
+        raise InvalidArgumentError(msg)
+    return targets
 
 
 def _check(what: str, target: torch.Tensor, dtype: torch.dtype, shape: list[int], cast: bool) -> None:
     if list(target.shape) != shape:
         msg = f"{what} has the shape {shape} in the file, and {list(target.shape)} in into"
-        raise ValueError(msg)
+        raise InvalidArgumentError(msg)
     if target.dtype != dtype and not cast:
         msg = f"{what} is {dtype} in the file, and {target.dtype} in into; allow that with cast=True"
         raise TypeError(msg)
@@ -61,14 +92,15 @@ def _check(what: str, target: torch.Tensor, dtype: torch.dtype, shape: list[int]
 
 def _is_direct(target: torch.Tensor, described: Any, storage_bytes: int) -> bool:
     """Whether the file has the tensor's bytes as the target wants them, and nothing else in that storage."""
-    dtype, shape, strides, offset, _ = described
+    dtype, shape, strides, offset, _, signs = described
     expected = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size != 1 and stride != expected:
             return False
         expected *= size
     is_plain = (
-        target.layout is torch.strided
+        signs is None
+        and target.layout is torch.strided
         and target.is_contiguous()
         and is_reached(target.device)
         and not (target.is_conj() or target.is_neg())
@@ -81,12 +113,12 @@ def _copy(request: Request, reader: Any, copied: list[tuple[torch.Tensor, Any]],
     while copied:
         group: list[tuple[torch.Tensor, Any]] = []
         group_bytes = 0
-        while copied and (not group or group_bytes + storages[copied[-1][1][4]][1] <= _GROUP_BYTES):
+        while copied and (not group or group_bytes + storages[copied[-1][1][_INDEX]][1] <= _GROUP_BYTES):
             group.append(copied.pop())
-            group_bytes += storages[group[-1][1][4]][1]
+            group_bytes += storages[group[-1][1][_INDEX]][1]
         flats: dict[int, Any] = {}
         arenas = []
-        for _, (*_, index) in group:
+        for _, (*_, index, _) in group:
             _, nbytes, _, place = storages[index]
             if nbytes and index not in flats:
                 memory, start = allocate(nbytes)
@@ -95,9 +127,12 @@ def _copy(request: Request, reader: Any, copied: list[tuple[torch.Tensor, Any]],
                 arenas.append(((place, nbytes, [(index, 0)]), view))
         if arenas:
             reader.start(arenas).finish(request.verify, request.tell)
-        for target, (dtype, shape, strides, offset, index) in group:
+        for target, (dtype, shape, strides, offset, index, signs) in group:
             if target.numel():
                 storage = flats[index].untyped_storage()
                 source = torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
+                is_conj, is_neg = signs or (False, False)
+                source = source.conj() if is_conj else source
+                source = torch._neg_view(source) if is_neg else source  # noqa: SLF001
                 with torch.no_grad():
                     target.copy_(source)

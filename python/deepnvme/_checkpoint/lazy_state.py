@@ -12,9 +12,10 @@ from deepnvme._checkpoint.arena import Arenas
 from deepnvme._checkpoint.bounds import Bounds
 from deepnvme._checkpoint.factory import Factory
 from deepnvme._checkpoint.lazy import LazyTensor
+from deepnvme._checkpoint.reading import typed
 
 if TYPE_CHECKING:
-    from deepnvme._checkpoint.reading import Request
+    from deepnvme._checkpoint.reading import Listed, Request
     from deepnvme._deepnvme import _CheckpointReader
 
 
@@ -72,6 +73,10 @@ class LazyFactory(Factory):
         """Give what stands for a storage until it is needed."""
         return None if storage is None else _TypedStored(storage, dtype)
 
+    def own_storage(self, storage: Any, dtype: str) -> Any:
+        """Give a storage that is a part of the state by itself: there is no lazy one, so that it is read."""
+        return None if storage is None else super().storage(storage.read(), dtype)
+
     def call(self, function: Any, arguments: tuple[Any, ...]) -> Any:
         """Call a function or class that may be called, or have it called when its tensor is read."""
         first = arguments[0] if arguments else None
@@ -101,17 +106,22 @@ class LazyFactory(Factory):
 
 def load_lazily(request: Request) -> Any:
     """Give the state of a file, or the tensors of several by name; none of them is read."""
-    files = request.files()
-    if len(files) == 1 and files[0][1] is None:
-        return _load_file(request, files[0][0], None)
+    # The files stay open: what they hold is read later, also when they have lost their names.
+    return request.over_files(lambda files: _load_files(request, files))
+
+
+def _load_files(request: Request, files: list[Listed]) -> Any:
+    if len(files) == 1 and files[0].names is None:
+        return _load_file(request, files[0])
     whole: dict[str, Any] = {}
-    for path, names in files:
-        whole.update(_load_file(request, path, names))
+    for file in files:
+        whole.update(_load_file(request, file))
     return whole
 
 
-def _load_file(request: Request, path: Any, names: list[str] | None) -> Any:
-    reader = request.open(path, exact=True)
+def _load_file(request: Request, file: Listed) -> Any:
+    path, names = file.path, file.names
+    reader = request.open(file, exact=True)
     tensors = reader.tensors()
     chosen = request.choose([tensor[0] for tensor in tensors], names)
     if request.only is not None and names is None and not chosen:
@@ -126,4 +136,5 @@ def _load_file(request: Request, path: Any, names: list[str] | None) -> Any:
             if name in wanted
         }
     is_whole = request.only is None and names is None
-    return reader.build(factory, stored, None if is_whole else chosen)
+    with typed(path):
+        return reader.build(factory, stored, None if is_whole else chosen)

@@ -1,38 +1,23 @@
-"""The list of checkpoints in a folder: what counts, and what is left of a crash."""
+"""The checkpoints that a folder's manifest lists. Reading and writing the manifest is the extension's."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
-import sys
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import deepnvme._file as file
-from deepnvme._checkpoint.leftovers import MARK, remove, remove_stale
+from deepnvme._checkpoint.metadata_file import METADATA_BYTES_MAX, open_regular
 from deepnvme._deepnvme import _crc64
 from deepnvme.errors import ChecksumError, CorruptFileError, NotFoundError
 
-if TYPE_CHECKING:
-    from typing import Literal
-
-NAME = "manifest.json"
-_VERSION = 1
 # What lists the parts of a checkpoint that is in several files.
 PARTS_LIST = ".stripes.json"
 # What a sharded checkpoint's folder has when it is whole.
 SHARDS_LIST = "deepnvme.json"
-# What checkpoints are called: nothing else in the folder is ever removed. Those without a suffix are folders.
-_FILES = re.compile(r"step-[0-9]{8,}(-[0-9]+)?(\.(pt|safetensors)(\.stripes\.json|\.part-[0-9]{2,}-of-[0-9]{2,})?)?")
-
-
-def file_name(step: int, suffix: str, again: int = 0) -> str:
-    """Say how the file of a step is called: the first, or the one of a step that was saved again."""
-    return f"step-{step:08}{f'-{again}' if again else ''}{suffix}"
+# Bytes at the beginning of a part that its checksum covers.
+HEAD_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -45,6 +30,8 @@ class Part:
     """Bytes of it."""
     host: str
     """Who wrote it: where folders are not shared, the file is there."""
+    head_crc64: str | None = None
+    """CRC-64/NVME of its first 64 KiB: what a file of its name needs to be taken for it."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +65,8 @@ class Checkpoint:
     @property
     def is_sharded(self) -> bool:
         """Whether it is a folder, in which each process has saved its own part of each tensor."""
-        return not self.path.suffix
+        # Until it has its name, a private one with it in it.
+        return ".pt" not in self.path.name and ".safetensors" not in self.path.name
 
     def check(self) -> None:
         """Compare the file with what was written down when it was saved; reads its index only.
@@ -89,7 +77,10 @@ class Checkpoint:
             FileNotFoundError: the file is gone, or a part of it is not here.
             deepnvme.errors.ChecksumError: it is another file.
         """
-        if self.parts:
+        if self.index_nbytes > METADATA_BYTES_MAX:
+            # Reading as much as a manifest claims could take days, and all memory.
+            is_same = False
+        elif self.parts:
             is_same = self._check_parts()
         elif self.is_sharded:
             is_same = self._is_index(self.path / SHARDS_LIST)
@@ -124,7 +115,7 @@ class Checkpoint:
                 start = max(self.index_offset - begin, 0)
                 wanted = min(self.index_offset + self.index_nbytes - begin, part.nbytes) - start
                 if wanted > 0:
-                    with path.open("rb") as file_:
+                    with open_regular(path) as file_:
                         file_.seek(start)
                         os.write(index, file_.read(wanted))
                 begin += part.nbytes
@@ -140,70 +131,22 @@ class Checkpoint:
         return NotFoundError(f"{text}. {remedy}")
 
 
-def read(folder: Path) -> list[Checkpoint]:
-    """Give the checkpoints that the manifest lists and that are there, the oldest step first."""
-    path = folder / NAME
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        return []
-    try:
-        wire = json.loads(text)
-        if wire["version"] != _VERSION:
-            msg = f"{path}: version {wire['version']} is of a later deepnvme; upgrade"
-            raise CorruptFileError(msg)
-        found = [_entry(folder, entry) for entry in wire["checkpoints"]]
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, CorruptFileError):
-            raise
-        msg = f"{path}: this is no manifest of checkpoints ({error}); move it away, and name a checkpoint's file"
-        raise CorruptFileError(msg) from error
-    return sorted((entry for entry in found if entry.path.exists()), key=lambda entry: entry.step)
+def entries_of(folder: Path, text: str) -> list[Checkpoint]:
+    """Understand what a manifest lists."""
+    return [_entry(folder, entry) for entry in json.loads(text)["checkpoints"]]
 
 
 def _entry(folder: Path, entry: dict[str, Any]) -> Checkpoint:
-    name = entry.pop("file")
+    name, pending = entry.pop("file"), entry.pop("pending", {})
     parts = tuple(Part(**part) for part in entry.pop("parts", ()))
-    for listed in (name, *(part.file for part in parts)):
-        if not _FILES.fullmatch(listed):
-            msg = f"{listed!r} is no checkpoint of this folder"
-            raise ValueError(msg)
-    return Checkpoint(path=folder / name, parts=parts, **entry)
+    path, private = folder / name, folder / pending.get(name, name)
+    # Where this process may not rename, a file may have its private name still.
+    is_private = not os.path.lexists(path) and os.path.lexists(private)
+    return Checkpoint(path=private if is_private else path, parts=parts, **entry)
 
 
-def write(folder: Path, entries: list[Checkpoint], durability: Literal["none", "data", "full"]) -> None:
-    """Replace the manifest at once."""
-    wire = {"version": _VERSION, "checkpoints": [_wire(entry) for entry in entries]}
-    with file.open(folder / NAME, "wb", durability=durability) as out:
-        out.write((json.dumps(wire, indent=1) + "\n").encode())
-
-
-def _wire(entry: Checkpoint) -> dict[str, Any]:
+def wire_of(entry: Checkpoint, pending: dict[str, str] | None = None) -> str:
+    """Say it as the manifest has it; ``pending`` are private names that files have until they get their own."""
     fields = asdict(entry)
-    if not entry.parts:
-        del fields["parts"]
-    return {"file": fields.pop("path").name, **fields}
-
-
-def remove_others(folder: Path, entries: list[Checkpoint]) -> None:
-    """Remove checkpoints that no manifest lists: retired ones, and what a crash left."""
-    kept = {entry.path.name for entry in entries} | {part.file for entry in entries for part in entry.parts}
-    for path in list(folder.iterdir()):
-        if not _FILES.fullmatch(path.name) or path.name in kept:
-            continue
-        if path.suffix:
-            remove(path)
-        elif (path / SHARDS_LIST).exists():
-            # Under a private name first: what is left of it if this process dies is known for what it is.
-            doomed = private_name(path)
-            # Processes on several machines may look after the same folder.
-            with suppress(FileNotFoundError):
-                path.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
-    remove_stale(folder, _FILES)
-
-
-def private_name(path: Path) -> Path:
-    """Give the name of a folder before it is whole, and when it is not any more."""
-    names = (path.with_name(f".{path.name}{MARK}{os.getpid()}-{again}") for again in range(sys.maxsize))
-    return next(name for name in names if not name.exists())
+    fields["parts"] = [{key: value for key, value in part.items() if value is not None} for part in fields["parts"]]
+    return json.dumps({"file": fields.pop("path").name, **fields, "pending": pending or {}})

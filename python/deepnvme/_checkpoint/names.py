@@ -16,9 +16,9 @@ class Patterns:
 
     def __init__(self, patterns: list[str]) -> None:
         # Only * and ? are special: names may well have brackets.
-        escaped = [pattern.replace("[", "[[]") for pattern in patterns]
-        whole = [fnmatch.translate(pattern) for pattern in escaped]
-        below = [fnmatch.translate(pattern + ".*") for pattern in escaped]
+        plain = [escaped(pattern).replace("[", "[[]") for pattern in patterns]
+        whole = [fnmatch.translate(pattern) for pattern in plain]
+        below = [fnmatch.translate(pattern + ".*") for pattern in plain]
         self._regex = re.compile("|".join(whole + below) or r"(?!)")
 
     def matches(self, name: str) -> bool:
@@ -40,5 +40,25 @@ def tensors_of(state: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]
             yield from tensors_of(value, _joined(name, index))
 
 
+def ways_of(state: Any, way: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors as ``tensors_of`` gives them, with the way to each in the words of Python."""
+    import torch  # noqa: PLC0415
+
+    if isinstance(state, torch.Tensor):
+        yield way, state
+    elif isinstance(state, Mapping):
+        for key, value in state.items():
+            yield from ways_of(value, f"{way}[{key!r}]")
+    elif isinstance(state, list | tuple):
+        for index, value in enumerate(state):
+            yield from ways_of(value, f"{way}[{index}]")
+
+
 def _joined(name: str, part: object) -> str:
-    return f"{name}.{part}" if name else str(part)
+    text = escaped(str(part))
+    return f"{name}.{text}" if name else text
+
+
+def escaped(text: str) -> str:
+    """Write lone surrogates as escapes: a name is a text that can be printed, and sent to Rust."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from torch._utils import _rebuild_parameter, _rebuild_tensor_v2, _rebuild_tensor
 from torch.nn import Parameter
 
 from deepnvme._checkpoint.collector import uncollected
-from deepnvme._deepnvme import _pickle_plain
+from deepnvme._deepnvme import _check_pickle, _pickle_plain
+from deepnvme.errors import InvalidArgumentError
 
 # What torch.save writes, and every reader of archives knows.
 PROTOCOL = 2
@@ -81,6 +83,8 @@ class Pickler(pickle.Pickler):
         if kind is Parameter and not obj.__dict__ and not obj._backward_hooks:  # noqa: SLF001
             return _rebuild_parameter, (obj.data, obj.requires_grad, _NoHooks())
         if kind is not Tensor or not _is_ordinary(obj):
+            if isinstance(obj, Tensor):
+                _check_has_storage(obj)
             return NotImplemented
         persistent, is_first_type = self._refer(obj.untyped_storage(), obj.dtype)
         view = (obj.storage_offset(), tuple(obj.shape), obj.stride(), obj.requires_grad, _NoHooks())
@@ -117,6 +121,38 @@ class Pickler(pickle.Pickler):
         return known
 
 
+class _RefusedError(Exception):
+    """A tensor that no reader of ours can make from storages."""
+
+    def __init__(self, tensor: Tensor, reason: str) -> None:
+        super().__init__(reason)
+        self.tensor = tensor
+
+
+def _check_has_storage(tensor: Tensor) -> None:
+    if tensor.is_nested:
+        reason = "this tensor is nested, which `load` would refuse; save the tensors of tensor.unbind()"
+        raise _RefusedError(tensor, reason)
+    if tensor.is_mkldnn:
+        reason = "this tensor has oneDNN's own layout, whose bytes are out of reach; save tensor.to_dense()"
+        raise _RefusedError(tensor, reason)
+
+
+def _where(obj: object, tensor: Tensor) -> str | None:
+    """Name the keys that lead to a tensor of a state."""
+    if obj is tensor:
+        return ""
+    pairs: Iterable[tuple[object, object]] = ()
+    if isinstance(obj, Mapping):
+        pairs = obj.items()
+    elif isinstance(obj, (list, tuple)):
+        pairs = enumerate(obj)
+    for key, value in pairs:
+        if (below := _where(value, tensor)) is not None:
+            return f"[{key!r}]{below}"
+    return None
+
+
 def _is_ordinary(tensor: Tensor) -> bool:
     """Whether nothing but storage, place, sizes and strides makes the tensor."""
     return (
@@ -137,5 +173,13 @@ def take_apart(obj: object) -> tuple[bytes, list[torch.UntypedStorage]]:
         return plain
     file = io.BytesIO()
     pickler = Pickler(file)
-    pickler.dump(obj)
+    try:
+        pickler.dump(obj)
+    except _RefusedError as refused:
+        msg = f"{_where(obj, refused.tensor) or 'the state'}: {refused}"
+        raise InvalidArgumentError(msg) from None
+    except RecursionError as error:
+        msg = "the objects of the state lie too deep in one another to be saved so that they could be loaded"
+        raise InvalidArgumentError(msg) from error
+    _check_pickle(file.getvalue())
     return file.getvalue(), pickler.storages

@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from deepnvme._checkpoint.following import follow
 from deepnvme._checkpoint.progress import Progress, watcher
 from deepnvme._checkpoint.writing import check_torch
-from deepnvme._deepnvme import StripeSet, _CheckpointReader, _locate
-from deepnvme.errors import MovedError
+from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set
+from deepnvme.errors import CorruptFileError, Error, MovedError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Literal, TypeAlias
+    from typing import Literal, TypeAlias, TypeVar
 
     import torch
 
     from deepnvme._checkpoint.arena import Arenas
     from deepnvme._deepnvme import Engine
 
+    _Made = TypeVar("_Made")
     _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
     _Tell: TypeAlias = Callable[[int, int], object] | None
+    _Place: TypeAlias = Callable[[torch.UntypedStorage, str], torch.UntypedStorage] | None
+
+
+class Listed(NamedTuple):
+    """A file that a path means."""
+
+    path: Any
+    names: list[str] | None = None
+    """The tensors that an index says are in it. ``None``: all."""
+    identity: tuple[int, int] | None = None
+    """Which file the index means: its bytes, and the checksum of its own index."""
 
 
 def load(
@@ -34,7 +49,7 @@ def load(
     cast: bool = False,
     lazy: bool = False,
     pin_memory: bool = False,
-    verify: Literal["off", "sample", "full"] = "sample",
+    verify: Literal["auto", "off", "sample", "full"] = "auto",
     engine: Engine | None = None,
     progress: Progress = None,
 ) -> Any:
@@ -46,7 +61,9 @@ def load(
 
     Args:
         path: a torch archive, a safetensors file, an index of several (``*.index.json``), a folder with one of these as
-            Hugging Face names them, or a ``StripeSet``.
+            Hugging Face names them, or a ``StripeSet``. The name that ``save(max_shard_bytes=...)`` was given means its
+            index. Where there are both a file and an index of that name, the file counts, unless the index states that
+            it replaces that very file.
         device: where the tensors go. Default: host memory. ``"meta"`` reads no tensor at all.
         only: names of tensors, or patterns of names (``"layers.0"`` with all below it, ``"*.weight"``). What has no
             such tensor is left out of dicts. Default: everything.
@@ -57,8 +74,10 @@ def load(
             parameter (sparse, quantised, with attributes) is read at once. Default False.
         pin_memory: load into page-locked memory, as ``pinned_empty`` makes it: for tensors that go on to a GPU or to
             another file. It counts against ``RLIMIT_MEMLOCK``; beyond that it is not locked. Default False.
-        verify: how much is compared with the checksums of the file: ``"off"``, ``"sample"`` (default: a 32nd) or
-            ``"full"``.
+        verify: how much is compared with the checksums of the file. ``"full"``: every byte of the file, its names,
+            types and shapes among them. ``"sample"``: these, and a 32nd of the tensors. ``"off"``: nothing. ``"auto"``
+            (default): as much as 3% of the load's time allows, and the sample at least; ``stats()`` says how much that
+            was (``bytes_compared``, ``bytes_not_compared``).
         engine: which engine moves the bytes. Default: the default engine.
         progress: as for ``save``.
 
@@ -84,8 +103,8 @@ def load(
     if cast and into is None:
         msg = "cast is about the tensors that are filled, and needs into; otherwise use tensor.to(dtype)"
         raise ValueError(msg)
-    if verify not in ("off", "sample", "full"):
-        msg = f"verify is {verify!r}; it must be 'off', 'sample' or 'full'"
+    if verify not in ("auto", "off", "sample", "full"):
+        msg = f"verify is {verify!r}; it must be 'auto', 'off', 'sample' or 'full'"
         raise ValueError(msg)
     import torch  # noqa: PLC0415
 
@@ -97,12 +116,55 @@ def load(
     if into is not None:
         from deepnvme._checkpoint.into import fill  # noqa: PLC0415
 
-        return fill(request, into, cast)
+        with room_for(request.name):
+            return fill(request, into, cast)
     if lazy:
         from deepnvme._checkpoint.lazy_state import load_lazily  # noqa: PLC0415
 
-        return load_lazily(request)
+        with room_for(request.name):
+            return load_lazily(request)
     return request.load()
+
+
+@contextmanager
+def room_for(name: str) -> Iterator[None]:
+    """Raise what goes wrong where memory is refused as ``OutOfMemoryError`` of the file."""
+    try:
+        yield
+    except OutOfMemoryError as error:
+        if error.filename is not None or name in str(error):
+            raise
+        raise OutOfMemoryError(f"{name}: {error}") from error
+    except MemoryError as error:
+        raise OutOfMemoryError(f"{name}: there is no memory for what the file describes") from error
+    except BaseException as error:
+        # Where Python has no memory for an object, the extension's binding panics.
+        if type(error).__name__ != "PanicException" or str(error) != "Python API call failed":
+            raise
+        raise OutOfMemoryError(f"{name}: there is no memory for what the file describes") from error
+
+
+@contextmanager
+def typed(path: object) -> Iterator[None]:
+    """Raise what goes wrong while objects are made as an error of the file, which names it."""
+    try:
+        yield
+    except Error as error:
+        if error.filename is not None or str(path) in str(error):
+            raise
+        # What Rust finds while it makes objects knows no file.
+        named = type(error)(f"{path}: {error}")
+        named.filename, named.offset = str(path), error.offset
+        raise named from None
+    except Warning:
+        raise
+    except MemoryError as error:
+        raise OutOfMemoryError(f"{path}: there is no memory for the objects of the file") from error
+    except Exception as error:
+        if "can't allocate memory" in str(error) or "out of memory" in str(error):
+            raise OutOfMemoryError(f"{path}: there is no memory for the tensors of the file: {error}") from error
+        what = f"{type(error).__name__}: {error}"
+        raise CorruptFileError(f"{path}: the file's objects cannot be made ({what}); it is damaged") from error
 
 
 def _patterns(only: str | Iterable[str] | None) -> list[str] | None:
@@ -127,48 +189,62 @@ class Request:
     engine: Engine | None
     tell: _Tell
     pin_memory: bool = False
+    place: _Place = None
+    """Where each storage goes, by the location that it was saved with. Default: all to ``device``."""
 
     @property
     def name(self) -> str:
         """The path, as messages have it."""
         return os.fsdecode(self.path) if isinstance(self.path, bytes) else str(self.path)
 
-    def files(self) -> list[tuple[Any, list[str] | None]]:
-        """Say which files the path means, and which tensors each is said to hold."""
+    def over_files(self, work: Callable[[list[Listed]], _Made]) -> _Made:
+        """Work on the files that the path means; on those of the new state where it is replaced meanwhile."""
+        return follow(self.name, self._files, work)
+
+    def _files(self) -> list[Listed]:
         if isinstance(self.path, StripeSet):
             # Parts that were replaced have names of their own, which the manifest knows.
             try:
-                return [(StripeSet.from_manifest(self.path.manifest_path), None)]
+                return [Listed(StripeSet.from_manifest(self.path.manifest_path))]
             except FileNotFoundError:
-                return [(self.path, None)]
-        return list(_locate(self.path))
+                return [Listed(self.path)]
+        return [Listed(*found) for found in _find_set(self.path, self.verify != "off")]
 
-    def open(self, path: Any, *, exact: bool = False) -> _CheckpointReader:
+    def open(self, file: Listed, *, exact: bool = False) -> _CheckpointReader:
         """Open one of the files."""
-        return _CheckpointReader(path, self.engine, exact)
+        reader = _CheckpointReader(file.path, self.engine, exact)
+        if self.verify != "off":
+            reader.check(file.identity)
+        if reader.coverage == "stale":
+            msg = f"{file.path}: its checksums were made for another file, and copied into this one; they are ignored"
+            warnings.warn(msg, stacklevel=2)
+        return reader
 
     def load(self) -> Any:
         """Load all files; of several, the tensors are put into one dict."""
-        files = self.files()
-        if len(files) == 1 and files[0][1] is None:
-            return self._load_file(files[0][0], None)
+        with room_for(self.name):
+            return self.over_files(self._load_files)
+
+    def _load_files(self, files: list[Listed]) -> Any:
+        if len(files) == 1 and files[0].names is None:
+            return self._load_file(files[0])
         whole: dict[str, Any] = {}
         found = False
-        for path, names in files:
-            part = self._load_file(path, names)
+        for file in files:
+            part = self._load_file(file)
             found = found or bool(part)
             whole.update(part)
         if self.only is not None and not found:
             raise KeyError(self.nothing([]))
         return whole
 
-    def _load_file(self, path: Any, names: list[str] | None) -> Any:
-        reader = self.open(path)
+    def _load_file(self, file: Listed) -> Any:
+        reader = self.open(file)
         try:
-            return self._read(reader, path, names)
+            return self._read(reader, file.path, file.names)
         except MovedError:
             # Where another writer has put the records is not what the directory lets one expect.
-            return self._read(self.open(path, exact=True), path, names)
+            return self._read(self.open(file, exact=True), file.path, file.names)
 
     def _read(self, reader: _CheckpointReader, path: Any, names: list[str] | None) -> Any:
         if self.only is None and names is None:
@@ -238,14 +314,22 @@ class Request:
             sizes = [storage[1] for storage in reader.storages()]
             for index in wanted:
                 storages[index] = torch.empty(sizes[index], dtype=torch.uint8, device="meta").untyped_storage()
-            return reader.build(factory, storages, chosen)
-        is_early = is_reached(self.device) and reader.is_plain
+            with typed(path):
+                return reader.build(factory, storages, chosen)
+        is_early = is_reached(self.device) and reader.is_plain and self.place is None
         if not is_early:
             arenas.finish(self.verify, self.tell)
         for index in wanted:
             storages[index] = arenas.storage(index, self.device)
+        if self.place is not None:
+            locations = [storage[2] for storage in reader.storages()]
+            storages = [
+                None if storage is None else self.place(storage, location)
+                for storage, location in zip(storages, locations, strict=True)
+            ]
         # Ordinary objects are made while their bytes are on their way.
-        state = reader.build(factory, storages, chosen)
+        with typed(path):
+            state = reader.build(factory, storages, chosen)
         if is_early:
             arenas.finish(self.verify, self.tell)
         return state

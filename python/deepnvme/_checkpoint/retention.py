@@ -1,22 +1,58 @@
-"""The checkpoints of a folder: what counts, how a new one is called, and which of them stay."""
+"""The checkpoints of a folder, for one process or for several that keep them together.
+
+What counts, what stays and what is removed is decided by the extension (``_History``); here is who of several
+processes does which step, and what users are told.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import replace
-from itertools import count
-from typing import TYPE_CHECKING
+import os
+import secrets
+import socket
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from deepnvme._checkpoint import manifest
 from deepnvme._checkpoint.manifest import Checkpoint
-from deepnvme._deepnvme import __version__
+from deepnvme._deepnvme import __version__, _History
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import Literal
 
+    from deepnvme._checkpoint.background import Saved
     from deepnvme._checkpoint.distributed import Team
-    from deepnvme._checkpoint.manifest import Part
+    from deepnvme._deepnvme import _NewFile
+
+    # Names of somebody else's files, failures, checkpoints that have their names, retired ones that are gone.
+    _Settled = tuple[list[str], list[str], list[str], list[str]]
+
+
+class Shared(Protocol):
+    """A save of several processes, or of a folder, whose files are on the disk and have private names."""
+
+    @property
+    def parts(self) -> tuple[manifest.Part, ...]:
+        """The files of one in parts."""
+
+    @property
+    def pending(self) -> dict[str, str]:
+        """Names, and the private names that the files have until then."""
+
+    def keep(self) -> None:
+        """Leave the files: a manifest lists them."""
+
+    def give_up(self) -> None:
+        """Remove them."""
+
+
+@runtime_checkable
+class Alone(Protocol):
+    """A save of one file by one process."""
+
+    def take_file(self) -> _NewFile:
+        """Give the file that is on the disk under a private name."""
 
 
 class Retained:
@@ -25,24 +61,38 @@ class Retained:
     Of several processes the leader reads and writes it, and the others know what it says.
     """
 
-    def __init__(self, folder: Path, keep: int | None, durability: Literal["none", "data", "full"], team: Team) -> None:
+    def __init__(self, folder: Path, keep: int | None, team: Team, *, is_synced: bool) -> None:
         if keep is not None and keep < 1:
             msg = f"keep is {keep}; at least 1 checkpoint stays, or all with None"
             raise ValueError(msg)
         self.folder = folder
-        self._keep = keep
-        self._durability: Literal["none", "data", "full"] = durability
         self._team = team
-        self.entries = self._own(team.agree(self._read)[0])
+        self._history = _History(folder, keep, is_synced)
+        self._said: set[str] = set()
+        self._begun = 0
+        self._committed: dict[int, int] = {}
+        _all.add(self)
+        self.entries: list[Checkpoint] = []
+        self._take_over(team.agree(self._read)[0])
 
-    def _read(self) -> list[Checkpoint]:
+    def _read(self) -> str:
         # Also where the leader's folder is not this one: parts go there.
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return manifest.read(self.folder) if self._team.is_leader else []
+        self._history.make()
+        return self._history.read() if self._team.is_leader else ""
 
-    def _own(self, entries: list[Checkpoint]) -> list[Checkpoint]:
-        """Give the leader's list, with the paths that this process has for the files."""
-        return [replace(entry, path=self.folder / entry.path.name) for entry in entries]
+    def _take_over(self, text: str) -> None:
+        """Have what the leader lists, with the paths that this process has for the files."""
+        if not self._team.is_leader:
+            self._history.follow(text)
+        self.entries = manifest.entries_of(self.folder, text)
+
+    def refresh(self) -> bool:
+        """Read the manifest again; whether it lists something else now."""
+        if not self._team.is_alone:
+            return False
+        before = self.entries
+        self.entries = manifest.entries_of(self.folder, self._history.read())
+        return self.entries != before
 
     def find(self, step: int | None) -> Checkpoint:
         """Give the checkpoint of a step, or the newest."""
@@ -54,43 +104,174 @@ class Retained:
             raise FileNotFoundError(msg)
         return found[-1]
 
-    def new_path(self, step: int, suffix: str) -> Path:
-        """Give a name that no file has: what the manifest lists stays what it is until the manifest is another one."""
-        paths = (self.folder / manifest.file_name(step, suffix, again) for again in count())
-        return next(path for path in paths if not path.exists())
+    def begin(self, step: int, suffix: str) -> Path:
+        """Become the one who saves into the folder, and give a name that no file has, for a process alone."""
+        self._claim(secrets.token_hex(16))
+        return self.folder / self._history.reserve(step, suffix, [])
 
-    def commit(self, step: int, path: Path, saved: tuple[int, int, int, int], parts: tuple[Part, ...] = ()) -> None:
-        """Count a file that is whole and on the disk, and remove those that do not count any more."""
+    def _claim(self, token: str) -> str:
+        """Take the lock; what the manifest says then, if this process did not have it before, or nothing."""
+        had = self._history.is_claimed
+        since = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
+        name = f"process {os.getpid()} on {socket.gethostname()} (since {since})"
+        unlisted, is_unlocked = self._history.claim(name, token, self._team.is_leader)
+        if is_unlocked:
+            self._say("", f"{self.folder}: this file system has no locks; see to it that nobody else saves there")
+        if unlisted:
+            text = f"{self.folder}: {', '.join(unlisted)}: not in the manifest"
+            self._say(text, f"{text}; these files stay, and are neither restored nor counted")
+        if had and not unlisted:
+            return ""
+        self._history.settle() if self._team.is_alone else None
+        if self._team.is_leader:
+            self.entries = manifest.entries_of(self.folder, self._history.read())
+        return self._history.text
 
-        def write() -> list[Checkpoint]:
-            return self._write(step, path, saved, parts) if self._team.is_leader else []
+    def begin_together(self, step: int) -> tuple[str, str, list[str]]:
+        """Do a process's part of that, among several: the leader's token and manifest, and names that are taken."""
+        token, text = "", ""
+        if self._team.is_leader:
+            token = secrets.token_hex(16)
+            text = self._claim(token)
+        names = self._history.names_of(step) if self._team.is_first_of_host else []
+        return token, text, names
 
-        def remove() -> None:
-            # Folders of other machines may be others: each looks after its own.
-            if self._team.is_leader or self._team.is_first_of_host:
-                manifest.remove_others(self.folder, self.entries)
+    def choose_together(self, begun: list[tuple[str, str, list[str]]], step: int, suffix: str) -> str:
+        """Take over what the leader has found, and give the name that it chooses."""
+        token, text, _ = begun[0]
+        if text:
 
-        self.entries = self._own(self._team.agree(write)[0])
-        self._team.agree(remove)
+            def follow() -> None:
+                if not self._team.is_leader:
+                    self._take_over(text)
+                    if self._team.is_first_of_host:
+                        self._claim(token)
 
-    def _write(
-        self, step: int, path: Path, saved: tuple[int, int, int, int], parts: tuple[Part, ...]
-    ) -> list[Checkpoint]:
-        import torch  # noqa: PLC0415
+            self._team.agree(follow)
+            self._settle_together()
+        taken = [name for _, _, names in begun for name in names]
+        return self._team.agree(lambda: self._history.reserve(step, suffix, taken) if self._team.is_leader else "")[0]
 
-        nbytes, offset, index_nbytes, crc64 = saved
-        now = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
-        new = Checkpoint(
-            step, path, nbytes, now, offset, index_nbytes, f"{crc64:016x}", str(torch.__version__), __version__, parts
-        )
-        entries = staying(self.entries, new, self._keep)
-        manifest.write(self.folder, entries, self._durability)
-        return entries
+    def note_begun(self) -> int:
+        """Count a save that begins: of two of one step, the one that began later counts."""
+        self._begun += 1
+        return self._begun
+
+    def give_back(self, path: Path) -> None:
+        """Give back a name that no checkpoint gets."""
+        self._history.free(path.name)
+
+    def commit(self, step: int, path: Path, saved: Saved, saving: object, begun: int) -> None:
+        """Count a checkpoint that is on the disk, and remove those that do not count any more."""
+        if isinstance(saving, Alone):
+            self._commit_alone(step, path, saved, saving.take_file(), begun)
+        else:
+            self._commit_together(step, path, saved, saving)  # type: ignore[arg-type]
+
+    def _commit_alone(self, step: int, path: Path, saved: Saved, new: _NewFile, begun: int) -> None:
+        if self._committed.get(step, 0) > begun:
+            # A signal handler has saved a later state of this step while this save was under way.
+            new.give_up()
+            self.give_back(path)
+            return
+        if not self._history.is_claimed:
+            # It was closed meanwhile.
+            self._claim(secrets.token_hex(16))
+        try:
+            settled = self._history.commit(manifest.wire_of(_entry(step, path, saved)), new)
+        finally:
+            self.entries = manifest.entries_of(self.folder, self._history.text)
+        self._committed[step] = begun
+        self._tell(settled)
+
+    def _commit_together(self, step: int, path: Path, saved: Saved, saving: Shared) -> None:
+        entry = _entry(step, path, saved, saving.parts)
+        failed: list[Exception] = []
+
+        def publish() -> str:
+            if not self._team.is_leader:
+                return ""
+            try:
+                self._history.publish(manifest.wire_of(entry, saving.pending))
+            except Exception as error:
+                if self._history.counts(path.name) is False:
+                    raise
+                failed.append(error)
+            return self._history.text
+
+        try:
+            text = self._team.agree(publish)[0]
+        except BaseException as error:
+            # Where the others are out of reach, they may have gone on, and the leader may count what is here.
+            saving.give_up() if self._team.knows_of(error) else saving.keep()
+            raise
+        finally:
+            self.give_back(path)
+        saving.keep()
+        self._take_over(text)
+        self._settle_together()
+
+        def check() -> None:
+            if failed:
+                raise failed[0]
+
+        self._team.agree(check)
+
+    def _settle_together(self) -> None:
+        """Give files their names and remove retired ones: folders of other machines may be others."""
+
+        def settle() -> _Settled | None:
+            is_its_turn = self._team.is_leader or self._team.is_first_of_host
+            return self._history.settle() if is_its_turn else None
+
+        # The leader first: where all see one folder, the others find nothing left to do.
+        leaders = self._team.agree(lambda: settle() if self._team.is_leader else None)
+        others = self._team.agree(lambda: None if self._team.is_leader else settle())
+        everybodys = [settled for settled in (*leaders, *others) if settled is not None]
+        placed, gone = (set.intersection(*(set(one[kind]) for one in everybodys)) for kind in (2, 3))
+        self._history.note(sorted(placed), sorted(gone))
+        self.entries = manifest.entries_of(self.folder, self._history.text)
+        for settled in everybodys if self._team.is_leader else ():
+            self._tell(settled)
+
+    def _tell(self, settled: _Settled) -> None:
+        foreign, failures, _, _ = settled
+        for name in foreign:
+            self._say(name, f"{self.folder / name}: this is not what was saved under that name; it stays")
+        for failure in failures:
+            self._say(failure, f"{self.folder}: {failure}; it is tried again with the next save")
+
+    def _say(self, what: str, text: str) -> None:
+        """Warn of something once."""
+        if what not in self._said:
+            self._said.add(what)
+            warnings.warn(text, UserWarning, stacklevel=5)
+
+    def release(self) -> None:
+        """Let others save into the folder."""
+        self._history.release()
+
+    def abandon(self) -> None:
+        """Leave the lock to the process that this one was forked from."""
+        self._history.abandon()
 
 
-def staying(entries: list[Checkpoint], new: Checkpoint, keep: int | None) -> list[Checkpoint]:
-    """Say which stay: the last ones, and the new one, also where its step is not the highest."""
-    others = [entry for entry in entries if entry.step != new.step]
-    if keep is not None:
-        others = others[max(len(others) - (keep - 1), 0) :]
-    return sorted([*others, new], key=lambda entry: entry.step)
+def _entry(step: int, path: Path, saved: Saved, parts: tuple[manifest.Part, ...] = ()) -> Checkpoint:
+    import torch  # noqa: PLC0415
+
+    nbytes, offset, index_nbytes, crc64 = saved
+    now = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
+    crc, torchs = f"{crc64:016x}", str(torch.__version__)
+    return Checkpoint(step, path, nbytes, now, offset, index_nbytes, crc, torchs, __version__, parts)
+
+
+# What may hold a lock, which a forked child inherits the file of.
+_all: weakref.WeakSet[Retained] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for retained in list(_all):
+        retained.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

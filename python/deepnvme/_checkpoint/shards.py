@@ -1,83 +1,106 @@
-"""A state in several safetensors files and an index, as Hugging Face lays it out."""
+"""A state in several safetensors files and an index, as Hugging Face lays it out.
+
+Each save has shards with names of their own, and the replacement of the index is the one moment of change. The shards
+of the old state are removed afterwards, if the old index recorded them as ours. No other file is, whatever its name.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-import re
-import secrets
-from pathlib import Path
+import warnings
 from typing import TYPE_CHECKING, Any
 
-import deepnvme._file as file
-from deepnvme._checkpoint.leftovers import remove, remove_stale
+from deepnvme._deepnvme import _retire_set, _SetReplacement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from deepnvme._deepnvme import _SavePlan
 
     _Tensor = tuple[str, str, Sequence[int], Any]
+    _Tell = Callable[[int, int], object] | None
 
 _INDEX = ".index.json"
 _SUFFIX = ".safetensors"
+# Where in an index the record is of the files that are its own.
+_RECORD = ("metadata", "deepnvme.owned")
+# Where a warning points to: the caller of ``save``.
+_CALLER = 4
 
 
 def save_shards(
     path: Path,
     tensors: list[_Tensor],
     max_shard_bytes: int,
-    durability: Any,
-    write: Callable[[Path, list[_Tensor]], int],
+    plan: Callable[[Path, list[_Tensor]], _SavePlan],
+    tell: _Tell,
 ) -> int:
-    """Write the shards, then the index, which is the one moment of change; then remove shards that it does not name."""
+    """Write the shards, then replace the index; how many bytes the shards have. ``plan`` plans one of them."""
     if max_shard_bytes <= 0:
         msg = f"max_shard_bytes is {max_shard_bytes}; it must be positive"
         raise ValueError(msg)
     shards = _cut(tensors, max_shard_bytes)
-    index = path.with_name(path.name + _INDEX)
     if len(shards) <= 1:
-        total = write(path, tensors)
-        index.unlink(missing_ok=True)
-        _remove_others(path, [])
-        return total
-    files = _new_files(path, len(shards))
-    weight_map = {tensor[0]: name.name for name, shard in zip(files, shards, strict=True) for tensor in shard}
-    size = sum(tensor[3].nbytes for tensor in tensors)
-    text = json.dumps({"metadata": {"total_size": size}, "weight_map": weight_map}, indent=2, sort_keys=True) + "\n"
-    try:
-        total = sum(write(name, shard) for name, shard in zip(files, shards, strict=True))
-        with file.open(index, "wb", durability=durability) as out:
-            out.write(text.encode())
-    except BaseException:
-        # What fails after the index has its name must not take the files from it.
-        if not _is(index, text):
-            for name in files:
-                remove(name)
-        raise
-    # A single file of the same name would be an older state, which loaders may prefer.
-    remove(path)
-    _remove_others(path, files)
-    return total
-
-
-def _new_files(path: Path, count: int) -> list[Path]:
-    """Name the shards as no file is called: those of the old state stay what they are until the new index is there."""
+        nbytes = plan(path, tensors).start().wait(tell, True)[0]
+        retire_shards(path)
+        return nbytes
     stem = path.name.removesuffix(_SUFFIX)
-    names = [f"{stem}-{number:05}-of-{count:05}" for number in range(1, count + 1)]
-    files = [path.with_name(name + _SUFFIX) for name in names]
-    if any(name.exists() for name in files):
-        mark = secrets.token_hex(4)
-        files = [path.with_name(f"{name}-{mark}{_SUFFIX}") for name in names]
-    return files
+    names = [f"{stem}-{number:05}-of-{len(shards):05}-" for number in range(1, len(shards) + 1)]
+    index = _index_of(path)
+    new = _SetReplacement(index, [(path.with_name(name), _SUFFIX) for name in names], _RECORD)
+    try:
+        written = {}
+        for member, shard in zip(new.members, shards, strict=True):
+            nbytes, _, _, index_crc64 = plan(member, shard).start_into(member).wait(tell, True)
+            written[member.name] = nbytes, index_crc64
+        metadata = {"total_size": sum(tensor[3].nbytes for tensor in tensors), **identities(written), **_replaced(path)}
+        members = zip(new.members, shards, strict=True)
+        weight_map = {tensor[0]: member.name for member, shard in members for tensor in shard}
+        foreign = new.commit(json.dumps({"metadata": metadata, "weight_map": weight_map}))
+    except BaseException:
+        new.give_up()
+        raise
+    if foreign:
+        shown = ", ".join(str(file) for file in foreign[:5]) + (", ..." if len(foreign) > 5 else "")  # noqa: PLR2004
+        _warn(f"{index}: the old index listed files that it did not record as its own; they stay: {shown}")
+    if "deepnvme.replaces" in metadata:
+        msg = f"{path}: this file stays, for it may not be deepnvme's. deepnvme loads the new shards instead"
+        _warn(f"{msg}; other programs prefer the file: remove it, or move it away")
+    return sum(nbytes for nbytes, _ in written.values())
 
 
-def _remove_others(path: Path, kept: list[Path]) -> None:
-    """Remove shards of older states, and what killed saves left; what an index names may be anybody's file."""
-    stem = re.escape(path.name.removesuffix(_SUFFIX))
-    shards = re.compile(rf"{stem}-[0-9]{{5,}}-of-[0-9]{{5,}}(-[0-9a-f]{{8}})?{re.escape(_SUFFIX)}")
-    for name in list(path.parent.iterdir()):
-        if shards.fullmatch(name.name) and name not in kept:
-            remove(name)
-    remove_stale(path.parent, shards)
+def retire_shards(path: Path) -> None:
+    """Remove the index and the shards of an earlier save, of which the file ``path`` has taken the place."""
+    index = _index_of(path)
+    try:
+        is_foreign = _retire_set(index, _RECORD) == "foreign"
+    except OSError as error:
+        # The new file is there and counts. A failure would say that it is not.
+        _warn(f"{index}: the files of an earlier save could not be removed ({error}); remove them")
+        return
+    if is_foreign:
+        _warn(f"{index}: this index may not be deepnvme's, and stays. Loaders prefer the new {path.name}")
+
+
+def identities(files: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+    """Say in a list which files it means; ``_seal_list`` puts in the checksum of the list itself."""
+    wire = {name: {"bytes": nbytes, "index_crc64": f"{crc64:016x}"} for name, (nbytes, crc64) in files.items()}
+    return {"deepnvme.checksum": "-".join(["0" * 16] * 3), "deepnvme.files": wire}
+
+
+def _index_of(path: Path) -> Path:
+    return path.with_name(path.name + _INDEX)
+
+
+def _replaced(path: Path) -> dict[str, Any]:
+    """Say which file of the same name the shards replace: it is not removed, and loaders would prefer it."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return {}
+    return {"deepnvme.replaces": {"bytes": stat.st_size, "modified_ns": stat.st_mtime_ns}}
 
 
 def _cut(tensors: list[_Tensor], max_shard_bytes: int) -> list[list[_Tensor]]:
@@ -93,8 +116,5 @@ def _cut(tensors: list[_Tensor], max_shard_bytes: int) -> list[list[_Tensor]]:
     return shards
 
 
-def _is(path: Path, text: str) -> bool:
-    try:
-        return path.read_bytes() == text.encode()
-    except OSError:
-        return False
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=_CALLER)

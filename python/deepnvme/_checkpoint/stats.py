@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -21,19 +20,26 @@ class CheckpointerStats:
 
 
 class Tally:
-    """Adds up. Who trains and who writes in the background tell it at the same time."""
+    """Adds up. Threads tell it at the same time, and so does a signal handler that saves during a save.
+
+    It takes no lock, which a handler would wait for that interrupted its holder: each number is put into a list.
+    """
 
     def __init__(self) -> None:
-        self.now = CheckpointerStats(0, 0, 0.0, 0.0)
-        self._lock = threading.Lock()
+        self._stalls: list[float] = []
+        self._saves: list[tuple[int, float]] = []
+
+    @property
+    def now(self) -> CheckpointerStats:
+        """What there is so far."""
+        saves = list(self._saves)
+        nbytes, seconds = sum(nbytes for nbytes, _ in saves), sum(seconds for _, seconds in saves)
+        return CheckpointerStats(len(saves), nbytes, sum(list(self._stalls)), float(seconds))
 
     def add_stall(self, seconds: float) -> None:
         """Training has waited."""
-        with self._lock:
-            self.now = replace(self.now, stall_s=self.now.stall_s + seconds)
+        self._stalls.append(seconds)
 
     def add_save(self, nbytes: int, seconds: float) -> None:
         """One more checkpoint counts."""
-        with self._lock:
-            now = self.now
-            self.now = replace(now, saves=now.saves + 1, nbytes=now.nbytes + nbytes, write_s=now.write_s + seconds)
+        self._saves.append((nbytes, seconds))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from deepnvme._checkpoint.collector import uncollected
 from deepnvme._checkpoint.progress import Progress, watcher
 from deepnvme._deepnvme import StripeSet, _plan_archive, _plan_safetensors
+from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from typing import Literal, TypeAlias
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
 
 SAFETENSORS = ".safetensors"
+# Metadata that tells of the file that it was made for: its checksums, how its weights are packed.
+_RESERVED = "deepnvme."
 
 
 def save(
@@ -52,9 +55,12 @@ def save(
             bytes, and the file's name in its folder).
         checksums: whether to keep a checksum of each MiB, which ``load(verify=...)`` and ``deepnvme verify`` use; 16
             bytes for each MiB, where other readers do not look. Default True.
-        metadata: texts to add to a safetensors file.
+        metadata: texts to add to a safetensors file. Keys that begin with ``deepnvme.`` are left out: they tell of the
+            file that they were made for.
         max_shard_bytes: the most bytes of tensors in one safetensors file: larger states become several files and an
-            index, as Hugging Face has them. Default: one file.
+            index, as Hugging Face has them. The replacement of the index, ``PATH.index.json``, is the one moment of
+            change. Each save gives its files names of their own, and removes those of the old state that the old index
+            recorded as deepnvme's. ``load`` of the path or of its folder gives what was saved last. Default: one file.
         progress: ``True`` for a bar, ``False`` for none, or a function of bytes done and bytes in all. Default: a bar
             on a terminal, after a second.
 
@@ -75,17 +81,23 @@ def save(
         check_torch("save")
         tensors = described(obj)
         texts = _texts(metadata)
-        if max_shard_bytes is None:
-            return start_tensors(path, tensors, options, texts).wait(tell, True)[0]
         if isinstance(path, StripeSet):
-            msg = "a stripe set is one file on several disks already; leave max_shard_bytes out"
-            raise ValueError(msg)
-        from deepnvme._checkpoint.shards import save_shards  # noqa: PLC0415
+            if max_shard_bytes is not None:
+                msg = "a stripe set is one file on several disks already; leave max_shard_bytes out"
+                raise ValueError(msg)
+            return start_tensors(path, tensors, options, texts).wait(tell, True)[0]
+        from deepnvme._checkpoint.shards import retire_shards, save_shards  # noqa: PLC0415
 
-        def write(shard: Path, part: list[Described]) -> int:
-            return start_tensors(shard, part, options, texts).wait(tell, True)[0]
+        name = Path(os.fsdecode(path))
+        if max_shard_bytes is None:
+            nbytes = start_tensors(path, tensors, options, texts).wait(tell, True)[0]
+            retire_shards(name)
+            return nbytes
 
-        return save_shards(Path(os.fsdecode(path)), tensors, max_shard_bytes, durability, write)
+        def plan(shard: Path, part: list[Described]) -> _SavePlan:
+            return plan_tensors(shard, part, options, texts)
+
+        return save_shards(name, tensors, max_shard_bytes, plan, tell)
     if metadata is not None or max_shard_bytes is not None:
         msg = "metadata and max_shard_bytes belong to safetensors; in a .pt file, save a dict that has them"
         raise ValueError(msg)
@@ -103,11 +115,11 @@ class SaveOptions:
     staging: _SaveStaging | None = None
 
 
-def start_archive(obj: object, path: _Path, options: SaveOptions) -> _Saving:
-    """Start to write a torch archive."""
+def start_archive(obj: object, path: _Path, options: SaveOptions, *, is_private: bool = False) -> _Saving:
+    """Start to write a torch archive, which keeps a private name if ``is_private``."""
     from deepnvme._checkpoint.pickler import take_apart  # noqa: PLC0415
 
-    return plan_archive(*take_apart(obj), path, options).start()
+    return plan_archive(*take_apart(obj), path, options).start(is_private)
 
 
 def plan_archive(pickle: bytes, storages: list[torch.UntypedStorage], path: _Path, options: SaveOptions) -> _SavePlan:
@@ -132,10 +144,15 @@ def plan_archive(pickle: bytes, storages: list[torch.UntypedStorage], path: _Pat
 
 
 def start_tensors(
-    path: _Path, tensors: list[Described], options: SaveOptions, metadata: list[tuple[str, str]] | None = None
+    path: _Path,
+    tensors: list[Described],
+    options: SaveOptions,
+    metadata: list[tuple[str, str]] | None = None,
+    *,
+    is_private: bool = False,
 ) -> _Saving:
-    """Start to write a safetensors file."""
-    return plan_tensors(path, tensors, options, metadata).start()
+    """Start to write a safetensors file, which keeps a private name if ``is_private``."""
+    return plan_tensors(path, tensors, options, metadata).start(is_private)
 
 
 def plan_tensors(
@@ -147,7 +164,10 @@ def plan_tensors(
 
 def _texts(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:
     """Say what Hugging Face's loaders look for, and what the caller adds."""
-    more = [(str(key), str(value)) for key, value in (metadata or {}).items() if key != "format"]
+    texts = [(str(key), str(value)) for key, value in (metadata or {}).items()]
+    more = [(key, value) for key, value in texts if key != "format" and not key.startswith(_RESERVED)]
+    for text in (text for pair in more for text in pair):
+        _check_text(text, "metadata")
     return [("format", "pt"), *more]
 
 
@@ -172,6 +192,13 @@ def described(obj: object) -> list[Described]:
             what = f"{name!r}: {type(tensor).__name__}"
             msg = f"a safetensors file holds names and tensors, and this has {what}; leave it out, or save a .pt file"
             raise TypeError(msg)
+        _check_text(name, "a tensor's name")
+        if tensor.is_nested:
+            msg = f"{name!r}: this tensor is nested; save the tensors of tensor.unbind()"
+            raise TypeError(msg)
+        if tensor.is_meta:
+            msg = f"{name!r}: this tensor is on the meta device and has no bytes; leave it out, or save a .pt file"
+            raise TypeError(msg)
         if not tensor.is_cpu and not is_reached(tensor.device):
             tensor = tensor.cpu()  # noqa: PLW2901
         dtype = dtypes.get(tensor.dtype)
@@ -179,6 +206,15 @@ def described(obj: object) -> list[Described]:
             dtype = dtypes[tensor.dtype] = str(tensor.dtype).removeprefix("torch.")
         all_of_them.append((name, dtype, tensor.shape, tensor.detach()))
     return all_of_them
+
+
+def _check_text(text: str, what: str) -> None:
+    """Refuse what a JSON header cannot say."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        msg = (
+            f"{what} is {text!r}, which no UTF-8 text can say (a lone surrogate); name it otherwise, or save a .pt file"
+        )
+        raise InvalidArgumentError(msg)
 
 
 def is_safetensors(path: _Path) -> bool:
@@ -192,6 +228,8 @@ def check_torch(verb: str) -> None:
     """Import torch, or say who wanted it."""
     try:
         import torch  # noqa: F401, PLC0415
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
         msg = f"deepnvme.{verb} is for torch tensors, and torch is not installed; install it with `pip install torch`"
         raise ImportError(msg, name="torch") from error

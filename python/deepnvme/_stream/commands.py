@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,10 +16,12 @@ from typing import Any
 from deepnvme._sizes import parse_bytes
 from deepnvme.errors import Error
 
+_PATHS = ("model", "prompt_file", "folder", "trace")
+
 
 def run(name: str, options: str) -> int:
     """Run a command with its options as JSON; the exit status: 0 done, 1 refused, 2 asked wrongly."""
-    parsed = json.loads(options)
+    parsed = {name: _path(value) if name in _PATHS else value for name, value in json.loads(options).items()}
     try:
         return {"generate": _generate, "stream-bench": _stream_bench}[name](parsed)
     except ImportError as error:
@@ -29,8 +32,15 @@ def run(name: str, options: str) -> int:
         return _refused(str(error), 1)
 
 
+def _path(value: Any) -> Any:
+    """Give a path back that is no UTF-8: JSON has its bytes then."""
+    return os.fsdecode(bytes(value)) if isinstance(value, list) else value
+
+
 def _refused(text: str, status: int) -> int:
-    print(f"deepnvme: {text}", file=sys.stderr)  # noqa: T201
+    # A name in it may have been chosen to move the cursor, or to look like a line of ours.
+    shown = "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
+    print("deepnvme: " + shown.replace("\n", "\n  "), file=sys.stderr)  # noqa: T201
     return status
 
 

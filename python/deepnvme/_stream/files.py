@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from deepnvme._deepnvme import StripeSet, _CheckpointReader, _locate, _packed_tensors
+from deepnvme._checkpoint.following import follow
+from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set, _packed_tensors
 from deepnvme._stream.pieces import Origin, Piece
 from deepnvme._strides import row_major
-from deepnvme.errors import UnsupportedError
+from deepnvme.errors import ChangedFileError, UnsupportedError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from os import PathLike
 
     from deepnvme._deepnvme import Engine
+
+    _Found = tuple[str | PathLike[str] | StripeSet, list[str] | None, tuple[int, int] | None]
+
+
+@dataclass(frozen=True)
+class _Stamp:
+    """What changes when a file is replaced, cut or written to."""
+
+    device: int
+    inode: int
+    nbytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, path: str) -> _Stamp | None:
+        try:
+            stat = os.stat(path)  # noqa: PTH116
+        except OSError:
+            return None
+        return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
 class ModelFiles:
@@ -31,23 +53,54 @@ class ModelFiles:
     def __init__(self, path: str | PathLike[str] | StripeSet, engine: Engine | None = None) -> None:
         self.sources: list[str | StripeSet] = []
         self.tensors: dict[str, Origin] = {}
+        self._stamps: dict[str, _Stamp | None] = {}
         if isinstance(path, StripeSet):
-            self._add(path, None, engine)
+            self._open([(path, None, None)], engine)
             return
         packed = _packed_in(path)
         if packed is not None:
-            self._add(packed, None, engine)
+            self._open([(packed, None, None)], engine)
             return
-        for file, names in _locate(path):
-            self._add(os.fspath(file), None if names is None else set(names), engine)
+        follow(path, lambda: _find_set(path, True), lambda found: self._open(found, engine))
 
-    def _add(self, file: str | StripeSet, names: set[str] | None, engine: Engine | None) -> None:
+    def check(self) -> None:
+        """Make sure that the files are still those that the tensors were looked up in.
+
+        Raises:
+            ChangedFileError: one was replaced, cut or written to.
+        """
+        for path, stamp in self._stamps.items():
+            if _Stamp.of(path) != stamp:
+                error = ChangedFileError(f"{path}: this file was replaced while the model was opened; open it again")
+                error.filename = path
+                raise error
+
+    def _open(self, found: Sequence[_Found], engine: Engine | None) -> None:
+        self.sources.clear()
+        self.tensors.clear()
+        self._stamps.clear()
+        for file, names, identity in found:
+            source = file if isinstance(file, StripeSet) else os.fspath(file)
+            self._add(source, None if names is None else set(names), identity, engine)
+
+    def _add(
+        self,
+        file: str | StripeSet,
+        names: set[str] | None,
+        identity: tuple[int, int] | None,
+        engine: Engine | None,
+    ) -> None:
+        # Before the file is opened: what changes in between shows later.
+        self._stamps.update({path: _Stamp.of(path) for path in ([file] if isinstance(file, str) else file.paths)})
         reader = _CheckpointReader(file, engine, exact=True)
         source = len(self.sources)
         self.sources.append(file)
         places = [offset for _, _, _, offset in reader.storages()]
         packed = {name: (dtype, shape, stored) for name, dtype, shape, stored in _packed_tensors(reader, source)}
-        for name, dtype_name, shape, strides, first, storage in reader.tensors():
+        if identity is not None:
+            reader.check(identity)
+        signed = {number for number, *_ in reader.signs()}
+        for number, (name, dtype_name, shape, strides, first, storage) in enumerate(reader.tensors()):
             if names is not None and name not in names:
                 continue
             if name in packed:
@@ -57,11 +110,11 @@ class ModelFiles:
                 continue
             dtype: torch.dtype = getattr(torch, dtype_name)
             size = torch.Size(shape)
-            if tuple(strides) != row_major(shape) and size.numel() > 1:
+            if number in signed or (tuple(strides) != row_major(shape) and size.numel() > 1):
                 label = file if isinstance(file, str) else file.manifest_path
                 raise UnsupportedError(
-                    f"{label}: {name} does not lie row by row (shape {tuple(shape)}, strides {tuple(strides)}), so "
-                    "that it cannot be read in pieces; convert the file first: "
+                    f"{label}: {name} does not lie row by row (shape {tuple(shape)}, strides {tuple(strides)}), or is "
+                    "a lazy conjugate or negative, so that it cannot be read in pieces; convert the file first: "
                     f"deepnvme convert {Path(label).name} model.safetensors"
                 )
             piece = Piece(source, places[storage] + first * dtype.itemsize, size.numel() * dtype.itemsize)

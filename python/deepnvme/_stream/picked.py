@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import nn
 
-from deepnvme._deepnvme import StripeSet, _Picker
+from deepnvme._deepnvme import StripeSet, _picked_page_bytes, _Picker
 from deepnvme._stream.arrival import FLOATS, stretches
 from deepnvme._stream.budget import PAGE_BYTES
 from deepnvme._stream.shown import Shown, get, view
@@ -58,6 +58,7 @@ class Picked:
         self._origin_of = origin_of
         # First row of each module among all, and rows that are one item.
         self._firsts: list[tuple[int, int]] = []
+        self._page_bytes = page_bytes([[origin_of[weight.name] for weight in pick.weights] for pick in self._picks])
         parts: list[tuple[int, int, int, int, int, _Places]] = []
         places: list[list[tuple[int, Origin]]] = []
         at, items = 0, 0
@@ -107,7 +108,8 @@ class Picked:
         is_rows = isinstance(pick.module, nn.Embedding)
         count = get(pick.weights[0]).shape[0]
         pick_items, release, shown = self._picker.pick, self._picker.release, self._shown[index]
-        items_max = self.memory // item_bytes([self._origin_of[weight.name] for weight in pick.weights])
+        origins = [self._origin_of[weight.name] for weight in pick.weights]
+        items_max = self.memory // item_bytes(origins, self._page_bytes)
 
         def around(forward: Callable[..., Any]) -> Callable[..., Any]:
             def with_items(items: list[int], call: Callable[[], Any]) -> Any:
@@ -150,9 +152,25 @@ class Picked:
         return around
 
 
-def item_bytes(origins: Sequence[Origin]) -> int:
-    """Count the bytes that are picked at once, at the least."""
-    return sum(_rows_together(origins) * (origin.memory_nbytes // origin.shape[0]) for origin in origins)
+def page_bytes(picked: Sequence[Sequence[Origin]]) -> int:
+    """Say what the memory comes in that all these are picked into."""
+    pieces = [size for origins in picked for size in _piece_bytes(origins)]
+    return _picked_page_bytes(min(pieces, default=0))
+
+
+def item_bytes(origins: Sequence[Origin], page: int) -> int:
+    """Count the bytes of memory that are picked at once, at the least."""
+    return sum(resident_bytes(size, page) for size in _piece_bytes(origins))
+
+
+def resident_bytes(nbytes: int, page: int) -> int:
+    """Count the memory that so many bytes take at the most: whole pages, of which they may begin and end within two."""
+    return ((nbytes + page - 2) // page + 1) * page if nbytes else 0
+
+
+def _piece_bytes(origins: Sequence[Origin]) -> list[int]:
+    rows = _rows_together(origins)
+    return [rows * (origin.memory_nbytes // origin.shape[0]) for origin in origins]
 
 
 def _rows_together(origins: Sequence[Origin]) -> int:

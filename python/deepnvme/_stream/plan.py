@@ -24,7 +24,7 @@ from deepnvme._stream.budget import (
 from deepnvme._stream.kept import place_kept
 from deepnvme._stream.layout import UnitLayout, lay_out
 from deepnvme._stream.partition import Group, Limits, Partition, Picks, Weight, partition, tied
-from deepnvme._stream.picked import item_bytes
+from deepnvme._stream.picked import item_bytes, page_bytes, resident_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -110,11 +110,14 @@ class Model:
         layouts = [lay_out(self._origins(group.weights), self.file_bytes) for group in found.groups]
         unit_bytes = [layout.nbytes for layout in layouts]
         rows = [self._origins(pick.weights) for pick in found.picks if is_rows(pick)]
+        page = page_bytes([self._origins(pick.weights) for pick in found.picks])
         experts = [
-            sum(each.memory_nbytes for each in self._origins(pick.weights)) for pick in found.picks if not is_rows(pick)
+            sum(resident_bytes(each.memory_nbytes, page) for each in self._origins(pick.weights))
+            for pick in found.picks
+            if not is_rows(pick)
         ]
-        rows_bytes = sum(each.memory_nbytes for origins in rows for each in origins)
-        item = max((item_bytes(origins) for origins in rows), default=0)
+        rows_bytes = sum(resident_bytes(each.memory_nbytes, page) for origins in rows for each in origins)
+        item = max((item_bytes(origins, page) for origins in rows), default=0)
         division = divide(memory - kept_bytes, unit_bytes, rows_bytes, experts, item)
         classified = classify(unit_bytes)
         class_of, slot_bytes = fitting(division.units, *classified)

@@ -179,7 +179,11 @@ class Streaming:
         """
         self._is_closed = True
         self.steps.close()
-        last = self.figures()
+        try:
+            last = self.figures()
+        except ClosedError:
+            # In a forked child they are the parent's.
+            last = self._last
         for part in (self.units, self.picked):
             if part is not None:
                 part.close()
@@ -265,7 +269,17 @@ def stream(
         files = ModelFiles(weights if weights is not None else folder, engine)
         built = huggingface.build(folder, files, dtype, model_class, dict(options))
     origin_of = origins(built, files)
-    streaming = Streaming(built, origin_of, files.sources, nbytes, ahead, place, engine)
+    try:
+        streaming = Streaming(built, origin_of, files.sources, nbytes, ahead, place, engine)
+    except FileNotFoundError:
+        files.check()
+        raise
+    # The files were opened by their names, and may be others by then. From here on the streamer watches them.
+    try:
+        files.check()
+    except BaseException:
+        streaming.close()
+        raise
     streaming.start(trace)
     built.streaming = streaming  # type: ignore[assignment]
     return built

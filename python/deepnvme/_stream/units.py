@@ -71,8 +71,8 @@ class Units:
         self._streamer = _Streamer(
             list(sources), units, classes, self._arena, engine, conversions, slots.stash_bytes_max
         )
-        self._stream_of: Callable[[], int] = (
-            (lambda: 0) if on_host else lambda: torch.cuda.current_stream(device).cuda_stream
+        self._stream_of: Callable[[], torch.cuda.Stream | None] = (
+            (lambda: None) if on_host else lambda: torch.cuda.current_stream(device)
         )
         # What each unit looks like in each slot that it has been in: made once, used in every step.
         self._views: dict[tuple[int, int], list[nn.Parameter | torch.Tensor]] = {}

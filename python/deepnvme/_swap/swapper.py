@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import math
 import os
-import threading
 import weakref
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -25,14 +25,6 @@ if TYPE_CHECKING:
 
 # Closed before the interpreter goes, so that no named file stays.
 _OPEN: weakref.WeakSet[Swapper] = weakref.WeakSet()
-
-
-class _Known(NamedTuple):
-    """What a tensor is, beside its bytes."""
-
-    id: int
-    dtype: torch.dtype
-    shape: torch.Size
 
 
 class Swapper:
@@ -94,8 +86,6 @@ class Swapper:
             engine,
         )
         self._arena: torch.Tensor = torch.utils.dlpack.from_dlpack(self._swapper.capsule())
-        self._known: dict[str, _Known] = {}
-        self._lock = threading.Lock()
         _OPEN.add(self)
 
     @property
@@ -130,8 +120,8 @@ class Swapper:
     def fill(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> Lend:
         """Lend a new tensor for a ``with`` block, which fills it: a :meth:`put` without a copy.
 
-        What is in it at first is anything. What was under the key is replaced; where the block fails, there is nothing
-        under it.
+        What is in it at first is anything. When the block ends without an exception, the tensor replaces what was under
+        the key. When it raises, there is nothing under the key.
 
         Args:
             key: any text.
@@ -142,6 +132,7 @@ class Swapper:
             MemoryError: it is larger than all memory. This and all that follows is raised where the block begins.
             OSError: the disk is full, or what has to make room cannot be written.
             RuntimeError: this thread has lent what it would wait for.
+            ValueError: a dimension is negative.
 
         Example:
             >>> swapper = deepnvme.Swapper(".", memory="1MB")
@@ -151,12 +142,14 @@ class Swapper:
             tensor([0.5000, 0.5000])
         """
         size = torch.Size(shape)
+        if any(length < 0 for length in size):
+            raise ValueError(f"{key!r} cannot have the shape {tuple(size)}: a dimension is negative")
+        nbytes = math.prod(size) * dtype.itemsize
 
-        def hold() -> tuple[_Lend, torch.Tensor]:
-            held = self._swapper.fill(key, math.prod(size) * dtype.itemsize)
-            return held, self._view(held, dtype, size)
+        def view(held: _Lend) -> torch.Tensor:
+            return self._view(held, dtype, size)
 
-        return Lend(key, hold, lambda held: self._know(key, _Known(held.id, dtype, size)))
+        return Lend(key, lambda: self._swapper.fill(key, nbytes), view, _label(dtype, size))
 
     def lend(self, key: str, *, shared: bool = False) -> Lend:
         """Lend a tensor for a ``with`` block.
@@ -176,7 +169,9 @@ class Swapper:
             RuntimeError: this thread has lent what it would wait for.
             ValueError: it was adopted, and can only be lent shared.
         """
-        return Lend(key, lambda: self._hold(key, shared=shared))
+        return Lend(
+            key, lambda: self._swapper.lend(key, not shared), lambda held: self._view(held, *_parsed(held.label))
+        )
 
     def prefetch(self, keys: Iterable[str]) -> None:
         """Fetch tensors that will be lent soon, in this order, as far as there is memory for them.
@@ -204,11 +199,7 @@ class Swapper:
         Raises:
             KeyError: there is none.
         """
-        known = self._known.get(key)
         self._swapper.forget(key)
-        with self._lock:
-            if self._known.get(key) is known:
-                self._known.pop(key, None)
 
     def flush(self, keys: Iterable[str] | None = None) -> None:
         """Wait until all that was changed is on disk, or the tensors of these keys.
@@ -299,10 +290,8 @@ class Swapper:
             ValueError: the file has no such range, or shape and dtype make other bytes.
         """
         size = _size(nbytes, dtype, shape)
-        found = self._swapper.adopt(
-            key, os.fspath(path) if not isinstance(path, StripeSet) else path, offset, nbytes, dtype.itemsize
-        )
-        self._know(key, _Known(found, dtype, size))
+        where = os.fspath(path) if not isinstance(path, StripeSet) else path
+        self._swapper.adopt(key, where, (offset, nbytes), dtype.itemsize, _label(dtype, size))
 
     def import_(
         self,
@@ -331,9 +320,7 @@ class Swapper:
             How many bytes came which way: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.
         """
         size = _size(nbytes, dtype, shape)
-        found, how = self._swapper.import_(key, fd, offset, nbytes)
-        self._know(key, _Known(found, dtype, size))
-        return how
+        return self._swapper.import_(key, fd, offset, nbytes, _label(dtype, size))
 
     def locate(self, key: str) -> list[tuple[str, int, int, int]]:
         """Tell where on disk a tensor is, once all that was changed of it is written.
@@ -384,21 +371,6 @@ class Swapper:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a swapper is neither copied nor pickled: its tensors are in files of its own")
 
-    def _know(self, key: str, known: _Known) -> None:
-        with self._lock:
-            self._known[key] = known
-
-    def _hold(self, key: str, *, shared: bool) -> tuple[_Lend, torch.Tensor]:
-        """Lend a tensor, and make it one of its dtype and shape."""
-        while True:
-            held = self._swapper.lend(key, not shared)
-            known = self._known.get(key)
-            # What is replaced just now becomes known in a moment.
-            if known is not None and known.id == held.id:
-                return held, self._view(held, known.dtype, known.shape)
-            held.mark_clean()
-            held.release()
-
     def _view(self, held: _Lend, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
         if held.nbytes == 0:
             return torch.empty(shape, dtype=dtype)
@@ -443,30 +415,42 @@ class Lend:
     def __init__(
         self,
         key: str,
-        hold: Callable[[], tuple[_Lend, torch.Tensor]],
-        filled: Callable[[_Lend], None] | None = None,
+        hold: Callable[[], _Lend],
+        view: Callable[[_Lend], torch.Tensor],
+        filled: str | None = None,
     ) -> None:
-        self._key, self._hold, self._filled = key, hold, filled
+        # What is said of a tensor that is put; None where it is there already.
+        self._key, self._hold, self._view, self._filled = key, hold, view, filled
         self._held: _Lend | None = None
 
     def __enter__(self) -> torch.Tensor:
         if self._held is not None:
             raise RuntimeError(f"{self._key!r} is lent by this object already; make another one with lend()")
-        self._held, tensor = self._hold()
-        return tensor
+        try:
+            self._held = self._hold()
+            return self._view(self._held)
+        except BaseException:
+            self.release()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        held, self._held = self._held, None
-        if held is None:
-            return
-        if self._filled is not None:
-            if kind is not None:
-                held.abandon()
-                return
-            self._filled(held)
-        held.release()
+        try:
+            if self._held is not None and self._filled is not None and kind is None:
+                self._held.commit(self._filled)
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Return the tensor, as a block that raises does; more than once is once.
+
+        For those who have no ``with`` block to end, after an interrupt. A tensor that was being filled is dropped.
+        """
+        # Returned first and let go of then: an interrupt between the two leaves nothing lent.
+        if self._held is not None:
+            self._held.release()
+        self._held = None
 
     def mark_clean(self) -> None:
         """Say that the tensor was not changed: nothing is written back for it.
@@ -501,6 +485,19 @@ def _check(tensor: object) -> None:
         raise TypeError(
             "the tensor is not one block of memory; swap tensor.to_dense(), or the tensors that it is made of"
         )
+
+
+def _label(dtype: torch.dtype, shape: torch.Size) -> str:
+    """What the extension keeps of a tensor with its bytes, so that it is known from the moment that those are there."""
+    return " ".join([str(dtype).removeprefix("torch."), *map(str, shape)])
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(label: str) -> tuple[torch.dtype, torch.Size]:
+    name, *shape = label.split()
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype, torch.Size(map(int, shape))
 
 
 def _size(nbytes: int, dtype: torch.dtype, shape: Sequence[int] | None) -> torch.Size:

@@ -16,6 +16,7 @@ import torch
 from deepspeed import comm
 from deepspeed.io import MockFileWriter
 
+import deepnvme._file as file
 from deepnvme.integrations._background import BackgroundFiles
 from deepnvme.integrations.deepspeed import DeepnvmeCheckpointEngine
 
@@ -112,4 +113,10 @@ class DecoupledCheckpointEngine(WriterCheckpointEngine):
         self.commit(info)
         comm.barrier()
         if info.save_latest and comm.get_rank() == 0:
-            Path(info.save_dir, "latest").write_text(info.tag, encoding="utf-8")
+            name_latest(Path(info.save_dir), info.tag)
+
+
+def name_latest(folder: Path, tag: str) -> None:
+    """Name a checkpoint in `latest`, as DeepSpeed does, but at once and durably."""
+    with file.open(folder / "latest", "wb") as latest:
+        latest.write(tag.encode())

@@ -24,7 +24,7 @@ def restore_state(engine: Any, load_path: str) -> None:
         return
     tag_folder = Path(load_path).parent
     path = engine._get_zero_ckpt_name(str(tag_folder.parent), tag_folder.name)  # noqa: SLF001 - only DeepSpeed knows
-    saved = engine.checkpoint_engine.load(path, map_location="cpu")["optimizer_state_dict"]
+    saved = _read(engine, path)["optimizer_state_dict"]
     zero.loss_scaler = saved["loss_scaler"]
     zero.dynamic_loss_scale = saved["dynamic_loss_scale"]
     zero.overflow = saved["overflow"]
@@ -38,6 +38,16 @@ def restore_state(engine: Any, load_path: str) -> None:
             zero._reassign_or_swap_out_partitioned_parameters(sub_group)  # noqa: SLF001
     # What all ranks keep whole is put together again from what has just changed.
     zero.checkpoint_event_epilogue()
+
+
+def _read(engine: Any, path: str) -> Any:
+    """Reads a file that DeepSpeed itself would not open: nothing of it is run, unless the user said that it may be."""
+    from deepnvme.integrations.deepspeed import DeepnvmeCheckpointEngine  # noqa: PLC0415 - it imports DeepSpeed
+
+    ours = engine.checkpoint_engine
+    if not isinstance(ours, DeepnvmeCheckpointEngine):
+        ours = DeepnvmeCheckpointEngine()
+    return ours.load(path, map_location="cpu")
 
 
 def _restore_optimizer(zero: Any, saved: dict[str, Any]) -> None:

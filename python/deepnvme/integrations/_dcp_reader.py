@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from deepnvme._deepnvme import default_engine
-from deepnvme.errors import CorruptFileError
+from deepnvme._checkpoint.metadata_file import read_metadata
+from deepnvme._deepnvme import _list_state, default_engine
+from deepnvme.errors import ChecksumError, CorruptFileError, OutOfMemoryError
 from deepnvme.integrations._dcp_index import NAME, Place, decode
+from deepnvme.integrations._dcp_objects import checked
 from deepnvme.integrations._dcp_shard import Shard
 
 if TYPE_CHECKING:
@@ -35,11 +38,14 @@ class DeepnvmeReader(StorageReader):
     Args:
         path: the folder. ``dcp.load(checkpoint_id=...)`` replaces it.
         engine: which engine moves the bytes. Default: the default engine.
-        verify: as for ``deepnvme.load``, of what this rank reads: ``"off"``, ``"sample"`` (default) or ``"full"``.
-            Where it reads a part of a tensor, those MiB of the file are read once more to be compared.
+        verify: as for ``deepnvme.load``, of what this rank reads: ``"auto"`` (default), ``"off"``, ``"sample"`` or
+            ``"full"``. Where it reads a part of a tensor, those MiB of the file are read once more to be compared:
+            with ``"auto"`` a sample of them.
 
     Raises:
         deepnvme.errors.ChecksumError: the bytes are not those that were saved.
+        deepnvme.errors.UnsafeFileError: a value that is no tensor asks for code. As for ``deepnvme.load``, it may have
+            what ``torch.serialization.add_safe_globals`` allows.
     """
 
     def __init__(
@@ -47,16 +53,18 @@ class DeepnvmeReader(StorageReader):
         path: str | os.PathLike[str] | None = None,
         *,
         engine: Engine | None = None,
-        verify: Literal["off", "sample", "full"] = "sample",
+        verify: Literal["auto", "off", "sample", "full"] = "auto",
     ) -> None:
         super().__init__()
-        if verify not in ("off", "sample", "full"):
-            msg = f"verify is {verify!r}; it must be 'off', 'sample' or 'full'"
+        if verify not in ("auto", "off", "sample", "full"):
+            msg = f"verify is {verify!r}; it must be 'auto', 'off', 'sample' or 'full'"
             raise ValueError(msg)
-        self._path = None if path is None else Path(path)
+        self._path = None if path is None else Path(path).absolute()
         self._engine = engine
         self._verify = verify
         self._places: dict[MetadataIndex, Place] = {}
+        self._entries: dict[str, Any] = {}
+        self._identities: dict[str, tuple[int, int]] = {}
 
     @property
     def _folder(self) -> Path:
@@ -68,22 +76,35 @@ class DeepnvmeReader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Take the folder of the next load."""
         if checkpoint_id is not None:
-            self._path = Path(checkpoint_id)
-        self._places = {}
+            self._path = Path(checkpoint_id).absolute()
+        self._places, self._identities = {}, {}
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Read ``deepnvme.json``."""
         path = self._folder / NAME
+        text = read_metadata(path)
+        state = _list_state(text.encode())
+        if self._verify != "off" and state == "damaged":
+            msg = f"{path}: this is not the list that was saved; restore the folder from a copy, or use verify='off'"
+            raise ChecksumError(msg)
         try:
-            return decode(json.loads(path.read_text()))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            wire = json.loads(text)
+            metadata = decode(wire)
+            if state == "sound":
+                files = wire["deepnvme.files"].items()
+                self._identities = {name: (said["bytes"], int(said["index_crc64"], 16)) for name, said in files}
+        except MemoryError as error:
+            raise OutOfMemoryError(f"{path}: there is no memory for what it lists") from error
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             msg = f"{path}: this is no checkpoint of deepnvme.integrations.dcp ({error})"
             raise CorruptFileError(msg) from error
+        return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
         """Remember where everything is."""
         del is_coordinator
         self._places = metadata.storage_data
+        self._entries = metadata.state_dict_metadata
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Leave the plan as it is."""
@@ -96,12 +117,14 @@ class DeepnvmeReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read what this rank wants, all at once, straight into its tensors where these can be filled."""
         by_file: dict[str, list[ReadItem]] = {}
+        wanted = getattr(planner, "state_dict", {})
         for item in plan.items:
+            self._check_kind(item, wanted)
             by_file.setdefault(self._places[item.storage_index].file, []).append(item)
         then: list[Callable[[], None]] = []
         shards = []
         for name, items in by_file.items():
-            shard = Shard(self._folder / name, self._engine, self._verify)
+            shard = Shard(self._folder / name, self._engine, self._verify, self._identities.get(name))
             shards.append(shard)
             then.extend(self._want(shard, item, planner) for item in items)
         for shard in shards:
@@ -116,26 +139,42 @@ class DeepnvmeReader(StorageReader):
         future.set_result(None)
         return future
 
+    def _check_kind(self, item: ReadItem, wanted: Any) -> None:
+        """Refuse an object where the state has a tensor: an index may say of anything that it is one."""
+        name = item.dest_index.fqn
+        if item.type != LoadItemType.BYTE_IO or not isinstance(wanted, Mapping):
+            return
+        value = wanted.get(name)
+        if isinstance(value, torch.Tensor | ShardedTensor) or hasattr(value, "__create_chunk_list__"):
+            msg = f"{self._folder / NAME}: {name!r} is said to be no tensor, and the state that is filled has one there"
+            raise CorruptFileError(msg)
+
     def _want(self, shard: Shard, item: ReadItem, planner: LoadPlanner) -> Callable[[], None]:
         """Have a shard read an item; return what is to be done when its bytes are there."""
         name = self._places[item.storage_index].tensor
         dtype, shape = shard.described(name)
         if item.type == LoadItemType.BYTE_IO:
-            buffer = bytearray(math.prod(shape))
+            if dtype != torch.uint8 or len(shape) != 1:
+                shard.refuse(name, f"is {dtype} of {shape}, and deepnvme.json says that it is no tensor")
+            buffer = bytearray(shape[0])
             if buffer:
                 shard.want(name, 0, torch.frombuffer(buffer, dtype=torch.uint8))
-            return lambda: planner.load_bytes(item, io.BytesIO(buffer))
+            return lambda: planner.load_bytes(item, checked(buffer, shard.path, name, self._engine))
         target = planner.resolve_tensor(item).detach()
         starts, lengths = list(item.storage_offsets), list(item.lengths)
-        if dtype == torch.uint8 and len(shape) != len(lengths):
+        expected = self._entries[item.storage_index.fqn].properties.dtype
+        if dtype == torch.uint8 and shape[-1:] == [expected.itemsize] and len(shape) == len(lengths) + 1:
             # An element type that safetensors does not have was saved as bytes.
-            dtype = target.dtype
-            shape = [*shape[:-1]] if len(shape) == len(lengths) + 1 else shape
+            dtype, shape = expected, shape[:-1]
+        if dtype != expected or len(shape) != len(lengths):
+            shard.refuse(name, f"is {dtype} of {shape}, and deepnvme.json says another type or size")
+        if any(start + length > size for start, length, size in zip(starts, lengths, shape, strict=True)):
+            shard.refuse(name, f"has the shape {shape}, which is smaller than deepnvme.json says")
         # Whole rows lie side by side; of those, what is wanted of each is cut out in memory.
         first, rows = (starts[0], lengths[0]) if shape else (0, 1)
         start = first * math.prod(shape[1:]) * dtype.itemsize
         is_whole_rows = lengths[1:] == list(shape[1:])
-        is_plain = target.device.type == "cpu" and target.dtype == dtype and not target.is_conj()
+        is_plain = target.device.type == "cpu" and target.dtype == dtype and not (target.is_conj() or target.is_neg())
         if is_whole_rows and is_plain:
             shard.want(name, start, target)
             return lambda: planner.commit_tensor(item, target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -23,10 +23,12 @@ _SAMPLE = 32
 class Shard:
     """Collects what is wanted. Whole tensors are compared in memory; of parts, cells of the file are."""
 
-    def __init__(self, path: Path, engine: Engine | None, verify: str) -> None:
-        self._path = path
+    def __init__(self, path: Path, engine: Engine | None, verify: str, identity: tuple[int, int] | None = None) -> None:
+        self.path = path
         self._verify = verify
         self._reader = _CheckpointReader(path, engine, False)
+        if verify != "off":
+            self._reader.check(identity)
         if verify == "full" and not self._reader.has_checksums:
             msg = f"{path}: the file has no checksums; DeepnvmeWriter keeps them by default, here use verify='sample'"
             raise ValueError(msg)
@@ -45,20 +47,24 @@ class Shard:
     def described(self, name: str) -> tuple[torch.dtype, list[int]]:
         """Say of which type and sizes a tensor of the file is."""
         if name not in self._there:
-            raise CorruptFileError(f"{self._path}: the file has no tensor {name!r}, which deepnvme.json says is in it")
+            raise CorruptFileError(f"{self.path}: the file has no tensor {name!r}, which deepnvme.json says is in it")
         return self._there[name][:2]
+
+    def refuse(self, name: str, what: str) -> NoReturn:
+        """Say that a tensor is not what the index says."""
+        raise CorruptFileError(f"{self.path}: {name!r} {what}")
 
     def want(self, name: str, start: int, memory: torch.Tensor) -> None:
         """Have memory filled with the bytes of a tensor from ``start`` on."""
         _, _, index, nbytes, offset = self._there[name]
         if start + memory.nbytes > nbytes:
-            raise CorruptFileError(f"{self._path}: {name!r} is smaller than deepnvme.json says")
+            raise CorruptFileError(f"{self.path}: {name!r} is smaller than deepnvme.json says")
         if memory.nbytes == 0:
             return
         if memory.nbytes == nbytes and memory.is_contiguous():
             self._whole.append(((offset, nbytes, [(index, 0)]), memory))
         else:
-            self.parts.append((self._path, offset + start, memory))
+            self.parts.append((self.path, offset + start, memory))
             self._ranges.append((name, start, memory.nbytes))
 
     def start(self) -> None:
@@ -84,15 +90,15 @@ class Shard:
                 for cell in range(start // cell_bytes, -(-(start + nbytes) // cell_bytes))
             }
         )
-        if self._verify == "sample":
+        if self._verify != "full":
             cells = random.sample(cells, -(-len(cells) // _SAMPLE))
         for name, cell in cells:
             _, _, _, nbytes, offset = self._there[name]
             start = cell * cell_bytes
             length = min(cell_bytes, nbytes - start)
-            if f"{_crc64(self._path, offset + start, length):016x}" != sums["records"][name][cell * 16 :][:16]:
+            if f"{_crc64(self.path, offset + start, length):016x}" != sums["records"][name][cell * 16 :][:16]:
                 msg = (
-                    f"{self._path}: {name}: the {length} bytes from {offset + start} on are not those that were saved "
+                    f"{self.path}: {name}: the {length} bytes from {offset + start} on are not those that were saved "
                     "(CRC-64); verify='off' reads them all the same"
                 )
                 error = ChecksumError(msg)

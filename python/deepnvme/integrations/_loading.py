@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 import deepnvme._file as file
 from deepnvme._checkpoint import load
-from deepnvme._deepnvme import _CheckpointReader
-from deepnvme.errors import UnsafeFileError
+from deepnvme._checkpoint.reading import Request
+from deepnvme.errors import UnsafeFileError, UnsupportedError
 
 if TYPE_CHECKING:
     import os
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
     _MapLocation: TypeAlias = str | torch.device | dict[str, str] | Callable[[Any, str], Any] | None
 
-_ARCHIVE = b"PK\x03\x04"
-
 
 def load_as_torch(
     path: str | os.PathLike[str],
@@ -31,28 +28,23 @@ def load_as_torch(
     weights_only: bool = True,
     engine: Engine | None = None,
 ) -> Any:
-    """Load as ``torch.load`` does: ``weights_only=False`` lets the pickle run where it makes more than is harmless."""
-    device = _device(path, map_location, engine)
-    if device is not None:
-        try:
-            return load(path, device=device, engine=engine, progress=False)
-        except UnsafeFileError:
-            if weights_only:
-                raise
+    """Load as ``torch.load`` does. Only ``weights_only=False`` lets a pickle run, and only where it must to be read."""
+    try:
+        return _load(path, map_location, engine)
+    except (UnsafeFileError, UnsupportedError):
+        if weights_only:
+            raise
+    # The caller has said that the file is trusted: it has classes of its own, or is older than archives.
     with file.open(path, engine=engine) as source:
-        return torch.load(source, map_location=map_location, weights_only=weights_only)
+        return torch.load(source, map_location=map_location, weights_only=False)
 
 
-def _device(path: Any, map_location: _MapLocation, engine: Engine | None) -> str | torch.device | None:
-    """Say where all tensors go; None where only ``torch.load`` knows: several places, or files of before 1.6."""
-    with Path(path).open("rb") as start:
-        if start.read(len(_ARCHIVE)) != _ARCHIVE:
-            return None
+def _load(path: Any, map_location: _MapLocation, engine: Engine | None) -> Any:
+    """Load with the restricted reader."""
     if isinstance(map_location, str | torch.device):
-        return map_location
-    if callable(map_location):
-        return None
-    known = map_location or {}
-    places = {storage[2] for storage in _CheckpointReader(path, engine, False).storages()}
-    targets = {known.get(place, place) for place in places}
-    return (targets or {"cpu"}).pop() if len(targets) <= 1 else None
+        return load(path, device=map_location, engine=engine, progress=False)
+    # Says where a storage goes, by what torch says of the location that it was saved with.
+    place = torch.serialization._get_restore_location(map_location)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    request = Request(path, torch.device("cpu"), None, "auto", engine, None)
+    request.place = place
+    return request.load()

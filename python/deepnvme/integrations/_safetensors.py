@@ -57,7 +57,7 @@ class TensorFile:
         """Read a tensor."""
         _, dtype, shape, _, _, index = self._find(name)
         arenas = Arenas(self._reader, [index], self._device)
-        arenas.finish("sample", None)
+        arenas.finish("auto", None)
         return arenas.flat(index, getattr(torch, dtype)).view(shape).to(self._device)
 
     def get_rows(self, name: str, start: int, stop: int) -> torch.Tensor:

@@ -98,7 +98,7 @@ class Streamer:
 
     def release(self, unit: int) -> None:
         """Allow the unit's memory to be used for another one, when the work on it is done, and go on reading ahead."""
-        stream = 0 if self._device is None else torch.cuda.current_stream(self._device).cuda_stream
+        stream = None if self._device is None else torch.cuda.current_stream(self._device)
         if not self._streamer.release(unit, stream):
             raise ValueError(f"unit {unit} is released, and was not acquired")
 

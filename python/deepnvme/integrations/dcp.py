@@ -1,9 +1,10 @@
 """``torch.distributed.checkpoint`` on deepnvme: a storage writer and a storage reader.
 
-A checkpoint is a folder: each rank writes what it has into one safetensors file, and ``deepnvme.json``, which the
-coordinator replaces at once when all files are on disk, says which files and which parts of which tensors they hold.
-Until then the old checkpoint of that folder is the one that counts. Nothing in it is a pickle but what the planner
-pickles (values that are no tensors).
+A checkpoint is a folder: each rank writes its tensors into one safetensors file. ``deepnvme.json`` says which files
+there are, and which parts of which tensors they hold. The coordinator replaces it at once when all files are on disk;
+until then the old checkpoint of that folder counts. Then the files that the old list recorded as its own are removed,
+and no others. Only values that are no tensors are pickled.
+``DeepnvmeReader`` reads them as ``deepnvme.load`` does: no code of the folder is run.
 
 Example::
 
@@ -20,7 +21,6 @@ import dataclasses
 import io
 import json
 import os
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +30,11 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-import deepnvme._file as file
-from deepnvme._checkpoint.leftovers import remove, remove_stale
-from deepnvme._checkpoint.writing import SaveOptions, described, start_tensors
-from deepnvme.integrations._dcp_index import NAME, SHARDS, Place, encode
+from deepnvme._checkpoint.shards import identities
+from deepnvme._checkpoint.writing import SaveOptions, described, plan_tensors
+from deepnvme._deepnvme import _CheckpointReader, _SetReplacement
+from deepnvme.errors import NotFoundError, UnsupportedError
+from deepnvme.integrations._dcp_index import NAME, OWNED, Place, encode
 from deepnvme.integrations._dcp_reader import DeepnvmeReader
 
 if TYPE_CHECKING:
@@ -65,8 +66,10 @@ class DeepnvmeWriter(StorageWriter):
         checksums: bool = True,
     ) -> None:
         super().__init__()
-        self._path = None if path is None else Path(path)
+        self._path = None if path is None else Path(path).absolute()
         self._options = SaveOptions(engine, durability, checksums)
+        # The coordinator's: the files of all ranks, until they count.
+        self._new: _SetReplacement | None = None
 
     @property
     def _folder(self) -> Path:
@@ -78,11 +81,15 @@ class DeepnvmeWriter(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Take the folder of the next save."""
         if checkpoint_id is not None:
-            self._path = Path(checkpoint_id)
+            self._path = Path(checkpoint_id).absolute()
 
-    def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **__: Any) -> None:
+    def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **kwargs: Any) -> None:
         """Make the folder."""
         del is_coordinator
+        if not kwargs.get("use_collectives", True) and kwargs.get("rank") not in (None, 0):
+            # Each rank would write a list of its own files over those of the others.
+            msg = f"{self._folder}: DeepnvmeWriter needs one list of all ranks' files; save with use_collectives=True"
+            raise UnsupportedError(msg)
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -90,10 +97,16 @@ class DeepnvmeWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Name the file of each rank: a name of its own, so that those of the old checkpoint stay what they are."""
-        token = secrets.token_hex(4)
-        names = [f"shard-{rank:05}-{token}.safetensors" for rank in range(len(plans))]
-        return [dataclasses.replace(plan, storage_data=name) for plan, name in zip(plans, names, strict=True)]
+        """Make the file of each rank under a name of its own: the files of the old checkpoint stay as they are."""
+        if not all(getattr(plan, "usable", True) for plan in plans):
+            msg = f"{self._folder}: cached plans name the files of an earlier save; plan with enable_plan_caching=False"
+            raise UnsupportedError(msg)
+        self.give_up()
+        ranks = [rank for rank, plan in enumerate(plans) if plan.items]
+        members = [(self._folder / f"shard-{rank:05}-", ".safetensors") for rank in ranks]
+        self._new = _SetReplacement(self._folder / NAME, members, [OWNED])
+        names = {rank: member.name for rank, member in zip(ranks, self._new.members, strict=True)}
+        return [dataclasses.replace(plan, storage_data=names.get(rank)) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write what this rank has."""
@@ -105,7 +118,13 @@ class DeepnvmeWriter(StorageWriter):
             tensors[name] = tensor
             results.append(WriteResult(item.index, tensor.nbytes, Place(plan.storage_data, name)))
         if tensors:
-            self._finish_shard(start_tensors(self._folder / plan.storage_data, described(tensors), self._options))
+            path = self._folder / plan.storage_data
+            try:
+                self._finish_shard(plan_tensors(path, described(tensors), self._options).start_into(path))
+            except FileNotFoundError as error:
+                text = "the coordinator has made this file, and this rank does not see it, or not any more"
+                msg = f"{path}: {text}; give a folder that all ranks share, and save again"
+                raise NotFoundError(msg) from error
         future.set_result(results)
         return future
 
@@ -116,17 +135,27 @@ class DeepnvmeWriter(StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Make the new checkpoint the one that counts, and remove the files of the old one."""
         places = {result.index: result.storage_data for part in results for result in part}
-        wire = encode(metadata, places)
-        with file.open(
-            self._folder / NAME, "wb", engine=self._options.engine, durability=self._options.durability
-        ) as out:
-            out.write(json.dumps(wire).encode())
-        kept = {place.file for place in places.values()}
-        for path in self._folder.iterdir():
-            if SHARDS.fullmatch(path.name) and path.name not in kept:
-                remove(path)
-        # Names of shards do not come again: what killed ranks left would stay for ever.
-        remove_stale(self._folder, SHARDS)
+        new, self._new = self._new, None
+        if new is None:
+            msg = f"{self._folder}: no save is under way"
+            raise RuntimeError(msg)
+        try:
+            written = {place.file for place in places.values()}
+            found = {name: self._identity(self._folder / name) for name in sorted(written)}
+            new.commit(json.dumps({**identities(found), **encode(metadata, places)}))
+        finally:
+            new.give_up()
+
+    def give_up(self) -> None:
+        """Remove the files of a save that was not finished."""
+        new, self._new = self._new, None
+        if new is not None:
+            new.give_up()
+
+    def _identity(self, path: Path) -> tuple[int, int]:
+        """Say which file a rank has written: its bytes, and the checksum of its index."""
+        reader = _CheckpointReader(path, self._options.engine, False)
+        return reader.nbytes, reader.index_crc64()
 
     def storage_meta(self) -> StorageMeta | None:
         """Say where the checkpoint goes."""

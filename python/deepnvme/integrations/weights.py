@@ -14,14 +14,17 @@ Example::
 from __future__ import annotations
 
 import os
+import resource
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from deepnvme._checkpoint.following import follow
 from deepnvme._checkpoint.writing import check_torch
-from deepnvme._deepnvme import _CheckpointReader, _locate
+from deepnvme._deepnvme import _CheckpointReader, _find_set
 from deepnvme._sizes import parse_bytes
+from deepnvme.errors import ChangedFileError
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.reuse import Block, Reused
     from deepnvme._deepnvme import Engine
 
+    _Found = tuple[Any, list[str] | None, tuple[int, int] | None]
     _Next = tuple[_CheckpointReader, "Chunk"] | None
 
 # What is read ahead unless something else is asked for: a tenth of a second of a fast disk.
@@ -41,6 +45,8 @@ _CHUNK_BYTES = 16 << 20
 _BUSY_BYTES = 32 << 20
 # What a chunk reaches into the pages in front of it and behind it.
 _EDGES_BYTES = 2 << 12
+# Of the descriptors that a process may have, one in so many is for files that stay open from the beginning.
+_DESCRIPTORS = 8
 # A tensor smaller than this part of its chunk is copied out of it: whoever keeps a scale must not keep its neighbours.
 _SMALL = 64
 
@@ -50,14 +56,15 @@ def iterate_weights(
     *,
     ahead: int | str = AHEAD_BYTES,
     wanted: Callable[[str], bool] | None = None,
-    verify: Literal["off", "sample", "full"] = "sample",
+    verify: Literal["auto", "off", "sample", "full"] = "auto",
     engine: Engine | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Give every tensor of a model's safetensors files once, in the order of the files, while the next ones are read.
 
     The memory in use is what ``ahead`` allows, and beyond it at most one tensor or 16 MiB, whichever is larger, for
     what the caller still holds. A tensor belongs to the caller, who may change it and should let go of it. All files
-    are opened, and their headers compared with their lengths, before the first tensor is given.
+    are opened, and compared with what their index says of them, before the first tensor is given. A model that is
+    replaced by then is read as it is afterwards; one that is replaced later is read as it was.
 
     Args:
         source: a folder as Hugging Face lays it out, an index (``*.index.json``), a file, or several files.
@@ -71,17 +78,15 @@ def iterate_weights(
         FileNotFoundError, PermissionError: as from ``open``.
         deepnvme.errors.CorruptFileError: a file is cut or damaged; the message names it and the place.
         deepnvme.errors.ChecksumError: the bytes are not those that were saved.
+        deepnvme.errors.ChangedFileError: a file was replaced, of a model with more files than can stay open.
         ValueError: a file is not a safetensors file, or ``ahead`` is no size.
     """
     check_torch("iterate_weights")
     request = _Request(parse_bytes(ahead, "ahead"), wanted, verify, engine)
     if isinstance(source, str | os.PathLike):
-        files: list[tuple[Any, set[str] | None]]
-        files = [(path, None if names is None else set(names)) for path, names in _locate(source)]
+        files = follow(source, lambda: _find_set(source, verify != "off"), request.open_all)
     else:
-        files = [(path, None) for path in source]
-    for path, _ in files:
-        request.open(path)
+        files = request.open_all([(path, None, None) for path in source])
     return request.tensors(files)
 
 
@@ -108,6 +113,16 @@ def cut(tensors: list[Any], sizes: list[int], chunk_bytes: int) -> Iterator[Chun
 
 
 @dataclass(frozen=True)
+class _File:
+    path: Any
+    names: set[str] | None
+    reader: _CheckpointReader | None
+    """``None`` where there are more files than can stay open."""
+    identity: tuple[int, int] | None
+    """Bytes, and the checksum of the index, of one that is opened again."""
+
+
+@dataclass(frozen=True)
 class _Request:
     ahead: int
     wanted: Callable[[str], bool] | None
@@ -118,14 +133,44 @@ class _Request:
     def _chunk_bytes(self) -> int:
         return max(1, min(_CHUNK_BYTES, self.ahead // 4 - _EDGES_BYTES))
 
-    def open(self, path: Any) -> _CheckpointReader:
+    def open_all(self, found: list[_Found]) -> list[_File]:
+        """Open all files, so that all are of one save, and have them stay open as far as that goes."""
+        left = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _DESCRIPTORS)
+        files = []
+        for path, names, listed in found:
+            reader = self._open(path)
+            if self.verify != "off":
+                reader.check(listed)
+            left -= 1
+            is_kept = left >= 0
+            identity = None if is_kept else (reader.nbytes, reader.index_crc64())
+            files.append(_File(path, None if names is None else set(names), reader if is_kept else None, identity))
+        return files
+
+    def _reader(self, file: _File) -> _CheckpointReader:
+        if file.reader is not None:
+            return file.reader
+        try:
+            reader = self._open(file.path)
+            is_same = (reader.nbytes, reader.index_crc64()) == file.identity
+        except FileNotFoundError:
+            is_same = False
+        if not is_same:
+            error = ChangedFileError(
+                f"{file.path}: this file was replaced while the weights were read; read them again"
+            )
+            error.filename = os.fspath(file.path)
+            raise error
+        return reader
+
+    def _open(self, path: Any) -> _CheckpointReader:
         reader = _CheckpointReader(path, self.engine, False)
         if reader.format != "safetensors":
             msg = f"{path}: this is a {reader.format} file; a model server reads safetensors, see deepnvme convert"
             raise ValueError(msg)
         return reader
 
-    def tensors(self, files: list[tuple[Any, set[str] | None]]) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, files: list[_File]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield while reading ahead: what has been started and not been let go of stays within the bound."""
         from deepnvme._checkpoint.reuse import Reused  # noqa: PLC0415
 
@@ -158,10 +203,13 @@ class _Request:
             following = next(chunks, None)
         return following
 
-    def _chunks(self, files: list[tuple[Any, set[str] | None]]) -> Iterator[tuple[_CheckpointReader, Chunk]]:
-        for path, names in files:
-            # Opened again, for a model may have more files than a process may have open.
-            reader = self.open(path)
+    def _chunks(self, files: list[_File]) -> Iterator[tuple[_CheckpointReader, Chunk]]:
+        files.reverse()
+        while files:
+            # What has been read of a file stays open no longer than its last chunk is on its way.
+            file = files.pop()
+            reader, names = self._reader(file), file.names
+            del file
             storages = reader.storages()
             tensors = [tensor for tensor in reader.tensors() if self._is_wanted(tensor[0], names)]
             tensors.sort(key=lambda tensor: storages[tensor[5]][3])

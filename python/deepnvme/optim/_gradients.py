@@ -180,7 +180,7 @@ class SwappedGradient(torch.Tensor):
 
     def squares(self) -> float:
         """The sum of its squares."""
-        return self._gradients.squares(self._of()) * self.factor**2
+        return self._gradients.squares(self._of()) * self.factor * self.factor
 
     def is_finite(self) -> bool:
         """Whether all elements are finite."""

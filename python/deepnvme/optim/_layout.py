@@ -103,10 +103,12 @@ class Layout:
 
     def place(self, param: torch.nn.Parameter, kinds: tuple[Kind, ...]) -> None:
         """Find a place for a parameter that has none."""
+        self.remove(param)
+        # It has a place when all of it has one: an interrupt may come between any two calls.
         homes = self._homes[param] = []
-        self._kinds[param] = kinds
         block_bytes = sum(self._bytes(param, kinds, BLOCK))
         if block_bytes == 0:
+            self._kinds[param] = kinds
             return
         step = max(self.group_bytes // block_bytes, 1) * BLOCK
         for begin in range(0, param.numel(), step):
@@ -114,10 +116,11 @@ class Layout:
             state_bytes, grad_bytes = self._bytes(param, kinds, piece.count)
             group = self._with_room(state_bytes + grad_bytes)
             part = Part(piece, group.nbytes, group.grad_nbytes)
-            group.parts.append(part)
             group.nbytes += state_bytes
             group.grad_nbytes += grad_bytes
             homes.append((group, part))
+            group.parts.append(part)
+        self._kinds[param] = kinds
 
     def close(self) -> None:
         """What is placed next begins a new group."""
@@ -125,14 +128,14 @@ class Layout:
 
     def remove(self, param: torch.nn.Parameter) -> list[Group]:
         """Take a parameter out; the groups that have no part any more."""
-        if param not in self._kinds:
-            return []
-        del self._kinds[param]
+        self._kinds.pop(param, None)
         empty = []
-        for group, part in self._homes.pop(param, []):
-            group.parts.remove(part)
+        for group, part in self._homes.get(param, []):
+            if part in group.parts:
+                group.parts.remove(part)
             if not group.parts:
                 empty.append(group)
+        self._homes.pop(param, None)
         return empty
 
     def _bytes(self, param: torch.nn.Parameter, kinds: tuple[Kind, ...], count: int) -> tuple[int, int]:

@@ -56,7 +56,7 @@ class SGD(KernelSteps, torch.optim.SGD):
     def _begin(self, state: dict[str, Any]) -> None:
         """Do nothing: torch's counts no steps, and has no state without momentum."""
 
-    def _count(self, param: torch.nn.Parameter, state: dict[str, Any]) -> int:
+    def _next_count(self, param: torch.nn.Parameter, state: dict[str, Any]) -> int:
         # The first is that of whoever has no buffer.
         return 1 if state.get("momentum_buffer") is None and not self._store.has(param) else 2
 

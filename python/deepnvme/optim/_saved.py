@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from deepnvme._checkpoint.metadata_file import open_regular
 from deepnvme._deepnvme import read as read_bytes
+from deepnvme.errors import CorruptFileError, InvalidArgumentError
 from deepnvme.optim import _saved_file as file
 from deepnvme.optim._formats import FP32, put, take
 from deepnvme.optim._saved_file import Saved, Stretch
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 Shards = Mapping[torch.nn.Parameter, tuple[str, int]]
 
 
-def save(optimizer: KernelSteps, store: SwapStore, path: Path, shards: Shards | None) -> dict[str, int]:
+def save(
+    optimizer: KernelSteps, store: SwapStore, path: Path, shards: Shards | None, *, checksums: bool
+) -> dict[str, int]:
     """Write the file; how many bytes went which way."""
     places = _places(optimizer, shards)
     groups = [group for group in store.layout.groups() if group.nbytes and _begun(store, group)]
@@ -48,24 +51,25 @@ def save(optimizer: KernelSteps, store: SwapStore, path: Path, shards: Shards | 
         for state in (optimizer.state.get(param, {}),)
     }
     settings = [_settings(group) for group in optimizer.param_groups]
-    head = file.header(Saved(settings, counts, stretches), at)
     total: dict[str, int] = defaultdict(int)
-    with file.replacing(path) as fd:
-        os.ftruncate(fd, len(head) + at)
-        _write(fd, head)
+    with file.replacing(path, Saved(settings, counts, stretches), at, checksums=checksums) as (fd, data_offset):
         for group, begin in zip(groups, begins, strict=True):
-            for way, count in store.swapper.export(group.key, fd, len(head) + begin).items():
+            for way, count in store.swapper.export(group.key, fd, data_offset + begin).items():
                 total[way] += count
     return dict(total)
 
 
-def load(optimizer: KernelSteps, store: SwapStore, paths: Sequence[Path], shards: Shards | None) -> dict[str, int]:
+def load(
+    optimizer: KernelSteps, store: SwapStore, paths: Sequence[Path], shards: Shards | None, verify: file.Verify
+) -> dict[str, int]:
     """Read files, of this many ranks or another number; how many bytes came which way."""
-    loading = _Loading(optimizer, store, [file.read(path) for path in paths], shards)
+    unchanged = file.Unchanged(list(paths))
+    loading = _Loading(optimizer, store, [file.read(path, verify) for path in paths], shards)
     try:
         loading.begin()
         for group in store.layout.groups():
             loading.bring(group)
+        unchanged.check()
     except BaseException:
         # A part of it is nothing to go on with.
         loading.forget()
@@ -83,8 +87,12 @@ class _Loading:
         wanted = len(optimizer.param_groups)
         if any(len(one.groups) != wanted for one in files):
             msg = f"the file has {len(files[0].groups)} groups of parameters, this optimizer {wanted}"
-            raise ValueError(msg)
+            raise InvalidArgumentError(f"{self._names(files)}: {msg}")
+        for one in files:
+            for group, settings in zip(optimizer.param_groups, one.groups, strict=True):
+                _check(group, settings, one.path)
         self._optimizer, self._store = optimizer, store
+        self._files = files
         self._groups = files[0].groups
         self._places = _places(optimizer, shards)
         self._there: dict[tuple[str, str], list[Stretch]] = defaultdict(list)
@@ -106,8 +114,9 @@ class _Loading:
 
     def begin(self) -> None:
         """Set what groups are set to, and give parameters their places."""
-        self.forget()
         optimizer, store = self._optimizer, self._store
+        optimizer.begin_loading()
+        self.forget()
         for group, settings in zip(optimizer.param_groups, self._groups, strict=True):
             _set(group, settings)
             for param in group["params"]:
@@ -133,7 +142,7 @@ class _Loading:
         if source is None:
             self._assemble(group, parts)
             return
-        with source[0].open("rb") as opened:
+        with open_regular(source[0]) as opened:
             how = self._store.swapper.import_(group.key, opened.fileno(), source[1], group.nbytes)
         for way, count in how.items():
             self.how[way] += count
@@ -149,11 +158,14 @@ class _Loading:
                 at = one.end if one.begin <= at < one.end else at
             if at < first + param.numel():
                 msg = (
-                    f"{kind.name} of {name} is missing from element {at} on; give the files of all ranks, and the "
-                    "names that it was saved by"
+                    f"{self._names(self._files)}: {kind.name} of {name} is missing from element {at} on; give the "
+                    "files of all ranks, and the names that it was saved by"
                 )
-                raise ValueError(msg)
+                raise InvalidArgumentError(msg)
         return found
+
+    def _names(self, files: Sequence[Saved]) -> str:
+        return ", ".join(str(one.path) for one in files)
 
     def _stretches(self, part: Part) -> list[tuple[Kind, int, list[Stretch], int]]:
         """For each kind, where in its group it begins, what files have of it, and its first element's number."""
@@ -219,6 +231,28 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _check(group: dict[str, Any], settings: dict[str, Any], path: Path) -> None:
+    """Refuse settings of another kind than the group has: an optimizer would fail on them in its next step."""
+    for name, value in settings.items():
+        have = group.get(name)
+        values = value if isinstance(value, list) else [value]
+        if isinstance(have, tuple | list):
+            fits = isinstance(value, list) and len(value) == len(have) and all(map(_is_number, value))
+        elif isinstance(have, bool | str):
+            fits = type(value) is type(have)
+        elif isinstance(have, int | float | torch.Tensor):
+            fits = _is_number(value)
+        else:
+            fits = all(one is None or isinstance(one, str | int | float) for one in values)
+        if name != "params" and not fits:
+            text = f"{path}: {name} of a group of parameters would be {value!r}, where this optimizer has {have!r}"
+            raise CorruptFileError(f"{text}; the file was damaged, or another optimizer saved it")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _set(group: dict[str, Any], settings: dict[str, Any]) -> None:
     for name, value in settings.items():
         if name == "params":
@@ -239,9 +273,3 @@ def _read(one: Stretch, low: int, high: int, kind: Kind) -> torch.Tensor:
     whole = torch.empty(one.count)
     take(one.format.view(memory, one.count), whole, kind)
     return whole[low - one.begin : high - one.begin]
-
-
-def _write(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

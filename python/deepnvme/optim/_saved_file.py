@@ -1,34 +1,33 @@
 """The file of an optimizer's state: a safetensors file, whose header says of each stretch which elements it has.
 
 Groups lie in it as they lie in the swap file, each at a multiple of 4096 bytes, so that file systems can share their
-blocks. What is between stretches are tensors called ``pad``, since the format knows no gaps.
+blocks. Between stretches are tensors called ``pad``, since the format knows no gaps. The header covers every byte with
+checksums, as in every file that deepnvme saves.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import re
-import secrets
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from deepnvme._checkpoint.leftovers import MARK, remove_stale
-from deepnvme.errors import CorruptFileError, Error
-from deepnvme.optim._formats import BF16, CODES, FORMATS, FP32, Format
+from deepnvme._deepnvme import _CheckpointReader, _PlacedFile
+from deepnvme.errors import ClosedError, CorruptFileError, Error, OutOfMemoryError, UnsupportedError
+from deepnvme.optim._formats import CODES, FORMATS, Format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+Verify: TypeAlias = Literal["auto", "off", "sample", "full"]
+
 ALIGNED_BYTES = 4096
 _NAME = "deepnvme.optimizer"
-_VERSION = 1
-# Larger headers no file has; safetensors itself has the same bound.
-_HEADER_BYTES_MAX = 100_000_000
-_DTYPES = {FP32: "F32", BF16: "BF16", CODES: "U8"}
+_VERSION = 2
+# Beyond that, a float does not count any more.
+_STEPS_MAX = 1 << 53
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,16 @@ class Stretch:
         """Behind the last element."""
         return self.begin + self.count
 
+    @property
+    def tensor(self) -> str:
+        """What the file calls it."""
+        return f"{self.name}.{self.kind}.{self.begin}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of it."""
+        return self.format.nbytes(self.count) if self.format is CODES else self.count * self.format.dtype.itemsize
+
 
 @dataclass
 class Saved:
@@ -56,68 +65,115 @@ class Saved:
     groups: list[dict[str, Any]]
     counts: dict[str, dict[str, float]]
     stretches: list[Stretch]
+    path: Path = field(default_factory=Path)
 
 
-def header(saved: Saved, nbytes: int) -> bytes:
-    """Make the head of a file, whose length is a multiple of 4096; ``nbytes`` follow it."""
-    tensors: dict[str, Any] = {}
-    at, stretches = 0, sorted(saved.stretches, key=lambda one: one.offset)
-    for one in stretches:
-        _pad(tensors, at, one.offset)
-        size = one.format.nbytes(one.count) if one.format is CODES else one.count * one.format.dtype.itemsize
-        at = one.offset + size
-        tensors[f"{one.name}.{one.kind}.{one.begin}"] = {
-            "dtype": _DTYPES[one.format],
-            "shape": [size // one.format.dtype.itemsize],
-            "data_offsets": [one.offset, at],
-        }
-    _pad(tensors, at, nbytes)
+@contextmanager
+def replacing(path: Path, saved: Saved, nbytes: int, *, checksums: bool) -> Iterator[tuple[int, int]]:
+    """Give the descriptor of a file, and where its tensors begin, of which ``nbytes`` have to be filled.
+
+    The file takes the name, with its checksums and on the disk, once the block has ended well.
+    """
     told = {
         "version": _VERSION,
+        "checksums": checksums,
         "groups": saved.groups,
         "counts": saved.counts,
-        "stretches": [[one.name, one.kind, one.begin, one.count, one.format.name, one.offset] for one in stretches],
+        "stretches": [[one.name, one.kind, one.begin, one.count, one.format.name] for one in saved.stretches],
     }
-    text = json.dumps({"__metadata__": {_NAME: json.dumps(told)}, **tensors}).encode()
-    room = -(-(8 + len(text)) // ALIGNED_BYTES) * ALIGNED_BYTES
-    return (room - 8).to_bytes(8, "little") + text.ljust(room - 8)
+    new = _PlacedFile(path, _tensors(saved, nbytes), [(_NAME, json.dumps(told))], checksums)
+    try:
+        yield new.fileno(), new.data_offset
+        new.commit()
+    except OSError as error:
+        # What is closed is no fault of this folder's.
+        if error.filename is None and not isinstance(error, ClosedError):
+            text = f"{error.strerror}; what was there before is as it was; make room, or take another folder"
+            raise Error(error.errno, text, str(path)) from error
+        raise
+    finally:
+        new.give_up()
 
 
-def _pad(tensors: dict[str, Any], begin: int, end: int) -> None:
-    if begin < end:
-        tensors[f"pad.{begin}"] = {"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]}
+def _tensors(saved: Saved, nbytes: int) -> list[tuple[str, str, int]]:
+    """Name what lies in the file, one behind the other."""
+    tensors: list[tuple[str, str, int]] = []
+    at = 0
+    for one in sorted(saved.stretches, key=lambda one: one.offset):
+        if at < one.offset:
+            tensors.append((f"pad.{at}", "uint8", one.offset - at))
+        dtype = one.format.dtype
+        tensors.append((one.tensor, str(dtype).removeprefix("torch."), one.nbytes // dtype.itemsize))
+        at = one.offset + one.nbytes
+    if at < nbytes:
+        tensors.append((f"pad.{at}", "uint8", nbytes - at))
+    return tensors
 
 
-def read(path: Path) -> Saved:
+def read(path: Path, verify: Verify) -> Saved:
     """Read what a file says of itself, believing none of it unchecked; offsets are from its beginning.
 
     Raises:
         CorruptFileError: it is no such file, or cut short.
+        ChecksumError: bytes differ from those that were saved.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not len("{}") <= length <= min(_HEADER_BYTES_MAX, size - 8):
-            raise _corrupt(path, 0, f"its header would have {length} bytes, of {size}")
-        text = file.read(length)
+    reader = _open(path)
+    if verify != "off":
+        reader.check(None)
+    there = {name: (nbytes, offset) for name, nbytes, _, offset in reader.storages()}
     try:
-        told = json.loads(json.loads(text)["__metadata__"][_NAME])
+        told = json.loads(dict(reader.metadata)[_NAME])
         if told["version"] != _VERSION:
             raise _corrupt(path, 8, f"it has version {told['version']!r}, and this deepnvme reads {_VERSION}")
-        saved = Saved([dict(group) for group in told["groups"]], {}, [])
-        for name, counts in told["counts"].items():
-            saved.counts[str(name)] = {str(one): float(count) for one, count in counts.items()}
-        for name, kind, begin, count, form, offset in told["stretches"]:
-            numbers = [int(begin), int(count), int(offset)]
-            one = Stretch(str(name), str(kind), numbers[0], numbers[1], FORMATS[form], 8 + length + numbers[2], path)
-            if min(numbers) < 0 or one.offset + one.format.nbytes(one.count) > size:
-                raise _corrupt(path, one.offset, f"{name}.{kind} would end behind its {size} bytes")
-            saved.stretches.append(one)
+        saved = Saved(_groups(told, path), _counts(told, path), [], path)
+        saved.stretches.extend(_stretch(path, there, *one) for one in told["stretches"])
     except CorruptFileError:
         raise
+    except MemoryError as error:
+        raise OutOfMemoryError(f"{path}: there is no memory for its header") from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise _corrupt(path, 8, f"its header is not that of save_state ({type(error).__name__}: {error})") from error
+    if verify != "off":
+        # One text says that there are checksums, another has them: no damage to one place takes both away.
+        if told.get("checksums") is not False and reader.coverage != "file":
+            raise _corrupt(path, 8, "it was saved with checksums, and has none that were made for it")
+        reader.audit("full" if verify == "full" else "sample")
     return saved
+
+
+def _groups(told: dict[str, Any], path: Path) -> list[dict[str, Any]]:
+    if not all(isinstance(group, dict) for group in told["groups"]):
+        raise _corrupt(path, 8, "its groups of parameters have no settings")
+    return list(told["groups"])
+
+
+def _counts(told: dict[str, Any], path: Path) -> dict[str, dict[str, float]]:
+    found = {
+        str(name): {str(one): float(count) for one, count in counts.items()} for name, counts in told["counts"].items()
+    }
+    for name, counts in found.items():
+        if not all(count.is_integer() and 0 <= count < _STEPS_MAX for count in counts.values()):
+            raise _corrupt(path, 8, f"the parameter {name!r} would have made {counts} steps")
+    return found
+
+
+def _open(path: Path) -> _CheckpointReader:
+    if path.stat().st_size == 0:
+        raise _corrupt(path, 0, "it is empty")
+    try:
+        return _CheckpointReader(path, None, False)
+    except UnsupportedError as error:
+        raise _corrupt(path, 0, f"it is no safetensors file ({error})") from error
+
+
+def _stretch(  # noqa: PLR0917 - as they stand in the file
+    path: Path, there: dict[str, tuple[int, int]], name: str, kind: str, begin: int, count: int, form: str
+) -> Stretch:
+    one = Stretch(str(name), str(kind), int(begin), int(count), FORMATS[form], 0, path)
+    nbytes, offset = there[one.tensor]
+    if min(one.begin, one.count) < 0 or one.nbytes != nbytes:
+        raise _corrupt(path, offset, f"{one.tensor} has {nbytes} bytes, and {count} elements have others")
+    return replace(one, offset=offset)
 
 
 def _corrupt(path: Path, offset: int, text: str) -> CorruptFileError:
@@ -126,38 +182,23 @@ def _corrupt(path: Path, offset: int, text: str) -> CorruptFileError:
     return error
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[int]:
-    """Give a descriptor whose file takes that name once the block has ended well, and is on disk then."""
-    # What a killed writer has left goes now; a living one holds the lock of its file.
-    remove_stale(path.parent, re.compile(re.escape(path.name)))
-    temporary = path.with_name(f".{path.name}{MARK}{secrets.token_hex(6)}")
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield fd
-        os.fsync(fd)
-        os.fchmod(fd, 0o666 & ~_umask())
-        temporary.replace(path)
-    except BaseException as error:
-        temporary.unlink()
-        if isinstance(error, OSError) and error.filename is None:
-            text = f"{error.strerror}; what was there before is as it was; make room, or take another folder"
-            raise Error(error.errno, text, str(path)) from error
-        raise
-    finally:
-        os.close(fd)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+class Unchanged:
+    """Files that have to be the same ones until all of them has been read."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._before = {path: _identity(path) for path in paths}
+
+    def check(self) -> None:
+        """Compare them.
+
+        Raises:
+            CorruptFileError: one was replaced, or written to.
+        """
+        for path, before in self._before.items():
+            if _identity(path) != before:
+                raise CorruptFileError(f"{path}: somebody replaced the file while it was loaded; load it again")
 
 
-def _umask() -> int:
-    try:
-        with Path("/proc/self/status").open(encoding="ascii", errors="replace") as status:
-            return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
-    except (OSError, StopIteration):
-        return 0o077
+def _identity(path: Path) -> tuple[int, ...]:
+    stat = os.stat(path)  # noqa: PTH116 - `path` may be one whose methods are patched
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from deepnvme._deepnvme import Kernel
-from deepnvme.errors import UnsupportedError
+from deepnvme.errors import ClosedError, UnsupportedError
 from deepnvme.optim._formats import FORMATS, FP32, Kind
 from deepnvme.optim._gradients import SwappedGradient, in_order
 from deepnvme.optim._progress import ROUNDS, Progress
@@ -43,6 +42,7 @@ class KernelSteps(torch.optim.Optimizer):
         stochastic_rounding: bool = False,
         seed: int = 0,
         max_norm: float | None = None,
+        error_if_nonfinite: bool = False,
         moments: Literal["fp32", "bf16", "8bit"] = "fp32",
         swap_dir: Any = None,
         memory: str | int | None = None,
@@ -65,6 +65,7 @@ class KernelSteps(torch.optim.Optimizer):
             "stochastic_rounding": stochastic_rounding,
             "seed": seed,
             "max_norm": max_norm,
+            "error_if_nonfinite": error_if_nonfinite,
             "moments": moments,
         }
         self._set_up()
@@ -89,13 +90,17 @@ class KernelSteps(torch.optim.Optimizer):
         self._store = MemoryStore(self)
         self._stochastic, self._seed = options["stochastic_rounding"], options["seed"]
         self._max_norm: float | None = options["max_norm"]
+        self._error_if_nonfinite: bool = options["error_if_nonfinite"]
         self._format = FORMATS[options["moments"]]
         # The number of each parameter's first element, by which noise is drawn.
         self._places: dict[torch.nn.Parameter, int] = {}
         self._number()
         # Of a step that has begun and not ended.
         self._progress: Progress | None = None
-        self._is_stepping = False
+        # Whether several calls of `step` are one.
+        self._is_part = False
+        # Whether state was being loaded, and not all of it has come.
+        self._is_half_loaded = False
 
     def __getstate__(self) -> dict[str, Any]:
         if not isinstance(self._store, MemoryStore):
@@ -133,10 +138,9 @@ class KernelSteps(torch.optim.Optimizer):
         """Fill the state of a parameter that has none, but for moments."""
         state["step"] = torch.tensor(0.0)
 
-    def _count(self, param: torch.nn.Parameter, state: dict[str, Any]) -> int:  # noqa: ARG002
-        """Count a step of a parameter; the first is one."""
-        state["step"] += 1
-        return int(state["step"].item())
+    def _next_count(self, param: torch.nn.Parameter, state: dict[str, Any]) -> int:  # noqa: ARG002
+        """Say which step of a parameter comes next; the first is one."""
+        return int(state["step"].item()) + 1
 
     def kinds(self, param: torch.nn.Parameter, group: Group) -> tuple[Kind, ...]:
         """Say which state a parameter has."""
@@ -193,9 +197,15 @@ class KernelSteps(torch.optim.Optimizer):
 
         With a ``GradScaler``, gradients are unscaled on the way, and nothing happens where one of them is not finite.
 
+        Where it stops half way, at a failure of the disk or at Ctrl-C, the same again goes on where it stopped: nothing
+        is changed twice.
+
         Raises:
-            StepStoppedError: the disk failed half way. The same again goes on where it stopped.
+            StepStoppedError: the disk failed half way.
+            RuntimeError: with ``error_if_nonfinite``, the norm of the gradients is infinite or not a number; or state
+                was being loaded, and not all of it has come.
         """
+        self._check_loaded()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -203,51 +213,69 @@ class KernelSteps(torch.optim.Optimizer):
         found = getattr(self, "found_inf", None)
         if found is not None and found.item():
             return loss
-        unscale = self._unscale()
-        with self.whole_step() as progress:
-            grads = self._gradients()
-            for index, group in enumerate(self.param_groups):
-                progress.begin(index, group)
-                # Those that have counted as many steps are one call of the kernel, and so are those scaled by as much.
-                alike: dict[tuple[int, float], list[Piece]] = {}
-                for param in group["params"]:
-                    if param in grads:
-                        progress.see(param)
-                        piece, step = self._piece(param, group, progress)
-                        alike.setdefault((step, _factor(grads[param])), []).append(piece)
-                for (step, factor), pieces in alike.items():
-                    self._change(group, grads, pieces, step=step, unscale=unscale, clip=progress.clip * factor)
-            for param, grad in grads.items():
-                if isinstance(grad, SwappedGradient):
-                    param.grad = None
-                    progress.used(param)
+        if self._is_part and self._progress is not None:
+            self._go_on(self._progress)
+            return loss
+        progress = self._begun()
+        is_done = False
+        try:
+            self._go_on(progress)
+            is_done = True
+        except (UnsupportedError, ClosedError):
+            # No disk has failed: a gradient is there no more, or in part, or the state is gone. No other try finds it.
+            raise
+        except OSError as error:
+            raise progress.stopped(error) from error
+        finally:
+            if is_done or progress.is_untouched:
+                self._progress = None
         return loss
 
-    @contextmanager
-    def whole_step(self) -> Iterator[Progress]:
-        """Have all calls of ``step`` in a ``with`` block be parts of one, which goes on where it stopped."""
-        if self._is_stepping and self._progress is not None:
-            yield self._progress
-            return
+    def _begun(self) -> Progress:
+        """Give the step that has begun and not ended, if its gradients are there still; else begin one."""
         progress = self._progress
         if progress is None or not progress.is_same():
             # The norm is that of all gradients, whatever is stepped one after the other then.
             clip = 1.0 if self._max_norm is None else self._clip(self._max_norm)
             is_noisy = self._stochastic or self._format is not FP32
             progress = self._progress = Progress(clip, counts=is_noisy and not self._counts_steps)
-        self._is_stepping = True
-        try:
-            yield progress
+        return progress
+
+    def begin_whole(self) -> Progress:
+        """Have all calls of ``step`` be parts of one, until :meth:`end_whole`. Also goes on where one has stopped."""
+        self._check_loaded()
+        progress = self._begun()
+        self._is_part = True
+        return progress
+
+    def end_whole(self, *, is_done: bool) -> None:
+        """End that. A step that is not done goes on with the next one."""
+        self._is_part = False
+        if is_done or self._progress is None or self._progress.is_untouched:
             self._progress = None
-        except UnsupportedError:
-            # No disk has failed: a gradient is there no more, or in part, and no other try will find it.
-            raise
-        except OSError as error:
-            raise progress.stopped(error) from error
-        finally:
-            self._is_stepping = False
-            if not progress.counted:
-                self._progress = None
+
+    def _go_on(self, progress: Progress) -> None:
+        """Do what is not done of a step."""
+        unscale = self._unscale()
+        grads = self._gradients()
+        for index, group in enumerate(self.param_groups):
+            progress.begin(index, group)
+            # Those that have counted as many steps are one call of the kernel, and so are those scaled by as much.
+            alike: dict[tuple[int, float], list[Piece]] = {}
+            for param in group["params"]:
+                if param in grads:
+                    progress.see(param)
+                    piece, step = self._piece(param, group, progress)
+                    alike.setdefault((step, _factor(grads[param])), []).append(piece)
+            for (step, factor), pieces in alike.items():
+                self._change(group, grads, pieces, progress, step=step, unscale=unscale, clip=progress.clip * factor)
+        gradients = getattr(self._store, "gradients", None)
+        for param, grad in grads.items():
+            if isinstance(grad, SwappedGradient) and gradients is not None:
+                # Where this stops, one that is there still is the one that was seen, and is dropped next time.
+                param.grad = None
+                progress.used(param)
+                gradients.drop([param])
 
     def _gradient(self, param: torch.nn.Parameter) -> torch.Tensor:
         """Give the gradient, flat, in the order in which the parameter lies in memory; one on disk as it is."""
@@ -287,23 +315,36 @@ class KernelSteps(torch.optim.Optimizer):
             [one for one in grads if not isinstance(one, SwappedGradient)], unscale=unscale
         )
         squares += sum(one.squares() for one in grads if isinstance(one, SwappedGradient)) * unscale**2
-        return min(1.0, max_norm / (math.sqrt(squares) + 1e-6))
+        norm = math.sqrt(squares)
+        if self._error_if_nonfinite and not math.isfinite(norm):
+            msg = (
+                f"the norm of the gradients is {norm}, and they cannot be clipped; look for the gradient that is not "
+                "finite, or leave out error_if_nonfinite, to have them scaled by that as torch does"
+            )
+            raise RuntimeError(msg)
+        # As torch's clip_grad_norm_ has it: a norm that is not a number makes all gradients not a number.
+        coefficient = max_norm / (norm + 1e-6)
+        return min(coefficient, 1.0)
 
     def _piece(self, param: torch.nn.Parameter, group: Group, progress: Progress) -> tuple[Piece, int]:
         state = self.state[param]
         if not state and not self._store.has(param):
             self._begin(state)
         if param not in progress.counted:
-            progress.counted[param] = self._count(param, state)
+            progress.counted[param] = self._next_count(param, state)
+        count = progress.counted[param]
+        if self._counts_steps:
+            state["step"].fill_(count)
         kinds = self.kinds(param, group)
         self._store.begin(param, state, kinds)
-        return Piece(param, 0, param.numel(), kinds), progress.counted[param]
+        return Piece(param, 0, param.numel(), kinds), count
 
     def _change(
         self,
         group: Group,
         grads: dict[torch.nn.Parameter, torch.Tensor],
         pieces: list[Piece],
+        progress: Progress,
         *,
         step: int,
         unscale: float,
@@ -311,11 +352,8 @@ class KernelSteps(torch.optim.Optimizer):
     ) -> None:
         rule, settings = self._rule(group)
         moments = self._moments(group)
-        progress = self._progress
-        if progress is None:
-            raise AssertionError
         for whole in self._store.batches(pieces):
-            batch = [piece for piece in whole if (piece.param, piece.begin) not in progress.changed]
+            batch = [piece for piece in whole if self._places[piece.param] + piece.begin not in progress.record]
             if not batch:
                 continue
             with self._store.lend(batch) as loans:
@@ -341,8 +379,8 @@ class KernelSteps(torch.optim.Optimizer):
                     stochastic=self._stochastic,
                     # Noise of its own in each step, also where no steps are counted; the same after a restart.
                     seed=(self._seed << 32 | group.get(ROUNDS, 0)) & (1 << 64) - 1,
+                    record=progress.record,
                 )
-                progress.changed.update((piece.param, piece.begin) for piece in batch)
 
     # What is saved.
 
@@ -370,6 +408,8 @@ class KernelSteps(torch.optim.Optimizer):
 
         State beside short parameters stays fp32, where torch would round it to the type of the parameter.
         """
+        # Until all of it has come: what is half of one state and half of another is nothing to go on with.
+        self._is_half_loaded = True
         super().load_state_dict(state_dict)
         self._progress = None
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
@@ -380,6 +420,7 @@ class KernelSteps(torch.optim.Optimizer):
                     if torch.is_tensor(value) and value.is_floating_point() and name != "step":
                         self.state[param][name] = value.detach().to(torch.float32, copy=True)
         self._take_over()
+        self._is_half_loaded = False
 
     def _take_over(self) -> None:
         """Have the store take the state that there is."""
@@ -391,55 +432,68 @@ class KernelSteps(torch.optim.Optimizer):
                 if kinds:
                     self._store.begin(param, state, kinds)
 
-    def save_state(self, path: str | os.PathLike[str], *, shards: Shards | None = None) -> dict[str, int]:
-        """Save state that is on disk in a file, without reading it into memory.
+    def save_state(
+        self, path: str | os.PathLike[str], *, shards: Shards | None = None, checksums: bool = True
+    ) -> dict[str, int]:
+        """Save state that is on disk in a file, without a trip through memory.
 
         XFS and Btrfs share the blocks, elsewhere the kernel copies. The file is a safetensors file. It has its name
-        once all of it is on disk; until then, what had that name before is untouched.
+        once all of it is on disk; until then, the file that had the name before is untouched. A symbolic link stays,
+        and its target is replaced.
 
         Args:
             path: of the file; one for each rank.
             shards: what each parameter is: the name of a whole tensor, and which of its elements, as they lie in
                 memory, is the parameter's first. With that, another number of ranks can load it. Default: each is
                 whole, and its name is its number.
+            checksums: whether to keep a checksum of each MiB and of all that the file says of itself. The file is read
+                once for that. Default True.
 
         Returns:
             How many bytes went which way: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.
 
         Raises:
+            deepnvme.Error: the disk or the file system refused; the error names the path.
             RuntimeError: a step has stopped half way.
             ValueError: the state is in memory; ``deepnvme.save(optimizer.state_dict(), path)`` saves that.
         """
         self.check_whole()
         from deepnvme.optim import _saved  # noqa: PLC0415
 
-        return _saved.save(self, self._on_disk(), Path(path), shards)
+        return _saved.save(self, self._on_disk(), Path(path), shards, checksums=checksums)
 
     def load_state(
         self,
         path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
         shards: Shards | None = None,
+        verify: Literal["auto", "off", "sample", "full"] = "auto",
     ) -> dict[str, int]:
         """Load what :meth:`save_state` saved; settings of groups and counts of steps, too.
 
         Args:
             path: of the file, or of all that the ranks saved, however many.
             shards: as in :meth:`save_state`.
+            verify: what is compared with checksums before anything is loaded: ``"auto"`` and ``"sample"``, all that the
+                file says of itself and one MiB of 32; ``"full"``, every byte; ``"off"``, nothing.
 
         Returns:
             How many bytes came which way: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``. What is cut in the same
             way as it was saved takes no trip through memory.
 
         Raises:
+            deepnvme.errors.ChecksumError: bytes differ from those that were saved.
             CorruptFileError: a file was cut, or is none of ``save_state``.
             ValueError: elements are missing, or the state is in memory.
         """
         from deepnvme.optim import _saved  # noqa: PLC0415
 
         paths = [path] if isinstance(path, (str, os.PathLike)) else path
-        found = _saved.load(self, self._on_disk(), [Path(one) for one in paths], shards)
-        self._progress = None
+        if verify not in ("auto", "off", "sample", "full"):
+            msg = f"verify is {verify!r}; it must be 'auto', 'off', 'sample' or 'full'"
+            raise ValueError(msg)
+        found = _saved.load(self, self._on_disk(), [Path(one) for one in paths], shards, verify)
+        self._progress, self._is_half_loaded = None, False
         return found
 
     def close(self) -> None:
@@ -460,13 +514,23 @@ class KernelSteps(torch.optim.Optimizer):
         return self._store
 
     def check_whole(self) -> None:
-        """Refuse to save what is half of one step and half of another.
+        """Refuse to save what is half of one step and half of another, or of one state and another.
 
         Raises:
             RuntimeError: it is.
         """
+        self._check_loaded()
         if self._progress is not None:
             msg = "a step has stopped half way: step() again first, or load the last checkpoint"
+            raise RuntimeError(msg)
+
+    def begin_loading(self) -> None:
+        """Expect state: until all of it has come, there is nothing to step with, and nothing to save."""
+        self._is_half_loaded = True
+
+    def _check_loaded(self) -> None:
+        if self._is_half_loaded:
+            msg = "loading the state has stopped half way: load it again, or another checkpoint"
             raise RuntimeError(msg)
 
 

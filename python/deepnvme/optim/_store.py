@@ -107,10 +107,12 @@ class MemoryStore:
             scales = kind.name + _SCALES
             if kind.format.has_scales and scales not in state:
                 state[scales] = torch.zeros(-(-param.numel() // BLOCK))
-            state[kind.name] = given
+            kept = given
             if given.dtype != kind.format.dtype:
-                state[kind.name] = empty_as(param, kind.format.dtype)
-                put(_kept(state, kind), flat(given).float(), kind)
+                kept = empty_as(param, kind.format.dtype)
+                put((flat(kept), state[scales]) if kind.format.has_scales else flat(kept), flat(given).float(), kind)
+            # What was given is there until all of it is elsewhere.
+            state[kind.name] = kept
         if any(kind.format.dtype != torch.float32 for kind in kinds):
             self._short[param] = kinds
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from deepnvme._deepnvme import Kernel
-    from deepnvme._swap import SwapStats
+    from deepnvme._swap import Lend, SwapStats
     from deepnvme.optim._formats import Kind
     from deepnvme.optim._layout import Group, Part
 
@@ -56,6 +56,10 @@ class SwapStore:
             self.gradients = SwappedGradients(self.swapper, self.layout, kernel, self._note)
         # The parameters that have state, which may be none.
         self._begun: set[torch.nn.Parameter] = set()
+        # State and gradients of parameters that are on their way to another place.
+        self._moving: dict[torch.nn.Parameter, tuple[dict[str, torch.Tensor], torch.Tensor | None]] = {}
+        # What is lent. After an interrupt some of it may not have been returned.
+        self._open: list[Lend] = []
         # Groups of which some state was given, and is in memory still.
         self._waiting: dict[Group, None] = {}
         # What was used since the same was lent the last time, which is a step. Two groups of parameters may share one
@@ -74,17 +78,21 @@ class SwapStore:
 
     def begin(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[Kind, ...]) -> None:
         """Take over state: what ``state`` has of it, else what it begins with; master weights are the parameter's."""
-        is_new = self.layout.kinds(param) != kinds
-        given = {kind.name: state.pop(kind.name) for kind in kinds if state.get(kind.name) is not None}
-        if not is_new and not given and param in self._begun:
+        # Ctrl-C may come between any two calls: nothing is taken away before it is elsewhere.
+        is_new = param in self._moving or self.layout.kinds(param) != kinds
+        taken = {kind.name: state[kind.name] for kind in kinds if state.get(kind.name) is not None}
+        if not is_new and not taken and param in self._begun:
             return
-        given = {name: flat(lying_as(param, tensor)) for name, tensor in given.items()}
+        given = {name: flat(lying_as(param, tensor)) for name, tensor in taken.items()}
         if is_new:
             given = {**self._move(param, kinds), **given}
-        self._begun.add(param)
         homes = self.layout.homes(param)
         for _, part in homes:
-            part.pending = given
+            part.pending = {**(part.pending or {}), **given}
+        self._begun.add(param)
+        self._moving.pop(param, None)
+        for name in taken:
+            del state[name]
         if given:
             # What was given is in memory until its group is full.
             self._waiting.update(dict.fromkeys(group for group, _ in homes))
@@ -93,11 +101,12 @@ class SwapStore:
 
     def _move(self, param: torch.nn.Parameter, kinds: tuple[Kind, ...]) -> dict[str, torch.Tensor]:
         """Give a parameter a place for other kinds than before, as when settings change; the state that it had."""
-        before = self.gather(param)
-        gradient = None
+        if param not in self._moving:
+            is_swapped = self.gradients is not None and isinstance(param.grad, SwappedGradient)
+            gradient = self.gradients.read(param) if is_swapped and self.gradients is not None else None
+            self._moving[param] = (self.gather(param), gradient)
+        before, gradient = self._moving[param]
         if self.gradients is not None:
-            if isinstance(param.grad, SwappedGradient):
-                gradient = self.gradients.read(param)
             self.gradients.drop([param])
         for group in self.layout.remove(param):
             if group.is_there:
@@ -145,6 +154,7 @@ class SwapStore:
         if batch[0] not in homes:
             yield [Loan({}) for _ in batch]
             return
+        self._return()
         group = homes[batch[0]][0]
         parts = {part.piece: part for part in group.parts}
         mine = [parts[piece] for piece in batch]
@@ -154,12 +164,13 @@ class SwapStore:
             state = grads = torch.empty(0, dtype=torch.uint8)
             if group.nbytes:
                 self._note(group.key)
-                state = lent.enter_context(self.swapper.lend(group.key))
+                state = lent.enter_context(self._noted(self.swapper.lend(group.key)))
             with_grads = [part for part in mine if part.grad is not None]
             if with_grads:
                 self._note(group.grad_key)
-                grads = lent.enter_context(self.swapper.lend(group.grad_key, shared=True))
+                grads = lent.enter_context(self._noted(self.swapper.lend(group.grad_key, shared=True)))
             yield [Loan(part.state(state), part.gradient(grads) if part.grad else None) for part in mine]
+        self._open.clear()
         if self.gradients is not None:
             self.gradients.used(group, with_grads)
 
@@ -169,18 +180,30 @@ class SwapStore:
 
     def prepare(self, group: Group) -> None:
         """Have the state of a group begin, as far as it has not."""
+        self._return()
         pending = [part for part in group.parts if part.pending is not None]
         if group.nbytes and not group.is_there:
-            with self.swapper.fill(group.key, [group.nbytes], torch.uint8) as memory:
+            with self._noted(self.swapper.fill(group.key, [group.nbytes], torch.uint8)) as memory:
                 memory.zero_()
                 _begin(pending, memory)
             group.is_there = True
         elif group.nbytes and pending:
-            with self.swapper.lend(group.key) as memory:
+            with self._noted(self.swapper.lend(group.key)) as memory:
                 _begin(pending, memory)
+        self._open.clear()
         for part in pending:
             part.pending = None
         self._waiting.pop(group, None)
+
+    def _noted(self, lend: Lend) -> Lend:
+        self._open.append(lend)
+        return lend
+
+    def _return(self) -> None:
+        """Return what an interrupt has left lent."""
+        for lend in self._open:
+            lend.release()
+        self._open.clear()
 
     def imported(self, group: Group) -> None:
         """Know that the state of a group has come from elsewhere."""

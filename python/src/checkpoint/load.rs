@@ -1,11 +1,13 @@
 //! Loading: what a file holds, and its bytes into memory that Python owns.
 
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use deepnvme_checkpoint::Progress;
-use deepnvme_checkpoint::read::{self, Arena, Contents, Member, Reader, Verify};
+use deepnvme_checkpoint::read::{self, Arena, Contents, Coverage, Member, Reader, Verify};
+use deepnvme_format::set;
 use deepnvme_io::Target;
-use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
@@ -21,14 +23,38 @@ type StorageAnswer = (String, u64, String, u64);
 /// Where in the file, how long, and which extents are where in it.
 type ArenaAnswer = (u64, u64, Vec<(usize, u64)>);
 
-/// The files that a path means, each with the tensors that are in it.
+/// Path, the tensors that are in it, bytes and sum of the index.
+type FoundAnswer = (std::path::PathBuf, Option<Vec<String>>, Option<(u64, u64)>);
+
+/// The files that a path means, each with the tensors that are in it, and with the size and the index's checksum that a list
+/// has for it. With ``check`` the list is compared with its own checksum.
 #[pyfunction]
-pub(crate) fn _locate(
-    py: Python<'_>,
-    path: &Bound<'_, PyAny>,
-) -> PyResult<Vec<(std::path::PathBuf, Option<Vec<String>>)>> {
+pub(crate) fn _find_set(py: Python<'_>, path: &Bound<'_, PyAny>, check: bool) -> PyResult<Vec<FoundAnswer>> {
     let path = file_name(path)?;
-    py.detach(|| read::locate(&path)).map_err(|error| raise(py, &error))
+    let find = move || read::find_set(&path).and_then(|set| if check { set.check().map(|()| set) } else { Ok(set) });
+    let set = background::read_only(py, find)?;
+    let answer = |file: read::Located| {
+        let identity = file.identity.map(|identity| (identity.bytes, identity.index_crc64));
+        (file.path, file.names, identity)
+    };
+    Ok(set.map_err(|error| raise(py, &error))?.files.into_iter().map(answer).collect())
+}
+
+/// Puts the checksum of a list of files into its place.
+#[pyfunction]
+pub(crate) fn _seal_list(text: &str) -> PyResult<String> {
+    set::seal(text).map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+/// What the checksum of a list says of it: ``"sound"``, ``"damaged"``, ``"stale"`` or ``"unsealed"``.
+#[pyfunction]
+pub(crate) fn _list_state(text: &[u8]) -> &'static str {
+    match set::state(text) {
+        set::State::Sound => "sound",
+        set::State::Damaged => "damaged",
+        set::State::Stale => "stale",
+        set::State::Unsealed => "unsealed",
+    }
 }
 
 /// A checkpoint file that is open.
@@ -66,14 +92,15 @@ impl CheckpointReader {
                 )));
             }
         };
-        let opened = py.detach(|| {
-            let mut reader = Reader::open(&engine, &target)?;
+        let opening = Arc::clone(&engine);
+        let opened = background::read_only(py, move || {
+            let mut reader = Reader::open(&opening, &target)?;
             if exact {
                 let all: Vec<usize> = (0..reader.extents().len()).collect();
-                reader.resolve(&engine, &all)?;
+                reader.resolve(&opening, &all)?;
             }
             Ok(reader)
-        });
+        })?;
         let reader = Arc::new(opened.map_err(|error| raise(py, &error))?);
         Ok(Self { reader, engine })
     }
@@ -90,6 +117,49 @@ impl CheckpointReader {
     #[getter]
     fn has_checksums(&self) -> bool {
         self.reader.has_sums()
+    }
+
+    /// What the checksums cover: ``"file"``, ``"data"``, ``"nothing"``, or ``"stale"`` for those of another file.
+    #[getter]
+    fn coverage(&self) -> &'static str {
+        match self.reader.coverage() {
+            Coverage::File => "file",
+            Coverage::Data => "data",
+            Coverage::Nothing => "nothing",
+            Coverage::Stale => "stale",
+        }
+    }
+
+    /// Compares the file's index with its checksum, and the file with what a list says of it: bytes and sum of the index.
+    fn check(&self, py: Python<'_>, identity: Option<(u64, u64)>) -> PyResult<()> {
+        let Some((bytes, index_crc64)) = identity else {
+            return self.reader.check().map_err(|error| raise(py, &error));
+        };
+        let (reader, engine) = (Arc::clone(&self.reader), Arc::clone(&self.engine));
+        let checked = background::read_only(py, move || {
+            reader.check()?;
+            reader.compare_identity(&engine, set::Identity { bytes, index_crc64 })
+        })?;
+        checked.map_err(|error| raise(py, &error))
+    }
+
+    /// Reads a safetensors file to compare it with its checksums, a sample of it or all: ``"sample"`` or ``"full"``.
+    fn audit(&self, py: Python<'_>, verify: &str) -> PyResult<()> {
+        let is_sample = match verify {
+            "sample" => true,
+            "full" => false,
+            other => return Err(PyValueError::new_err(format!("verify is {other:?}; it must be 'sample' or 'full'"))),
+        };
+        let progress = Arc::new(Progress::default());
+        let (reader, engine, seen) = (Arc::clone(&self.reader), Arc::clone(&self.engine), Arc::clone(&progress));
+        let work = move || reader.audit_tensors(&engine, is_sample, &seen);
+        let stop = || progress.stop();
+        background::watch(py, work, &mut || Ok(()), &stop)?.map_err(|error| raise(py, &error))
+    }
+
+    /// The checksum of the file's index, which with its size tells it from any other file.
+    fn index_crc64(&self, py: Python<'_>) -> PyResult<u64> {
+        py.detach(|| self.reader.index_crc64(&self.engine)).map_err(|error| raise(py, &error))
     }
 
     #[getter]
@@ -127,6 +197,13 @@ impl CheckpointReader {
         }
     }
 
+    /// The tensors whose elements are what their storage has with other signs: number, conjugate, negative.
+    fn signs(&self) -> Vec<(usize, bool, bool)> {
+        let Contents::Archive { state, .. } = self.reader.contents() else { return Vec::new() };
+        let signed = state.tensors.iter().enumerate().filter(|(_, tensor)| !tensor.signs.are_plain());
+        signed.map(|(number, tensor)| (number, tensor.signs.is_conj, tensor.signs.is_neg)).collect()
+    }
+
     fn storages(&self) -> Vec<StorageAnswer> {
         let locations: Vec<&str> = match self.reader.contents() {
             Contents::Archive { state, .. } => state.storages.iter().map(|storage| storage.location.as_str()).collect(),
@@ -155,7 +232,7 @@ impl CheckpointReader {
 
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
     fn arenas(&self, wanted: Vec<usize>) -> PyResult<Vec<ArenaAnswer>> {
-        self.check(wanted.iter().copied())?;
+        self.check_extents(wanted.iter().copied())?;
         let answer = |arena: Arena| {
             let members = arena.members.iter().map(|member| (member.extent, member.at)).collect();
             (arena.offset, arena.bytes, members)
@@ -165,7 +242,7 @@ impl CheckpointReader {
 
     /// Starts to fill a buffer for each arena.
     fn start(&self, py: Python<'_>, arenas: Vec<(ArenaAnswer, Bound<'_, PyAny>)>) -> PyResult<Loading> {
-        self.check(arenas.iter().flat_map(|((_, _, members), _)| members.iter().map(|(extent, _)| *extent)))?;
+        self.check_extents(arenas.iter().flat_map(|((_, _, members), _)| members.iter().map(|(extent, _)| *extent)))?;
         let _uncollected = memory::Uncollected::new(py);
         let target = |((offset, bytes, members), object): (ArenaAnswer, Bound<'_, PyAny>)| {
             let target = memory::target(&object)?;
@@ -194,14 +271,25 @@ impl CheckpointReader {
         wanted: Option<Vec<String>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         match self.reader.contents() {
-            Contents::Archive { graph, state } => build::build(py, graph, state, factory, storages, wanted.as_deref()),
+            Contents::Archive { graph, state } => {
+                let build = || build::build(py, graph, state, factory, storages, wanted.as_deref());
+                // Where Python has no memory for an object of a file, PyO3 panics.
+                panic::catch_unwind(AssertUnwindSafe(build)).unwrap_or_else(|panicked| {
+                    let text = panicked.downcast_ref::<&str>().copied();
+                    let text = text.or_else(|| panicked.downcast_ref::<String>().map(String::as_str));
+                    match text {
+                        Some("Python API call failed") => Err(PyMemoryError::new_err("no memory for an object")),
+                        _ => panic::resume_unwind(panicked),
+                    }
+                })
+            }
             Contents::Safetensors { .. } => Err(PyRuntimeError::new_err("a safetensors file has no objects")),
         }
     }
 }
 
 impl CheckpointReader {
-    fn check(&self, mut extents: impl Iterator<Item = usize>) -> PyResult<()> {
+    fn check_extents(&self, mut extents: impl Iterator<Item = usize>) -> PyResult<()> {
         let count = self.reader.extents().len();
         match extents.find(|extent| *extent >= count) {
             Some(extent) => Err(PyValueError::new_err(format!("there is no storage {extent}, only {count}"))),
@@ -230,10 +318,11 @@ impl Loading {
         let verify = match verify {
             "off" => Verify::Off,
             "sample" => Verify::Sample,
+            "auto" => Verify::Auto,
             "full" => Verify::Full,
             other => {
                 return Err(PyValueError::new_err(format!(
-                    "verify is {other:?}; it must be 'off', 'sample' or 'full'"
+                    "verify is {other:?}; it must be 'auto', 'off', 'sample' or 'full'"
                 )));
             }
         };

@@ -7,14 +7,19 @@ use pyo3::prelude::*;
 use crate::error;
 
 mod build;
+mod history;
 mod load;
 mod pickle;
+mod placed;
 mod plan;
 mod save;
 mod share;
 
-pub(crate) use load::{_locate, CheckpointReader, Loading};
-pub(crate) use pickle::_pickle_plain;
+pub(crate) use build::HashCosts;
+pub(crate) use history::{NewFolder, PyHistory};
+pub(crate) use load::{_find_set, _list_state, _seal_list, CheckpointReader, Loading};
+pub(crate) use pickle::{_check_pickle, _pickle_plain};
+pub(crate) use placed::PlacedFile;
 pub(crate) use plan::{_plan_archive, _plan_safetensors, SavePlan, SaveStaging};
 pub(crate) use save::{_crc64, Saving};
 pub(crate) use share::{_shares, NewFile, SaveShare};
@@ -30,18 +35,23 @@ fn raise(py: Python<'_>, failure: &Error) -> PyErr {
         Error::Io(failure) => return error::raise(py, failure),
         Error::Format { source: deepnvme_format::Error::Invalid(_), .. } => "InvalidArgumentError",
         Error::Format { source: deepnvme_format::Error::Unsupported(_), .. } => "UnsupportedError",
+        Error::Format { source: deepnvme_format::Error::Memory { .. }, .. } => "OutOfMemoryError",
         Error::Format { .. } => "CorruptFileError",
         Error::Damaged { .. } => "ChecksumError",
         Error::NoSums { .. } => "InvalidArgumentError",
         Error::Moved { .. } => "MovedError",
+        Error::Panicked(_) => "Error",
         Error::Interrupted => "CancelledError",
+        Error::Locked { .. } => "LockedError",
+        Error::Manifest { .. } => "CorruptFileError",
     };
     let raised = error::plain(py, class, failure.to_string());
     let place = match failure {
         Error::Format { path, source: deepnvme_format::Error::Corrupt { offset, .. } } => Some((path, Some(*offset))),
-        Error::Format { path, .. } | Error::NoSums { path } | Error::Moved { path, .. } => Some((path, None)),
+        Error::Format { path, .. } | Error::NoSums { path, .. } | Error::Moved { path, .. } => Some((path, None)),
         Error::Damaged { path, offset, .. } => Some((path, Some(*offset))),
-        Error::Io(_) | Error::Interrupted => None,
+        Error::Locked { path, .. } | Error::Manifest { path, .. } => Some((path, None)),
+        Error::Io(_) | Error::Panicked(_) | Error::Interrupted => None,
     };
     let Some((path, offset)) = place else { return raised };
     let value = raised.value(py);

@@ -7,15 +7,21 @@
 
 use std::collections::HashMap;
 
-use deepnvme_format::Dtype;
-use deepnvme_format::pickle::{Emitter, TensorView};
+use deepnvme_format::pickle::{Emitter, PICKLE_BYTES_MAX, TensorView};
+use deepnvme_format::state::{NAME_BYTES_MAX, Signs, State};
+use deepnvme_format::{DIMS_MAX, Dtype};
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
 
+use crate::error;
+
 /// How deep containers may lie in one another; Python's own pickler decides about deeper ones.
 const DEPTH_MAX: usize = 200;
+/// What a number has in a name at the most.
+const SHORT_NAME_BYTES: usize = 20;
 
 /// A pickle, and the storages that it refers to, in the order of their keys.
 type Pickled<'py> = (Vec<u8>, Vec<Bound<'py, PyAny>>);
@@ -31,12 +37,25 @@ pub(crate) fn _pickle_plain<'py>(py: Python<'py>, state: &Bound<'py, PyAny>) -> 
         memo: HashMap::new(),
         storages: Vec::new(),
         keys: HashMap::new(),
-        held: Vec::new(),
+        name_bytes: 0,
     };
     if !pickler.save(state, 0)? {
         return Ok(None);
     }
-    Ok(Some((pickler.out.finish(), pickler.storages)))
+    let pickle = pickler.out.finish();
+    Ok((pickle.len() as u64 <= PICKLE_BYTES_MAX).then_some((pickle, pickler.storages)))
+}
+
+/// Raises where a pickle is one that `load` would refuse: it is asked before anything is written.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
+pub(crate) fn _check_pickle(py: Python<'_>, pickle: PyBackedBytes) -> PyResult<()> {
+    let checked = py.detach(|| deepnvme_format::pickle::parse(&pickle).and_then(|graph| State::of(&graph)));
+    let refused = |failure: deepnvme_format::Error| {
+        let text = format!("the state cannot be saved so that it could be loaded: {failure}");
+        error::plain(py, "InvalidArgumentError", text)
+    };
+    checked.map(drop).map_err(refused)
 }
 
 /// What of torch and Python is needed to recognise objects.
@@ -45,8 +64,8 @@ struct Torch {
     parameter: Py<PyAny>,
     strided: Py<PyAny>,
     ordered_dict: Py<PyAny>,
-    /// Element types by the address of torch's object for them.
-    dtypes: HashMap<usize, Dtype>,
+    /// Element types by the address of torch's object for them, which is held beside it.
+    dtypes: HashMap<usize, (Dtype, Py<PyAny>)>,
 }
 
 impl Torch {
@@ -59,7 +78,7 @@ impl Torch {
         let mut dtypes = HashMap::new();
         for dtype in Dtype::ALL.into_iter().filter(|dtype| dtype.storage_class().is_some()) {
             if let Ok(object) = module.getattr(dtype.torch_name()) {
-                dtypes.insert(address(&object), dtype);
+                dtypes.insert(address(&object), (dtype, object.unbind()));
             }
         }
         let torch = Self {
@@ -81,13 +100,15 @@ struct Pickler<'a, 'py> {
     py: Python<'py>,
     torch: &'a Torch,
     out: Emitter,
-    /// Objects that have been pickled, by their address.
-    memo: HashMap<usize, u32>,
+    /// Objects that have been pickled, by their address. Each is held here: were it gone, as after a change that another
+    /// thread made to its container, a new object could have its address, and be taken for it.
+    memo: HashMap<usize, (u32, Bound<'py, PyAny>)>,
     storages: Vec<Bound<'py, PyAny>>,
-    /// Storages by address and size: the key, and the element type that the archive has for it.
+    /// Storages by address and size: the key, and the element type that the archive has for it. `storages` holds them, so
+    /// that their memory is nobody else's meanwhile.
     keys: HashMap<(usize, u64), (usize, Dtype)>,
-    /// What was made on the way: another object at the address of one that is gone would be taken for it.
-    held: Vec<Bound<'py, PyAny>>,
+    /// Bytes of the name that a tensor has here, at the most: names have a limit.
+    name_bytes: usize,
 }
 
 /// Whether an object could be pickled.
@@ -106,9 +127,8 @@ impl<'py> Pickler<'_, 'py> {
             self.out.float(value.value());
         } else if let Ok(text) = object.cast_exact::<PyString>() {
             return self.text_object(text);
-        } else if let Some(index) = self.memo.get(&address(object)) {
-            let index = *index;
-            self.out.get(index);
+        } else if let Some((index, _)) = self.memo.get(&address(object)) {
+            self.out.get(*index);
         } else if depth > DEPTH_MAX {
             return Ok(false);
         } else if let Ok(dict) = object.cast_exact::<PyDict>() {
@@ -136,9 +156,8 @@ impl<'py> Pickler<'_, 'py> {
     }
 
     fn text_object(&mut self, text: &Bound<'py, PyString>) -> Done {
-        if let Some(index) = self.memo.get(&address(text)) {
-            let index = *index;
-            self.out.get(index);
+        if let Some((index, _)) = self.memo.get(&address(text)) {
+            self.out.get(*index);
             return Ok(true);
         }
         // Lone surrogates, and what is longer than the instruction's length.
@@ -159,12 +178,34 @@ impl<'py> Pickler<'_, 'py> {
         // A list of the items: another thread may change the dict meanwhile.
         for pair in dict.items().iter() {
             let (key, value) = pair.extract::<(Bound<'py, PyAny>, Bound<'py, PyAny>)>()?;
-            if !self.save(&key, depth + 1)? || !self.save(&value, depth + 1)? {
+            if !self.item(&key, &value, depth)? {
                 return Ok(false);
             }
         }
         self.out.raw(b"u");
         Ok(true)
+    }
+
+    fn item(&mut self, key: &Bound<'py, PyAny>, value: &Bound<'py, PyAny>, depth: usize) -> Done {
+        if !self.save(key, depth + 1)? {
+            return Ok(false);
+        }
+        let own = match key.cast_exact::<PyString>() {
+            Ok(text) => text.to_cow().map_or(0, |text| text.len()),
+            Err(_) => SHORT_NAME_BYTES,
+        };
+        self.name_bytes += own + 1;
+        let is_saved = self.save(value, depth + 1)?;
+        self.name_bytes -= own + 1;
+        Ok(is_saved)
+    }
+
+    /// An element of a list or a tuple.
+    fn element(&mut self, element: &Bound<'py, PyAny>, depth: usize) -> Done {
+        self.name_bytes += SHORT_NAME_BYTES;
+        let is_saved = self.save(element, depth + 1)?;
+        self.name_bytes -= SHORT_NAME_BYTES;
+        Ok(is_saved)
     }
 
     fn list(&mut self, list: &Bound<'py, PyList>, depth: usize) -> Done {
@@ -173,7 +214,7 @@ impl<'py> Pickler<'_, 'py> {
         }
         self.out.raw(b"(");
         for element in list.iter() {
-            if !self.save(&element, depth + 1)? {
+            if !self.element(&element, depth)? {
                 return Ok(false);
             }
         }
@@ -188,7 +229,7 @@ impl<'py> Pickler<'_, 'py> {
         }
         self.out.raw(b"(");
         for element in tuple.iter() {
-            if !self.save(&element, depth + 1)? {
+            if !self.element(&element, depth)? {
                 return Ok(false);
             }
         }
@@ -212,7 +253,7 @@ impl<'py> Pickler<'_, 'py> {
             if !std::mem::replace(&mut is_open, true) {
                 self.out.raw(b"(");
             }
-            if !self.save(&key, depth + 1)? || !self.save(&value, depth + 1)? {
+            if !self.item(&key, &value, depth)? {
                 return Ok(false);
             }
         }
@@ -226,7 +267,6 @@ impl<'py> Pickler<'_, 'py> {
             if !self.save(&copy, depth + 1)? {
                 return Ok(false);
             }
-            self.held.push(copy);
             self.out.raw(b"b");
         }
         Ok(true)
@@ -243,7 +283,6 @@ impl<'py> Pickler<'_, 'py> {
         if !self.tensor(&data)? {
             return Ok(false);
         }
-        self.held.push(data);
         let requires_grad = parameter.getattr(intern!(py, "requires_grad"))?.is_truthy()?;
         self.out.flag(requires_grad);
         self.out.ordered_dict();
@@ -256,8 +295,8 @@ impl<'py> Pickler<'_, 'py> {
         let py = self.py;
         let truth = |name: &Bound<'py, PyString>| tensor.getattr(name)?.is_truthy();
         let answer = |name: &Bound<'py, PyString>| tensor.call_method0(name)?.is_truthy();
-        let dtype = self.torch.dtypes.get(&address(&tensor.getattr(intern!(py, "dtype"))?)).copied();
-        let Some(dtype) = dtype else { return Ok(false) };
+        let dtype = self.torch.dtypes.get(&address(&tensor.getattr(intern!(py, "dtype"))?));
+        let Some(&(dtype, _)) = dtype else { return Ok(false) };
         let is_ordinary = truth(intern!(py, "is_cpu"))?
             && tensor.getattr(intern!(py, "layout"))?.is(&self.torch.strided)
             && !truth(intern!(py, "is_quantized"))?
@@ -266,7 +305,8 @@ impl<'py> Pickler<'_, 'py> {
             && !answer(intern!(py, "is_neg"))?
             && !truth(intern!(py, "__dict__"))?
             && !has_hooks(tensor)?;
-        if !is_ordinary {
+        let dims: usize = tensor.call_method0(intern!(py, "dim"))?.extract()?;
+        if !is_ordinary || dims > DIMS_MAX || self.name_bytes > NAME_BYTES_MAX {
             return Ok(false);
         }
         let storage = tensor.call_method0(intern!(py, "untyped_storage"))?;
@@ -290,6 +330,7 @@ impl<'py> Pickler<'_, 'py> {
             shape: &tensor.getattr(intern!(py, "shape"))?.extract::<Vec<u64>>()?,
             strides: &tensor.call_method0(intern!(py, "stride"))?.extract::<Vec<u64>>()?,
             requires_grad: truth(intern!(py, "requires_grad"))?,
+            signs: Signs::default(),
         });
         self.put(tensor);
         Ok(true)
@@ -297,7 +338,7 @@ impl<'py> Pickler<'_, 'py> {
 
     fn put(&mut self, object: &Bound<'py, PyAny>) {
         let index = self.out.put();
-        self.memo.insert(address(object), index);
+        self.memo.insert(address(object), (index, object.clone()));
     }
 }
 

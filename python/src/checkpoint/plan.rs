@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use deepnvme_checkpoint::Progress;
@@ -16,10 +16,11 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 
 use super::raise;
-use super::save::{Saving, start};
+use super::save::{Saving, Way, start};
 use super::share::SaveShare;
 use crate::engine::PyEngine;
 use crate::path::Place;
+use crate::threads::Ending;
 use crate::{default, memory, orphans, settings};
 
 /// How often Python may look for a signal.
@@ -77,12 +78,21 @@ pub(crate) fn _plan_safetensors(
     let tensor = |(name, dtype, shape, object): TensorArgument<'_>| {
         let known = Dtype::from_torch(&dtype);
         let dtype = known.ok_or_else(|| PyValueError::new_err(format!("{name:?}: torch.{dtype} is not known")))?;
-        Ok(Tensor { spec: TensorSpec { name, dtype, shape }, bytes: Origin::memory(&engine, memory::source(&object)?) })
+        let memory = memory::source(&object).map_err(|error| named_tensor(py, &name, error))?;
+        Ok(Tensor { spec: TensorSpec { name, dtype, shape }, bytes: Origin::memory(&engine, memory) })
     };
     let tensors = tensors.into_iter().map(tensor).collect::<PyResult<Vec<_>>>()?;
     SavePlan::new(py, path, &engine, options, |target, options| {
         Save::safetensors(&target.path(), tensors, metadata, options)
     })
+}
+
+/// Says which tensor is refused.
+fn named_tensor(py: Python<'_>, name: &str, error: PyErr) -> PyErr {
+    if error.is_instance_of::<PyTypeError>(py) {
+        return PyTypeError::new_err(format!("{name:?}: {}", error.value(py)));
+    }
+    error
 }
 
 /// A file that is planned: written as a whole, or in shares by several processes.
@@ -93,7 +103,7 @@ pub(crate) struct SavePlan {
     nbytes: u64,
     progress: Arc<Progress>,
     /// Until somebody writes it.
-    save: Mutex<Option<Save>>,
+    save: Ending<Save>,
 }
 
 impl SavePlan {
@@ -107,16 +117,15 @@ impl SavePlan {
         orphans::sweep(py);
         let engine = Arc::clone(engine);
         let target = target(path)?;
-        let staging = options.staging.map(|staging| staging.get().inner.clone());
+        let staging = options.staging.and_then(|staging| staging.get().inner.with(py, |inner| inner.clone()));
         let durability = settings::durability(&options.durability)?;
         let options = SaveOptions { durability, has_sums: options.checksums, staging };
         let save = plan(&target, options).map_err(|error| raise(py, &error))?;
-        Ok(Self { engine, target, nbytes: save.bytes(), progress: Arc::default(), save: Mutex::new(Some(save)) })
+        Ok(Self { engine, target, nbytes: save.bytes(), progress: Arc::default(), save: Ending::new(save) })
     }
 
-    fn take(&self) -> PyResult<Save> {
-        let save = self.save.lock().unwrap_or_else(PoisonError::into_inner).take();
-        save.ok_or_else(|| PyRuntimeError::new_err("the file is being written already"))
+    fn take(&self, py: Python<'_>) -> PyResult<Save> {
+        self.save.take(py).ok_or_else(|| PyRuntimeError::new_err("the file is being written already"))
     }
 }
 
@@ -131,9 +140,8 @@ impl SavePlan {
     /// The same in all processes that can write a share of the same file.
     #[getter]
     fn fingerprint(&self, py: Python<'_>) -> PyResult<u64> {
-        let save = self.save.lock().unwrap_or_else(PoisonError::into_inner);
-        let save = save.as_ref().ok_or_else(|| PyRuntimeError::new_err("the file is being written already"))?;
-        Ok(py.detach(|| save.fingerprint()))
+        let fingerprint = self.save.with(py, |save| save.fingerprint());
+        fingerprint.ok_or_else(|| PyRuntimeError::new_err("the file is being written already"))
     }
 
     /// Bytes of the share that are written, and in all.
@@ -142,9 +150,19 @@ impl SavePlan {
         self.progress.bytes()
     }
 
-    /// Starts to write the whole file.
-    fn start(&self, py: Python<'_>) -> PyResult<Saving> {
-        start(py, self.take()?, Arc::clone(&self.engine), self.target.clone())
+    /// Starts to write the whole file; with ``private`` it keeps its private name, for whoever takes it.
+    #[pyo3(signature = (private=false))]
+    fn start(&self, py: Python<'_>, private: bool) -> PyResult<Saving> {
+        // The process may change its folder before the thread has opened it.
+        let target = self.target.absolute();
+        let way = if private { Way::Private(target) } else { Way::Replace(target) };
+        start(py, self.take(py)?, Arc::clone(&self.engine), way)
+    }
+
+    /// Starts to write the whole file into one that is there, such as a member of a ``_SetReplacement``.
+    fn start_into(&self, py: Python<'_>, file: PathBuf) -> PyResult<Saving> {
+        let file = std::path::absolute(&file).unwrap_or(file);
+        start(py, self.take(py)?, Arc::clone(&self.engine), Way::Into(file))
     }
 
     /// Writes what can be written at once of the bytes from ``start`` to ``stop`` into ``file``, whose first byte is the
@@ -155,7 +173,7 @@ impl SavePlan {
         if base > start || start > stop || stop > self.nbytes {
             return Err(PyValueError::new_err(format!("{start} to {stop} is no share of {} bytes", self.nbytes)));
         }
-        let save = Arc::new(self.take()?);
+        let save = Arc::new(self.take(py)?);
         let options = OpenOptions::to_fill(self.engine.config().direct);
         let (engine, progress) = (Arc::clone(&self.engine), Arc::clone(&self.progress));
         let written = py.detach(|| {
@@ -188,7 +206,9 @@ impl SavePlan {
 /// Memory that takes the bytes of saves before the disk does.
 #[pyclass(frozen, name = "_SaveStaging", module = "deepnvme._deepnvme")]
 pub(crate) struct SaveStaging {
-    inner: Staging,
+    /// To let go of gigabytes of locked memory takes long.
+    inner: Ending<Staging>,
+    nbytes: u64,
 }
 
 #[pymethods]
@@ -196,12 +216,12 @@ impl SaveStaging {
     #[new]
     fn new(py: Python<'_>, nbytes: u64) -> PyResult<Self> {
         let inner = py.detach(|| Staging::new(nbytes)).map_err(|error| raise(py, &error))?;
-        Ok(Self { inner })
+        Ok(Self { nbytes: inner.bytes(), inner: Ending::new(inner) })
     }
 
     #[getter]
     fn nbytes(&self) -> u64 {
-        self.inner.bytes()
+        self.nbytes
     }
 }
 

@@ -1,29 +1,50 @@
 //! A save of a whole file: a thread that writes it, and those who wait for that.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use deepnvme_checkpoint::write::{Save, Saved};
 use deepnvme_checkpoint::{Error, Progress, Result};
+use deepnvme_io::stream::Replacement;
 use deepnvme_io::{Engine, Target};
 use pyo3::prelude::*;
 
 use super::load::look;
 use super::raise;
+use super::share::{NewFile, over};
 use crate::{error, threads};
 
 /// How often Python may look for a signal.
 const SLICE: Duration = Duration::from_millis(50);
 
+/// Where the bytes of a save go, and which name they get.
+pub(super) enum Way {
+    /// A private file, which then gets its name.
+    Replace(Target),
+    /// A private file, which keeps its private name.
+    Private(Target),
+    /// A file that is there.
+    Into(PathBuf),
+}
+
 /// Starts to write a whole file.
-pub(super) fn start(py: Python<'_>, save: Save, engine: Arc<Engine>, target: Target) -> PyResult<Saving> {
+pub(super) fn start(py: Python<'_>, save: Save, engine: Arc<Engine>, way: Way) -> PyResult<Saving> {
     let progress = Arc::new(Progress::default());
-    let shared = Arc::new(Shared { progress, outcome: Mutex::new(None), over: Condvar::new() });
+    let shared = Arc::new(Shared { progress, outcome: Mutex::new(None), over: Condvar::new(), file: Mutex::default() });
     let seen = Arc::clone(&shared);
     threads::start(py, "deepnvme-save", move || {
         // Whatever happens, whoever waits is told: also when the work panics.
         let _told = Told(&seen);
-        let saved = save.run(engine, &target, Arc::clone(&seen.progress));
+        let progress = Arc::clone(&seen.progress);
+        let saved = match way {
+            Way::Private(target) => save.write(engine, &target, progress).map(|(saved, file)| {
+                *seen.file.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
+                saved
+            }),
+            Way::Replace(target) => save.run(engine, &target, progress),
+            Way::Into(path) => save.write_into(engine, &path, progress),
+        };
         *seen.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(saved);
     })?;
     Ok(Saving { shared })
@@ -41,6 +62,8 @@ struct Shared {
     progress: Arc<Progress>,
     outcome: Mutex<Option<Result<Saved>>>,
     over: Condvar,
+    /// What was written under a private name.
+    file: Mutex<Option<Replacement>>,
 }
 
 struct Told<'a>(&'a Shared);
@@ -112,6 +135,12 @@ impl Saving {
         Ok(numbers(saved))
     }
 
+    /// The file that was written under a private name. It goes when this is dropped, unless it was taken.
+    fn take_file(&self) -> PyResult<NewFile> {
+        let file = self.shared.file.lock().unwrap_or_else(PoisonError::into_inner).take();
+        file.map(NewFile::of).ok_or_else(over)
+    }
+
     /// Has it end soon; ``wait`` then raises.
     fn stop(&self) {
         self.shared.progress.stop();
@@ -130,19 +159,13 @@ impl Saving {
 #[pyfunction]
 pub(crate) fn _crc64(py: Python<'_>, path: &Bound<'_, PyAny>, offset: u64, nbytes: u64) -> PyResult<u64> {
     let path = crate::path::file_name(path)?;
-    let read = py.detach(|| {
-        use std::io::{Read, Seek, SeekFrom};
-        let mut file = std::fs::File::open(&path)?;
-        file.seek(SeekFrom::Start(offset))?;
-        let mut hasher = deepnvme_format::sums::Hasher::default();
-        let (mut left, mut chunk) = (nbytes, vec![0; 1 << 20]);
-        while left > 0 {
-            let now = left.min(chunk.len() as u64) as usize;
-            file.read_exact(&mut chunk[..now])?;
-            hasher.update(&chunk[..now]);
-            left -= now as u64;
-        }
-        Ok::<u64, std::io::Error>(hasher.finish().crc64)
-    });
-    read.map_err(|failure| error::plain(py, "CorruptFileError", format!("{}: {failure}", path.display())))
+    let sum = py.detach(|| deepnvme_checkpoint::crc64_of(&path, offset, nbytes));
+    error::check(py, sum)?.ok_or_else(|| {
+        let text = format!(
+            "{}: it ends before byte {}, where {nbytes} bytes are expected",
+            deepnvme_io::shown::path(&path),
+            offset.saturating_add(nbytes)
+        );
+        error::plain(py, "CorruptFileError", text)
+    })
 }

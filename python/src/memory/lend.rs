@@ -6,7 +6,7 @@ use deepnvme_mem::Device;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
-use super::{Found, Layout, Use, find};
+use super::{Found, Keep, Layout, Use, find};
 
 /// Types of which every pattern of bits is a value.
 pub(crate) trait Plain: Copy + Send + Sync + 'static {}
@@ -20,7 +20,7 @@ pub(crate) struct Lent<T> {
     address: usize,
     len: usize,
     usage: Use,
-    _keep: Py<PyAny>,
+    _keep: Keep,
     elements: PhantomData<T>,
 }
 

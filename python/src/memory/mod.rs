@@ -1,9 +1,11 @@
 //! From Python objects to the engine's regions: the one folder of the binding with unsafe code.
 //!
 //! `torch` and `array` ask an object where its bytes lie, in plain attribute calls; here those answers become
-//! addresses. Every region owns a Python reference that keeps its bytes alive: of a tensor its storage, of a numpy
-//! array the array, of anything else an exported buffer or a DLPack capsule. The engine may let go of that
-//! reference on a thread of its own; PyO3 then keeps it until a thread that holds the GIL comes by.
+//! addresses. Every region owns a Python reference that keeps its bytes alive and in place: of a tensor its storage, which
+//! is not resized meanwhile (`resizable`), of a numpy array the array, of anything else an exported buffer or a DLPack
+//! capsule. The engine may let go of that
+//! reference on a thread of its own; PyO3 then keeps it until a thread that holds the GIL comes by, and no fork comes in
+//! between (`forks`).
 //!
 //! `buffer` has the buffer protocol and numpy's array struct, `capsule` DLPack, `interpreter` what is asked of CPython
 //! itself, `lend` slices for kernels.
@@ -13,8 +15,9 @@ use std::ptr;
 use std::sync::Arc;
 
 use deepnvme_mem::dlpack::Imported;
-use deepnvme_mem::{Device, Region, RegionMut, Strided};
+use deepnvme_mem::{Device, Region, RegionMut, StreamHandle, Strided};
 use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
 
@@ -22,13 +25,17 @@ use crate::{array, dlpack, torch};
 
 mod buffer;
 mod capsule;
+mod forks;
 mod interpreter;
 mod lend;
+mod resizable;
 
 pub(crate) use buffer::{Exported, array_struct, is_buffer, new_bytes, with_bytes};
 pub(crate) use capsule::{capsule, exchange_api, glance, has_name, take};
+pub(crate) use forks::watch as watch_forks;
 pub(crate) use interpreter::{Uncollected, call_soon};
 pub(crate) use lend::{Extent, Lent, check_apart};
+pub(crate) use resizable::{_is_held, Keep};
 
 /// What a request does with the memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,19 +53,32 @@ pub(crate) struct Layout {
     pub(crate) bytes: usize,
     /// `None` where they lie side by side.
     pub(crate) strided: Option<Strided>,
-    pub(crate) keep: Py<PyAny>,
+    pub(crate) keep: Keep,
 }
 
 /// Whose memory it is, and the CUDA stream whose work so far comes first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
     pub(crate) device: Device,
-    pub(crate) stream: usize,
+    pub(crate) stream: StreamHandle,
 }
 
 impl Place {
     /// The processor's.
-    pub(crate) const HOST: Self = Self { device: Device::Host, stream: 0 };
+    pub(crate) const HOST: Self = Self { device: Device::Host, stream: StreamHandle::DEFAULT };
+}
+
+/// CUDA's default stream, as DLPack numbers it, and the driver.
+pub(crate) const LEGACY_STREAM: StreamHandle = {
+    // SAFETY: the driver knows the default stream by this number as well.
+    unsafe { StreamHandle::from_raw(1) }
+};
+
+/// A `torch.cuda.Stream`.
+pub(crate) fn stream(stream: &Bound<'_, PyAny>) -> PyResult<StreamHandle> {
+    let handle = stream.getattr(intern!(stream.py(), "cuda_stream"))?.extract()?;
+    // SAFETY: torch ends no stream of its own before the process ends, and has whoever gives it another one keep that.
+    Ok(unsafe { StreamHandle::from_raw(handle) })
 }
 
 /// The memory that a write takes its bytes from.
@@ -92,10 +112,10 @@ pub(crate) fn unowned(object: &Bound<'_, PyAny>) -> PyResult<Region> {
 
 /// The bytes of a `torch.UntypedStorage`.
 pub(crate) fn storage(storage: &Bound<'_, PyAny>) -> PyResult<Region> {
-    let Some((Place { device, stream }, address, bytes)) = torch::storage_place(storage)? else {
+    let Some((Place { device, stream }, address, bytes, keep)) = torch::storage_place(storage)? else {
         return Err(PyTypeError::new_err("a storage in memory of the host or of a CUDA device is wanted"));
     };
-    let (start, owner) = (ptr::with_exposed_provenance_mut(address), Arc::new(storage.clone().unbind()));
+    let (start, owner) = (ptr::with_exposed_provenance_mut(address), Arc::new(keep));
     // SAFETY: torch said where the storage's bytes are, and the owner is the storage, which keeps them there.
     Ok(unsafe { Region::from_raw(start, bytes, device, owner) }.after(stream))
 }
@@ -125,7 +145,7 @@ pub(crate) fn target(object: &Bound<'_, PyAny>) -> PyResult<RegionMut> {
 enum Found {
     Layout(Layout),
     /// With the CUDA stream whose work so far comes first.
-    Imported(Imported, usize),
+    Imported(Imported, StreamHandle),
 }
 
 fn find(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Found> {

@@ -6,6 +6,9 @@
 mod settings;
 mod tensors;
 
+use std::collections::HashSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use deepnvme_optim::{Crew, Error, Kernel, Root, Rounding, Sign, Step, accumulate, measure, pack, unpack};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -66,9 +69,10 @@ impl PyKernel {
     /// A part is ``(weights, grad, moments, out, index)``: tensors of fp32, bf16 or fp16, of which ``weights`` and
     /// ``moments`` are changed, and ``out``, if it is not None, becomes a copy of the changed weights. A moment is a tensor
     /// of fp32 or bf16, or a pair of codes (uint8) and scales (fp32, one for 128 codes). ``index`` is the place of the
-    /// first element for what is rounded at random.
+    /// first element for what is rounded at random. ``record`` has the places of all parts from the moment that they are
+    /// changed: no signal of Python's comes between the two.
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
-    #[pyo3(signature = (rule, settings, parts, *, step, unscale=1.0, clip=1.0, stochastic=false, seed=0))]
+    #[pyo3(signature = (rule, settings, parts, *, step, unscale=1.0, clip=1.0, stochastic=false, seed=0, record=None))]
     fn step(
         &self,
         py: Python<'_>,
@@ -80,15 +84,23 @@ impl PyKernel {
         clip: f32,
         stochastic: bool,
         seed: u64,
+        record: Option<&Bound<'_, PyStepRecord>>,
     ) -> PyResult<()> {
+        let begins: Vec<u64> = parts.iter().map(|part| part.4).collect();
+        let record = record.map(Bound::get);
         let kernel = Kernel::new(settings::rule(rule, settings)?, self.root).map_err(raise)?;
         let mut lent = parts.into_iter().map(tensors::PartTensors::new).collect::<PyResult<Vec<_>>>()?;
         check_apart(lent.iter().flat_map(tensors::PartTensors::extents).collect())?;
         let rounding = if stochastic { Rounding::Stochastic } else { Rounding::Nearest };
         let step = Step { step, unscale, clip, rounding, seed };
         py.detach(|| {
+            let sizes: Vec<usize> = lent.iter().map(tensors::PartTensors::len).collect();
             let parts = lent.iter_mut().map(tensors::PartTensors::part).collect();
-            kernel.step(&self.crew, &step, parts)
+            kernel.step(&self.crew, &step, parts)?;
+            if let Some(record) = record {
+                record.add(begins.into_iter().zip(sizes).filter(|(_, len)| *len > 0).map(|(begin, _)| begin));
+            }
+            Ok(())
         })
         .map_err(raise)
     }
@@ -126,6 +138,39 @@ impl PyKernel {
             measure(&self.crew, unscale, &grads)
         });
         Ok((measured.squares, measured.is_finite))
+    }
+}
+
+/// What of a step is done: the places of first elements.
+#[pyclass(frozen, name = "StepRecord", module = "deepnvme._deepnvme")]
+#[derive(Default)]
+pub(crate) struct PyStepRecord {
+    changed: Mutex<HashSet<u64>>,
+}
+
+impl PyStepRecord {
+    fn changed(&self) -> MutexGuard<'_, HashSet<u64>> {
+        self.changed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, places: impl Iterator<Item = u64>) {
+        self.changed().extend(places);
+    }
+}
+
+#[pymethods]
+impl PyStepRecord {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+
+    fn __contains__(&self, place: u64) -> bool {
+        self.changed().contains(&place)
+    }
+
+    fn __len__(&self) -> usize {
+        self.changed().len()
     }
 }
 

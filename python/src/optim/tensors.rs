@@ -1,7 +1,7 @@
 //! Tensors of floats as slices.
 
 use deepnvme_optim::{MomentMut, Numbers, NumbersMut, Part};
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 
@@ -118,6 +118,14 @@ impl PartTensors {
         })
     }
 
+    /// How many weights.
+    pub(super) fn len(&self) -> usize {
+        match &self.weights {
+            Floats::F32(lent) => lent.as_slice().len(),
+            Floats::Bf16(lent) | Floats::F16(lent) => lent.as_slice().len(),
+        }
+    }
+
     pub(super) fn extents(&self) -> Vec<Extent> {
         let mut extents = vec![self.weights.extent(), self.grad.extent()];
         extents.extend(self.out.iter().map(Floats::extent));
@@ -138,5 +146,9 @@ impl PartTensors {
 
 fn dtype(tensor: &Bound<'_, PyAny>) -> PyResult<String> {
     let named = tensor.getattr(intern!(tensor.py(), "dtype")).and_then(|dtype| dtype.str()?.extract());
-    named.map_err(|_| PyTypeError::new_err("a torch tensor is wanted"))
+    named.map_err(|error| {
+        // Ctrl-C is raised from here as well.
+        let is_error = error.is_instance_of::<PyException>(tensor.py());
+        if is_error { PyTypeError::new_err("a torch tensor is wanted") } else { error }
+    })
 }

@@ -11,8 +11,12 @@ from .ranks import FORKS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# A program that hangs is killed, which also ends its output, and whoever reads that.
+_PATIENCE_S = 100
+
 _BOOT = """
-import os, sys
+import os, signal, sys
+signal.alarm(patience_s)
 sys.argv = ["-c", *arguments]
 sys.stdout = os.fdopen(os.dup(said.fileno()), "w")
 said.close()
@@ -32,14 +36,18 @@ class Program:
 
     def __init__(self, code: str, *arguments: object) -> None:
         hearing, saying = FORKS.Pipe(duplex=False)
-        self._process = FORKS.Process(
-            target=exec, args=(_BOOT, {"code": code, "arguments": [*map(str, arguments)], "said": saying})
-        )
+        names = {"code": code, "arguments": [*map(str, arguments)], "said": saying, "patience_s": _PATIENCE_S}
+        self._process = FORKS.Process(target=exec, args=(_BOOT, names))
         self._process.start()
         saying.close()
         # The file closes what the connection had.
         self.stdout = os.fdopen(os.dup(hearing.fileno()), encoding="utf-8")
         hearing.close()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.exitcode is None
 
     def kill(self) -> None:
         """End it at whatever it does, as ``kill -9`` does."""
@@ -47,7 +55,7 @@ class Program:
 
     def wait(self) -> int:
         """Wait for its end; its status, or less than 0 where a signal ended it."""
-        self._process.join(100)
+        self._process.join(_PATIENCE_S)
         status = self._process.exitcode
         assert status is not None, "it hangs"
         return status
@@ -64,7 +72,11 @@ def program(code: str, *arguments: object) -> Iterator[Program]:
         raise
     finally:
         started.stdout.close()
-        started.wait()
+        try:
+            started.wait()
+        finally:
+            # At its end, the interpreter would wait for it.
+            started.kill()
 
 
 def run(code: str, *arguments: object) -> int:

@@ -41,6 +41,7 @@ def same(actual, expected):
     else:
         assert actual == expected, (actual, expected)
 
+signal.alarm(120)
 answer = failure = None
 try:
     torch.set_num_threads(1)

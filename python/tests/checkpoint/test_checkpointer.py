@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import deepnvme
 from deepnvme import errors
-from deepnvme._checkpoint import leftovers
+from deepnvme._checkpoint import background
 
 from .programs import program
 from .states import assert_same
@@ -139,10 +139,16 @@ def test_what_goes_wrong_in_the_background_is_raised_by_the_next_call(tmp_path: 
     checkpointer = deepnvme.Checkpointer(tmp_path / "c", async_=True)
     checkpointer.save(1, state_of(1))
     checkpointer.wait()
-    (tmp_path / "c").rename(tmp_path / "gone")
+    (tmp_path / "c" / "manifest.json").rename(tmp_path / "manifest.json")
+    (tmp_path / "c" / "manifest.json").mkdir()
     checkpointer.save(2, state_of(2))
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(IsADirectoryError):
         checkpointer.save(3, state_of(3))
+    (tmp_path / "c" / "manifest.json").rmdir()
+    (tmp_path / "manifest.json").rename(tmp_path / "c" / "manifest.json")
+    (tmp_path / "c").rename(tmp_path / "gone")
+    with pytest.raises(FileNotFoundError):
+        checkpointer.save(2, state_of(2))
     (tmp_path / "gone").rename(tmp_path / "c")
     checkpointer.save(4, state_of(4))
     checkpointer.close()
@@ -178,16 +184,18 @@ def test_what_the_index_of_a_file_tells_apart(tmp_path: Path, suffix: Any, check
     assert (indexes["a", 1.0] != indexes["a", 2.0]) == is_told
 
 
-def test_only_checkpoints_are_ever_removed(tmp_path: Path) -> None:
-    mine = ["notes.txt", "step-1.pt", "step-00000009.pt.bak", "model.pt"]
+def test_only_listed_checkpoints_are_ever_removed(tmp_path: Path) -> None:
+    mine = ["notes.txt", "step-1.pt", "step-00000009.pt.bak", "model.pt", "step-00000077.pt"]
     for name in mine:
         (tmp_path / name).write_text("mine")
-    (tmp_path / "step-00000077.pt").write_text("left by a crash before its manifest")
-    checkpointer = deepnvme.Checkpointer(tmp_path, keep=1)
-    assert checkpointer.latest() is None
-    for step in range(3):
-        checkpointer.save(step, state_of(step))
+    with deepnvme.Checkpointer(tmp_path, keep=1) as checkpointer:
+        assert checkpointer.latest() is None
+        with pytest.warns(UserWarning, match=r"step-00000077\.pt: not in the manifest"):
+            checkpointer.save(0, state_of(0))
+        for step in range(1, 3):
+            checkpointer.save(step, state_of(step))
     assert {path.name for path in tmp_path.iterdir()} == {*mine, "manifest.json", "step-00000002.pt"}
+    assert all((tmp_path / name).read_text() == "mine" for name in mine)
 
 
 def test_the_room_of_what_is_removed_comes_back(tmp_path: Path) -> None:
@@ -206,10 +214,6 @@ def test_the_room_of_what_is_removed_comes_back(tmp_path: Path) -> None:
     while held() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert held() == 0
-    leftovers.remove(tmp_path / "never there")
-    (tmp_path / "link").symlink_to(checkpointer.checkpoints[0].path)
-    leftovers.remove(tmp_path / "link")
-    assert checkpointer.checkpoints[0].path.exists()
 
 
 @pytest.mark.parametrize(
@@ -272,3 +276,40 @@ def test_the_program_ends_when_its_save_is_done(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
     assert steps_in(tmp_path) == [3]
+
+
+def test_memory_is_what_the_smallest_group_leaves(tmp_path: Path) -> None:
+    """In a container, the machine has more memory than its processes may have."""
+    groups = tmp_path / "sys/fs/cgroup"
+    (groups / "pod/run").mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\n")
+    assert background._available(tmp_path) == 8_000_000 << 10
+    (tmp_path / "proc/self/cgroup").write_text("1:cpu:/x\n0::/pod/run\n")
+    assert background._available(tmp_path) == 8_000_000 << 10
+    for group, limit, used, cache in (("pod", "5000000000", 4_000_000_000, 300_000_000), ("pod/run", "max", 1, 0)):
+        (groups / group / "memory.max").write_text(f"{limit}\n")
+        (groups / group / "memory.current").write_text(f"{used}\n")
+        (groups / group / "memory.stat").write_text(f"anon 5\ninactive_file {cache}\n")
+    assert background._available(tmp_path) == 1_300_000_000
+    (groups / "pod/run/memory.max").write_text("70000\n")
+    assert background._available(tmp_path) == 69_999
+    (groups / "pod/memory.current").write_text("9000000000\n")
+    assert background._available(tmp_path) == 0
+
+
+@pytest.mark.parametrize("async_", [False, True])
+def test_the_folder_stays_when_the_process_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, async_: bool
+) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    with deepnvme.Checkpointer("run", async_=async_) as checkpointer:
+        checkpointer.save(1, state_of(1))
+        monkeypatch.chdir(tmp_path / "other")
+        checkpointer.save(2, state_of(2))
+        checkpointer.wait()
+        assert_same(checkpointer.restore(1), state_of(1))
+    assert steps_in(tmp_path / "one/run") == [1, 2]
+    assert not list((tmp_path / "other").iterdir())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import fcntl
 import signal
 import threading
 from pathlib import Path
@@ -13,11 +12,10 @@ import pytest
 import torch
 
 import deepnvme
-from deepnvme._checkpoint import manifest
 from deepnvme._checkpoint.background import Background
 from deepnvme._checkpoint.starting import Starter
 
-from .programs import run
+from .programs import program, run
 from .states import assert_same
 
 
@@ -32,32 +30,45 @@ def number_in(folder: Path) -> int:
     return int(number)
 
 
-# What a save does after its file has its name, in order; each is stopped before and after it is done.
-INSTANTS = [("manifest.write", "before"), ("manifest.write", "after"), ("remove_others", "before"),
-            ("remove_others", "after")]  # fmt: skip
+# What a save does after its file is on the disk, in order; each is stopped before and after it is done.
+INSTANTS = [("publish", "before"), ("publish", "after"), ("settle", "before"), ("settle", "after")]
 
-KILLED = """
+# The steps one by one, as several processes do them, so that each can be stopped.
+STEPS = """
 import os, signal, sys, torch, deepnvme
-from deepnvme._checkpoint import manifest
+from deepnvme._checkpoint import manifest, retention
+def commit(self, step, path, saved, new, begun):
+    new.take_mode()
+    die_at("publish", "before")
+    entry = manifest.wire_of(retention._entry(step, path, saved), {path.name: new.temporary.name})
+    self._history.publish(entry)
+    die_at("publish", "after")
+    new.keep()
+    die_at("settle", "before")
+    self._tell(self._history.settle())
+    die_at("settle", "after")
+retention.Retained._commit_alone = commit
+"""
+KILLED = (
+    STEPS
+    + """
 folder, function, when, step = sys.argv[1:]
+def die_at(*instant):
+    if instant == (function, when):
+        os.kill(os.getpid(), signal.SIGKILL)
 checkpointer = deepnvme.Checkpointer(folder, keep=2)
-name = function.removeprefix("manifest.")
-work = getattr(manifest, name)
-def die(*arguments):
-    if when == "after":
-        work(*arguments)
-    os.kill(os.getpid(), signal.SIGKILL)
-setattr(manifest, name, die)
 checkpointer.save(int(step), {"a": torch.full((300_000,), 9), "number": 9})
 """
+)
 
 
 @pytest.mark.parametrize(("function", "when"), INSTANTS)
 @pytest.mark.parametrize("step", [5, 6])
 def test_killed_at_each_instant(tmp_path: Path, function: str, when: str, step: int) -> None:
-    deepnvme.Checkpointer(tmp_path, keep=2).save(5, state_of(1))
+    with deepnvme.Checkpointer(tmp_path, keep=2) as checkpointer:
+        checkpointer.save(5, state_of(1))
     assert run(KILLED, tmp_path, function, when, step) == -signal.SIGKILL
-    is_old = (function, when) == ("manifest.write", "before")
+    is_old = (function, when) == ("publish", "before")
     assert number_in(tmp_path) == (1 if is_old else 9)
     with deepnvme.Checkpointer(tmp_path, keep=2) as checkpointer:
         checkpointer.save(step, state_of(10))
@@ -66,34 +77,28 @@ def test_killed_at_each_instant(tmp_path: Path, function: str, when: str, step: 
     assert there == {"manifest.json", *(checkpoint.path.name for checkpoint in checkpointer.checkpoints)}
 
 
-@pytest.mark.parametrize(("function", "when"), INSTANTS)
 @pytest.mark.parametrize("async_", [False, True])
-def test_a_failure_at_each_instant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, when: str, async_: bool
-) -> None:
-    checkpointer = deepnvme.Checkpointer(tmp_path, async_=async_)
-    checkpointer.save(5, state_of(1), force=True)
+def test_a_folder_that_takes_nothing(tmp_path: Path, async_: bool) -> None:
+    checkpointer = deepnvme.Checkpointer(tmp_path / "c", async_=async_)
+    checkpointer.save(5, state_of(1))
     checkpointer.wait()
-    name = function.removeprefix("manifest.")
-    work = getattr(manifest, name)
-
-    def fail(*arguments: Any) -> None:
-        if when == "after":
-            work(*arguments)
-        raise OSError("the disk is gone")
-
     for number in (2, 3):
-        with monkeypatch.context() as patched:
-            patched.setattr(manifest, name, fail)
-            with pytest.raises(OSError, match="the disk is gone"):
-                checkpointer.save(5, state_of(number))
-                checkpointer.wait()
-        is_old = (function, when) == ("manifest.write", "before")
-        assert number_in(tmp_path) == (1 if is_old else number)
+        # The manifest has a name that nothing can take.
+        (tmp_path / "c" / "manifest.json").rename(tmp_path / "manifest.json")
+        (tmp_path / "c" / "manifest.json").mkdir()
+        with pytest.raises(IsADirectoryError):
+            checkpointer.save(5, state_of(number))
+            checkpointer.wait()
+        (tmp_path / "c" / "manifest.json").rmdir()
+        (tmp_path / "manifest.json").rename(tmp_path / "c" / "manifest.json")
+        assert number_in(tmp_path / "c") == 1
     checkpointer.save(5, state_of(4))
-    assert checkpointer.restore()["number"] == number_in(tmp_path) == 4
-    assert len(list(tmp_path.iterdir())) == 2
+    assert checkpointer.restore()["number"] == number_in(tmp_path / "c") == 4
     checkpointer.close()
+    assert {path.name for path in (tmp_path / "c").iterdir()} == {
+        "manifest.json",
+        checkpointer.checkpoints[0].path.name,
+    }
 
 
 def test_a_step_saved_again_has_a_name_of_its_own(tmp_path: Path) -> None:
@@ -103,28 +108,37 @@ def test_a_step_saved_again_has_a_name_of_its_own(tmp_path: Path) -> None:
         latest = checkpointer.latest()
         assert latest is not None
         assert latest.path.name == ("step-00000005-1.pt" if number % 2 else "step-00000005.pt")
-        assert [path for path in tmp_path.iterdir() if path.name != "manifest.json"] == [latest.path]
+        assert list(tmp_path.glob("step*")) == [latest.path]
         assert number_in(tmp_path) == number
 
 
+LEAVING = """
+import os, signal, sys, torch, deepnvme
+from deepnvme._deepnvme import _NewFile
+new = _NewFile(os.path.join(sys.argv[1], sys.argv[2]), 100, None)
+print(new.temporary.name, flush=True)
+signal.pause()
+"""
+
+
 def test_what_a_killed_save_of_another_step_left_goes(tmp_path: Path) -> None:
-    left = tmp_path / ".step-00000003.pt.deepnvme-tmp-1-0"
-    others = [tmp_path / ".step-3.pt.deepnvme-tmp-1-0", tmp_path / ".model.pt.deepnvme-tmp-1-0", tmp_path / ".step-x"]
-    for path in (left, *others):
-        path.write_bytes(bytes(100))
-    deepnvme.Checkpointer(tmp_path).save(7, state_of(1))
-    assert not left.exists()
-    assert all(path.exists() for path in others)
-
-
-def test_a_file_that_is_being_written_stays(tmp_path: Path) -> None:
-    half = tmp_path / ".step-00000003.pt.deepnvme-tmp-1-0"
-    with half.open("wb") as writer:
-        fcntl.flock(writer, fcntl.LOCK_EX)
-        deepnvme.Checkpointer(tmp_path).save(7, state_of(1))
-        assert half.exists()
-    deepnvme.Checkpointer(tmp_path).save(8, state_of(1))
-    assert not half.exists()
+    names = []
+    for name in ("step-00000003.pt", "model.pt"):
+        with program(LEAVING, tmp_path, name) as saver:
+            names.append(saver.stdout.readline().strip())
+            with deepnvme.Checkpointer(tmp_path) as checkpointer:
+                checkpointer.save(6, state_of(1))
+            assert (tmp_path / names[-1]).exists(), "it is being written"
+            saver.kill()
+    # A copy of it, and a file under a name that nobody has made, are somebody else's.
+    others = [tmp_path / (names[0][:-1] + "z"), tmp_path / ".step-00000003.pt.deepnvme-tmp-1-0"]
+    for other in others:
+        other.write_bytes(bytes(100))
+    with deepnvme.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(7, state_of(1))
+    assert not (tmp_path / names[0]).exists()
+    assert (tmp_path / names[1]).exists(), "that is not a checkpoint of this folder"
+    assert all(other.exists() for other in others)
 
 
 def test_a_save_that_did_not_start_is_not_counted(tmp_path: Path) -> None:

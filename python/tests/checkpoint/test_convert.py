@@ -111,6 +111,25 @@ def test_an_index_says_what_is_converted(tmp_path: Path) -> None:
     assert not (tmp_path / "more.pt").exists()
 
 
+def test_a_source_is_never_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch.save({"weight": torch.randn(100), "step": 7}, path)
+    before = path.read_bytes()
+    (tmp_path / "link.pt").symlink_to(path)
+    (tmp_path / "hard.pt").hardlink_to(path)
+    for target in (path, tmp_path / "link.pt", tmp_path / "hard.pt", tmp_path / ".." / tmp_path.name / "x.pt"):
+        _, said = convert(path, target, status=1)
+        assert "name another file" in said
+        assert str(target) in said
+        assert path.read_bytes() == before
+    deepnvme.save({"a": torch.randn(1000), "b": torch.randn(1000)}, tmp_path / "m.safetensors", max_shard_bytes=4000)
+    index = tmp_path / "m.safetensors.index.json"
+    shard = next(tmp_path.glob("m-*.safetensors"))
+    for target in (index, shard):
+        convert(index, target, status=1)
+    assert set(deepnvme.load(index, verify="full")) == {"a", "b"}
+
+
 def test_what_is_no_tensor_is_named(tmp_path: Path) -> None:
     model = torch.nn.Linear(30, 40)
     optimizer = torch.optim.AdamW(model.parameters())

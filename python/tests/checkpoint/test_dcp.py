@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -23,6 +26,7 @@ from deepnvme.integrations import _dcp_shard
 from deepnvme.integrations._dcp_shard import Shard
 from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
 
+from .programs import run as run_killed
 from .states import assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -169,9 +173,72 @@ def test_full_verification_needs_checksums(tmp_path: Path) -> None:
         DeepnvmeReader(tmp_path, verify="some")  # type: ignore[arg-type]
 
 
-def test_what_killed_ranks_left_goes(tmp_path: Path) -> None:
-    (tmp_path / ".shard-00001-0123abcd.safetensors.deepnvme-tmp-1-0").write_bytes(b"left")
+KILLED = """
+import os, sys, torch
+from torch.distributed.checkpoint.state_dict_saver import save
+from deepnvme.integrations.dcp import DeepnvmeWriter
+class Killed(DeepnvmeWriter):
+    def finish(self, *_, **__):
+        os.kill(os.getpid(), 9)
+save({"a": torch.ones(5)}, storage_writer=Killed(sys.argv[1]), no_dist=True)
+"""
+
+
+def test_what_a_killed_job_left_goes_and_nothing_else(tmp_path: Path) -> None:
+    first = state_of(1)
+    save(first, storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
+    foreign = {f"shard-0000{rank}-{'0123abcd' * 4}.safetensors": b"foreign" for rank in range(3)}
+    foreign[".shard-00001-0123abcd.safetensors.deepnvme-tmp-1-0"] = b"foreign"
+    for name, data in foreign.items():
+        (tmp_path / name).write_bytes(data)
+    before = len(list(tmp_path.iterdir()))
+    assert run_killed(KILLED, tmp_path) == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == before + 2, "a shard, and the list of it"
+    assert_same(loaded(tmp_path, state_of(3))["model"], first["model"])
+    save(state_of(2), storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
+    assert len(list(tmp_path.iterdir())) == before
+    assert all((tmp_path / name).read_bytes() == data for name, data in foreign.items())
+
+
+def test_a_shard_that_somebody_replaced_stays(tmp_path: Path) -> None:
     save(state_of(1), storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
+    (shard,) = tmp_path.glob("shard-*")
+    shard.unlink()
+    shard.write_text("mine")
+    save(state_of(2), storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
+    assert shard.read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_copied_folder_owns_only_its_own(tmp_path: Path) -> None:
+    save(state_of(1), storage_writer=DeepnvmeWriter(tmp_path / "one"), no_dist=True)
+    (tmp_path / "one").rename(tmp_path / "moved")
+    shutil.copytree(tmp_path / "moved", tmp_path / "copy")
+    for name, left in (("moved", 2), ("copy", 3)):
+        save(state_of(2), storage_writer=DeepnvmeWriter(tmp_path / name), no_dist=True)
+        assert len(list((tmp_path / name).iterdir())) == left
+        assert loaded(tmp_path / name, state_of(3), verify="full")["step"] == 2
+
+
+def test_a_rank_makes_no_file_that_nobody_lists(tmp_path: Path) -> None:
+    class Late(DeepnvmeWriter):
+        def write_data(self, *arguments: Any) -> Any:
+            # The coordinator gave up, as it does when another rank has failed.
+            self.give_up()
+            return super().write_data(*arguments)
+
+    with pytest.raises(CheckpointException, match=r"shard-00000-.*all ranks share"):
+        save(state_of(1), storage_writer=Late(tmp_path), no_dist=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_plans_and_ranks_that_name_no_files_are_refused(tmp_path: Path) -> None:
+    planner = DefaultSavePlanner(enable_plan_caching=True)
+    save({"a": torch.ones(3)}, storage_writer=DeepnvmeWriter(tmp_path), planner=planner, no_dist=True)
+    with pytest.raises(CheckpointException, match="enable_plan_caching"):
+        save({"a": torch.ones(3)}, storage_writer=DeepnvmeWriter(tmp_path), planner=planner, no_dist=True)
+    with pytest.raises(errors.UnsupportedError, match="use_collectives"):
+        DeepnvmeWriter(tmp_path).set_up_storage_writer(True, rank=1, use_collectives=False)
     assert len(list(tmp_path.iterdir())) == 2
 
 

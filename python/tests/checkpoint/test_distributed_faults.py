@@ -117,7 +117,7 @@ if rank == {rank}:
 
 
 @pytest.mark.parametrize(
-    ("function", "rank", "layout"), [("_write", 1, "file"), ("_write", 0, "parts"), ("_commit", 2, "parts")]
+    ("function", "rank", "layout"), [("_write", 1, "file"), ("_write", 0, "parts"), ("_seal", 2, "parts")]
 )
 def test_a_process_that_is_killed(tmp_path: Path, function: str, rank: int, layout: str) -> None:
     folder = tmp_path / "c"
@@ -130,6 +130,31 @@ def test_a_process_that_is_killed(tmp_path: Path, function: str, rank: int, layo
     code = "with Checkpointer(folder) as c: answer = c.save(5, state(5))"
     assert run(code, 2, folder) == [True, True]
     assert steps(folder) == [1, 5]
+
+
+# Dies when the manifest lists what all have written, and before the files have their names.
+PUBLISHED = """
+from deepnvme._checkpoint import distributed_save
+checkpointer = Checkpointer(folder, layout=layout)
+checkpointer.save(1, state(1))
+if rank == culprit:
+    distributed_save.SharedSaving.keep = lambda saving: os.kill(os.getpid(), signal.SIGKILL)
+try:
+    checkpointer.save(2, state(2))
+except errors.PeerError as error:
+    answer = str(error)
+"""
+
+
+@pytest.mark.parametrize(("culprit", "layout"), [(0, "file"), (1, "parts")])
+def test_a_process_that_is_killed_when_the_new_one_counts(tmp_path: Path, culprit: int, layout: str) -> None:
+    folder = tmp_path / "c"
+    answers = run(PUBLISHED, 2, folder, culprit=culprit, layout=layout)
+    assert answers[culprit] == KILLED
+    assert "another process has ended" in answers[1 - culprit]
+    assert deepnvme.Checkpointer(folder).restore(verify="full")["step"] == 2
+    assert run("with Checkpointer(folder) as c: answer = c.save(5, state(5))", 2, folder) == [True, True]
+    assert steps(folder) == [1, 2, 5]
 
 
 LEAVE = """

@@ -110,7 +110,9 @@ def test_a_process_alone_without_a_group(tmp_path: Path) -> None:
         checkpointer.restore(into=into, device="cpu")
     checkpointer.save(8, {"step": 8})
     assert [checkpoint.step for checkpoint in checkpointer.checkpoints] == [2, 7, 8]
-    assert deepnvme.Checkpointer(folder, keep=1).save(9, {"step": 9})
+    checkpointer.close()
+    with deepnvme.Checkpointer(folder, keep=1) as checkpointer:
+        assert checkpointer.save(9, {"step": 9})
     assert {path.name for path in folder.iterdir()} == {"manifest.json", "step-00000009.pt"}
 
 
@@ -133,7 +135,7 @@ except Exception as error:
 assert [c.step for c in checkpointer.checkpoints] == [1]
 DeepnvmeWriter.write_data = work
 if how.startswith("raise"):
-    assert rank or [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+    assert rank or [path.name for path in folder.iterdir() if path.name.startswith(".")] == [".deepnvme-lock"]
     checkpointer.save(3, state_of(model, optimizer))
     checkpointer.close()
 """
@@ -152,11 +154,14 @@ def test_a_process_that_is_killed(tmp_path: Path) -> None:
     folder = tmp_path / "c"
     answers = run(FAIL, 2, folder, how="os.kill(os.getpid(), signal.SIGKILL)")
     assert answers[0].startswith("PeerError: another process has ended"), answers
-    left = folder / ".step-00000009.deepnvme-tmp-1-0"
-    left.mkdir()
-    (left / "shard").write_text("half")
-    deepnvme.Checkpointer(folder).save(5, {"step": 5})
-    assert {path.name for path in folder.iterdir()} == {"manifest.json", "step-00000001", "step-00000005.pt"}
+    other = folder / ".step-00000009.deepnvme-tmp-1-0"
+    other.mkdir()
+    (other / "shard").write_text("somebody else's")
+    with deepnvme.Checkpointer(folder) as checkpointer:
+        checkpointer.save(5, {"step": 5})
+    there = {"manifest.json", "step-00000001", "step-00000005.pt", other.name}
+    assert {path.name for path in folder.iterdir()} == there
+    assert (other / "shard").exists()
 
 
 MIXED = (

@@ -212,8 +212,13 @@ def test_sparse_tensors_with_indices_beyond_their_size(tmp_path: Path) -> None:
     coo = torch.sparse_coo_tensor(torch.tensor([[7]]), torch.ones(1), (10,))
     torch.save({"x": coo}, path)
     torch.save({"x": torch.sparse_coo_tensor(torch.tensor([[70]]), torch.ones(1), (10,), check_invariants=False)}, path)
-    with pytest.raises(RuntimeError, match="index"):
+    with pytest.raises(errors.CorruptFileError, match=r"x\.pt.*index"):
         deepnvme.load(path)
+    for options in ({"lazy": True}, {"only": "x"}):
+        with pytest.raises(errors.CorruptFileError, match="index"):
+            deepnvme.load(path, **options)
+    with pytest.raises(errors.UnsupportedError, match="meta device"):
+        deepnvme.load(path, device="meta")
 
 
 def test_compressed_and_encrypted_archives(tmp_path: Path) -> None:

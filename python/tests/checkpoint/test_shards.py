@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+import os
+import random
+import shutil
 import signal
+import tempfile
+import time
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import deepnvme
-import deepnvme._file as file
+from deepnvme._checkpoint import reading
+from deepnvme._deepnvme import _command
+from deepnvme._stream import files as stream_files
+from deepnvme.errors import ChecksumError
+from deepnvme.integrations import weights
+from deepnvme.integrations.weights import iterate_weights
 
-from .programs import run
+from .programs import program, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+INDEX = "model.safetensors.index.json"
 
 
 def state_of(seed: int, count: int = 10) -> dict[str, torch.Tensor]:
@@ -26,9 +42,76 @@ def save(seed: int, path: Path, count: int = 10) -> None:
     deepnvme.save(state_of(seed, count), path, max_shard_bytes=12_000)
 
 
-def is_state(folder: Path, seed: int) -> bool:
-    loaded, expected = deepnvme.load(folder, verify="full"), state_of(seed)
+def is_state(path: Path, seed: int, count: int = 10) -> bool:
+    return same(deepnvme.load(path, verify="full"), seed, count)
+
+
+def same(loaded: Any, seed: int, count: int = 10) -> bool:
+    expected = state_of(seed, count)
     return set(loaded) == set(expected) and all(torch.equal(loaded[name], expected[name]) for name in expected)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def memory_path() -> Iterator[Path]:
+    """Give a folder of a file system in memory, where there is one: hundreds of saves wait for no disk."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
+FOREIGN = [
+    *(f"model-{number:05}-of-{count:05}.safetensors" for count in (1, 3, 4, 9) for number in range(1, count + 1)),
+    "model-00001-of-00004-0123abcd.safetensors",
+    f"model-00001-of-00004-{'a' * 32}.safetensors",
+    ".model.safetensors.deepnvme-tmp-1-0",
+    f".{INDEX}.deepnvme-tmp-1-2-0123456789abcdef",
+    f".{INDEX}.deepnvme-tmp-new-{'a' * 32}",
+    ".model-00001-of-00003.safetensors.deepnvme-tmp-1-0",
+]
+
+KILLED = """
+import os, signal, sys, torch, deepnvme
+from deepnvme._checkpoint import shards
+plan, left = deepnvme._checkpoint.writing.plan_tensors, 3
+def counted(*arguments):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plan(*arguments)
+deepnvme._checkpoint.writing.plan_tensors = counted
+state = {f"layers.{index}.weight": torch.randn(1000) for index in range(10)}
+deepnvme.save(state, sys.argv[1], max_shard_bytes=12_000)
+"""
+
+
+@pytest.mark.parametrize("stem", ["model", "m[o]d.*el"])
+def test_foreign_files_of_every_such_name_stay(tmp_path: Path, stem: str) -> None:
+    path = tmp_path / f"{stem}.safetensors"
+    foreign = {name.replace("model", stem): os.urandom(100) for name in FOREIGN}
+    for name, data in foreign.items():
+        (tmp_path / name).write_bytes(data)
+    for seed in range(2):
+        save(seed, path)
+        assert is_state(path, seed)
+    assert run(KILLED, path) == -signal.SIGKILL
+    assert len(content(tmp_path)) > len(foreign) + 5
+    with pytest.raises(ValueError, match="complex128"):
+        deepnvme.save(state_of(2) | {"z": torch.ones(2, dtype=torch.complex128)}, path, max_shard_bytes=12_000)
+    assert is_state(path, 1)
+    # The failed save has removed what the killed one recorded, and its own.
+    found = content(tmp_path)
+    assert found.items() >= foreign.items()
+    assert len(found) == len(foreign) + 5
+    deepnvme.save(state_of(3), path)
+    assert is_state(path, 3)
+    found = content(tmp_path)
+    assert found.items() >= foreign.items()
+    assert found.keys() == {*foreign, path.name}
 
 
 @pytest.mark.parametrize("count", [1, 10])
@@ -36,27 +119,19 @@ def test_what_an_index_names_is_not_removed_for_that(tmp_path: Path, count: int)
     folder = tmp_path / "model"
     folder.mkdir()
     mine = ["../other.safetensors", "notes.txt", "other-00001-of-00002.safetensors", "model-1-of-2.safetensors",
-            "model-00001-of-00002.safetensors.bak", "xmodel-00001-of-00002.safetensors",
-            "model-00001-of-00002-zz345678.safetensors"]  # fmt: skip
+            "model-00001-of-00002.safetensors", "model-00001-of-00002-zz345678.safetensors"]  # fmt: skip
     mine.append(str(tmp_path / "model-00001-of-00002.safetensors"))
     for name in mine:
         (folder / name).write_text("mine")
-        index = {"weight_map": {"a": name}}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-        save(1, folder / "model.safetensors", count)
+        index = folder / INDEX
+        index.unlink(missing_ok=True)
+        index.write_text(json.dumps({"weight_map": {"a": name}}))
+        # One file leaves the index, and several the files that it lists.
+        with pytest.warns(UserWarning, match=INDEX if count == 1 else Path(name).name):
+            save(1, folder / "model.safetensors", count)
+        assert is_state(folder, 1, count)
+        (folder / "model.safetensors").unlink(missing_ok=True)
     assert all((folder / name).read_text() == "mine" for name in mine)
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "m[o]d.*el.safetensors"])
-@pytest.mark.parametrize("count", [1, 10])
-def test_what_killed_saves_left_goes(tmp_path: Path, name: str, count: int) -> None:
-    stem = name.removesuffix(".safetensors")
-    for left in ("-00002-of-00003", "-00001-of-00004", "-00001-of-00009-0123abcd", "-00001-of-100000"):
-        (tmp_path / f"{stem}{left}.safetensors").write_bytes(b"left")
-    (tmp_path / f".{stem}-00001-of-00003.safetensors.deepnvme-tmp-1-0").write_bytes(b"left")
-    save(1, tmp_path / name, count)
-    assert len(list(tmp_path.iterdir())) == (1 if count == 1 else 5)
-    assert len(deepnvme.load(tmp_path / (name if count == 1 else f"{name}.index.json"))) == count
 
 
 def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,77 +139,240 @@ def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for seed, path in enumerate(["model.safetensors", "./model.safetensors", str(tmp_path / "model.safetensors")]):
         deepnvme.save(state_of(seed), path, max_shard_bytes=12_000)
         assert is_state(tmp_path, seed)
+        assert is_state(Path(path), seed)
         assert len(list(tmp_path.iterdir())) == 5
 
 
-def test_one_file_saved_over_several_is_what_a_folder_means(tmp_path: Path) -> None:
-    save(1, tmp_path / "model.safetensors")
-    deepnvme.save(state_of(2), tmp_path / "model.safetensors")
-    assert is_state(tmp_path, 2)
-    save(3, tmp_path / "model.safetensors")
-    assert is_state(tmp_path, 3)
-
-
-def test_a_failure_after_the_index_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_save_of_a_name_is_what_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
+
+    def assert_loaded(seed: int) -> None:
+        for name in (tmp_path, path):
+            assert is_state(name, seed)
+            assert same(deepnvme.load(name, lazy=True), seed)
+            assert same(dict(iterate_weights(name)), seed)
+
     save(1, path)
-    opened = file.open
+    assert_loaded(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        deepnvme.save(state_of(2), path)
+        assert_loaded(2)
+        assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    # Nothing proves whose the one file is: it stays, and several count.
+    before = path.read_bytes()
+    with pytest.warns(UserWarning, match=r"model\.safetensors: this file stays"):
+        save(3, path)
+    assert path.read_bytes() == before
+    assert_loaded(3)
+    # The same in a copy that keeps times, and not for another file that anybody writes under the name.
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    assert is_state(tmp_path / "copy", 3)
+    save_file(state_of(4), tmp_path / "copy" / "model.safetensors")
+    assert same(deepnvme.load(tmp_path / "copy"), 4)
+    # The index in the copy was not made there. It stays, and the file is newer.
+    with pytest.warns(UserWarning, match="stays"):
+        deepnvme.save(state_of(5), tmp_path / "copy" / "model.safetensors")
+    assert is_state(tmp_path / "copy", 5)
+    assert len(list((tmp_path / "copy").iterdir())) == 6
+    shutil.rmtree(tmp_path / "copy")
+    deepnvme.save(state_of(2), path)
+    assert_loaded(2)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
-    class Failing:
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            self.file = opened(*arguments, **options)
 
-        def __enter__(self) -> Any:
-            return self.file
-
-        def __exit__(self, *_: object) -> None:
-            self.file.close()
-            raise OSError("the folder cannot be synced")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(file, "open", Failing)
-        with pytest.raises(OSError, match="synced"):
-            save(2, path)
-    assert is_state(tmp_path, 2)
-    save(3, path)
-    assert is_state(tmp_path, 3)
-    assert len(list(tmp_path.iterdir())) == 5
+def test_a_moved_folder_is_cleared_up_as_before(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    save(1, tmp_path / "one" / "model.safetensors")
+    (tmp_path / "one").rename(tmp_path / "other")
+    save(2, tmp_path / "other" / "model.safetensors")
+    assert is_state(tmp_path / "other", 2)
+    assert len(list((tmp_path / "other").iterdir())) == 5
+    assert str(tmp_path) not in (tmp_path / "other" / INDEX).read_text()
 
 
-KILLED = """
-import os, signal, sys, torch, deepnvme
-from pathlib import Path
-import deepnvme._file as file
-left = int(sys.argv[2])
-def die(work):
-    def counted(*arguments, **options):
-        global left
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return work(*arguments, **options)
-    return counted
-file.open, Path.unlink = die(file.open), die(Path.unlink)
-generator = torch.Generator().manual_seed(2)
-state = {f"layers.{index}.weight": torch.randn(1000, generator=generator) for index in range(10)}
-deepnvme.save(state, sys.argv[1], max_shard_bytes=12_000)
+SAVER = """
+import sys, torch, warnings, deepnvme
+path, first, count, one_in = sys.argv[1], *map(int, sys.argv[2:])
+# One file stays when several are saved over it, which is a warning.
+warnings.simplefilter("ignore")
+for seed in range(first, first + count):
+    generator = torch.Generator().manual_seed(seed)
+    state = {f"layers.{index}.weight": torch.randn(1000, generator=generator) for index in range(10)}
+    state["seed"] = torch.tensor([seed])
+    # One save in so many is of one file.
+    limit = None if seed % one_in == 1 else 12_000
+    deepnvme.save(state, path, max_shard_bytes=limit, durability="none")
+    if seed % 3 == 0:
+        found = deepnvme.load(path, verify="full")
+        generator = torch.Generator().manual_seed(found["seed"].item())
+        for index in range(10):
+            assert torch.equal(found[f"layers.{index}.weight"], torch.randn(1000, generator=generator)), seed
+    print("saved", flush=True)
 """
 
 
-def test_killed_at_each_instant(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    seen = set()
-    # The index, four old shards; then there is nothing more to be killed at.
-    for instant in itertools.count(1):
+class FailedError(Exception):
+    """A command has failed."""
+
+
+def whole(loaded: Any) -> int:
+    """Say of which save a state is, all of it."""
+    seed = int(loaded["seed"])
+    assert set(loaded) == {*state_of(seed), "seed"}
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in state_of(seed).items())
+    return seed
+
+
+def readers(folder: Path, out: Path) -> list[Callable[[], object]]:
+    """Give all ways to read a model."""
+
+    def filled() -> object:
+        into = {**state_of(0), "seed": torch.zeros(1, dtype=torch.int64)}
+        return whole(deepnvme.load(folder, into=into))
+
+    def chosen() -> None:
+        found = deepnvme.load(folder, only=["layers.0", "layers.9", "seed"], verify="full")
+        expected = state_of(int(found["seed"]))
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items() if name != "seed")
+
+    def commanded(*arguments: object) -> None:
+        status = _command([str(argument) for argument in arguments])
+        if status:
+            raise FailedError(f"status {status}")
+
+    def converted() -> object:
+        commanded("convert", folder, out)
+        return whole(deepnvme.load(out))
+
+    def streamed() -> None:
+        assert len(stream_files.ModelFiles(folder).tensors) == 11
+
+    return [
+        lambda: whole(deepnvme.load(folder, verify="full")),
+        lambda: whole(deepnvme.load(folder / "model.safetensors")),
+        lambda: whole({name: tensor.clone() for name, tensor in deepnvme.load(folder, lazy=True).items()}),
+        lambda: whole(dict(iterate_weights(folder))),
+        filled,
+        chosen,
+        converted,
+        streamed,
+        lambda: commanded("inspect", folder),
+        lambda: commanded("verify", folder),
+    ]
+
+
+@pytest.mark.parametrize(("each", "one_in"), [(150, 10_000), (50, 2)])
+def test_saves_and_loads_of_one_name_at_once(memory_path: Path, each: int, one_in: int) -> None:
+    """Each save by two processes leaves a whole state, and every reader meets whole states only."""
+    path, count = memory_path / "model.safetensors", 0
+    deepnvme.save({**state_of(0), "seed": torch.tensor([0])}, path, max_shard_bytes=12_000)
+    with program(SAVER, path, 1000, each, one_in) as one, program(SAVER, path, 2000, each, one_in) as other:
+        ways = readers(memory_path, memory_path / "converted.pt")
+        while one.is_running or other.is_running:
+            ways[count % len(ways)]()
+            count += 1
+        assert [one.wait(), other.wait()] == [0, 0]
+        assert [len(writer.stdout.readlines()) for writer in (one, other)] == [each, each]
+    assert count >= len(ways), "the readers hardly read"
+    # The result is the last state of one of them.
+    assert whole(deepnvme.load(path, verify="full")) in {1000 + each - 1, 2000 + each - 1}
+    assert not list(memory_path.glob(".*")), "no list of files that were to be removed"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         save(1, path)
-        status = run(KILLED, path, instant)
-        assert status in {0, -signal.SIGKILL}
-        seen.add(is_old := is_state(tmp_path, 1))
-        assert is_old or is_state(tmp_path, 2)
+    assert is_state(path, 1)
+    assert len(list(memory_path.glob("model-*"))) == 4, "no rest of any save"
+
+
+def test_killed_at_random_instants(memory_path: Path) -> None:
+    path = memory_path / "model.safetensors"
+    save(0, path)
+    foreign = memory_path / "model-00001-of-00004.safetensors"
+    foreign.write_bytes(data := os.urandom(100))
+    for _ in range(8):
+        deepnvme.save({**state_of(0), "seed": torch.tensor([0])}, path, max_shard_bytes=12_000)
+        with program(SAVER, path, 2, 1000, 10_000) as saving:
+            assert saving.stdout.readline() == "saved\n"
+            time.sleep(random.uniform(0, 0.03))
+            saving.kill()
+        assert whole(deepnvme.load(path, verify="full")) >= 1
         save(3, path)
-        assert is_state(tmp_path, 3)
-        assert len(list(tmp_path.iterdir())) == 5
-        if status == 0:
-            break
-    assert instant == 6
-    assert seen == {True, False}
+        assert is_state(path, 3)
+        assert len(list(memory_path.iterdir())) == 6
+    assert foreign.read_bytes() == data
+
+
+def test_a_set_that_is_replaced_when_its_list_has_been_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reader follows: the old shards are gone by then."""
+    path = tmp_path / "model.safetensors"
+    seed = 0
+
+    def replaced_meanwhile(find: Callable[..., Any]) -> Callable[..., Any]:
+        left = 1
+
+        def found(*arguments: Any) -> Any:
+            nonlocal left
+            answer = find(*arguments)
+            if left:
+                left = 0
+                save(seed, path)
+            return answer
+
+        return found
+
+    read: list[tuple[Any, Callable[[], Any]]] = [
+        (reading, lambda: deepnvme.load(path)),
+        (reading, lambda: deepnvme.load(tmp_path, lazy=True)),
+        (reading, lambda: deepnvme.load(tmp_path, into=state_of(0))),
+        (reading, lambda: deepnvme.load(tmp_path / INDEX, only="layers")),
+        (weights, lambda: dict(iterate_weights(tmp_path))),
+        (stream_files, lambda: stream_files.ModelFiles(tmp_path)),
+    ]
+    for module, load in read:
+        save(seed, path)
+        seed += 1
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "_find_set", replaced_meanwhile(module._find_set))
+            loaded = load()
+        if isinstance(loaded, stream_files.ModelFiles):
+            assert len(loaded.tensors) == 10
+            assert all(Path(str(source)).exists() for source in loaded.sources)
+        else:
+            assert same(loaded, seed)
+        seed += 1
+
+
+def test_weights_are_read_to_the_end_of_a_model_that_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.safetensors"
+    save(1, path)
+    given = iterate_weights(tmp_path, ahead=1)
+    loaded = dict([next(given)])
+    save(2, path)
+    assert same(loaded | dict(given), 1)
+    # Where not all of its files can stay open, that is an error.
+    monkeypatch.setattr(weights, "_DESCRIPTORS", 1 << 40)
+    assert same(dict(iterate_weights(tmp_path, ahead=1)), 2)
+    given = iterate_weights(tmp_path, ahead=1)
+    next(given)
+    save(3, path)
+    with pytest.raises(deepnvme.errors.ChangedFileError, match="replaced") as caught:
+        list(given)
+    assert caught.value.filename is not None
+
+
+def test_every_reader_compares_shards_with_their_index(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        (tmp_path / str(seed)).mkdir()
+        deepnvme.save({**state_of(seed), "seed": torch.tensor([seed])}, tmp_path / str(seed) / "model.safetensors",
+                      max_shard_bytes=12_000)  # fmt: skip
+    shards = [min((tmp_path / str(seed)).glob("*.safetensors")) for seed in (1, 2)]
+    shards[0].write_bytes(shards[1].read_bytes())
+    for read in readers(tmp_path / "1", tmp_path / "out.pt"):
+        with pytest.raises((ChecksumError, FailedError), match=r"index was written with|status 1"):
+            read()
+    assert not (tmp_path / "out.pt").exists()
+    deepnvme.load(tmp_path / "1", verify="off")
+    list(iterate_weights(tmp_path / "1", verify="off"))

@@ -85,8 +85,10 @@ for name, writer in writers.items():
         stock = make(3, None, stage)
         if name == "decoupled":
             # No step follows: the end of the engine commits.
-            (folder / "latest").unlink()
+            (folder / "latest").write_text("older")
+            os.link(folder / "latest", folder / f"before-{tag}")
             first.checkpoint_engine.cleanup()
+            assert (folder / f"before-{tag}").read_text() == "older", "it is replaced, not written over"
         assert (folder / "latest").read_text() == tag
         files = sorted((folder / tag).glob("*.pt"))
         assert len(files) == (1 if stage == 0 else 2), files
@@ -103,9 +105,14 @@ mock = make(1, {"type": "mock", "show_statistics": True}, 1)
 mock.save_checkpoint(folder, tag="mock")
 assert [path.stat().st_size for path in (folder / "mock").glob("*.pt")] == [0, 0]
 
-# A file that a step before this one was written in the old format is read, too.
+# A file in the format of before torch 1.6 is a pickle from end to end: it is refused, and the message says what to do.
 torch.save({"a": torch.ones(3)}, folder / "old.pt", _use_new_zipfile_serialization=False)
-assert torch.equal(first.checkpoint_engine.load(folder / "old.pt")["a"], torch.ones(3))
+try:
+    first.checkpoint_engine.load(folder / "old.pt")
+except deepnvme.errors.UnsupportedError as error:
+    assert "torch.load" in str(error), error
+else:
+    raise SystemExit("a file of the old format was unpickled")
 
 # What goes wrong in the background is raised before the next step of the optimizer.
 failing = make(1, {"decoupled": True}, 0)
@@ -176,8 +183,20 @@ def run(program: str, folder: Path, world_size: int) -> list[str]:
     return [out for out, _ in ended]
 
 
+# Names of private files of what is written, as they are and as they once were.
+FOREIGN = [f".{name}.deepnvme-tmp-{end}" for name in ("latest", "mp_rank_00_model_states.pt")
+           for end in ("1-0", "1f-0-0123456789abcdef", f"new-{'0' * 32}")]  # fmt: skip
+
+
 def test_every_writer(tmp_path: Path) -> None:
+    for name in FOREIGN:
+        for folder in (tmp_path, tmp_path / "fast-0", tmp_path / "decoupled-0"):
+            folder.mkdir(exist_ok=True)
+            (folder / name).write_text("foreign")
     (out,) = run(ONE_PROCESS, tmp_path, 1)
+    for name in FOREIGN:
+        for folder in (tmp_path, tmp_path / "fast-0", tmp_path / "decoupled-0"):
+            assert (folder / name).read_text() == "foreign"
     assert out.rstrip().endswith("done")
     reported = [line for line in out.splitlines() if line.startswith("stats = ")]
     assert len(reported) == 5 + 5 * 2 + 2

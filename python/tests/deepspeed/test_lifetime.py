@@ -236,7 +236,7 @@ def test_neither_copied_nor_pickled() -> None:
 
 
 FORK = """
-    import os, sys, torch
+    import os, signal, sys, torch
     from deepnvme.deepspeed import aio_handle
     torch.set_num_threads(1)  # OpenMP does not survive a fork
     handle = aio_handle()
@@ -246,6 +246,7 @@ FORK = """
     handle.async_pread(torch.empty_like(source), name)
     child = os.fork()
     if child == 0:
+        signal.alarm(60)
         for call in (handle.wait, lambda: handle.async_pread(torch.empty_like(source), name)):
             try:
                 call()

@@ -171,3 +171,49 @@ def test_parameters_that_cannot_be_read_for_a_moment(twins: Twins, monkeypatch: 
     assert train(twin, optimizers[1]) == train(plain, optimizers[0])
     assert failures == 1
     assert_same(plain, twin)
+
+
+@pytest.mark.parametrize("kind", [optim.AdamW, torch.optim.AdamW])
+def test_ctrl_c_in_a_backward_pass(twins: Twins, interrupted: Any, kind: Any) -> None:
+    """What the message advises then, ``optimizer.step()``, works, and changes no parameter a second time."""
+    lr, words = 1e-2, batches(3)
+
+    def begun() -> tuple[nn.Module, Any, nn.Module, Any, Any]:
+        plain, twin, offloading = twins()
+        optimizers = [kind(one.parameters(), lr=lr, weight_decay=0.0) for one in (plain, twin)]
+        offloading.attach(optimizers[1], in_backward=True)
+        for one, optimizer in zip((plain, twin), optimizers, strict=True):
+            loss_of(one, words[0]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+        return plain, optimizers[0], twin, optimizers[1], offloading
+
+    _, _, twin, _, offloading = begun()
+    with interrupted() as points:
+        loss_of(twin, words[1]).backward()  # type: ignore[no-untyped-call]
+    offloading.close()
+    stopped = 0
+    for point in range(1, points.count, max(points.count // 20, 1)):
+        plain, optimizer, twin, his, offloading = begun()
+        before = {name: param.detach().clone() for name, param in plain.named_parameters()}
+        loss_of(plain, words[1]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        loss = loss_of(twin, words[1])
+        try:
+            with interrupted(point):
+                loss.backward()  # type: ignore[no-untyped-call]
+        except KeyboardInterrupt:
+            stopped += 1
+        his.step()
+        his.zero_grad()
+        state = twin.state_dict()
+        for name, param in plain.named_parameters():
+            found, where = state[name], f"{name}, interrupted at point {point} of {points.count}"
+            is_whole = torch.equal(found, before[name]) or torch.equal(found, param)
+            # Where the head has the embedding's weight, half of the gradient may have come.
+            assert is_whole or name == "embed.weight", where
+            assert (found - before[name]).abs().max() < 1.2 * lr, where
+        loss_of(twin, words[2]).backward()  # type: ignore[no-untyped-call]
+        his.step()
+        offloading.close()
+    assert stopped > 10

@@ -6,7 +6,9 @@ import copy
 import errno
 import json
 import os
+import re
 import signal
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from torch import nn
 
 from deepnvme import optim
 from deepnvme._swap import Swapper
-from deepnvme.errors import CorruptFileError, Error
+from deepnvme.errors import ChecksumError, CorruptFileError, Error, UnsupportedError
+from deepnvme.optim import _saved_file
 
 from .nets import KINDS, MEMORY, assert_same, groups, train, twins
 
@@ -192,7 +195,7 @@ def test_damaged_files(tmp_path: Path, harm: str) -> None:
     assert his.state_dict()["param_groups"] == before["param_groups"]
 
 
-def test_a_load_that_fails_half_way_leaves_no_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_fails_half_way_is_nothing_to_go_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, mine, other, his = pair(tmp_path, optim.AdamW, {"lr": 1e-3})
     train(one, mine, range(3))
     mine.save_state(tmp_path / "state")
@@ -209,7 +212,9 @@ def test_a_load_that_fails_half_way_leaves_no_state(tmp_path: Path, monkeypatch:
         patch.setattr(Swapper, "import_", bring)
         with pytest.raises(Error, match="Input/output"):
             his.load_state(tmp_path / "state")
-    assert his.state_dict()["state"] == {}
+    for go_on in (his.step, his.state_dict, lambda: his.save_state(tmp_path / "other")):
+        with pytest.raises(RuntimeError, match="load it again"):
+            go_on()
     his.load_state(tmp_path / "state")
     other.load_state_dict(one.state_dict())
     train(one, mine, range(3, 5))
@@ -246,7 +251,7 @@ def test_a_killed_save_leaves_what_was_there(tmp_path: Path) -> None:
         try:
             one, mine, _, _ = pair(tmp_path, optim.AdamW, {"lr": 1e-3})
             train(one, mine, range(2))
-            os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+            Swapper.export = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assignment]
             mine.save_state(path)
         finally:
             os._exit(3)
@@ -271,6 +276,148 @@ def test_a_save_that_fails_leaves_nothing(tmp_path: Path) -> None:
     mine.param_groups[0]["what"] = object()
     with pytest.raises(TypeError, match="what="):
         mine.save_state(tmp_path / "state")
+
+
+def small(tmp_path: Path) -> Any:
+    """An optimizer of a state that is as small as any."""
+    param = nn.Parameter(torch.randn(9))
+    param.grad = torch.randn(9)
+    optimizer = optim.AdamW([param], lr=1e-3, swap_dir=tmp_path, memory="64KiB")
+    optimizer.step()
+    return optimizer
+
+
+def test_any_changed_byte_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    small(tmp_path).save_state(path)
+    data = path.read_bytes()
+    header_bytes = 8 + int.from_bytes(data[:8], "little")
+    assert len(data) == header_bytes + 4096
+    # All of the header's text, and of the tensors; of spaces and padding, every 61st byte, and the last.
+    text_bytes = len(data[:header_bytes].rstrip(b" "))
+    spaces, padding = range(text_bytes, header_bytes, 61), range(header_bytes + 72, len(data), 61)
+    places = [*range(text_bytes), *spaces, *range(header_bytes, header_bytes + 72), *padding, len(data) - 1]
+    with path.open("r+b", buffering=0) as out:
+        for at in places:
+            byte = data[at]
+            os.pwrite(out.fileno(), bytes([byte ^ (1 + at * 37 % 255)]), at)
+            # Of what the file says of itself, any load compares every byte.
+            with pytest.raises((CorruptFileError, ChecksumError, UnsupportedError), match="state"):
+                _saved_file.read(path, "full" if at >= header_bytes else "auto")
+            os.pwrite(out.fileno(), bytes([byte]), at)
+    assert _saved_file.read(path, "full").stretches == _saved_file.read(path, "off").stretches
+
+
+@pytest.mark.parametrize("cut", [1, 4096, 5000, 8191])
+def test_a_file_that_was_cut_or_grew_is_reported(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "state"
+    small(tmp_path).save_state(path)
+    data = path.read_bytes()
+    for other in (data[:-cut], data + bytes(cut)):
+        path.write_bytes(other)
+        with pytest.raises(CorruptFileError, match="state"):
+            _saved_file.read(path, "auto")
+
+
+def test_damage_is_found_before_anything_is_loaded(tmp_path: Path) -> None:
+    one, mine, other, his = pair(tmp_path, optim.AdamW, {"lr": 1e-3})
+    train(one, mine, range(2))
+    train(other, his, range(3))
+    path = tmp_path / "state"
+    mine.save_state(path)
+    with path.open("r+b") as out:
+        out.seek(-9, os.SEEK_END)
+        last = out.read(1)[0]
+        out.seek(-9, os.SEEK_END)
+        out.write(bytes([last ^ 4]))
+    before = copy.deepcopy(his.state_dict())
+    with pytest.raises(ChecksumError, match=r"state.*CRC-64") as caught:
+        his.load_state(path, verify="full")
+    assert caught.value.filename == str(path)
+    for index, state in his.state_dict()["state"].items():
+        assert torch.equal(state["exp_avg"], before["state"][index]["exp_avg"])
+    his.load_state(path, verify="off")
+    # Without checksums there is nothing to compare with, and a file that had some cannot pass for one that never had.
+    mine.save_state(path, checksums=False)
+    his.load_state(path)
+    with pytest.raises(ValueError, match="no checksums"):
+        his.load_state(path, verify="full")
+    with pytest.raises(ValueError, match="verify"):
+        his.load_state(path, verify="some")
+
+
+def test_the_command_vouches_for_every_byte(tmp_path: Path, python: Any) -> None:
+    path = tmp_path / "state.safetensors"
+    small(tmp_path).save_state(path)
+    check = f"import sys; from deepnvme._deepnvme import _command; sys.exit(_command(['verify', {str(path)!r}]))"
+    python(check)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    python(check, status=1)
+
+
+def test_a_file_that_is_replaced_while_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, mine, _, his = pair(tmp_path, optim.AdamW, {"lr": 1e-3})
+    train(one, mine, range(2))
+    path, real = tmp_path / "state", Swapper.import_
+    mine.save_state(path)
+
+    def bring(self: Swapper, *arguments: Any) -> Any:
+        mine.save_state(path)
+        return real(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Swapper, "import_", bring)
+        with pytest.raises(CorruptFileError, match="replaced the file"):
+            his.load_state(path)
+    with pytest.raises(RuntimeError, match="load it again"):
+        his.step()
+    his.load_state(path)
+
+
+def test_names_links_and_modes(tmp_path: Path) -> None:
+    optimizer = small(tmp_path)
+    path = tmp_path / ("long-" + "n" * 235)
+    path.touch(mode=0o640)
+    path.chmod(0o640)
+    (tmp_path / "link").symlink_to(path.name)
+    # Names of private files as they are, and as they once were.
+    foreign = [f".{path.name[:180]}.deepnvme-tmp-{end}" for end in ("1-0", "1f-0-0123456789abcdef", "0123456789ab")]
+    for name in foreign:
+        (tmp_path / name).write_text("foreign")
+    before = {one.name for one in tmp_path.iterdir()}
+    for _ in range(2):
+        optimizer.save_state(tmp_path / "link")
+        assert (tmp_path / "link").is_symlink()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
+        assert {one.name for one in tmp_path.iterdir()} == before
+    assert all((tmp_path / name).read_text() == "foreign" for name in foreign)
+    optimizer.load_state(path, verify="full")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    for name, error in (("dangling", FileNotFoundError), ("pipe", ValueError), (".", IsADirectoryError)):
+        with pytest.raises(error, match=re.escape(str(tmp_path / name))) as caught:
+            optimizer.save_state(tmp_path / name)
+        assert isinstance(caught.value, Error)
+
+
+def test_a_refusal_of_the_kernel_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = small(tmp_path)
+    path = tmp_path / "state"
+    optimizer.save_state(path)
+    first = path.read_bytes()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Swapper, "export", refuse)
+        with pytest.raises(Error, match="make room") as caught:
+            optimizer.save_state(path)
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == first
+    assert [one.name for one in tmp_path.iterdir()] == ["state"]
 
 
 def test_state_in_memory_is_for_state_dicts(tmp_path: Path) -> None:

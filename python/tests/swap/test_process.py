@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 import deepnvme
 
@@ -46,7 +49,9 @@ def test_a_killed_process_leaves_nothing_for_long(tmp_path: Path) -> None:
         assert len(names(tmp_path)) == 2, "the named one is there still"
         with deepnvme.Swapper(tmp_path, memory="1MB"):
             (left,) = names(tmp_path)
-            assert left.startswith(f"{PREFIX}{alive.pid}-"), "that of a living process is left alone"
+            with (tmp_path / left).open() as file, pytest.raises(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            assert alive.poll() is None, "that of the living process is left alone"
     finally:
         for process in (unnamed, named, alive):
             process.kill()
@@ -68,7 +73,7 @@ def test_a_named_file_is_private_and_goes_at_the_end(tmp_path: Path, python: Cal
 
 def test_a_forked_child_is_told_and_the_parent_goes_on(python: Callable[..., Any]) -> None:
     python("""
-        import gc, os, torch, deepnvme
+        import gc, os, signal, torch, deepnvme
         swapper = deepnvme.Swapper(".", memory=8 * 4096, named=True)
         for index in range(12):
             swapper.put(str(index), torch.full((1024,), float(index)))
@@ -76,6 +81,7 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(python: Callable[..., Any
         lent = lend.__enter__()
         pid = os.fork()
         if pid == 0:
+            signal.alarm(60)
             calls = [
                 lambda: swapper.put("x", torch.ones(1)), lambda: swapper.lend("1").__enter__(),
                 lambda: swapper.flush(), lambda: swapper.forget("1"), lambda: swapper.prefetch(["1"]),

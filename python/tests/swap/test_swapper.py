@@ -7,7 +7,7 @@ import errno
 import random
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -446,3 +446,99 @@ def test_a_disk_without_room(swapper: Make, tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, deaf)
+
+
+def test_a_shape_with_a_negative_dimension_is_refused_and_nothing_is_there(swapper: Make) -> None:
+    mine = swapper()
+    with pytest.raises(ValueError, match="negative"), mine.fill("a", (-1, -4), torch.float32):
+        pass
+    # Whoever lends it is told so at once.
+    with pytest.raises(KeyError), mine.lend("a"):
+        pass
+    assert mine.keys() == []
+
+
+def test_a_fill_that_raises_leaves_nothing(swapper: Make) -> None:
+    mine = swapper()
+    for shape in [(5,), (9,)]:
+        mine.put("a", torch.ones(5))
+        with pytest.raises(ZeroDivisionError), mine.fill("a", shape, torch.float32) as held:
+            held.fill_(1 / 0)
+        with pytest.raises(KeyError), mine.lend("a"):
+            pass
+    with pytest.raises(RuntimeError, match="size"), mine.fill("a", (5,), torch.float32) as held:
+        held.copy_(torch.ones(6))
+    assert "a" not in mine
+
+
+# Where a generator is thrown away, Python swallows the interrupt, and says so; nothing was interrupted then.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("verb", ["put", "adopt", "import_", "fill"])
+def test_a_put_that_is_interrupted_anywhere_is_all_there_or_not_at_all(
+    swapper: Make, tmp_path: Path, verb: str, interrupted: Any
+) -> None:
+    mine = swapper("1MB")
+    new, data = torch.arange(300.0), tmp_path / "data"
+    data.write_bytes(bits(new))
+
+    def act() -> None:
+        if verb == "put":
+            mine.put("a", new)
+        elif verb == "adopt":
+            mine.adopt("a", data, 0, 1200, dtype=torch.float32)
+        elif verb == "import_":
+            with data.open("rb") as file:
+                mine.import_("a", file.fileno(), 0, 1200, dtype=torch.float32)
+        else:
+            with mine.fill("a", (300,), torch.float32) as held:
+                held.copy_(new)
+
+    with interrupted() as points:
+        act()
+    for point in range(1, points.count + 1):
+        mine.put("a", torch.zeros(3, 3, dtype=torch.int64))
+        try:
+            with interrupted(point):
+                act()
+        except KeyboardInterrupt:
+            pass
+        if "a" in mine:
+            with mine.lend("a", shared=True) as lent:
+                assert torch.equal(lent, new if lent.dtype is torch.float32 else torch.zeros(3, 3, dtype=torch.int64))
+        else:
+            with pytest.raises(KeyError), mine.lend("a"):
+                pass
+        act()
+        with mine.lend("a", shared=True) as lent:
+            assert torch.equal(lent, new)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_lend_that_is_interrupted_anywhere_is_returned(swapper: Make, interrupted: Any) -> None:
+    mine = swapper("1MB")
+    mine.put("a", torch.ones(300))
+
+    def act() -> None:
+        with mine.lend("a") as lent:
+            lent.add_(0)
+
+    with interrupted() as points:
+        act()
+    for point in range(1, points.count + 1):
+        try:
+            with interrupted(point):
+                act()
+        except KeyboardInterrupt:
+            pass
+        with mine.lend("a") as lent:
+            assert torch.equal(lent, torch.ones(300))
+
+
+def test_a_named_file_goes_though_the_process_went_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "swap").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with deepnvme.Swapper("swap", memory="1MB", named=True) as swapper:
+        swapper.put("a", torch.ones(10))
+        assert len(list((tmp_path / "swap").iterdir())) == 1
+        monkeypatch.chdir("/")
+    assert not list((tmp_path / "swap").iterdir())

@@ -22,7 +22,8 @@ _PATHS = [str(Path(__file__).parent), *(os.path.abspath(path) for path in sys.pa
 _PATIENCE_S = 100
 
 _BOOT = """
-import atexit, os, sys, traceback
+import atexit, os, signal, sys, traceback
+signal.alarm(2 * patience_s)
 sys.path[:] = paths + sys.path
 os.chdir(folder)
 for number in (1, 2):
@@ -52,7 +53,8 @@ class Child:
     def __init__(self, code: str, folder: Path, output: Path) -> None:
         self._hearing: Connection
         self._hearing, said = _FORKS.Pipe(duplex=False)
-        names = {"code": code, "paths": _PATHS, "folder": str(folder), "output": str(output), "said": said}
+        names: dict[str, object] = {"code": code, "paths": _PATHS, "folder": str(folder), "output": str(output)}
+        names |= {"said": said, "patience_s": _PATIENCE_S}
         self._output = output
         self._process = _FORKS.Process(target=exec, args=(_BOOT, names))
         self._process.start()
@@ -73,7 +75,7 @@ class Child:
     def kill(self) -> None:
         """End it at whatever it does, as ``kill -9`` does."""
         self._process.kill()
-        self._process.join()
+        self._process.join(_PATIENCE_S)
 
     def close(self) -> None:
         """Need it no more."""

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use deepnvme_format::Dtype;
+use deepnvme_format::state::Signs;
 
 use crate::error::{Error, Result};
 use crate::read::{Contents, Reader};
@@ -19,6 +20,8 @@ pub(super) struct Entry {
     pub(super) offset: u64,
     pub(super) reader: usize,
     pub(super) extent: usize,
+    /// Which of its signs are the opposite of those in the extent.
+    pub(super) signs: Signs,
 }
 
 impl Entry {
@@ -76,6 +79,7 @@ fn in_file(reader: usize, file: &Reader) -> Vec<Entry> {
                 offset: tensor.offset,
                 reader,
                 extent: tensor.storage,
+                signs: tensor.signs,
             };
             state.tensors.iter().map(entry).collect()
         }
@@ -88,6 +92,7 @@ fn in_file(reader: usize, file: &Reader) -> Vec<Entry> {
                 offset: 0,
                 reader,
                 extent,
+                signs: Signs::default(),
             };
             header.tensors.iter().enumerate().map(entry).collect()
         }

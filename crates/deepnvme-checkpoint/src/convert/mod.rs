@@ -8,11 +8,12 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use deepnvme_io::{Durability, Engine, Target};
+use deepnvme_io::{Durability, Engine, Error as IoError, ErrorKind, Target, fs};
 
 use crate::error::{Error, Result};
 use crate::progress::Progress;
-use crate::read::{Reader, locate};
+use crate::read::{Reader, open_all};
+use crate::stoppable::until_stopped;
 use crate::write::{Save, SaveOptions, Saved, create, named};
 
 mod entries;
@@ -42,7 +43,8 @@ struct Copied {
 ///
 /// # Errors
 /// `Io`; `Format` for what either format cannot hold, and for two tensors of one name; `Damaged` where the old file is not
-/// what its checksums say. Then nothing is left of the new file.
+/// what its checksums say, and `InvalidInput` where `target` is one of the files that are read, under whatever name. Then
+/// nothing is left of the new file.
 pub fn convert(
     engine: &Arc<Engine>,
     source: &Path,
@@ -50,14 +52,19 @@ pub fn convert(
     options: SaveOptions,
     progress: &Arc<Progress>,
 ) -> Result<Conversion> {
-    let (mut readers, mut listed) = (Vec::new(), Vec::new());
-    for (path, names) in locate(source)? {
-        let mut reader = Reader::open(engine, &Target::Path(path))?;
-        let all: Vec<usize> = (0..reader.extents().len()).collect();
-        reader.resolve(engine, &all)?;
-        readers.push(Arc::new(reader));
-        listed.push(names);
-    }
+    let (opening, named) = (Arc::clone(engine), source.to_path_buf());
+    // Names of millions of tensors take their time.
+    let opened = until_stopped(progress, move || {
+        open_all(&named, |file| {
+            let mut reader = file.open(&opening)?;
+            reader.check()?;
+            let all: Vec<usize> = (0..reader.extents().len()).collect();
+            reader.resolve(&opening, &all)?;
+            Ok((Arc::new(reader), file.names.clone()))
+        })
+    })?;
+    let (readers, listed): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
+    refuse_source(source, target, &readers)?;
     let entries = entries::of(&readers, &listed)?;
     refuse_doubles(target, &entries)?;
     let (tensors, left_out) = (entries.len(), entries::others(&readers));
@@ -107,6 +114,17 @@ fn audit_others(readers: &[Arc<Reader>], copied: &[Copied], engine: &Engine, pro
         if !others.is_empty() && reader.can_be_audited() {
             reader.audit_these(&others, engine, progress)?;
         }
+    }
+    Ok(())
+}
+
+/// A source that was replaced would be gone, with all that the new file cannot hold.
+fn refuse_source(source: &Path, target: &Path, readers: &[Arc<Reader>]) -> Result<()> {
+    let Ok(new) = fs::stat(target) else { return Ok(()) };
+    let is_read = |path: &Path| fs::stat(path).is_ok_and(|stat| stat.identity == new.identity);
+    if readers.iter().any(|reader| is_read(reader.path())) || is_read(source) {
+        let detail = "this is a file that would be converted; name another file for the result";
+        return Err(IoError::new(ErrorKind::InvalidInput, "convert", detail).at_path(target).into());
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use super::Copied;
 use super::entries::Entry;
 use crate::error::{Error, Result};
 use crate::read::{Contents, Reader};
-use crate::write::{FileBytes, FileView, LastStorage, Origin, Record, Save, SaveOptions, Tensor};
+use crate::write::{FileBytes, FileView, Flips, LastStorage, Origin, Record, Save, SaveOptions, Tensor};
 
 /// The least that torch wants to find beside the objects and their storages.
 const VERSION: (&str, &[u8]) = ("version", b"3\n");
@@ -35,18 +35,20 @@ pub(super) fn safetensors(
     for entry in entries {
         let stretch = whole(engine, readers, entry.reader, entry.extent);
         let at = entry.offset * entry.dtype.bytes();
-        let bytes = if entry.is_contiguous() {
+        let bytes = if entry.is_contiguous() && entry.signs.are_plain() {
             let start = stretch.range.start + at;
             if entry.bytes() == stretch.range.end - stretch.range.start {
                 sources.insert(entry.name.clone(), (entry.reader, entry.extent));
             }
             Origin::File(FileBytes { range: start..start + entry.bytes(), ..stretch })
         } else {
-            let layout = layout(&entry).map_err(|error| {
-                let text = format!("the tensor {:?}: {error}", entry.name);
+            let unsupported = |why: String| {
+                let text = format!("the tensor {:?}: {why}", entry.name);
                 Error::format(readers[entry.reader].path(), deepnvme_format::Error::Unsupported(text))
-            })?;
-            Origin::View(FileView { storage: stretch, at: at as usize, layout, last: Arc::clone(&last) })
+            };
+            let layout = layout(&entry).map_err(|error| unsupported(error.to_string()))?;
+            let flips = Flips::of(entry.dtype, entry.signs).map_err(|why| unsupported(why.into()))?;
+            Origin::View(FileView { storage: stretch, at: at as usize, layout, flips, last: Arc::clone(&last) })
         };
         let Entry { name, dtype, shape, .. } = entry;
         tensors.push(Tensor { spec: TensorSpec { name, dtype, shape }, bytes });
@@ -107,6 +109,7 @@ pub(super) fn archive(
             shape: &entry.shape,
             strides: &entry.strides,
             requires_grad: false,
+            signs: entry.signs,
         });
     }
     pickle.raw(b"u");

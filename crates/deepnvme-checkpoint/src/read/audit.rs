@@ -1,17 +1,18 @@
 //! Reading a whole file to compare it with its sums, in little memory: what `deepnvme verify` does.
 
+use deepnvme_format::Error as FormatError;
 use deepnvme_format::sums::CELL_BYTES;
 use deepnvme_io::Engine;
 
-use super::Reader;
-use super::verify::Comparison;
+use super::verify::{Comparison, SAMPLE, scratch};
+use super::{Contents, Reader};
 use crate::crew;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::stretch;
 
 /// What one thread reads at once: whole cells.
-const WINDOW_BYTES: u64 = 32 << 20;
+const WINDOW_BYTES: u64 = if cfg!(simulated) { 16 << 10 } else { 32 << 20 };
 
 /// A stretch of an extent, or of several that lie together.
 struct Window {
@@ -22,34 +23,68 @@ struct Window {
 }
 
 impl Reader {
-    /// Compares every byte of every tensor with its sums, and returns how many bytes those were.
+    /// Compares every byte that the file's checksums cover, and returns how many bytes of tensors those were:
+    /// [`coverage`](Self::coverage) tells whether names, types and shapes are covered, too.
     ///
     /// # Errors
     /// `Damaged` with the first difference that was found; `NoSums` where there is nothing to compare with.
     pub fn audit(&mut self, engine: &Engine, progress: &Progress) -> Result<u64> {
-        let all: Vec<usize> = (0..self.extents.len()).collect();
+        self.check()?;
+        let all: Vec<usize> = (0..self.records.len()).collect();
         self.resolve(engine, &all)?;
         self.audit_these(&all, engine, progress)?;
-        Ok(self.extents.iter().map(|extent| extent.bytes).sum())
+        Ok(self.extents().iter().map(|extent| extent.bytes).sum())
+    }
+
+    /// Compares the tensors of a safetensors file, and what the file says of itself: all cells, or one in 32, chosen at
+    /// random, and one at least. A sample of a file without sums is nothing.
+    ///
+    /// # Errors
+    /// As [`audit`](Self::audit); `Format` for an archive.
+    pub fn audit_tensors(&self, engine: &Engine, is_sample: bool, progress: &Progress) -> Result<()> {
+        self.check()?;
+        if matches!(self.contents, Contents::Archive { .. }) {
+            let text = "a safetensors file is expected, and this is a torch archive";
+            return Err(Error::format(&self.path, FormatError::Unsupported(text.into())));
+        }
+        let all: Vec<usize> = (0..self.extents).collect();
+        if !is_sample {
+            return self.audit_these(&all, engine, progress);
+        }
+        if !self.has_sums() {
+            return Ok(());
+        }
+        let cells = all.into_iter().flat_map(|extent| {
+            let count = self.records[extent].bytes.div_ceil(CELL_BYTES);
+            (0..count).map(move |index| (extent, index))
+        });
+        let mut cells: Vec<(usize, u64)> = cells.collect();
+        fastrand::shuffle(&mut cells);
+        cells.truncate(cells.len().div_ceil(SAMPLE));
+        let window = |(extent, index): (usize, u64)| {
+            let (start, record) = (index * CELL_BYTES, &self.records[extent]);
+            let bytes = CELL_BYTES.min(record.bytes - start);
+            Window { offset: record.data_offset + start, bytes, cells: vec![(extent, index, 0, bytes)] }
+        };
+        let windows: Vec<Window> = cells.into_iter().map(window).collect();
+        self.audit_windows(&windows, engine, progress)
     }
 
     /// The same of some extents, whose headers have been read.
     pub(crate) fn audit_these(&self, wanted: &[usize], engine: &Engine, progress: &Progress) -> Result<()> {
+        self.audit_windows(&self.windows(wanted), engine, progress)
+    }
+
+    fn audit_windows(&self, windows: &[Window], engine: &Engine, progress: &Progress) -> Result<()> {
         let comparison = Comparison::new(self)?;
-        let windows = self.windows(wanted);
         progress.expect(windows.iter().map(|window| window.bytes).sum());
         // One more than hashes at a time: somebody is always reading.
-        crew::each(
-            crew::threads(windows.len()) + 1,
-            &windows,
-            || vec![0; CELL_BYTES as usize],
-            |scratch, window| {
-                progress.check()?;
-                self.compare(window, engine, &comparison, scratch)?;
-                progress.advance(window.bytes);
-                Ok(())
-            },
-        )?;
+        crew::each(crew::threads(windows.len()) + 1, windows, scratch, |scratch, window| {
+            progress.check()?;
+            self.compare(window, engine, &comparison, scratch)?;
+            progress.advance(window.bytes);
+            Ok(())
+        })?;
         comparison.finish()
     }
 
@@ -58,7 +93,7 @@ impl Reader {
         for arena in self.arenas(all) {
             if arena.bytes <= WINDOW_BYTES {
                 let cells = arena.members.iter().flat_map(|member| {
-                    let bytes = self.extents[member.extent].bytes;
+                    let bytes = self.records[member.extent].bytes;
                     (0..bytes.div_ceil(CELL_BYTES)).map(move |index| {
                         let start = index * CELL_BYTES;
                         (member.extent, index, member.at + start, CELL_BYTES.min(bytes - start))
@@ -69,7 +104,7 @@ impl Reader {
                 continue;
             }
             for member in arena.members {
-                let extent = &self.extents[member.extent];
+                let extent = &self.records[member.extent];
                 for from in (0..extent.bytes).step_by(WINDOW_BYTES as usize) {
                     let bytes = WINDOW_BYTES.min(extent.bytes - from);
                     let cells = (0..bytes.div_ceil(CELL_BYTES)).map(|index| {
@@ -87,9 +122,10 @@ impl Reader {
     fn compare(&self, window: &Window, engine: &Engine, comparison: &Comparison<'_>, scratch: &mut [u8]) -> Result<()> {
         let view = stretch::read(engine, &self.file, &(window.offset..window.offset + window.bytes))?;
         for &(extent, index, at, bytes) in &window.cells {
-            let scratch = &mut scratch[..bytes as usize];
-            view.copy_to_slice(at as usize, scratch);
-            comparison.compare(extent, index, scratch)?;
+            comparison.compare(extent, index, bytes, scratch, |from, step| {
+                view.copy_to_slice((at + from) as usize, step);
+                Ok(())
+            })?;
         }
         Ok(())
     }

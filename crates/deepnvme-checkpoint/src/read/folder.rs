@@ -1,62 +1,247 @@
 //! A model in several files, as Hugging Face lays it out: a folder, or its index.
 
 use std::collections::HashMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use deepnvme_format::safetensors::Index;
-use deepnvme_io::{Error as IoError, ErrorKind};
+use deepnvme_format::set::{self, Identity, Replaced, State};
+use deepnvme_io::fs::Stat;
+use deepnvme_io::op::Errno;
+use deepnvme_io::{Engine, Error as IoError, ErrorKind, Target, fs};
 
+use super::{Reader, seal};
 use crate::error::{Error, Result};
 
 /// What the names of indexes end with.
 pub const INDEX_SUFFIX: &str = ".index.json";
+/// The list of a distributed checkpoint's files.
+pub const SHARDS_LIST: &str = "deepnvme.json";
 /// The longest index that is read.
 const INDEX_BYTES_MAX: u64 = 256 << 20;
-/// What a folder is searched for, the best first. One file comes before an index of several, as Hugging Face's loaders
-/// have it: who saves one file over several leaves the index, and who saves several removes the one.
-const IN_FOLDER: [&str; 6] = [
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-    "diffusion_pytorch_model.safetensors",
-    "diffusion_pytorch_model.safetensors.index.json",
-];
+/// Times that a set may be replaced while its files are being opened.
+const REPLACEMENTS_MAX: usize = 100;
+/// What a folder is searched for, the best first: one file of that name, or several with an index.
+const IN_FOLDER: [&str; 3] = ["model.safetensors", "pytorch_model.bin", "diffusion_pytorch_model.safetensors"];
 
-/// The files that a path means, each with the tensors that an index says are in it (`None`: all).
+/// One of the files that a path means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Located {
+    /// Where it is.
+    pub path: PathBuf,
+    /// The tensors that an index says are in it (`None`: all).
+    pub names: Option<Vec<String>>,
+    /// Which file the index means.
+    pub identity: Option<Identity>,
+}
+
+impl Located {
+    /// Opens it, and compares it with what the index says of it.
+    ///
+    /// # Errors
+    /// As [`Reader::open`]; `Damaged` where it is another file.
+    pub fn open(&self, engine: &Engine) -> Result<Reader> {
+        let reader = Reader::open(engine, &Target::Path(self.path.clone()))?;
+        self.identity.map_or(Ok(()), |identity| reader.compare_identity(engine, identity))?;
+        Ok(reader)
+    }
+}
+
+/// The list of a set's files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct List {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its bytes.
+    pub bytes: u64,
+    /// What its checksum says of it.
+    pub state: State,
+}
+
+/// The files that a path means, and their list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Set {
+    /// The files, by their names.
+    pub files: Vec<Located>,
+    /// The list, where there is one.
+    pub list: Option<List>,
+}
+
+impl Set {
+    /// Compares the list with its checksum.
+    ///
+    /// # Errors
+    /// `Damaged`.
+    pub fn check(&self) -> Result<()> {
+        match &self.list {
+            Some(List { path, bytes, state: State::Damaged }) => {
+                Err(seal::damaged(path, "the list of files", 0..*bytes, "CRC-64"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What a name was found to mean.
+enum Found {
+    /// One file.
+    File(PathBuf),
+    /// An index of several, and its text.
+    Index(PathBuf, Vec<u8>),
+}
+
+/// The files that a path means: a file, an index, or a folder with one of these. What was saved last under a file's name
+/// counts, one file or several with an index.
 ///
 /// # Errors
 /// `Io` when there is nothing, `Format` for a damaged index.
-pub fn locate(path: &Path) -> Result<Vec<(PathBuf, Option<Vec<String>>)>> {
-    let path = if path.is_dir() { in_folder(path)? } else { path.to_path_buf() };
-    if !path.to_string_lossy().ends_with(INDEX_SUFFIX) {
-        return Ok(vec![(path, None)]);
+pub fn find_set(path: &Path) -> Result<Set> {
+    let found = if fs::is_folder(path) {
+        in_folder(path)?
+    } else if path.as_os_str().as_encoded_bytes().ends_with(INDEX_SUFFIX.as_bytes()) {
+        Found::Index(path.to_path_buf(), fs::read_small(path, INDEX_BYTES_MAX)?)
+    } else {
+        newest(path)?.unwrap_or_else(|| Found::File(path.to_path_buf()))
+    };
+    match found {
+        Found::File(path) => Ok(Set { files: vec![Located { path, names: None, identity: None }], list: None }),
+        Found::Index(path, text) => of_index(path, &text),
     }
-    let refused = |error: std::io::Error| Error::Io(IoError::from_io("read", &error).at_path(&path));
-    if fs::metadata(&path).map_err(refused)?.len() > INDEX_BYTES_MAX {
-        let text = format!("an index has {INDEX_BYTES_MAX} bytes at the most");
-        return Err(Error::format(&path, deepnvme_format::Error::Unsupported(text)));
+}
+
+/// What was saved last under a file's name; nothing where there is neither the file nor an index of its name.
+///
+/// One file comes before an index, as Hugging Face's loaders have it, unless the index states that it replaces that very
+/// file. A save of one file removes the index of an earlier save; a save of several leaves the one file where it is.
+fn newest(file: &Path) -> Result<Option<Found>> {
+    let mut index = file.to_path_buf().into_os_string();
+    index.push(INDEX_SUFFIX);
+    let index = PathBuf::from(index);
+    // The index first: when it has gone, the one file that took its place is there already.
+    let text = fs::read_small(&index, INDEX_BYTES_MAX);
+    let stat = fs::stat(file);
+    match (stat, text) {
+        (Ok(stat), Ok(text)) => {
+            let is_replaced = set::replaces(&text).is_some_and(|replaced| is_that(&stat, replaced));
+            Ok(Some(if is_replaced { Found::Index(index, text) } else { Found::File(file.to_path_buf()) }))
+        }
+        (Err(_), Ok(text)) => Ok(Some(Found::Index(index, text))),
+        (Err(Errno::NOENT | Errno::NOTDIR), Err(error)) => {
+            let is_absent = match error.errno().map(Errno::from_raw_os_error) {
+                Some(errno) => [Errno::NOENT, Errno::NOTDIR, Errno::NAMETOOLONG].contains(&errno),
+                None => false,
+            };
+            if is_absent { Ok(None) } else { Err(error.into()) }
+        }
+        // Opening it says what is wrong, if anything is.
+        (_, Err(_)) => Ok(Some(Found::File(file.to_path_buf()))),
     }
-    let index = Index::parse(&fs::read(&path).map_err(refused)?).map_err(|error| Error::format(&path, error))?;
+}
+
+/// Whether a file is still the one that an index states to replace. Archives keep times in whole seconds.
+fn is_that(file: &Stat, replaced: Replaced) -> bool {
+    const SECOND: i128 = 1_000_000_000;
+    let then = i128::from(replaced.modified_ns);
+    file.bytes == replaced.bytes && [then, then - then.rem_euclid(SECOND)].contains(&file.modified_ns)
+}
+
+fn of_index(path: PathBuf, text: &[u8]) -> Result<Set> {
+    let index = Index::parse(text).map_err(|error| Error::format(&path, error))?;
+    let (state, identities) = identities(&path, text)?;
     let folder = path.parent().unwrap_or(Path::new("."));
-    let mut files: Vec<(PathBuf, Option<Vec<String>>)> = Vec::new();
+    let mut files: Vec<Located> = Vec::new();
     let mut known: HashMap<String, usize> = HashMap::new();
     for (name, file) in index.weight_map {
         let at = *known.entry(file.clone()).or_insert_with(|| {
-            files.push((folder.join(&file), Some(Vec::new())));
+            let identity = identities.get(&file).copied();
+            files.push(Located { path: folder.join(&file), names: Some(Vec::new()), identity });
             files.len() - 1
         });
-        files[at].1.get_or_insert_default().push(name);
+        files[at].names.get_or_insert_default().push(name);
     }
-    files.sort_by(|left, right| left.0.cmp(&right.0));
-    Ok(files)
+    files.sort_by(|left, right| left.path.cmp(&right.path));
+    let bytes = text.len() as u64;
+    Ok(Set { files, list: Some(List { path, bytes, state }) })
 }
 
-fn in_folder(folder: &Path) -> Result<PathBuf> {
-    let found = IN_FOLDER.iter().map(|name| folder.join(name)).find(|path| path.exists());
-    found.ok_or_else(|| {
-        let text = format!("the folder has none of {}; name a file in it", IN_FOLDER.join(", "));
-        IoError::new(ErrorKind::NotFound, "open", text).at_path(folder).into()
+/// The files of a distributed checkpoint's folder; nothing if it is none that says which files it has.
+///
+/// # Errors
+/// `Io`, `Format` for a damaged list.
+pub fn find_shards(folder: &Path) -> Result<Option<Set>> {
+    let path = folder.join(SHARDS_LIST);
+    if !fs::exists(&path).unwrap_or(true) {
+        return Ok(None);
+    }
+    let text = fs::read_small(&path, INDEX_BYTES_MAX)?;
+    let (state, identities) = identities(&path, &text)?;
+    let mut files: Vec<Located> = identities
+        .into_iter()
+        .map(|(name, identity)| Located { path: folder.join(name), names: None, identity: Some(identity) })
+        .collect();
+    files.sort_by(|left, right| left.path.cmp(&right.path));
+    let is_known = !files.is_empty() || state != State::Unsealed;
+    let bytes = text.len() as u64;
+    Ok(is_known.then_some(Set { files, list: Some(List { path, bytes, state }) }))
+}
+
+/// What a list says of its files. What was copied out of another list says nothing of these.
+fn identities(path: &Path, text: &[u8]) -> Result<(State, HashMap<String, Identity>)> {
+    let state = set::state(text);
+    let files = match state {
+        State::Sound => set::files(text).map_err(|error| Error::format(path, error))?,
+        State::Damaged | State::Stale | State::Unsealed => Vec::new(),
+    };
+    Ok((state, files.into_iter().collect()))
+}
+
+/// Does something with the files that a path means. When one of them is gone or is another one, the set may have been
+/// replaced since its list was read: then it is done again, with the files that the path means by now.
+///
+/// # Errors
+/// As [`find_set`], and what `work` says of files that are still those of the list.
+pub fn follow<T>(path: &Path, mut work: impl FnMut(&Set) -> Result<T>) -> Result<T> {
+    let mut set = find_set(path)?;
+    for _ in 0..REPLACEMENTS_MAX {
+        match work(&set) {
+            Err(error) if may_be_replaced(&error) => {
+                let now = find_set(path)?;
+                if now == set {
+                    return Err(error);
+                }
+                set = now;
+            }
+            worked => return worked,
+        }
+    }
+    let text = "its files were replaced again and again while they were being opened; open it again";
+    Err(IoError::new(ErrorKind::Busy, "open", text).at_path(path).into())
+}
+
+fn may_be_replaced(error: &Error) -> bool {
+    match error {
+        Error::Io(error) => error.kind() == ErrorKind::NotFound,
+        Error::Damaged { .. } | Error::Format { .. } => true,
+        _ => false,
+    }
+}
+
+/// Opens the files that a path means, one after the other, as [`follow`] does it. The list is compared with its checksum.
+///
+/// # Errors
+/// As [`follow`]; `Damaged` for the list.
+pub fn open_all<T>(path: &Path, mut open: impl FnMut(&Located) -> Result<T>) -> Result<Vec<T>> {
+    follow(path, |set| {
+        set.check()?;
+        set.files.iter().map(&mut open).collect()
     })
+}
+
+fn in_folder(folder: &Path) -> Result<Found> {
+    for name in IN_FOLDER {
+        if let Some(found) = newest(&folder.join(name))? {
+            return Ok(found);
+        }
+    }
+    let text = format!("the folder has none of {}, nor an index of one; name a file in it", IN_FOLDER.join(", "));
+    Err(IoError::new(ErrorKind::NotFound, "open", text).at_path(folder).into())
 }

@@ -4,15 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deepnvme_io::mem::{Region, RegionMut};
-use deepnvme_io::{Engine, GpuAccess, Pending};
+use deepnvme_io::{Comparisons, Engine, GpuAccess, Pending};
 
-use super::{Arena, Contents, Reader, header_of, header_room, verify};
+use super::{Arena, Contents, Reader, header_of, header_room, seal, sealed_room, verify};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::read::Verify;
+use crate::sync::Instant;
 
 /// A request's bytes at the most: what has come can be hashed while the rest is on its way.
-const CHUNK_BYTES: u64 = 32 << 20;
+const CHUNK_BYTES: u64 = if cfg!(simulated) { 16 << 10 } else { 32 << 20 };
 /// How often somebody who waits looks whether to go on.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -23,6 +24,8 @@ pub struct Loading {
     access: GpuAccess,
     arenas: Vec<(Arena, Region)>,
     chunks: Vec<Chunk>,
+    began: Instant,
+    comparisons: Comparisons,
 }
 
 /// One request: a part of an arena.
@@ -37,7 +40,9 @@ struct Chunk {
 impl Loading {
     pub(super) fn start(reader: Arc<Reader>, engine: &Engine, targets: Vec<(Arena, RegionMut)>) -> Result<Self> {
         let access = engine.gpu_access();
-        let mut loading = Self { reader, access, arenas: Vec::with_capacity(targets.len()), chunks: Vec::new() };
+        let (arenas, chunks) = (Vec::with_capacity(targets.len()), Vec::new());
+        let (began, comparisons) = (Instant::now(), engine.comparisons());
+        let mut loading = Self { reader, access, arenas, chunks, began, comparisons };
         for (arena, target) in targets {
             assert_eq!(arena.bytes, target.len() as u64, "a target has the length of its arena");
             let index = loading.arenas.len();
@@ -69,13 +74,18 @@ impl Loading {
     /// `Io`; `Damaged` with the place; `Moved` when headers have to be read first; `Interrupted`.
     pub fn finish(mut self, verify: Verify, progress: &Progress) -> Result<()> {
         progress.expect(self.chunks.iter().map(|chunk| chunk.end - chunk.start).sum());
-        let plan = verify::Plan::new(&self.reader, &self.arenas, &self.access, verify)?;
+        if verify != Verify::Off {
+            self.reader.check()?;
+        }
+        let plan = verify::Plan::new(&self.reader, &self.arenas, &self.access, verify, self.began)?;
         let this = &self;
         let verified = plan.run(&|arena, start, end| this.wait_for(arena, start, end, progress), progress);
         self.land(progress)?;
         // Bytes that were looked for at the wrong place have the wrong sums.
-        self.check_headers()?;
-        verified
+        self.check_headers(verify)?;
+        let compared = verified?;
+        self.comparisons.add(compared.compared, compared.skipped);
+        Ok(())
     }
 
     /// Waits until that part of an arena has come.
@@ -114,11 +124,12 @@ impl Loading {
         outcome
     }
 
-    /// Each record's own header stands in front of its bytes, in the arena.
-    fn check_headers(&self) -> Result<()> {
+    /// Each record's own header stands in front of its bytes, in the arena. Where the seal covers it, all of it is compared.
+    fn check_headers(&self, verify: Verify) -> Result<()> {
         if !matches!(self.reader.contents(), Contents::Archive { .. }) {
             return Ok(());
         }
+        let is_compared = verify != Verify::Off && self.reader.seal.covers_headers();
         for (arena, memory) in &self.arenas {
             // All of an arena at once: of a GPU's memory each copy would be waited for.
             let mut members = Vec::with_capacity(arena.members.len());
@@ -126,7 +137,9 @@ impl Loading {
             for member in &arena.members {
                 let extent = &self.reader.extents()[member.extent];
                 let Some(at) = extent.header_offset.checked_sub(arena.offset) else { continue };
-                parts.push((at as usize, header_room(extent).min((member.at - at) as usize)));
+                let room = (member.at - at) as usize;
+                let wanted = if is_compared { sealed_room(extent) } else { header_room(extent) };
+                parts.push((at as usize, wanted.min(room)));
                 members.push(extent);
             }
             let mut fronts = vec![0; parts.iter().map(|(_, len)| len).sum()];
@@ -135,6 +148,9 @@ impl Loading {
             for (extent, (_, len)) in members.into_iter().zip(parts) {
                 let (front, behind) = rest.split_at(len);
                 rest = behind;
+                if is_compared {
+                    seal::compare_header(self.reader.path(), extent, front)?;
+                }
                 let header = header_of(self.reader.path(), extent, front)?;
                 if extent.header_offset + header.header_bytes != extent.data_offset {
                     return Err(Error::Moved { path: self.reader.path().to_path_buf(), name: extent.name.clone() });

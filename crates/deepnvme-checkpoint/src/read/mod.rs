@@ -7,29 +7,32 @@
 //! Loading::finish                      (headers and sums are compared with what has come)
 //! ```
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use deepnvme_format::archive::{self, Header, LOCAL_BYTES};
 use deepnvme_format::pickle::Graph;
+use deepnvme_format::set::Identity;
 use deepnvme_format::state::State;
 use deepnvme_format::{Error as FormatError, safetensors};
 use deepnvme_io::mem::{Region, RegionMut};
 use deepnvme_io::{Engine, ReadItem, TensorFile};
 
 use crate::error::{Error, Result};
+use seal::Seal;
 
 mod arena;
 mod audit;
 mod folder;
 mod loading;
 mod open;
+mod seal;
 mod verify;
 
 pub use arena::{Arena, Member};
-pub use folder::{INDEX_SUFFIX, locate};
+pub use folder::{INDEX_SUFFIX, List, Located, SHARDS_LIST, Set, find_set, find_shards, follow, open_all};
 pub use loading::Loading;
+pub use seal::Coverage;
 pub use verify::Verify;
 
 /// A stretch of the file that belongs to one storage, or one tensor.
@@ -83,9 +86,10 @@ pub struct Reader {
     file: Arc<TensorFile>,
     file_bytes: u64,
     contents: Contents,
-    extents: Vec<Extent>,
-    /// The sums of each extent's cells, by its name.
-    sums: Option<HashMap<String, Vec<u64>>>,
+    /// The extents of the contents, and behind them what else an archive has.
+    records: Vec<Extent>,
+    extents: usize,
+    seal: Seal,
 }
 
 impl Reader {
@@ -116,26 +120,56 @@ impl Reader {
     /// The stretches that storages or tensors have.
     #[must_use]
     pub fn extents(&self) -> &[Extent] {
-        &self.extents
+        &self.records[..self.extents]
     }
 
     /// The sums of an extent's cells, if the file has them.
     #[must_use]
     pub fn sums(&self, extent: usize) -> Option<&[u64]> {
-        self.sums.as_ref()?.get(&self.extents[extent].name).map(Vec::as_slice)
+        self.seal.sums.as_ref()?.get(&self.records[extent].name).map(Vec::as_slice)
     }
 
     /// Whether the file has sums for its cells.
     #[must_use]
     pub fn has_sums(&self) -> bool {
-        self.sums.is_some()
+        self.seal.sums.is_some() || self.seal.refused.is_some()
+    }
+
+    /// What the checksums cover.
+    #[must_use]
+    pub fn coverage(&self) -> Coverage {
+        self.seal.coverage
+    }
+
+    /// Compares what has been read of the file so far, its names, types, shapes and sums among it, with its checksums.
+    ///
+    /// # Errors
+    /// `Damaged`, `Format` for sums that are damaged themselves.
+    pub fn check(&self) -> Result<()> {
+        self.seal.refused.clone().map_or(Ok(()), Err)
+    }
+
+    /// The CRC-64/NVME of the file's index: the header of a safetensors file, the side-car of an archive and all that
+    /// follows it. With the file's size it tells the file from any other, as a save's `index_crc64` does.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn index_crc64(&self, engine: &Engine) -> Result<u64> {
+        if self.seal.index.end - self.seal.index.start > INDEX_BYTES_MAX {
+            let text = format!("the index of a file has {INDEX_BYTES_MAX} bytes at the most");
+            return Err(Error::format(&self.path, FormatError::Unsupported(text)));
+        }
+        let view = crate::stretch::read(engine, &self.file, &self.seal.index)?;
+        let mut bytes = vec![0; view.len()];
+        view.copy_to_slice(0, &mut bytes);
+        Ok(deepnvme_format::sums::covered_sum(&bytes, &[]))
     }
 
     /// Which stretches of the file are mirrored in memory so that these extents are there, each at a place as aligned as
     /// its own.
     #[must_use]
     pub fn arenas(&self, wanted: &[usize]) -> Vec<Arena> {
-        arena::plan(&self.extents, wanted, self.file_bytes)
+        arena::plan(&self.records, wanted, self.file_bytes)
     }
 
     /// Reads the headers of these extents, so that where their bytes begin is certain.
@@ -146,19 +180,29 @@ impl Reader {
         if !matches!(self.contents, Contents::Archive { .. }) {
             return Ok(());
         }
+        // A header that a seal covers is as long as the directory lets one expect, and all of it is compared.
+        let room = |extent: &Extent| match self.seal.covers_headers() {
+            true => sealed_room(extent),
+            false => header_room(extent),
+        };
         let targets: Vec<RegionMut> =
-            wanted.iter().map(|extent| RegionMut::from_vec(vec![0; header_room(&self.extents[*extent])])).collect();
+            wanted.iter().map(|extent| RegionMut::from_vec(vec![0; room(&self.records[*extent])])).collect();
         let views: Vec<Region> = targets.iter().map(RegionMut::region).collect();
         let items = wanted.iter().zip(targets).map(|(extent, target)| ReadItem {
             file: Arc::clone(&self.file),
-            offset: self.extents[*extent].header_offset,
+            offset: self.records[*extent].header_offset,
             target,
         });
         engine.read_batch(items.collect())?.wait().1?;
         for (extent, view) in wanted.iter().zip(views) {
-            let extent = &mut self.extents[*extent];
+            let extent = &mut self.records[*extent];
             let mut bytes = vec![0; view.len()];
             view.copy_to_slice(0, &mut bytes);
+            if self.seal.covers_headers()
+                && let Err(damaged) = seal::compare_header(&self.path, extent, &bytes)
+            {
+                self.seal.refused.get_or_insert(damaged);
+            }
             let header = header_of(&self.path, extent, &bytes)?;
             let (data_offset, limit) = (extent.header_offset + header.header_bytes, extent.end());
             // The directory's guess leaves as much room behind it as there can be.
@@ -171,6 +215,23 @@ impl Reader {
             extent.data_offset = data_offset;
         }
         Ok(())
+    }
+
+    /// Compares the file with what a list says of it.
+    ///
+    /// # Errors
+    /// `Damaged` when it is another one, `Io`.
+    pub fn compare_identity(&self, engine: &Engine, identity: Identity) -> Result<()> {
+        let Identity { bytes, index_crc64 } = identity;
+        if self.file_bytes == bytes && self.index_crc64(engine)? == index_crc64 {
+            return Ok(());
+        }
+        Err(seal::damaged(
+            &self.path,
+            "the file",
+            0..self.file_bytes,
+            "it is not the one that its index was written with",
+        ))
     }
 
     /// Starts to fill memory with stretches of the file; each target has the length of its arena.
@@ -190,9 +251,22 @@ impl Reader {
     }
 }
 
+/// The longest header: name and extra field have 16-bit lengths.
+const HEADER_BYTES_MAX: u64 = LOCAL_BYTES + 2 * 65_535;
+/// More than deepnvme pads a header with.
+const PADDING_BYTES_MAX: u64 = 4 * 4096;
+/// The longest index that is compared: side-car and directory have bounds of their own.
+const INDEX_BYTES_MAX: u64 = 1 << 30;
+
 /// As many bytes as tell a header.
 fn header_room(extent: &Extent) -> usize {
     LOCAL_BYTES as usize + extent.record_name.len()
+}
+
+/// As many bytes as the whole header of an extent, where deepnvme has written it. What claims to be longer is not read.
+fn sealed_room(extent: &Extent) -> usize {
+    let claimed = extent.data_offset.saturating_sub(extent.header_offset);
+    claimed.min(header_room(extent) as u64 + PADDING_BYTES_MAX) as usize
 }
 
 /// The header in front of an extent, which must be its own, out of its first bytes.

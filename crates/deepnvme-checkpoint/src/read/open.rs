@@ -1,19 +1,23 @@
 //! Finding out what a file holds, in two reads where the file allows it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use deepnvme_format::archive::{self, Directory, Header, LOCAL_BYTES, PICKLE, Record, STORAGES, TAIL_BYTES_MAX};
+use deepnvme_format::archive::{
+    self, Directory, ENTRY_CRC32, HEADER_CRC32, Header, LOCAL_BYTES, PICKLE, Record, STORAGES, TAIL_BYTES_MAX,
+};
 use deepnvme_format::pickle::{self, PICKLE_BYTES_MAX};
 use deepnvme_format::safetensors::{self, LENGTH_BYTES};
 use deepnvme_format::state::State;
-use deepnvme_format::sums::{self, METADATA_KEY, SIDE_CAR, cell_count};
+use deepnvme_format::sums::{self, CELL_BYTES, Frame, INDEX_DIGITS, METADATA_KEY, SIDE_CAR};
 use deepnvme_format::{Error as FormatError, Result as FormatResult};
 use deepnvme_io::mem::RegionMut;
+use deepnvme_io::op::Errno;
 use deepnvme_io::{Access, Engine, OpenOptions, ReadItem, Target, TensorFile};
 
-use super::{Contents, Extent, Reader, arena};
+use super::seal::{self, Coverage, Seal};
+use super::{Contents, Extent, HEADER_BYTES_MAX, INDEX_BYTES_MAX, Reader, arena};
 use crate::error::{Error, Result};
 
 /// What is read of the beginning before anything is known.
@@ -23,8 +27,10 @@ const TAIL_BYTES: u64 = 512 << 10;
 /// What a side-car has at most: 16 digits for each MiB of a file of many terabytes.
 const SIDE_CAR_BYTES_MAX: u64 = 256 << 20;
 
-/// The longest header: name and extra field have 16-bit lengths.
-const HEADER_BYTES_MAX: u64 = LOCAL_BYTES + 2 * 65_535;
+/// Other records than storages are compared when a file is opened, if they are no longer.
+const OTHER_BYTES_MAX: u64 = 1 << 20;
+/// And as long as they are no more together; the rest is compared by whoever reads the whole file.
+const OTHERS_BYTES_MAX: u64 = 64 << 20;
 
 const ZIP_MAGIC: &[u8] = b"PK\x03\x04";
 
@@ -45,7 +51,7 @@ impl Reader {
             Failure::Other(error) => error,
         })?;
         // Where no writer would put a record's bytes, its header has to be asked. Those are rare, or one at the end.
-        let odd = reader.extents.iter().enumerate().filter(|(_, extent)| !arena::is_mirrored(extent));
+        let odd = reader.extents().iter().enumerate().filter(|(_, extent)| !arena::is_mirrored(extent));
         let odd: Vec<usize> = odd.map(|(index, _)| index).collect();
         if !odd.is_empty() {
             reader.resolve(engine, &odd)?;
@@ -54,8 +60,14 @@ impl Reader {
     }
 }
 
-/// What a file says of itself: its contents, the extents of those, and their sums.
-type Known = (Contents, Vec<Extent>, Option<HashMap<String, Vec<u64>>>);
+/// What a file says of itself.
+struct Known {
+    contents: Contents,
+    /// The extents of the contents, so many, and what else there is.
+    records: Vec<Extent>,
+    extents: usize,
+    seal: Seal,
+}
 
 enum Failure {
     Format(FormatError),
@@ -93,7 +105,7 @@ impl<'a> Source<'a> {
     }
 
     fn read_all(self) -> Result<Reader, Failure> {
-        let (contents, extents, sums) = if self.head.starts_with(ZIP_MAGIC) {
+        let Known { contents, records, extents, seal } = if self.head.starts_with(ZIP_MAGIC) {
             self.archive()?
         } else if self.head.get(LENGTH_BYTES as usize) == Some(&b'{') {
             self.safetensors()?
@@ -101,7 +113,7 @@ impl<'a> Source<'a> {
             return Err(foreign(&self.head, self.file_bytes).into());
         };
         let path = self.file.path().to_path_buf();
-        Ok(Reader { path, file: self.file, file_bytes: self.file_bytes, contents, extents, sums })
+        Ok(Reader { path, file: self.file, file_bytes: self.file_bytes, contents, records, extents, seal })
     }
 
     /// Bytes of the file, out of what is there already if they are.
@@ -114,6 +126,20 @@ impl<'a> Source<'a> {
             return Ok(self.tail[(range.start - tail_offset) as usize..(range.end - tail_offset) as usize].to_vec());
         }
         Ok(read_ranges(self.engine, &self.file, &[range])?.pop().unwrap_or_default())
+    }
+
+    /// Several stretches, in one batch where they have to be read.
+    fn all_bytes(&self, ranges: &[Range<u64>]) -> Result<Vec<Vec<u8>>> {
+        let tail_offset = self.file_bytes - self.tail.len() as u64;
+        let is_there = |range: &Range<u64>| range.end <= self.head.len() as u64 || range.start >= tail_offset;
+        let missing: Vec<Range<u64>> = ranges.iter().filter(|range| !is_there(range)).cloned().collect();
+        let read = if missing.is_empty() { Vec::new() } else { read_ranges(self.engine, &self.file, &missing)? };
+        let mut read = read.into_iter();
+        let bytes = |range: &Range<u64>| match is_there(range) {
+            true => self.bytes(range.clone()),
+            false => Ok(read.next().unwrap_or_default()),
+        };
+        ranges.iter().map(bytes).collect()
     }
 
     fn archive(&self) -> Result<Known, Failure> {
@@ -136,12 +162,117 @@ impl<'a> Source<'a> {
         }
         let graph = pickle::parse(&self.record(pickle_record, PICKLE_BYTES_MAX)?)?;
         let state = State::of(&graph)?;
-        let extents = storages(&directory, &state)?;
-        let sums = match directory.find(SIDE_CAR) {
-            Some(record) => Some(by_name(&self.record(record, SIDE_CAR_BYTES_MAX)?, &extents)?),
-            None => None,
+        let mut records = storages(&directory, &state)?;
+        let extents = records.len();
+        records.extend(others(&directory, &records));
+        let seal = match directory.find(SIDE_CAR) {
+            Some(record) => self.archive_seal(record, &records, extents)?,
+            None => self.without_side_car(&records, end.directory_offset..self.file_bytes)?,
         };
-        Ok((Contents::Archive { graph, state }, extents, sums))
+        Ok(Known { contents: Contents::Archive { graph, state }, records, extents, seal })
+    }
+
+    /// The side-car is the last record of an archive: one that lost its name in the directory has it in its header.
+    fn without_side_car(&self, records: &[Extent], index: Range<u64>) -> Result<Seal, Failure> {
+        let Some(last) = records.iter().max_by_key(|record| record.header_offset) else {
+            return Ok(Seal::none(Coverage::Data, index));
+        };
+        let room = LOCAL_BYTES + last.record_name.len() as u64;
+        let bytes = self.bytes(last.header_offset..(last.header_offset + room).min(self.file_bytes))?;
+        Ok(match super::header_of(self.file.path(), last, &bytes) {
+            Ok(_) => Seal::none(Coverage::Data, index),
+            Err(error) => Seal::refused(error, index),
+        })
+    }
+
+    /// What the side-car of an archive covers, compared as far as it has been read: the index, and all but the storages.
+    fn archive_seal(&self, record: &Record, records: &[Extent], extents: usize) -> Result<Seal, Failure> {
+        let path = self.file.path();
+        let index = record.header_offset..self.file_bytes;
+        let text = match self.record(record, SIDE_CAR_BYTES_MAX) {
+            Ok(text) => text,
+            Err(Failure::Other(error @ Error::Damaged { .. })) => return Ok(Seal::refused(error, index)),
+            Err(failure) => return Err(failure),
+        };
+        let index_bytes = index.end - index.start;
+        let frame = Frame { file_bytes: self.file_bytes, index_offset: index.start, index_bytes };
+        let side_car = sums::decode(&text);
+        let is_last = records.iter().all(|other| other.header_offset <= index.start);
+        if let Ok(sums::SideCar { seal: Some(sealed), .. }) = &side_car
+            && sealed.frame != frame
+            && sealed.frame.index_offset == frame.index_offset
+            && is_last
+        {
+            // Another program that writes the archive anew moves the record, or puts others behind it.
+            return Ok(Seal::refused(seal::damaged(path, "the index", index.clone(), "the size of the file"), index));
+        }
+        let check = |saved| self.compare_index(record, index.clone(), saved);
+        let seal = Seal::new(path, side_car, records, frame, check, Coverage::Data);
+        if !seal.covers_headers() {
+            return Ok(seal);
+        }
+        match self.compare_others(records, extents, &seal) {
+            Ok(()) => Ok(seal),
+            Err(error @ Error::Damaged { .. }) => Ok(Seal::refused(error, index)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Compares the side-car, the directory and all that is between them with their sum.
+    fn compare_index(&self, record: &Record, index: Range<u64>, saved: u64) -> Result<()> {
+        let path = self.file.path();
+        let damaged = || seal::damaged(path, "the directory of the archive", index.clone(), "CRC-64");
+        if index.end - index.start > INDEX_BYTES_MAX {
+            return Err(damaged());
+        }
+        let bytes = self.bytes(index.clone())?;
+        let header = Header::parse(&bytes, index.start).ok().flatten().ok_or_else(damaged)?;
+        let header_bytes = header.header_bytes as usize;
+        // The CRC-32 of the side-car is no part of the sum: it has been compared with the text.
+        let is_header = archive::local_header(&record.name, record.bytes, record.crc32, header.header_bytes)
+            .is_some_and(|written| bytes.starts_with(&written));
+        let entry_at = record.entry_offset.checked_sub(index.start).ok_or_else(damaged)? as usize;
+        let digits = header_bytes + INDEX_DIGITS.start..header_bytes + INDEX_DIGITS.end;
+        let entry_crc32 = entry_at + ENTRY_CRC32.start..entry_at + ENTRY_CRC32.end;
+        if is_header && sums::covered_sum(&bytes, &[HEADER_CRC32, digits, entry_crc32]) == saved {
+            return Ok(());
+        }
+        Err(damaged())
+    }
+
+    /// Compares the records that are no storages, and the headers of storages without bytes, which no load reads.
+    fn compare_others(&self, records: &[Extent], extents: usize, seal: &Seal) -> Result<()> {
+        let path = self.file.path();
+        if records.iter().all(|record| record.header_offset > 0) {
+            return Err(seal::damaged(path, "the beginning of the archive", 0..LOCAL_BYTES, "no record begins there"));
+        }
+        // The pickle has been compared with its CRC-32, and what is long is left to whoever reads the whole file.
+        let is_read = |record: &Extent| record.bytes <= OTHER_BYTES_MAX && record.name != PICKLE;
+        // No file has memory asked for as much as it claims.
+        let mut left = OTHERS_BYTES_MAX;
+        let wanted: Vec<&Extent> = records[..extents]
+            .iter()
+            .filter(|record| record.bytes == 0)
+            .chain(&records[extents..])
+            .take_while(|record| {
+                let bytes = record.end() - record.header_offset;
+                left = left.saturating_sub(if is_read(record) { bytes } else { bytes - record.bytes });
+                left > 0
+            })
+            .collect();
+        let range =
+            |record: &&Extent| record.header_offset..if is_read(record) { record.end() } else { record.data_offset };
+        let ranges: Vec<Range<u64>> = wanted.iter().map(range).collect();
+        for (record, bytes) in wanted.iter().zip(self.all_bytes(&ranges)?) {
+            let (header, data) = bytes.split_at((record.data_offset - record.header_offset) as usize);
+            seal::compare_header(path, record, header)?;
+            let cells = seal.sums.as_ref().and_then(|sums| sums.get(&record.name)).map_or(&[][..], Vec::as_slice);
+            let differs = |(cell, saved): (&[u8], &u64)| sums::covered_sum(cell, &[]) != *saved;
+            if data.chunks(CELL_BYTES as usize).zip(cells).any(differs) {
+                return Err(seal::damaged(path, &record.name, record.data_offset..record.end(), "CRC-64"));
+            }
+        }
+        Ok(())
     }
 
     /// The bytes of a small record, compared with its CRC-32.
@@ -153,7 +284,7 @@ impl<'a> Source<'a> {
         // One read takes the header along: its padding is short, but for what the first guess says.
         let header_room = (record.data_offset - record.header_offset).min(HEADER_BYTES_MAX);
         let range = record.header_offset..(record.header_offset + header_room + record.bytes).min(self.file_bytes);
-        let bytes = self.bytes(range)?;
+        let mut bytes = self.bytes(range)?;
         let lost = || FormatError::Corrupt {
             offset: record.header_offset,
             what: format!("the header there is not the one of {:?}, which the directory names", record.name),
@@ -167,7 +298,9 @@ impl<'a> Source<'a> {
             let path = self.file.path().to_path_buf();
             return Err(Error::Damaged { path, name, offset, bytes: record.bytes, sums: "CRC-32" }.into());
         }
-        Ok(data.to_vec())
+        bytes.drain(..from);
+        bytes.truncate(record.bytes as usize);
+        Ok(bytes)
     }
 
     fn safetensors(&self) -> Result<Known, Failure> {
@@ -186,9 +319,15 @@ impl<'a> Source<'a> {
             alignment: tensor.dtype.bytes().clamp(1, arena::ELEMENT_ALIGNMENT),
         };
         let extents: Vec<Extent> = header.tensors.iter().map(extent).collect();
-        let sums = header.metadata.iter().find(|(key, _)| key == METADATA_KEY);
-        let sums = sums.map(|(_, text)| by_name(text.as_bytes(), &extents)).transpose()?;
-        Ok((Contents::Safetensors { header }, extents, sums))
+        let data_offset = LENGTH_BYTES + json_bytes;
+        let seal = match header.metadata.iter().find(|(key, _)| key == METADATA_KEY) {
+            Some((_, text)) => {
+                let region = self.bytes(0..data_offset)?;
+                seal::of_header(self.file.path(), text, &region, self.file_bytes, &extents)
+            }
+            None => Seal::none(Coverage::Nothing, 0..data_offset),
+        };
+        Ok(Known { contents: Contents::Safetensors { header }, extents: extents.len(), records: extents, seal })
     }
 }
 
@@ -217,18 +356,25 @@ fn storages(directory: &Directory, state: &State) -> FormatResult<Vec<Extent>> {
     state.storages.iter().map(extent).collect()
 }
 
-/// The sums of a side-car by name, with as many cells as each extent has.
-fn by_name(text: &[u8], extents: &[Extent]) -> FormatResult<HashMap<String, Vec<u64>>> {
-    let sums: HashMap<String, Vec<u64>> =
-        sums::decode(text)?.into_iter().map(|record| (record.name, record.cells)).collect();
-    for extent in extents {
-        let cells = sums.get(&extent.name).map(Vec::len);
-        if cells != Some(cell_count(extent.bytes)) {
-            let what = format!("the checksums have {cells:?} cells for {:?} of {} bytes", extent.name, extent.bytes);
-            return Err(FormatError::Corrupt { offset: extent.data_offset, what });
-        }
-    }
-    Ok(sums)
+/// The records that are no storages of the state. The side-car is none of them: the seal covers it.
+fn others(directory: &Directory, storages: &[Extent]) -> Vec<Extent> {
+    let known: HashSet<&str> = storages.iter().map(|storage| storage.record_name.as_str()).collect();
+    let side_car = directory.find(SIDE_CAR).map(|record| record.name.as_str());
+    let others = directory.records().iter().filter(|record| {
+        let name = record.name.as_str();
+        !known.contains(name) && side_car != Some(name)
+    });
+    let root = format!("{}/", directory.root());
+    let extent = |record: &Record| Extent {
+        name: record.name.strip_prefix(&root).unwrap_or(&record.name).to_owned(),
+        header_offset: record.header_offset,
+        data_offset: record.data_offset,
+        bytes: record.bytes,
+        crc32: Some(record.crc32),
+        record_name: record.name.clone(),
+        alignment: arena::ELEMENT_ALIGNMENT,
+    };
+    others.map(extent).collect()
 }
 
 /// What a ZIP file without objects is.
@@ -262,17 +408,25 @@ fn foreign(head: &[u8], file_bytes: u64) -> FormatError {
 }
 
 fn read_ranges(engine: &Engine, file: &Arc<TensorFile>, ranges: &[Range<u64>]) -> Result<Vec<Vec<u8>>> {
-    let item = |range: &Range<u64>| ReadItem {
-        file: Arc::clone(file),
-        offset: range.start,
-        target: RegionMut::from_vec(vec![0; (range.end - range.start) as usize]),
+    let item = |range: &Range<u64>| {
+        let target = RegionMut::from_vec(zeroed(file, (range.end - range.start) as usize)?);
+        Ok(ReadItem { file: Arc::clone(file), offset: range.start, target })
     };
-    let (regions, read) = engine.read_batch(ranges.iter().map(item).collect())?.wait();
+    let (regions, read) = engine.read_batch(ranges.iter().map(item).collect::<Result<_>>()?)?.wait();
     read?;
     let bytes = |region: RegionMut| {
-        let mut bytes = vec![0; region.len()];
+        let mut bytes = zeroed(file, region.len())?;
         region.region().copy_to_slice(0, &mut bytes);
-        bytes
+        Ok(bytes)
     };
-    Ok(regions.unwrap_or_default().into_iter().map(bytes).collect())
+    regions.unwrap_or_default().into_iter().map(bytes).collect()
+}
+
+/// Memory for that much of a file's metadata.
+fn zeroed(file: &TensorFile, bytes: usize) -> Result<Vec<u8>> {
+    let mut memory = Vec::new();
+    let refused = |_| Error::Io(deepnvme_io::Error::os("read", Errno::NOMEM).at_path(file.path()));
+    memory.try_reserve_exact(bytes).map_err(refused)?;
+    memory.resize(bytes, 0);
+    Ok(memory)
 }

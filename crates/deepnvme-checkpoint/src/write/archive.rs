@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use deepnvme_format::archive::{Plan, RecordSpec, root_of};
-use deepnvme_format::sums::{self, RecordSums, SIDE_CAR};
+use deepnvme_format::archive::{ENTRY_CRC32, HEADER_CRC32, Plan, RecordSpec, root_of};
+use deepnvme_format::sums::{self, Frame, INDEX_DIGITS, RecordSums, SIDE_CAR};
 use deepnvme_format::{Error, Result};
 
 use super::Record;
@@ -24,7 +24,7 @@ impl ArchiveLayout {
         let mut specs: Vec<RecordSpec<'_>> = Vec::with_capacity(records.len() + 1);
         specs.extend(records.iter().map(|record| RecordSpec { name: &record.name, bytes: record.bytes.bytes() }));
         if has_sums {
-            let bare_bytes = sums::encode(specs.iter().map(|spec| (spec.name, &[][..]))).len() as u64;
+            let bare_bytes = sums::encode(specs.iter().map(|spec| (spec.name, &[][..])), Frame::default()).len() as u64;
             let sums_bytes: u64 = specs.iter().map(|spec| sums::text_bytes(spec.bytes)).sum();
             specs.push(RecordSpec { name: SIDE_CAR, bytes: bare_bytes + sums_bytes });
         }
@@ -62,18 +62,35 @@ impl Layout for ArchiveLayout {
     }
 
     fn index(&self, sums: &[RecordSums]) -> Vec<u8> {
-        let mut crc32: Vec<u32> = sums.iter().map(|sums| sums.crc32).collect();
-        let mut bytes = Vec::new();
-        if self.has_sums {
-            let cells = sums.iter().enumerate().map(|(record, sums)| (self.plan.name(record), sums.cells.as_slice()));
-            let text = sums::encode(cells);
-            let sum = sums::sums_of(text.as_bytes()).crc32;
-            bytes.extend(self.plan.header(self.records, sum));
-            bytes.extend(text.as_bytes());
-            crc32.push(sum);
+        let crc32: Vec<u32> = sums.iter().map(|sums| sums.crc32).collect();
+        if !self.has_sums {
+            return self.plan.index(&crc32);
         }
+        let (index_offset, file_bytes) = (self.late_offset(), self.plan.file_bytes());
+        let frame = Frame { file_bytes, index_offset, index_bytes: file_bytes - index_offset };
+        let cells = sums.iter().enumerate().map(|(record, sums)| (self.plan.name(record), sums.cells.as_slice()));
+        let mut text = sums::encode(cells, frame).into_bytes();
+        // The side-car has the sum of all this, and this the sum of the side-car: both are left out of the former.
+        let record = &self.plan.records()[self.records];
+        let text_at = (record.data_offset - index_offset) as usize;
+        let digits = INDEX_DIGITS.start + text_at..INDEX_DIGITS.end + text_at;
+        let entry_at = (record.entry_offset - index_offset) as usize;
+        let entry_crc32 = ENTRY_CRC32.start + entry_at..ENTRY_CRC32.end + entry_at;
+        let mut blank = self.index_of(&text, &crc32, 0);
+        sums::seal(&mut blank, digits.clone(), &[HEADER_CRC32, digits.clone(), entry_crc32]);
+        text[INDEX_DIGITS].copy_from_slice(&blank[digits]);
+        self.index_of(&text, &crc32, sums::sums_of(&text).crc32)
+    }
+}
+
+impl ArchiveLayout {
+    /// The side-car with its header, the gap, the directory.
+    fn index_of(&self, text: &[u8], crc32: &[u32], text_crc32: u32) -> Vec<u8> {
+        let mut bytes = self.plan.header(self.records, text_crc32);
+        bytes.extend(text);
         bytes.resize((self.plan.index_offset() - self.late_offset()) as usize, 0);
-        bytes.extend(self.plan.index(&crc32));
+        let all: Vec<u32> = crc32.iter().copied().chain([text_crc32]).collect();
+        bytes.extend(self.plan.index(&all));
         bytes
     }
 }

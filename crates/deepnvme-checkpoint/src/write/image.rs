@@ -3,7 +3,6 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
 use deepnvme_format::sums::{CELL_BYTES, Hasher, RecordSums, cell_count, sums_of};
 use deepnvme_io::mem::{Device, Slot};
@@ -14,6 +13,7 @@ use super::source::Source;
 use super::spans::{Content, Pieces, Span, Spans};
 use super::{PIECE_BYTES, tally};
 use crate::error::{Error, Result};
+use crate::sync::OnceLock;
 
 /// What is copied before it is hashed: it stays in the cache of one core.
 const STEP_BYTES: u64 = 128 << 10;

@@ -4,13 +4,17 @@
 //! Save                       what the file is, to the last byte         (save, archive, safetensors)
 //! spans, shares              how it is cut                              (pure)
 //! image, source, origin      any piece of it, put together and hashed
+//! flips                      signs that torch flips lazily
 //! writer                     threads that fill slots, and the engine that writes them
 //! share, tally               one writer's part of it, and what it tells the others
+//! placed                     a file whose tensors somebody else puts there
 //! ```
 
 mod archive;
+mod flips;
 mod image;
 mod origin;
+mod placed;
 mod safetensors;
 mod save;
 mod share;
@@ -20,12 +24,14 @@ mod spans;
 mod tally;
 mod writer;
 
+pub(crate) use flips::Flips;
 pub(crate) use origin::LastStorage;
 pub use origin::{FileBytes, FileView, GpuBytes, Origin};
+pub use placed::Placed;
 pub use save::{Record, Save, SaveOptions, Saved, Tensor, create, named};
 pub use share::Share;
 pub use shares::{SHARE_BYTES_MIN, shares};
 pub use writer::{POOL_BYTES_MAX, Staging};
 
 /// Bytes of a piece: one request to the disk.
-pub(crate) const PIECE_BYTES: u64 = 1 << 20;
+pub(crate) const PIECE_BYTES: u64 = if cfg!(simulated) { 16 << 10 } else { 1 << 20 };

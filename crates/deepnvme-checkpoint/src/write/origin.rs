@@ -1,13 +1,15 @@
 //! Where the bytes of a record come from: memory, or a file that is being converted.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use deepnvme_io::mem::{Device, Region, Strided};
 use deepnvme_io::{Engine, GpuAccess, TensorFile};
 
+use super::flips::Flips;
 use crate::error::Result;
 use crate::stretch;
+use crate::sync::Mutex;
 
 /// Bytes that are to be saved.
 #[derive(Clone, Debug)]
@@ -48,6 +50,7 @@ pub struct FileView {
     /// Where the first element begins.
     pub(crate) at: usize,
     pub(crate) layout: Strided,
+    pub(crate) flips: Option<Flips>,
     pub(crate) last: Arc<LastStorage>,
 }
 
@@ -104,7 +107,14 @@ impl Origin {
                 Ok(Window { memory: Region::from_vec(bytes), start: range.start })
             }
             Self::File(stretch) => Ok(Window { memory: stretch.read(range)?, start: range.start }),
-            Self::View(view) => Ok(Window { memory: view.read()?, start: 0 }),
+            Self::View(view) => {
+                let memory = view.read()?;
+                let Some(flips) = view.flips else { return Ok(Window { memory, start: 0 }) };
+                let mut bytes = vec![0; (range.end - range.start) as usize];
+                memory.copy_to_slice(range.start as usize, &mut bytes);
+                flips.apply(range.start, &mut bytes);
+                Ok(Window { memory: Region::from_vec(bytes), start: range.start })
+            }
         }
     }
 }

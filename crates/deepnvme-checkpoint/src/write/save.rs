@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use deepnvme_format::sums::RecordSums;
 use deepnvme_io::stream::Replacement;
-use deepnvme_io::{Durability, Engine, ErrorKind, StreamPoints, Target, TensorFile};
+use deepnvme_io::{Durability, Engine, ErrorKind, OpenOptions, StreamPoints, Target, TensorFile};
 
 use super::archive::ArchiveLayout;
 use super::image::Image;
@@ -133,14 +133,43 @@ impl Save {
     /// `Io` for what the disk refused: then nothing is left of the new file, and the old one is untouched.
     /// `Interrupted` when `progress` was stopped.
     pub fn run(self, engine: Arc<Engine>, target: &Target, progress: Arc<Progress>) -> Result<Saved> {
-        let (bytes, durability) = (self.bytes(), self.options.durability);
+        let durability = self.options.durability;
+        let (saved, replacement) = self.write(engine, target, progress)?;
+        replacement.commit(durability == Durability::Full)?;
+        Ok(saved)
+    }
+
+    /// Writes the whole file under a private name, and leaves it to the caller to give it another one.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn write(self, engine: Arc<Engine>, target: &Target, progress: Arc<Progress>) -> Result<(Saved, Replacement)> {
+        let bytes = self.bytes();
         let (replacement, file) = create(&engine, target, bytes)?;
         let shown = Arc::clone(&progress);
         let share = Arc::new(self).share(engine, file, 0..bytes, 0, progress);
         let saved =
             share.and_then(|share| share.finish(&[])).map_err(|error| named(error, replacement.target(), bytes))?;
         shown.check()?;
-        replacement.commit(durability == Durability::Full)?;
+        Ok((saved, replacement))
+    }
+
+    /// Writes the whole file into one that is there already, and that nobody reads yet: a member of a set that will be
+    /// replaced at once. Its bytes are synced as far as the options say; its name is the caller's to sync.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run). What is in the file then is of no use.
+    pub fn write_into(self, engine: Arc<Engine>, path: &Path, progress: Arc<Progress>) -> Result<Saved> {
+        let bytes = self.bytes();
+        let shown = Arc::clone(&progress);
+        let options = OpenOptions::to_fill(engine.config().direct);
+        let filled = || {
+            let file = TensorFile::open(&Target::Path(path.to_path_buf()), options)?;
+            file.set_len(bytes)?;
+            Arc::new(self).share(engine, file, 0..bytes, 0, progress)?.finish(&[])
+        };
+        let saved = filled().map_err(|error| named(error, path, bytes))?;
+        shown.check()?;
         Ok(saved)
     }
 

@@ -1,13 +1,14 @@
 //! A record's bytes, and their sums as they become known.
 
 use std::path::Path;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::PoisonError;
 
 use deepnvme_format::LARGE_BYTES;
 use deepnvme_format::sums::{PartSums, RecordSums, sums_of};
 
 use super::origin::{Origin, Window};
 use crate::error::{Error, Result};
+use crate::sync::{Mutex, OnceLock};
 
 pub(super) struct Source {
     pub(super) origin: Origin,

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use deepnvme_io::mem::{Pool, Region, Slot};
@@ -18,6 +18,7 @@ use super::image::Image;
 use crate::crew::{self, THREADS_MAX};
 use crate::error::Result;
 use crate::progress::Progress;
+use crate::sync::{Mutex, MutexGuard, OnceLock};
 
 /// Pieces on their way, for each thread. Devices of virtual machines report all that they have at once, so that as many
 /// more are put together meanwhile, for the device to have something to do at that moment.

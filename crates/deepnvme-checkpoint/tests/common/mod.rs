@@ -23,7 +23,7 @@ pub fn random(bytes: usize, seed: u64) -> Vec<u8> {
 }
 
 /// The pickle of a dict of one-dimensional uint8 tensors, each with a storage of its own.
-fn pickle(storages: &[Vec<u8>]) -> Vec<u8> {
+pub fn pickle(storages: &[Vec<u8>]) -> Vec<u8> {
     let text = |text: &str| {
         let mut bytes = vec![b'X'];
         bytes.extend((text.len() as u32).to_le_bytes());

@@ -7,7 +7,7 @@
 use std::env;
 use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::{Path, PathBuf};
 use std::thread;
 
@@ -61,7 +61,8 @@ fn leave() -> Option<PathBuf> {
     // SAFETY: only what the current folder is gets apart; descriptors and memory stay common to all threads.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }.ok()?;
     let folder = env::temp_dir().join(format!("deepnvme-cufile-{}-{:?}", std::process::id(), thread::current().id()));
-    fs::create_dir(&folder).ok()?;
+    // Its own, whatever the umask is: all that is in it goes.
+    fs::DirBuilder::new().mode(0o700).create(&folder).ok()?;
     // Without it, what is logged goes to a file that is deleted with its folder.
     let _ = symlink("/dev/null", folder.join(LOG));
     if env::set_current_dir(&folder).is_err() {
@@ -76,6 +77,7 @@ fn without_new_log<T>(folder: &Path, call: impl FnOnce() -> T) -> T {
     let log = folder.join(LOG);
     let was_there = log.symlink_metadata().is_ok();
     let answer = call();
+    // Of /proc, whose closing cannot fail: the standard library panics where it does.
     let descriptors = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let mut targets = descriptors.filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
     if !was_there && targets.any(|target| target == log) {

@@ -16,6 +16,8 @@ const DESCRIPTOR_BYTES: u64 = 16;
 const DESCRIPTOR64_BYTES: u64 = 24;
 /// The longest directory that is read: millions of records.
 const DIRECTORY_BYTES_MAX: u64 = 256 << 20;
+/// What an entry takes in memory for each of its bytes: itself, its record, and its name three times.
+const BYTES_FOR_A_BYTE: usize = 16;
 
 /// What the end of the file says of its directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +82,8 @@ pub struct Record {
     pub bytes: u64,
     /// The CRC-32 of those.
     pub crc32: u32,
+    /// Where its entry in the directory begins.
+    pub entry_offset: u64,
 }
 
 /// The records of an archive.
@@ -96,20 +100,21 @@ impl Directory {
     /// # Errors
     /// `Corrupt` for entries that contradict each other or the file's size; `Unsupported` for compressed or encrypted ones.
     pub fn parse(bytes: &[u8], end: End, file_bytes: u64) -> Result<Self> {
+        Error::unless_there_is_room("the directory of the archive", bytes.len(), BYTES_FOR_A_BYTE)?;
         let mut words = Words::new(bytes, end.directory_offset);
         let mut entries = Vec::with_capacity(end.records as usize);
         for _ in 0..end.records {
-            entries.push(zip::read_central(&mut words)?);
+            entries.push((words.offset(), zip::read_central(&mut words)?));
         }
         if words.offset() != end.directory_offset + end.directory_bytes || file_bytes < words.offset() {
             return Err(Error::corrupt(words.offset(), "the ZIP directory does not end where the file says"));
         }
         let mut order: Vec<usize> = (0..entries.len()).collect();
-        order.sort_by_key(|index| entries[*index].header_offset);
+        order.sort_by_key(|index| entries[*index].1.header_offset);
         let mut records: Vec<Option<Record>> = vec![None; entries.len()];
         let mut limit = end.directory_offset;
         for &index in order.iter().rev() {
-            let entry = &entries[index];
+            let (entry_offset, entry) = &entries[index];
             let data_offset = data_offset(entry, limit)?;
             limit = entry.header_offset;
             records[index] = Some(Record {
@@ -118,6 +123,7 @@ impl Directory {
                 data_offset,
                 bytes: entry.bytes,
                 crc32: entry.crc32,
+                entry_offset: *entry_offset,
             });
         }
         let records: Vec<Record> = records.into_iter().flatten().collect();

@@ -12,7 +12,7 @@ mod plan;
 mod zip;
 
 pub use directory::{Directory, End, Record, TAIL_BYTES_MAX, find_end};
-pub use plan::{Plan, RecordPlan, RecordSpec};
+pub use plan::{ENTRY_CRC32, HEADER_CRC32, Plan, RecordPlan, RecordSpec, local_header};
 pub use zip::{Header, LOCAL_BYTES};
 
 /// The objects.

@@ -7,6 +7,7 @@
 //! ends at such a place, too: the gap is in front of the directory, where no reader looks.
 
 use std::collections::HashSet;
+use std::ops::Range;
 
 use super::zip::{self, Entry};
 use crate::error::{Error, Result};
@@ -32,6 +33,8 @@ pub struct RecordPlan {
     pub data_offset: u64,
     /// How many those are.
     pub bytes: u64,
+    /// Where its entry in the directory begins.
+    pub entry_offset: u64,
 }
 
 impl RecordPlan {
@@ -76,7 +79,8 @@ impl Plan {
             }
             let header_offset = at;
             let data_offset = aligned(header_offset + least, alignment_of(spec.bytes));
-            let record = RecordPlan { name, header_offset, data_offset, bytes: spec.bytes };
+            let entry_offset = directory_bytes;
+            let record = RecordPlan { name, header_offset, data_offset, bytes: spec.bytes, entry_offset };
             directory_entry.clear();
             zip::put_central(&mut directory_entry, &entry(&record, 0));
             directory_bytes += directory_entry.len() as u64;
@@ -85,6 +89,7 @@ impl Plan {
         }
         let index_bytes = directory_bytes + zip::END_ALL_BYTES;
         let index_offset = (at + index_bytes).next_multiple_of(ALIGNMENT_LARGE) - index_bytes;
+        records.iter_mut().for_each(|record| record.entry_offset += index_offset);
         Ok(Self { records, root_bytes: root.len() + 1, index_offset, index_bytes })
     }
 
@@ -139,6 +144,21 @@ impl Plan {
 fn entry(record: &RecordPlan, crc32: u32) -> Entry<'_> {
     Entry { name: &record.name, bytes: record.bytes, crc32, header_offset: record.header_offset }
 }
+
+/// The header that [`Plan`] puts in front of a record, so long; `None` where it puts none of that length.
+#[must_use]
+pub fn local_header(name: &str, bytes: u64, crc32: u32, header_bytes: u64) -> Option<Vec<u8>> {
+    let fixed = zip::LOCAL_BYTES + name.len() as u64 + if zip::is_wide(bytes) { zip::LOCAL64_BYTES } else { 0 };
+    let padding = header_bytes.checked_sub(fixed)?;
+    let is_planned = padding == 0 || (zip::EXTRA_HEAD_BYTES..ALIGNMENT_LARGE * 2).contains(&padding);
+    (is_planned && name.len() <= usize::from(u16::MAX) / 2)
+        .then(|| zip::local(&Entry { name, bytes, crc32, header_offset: 0 }, header_bytes))
+}
+
+/// Where a header holds the CRC-32 of its record, counted from its beginning.
+pub const HEADER_CRC32: Range<usize> = 14..18;
+/// Where an entry of the directory holds it.
+pub const ENTRY_CRC32: Range<usize> = 16..20;
 
 /// The next aligned place, where the padding up to it is either nothing or has room for the head of an extra field.
 fn aligned(offset: u64, alignment: u64) -> u64 {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use crate::dtype::Dtype;
+use crate::state::Signs;
 
 /// A pickle that is being written.
 #[derive(Debug)]
@@ -29,6 +30,8 @@ pub struct TensorView<'a> {
     pub strides: &'a [u64],
     /// Whether it takes part in training.
     pub requires_grad: bool,
+    /// Which of its signs are the opposite of those in the storage.
+    pub signs: Signs,
 }
 
 impl Default for Emitter {
@@ -141,6 +144,15 @@ impl Emitter {
         self.ordered_dict();
         if class.is_none() {
             self.bytes.extend(format!("ctorch\n{}\n", view.dtype.torch_name()).as_bytes());
+        }
+        if !view.signs.are_plain() {
+            self.bytes.push(b'}');
+            for (name, is_set) in [("conj", view.signs.is_conj), ("neg", view.signs.is_neg)] {
+                if is_set {
+                    self.text(name);
+                    self.bytes.extend(b"\x88s");
+                }
+            }
         }
         self.bytes.extend(b"tR");
     }

@@ -1,6 +1,12 @@
 //! The objects that a pickle describes.
 
+use std::borrow::Cow;
+
+use super::surrogates;
 use crate::DIMS_MAX;
+
+/// What stands in a name for a key that is neither text nor number.
+const ODD_KEY: &str = "<key>";
 
 /// Which node of a graph.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
@@ -27,8 +33,10 @@ pub enum Node {
     LongInt(Box<[u8]>),
     /// A float.
     Float(f64),
-    /// A string; lone surrogates have become U+FFFD.
+    /// A string.
     Str(Box<str>),
+    /// A string with lone surrogates: UTF-8 but for these, which have three bytes each (`surrogatepass` of Python).
+    Surrogates(Box<[u8]>),
     /// Bytes.
     Bytes(Box<[u8]>),
     /// A byte array.
@@ -49,6 +57,33 @@ pub enum Node {
     Persistent(NodeId),
     /// The result of a call.
     Object(Box<Object>),
+}
+
+impl Node {
+    /// Visits the nodes that this one is made of.
+    pub fn refers_to(&self, visit: &mut dyn FnMut(NodeId)) {
+        let mut pairs = |items: &[(NodeId, NodeId)]| {
+            for (key, value) in items {
+                visit(*key);
+                visit(*value);
+            }
+        };
+        match self {
+            Self::Tuple(elements) => elements.iter().for_each(|id| visit(*id)),
+            Self::List(elements) | Self::Set(elements) | Self::FrozenSet(elements) => {
+                elements.iter().for_each(|id| visit(*id));
+            }
+            Self::Dict(items) => pairs(items),
+            Self::Global(module, name) => [module, name].into_iter().for_each(|id| visit(*id)),
+            Self::Persistent(key) => visit(*key),
+            Self::Object(object) => {
+                pairs(&object.items);
+                [object.callable, object.arguments].into_iter().for_each(&mut *visit);
+                object.keywords.iter().chain(&object.elements).chain(&object.states).for_each(|id| visit(*id));
+            }
+            _ => {}
+        }
+    }
 }
 
 /// What a call would make, and what would be done with it afterwards.
@@ -141,6 +176,21 @@ impl Graph {
         match self.node(id) {
             Node::Str(text) => Some(text),
             _ => None,
+        }
+    }
+
+    /// What tensors are called by below a key: the same as `str(key)` in Python for the keys that states have. Lone
+    /// surrogates are escaped, so that no two keys have one name for them.
+    #[must_use]
+    pub fn key_name(&self, key: NodeId) -> Cow<'_, str> {
+        match self.node(key) {
+            Node::Str(text) => Cow::Borrowed(text),
+            Node::Surrogates(bytes) => Cow::Owned(surrogates::escaped(bytes)),
+            Node::Int(number) => Cow::Owned(number.to_string()),
+            Node::Bool(true) => Cow::Borrowed("True"),
+            Node::Bool(false) => Cow::Borrowed("False"),
+            Node::None => Cow::Borrowed("None"),
+            _ => Cow::Borrowed(ODD_KEY),
         }
     }
 

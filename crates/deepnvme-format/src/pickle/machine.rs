@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use super::graph::{Graph, Make, Node, NodeId, Object};
 use super::input::Input;
-use super::{cost, opcodes as op};
+use super::{cost, opcodes as op, surrogates};
 use crate::error::{Error, Result};
 
 /// The longest pickle that is read: far more than the largest model's names need.
@@ -17,6 +17,8 @@ const LONG_INT_BYTES_MAX: usize = 4096;
 
 /// The most objects: an instruction of one byte may make one, which takes forty times as much here.
 const CELLS_MAX: usize = 1 << 26;
+/// What parsing takes for each byte: a node, its place on the stack, and room that vectors have to spare.
+const BYTES_FOR_A_BYTE: usize = 64;
 /// How many plain objects one takes the memory of that is constructed.
 const OBJECT_CELLS: usize = 4;
 
@@ -30,6 +32,7 @@ pub fn parse(bytes: &[u8]) -> Result<Graph> {
         let text = format!("the pickle has {} bytes; at most {PICKLE_BYTES_MAX} are read", bytes.len());
         return Err(Error::unsupported(text));
     }
+    Error::unless_there_is_room("the objects of the pickle", bytes.len(), BYTES_FOR_A_BYTE)?;
     parse_within(bytes, CELLS_MAX)
 }
 
@@ -84,8 +87,12 @@ impl Machine<'_> {
                     op::BIN_UNICODE => self.input.counted(4)?,
                     _ => self.input.counted(8)?,
                 };
-                let text = String::from_utf8_lossy(bytes).into_owned().into_boxed_str();
-                self.push(Node::Str(text))?;
+                let node = match std::str::from_utf8(bytes) {
+                    Ok(text) => Node::Str(text.into()),
+                    Err(_) if surrogates::are_text(bytes) => Node::Surrogates(bytes.into()),
+                    Err(_) => return Err(self.input.error("has a text that is not UTF-8")),
+                };
+                self.push(node)?;
             }
             op::SHORT_BIN_STRING | op::SHORT_BIN_BYTES => self.bytes_node(1)?,
             op::BIN_STRING | op::BIN_BYTES => self.bytes_node(4)?,

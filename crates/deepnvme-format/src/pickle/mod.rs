@@ -13,6 +13,7 @@ mod graph;
 mod input;
 mod machine;
 mod opcodes;
+mod surrogates;
 
 pub use emit::{Emitter, TensorView};
 pub use graph::{Graph, Make, Node, NodeId, Object};

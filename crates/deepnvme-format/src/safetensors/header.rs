@@ -3,10 +3,10 @@
 use serde_json::value::RawValue;
 
 use super::{Entry, HEADER_BYTES_MAX, LENGTH_BYTES, METADATA, Tensor, byte_count};
-use crate::DIMS_MAX;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::json::Object;
+use crate::{DIMS_MAX, JSON_ROOM};
 
 /// What a file's header says.
 #[derive(Clone, Debug, Default)]
@@ -40,6 +40,7 @@ impl Header {
     pub fn parse(json: &[u8], file_bytes: u64) -> Result<Self> {
         let no_header =
             |error: serde_json::Error| Error::corrupt(LENGTH_BYTES, format!("the header is damaged: {error}"));
+        Error::unless_there_is_room("the header", json.len(), JSON_ROOM)?;
         let entries: Object<Box<RawValue>> = serde_json::from_slice(json).map_err(no_header)?;
         let data_offset = LENGTH_BYTES + json.len() as u64;
         let mut header = Self::default();

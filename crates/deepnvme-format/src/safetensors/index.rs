@@ -2,8 +2,10 @@
 
 use serde::Deserialize;
 
+use crate::JSON_ROOM;
 use crate::error::{Error, Result};
 use crate::json::Object;
+use crate::set::is_file_name;
 
 /// The index of a model in several files, as Hugging Face lays it out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,10 +25,11 @@ impl Index {
     /// # Errors
     /// `Corrupt` for text that is no index, or names files outside its own folder.
     pub fn parse(json: &[u8]) -> Result<Self> {
+        Error::unless_there_is_room("the index", json.len(), JSON_ROOM)?;
         let wire: Wire = serde_json::from_slice(json)
             .map_err(|error| Error::corrupt(0, format!("this is no index of safetensors files: {error}")))?;
         for (name, file) in &wire.weight_map.0 {
-            if file.is_empty() || file.contains(['/', '\0']) || file == "." || file == ".." {
+            if !is_file_name(file) {
                 return Err(Error::corrupt(
                     0,
                     format!("{name:?} is said to be in {file:?}, which is no file of this folder"),

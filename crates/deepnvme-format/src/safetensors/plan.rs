@@ -5,8 +5,12 @@ use serde::Serialize;
 use super::{Entry, HEADER_BYTES_MAX, LENGTH_BYTES, METADATA, Tensor, TensorSpec, byte_count};
 use crate::error::{Error, Result};
 use crate::json::Entries;
-use crate::sums::{METADATA_KEY, encode, text_bytes};
-use crate::{ALIGNMENT_LARGE, FILE_BYTES_MAX};
+use crate::sums::{self, Frame, METADATA_KEY, encode, text_bytes};
+use crate::{ALIGNMENT_LARGE, DIMS_MAX, FILE_BYTES_MAX};
+
+/// Spaces behind the text of a header, at least. Other writers put seven there at the most: who copies checksums into a
+/// file of their own cannot make a header that looks like one of ours that was damaged.
+pub const PADDING_BYTES_MIN: u64 = 8;
 
 /// A file laid out before its first byte is written.
 #[derive(Clone, Debug)]
@@ -20,16 +24,40 @@ pub struct Plan {
 
 impl Plan {
     /// Lays tensors out: those of wide elements first, so that all are aligned to their own width, else in the order given.
-    /// With `has_sums` the metadata will hold checksums.
+    /// With `has_sums` the metadata will hold checksums. Checksums in the metadata given are those of another file, and are
+    /// left out.
     ///
     /// # Errors
     /// `Invalid` for names that occur twice or mean something else, types that the format does not have, and headers that
     /// are longer than it allows.
     pub fn new(specs: Vec<TensorSpec>, metadata: Vec<(String, String)>, has_sums: bool) -> Result<Self> {
-        let mut seen = std::collections::HashSet::with_capacity(specs.len());
-        for spec in &specs {
+        let mut ordered: Vec<(usize, TensorSpec)> = specs.into_iter().enumerate().collect();
+        ordered.sort_by_key(|(_, spec)| std::cmp::Reverse(spec.dtype.bytes()));
+        Self::of(ordered, metadata, has_sums)
+    }
+
+    /// Lays tensors out in the order given, whatever their alignment is.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn in_order(specs: Vec<TensorSpec>, metadata: Vec<(String, String)>, has_sums: bool) -> Result<Self> {
+        Self::of(specs.into_iter().enumerate().collect(), metadata, has_sums)
+    }
+
+    fn of(ordered: Vec<(usize, TensorSpec)>, metadata: Vec<(String, String)>, has_sums: bool) -> Result<Self> {
+        let metadata: Vec<_> = metadata.into_iter().filter(|(key, _)| key != METADATA_KEY).collect();
+        let mut keys = std::collections::HashSet::with_capacity(metadata.len());
+        if let Some((twice, _)) = metadata.iter().find(|(key, _)| !keys.insert(key)) {
+            return Err(Error::invalid(format!("the metadata has {twice:?} twice")));
+        }
+        let mut seen = std::collections::HashSet::with_capacity(ordered.len());
+        for (_, spec) in &ordered {
             if spec.name == METADATA || !seen.insert(&spec.name) {
                 return Err(Error::invalid(format!("the tensor name {:?} is taken", spec.name)));
+            }
+            if spec.shape.len() > DIMS_MAX {
+                let text = format!("{:?} has more than {DIMS_MAX} dimensions; reshape it", spec.name);
+                return Err(Error::invalid(text));
             }
             if spec.dtype.safetensors_name().is_none() {
                 let text =
@@ -37,8 +65,6 @@ impl Plan {
                 return Err(Error::invalid(format!("{text}; save it as a .pt file")));
             }
         }
-        let mut ordered: Vec<(usize, TensorSpec)> = specs.into_iter().enumerate().collect();
-        ordered.sort_by_key(|(_, spec)| std::cmp::Reverse(spec.dtype.bytes()));
         let mut at: u64 = 0;
         let (mut tensors, mut order) = (Vec::with_capacity(ordered.len()), Vec::with_capacity(ordered.len()));
         for (index, TensorSpec { name, dtype, shape }) in ordered {
@@ -54,7 +80,7 @@ impl Plan {
         let mut plan = Self { metadata, tensors, order, data_offset: 0, has_sums };
         let sums_bytes: u64 = plan.tensors.iter().filter(|_| has_sums).map(|tensor| text_bytes(tensor.bytes)).sum();
         let bare_bytes = plan.json(&vec![&[][..]; plan.tensors.len()]).len() as u64;
-        let header_bytes = LENGTH_BYTES + bare_bytes + sums_bytes;
+        let header_bytes = LENGTH_BYTES + bare_bytes + sums_bytes + PADDING_BYTES_MIN;
         plan.data_offset = header_bytes.next_multiple_of(ALIGNMENT_LARGE);
         if plan.data_offset - LENGTH_BYTES > HEADER_BYTES_MAX {
             return Err(Error::invalid(format!(
@@ -98,12 +124,19 @@ impl Plan {
         let mut bytes = (self.data_offset - LENGTH_BYTES).to_le_bytes().to_vec();
         bytes.extend(json.as_bytes());
         bytes.resize(self.data_offset as usize, b' ');
+        if self.has_sums {
+            seal(&mut bytes);
+        }
         bytes
+    }
+
+    fn frame(&self) -> Frame {
+        Frame { file_bytes: self.file_bytes(), index_offset: 0, index_bytes: self.data_offset }
     }
 
     fn json(&self, cells: &[&[u64]]) -> String {
         let names = self.tensors.iter().map(|tensor| tensor.name.as_str());
-        let sums = self.has_sums.then(|| encode(names.zip(cells.iter().copied())));
+        let sums = self.has_sums.then(|| encode(names.zip(cells.iter().copied()), self.frame()));
         let texts = self.metadata.iter().map(|(key, text)| (key.as_str(), text.as_str()));
         let texts: Vec<_> = texts.chain(sums.as_deref().map(|sums| (METADATA_KEY, sums))).collect();
         let metadata = (!texts.is_empty()).then(|| (METADATA, Value::Metadata(Entries(texts.into_iter()))));
@@ -114,6 +147,13 @@ impl Plan {
         };
         let tensors = self.tensors.iter().map(|tensor| (tensor.name.as_str(), Value::Tensor(entry(tensor))));
         serde_json::to_string(&Entries(metadata.into_iter().chain(tensors))).unwrap_or_default()
+    }
+}
+
+/// Puts the sum of a header, which is all of a file up to its first tensor, into its checksums.
+pub fn seal(header: &mut [u8]) {
+    if let Some(digits) = sums::quoted_digits(header) {
+        sums::seal(header, digits.clone(), &[digits]);
     }
 }
 

@@ -8,7 +8,7 @@
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::pickle::{Graph, NodeId};
+use crate::pickle::{Graph, Node, NodeId};
 
 mod names;
 mod others;
@@ -47,6 +47,35 @@ pub struct Tensor {
     pub offset: u64,
     /// Which of the storages it views.
     pub storage: usize,
+    /// Which of its signs are the opposite of those in the storage.
+    pub signs: Signs,
+}
+
+/// What torch does lazily to the elements of a tensor: they are what the storage has with other signs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Signs {
+    /// Whether the tensor is the complex conjugate.
+    pub is_conj: bool,
+    /// Whether the tensor is the negative.
+    pub is_neg: bool,
+}
+
+impl Signs {
+    /// Whether the elements are what the storage has.
+    #[must_use]
+    pub fn are_plain(self) -> bool {
+        !(self.is_conj || self.is_neg)
+    }
+
+    /// Reads what torch notes of a tensor.
+    fn of(graph: &Graph, metadata: NodeId) -> Self {
+        let Node::Dict(items) = graph.node(metadata) else { return Self::default() };
+        let has = |name: &str| {
+            let found = items.iter().rev().find(|(key, _)| graph.text(*key) == Some(name));
+            found.is_some_and(|(_, value)| *graph.node(*value) == Node::Bool(true))
+        };
+        Self { is_conj: has("conj"), is_neg: has("neg") }
+    }
 }
 
 impl Tensor {

@@ -48,7 +48,7 @@ impl<'a> Ways<'a> {
     pub(super) fn below(&mut self, above: WayId, part: Part) -> Result<WayId> {
         let depth = self.ways[above.0 as usize].depth + 1;
         if depth as usize > DEPTH_MAX {
-            return Err(too_deep());
+            return Err(too_deep(&self.spell(above, part).unwrap_or_default()));
         }
         let id = WayId(self.ways.len() as u32);
         self.ways.push(Way { above, part, depth });
@@ -74,28 +74,31 @@ impl<'a> Ways<'a> {
                 Part::Index(index) => name += &index.to_string(),
                 Part::Key(key) => match self.graph.node(key) {
                     // Looked at before it is copied: the same key may stand in the way five hundred times.
-                    Node::Str(text) if text.len() > NAME_BYTES_MAX => return Err(too_long()),
-                    Node::Str(text) => name += text,
-                    Node::Int(number) => name += &number.to_string(),
-                    Node::Bool(value) => name += if *value { "True" } else { "False" },
-                    _ => name += ODD_KEY,
+                    Node::Str(text) if text.len() > NAME_BYTES_MAX => return Err(too_long(&(name + shown(text)))),
+                    Node::Surrogates(bytes) if bytes.len() > NAME_BYTES_MAX => return Err(too_long(&name)),
+                    _ => name += &self.graph.key_name(key),
                 },
             }
             if name.len() > NAME_BYTES_MAX {
-                return Err(too_long());
+                return Err(too_long(&name));
             }
         }
         Ok(name)
     }
 }
 
-/// What stands in a name for a key that is neither text nor number.
-const ODD_KEY: &str = "<key>";
-
-fn too_deep() -> Error {
-    Error::unsupported(format!("the file's objects lie more than {DEPTH_MAX} deep in one another"))
+fn too_deep(name: &str) -> Error {
+    let name = shown(name);
+    Error::unsupported(format!("the objects below {name:?} lie more than {DEPTH_MAX} deep in one another"))
 }
 
-fn too_long() -> Error {
-    Error::unsupported(format!("the name of a tensor has more than {NAME_BYTES_MAX} bytes"))
+fn too_long(name: &str) -> Error {
+    let name = shown(name);
+    Error::unsupported(format!("the name of the tensor {name:?}... has more than {NAME_BYTES_MAX} bytes"))
+}
+
+/// The beginning of a name.
+fn shown(name: &str) -> &str {
+    const SHOWN_CHARS: usize = 80;
+    name.char_indices().nth(SHOWN_CHARS).map_or(name, |(end, _)| &name[..end])
 }

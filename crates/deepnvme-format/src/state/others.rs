@@ -68,12 +68,14 @@ fn kind(graph: &Graph, id: NodeId) -> Kind {
         Node::Bool(_) => "bool",
         Node::Int(_) | Node::LongInt(_) => "int",
         Node::Float(_) => "float",
-        Node::Str(_) => "str",
+        Node::Str(_) | Node::Surrogates(_) => "str",
         Node::Bytes(_) | Node::ByteArray(_) => "bytes",
         Node::Global(..) => "class or function",
         Node::Set(_) | Node::FrozenSet(_) => "set",
         Node::Persistent(_) => "storage",
-        Node::Object(object) if tensor::is_tensor(graph, object) || is_parameter(graph, object) => return Kind::Tensor,
+        Node::Object(object) if tensor::call(graph, object).is_some() || is_parameter(graph, object) => {
+            return Kind::Tensor;
+        }
         Node::Object(object) if graph.global(object.callable) != Some(("collections", "OrderedDict")) => "object",
         Node::Tuple(_) | Node::List(_) | Node::Dict(_) | Node::Object(_) => return Kind::Container,
     })

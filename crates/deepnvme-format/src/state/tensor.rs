@@ -1,6 +1,7 @@
 //! What a tensor says of itself, compared with what its storage has.
 
-use super::{Storage, Tensor};
+use super::{Signs, Storage, Tensor};
+use crate::DIMS_MAX;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::pickle::{Graph, Node, NodeId, Object};
@@ -9,11 +10,39 @@ use crate::pickle::{Graph, Node, NodeId, Object};
 pub(super) const FIXED_ARGUMENTS: usize = 4;
 const DTYPE_ARGUMENT: usize = 6;
 
-/// Whether an object is a tensor with a storage, by torch's own functions.
-pub(super) fn is_tensor(graph: &Graph, object: &Object) -> bool {
-    let with_storage = ["_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_qtensor"];
-    let global = graph.global(object.callable);
-    global.is_some_and(|(module, function)| module == "torch._utils" && with_storage.contains(&function))
+/// What of its own a tensor has beside the call that makes it: those that have attributes, or a class of their own.
+const TYPED_ARGUMENTS: usize = 4;
+
+/// The call of one of torch's own functions that makes a tensor of a storage.
+#[derive(Clone, Copy)]
+pub(super) struct Call<'a> {
+    function: &'a str,
+    /// The tuple of the arguments.
+    pub(super) tuple: NodeId,
+    pub(super) arguments: &'a [NodeId],
+}
+
+/// The call that makes an object, where that is a tensor with a storage: also one that has attributes, or is of a class
+/// of its own.
+pub(super) fn call<'a>(graph: &'a Graph, object: &Object) -> Option<Call<'a>> {
+    let of = |callable, tuple| {
+        let with_storage = ["_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_qtensor"];
+        let (module, function) = graph.global(callable)?;
+        let is_known = module == "torch._utils" && with_storage.contains(&function);
+        is_known.then(|| Call { function, tuple, arguments: graph.tuple(tuple).unwrap_or_default() })
+    };
+    if graph.global(object.callable) == Some(("torch._tensor", "_rebuild_from_type_v2"))
+        && let Some(&[function, _, arguments, _]) = graph.tuple(object.arguments)
+    {
+        return of(function, arguments).filter(|call| call.arguments.len() >= FIXED_ARGUMENTS);
+    }
+    of(object.callable, object.arguments)
+}
+
+/// What an object has beside that call: the attributes of a tensor that has some.
+pub(super) fn attributes(graph: &Graph, object: &Object, call: &Call<'_>) -> Option<NodeId> {
+    let typed = graph.tuple(object.arguments).filter(|_| object.arguments != call.tuple)?;
+    typed.get(TYPED_ARGUMENTS - 1).copied()
 }
 
 /// A tensor's arguments, read but not yet believed.
@@ -25,6 +54,9 @@ pub(super) struct Parts {
     strides: Vec<u64>,
     /// The type that it has in spite of its storage's.
     dtype: OwnDtype,
+    /// What the file calls that type, for messages.
+    type_name: String,
+    signs: Signs,
 }
 
 enum OwnDtype {
@@ -32,28 +64,41 @@ enum OwnDtype {
     Named(Option<Dtype>),
 }
 
-pub(super) fn parts(graph: &Graph, object: &Object, name: &str) -> Result<Parts> {
+pub(super) fn parts(graph: &Graph, call: &Call<'_>, name: &str) -> Result<Parts> {
     let wrong = |what: &str| Error::corrupt(0, format!("the tensor {name:?} {what}"));
-    let arguments = graph.tuple(object.arguments).unwrap_or_default();
+    let arguments = call.arguments;
     let &[storage, offset, shape, strides, ..] = arguments else { return Err(wrong("has too few arguments")) };
     let Node::Persistent(storage) = graph.node(storage) else { return Err(wrong("has no storage")) };
     let (Some(offset), Some(shape), Some(strides)) =
         (graph.unsigned(offset), graph.dimensions(shape), graph.dimensions(strides))
     else {
+        let is_long = |id| graph.tuple(id).is_some_and(|numbers| numbers.len() > DIMS_MAX);
+        if is_long(shape) || is_long(strides) {
+            let text = format!("the tensor {name:?} has more than {DIMS_MAX} dimensions; reshape it");
+            return Err(Error::unsupported(text));
+        }
         return Err(wrong("has a shape that is no row of numbers"));
     };
     if shape.len() != strides.len() {
         return Err(wrong("has as many strides as it has not sizes"));
     }
-    let dtype = match graph.global(object.callable) {
-        Some((_, "_rebuild_tensor_v3")) => {
+    let signs = match call.function {
+        "_rebuild_tensor_v2" => arguments.get(DTYPE_ARGUMENT),
+        "_rebuild_tensor_v3" => arguments.get(DTYPE_ARGUMENT + 1),
+        _ => None,
+    };
+    let signs = signs.map_or_else(Signs::default, |metadata| Signs::of(graph, *metadata));
+    let mut type_name = String::new();
+    let dtype = match call.function {
+        "_rebuild_tensor_v3" => {
             let global = arguments.get(DTYPE_ARGUMENT).and_then(|dtype| graph.global(*dtype));
             let name = global.filter(|(module, _)| *module == "torch").map(|(_, name)| name);
+            type_name = name.map_or_else(String::new, |name| format!(": torch.{name}"));
             OwnDtype::Named(name.and_then(Dtype::from_torch))
         }
         _ => OwnDtype::OfStorage,
     };
-    Ok(Parts { storage: *storage, offset, shape, strides, dtype })
+    Ok(Parts { storage: *storage, offset, shape, strides, dtype, type_name, signs })
 }
 
 impl Parts {
@@ -65,13 +110,17 @@ impl Parts {
         };
         let Some(dtype) = dtype else {
             let text = format!("the tensor {name:?} has an element type that this version of deepnvme does not know");
-            return Err(Error::unsupported(format!("{text}; read the file with torch.load")));
+            return Err(Error::unsupported(format!("{text}{}", self.type_name)));
         };
-        let Self { offset, shape, strides, .. } = self;
+        if matches!(dtype, Dtype::QUInt4x2 | Dtype::QUInt2x4) {
+            let text = format!("the tensor {name:?} is of type {}, whose elements share bytes", dtype.torch_name());
+            return Err(Error::unsupported(format!("{text}; make it one of a whole type: tensor.dequantize()")));
+        }
+        let Self { offset, shape, strides, signs, .. } = self;
         if !fits(&shape, &strides, offset, storage.bytes / dtype.bytes(), dtype.bytes()) {
             return Err(Error::corrupt(0, format!("the tensor {name:?} reaches beyond its storage")));
         }
-        Ok(Tensor { name, dtype, shape, strides, offset, storage: index })
+        Ok(Tensor { name, dtype, shape, strides, offset, storage: index, signs })
     }
 }
 

@@ -79,7 +79,11 @@ impl<'a> Walk<'a> {
     fn visit(&mut self, step: Step) -> Result<()> {
         let graph = self.graph;
         match graph.node(step.id) {
-            Node::Object(object) if tensor::is_tensor(graph, object) => return self.tensor(object, step),
+            Node::Object(object) => {
+                if let Some(call) = tensor::call(graph, object) {
+                    return self.tensor(object, &call, step);
+                }
+            }
             Node::Persistent(key) => return self.storage(*key).map(drop),
             _ => {}
         }
@@ -120,25 +124,28 @@ impl<'a> Walk<'a> {
         object.states.iter().try_for_each(|state| self.push(*state, way, Part::Same))
     }
 
-    fn tensor(&mut self, object: &Object, step: Step) -> Result<()> {
+    fn tensor(&mut self, object: &Object, call: &tensor::Call<'_>, step: Step) -> Result<()> {
         let graph = self.graph;
         let name = self.ways.spell(step.above, step.part)?;
-        let parts = tensor::parts(graph, object, &name)?;
+        let parts = tensor::parts(graph, call, &name)?;
         let storage = self.storage(parts.storage)?;
         let tensor = parts.of(name, &self.state.storages[storage], storage)?;
         self.charge(size_of::<Tensor>() + tensor.name.len() + 16 * tensor.shape.len())?;
         self.state.tensors.push(tensor);
         // What follows storage, offset, sizes and strides may be made of tensors: the scales of quantised ones.
-        let arguments = graph.tuple(object.arguments).unwrap_or_default();
-        let rest = arguments.iter().enumerate().skip(tensor::FIXED_ARGUMENTS);
-        if !rest.clone().any(|(_, argument)| is_followed(graph.node(*argument))) || !self.enter(object.arguments) {
+        // So may the attributes of one that has some, which go by its name.
+        let rest = call.arguments.iter().enumerate().skip(tensor::FIXED_ARGUMENTS);
+        let attributes = tensor::attributes(graph, object, call);
+        let has_more = rest.clone().any(|(_, argument)| is_followed(graph.node(*argument)));
+        let has_more = has_more || attributes.is_some_and(|state| is_followed(graph.node(state)));
+        if !has_more || !self.enter(object.arguments) {
             return Ok(());
         }
         let way = self.ways.below(step.above, step.part)?;
         for (index, argument) in rest {
             self.push(*argument, way, Part::Index(index as u32))?;
         }
-        Ok(())
+        attributes.map_or(Ok(()), |state| self.push(state, way, Part::Same))
     }
 
     /// The storage of a persistent id.

@@ -26,9 +26,11 @@ proptest! {
         let mut seen = std::collections::BTreeSet::new();
         let records: Vec<_> = records.into_iter().filter(|(name, _)| seen.insert(name.clone()))
             .map(|(name, cells)| SideCarRecord { name, cells }).collect();
-        let text = encode(records.iter().map(|record| (record.name.as_str(), record.cells.as_slice())));
-        prop_assert_eq!(&decode(text.as_bytes()).unwrap(), &records);
-        let bare = encode(records.iter().map(|record| (record.name.as_str(), &[][..]))).len() as u64;
+        let frame = Frame { file_bytes: u64::MAX, index_offset: 7, index_bytes: 4096 };
+        let text = encode(records.iter().map(|record| (record.name.as_str(), record.cells.as_slice())), frame);
+        let seal = Some(Seal { frame, index_crc64: 0 });
+        prop_assert_eq!(&decode(text.as_bytes()).unwrap(), &SideCar { records: records.clone(), seal });
+        let bare = encode(records.iter().map(|record| (record.name.as_str(), &[][..])), Frame::default()).len() as u64;
         let cells: u64 = records.iter().map(|record| text_bytes(record.cells.len() as u64 * CELL_BYTES)).sum();
         prop_assert_eq!(bare + cells, text.len() as u64);
     }
@@ -55,7 +57,7 @@ fn a_foreign_side_car_is_refused() {
     for text in ["", "[]", r#"{"version":1}"#] {
         assert!(matches!(decode(text.as_bytes()), Err(Error::Corrupt { .. })), "{text}");
     }
-    let later = r#"{"version":2,"algorithm":"x","cell_bytes":1,"records":{}}"#;
+    let later = r#"{"version":3,"algorithm":"x","cell_bytes":1,"records":{}}"#;
     assert!(decode(later.as_bytes()).unwrap_err().to_string().contains("upgrade"));
     for digits in ["0", "000000000000000g", "\u{e9}00000000000000"] {
         let text = format!(
@@ -63,4 +65,36 @@ fn a_foreign_side_car_is_refused() {
         );
         assert!(decode(text.as_bytes()).is_err(), "{digits}");
     }
+}
+
+#[test]
+fn every_changed_byte_of_a_side_car_is_reported() {
+    let mut text = encode([("w", &[1, u64::MAX][..]), ("", &[][..])].into_iter(), Frame::default()).into_bytes();
+    seal(&mut text, INDEX_DIGITS, &[INDEX_DIGITS]);
+    let sound = decode(&text).unwrap();
+    assert_eq!(sound.seal.unwrap().index_crc64, covered_sum(&text, &[INDEX_DIGITS]));
+    for at in 0..text.len() {
+        for value in 0..=u8::MAX {
+            let mut damaged = text.clone();
+            damaged[at] = value;
+            if value == text[at] {
+                continue;
+            }
+            // The digits of the index's sum are compared with the index.
+            let is_index = INDEX_DIGITS.contains(&at);
+            match decode(&damaged) {
+                Ok(other) => assert!(is_index && other.seal != sound.seal, "byte {at} as {value}"),
+                Err(error) => assert!(matches!(error, Error::Corrupt { .. } | Error::Unsupported(_)), "{error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_side_car_of_the_first_version_is_read() {
+    let text = format!(
+        r#"{{"version":1,"algorithm":"{ALGORITHM}","cell_bytes":{CELL_BYTES},"records":{{"a":"00000000000000ff"}}}}"#
+    );
+    let records = vec![SideCarRecord { name: "a".into(), cells: vec![255] }];
+    assert_eq!(decode(text.as_bytes()).unwrap(), SideCar { records, seal: None });
 }

@@ -88,6 +88,7 @@ fn write_again(state: &State) {
             shape: &tensor.shape,
             strides: &tensor.strides,
             requires_grad: false,
+            signs: tensor.signs,
         });
     }
     emitter.raw(b"u");

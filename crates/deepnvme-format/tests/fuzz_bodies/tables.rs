@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::path::{Component, Path};
 
 use deepnvme_format::safetensors::{Header, Index, LENGTH_BYTES, Plan, Tensor, TensorSpec};
-use deepnvme_format::sums::{self, CELL_BYTES, METADATA_KEY, cell_count};
+use deepnvme_format::set::{self, State};
+use deepnvme_format::sums::{self, CELL_BYTES, Frame, METADATA_KEY, SideCar, cell_count};
 use deepnvme_format::{Dtype, Error};
 
 /// A safetensors file; also a header alone, with a file of the size that it wants.
@@ -74,8 +75,9 @@ fn write_again(header: &Header) {
     assert_eq!(again.metadata.len(), metadata.len() + usize::from(has_sums));
 }
 
-/// An index of several files.
+/// An index of several files, and what it says of them.
 pub(crate) fn index_json(json: &[u8]) {
+    list(json);
     let Ok(index) = Index::parse(json) else { return };
     let mut names = HashSet::new();
     for (name, file) in &index.weight_map {
@@ -93,12 +95,29 @@ pub(crate) fn index_json(json: &[u8]) {
     assert_eq!(again, wanted);
 }
 
+/// The files that a list names, and its sum.
+fn list(json: &[u8]) {
+    let state = set::state(json);
+    if let Ok(files) = set::files(json) {
+        let names: HashSet<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
+        assert!(names.len() == files.len() && names.iter().all(|name| Path::new(name).components().count() == 1));
+    }
+    if let Ok(text) = std::str::from_utf8(json)
+        && let Ok(sealed) = set::seal(text)
+    {
+        assert!(sealed.len() == text.len() && set::state(sealed.as_bytes()) == State::Sound && state != State::Sound);
+    }
+}
+
 /// A side-car.
 pub(crate) fn sums(text: &[u8]) {
-    let Ok(records) = sums::decode(text) else { return };
+    let Ok(side_car) = sums::decode(text) else { return };
+    let SideCar { records, seal } = side_car;
     let names: HashSet<&str> = records.iter().map(|record| record.name.as_str()).collect();
     assert_eq!(names.len(), records.len());
     assert!(records.iter().map(|record| 16 * record.cells.len()).sum::<usize>() <= text.len());
-    let again = sums::encode(records.iter().map(|record| (record.name.as_str(), record.cells.as_slice())));
-    assert_eq!(sums::decode(again.as_bytes()).as_ref(), Ok(&records));
+    let frame = seal.map_or_else(Frame::default, |seal| seal.frame);
+    let again = sums::encode(records.iter().map(|record| (record.name.as_str(), record.cells.as_slice())), frame);
+    let again = sums::decode(again.as_bytes()).unwrap();
+    assert_eq!((&again.records, again.seal.map(|seal| seal.frame)), (&records, Some(frame)));
 }

@@ -107,7 +107,7 @@ mod tests {
 
     fn op(token: u64, pieces: Pieces) -> Op {
         let file = Arc::new(File::open("/dev/null").unwrap().into());
-        Op { token: Token(token), kind: OpKind::Read, file, offset: 0, pieces }
+        Op { token: Token(token), kind: OpKind::Read, file, offset: 0, pieces, cufile: None }
     }
 
     #[test]

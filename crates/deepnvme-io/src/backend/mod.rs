@@ -16,6 +16,7 @@ pub mod aio;
 pub(crate) mod cachestat;
 pub(crate) mod call;
 mod clone;
+pub(crate) mod close;
 pub(crate) mod copies;
 pub(crate) mod device;
 mod eventfd;

@@ -11,14 +11,13 @@
 //! read = { workers = 4 }       # reading alone
 //! ```
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::Config;
 use crate::error::{Error, ErrorKind, Result};
-use crate::op::Errno;
+use crate::fs;
 use crate::split::Direction;
 
 /// Most bytes that such a file may have.
@@ -60,16 +59,16 @@ impl SettingsFile {
     /// # Errors
     /// When it is missing, too large, not TOML, or holds what no engine takes; with the path, the place and the range.
     pub fn load(path: &Path) -> Result<Self> {
-        let refused = |error: &std::io::Error| {
-            let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
-            Error::os("open settings", errno).at_path(path)
-        };
-        let bytes = fs::metadata(path).map_err(|error| refused(&error))?.len();
-        if bytes > FILE_BYTES_MAX {
-            return Err(wrong(path, &format!("it has {bytes} bytes, more than {FILE_BYTES_MAX}")));
-        }
-        let text = fs::read_to_string(path).map_err(|error| refused(&error))?;
-        let file: Self = toml::from_str(&text).map_err(|error| wrong(path, error.to_string().trim()))?;
+        Self::parse(&fs::read_small(path, FILE_BYTES_MAX)?, path)
+    }
+
+    /// Checks the text of a file; `path` is for errors.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn parse(text: &[u8], path: &Path) -> Result<Self> {
+        let text = std::str::from_utf8(text).map_err(|_| wrong(path, "it is not UTF-8"))?;
+        let file: Self = toml::from_str(text).map_err(|error| wrong(path, error.to_string().trim()))?;
         file.check().map_err(|error| wrong(path, error.detail()))?;
         Ok(file)
     }
@@ -118,7 +117,7 @@ mod tests {
     fn load(text: &str) -> Result<SettingsFile> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deepnvme.toml");
-        fs::write(&path, text).unwrap();
+        std::fs::write(&path, text).unwrap();
         SettingsFile::load(&path)
     }
 

@@ -2,11 +2,10 @@
 
 use std::os::fd::BorrowedFd;
 
-use deepnvme_mem::{Alignment, Buffer};
-use rustix::fs::{AtFlags, Statx, StatxFlags, fstatfs, statx};
-use rustix::io::{Errno, pread};
-
+use crate::fs::{self, Stat};
+use crate::op::Errno;
 use crate::split::FileAlignment;
+use deepnvme_mem::{Alignment, Buffer};
 
 /// Alignments that a file system without `STATX_DIOALIGN` is tried with, smallest first.
 const CANDIDATES: [u64; 4] = [512, 1024, 2048, 4096];
@@ -25,22 +24,15 @@ pub(super) enum Found {
     None(&'static str),
 }
 
-/// What `statx` says of a descriptor, with the alignment fields where the kernel has them.
-pub(super) fn stat(fd: BorrowedFd<'_>) -> Result<Statx, Errno> {
-    statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN)
-}
-
-/// Asks `statx` of a descriptor open for direct I/O, else tries small reads on it.
-pub(super) fn find(fd: BorrowedFd<'_>, stat: &Statx) -> Found {
-    if stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0 {
-        let memory = Alignment::new(u64::from(stat.stx_dio_mem_align));
-        let offset = Alignment::new(u64::from(stat.stx_dio_offset_align));
-        return match (memory, offset) {
+/// What the kernel says of a descriptor open for direct I/O, else what small reads on it show.
+pub(super) fn find(fd: BorrowedFd<'_>, stat: &Stat) -> Found {
+    if let Some((memory, offset)) = stat.direct_alignment {
+        return match (Alignment::new(memory.into()), Alignment::new(offset.into())) {
             (Some(memory), Some(offset)) => Found::Aligned(FileAlignment { memory, offset }),
             _ => Found::None("the file system reports that this file has no direct I/O"),
         };
     }
-    if fstatfs(fd).is_ok_and(|system| MEMORY_FILE_SYSTEMS.contains(&(system.f_type as u32))) {
+    if fs::file_system(fd).is_ok_and(|system| MEMORY_FILE_SYSTEMS.contains(&system)) {
         return Found::None("the file system keeps its files in memory, where there is no direct I/O");
     }
     let alignment = try_reads(fd);
@@ -55,7 +47,7 @@ fn try_reads(fd: BorrowedFd<'_>) -> Alignment {
     for bytes in CANDIDATES {
         // The address is aligned to the candidate and no better, so that a pass proves it for memory as well.
         let at = bytes as usize;
-        match pread(fd, &mut page.as_mut_slice()[at..at + at.min(4096)], 0) {
+        match fs::read_at(fd, &mut page.as_mut_slice()[at..at + at.min(4096)], 0) {
             Ok(0) => return ASSUMED,
             Ok(_) => return Alignment::new(bytes).unwrap_or(ASSUMED),
             Err(Errno::INVAL) => {}

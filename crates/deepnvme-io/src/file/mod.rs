@@ -8,11 +8,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::OFlags;
-
 use crate::backend::cachestat::cached_pages;
 use crate::config::DirectMode;
 use crate::error::{Error, ErrorKind, Result};
+use crate::fs::{self, Kind, OFlags};
 use crate::split::{Channel, Geometry};
 use crate::stripe::{Layout, StripeSet};
 
@@ -21,6 +20,8 @@ mod part;
 
 pub(crate) use part::Part;
 
+/// Times that a stripe set may be replaced while it is being opened.
+const REPLACEMENTS_MAX: usize = 100;
 /// Smallest write in place that is worth asking for the file's size first.
 const ROOM_BYTES_MIN: u64 = 4 << 20;
 
@@ -87,6 +88,15 @@ impl Target {
             Self::Stripes(set) => set.manifest_path(),
         }
     }
+
+    /// The same, whatever folder the process changes to: for whoever opens it later.
+    #[must_use]
+    pub fn absolute(&self) -> Self {
+        match self {
+            Self::Path(path) => Self::Path(std::path::absolute(path).unwrap_or_else(|_| path.clone())),
+            Self::Stripes(set) => Self::Stripes(set.absolute()),
+        }
+    }
 }
 
 impl<P: Into<PathBuf>> From<P> for Target {
@@ -127,7 +137,7 @@ impl TensorFile {
     /// The kernel's refusal, with the path; `Unsupported` when direct I/O is required and not to be had.
     pub fn open(target: &Target, options: OpenOptions) -> Result<Arc<Self>> {
         match target {
-            Target::Path(path) if is_manifest(path) => Self::open_stripes(&StripeSet::from_manifest(path)?, options),
+            Target::Path(path) if is_manifest(path) => Self::open_manifest(path, options),
             Target::Path(path) => Ok(Arc::new(Self {
                 path: path.clone(),
                 parts: vec![Part::open(path, options)?],
@@ -137,26 +147,58 @@ impl TensorFile {
         }
     }
 
-    fn open_stripes(set: &StripeSet, options: OpenOptions) -> Result<Arc<Self>> {
-        let manifest = set.manifest_path();
-        let stored = if manifest.exists() { Some(StripeSet::from_manifest(&manifest)?) } else { None };
-        if let Some(stored) = stored.as_ref().filter(|stored| stored.parts().len() != set.parts().len()) {
-            let (was, is) = (stored.parts().len(), set.parts().len());
-            let detail = format!("the set was written over {was} parts, and is opened with {is}; name all of them");
-            return Err(Error::new(ErrorKind::InvalidInput, "open", detail).at_path(manifest));
+    /// A set by the files that its caller named, and by its manifest where there is one.
+    fn open_stripes(named: &StripeSet, options: OpenOptions) -> Result<Arc<Self>> {
+        let manifest = named.manifest_path();
+        Self::open_listed(&manifest, options, || match StripeSet::from_manifest(&manifest) {
+            Ok(stored) if stored.parts().len() != named.parts().len() => {
+                let (was, is) = (stored.parts().len(), named.parts().len());
+                let detail = format!("the set was written over {was} parts, and is opened with {is}; name all of them");
+                Err(Error::new(ErrorKind::InvalidInput, "open", detail).at_path(&manifest))
+            }
+            // The manifest knows which files hold the parts and how they were striped.
+            Ok(stored) => Ok((stored, true)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok((named.clone(), false)),
+            Err(error) => Err(error),
+        })
+    }
+
+    /// A set by its manifest, which may lie anywhere.
+    fn open_manifest(manifest: &Path, options: OpenOptions) -> Result<Arc<Self>> {
+        Self::open_listed(manifest, options, || Ok((StripeSet::from_manifest(manifest)?, true)))
+    }
+
+    /// Opens the parts of the set that `list` finds, which also says whether a manifest lists them. When one of those is
+    /// gone, the set may have been replaced since the manifest was read: then it is read again.
+    fn open_listed(
+        manifest: &Path,
+        options: OpenOptions,
+        list: impl Fn() -> Result<(StripeSet, bool)>,
+    ) -> Result<Arc<Self>> {
+        let mut before = None;
+        for _ in 0..REPLACEMENTS_MAX {
+            let (set, is_listed) = list()?;
+            let options = OpenOptions { create: options.create && !is_listed, ..options };
+            let parts: Result<Vec<_>> = set.parts().iter().map(|path| Part::open(path, options)).collect();
+            match parts {
+                Err(error) if is_listed && error.kind() == ErrorKind::NotFound && before.as_ref() != Some(&set) => {
+                    before = Some(set);
+                }
+                Err(error) => return Err(error),
+                Ok(parts) => {
+                    if options.create {
+                        set.write_manifest()?;
+                    }
+                    let layout = match parts.len() {
+                        1 => Layout::SINGLE,
+                        count => Layout { parts: count as u64, stripe_bytes: set.stripe_bytes() },
+                    };
+                    return Ok(Arc::new(Self { path: manifest.to_path_buf(), parts, layout }));
+                }
+            }
         }
-        // The manifest knows which files hold the parts and how they were striped.
-        let set = stored.as_ref().unwrap_or(set);
-        let parts = set.parts().iter().map(|path| Part::open(path, options)).collect::<Result<Vec<_>>>()?;
-        if options.create && !manifest.exists() {
-            set.write_manifest()?;
-        }
-        let layout = if parts.len() == 1 {
-            Layout::SINGLE
-        } else {
-            Layout { parts: parts.len() as u64, stripe_bytes: set.stripe_bytes() }
-        };
-        Ok(Arc::new(Self { path: manifest, parts, layout }))
+        let detail = "the set was replaced again and again while it was being opened; open it again";
+        Err(Error::new(ErrorKind::Busy, "open", detail).at_path(manifest))
     }
 
     /// Takes a duplicate of an open descriptor; the caller's own stays as it is, and stays the caller's to close.
@@ -331,5 +373,6 @@ impl TensorFile {
 }
 
 fn is_manifest(path: &Path) -> bool {
-    path.as_os_str().as_encoded_bytes().ends_with(crate::stripe::MANIFEST_SUFFIX.as_bytes()) && path.is_file()
+    path.as_os_str().as_encoded_bytes().ends_with(crate::stripe::MANIFEST_SUFFIX.as_bytes())
+        && fs::stat(path).is_ok_and(|stat| stat.kind == Kind::File)
 }

@@ -2,19 +2,17 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
-
-use rustix::fs::{self, AtFlags, FallocateFlags, FileType, Mode, OFlags, Statx};
-use rustix::io::Errno;
-
-use deepnvme_cuda::FileHandle;
+use std::sync::Arc;
 
 use super::alignment::{self, Found};
 use super::{Access, DirectState, OpenOptions};
-use crate::backend::gds::Gds;
+use crate::backend::gds::{Gds, KnownFile};
 use crate::config::DirectMode;
 use crate::error::{Error, ErrorKind, Result};
+use crate::fs::{self, Kind, OFlags, Stat};
+use crate::op::Errno;
 use crate::split::{Channel, FileAlignment};
+use crate::sync::OnceLock;
 
 const DISABLED: &str = "direct I/O was disabled";
 
@@ -22,6 +20,8 @@ const DISABLED: &str = "direct I/O was disabled";
 #[derive(Debug)]
 pub(crate) struct Part {
     path: PathBuf,
+    /// Where it lies, also when the process has changed its folder since: to be synced. `None` of what is only read.
+    folder: Option<PathBuf>,
     access: Access,
     /// Open for direct I/O, with its alignment.
     direct: Option<(Arc<OwnedFd>, FileAlignment)>,
@@ -31,7 +31,7 @@ pub(crate) struct Part {
     /// Why transfers are buffered, decided at the opening or at the first refusal of a direct one.
     buffered_reason: OnceLock<String>,
     /// What cuFile knows it by, or why it does not.
-    gds: OnceLock<Result<Arc<FileHandle>, String>>,
+    gds: OnceLock<Result<KnownFile, String>>,
     gds_refusal: OnceLock<String>,
 }
 
@@ -39,24 +39,29 @@ impl Part {
     pub(super) fn open(path: &Path, options: OpenOptions) -> Result<Self> {
         // Linux makes the file before the file system refuses O_DIRECT: what was refused should leave none.
         let may_be_refused = options.create && options.direct == DirectMode::Required;
-        let is_new =
-            may_be_refused && fs::statat(fs::CWD, path, AtFlags::empty()).is_err_and(|errno| errno == Errno::NOENT);
+        // Made here and not by anybody else: any other way to tell could take away somebody's file.
+        let made =
+            may_be_refused.then(|| fs::open(path, options.access.flags() | OFlags::CREATE | OFlags::EXCL, 0o666));
+        let made = made.and_then(Result::ok).and_then(|file| fs::stat_of(file.as_fd()).ok());
         let opened = Self::open_or_make(path, options);
-        if is_new && opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unsupported) {
+        if let Some(made) = made
+            && opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unsupported)
+            && fs::stat_link(path).is_ok_and(|stat| (stat.identity, stat.bytes) == (made.identity, 0))
+        {
             let _ = fs::unlink(path);
         }
         opened
     }
 
     fn open_or_make(path: &Path, options: OpenOptions) -> Result<Self> {
-        let mut flags = options.access.flags() | OFlags::CLOEXEC;
+        let mut flags = options.access.flags();
         if options.create {
             flags |= OFlags::CREATE;
         }
         // Without NONBLOCK, the opening of a pipe would wait for its other end.
         let open = |extra: OFlags| {
-            let fd = fs::open(path, flags | extra | OFlags::NONBLOCK, Mode::from_raw_mode(0o666))?;
-            fs::fcntl_setfl(&fd, extra)?;
+            let fd = fs::open(path, flags | extra | OFlags::NONBLOCK, 0o666)?;
+            fs::set_open_flags(fd.as_fd(), extra)?;
             Ok(fd)
         };
         let fail = |errno: Errno| Error::os("open", errno).at_path(path);
@@ -70,7 +75,7 @@ impl Part {
         }
         if part.direct.is_none() {
             let fd = open(OFlags::empty()).map_err(fail)?;
-            check_type(&alignment::stat(fd.as_fd()).map_err(fail)?, path)?;
+            check_type(&fs::stat_of(fd.as_fd()).map_err(fail)?, path)?;
             let _ = part.buffered.set(Arc::new(fd));
         }
         Ok(part)
@@ -79,27 +84,27 @@ impl Part {
     pub(super) fn adopt(fd: BorrowedFd<'_>, path: Option<&Path>, access: Access, direct: DirectMode) -> Result<Self> {
         let path = path.map_or_else(|| name_of(fd), Path::to_path_buf);
         let fail = |errno: Errno| Error::os("open", errno).at_path(&path);
-        let flags = fs::fcntl_getfl(fd).map_err(fail)?;
+        let flags = fs::open_flags(fd).map_err(fail)?;
         let own = rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(fail)?;
-        check_type(&alignment::stat(own.as_fd()).map_err(fail)?, &path)?;
+        check_type(&fs::stat_of(own.as_fd()).map_err(fail)?, &path)?;
         check_access(flags, access).map_err(|error| error.at_path(&path))?;
         let mut part = Self::empty(path.clone(), access, direct);
+        // Linux appends every write to an O_APPEND descriptor, whatever its offset: through either kind of descriptor.
+        let own = if flags.contains(OFlags::APPEND) && access != Access::Read {
+            fs::reopen(own.as_fd(), access.flags() | (flags & OFlags::DIRECT)).map_err(fail)?
+        } else {
+            own
+        };
         if flags.contains(OFlags::DIRECT) {
             part.take_direct(own, &fail)?;
         } else {
             if direct != DirectMode::Disabled {
-                match reopen(own.as_fd(), access, OFlags::DIRECT) {
+                match fs::reopen(own.as_fd(), access.flags() | OFlags::DIRECT) {
                     Ok(direct) => part.take_direct(direct, &fail)?,
                     Err(_) => part.refuse_direct("the descriptor cannot be reopened with O_DIRECT")?,
                 }
             }
-            // Linux appends every write to an O_APPEND descriptor, whatever its offset.
-            let buffered = if flags.contains(OFlags::APPEND) && access != Access::Read {
-                reopen(own.as_fd(), access, OFlags::empty()).map_err(fail)?
-            } else {
-                own
-            };
-            let _ = part.buffered.set(Arc::new(buffered));
+            let _ = part.buffered.set(Arc::new(own));
         }
         Ok(part)
     }
@@ -110,8 +115,12 @@ impl Part {
             let _ = buffered_reason.set(DISABLED.into());
         }
         let required = mode == DirectMode::Required;
+        let folder = (access != Access::Read)
+            .then(|| fs::folder_of(&path))
+            .map(|folder| std::path::absolute(folder).unwrap_or_else(|_| folder.to_path_buf()));
         let (gds, gds_refusal) = (OnceLock::new(), OnceLock::new());
-        Self { path, access, direct: None, buffered: OnceLock::new(), required, buffered_reason, gds, gds_refusal }
+        let (direct, buffered) = (None, OnceLock::new());
+        Self { path, folder, access, direct, buffered, required, buffered_reason, gds, gds_refusal }
     }
 
     pub(super) fn buffered_twin(&self, reason: &str) -> Result<Self> {
@@ -120,6 +129,7 @@ impl Part {
         let _ = buffered_reason.set(reason.into());
         Ok(Self {
             path: self.path.clone(),
+            folder: self.folder.clone(),
             access: self.access,
             direct: None,
             buffered,
@@ -131,7 +141,7 @@ impl Part {
     }
 
     fn take_direct(&mut self, fd: OwnedFd, fail: &dyn Fn(Errno) -> Error) -> Result<()> {
-        let stat = alignment::stat(fd.as_fd()).map_err(fail)?;
+        let stat = fs::stat_of(fd.as_fd()).map_err(fail)?;
         check_type(&stat, &self.path)?;
         match alignment::find(fd.as_fd(), &stat) {
             Found::Aligned(alignment) => self.direct = Some((Arc::new(fd), alignment)),
@@ -162,6 +172,11 @@ impl Part {
             }
         });
         known.as_ref().map(drop).map_err(Clone::clone)
+    }
+
+    /// What cuFile knows the file by, if it does.
+    pub(crate) fn known_to_cufile(&self) -> Option<KnownFile> {
+        self.gds.get()?.as_ref().ok().cloned()
     }
 
     /// Notes that cuFile has refused a transfer: those that follow go through bounce slots.
@@ -196,7 +211,7 @@ impl Part {
         if let Some(fd) = self.buffered.get() {
             return Ok(Arc::clone(fd));
         }
-        let reopened = reopen(self.any().as_fd(), self.access, OFlags::empty());
+        let reopened = fs::reopen(self.any().as_fd(), self.access.flags());
         let fd = reopened.map_err(|errno| Error::os("reopen without O_DIRECT", errno).at_path(&self.path))?;
         Ok(Arc::clone(self.buffered.get_or_init(|| Arc::new(fd))))
     }
@@ -210,50 +225,55 @@ impl Part {
     }
 
     pub(crate) fn len(&self) -> Result<u64> {
-        let stat = alignment::stat(self.any().as_fd());
-        stat.map(|stat| stat.stx_size).map_err(|errno| Error::os("stat", errno).at_path(&self.path))
+        let stat = fs::stat_of(self.any().as_fd());
+        stat.map(|stat| stat.bytes).map_err(|errno| Error::os("stat", errno).at_path(&self.path))
+    }
+
+    /// The folder of its name.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
     }
 
     /// Whether the file has a name in some folder: one that was deleted, or never had any, has none.
     pub(crate) fn has_name(&self) -> bool {
-        alignment::stat(self.any().as_fd()).is_ok_and(|stat| stat.stx_nlink > 0)
+        fs::stat_of(self.any().as_fd()).is_ok_and(|stat| stat.links > 0)
     }
 
     pub(super) fn cut(&self, bytes: u64) -> Result<()> {
         if self.len()? <= bytes {
             return Ok(());
         }
-        fs::ftruncate(self.any(), bytes).map_err(|errno| Error::os("truncate", errno).at_path(&self.path))
+        fs::truncate(self.any().as_fd(), bytes).map_err(|errno| Error::os("truncate", errno).at_path(&self.path))
     }
 
     pub(super) fn set_len(&self, bytes: u64) -> Result<()> {
         let fail = |operation, errno| Error::os(operation, errno).at_path(&self.path);
-        let stat = alignment::stat(self.any().as_fd()).map_err(|errno| fail("stat", errno))?;
-        if FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice {
+        let stat = fs::stat_of(self.any().as_fd()).map_err(|errno| fail("stat", errno))?;
+        if stat.kind == Kind::BlockDevice {
             return Ok(());
         }
-        if stat.stx_size > bytes {
-            return fs::ftruncate(self.any(), bytes).map_err(|errno| fail("truncate", errno));
+        if stat.bytes > bytes {
+            return fs::truncate(self.any().as_fd(), bytes).map_err(|errno| fail("truncate", errno));
         }
-        if stat.stx_size == bytes {
+        if stat.bytes == bytes {
             return Ok(());
         }
-        match fs::fallocate(self.any(), FallocateFlags::empty(), 0, bytes) {
+        match fs::allocate(self.any().as_fd(), 0, bytes) {
             Ok(()) => Ok(()),
             // Not every file system can; then the writes extend the file as they land.
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
-            Err(errno) => Err(self.no_space(fail("allocate", errno), stat.stx_size, bytes)),
+            Err(errno) => Err(self.no_space(fail("allocate", errno), stat.bytes, bytes)),
         }
     }
 
     /// Extends the part to `bytes`, if it is shorter. Never cuts it, and changes no byte, whoever writes at the same time:
     /// that is why this allocates the last byte rather than truncates.
     pub(super) fn reach(&self, bytes: u64) -> Result<()> {
-        let stat = alignment::stat(self.any().as_fd()).map_err(|errno| Error::os("stat", errno).at_path(&self.path))?;
-        if stat.stx_size >= bytes || FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice {
+        let stat = fs::stat_of(self.any().as_fd()).map_err(|errno| Error::os("stat", errno).at_path(&self.path))?;
+        if stat.bytes >= bytes || stat.kind == Kind::BlockDevice {
             return Ok(());
         }
-        match fs::fallocate(self.any(), FallocateFlags::empty(), bytes - 1, 1) {
+        match fs::allocate(self.any().as_fd(), bytes - 1, 1) {
             // Where the file system cannot, a gap in the set reads as an early end until it is written.
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
             Err(errno) => Err(Error::os("allocate", errno).at_path(&self.path)),
@@ -263,21 +283,21 @@ impl Part {
     /// Allocates what a write of `written_bytes` that ends at `end` adds to the part. The write itself reports a full
     /// disk: it knows what has been written by then.
     pub(super) fn grow(&self, end: u64, written_bytes: u64) -> Result<()> {
-        let stat = alignment::stat(self.any().as_fd()).map_err(|errno| Error::os("stat", errno).at_path(&self.path))?;
-        let start = stat.stx_size.max(end.saturating_sub(written_bytes));
-        if start < end && FileType::from_raw_mode(stat.stx_mode.into()) == FileType::RegularFile {
-            let _ = fs::fallocate(self.any(), FallocateFlags::empty(), start, end - start);
+        let stat = fs::stat_of(self.any().as_fd()).map_err(|errno| Error::os("stat", errno).at_path(&self.path))?;
+        let start = stat.bytes.max(end.saturating_sub(written_bytes));
+        if start < end && stat.kind == Kind::File {
+            let _ = fs::allocate(self.any().as_fd(), start, end - start);
         }
         Ok(())
     }
 
     /// Adds to a refusal what was needed and what is free, and takes back what the attempt may have added.
     fn no_space(&self, error: Error, bytes_before: u64, bytes: u64) -> Error {
-        let _ = fs::ftruncate(self.any(), bytes_before);
+        let _ = fs::truncate(self.any().as_fd(), bytes_before);
         if error.kind() != ErrorKind::NoSpace {
             return error;
         }
-        let free_bytes = fs::fstatvfs(self.any()).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
+        let free_bytes = fs::space(self.any().as_fd()).map_or(0, |space| space.free_bytes);
         let detail = format!(
             "{bytes} bytes are needed ({} more than the file has) and {free_bytes} are free; {}",
             bytes - bytes_before,
@@ -287,23 +307,16 @@ impl Part {
     }
 }
 
-/// A second, independent open file description of the same file.
-fn reopen(fd: BorrowedFd<'_>, access: Access, extra: OFlags) -> Result<OwnedFd, Errno> {
-    let name = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    fs::open(name, access.flags() | OFlags::CLOEXEC | extra, Mode::empty())
-}
-
 fn name_of(fd: BorrowedFd<'_>) -> PathBuf {
-    let link = PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-    std::fs::read_link(&link).unwrap_or(link)
+    fs::resolved_path(fd).unwrap_or_else(|_| PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd())))
 }
 
-fn check_type(stat: &Statx, path: &Path) -> Result<()> {
-    match FileType::from_raw_mode(stat.stx_mode.into()) {
-        FileType::RegularFile | FileType::BlockDevice => Ok(()),
-        FileType::Directory => Err(Error::os("open", Errno::ISDIR).at_path(path)),
+fn check_type(stat: &Stat, path: &Path) -> Result<()> {
+    match stat.kind {
+        Kind::File | Kind::BlockDevice => Ok(()),
+        Kind::Folder => Err(Error::os("open", Errno::ISDIR).at_path(path)),
         other => {
-            let detail = format!("it is a {other:?}; only regular files and block devices have offsets");
+            let detail = format!("it is {}; only regular files and block devices have offsets", other.name());
             Err(Error::new(ErrorKind::InvalidInput, "open", detail).at_path(path))
         }
     }

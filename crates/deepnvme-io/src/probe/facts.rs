@@ -5,6 +5,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::backend::BackendKind;
 use crate::error::Error;
+use crate::fs::system_text;
 
 /// The bit of `CAP_SYS_ADMIN` in a capability set.
 const CAP_SYS_ADMIN: u32 = 21;
@@ -32,7 +33,7 @@ pub(super) struct Explanation {
 impl Facts {
     /// Asks `/proc` about the calling thread, since filters are per thread; what cannot be read is taken for the harmless value.
     pub(super) fn gather() -> Self {
-        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+        let status = system_text("/proc/thread-self/status").unwrap_or_default();
         let field = |name: &str| {
             let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
             value.map_or("", str::trim)
@@ -53,7 +54,7 @@ pub(super) fn aio_use() -> String {
 }
 
 fn read(path: &str) -> String {
-    std::fs::read_to_string(path).map_or("?".into(), |text| text.trim().to_owned())
+    system_text(path).map_or("?".into(), |text| text.trim().to_owned())
 }
 
 /// Explains why `kind` does not work, given what the kernel said.

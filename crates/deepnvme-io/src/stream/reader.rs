@@ -20,9 +20,9 @@ use crate::pending::Pending;
 use crate::split::Channel;
 
 /// Bytes of the first window after a jump; it doubles while the reading goes on in order.
-const FIRST_BYTES: usize = 64 << 10;
+const FIRST_BYTES: usize = if cfg!(simulated) { 4 << 10 } else { 64 << 10 };
 /// Bytes of the largest window.
-const WINDOW_BYTES_MAX: usize = 2 << 20;
+const WINDOW_BYTES_MAX: usize = if cfg!(simulated) { 8 << 10 } else { 2 << 20 };
 /// Most windows beside the current one: together they are what a stream may hold.
 const AHEAD_MAX: usize = BUFFERS * BUFFER_BYTES / WINDOW_BYTES_MAX - 1;
 /// Bytes of the largest window that comes from the page cache: it should still be in the processor's.
@@ -292,7 +292,7 @@ impl FileReader {
         let twin = self.through_cache()?;
         let (part, offset) = twin.part_at(offset);
         let file = part.descriptor(Channel::Buffered)?;
-        let op = Op { token: Token(0), kind: OpKind::Read, file, offset, pieces: smallvec![memory] };
+        let op = Op { token: Token(0), kind: OpKind::Read, file, offset, pieces: smallvec![memory], cufile: None };
         loop {
             match call::perform(&op) {
                 Ok(bytes) => return Ok(bytes),

@@ -1,37 +1,78 @@
 //! Replacing a file, or a stripe set, at once: private files first, then one rename.
 //!
 //! A single file gets the name itself. The parts of a stripe set cannot all be renamed at once, so new parts keep
-//! names of their own and the rename of the manifest, which lists them, is the one moment of change.
+//! names of their own and the replacement of the manifest, which lists them, is the one moment of change ([`SetReplacement`]).
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::set::{Member, SetReplacement};
 use super::temporary::{self, Temporary};
 use crate::config::DirectMode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::{OpenOptions, Target, TensorFile};
-use crate::stripe::StripeSet;
+use crate::fs::{self, Kind};
+use crate::op::Errno;
+use crate::stripe::{RECORD_KEY, StripeSet};
 
-/// What the names of temporaries contain, after the name of the file that they will replace.
-pub const TEMPORARY_MARK: &str = ".deepnvme-tmp-";
 /// What the names of a stripe set's rewritten parts contain, after the name of the part as the caller gave it.
 pub const PART_MARK: &str = ".part-";
+
+/// Replaces a small file with these bytes, at once and durably. A link is followed as [`Replacement::new`] does.
+///
+/// # Errors
+/// As [`Replacement::new`], and the refusal of a write, a sync or the rename. The old file is what it was then.
+pub fn replace_small(path: &Path, bytes: &[u8]) -> Result<()> {
+    let replacement = Replacement::single(path)?;
+    if let New::File(file) = &replacement.new {
+        file.fill(bytes).map_err(|error| error.at_path(path))?;
+    }
+    replacement.commit(true)
+}
+
+/// Refuses names that something else has: the caller named the parts, and never the manifest beside the first of them.
+fn check_names(set: &StripeSet) -> Result<()> {
+    let refused = |path: &Path, detail: &str| {
+        let detail = format!("{detail}; move it away, or name other parts");
+        Err(Error::new(ErrorKind::InvalidInput, "replace", detail).at_path(path))
+    };
+    for part in set.parts() {
+        match fs::stat(part) {
+            Ok(stat) if stat.kind != Kind::File => return refused(part, "a part is a regular file, and this is not"),
+            Ok(_) | Err(Errno::NOENT) => {}
+            Err(errno) => return Err(Error::os("stat", errno).at_path(part)),
+        }
+    }
+    let manifest = set.manifest_path();
+    match StripeSet::from_manifest(&manifest) {
+        Err(error) if error.kind() == ErrorKind::InvalidInput => {
+            refused(&manifest, &format!("the name of the set's manifest is taken: {}", error.detail()))
+        }
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
 
 /// Private files that become the target when committed, and vanish otherwise.
 #[derive(Debug)]
 pub struct Replacement {
     target: PathBuf,
-    files: Vec<Temporary>,
-    stripes: Option<StripeSet>,
+    new: New,
+}
+
+#[derive(Debug)]
+enum New {
+    File(Temporary),
+    Stripes(StripeSet, SetReplacement),
 }
 
 impl Replacement {
-    /// Makes the private files, and removes stale ones of the same target. A symbolic link is followed: what it
-    /// points to is replaced, not the link.
+    /// Makes the private files, and removes stale ones of the same target. A symbolic link is followed by the kernel, under
+    /// its rules: what it points to is replaced, not the link.
     ///
     /// # Errors
-    /// The refusal of the folder, with the path; `InvalidInput` where the path has no file name.
+    /// The refusal of the folder, with the path; `InvalidInput` where the path has no file name, or is a device, a pipe or
+    /// a socket; `NotFound` for a link that leads nowhere.
     pub fn new(target: &Target) -> Result<Self> {
         match target {
             Target::Path(path) => Self::single(path),
@@ -40,33 +81,23 @@ impl Replacement {
     }
 
     fn single(path: &Path) -> Result<Self> {
-        let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-        if target.is_dir() {
-            return Err(Error::os("open for writing", rustix::io::Errno::ISDIR).at_path(path));
-        }
-        if target.file_name().is_none() {
-            let detail = "the path has no file name";
-            return Err(Error::new(ErrorKind::InvalidInput, "open for writing", detail).at_path(path));
-        }
-        let folder = temporary::folder_of(&target);
-        let prefix = temporary::prefix(".", &target, TEMPORARY_MARK);
-        temporary::remove_stale(folder, &prefix, |_| true);
-        let file = Temporary::new(folder, &prefix).map_err(|error| error.at_path(path))?;
-        Ok(Self { target, files: vec![file], stripes: None })
+        let target = temporary::resolve(path)?;
+        temporary::remove_stale(&target);
+        let file = Temporary::new(&target).map_err(|error| error.at_path(path))?;
+        Ok(Self { target, new: New::File(file) })
     }
 
     fn striped(set: &StripeSet) -> Result<Self> {
-        let manifest = set.manifest_path();
-        let mut files = Vec::with_capacity(set.parts().len());
-        for part in set.parts() {
-            let folder = temporary::folder_of(part);
-            let prefix = temporary::prefix("", part, PART_MARK);
-            temporary::remove_stale(folder, &prefix, |path| !is_listed(&manifest, path));
-            files.push(Temporary::new(folder, &prefix).map_err(|error| error.at_path(part))?);
-        }
-        let parts = files.iter().map(|file| file.path().to_path_buf()).collect();
-        let stripes = StripeSet::new(parts, set.stripe_bytes())?;
-        Ok(Self { target: manifest, files, stripes: Some(stripes) })
+        check_names(set)?;
+        let member = |part: &PathBuf| {
+            let mut before = part.clone().into_os_string();
+            before.push(PART_MARK);
+            Member { before: before.into(), after: "".into() }
+        };
+        let members: Vec<Member> = set.parts().iter().map(member).collect();
+        let new = SetReplacement::begin(&set.manifest_path(), &members, &[RECORD_KEY])?;
+        let stripes = StripeSet::new(new.members().map(Path::to_path_buf).collect(), set.stripe_bytes())?;
+        Ok(Self { target: new.index().to_path_buf(), new: New::Stripes(stripes, new) })
     }
 
     /// What will be replaced: the file, or the manifest of the set.
@@ -78,9 +109,9 @@ impl Replacement {
     /// Where the bytes go until then.
     #[must_use]
     pub fn temporary(&self) -> Target {
-        match &self.stripes {
-            Some(set) => Target::Stripes(set.clone()),
-            None => Target::Path(self.files[0].path().to_path_buf()),
+        match &self.new {
+            New::Stripes(set, _) => Target::Stripes(set.clone()),
+            New::File(file) => Target::Path(file.path().to_path_buf()),
         }
     }
 
@@ -92,43 +123,48 @@ impl Replacement {
         TensorFile::open(&self.temporary(), OpenOptions::to_fill(direct))
     }
 
-    /// Makes the change. What must be on disk before that, the caller has synced; with `sync_folders` the names are
-    /// on disk when this returns.
+    /// Gives the private files the permissions that the target has, or that a new file there would get.
     ///
     /// # Errors
-    /// The refusal of the rename or of the sync.
-    pub fn commit(mut self, sync_folders: bool) -> Result<()> {
-        for file in &self.files {
-            file.take_mode_of(&self.target)?;
+    /// The kernel's refusal.
+    pub fn take_mode(&self) -> Result<()> {
+        match &self.new {
+            New::File(file) => file.take_mode_of(&self.target),
+            // Its members get theirs when it is committed.
+            New::Stripes(..) => Ok(()),
         }
-        let Some(set) = self.stripes.take() else {
-            // Held beyond the rename: to free a large file takes some file systems longer than to write one.
-            let old = temporary::held(&self.target);
-            let renamed = fs::rename(self.files[0].path(), &self.target);
-            temporary::release(old);
-            renamed.map_err(|error| Error::from_io("rename", &error).at_path(&self.target))?;
-            self.files[0].keep();
-            return if sync_folders { temporary::sync_folder_of(&self.target) } else { Ok(()) };
-        };
-        if sync_folders {
-            set.parts().iter().try_for_each(|part| temporary::sync_folder_of(part))?;
-        }
-        let old = StripeSet::from_manifest(&self.target).ok();
-        set.write_manifest_to(&self.target)?;
-        self.files.iter_mut().for_each(Temporary::keep);
-        if sync_folders {
-            temporary::sync_folder_of(&self.target)?;
-        }
-        // The old parts belong to no file any more; a reader that has them open keeps them until it closes.
-        for part in old.iter().flat_map(|old| old.parts()) {
-            let _ = fs::remove_file(part);
-        }
-        Ok(())
     }
-}
 
-/// Whether the manifest lists that part now.
-fn is_listed(manifest: &Path, part: &Path) -> bool {
-    let absolute = std::path::absolute(part).unwrap_or_else(|_| part.to_path_buf());
-    StripeSet::from_manifest(manifest).is_ok_and(|set| set.parts().contains(&absolute))
+    /// Leaves the private file to the caller, who has recorded its name: it is not removed any more. Those of a stripe set
+    /// go, as nothing names them yet.
+    pub fn keep(self) {
+        if let New::File(file) = self.new {
+            file.leave();
+        }
+    }
+
+    /// Makes the change. What must be on disk before that, the caller has synced; with `sync_folders` the names are
+    /// on disk when this returns. Of a stripe set they always are: the old parts are removed.
+    ///
+    /// # Errors
+    /// The refusal of the rename or of the sync; `InvalidInput` where the target is no regular file any more.
+    pub fn commit(self, sync_folders: bool) -> Result<()> {
+        let Self { target, new } = self;
+        match new {
+            New::Stripes(set, new) => new.commit(set.to_manifest()?).map(drop),
+            New::File(mut file) => {
+                if temporary::resolve(&target)? != target {
+                    let detail = "it has become a symbolic link meanwhile; save again";
+                    return Err(Error::new(ErrorKind::InvalidInput, "rename", detail).at_path(target));
+                }
+                file.take_mode_of(&target)?;
+                // Held beyond the rename: to free a large file takes some file systems longer than to write one.
+                let old = temporary::held(&target);
+                let renamed = file.rename(&target);
+                temporary::release(old);
+                renamed.map_err(|errno| Error::os("rename", errno).at_path(&target))?;
+                if sync_folders { fs::sync_folder(fs::folder_of(&target)) } else { Ok(()) }
+            }
+        }
+    }
 }

@@ -15,9 +15,9 @@ use crate::job::{Durability, WriteOptions};
 use crate::pending::Pending;
 
 /// First allocation ahead of the writer; it doubles up to [`AHEAD_BYTES_MAX`].
-const AHEAD_BYTES_MIN: u64 = 64 << 20;
+const AHEAD_BYTES_MIN: u64 = if cfg!(simulated) { 32 << 10 } else { 64 << 20 };
 /// Largest allocation ahead of the writer.
-const AHEAD_BYTES_MAX: u64 = 4 << 30;
+const AHEAD_BYTES_MAX: u64 = if cfg!(simulated) { 128 << 10 } else { 4 << 30 };
 
 /// Writes a file from its start; it appears under its name, whole, when committed. Dropping it before leaves
 /// nothing behind.

@@ -4,12 +4,11 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
 
 use super::event::{Event, What};
 use super::now_ns;
 use super::recording::{Recorded, Recording};
-use crate::sync::{Mutex, lock};
+use crate::sync::{Instant, Mutex, lock};
 
 /// The most events of one recording: about 20 MB, and 128 GiB that went through bounce slots. Those that come later are counted,
 /// so that a timeline has no holes before its end.

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::event::{Way, What};
 use super::now_ns;
 use super::recorder::Recorder;
 use crate::split::Direction;
+use crate::sync::Instant;
 
 /// Notes what one worker does.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! One block (or sync) on its way, and the table of all that a worker has in the air.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use deepnvme_mem::Slot;
 
@@ -12,6 +12,7 @@ use crate::claim::Claim;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::{Errno, Op, OpKind, Pieces, Token};
 use crate::split::{Block, Channel, Direction, Via};
+use crate::sync::{Instant, thread};
 
 #[derive(Debug)]
 pub(super) enum Task {
@@ -106,7 +107,8 @@ impl Flight {
             Direction::Read => OpKind::Read,
             Direction::Write => OpKind::Write,
         };
-        Ok(Op { token: Token(0), kind, file: part.descriptor(*channel)?, offset, pieces })
+        let cufile = if block.via == Via::Gds { part.known_to_cufile() } else { None };
+        Ok(Op { token: Token(0), kind, file: part.descriptor(*channel)?, offset, pieces, cufile })
     }
 
     /// Decides what a completion of this block's op means.
@@ -166,7 +168,7 @@ impl Flight {
 
     fn pause_if_late(&self) {
         if self.headway.retries > RETRIES_AT_ONCE {
-            std::thread::sleep(RETRY_PAUSE);
+            thread::sleep(RETRY_PAUSE);
         }
     }
 

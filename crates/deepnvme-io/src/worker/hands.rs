@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::mover::{Mover, SlotSetup};
 use super::window::Window;
 use crate::backend::Backend;
@@ -17,6 +19,9 @@ use crate::split::Plan;
 use crate::stats::WorkerStats;
 use crate::sync::{Mutex, lock};
 use crate::trace::{Recorder, Tape};
+
+/// A block and two ragged edges.
+const BLOCKS_MAX: u64 = 3;
 
 /// Movers that callers borrow.
 pub(crate) struct Hands {
@@ -49,13 +54,20 @@ impl Hands {
             return Ok(false);
         }
         let Some(mut mover) = lock(&self.resting).pop() else { return Ok(false) };
-        if job.needs_preparing()
-            && let Err(error) = job.set_file_sizes()
-        {
-            queue.cancel(job, error);
+        let caller = queue.enter(job)?;
+        let claim = |duty| Claim::new(Arc::clone(job), Arc::clone(queue), duty);
+        let preparation = job.claim_preparation().then(|| claim(Duty::Prepare));
+        // All of them, before the preparation ends: it would offer the rest to the workers.
+        let blocks: SmallVec<[_; BLOCKS_MAX as usize]> =
+            std::iter::from_fn(|| job.claim().map(|index| (index, claim(Duty::Block)))).collect();
+        if let Some(claim) = preparation {
+            super::prepare(claim);
         }
-        while let Some(index) = job.claim() {
-            let claim = Claim::new(Arc::clone(job), Arc::clone(queue), Duty::Block);
+        for (index, claim) in blocks {
+            if job.has_failed() {
+                claim.end(Ok(0));
+                continue;
+            }
             // The one slot is free: the block before has landed.
             mover.start_block(claim, index)?;
             while !mover.is_idle() {
@@ -63,6 +75,7 @@ impl Hands {
                 while mover.unload()? {}
             }
         }
+        drop(caller);
         lock(&self.resting).push(mover);
         Ok(true)
     }
@@ -70,8 +83,7 @@ impl Hands {
 
 fn is_small(plan: &Plan) -> bool {
     let blocks = plan.block_count();
-    // A block and two ragged edges at the most.
-    (1..=3).contains(&blocks)
+    (1..=BLOCKS_MAX).contains(&blocks)
         && plan.bytes_total() <= HAND_BYTES_MAX
         && (0..blocks).map(|index| plan.block(index).io).all(|io| io.end - io.start <= HAND_SLOT_BYTES)
 }

@@ -143,7 +143,7 @@ impl<'a> Worker<'a> {
             return Ok(true);
         }
         if self.mover.is_idle() && self.waiting.is_none() {
-            if self.queue.is_over() {
+            if self.queue.leave() {
                 return Ok(false);
             }
             self.seat.park();
@@ -159,7 +159,7 @@ impl<'a> Worker<'a> {
 }
 
 /// Gives the files of a request their size.
-fn prepare(claim: Claim) {
+pub(crate) fn prepare(claim: Claim) {
     let job = claim.job();
     let sized = if job.has_failed() { Ok(()) } else { job.set_file_sizes() };
     claim.end(sized.map(|()| 0));

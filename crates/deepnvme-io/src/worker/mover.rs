@@ -204,7 +204,7 @@ impl<B: Backend> Mover<B> {
         WorkerStats::count(&self.stats.counters.syncs, 1);
         let (file, kind) = (Arc::clone(&target.file), target.kind);
         let token = self.flights.insert(Flight::sync(claim, target.path.clone()));
-        self.submit(Op { token, kind, file, offset: 0, pieces: Pieces::new() })
+        self.submit(Op { token, kind, file, offset: 0, pieces: Pieces::new(), cufile: None })
     }
 
     /// Starts a block; hands its claim back when it has to wait for a slot.

@@ -1,7 +1,5 @@
 //! What happens to an op that has come home.
 
-use std::time::Instant;
-
 use super::flight::{Flight, Landed, Task};
 use super::mover::{Copying, Mover};
 use super::verdict::Verdict;
@@ -12,6 +10,7 @@ use crate::job::Job;
 use crate::op::{Completion, Errno, Op, Token};
 use crate::split::Block;
 use crate::stats::WorkerStats;
+use crate::sync::Instant;
 use crate::trace::{Moved, Way};
 
 impl<B: Backend> Mover<B> {

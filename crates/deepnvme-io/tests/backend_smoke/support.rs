@@ -81,7 +81,7 @@ pub(crate) fn bytes_of(region: &Region) -> Vec<u8> {
 }
 
 pub(crate) fn op(token: u64, kind: OpKind, file: &Arc<OwnedFd>, offset: usize, pieces: Pieces) -> Op {
-    Op { token: Token(token), kind, file: Arc::clone(file), offset: offset as u64, pieces }
+    Op { token: Token(token), kind, file: Arc::clone(file), offset: offset as u64, pieces, cufile: None }
 }
 
 pub(crate) fn submit(backend: &mut dyn Backend, op: Op) {

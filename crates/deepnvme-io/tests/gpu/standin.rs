@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use deepnvme_io::mem::{Device, Region, RegionMut, Strided};
+use deepnvme_io::mem::{Device, Region, RegionMut, StreamHandle, Strided};
 use deepnvme_standin::Loaded;
 
 pub(crate) use deepnvme_standin::pattern;
@@ -71,7 +71,7 @@ impl Gpu {
     }
 
     /// A stream that does not care for the default one.
-    pub(crate) fn stream(&self, device: u32) -> usize {
+    pub(crate) fn stream(&self, device: u32) -> StreamHandle {
         self.enter(device as i32);
         let mut stream = 0usize;
         // SAFETY: the function has this type, and the pointer is to a number of ours.
@@ -79,34 +79,36 @@ impl Gpu {
             self.function::<unsafe extern "C" fn(*mut usize, c_uint) -> c_int>("cuStreamCreate")(&raw mut stream, 1)
         };
         assert_eq!(code, 0);
-        stream
+        // SAFETY: the tests end a stream when no request needs it any more.
+        unsafe { StreamHandle::from_raw(stream) }
     }
 
-    pub(crate) fn end_stream(&self, device: u32, stream: usize) {
+    pub(crate) fn end_stream(&self, device: u32, stream: StreamHandle) {
         self.enter(device as i32);
         for symbol in ["cuStreamSynchronize", "cuStreamDestroy_v2"] {
             // SAFETY: the functions have this type.
-            assert_eq!(unsafe { self.function::<unsafe extern "C" fn(usize) -> c_int>(symbol)(stream) }, 0);
+            assert_eq!(unsafe { self.function::<unsafe extern "C" fn(usize) -> c_int>(symbol)(stream.as_raw()) }, 0);
         }
     }
 
     /// A kernel that fills the memory with a pattern, so long after it was launched.
-    pub(crate) fn fill(&self, stream: usize, memory: &GpuMemory, seed: u64, delay_us: u64) {
+    pub(crate) fn fill(&self, stream: StreamHandle, memory: &GpuMemory, seed: u64, delay_us: u64) {
         self.enter(memory.device as i32);
         type Fill = unsafe extern "C" fn(usize, u64, usize, u64, u64) -> c_int;
         // SAFETY: the function has this type.
-        let code =
-            unsafe { self.function::<Fill>("standin_fill_kernel")(stream, memory.at, memory.bytes, seed, delay_us) };
+        let code = unsafe {
+            self.function::<Fill>("standin_fill_kernel")(stream.as_raw(), memory.at, memory.bytes, seed, delay_us)
+        };
         assert_eq!(code, 0);
     }
 
     /// A kernel that copies one memory to another, so long after it was launched.
-    pub(crate) fn copy(&self, stream: usize, target: &GpuMemory, source: &GpuMemory, delay_us: u64) {
+    pub(crate) fn copy(&self, stream: StreamHandle, target: &GpuMemory, source: &GpuMemory, delay_us: u64) {
         self.enter(source.device as i32);
         type Copy = unsafe extern "C" fn(usize, u64, u64, usize, u64) -> c_int;
         // SAFETY: the function has this type.
         let code = unsafe {
-            self.function::<Copy>("standin_copy_kernel")(stream, target.at, source.at, source.bytes, delay_us)
+            self.function::<Copy>("standin_copy_kernel")(stream.as_raw(), target.at, source.at, source.bytes, delay_us)
         };
         assert_eq!(code, 0);
     }

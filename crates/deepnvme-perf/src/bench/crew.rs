@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use deepnvme_io::shown;
+
 use crate::error::{Error, Result};
 use crate::measure::{Contestant, Moment, Phase, Runner, Sample, Watch, Workload};
 
@@ -70,7 +72,7 @@ impl Crew {
         let mut crew = Self { members: Vec::new(), answers, round_bytes, phase: Phase::LayingOut };
         for (index, workload) in workloads.iter().enumerate() {
             let failed = |error: &dyn std::fmt::Display| {
-                Error::failed(format!("cannot start {} again as a worker: {error}", launcher.program.display()))
+                Error::failed(format!("cannot start {} again as a worker: {error}", shown::path(&launcher.program)))
             };
             let mut child = Command::new(&launcher.program)
                 .args(&launcher.arguments)

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::probe::GpuFacts;
-use deepnvme_io::{DirectMode, DirectState, Engine, OpenOptions, TensorFile};
+use deepnvme_io::{DirectMode, DirectState, Engine, OpenOptions, TensorFile, shown};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
@@ -74,6 +74,7 @@ pub struct Outcome {
 #[derive(Clone, Debug, Serialize)]
 pub struct Place {
     /// As it was given.
+    #[serde(serialize_with = "shown::serialize")]
     pub path: std::path::PathBuf,
     /// `ext4`, `xfs`.
     pub file_system: String,

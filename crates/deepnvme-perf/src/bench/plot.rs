@@ -5,6 +5,8 @@ use std::path::Path;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
+use deepnvme_io::shown;
+
 use super::Outcome;
 use super::summary::all_latencies;
 use crate::error::{Error, Result};
@@ -32,7 +34,7 @@ pub fn write(outcome: &Outcome, path: &Path) -> Result<()> {
     let picture = svg(outcome).map_err(|error| Error::failed(format!("cannot draw the plot: {error}")))?;
     let is_page = path.extension().is_some_and(|ending| ending == "html");
     let text = if is_page { page("deepnvme bench", &picture) } else { picture };
-    std::fs::write(path, text).map_err(|error| Error::at(path, "write the plot", &error))
+    Ok(deepnvme_io::stream::replace_small(path, text.as_bytes())?)
 }
 
 /// Whether the name ends in something that can be drawn.
@@ -42,7 +44,7 @@ pub fn write(outcome: &Outcome, path: &Path) -> Result<()> {
 pub fn check(path: &Path) -> Result<()> {
     match path.extension().and_then(|ending| ending.to_str()) {
         Some("svg" | "html") => Ok(()),
-        _ => Err(Error::usage(format!("--plot {}: the name must end in .svg or .html", path.display()))),
+        _ => Err(Error::usage(format!("--plot {}: the name must end in .svg or .html", shown::path(path)))),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use deepnvme_io::shown;
 use deepnvme_io::{DirectMode, Durability, SubmitMode};
 
 use super::{Line, Outcome};
@@ -14,7 +15,7 @@ pub fn draw(outcome: &Outcome) -> String {
     let mut out = format!("{}\n{}\n", what(outcome), how(outcome));
     for place in &outcome.folders {
         let device = place.device.as_ref().map_or_else(String::new, |device| format!(" on {device}"));
-        let _ = writeln!(out, "{} ({}{device})", place.path.display(), place.file_system);
+        let _ = writeln!(out, "{} ({}{device})", shown::path(&place.path), place.file_system);
     }
     if let Some(gpu) = &outcome.gpu {
         let way = match outcome.workload.config.gds {

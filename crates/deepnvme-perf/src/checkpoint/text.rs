@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::{Conversion, Inspection, Tensor, Verdict, Verification};
+use deepnvme_io::shown;
+
+use super::{Conversion, Coverage, Inspection, Tensor, Verdict, Verification};
 use crate::units::{bytes_text, gb};
 
 /// A part of a name's path: what lies below it, in the order of the file.
@@ -35,10 +37,10 @@ impl<'a> Branch<'a> {
     fn draw(&self, indent: usize, depth: usize, out: &mut String) {
         for (part, branch) in &self.below {
             // A way without a fork is one line.
-            let (mut name, mut branch) = ((*part).to_owned(), branch);
+            let (mut name, mut branch) = (shown::text(part).to_string(), branch);
             while branch.leaf.is_none() && branch.below.len() == 1 {
                 let (part, next) = &branch.below[0];
-                let _ = write!(name, ".{part}");
+                let _ = write!(name, ".{}", shown::text(part));
                 branch = next;
             }
             let blank = "  ".repeat(indent);
@@ -69,12 +71,16 @@ impl<'a> Branch<'a> {
 pub fn inspection(files: &[Inspection], depth: usize) -> String {
     let mut out = String::new();
     for file in files {
-        let sums = if file.has_checksums { "with checksums" } else { "without checksums of its own" };
+        let sums = match (file.has_checksums, file.has_stale_checksums) {
+            (true, _) => "with checksums",
+            (false, true) => "with checksums that were made for another file",
+            (false, false) => "without checksums of its own",
+        };
         let kind = if file.format == "torch" { "torch archive" } else { "safetensors" };
         let (count, bytes) = (file.tensors.len(), bytes_text(file.file_bytes));
-        let _ = writeln!(out, "{}: {kind}, {bytes}, {count} tensors, {sums}", file.path.display());
+        let _ = writeln!(out, "{}: {kind}, {bytes}, {count} tensors, {sums}", shown::path(&file.path));
         for (key, value) in &file.metadata {
-            let _ = writeln!(out, "  {key}: {value}");
+            let _ = writeln!(out, "  {}: {}", shown::text(key), shown::text(value));
         }
         let mut root = Branch::default();
         for tensor in &file.tensors {
@@ -97,14 +103,18 @@ pub fn inspection(files: &[Inspection], depth: usize) -> String {
 pub fn verification(files: &[Verification]) -> String {
     let mut out = String::new();
     for file in files {
-        let finding = file.finding.as_deref().unwrap_or_default();
+        let finding = shown::text(file.finding.as_deref().unwrap_or_default());
         let _ = match file.verdict {
             Verdict::Damaged => writeln!(out, "DAMAGED  {finding}"),
             Verdict::Unverifiable => writeln!(out, "unknown  {finding}"),
             Verdict::Sound => {
                 let speed = gb(file.bytes) / file.seconds.max(1e-9);
-                let (path, bytes) = (file.path.display(), bytes_text(file.bytes));
-                writeln!(out, "ok       {path}: {bytes} compared, {speed:.2} GB/s")
+                let (path, bytes) = (shown::path(&file.path), bytes_text(file.bytes));
+                let covered = match file.coverage {
+                    Coverage::File => "",
+                    _ => "; names, types and shapes have no checksum in this file: save it again to have one",
+                };
+                writeln!(out, "ok       {path}: {bytes} compared, {speed:.2} GB/s{covered}")
             }
         };
     }
@@ -120,9 +130,9 @@ pub fn conversion(converted: &Conversion) -> String {
     let Conversion { target, file_bytes, tensors, left_out, seconds, .. } = converted;
     let speed = gb(*file_bytes) / seconds.max(1e-9);
     let bytes = bytes_text(*file_bytes);
-    let mut out = format!("{}: {tensors} tensors, {bytes}, {speed:.2} GB/s\n", target.display());
+    let mut out = format!("{}: {tensors} tensors, {bytes}, {speed:.2} GB/s\n", shown::path(target));
     for (name, kind) in left_out.iter().take(LEFT_OUT_SHOWN) {
-        let _ = writeln!(out, "left out, since it is no tensor: {name} ({kind})");
+        let _ = writeln!(out, "left out, since it is no tensor: {} ({kind})", shown::text(name));
     }
     if left_out.len() > LEFT_OUT_SHOWN {
         let _ = writeln!(out, "and {} more; --json has all", left_out.len() - LEFT_OUT_SHOWN);

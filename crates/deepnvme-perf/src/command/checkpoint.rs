@@ -16,8 +16,8 @@ use crate::measure::{Moment, Phase, Watch};
 /// How often somebody who looks on is told.
 const LOOK: Duration = Duration::from_millis(50);
 
-pub(super) fn inspection(options: &InspectOptions) -> Result<Answer> {
-    let files = inspect(&options.path)?;
+pub(super) fn inspection(options: &InspectOptions, session: &Session<'_>) -> Result<Answer> {
+    let files = shown(session, Phase::Validating, "inspect", |progress| inspect(&options.path, progress))?;
     let depth = if options.all { usize::MAX } else { options.depth };
     Answer::of(&files, text::inspection(&files, depth), options.json)
 }

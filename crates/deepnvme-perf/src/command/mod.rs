@@ -10,6 +10,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use clap::error::ErrorKind;
+use deepnvme_io::shown;
 
 use crate::bench::Launcher;
 use crate::error::{Error, Result};
@@ -54,7 +55,7 @@ pub fn run(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>, ses
         Ok(()) => 0,
         Err(Error::Closed) => 0,
         Err(error) => {
-            let _ = writeln!(session.talk, "deepnvme: {error}");
+            let _ = writeln!(session.talk, "deepnvme: {}", plain(&error.to_string()));
             error.exit_status()
         }
     }
@@ -102,7 +103,7 @@ fn execute(command: Command, arguments: &[OsString], session: &mut Session<'_>) 
         Command::Report(options) => report::answer(&options, session)?,
         Command::Bench(options) => bench::answer(&options, session)?,
         Command::Tune(options) => tune::answer(&options, session)?,
-        Command::Inspect(options) => checkpoint::inspection(&options)?,
+        Command::Inspect(options) => checkpoint::inspection(&options, session)?,
         Command::Verify(options) => checkpoint::verification(&options, session)?,
         Command::Convert(options) => checkpoint::conversion(&options, session)?,
         Command::Generate(_) | Command::StreamBench(_) => return python::run(&arguments[1..], session),
@@ -137,6 +138,12 @@ fn explain(error: &clap::Error, session: &mut Session<'_>) -> u8 {
     }
     let _ = write!(session.talk, "{text}");
     2
+}
+
+/// What a file says of itself may stand in an error: it moves no cursor, and begins no line that looks like one of ours.
+fn plain(text: &str) -> String {
+    let lines: Vec<String> = text.split('\n').map(|line| shown::text(line).to_string()).collect();
+    lines.join("\n  ")
 }
 
 /// A reader that has gone is no failure; a full disk behind standard output is one.

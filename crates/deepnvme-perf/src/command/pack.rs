@@ -8,6 +8,7 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use deepnvme_codec::Float;
 use deepnvme_codec::quant::Code;
+use deepnvme_io::shown;
 use deepnvme_io::{Config, Engine};
 use deepnvme_stream::pack::{Forecast, Mode, Packed, Packer};
 use serde::Serialize;
@@ -158,7 +159,7 @@ fn packed_text(packed: &Packed, forecast: &Forecast, seconds: f64) -> String {
     let ratio = *bytes as f64 / forecast.bytes.max(1) as f64;
     format!(
         "{}: {tensors} tensors, {encoded} of them in another form, {} ({ratio:.3} of the old bytes), {:.2} GB/s; {copied} other files\n",
-        file.display(),
+        shown::path(file),
         bytes_text(*bytes),
         gb(forecast.bytes) / seconds.max(1e-9)
     )

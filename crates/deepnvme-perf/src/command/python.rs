@@ -1,11 +1,13 @@
 //! Commands that need models, and so Python: what may be typed stands here with the rest, what it does in the package.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 
 use clap::{Args, Parser, ValueEnum};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+
+use deepnvme_io::shown;
 
 use super::Session;
 use super::cli::{Cli, Command};
@@ -36,12 +38,14 @@ batch, the more tokens a second.")]
 pub(super) struct GenerateOptions {
     /// A folder with config.json, a tokenizer and weights, as Hugging Face lays it out
     #[arg(long)]
+    #[serde(serialize_with = "exact")]
     pub(super) model: PathBuf,
     /// A prompt; may be given several times
     #[arg(long, required_unless_present = "prompt_file")]
     pub(super) prompt: Vec<String>,
     /// A file with a prompt on each line
     #[arg(long, conflicts_with = "prompt")]
+    #[serde(serialize_with = "exact_if_any")]
     pub(super) prompt_file: Option<PathBuf>,
     /// Memory for weights; activations and the KV cache come on top
     #[arg(long)]
@@ -66,6 +70,7 @@ pub(super) struct GenerateOptions {
     pub(super) dtype: Computed,
     /// A timeline of disk and processor: x.json for Perfetto, x.html for a browser
     #[arg(long)]
+    #[serde(serialize_with = "exact_if_any")]
     pub(super) trace: Option<PathBuf>,
     /// A JSON object for each prompt, and one with the figures
     #[arg(long)]
@@ -85,6 +90,7 @@ and the processor, each measured by itself in the same run."
 )]
 pub(super) struct StreamBenchOptions {
     /// Where the model is made
+    #[serde(serialize_with = "exact")]
     pub(super) folder: PathBuf,
     /// Bytes of weights
     #[arg(long, default_value = "1.2GB")]
@@ -115,6 +121,22 @@ pub(super) struct StreamBenchOptions {
     pub(super) json: bool,
 }
 
+/// A path for Python: a text, or the numbers of its bytes where it is no UTF-8.
+fn exact<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    match path.to_str() {
+        Some(text) => serializer.serialize_str(text),
+        None => serializer.collect_seq(path.as_os_str().as_encoded_bytes()),
+    }
+}
+
+#[expect(clippy::ref_option, reason = "serde asks for it so")]
+fn exact_if_any<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    match path {
+        Some(path) => exact(path, serializer),
+        None => serializer.serialize_none(),
+    }
+}
+
 /// The name of a command that Python runs, and its options as JSON; `None` for all others and for what is no command, which
 /// [`run`](super::run) explains.
 #[must_use]
@@ -134,7 +156,7 @@ pub(super) fn run(arguments: &[OsString], session: &Session<'_>) -> Result<()> {
     if !probed.is_ok_and(|probed| probed.status.success()) {
         return Err(Error::failed(format!(
             "this command needs Python's package: {} -m pip install deepnvme transformers torch",
-            session.python.display()
+            shown::path(&session.python)
         )));
     }
     let status = Process::new(&session.python).args(["-m", "deepnvme"]).args(arguments).status();
@@ -142,6 +164,6 @@ pub(super) fn run(arguments: &[OsString], session: &Session<'_>) -> Result<()> {
         Ok(status) if status.success() => Ok(()),
         // It has said itself what was wrong.
         Ok(_) => Err(Error::CutShort),
-        Err(error) => Err(Error::failed(format!("{}: {error}", session.python.display()))),
+        Err(error) => Err(Error::failed(format!("{}: {error}", shown::path(&session.python)))),
     }
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use deepnvme_io::Durability;
+use deepnvme_io::shown;
 
 use super::cli::{Durable, TuneOptions};
 use super::progress::Bar;
@@ -67,26 +68,19 @@ fn asked(options: &TuneOptions) -> Result<Options> {
 fn refuse_foreign(path: &Path) -> Result<()> {
     if path.exists() && deepnvme_io::SettingsFile::load(path).is_err() {
         let text = "is there and holds no settings of deepnvme; name another file with --output";
-        return Err(Error::usage(format!("{} {text}", path.display())));
+        return Err(Error::usage(format!("{} {text}", shown::path(path))));
     }
     Ok(())
 }
 
 /// Under its name at once, so that no engine ever reads half of it.
 fn write(settings: &str, outcome: &tune::Outcome, path: &Path) -> Result<()> {
-    let failed = |error: std::io::Error| Error::at(path, "write the settings", &error);
     let seconds = outcome.seconds;
     let head = format!(
         "# Found by deepnvme tune {} in {seconds:.0} s. Read by Engine.from_file() and DEEPNVME_CONFIG.\n\n",
         outcome.version
     );
-    let mut temporary = path.as_os_str().to_os_string();
-    temporary.push(format!(".{}.tmp", std::process::id()));
-    let written = std::fs::write(&temporary, head + settings).and_then(|()| std::fs::rename(&temporary, path));
-    written.map_err(|error| {
-        let _ = std::fs::remove_file(&temporary);
-        failed(error)
-    })
+    Ok(deepnvme_io::stream::replace_small(path, (head + settings).as_bytes())?)
 }
 
 /// `60s`, `2m`, or a number of seconds.

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use deepnvme_io::shown;
 use deepnvme_io::{BackendChoice, Config, DirectMode, SubmitMode, WindowMode};
 
 use super::io::{self, Figures};
@@ -51,7 +52,7 @@ fn default_sweep() -> Space {
 /// # Errors
 /// `Usage`, `Interrupted`, or what the machine refused; the logs that were written stay.
 pub fn run(options: &Options, watch: &mut dyn Watch, say: &mut dyn FnMut(&str) -> Result<()>) -> Result<String> {
-    let names: Vec<_> = options.nvme_dir.iter().map(|folder| format!("'{}'", folder.display())).collect();
+    let names: Vec<_> = options.nvme_dir.iter().map(|folder| format!("'{}'", shown::path(folder))).collect();
     say(&format!("Running DeepNVMe performance tuning on [{}]\n", names.join(", ")))?;
     let space = match &options.sweep_config {
         None => default_sweep(),
@@ -74,7 +75,7 @@ pub fn run(options: &Options, watch: &mut dyn Watch, say: &mut dyn FnMut(&str) -
             let figures = measure(options, &mut runner, *direction, &config, watch)?;
             let name = log_name(*direction, &config, options.nvme_dir.len());
             let path = folder.join(&name);
-            std::fs::write(&path, figures.text()).map_err(|error| Error::at(&path, "write the log", &error))?;
+            deepnvme_io::stream::replace_small(&path, figures.text().as_bytes())?;
             if options.verbose {
                 say(&format!("{name}: {:.2} GB/sec\n", figures.e2e_speed()))?;
             }

@@ -1,47 +1,56 @@
-//! The files of a benchmark: made by it, known by their names, locked while it runs, removed at its end.
+//! The files of a benchmark: private, locked while it runs, removed at its end.
+//!
+//! Their names prove what they are ([`Temporary`]), so that the next benchmark removes those of a killed one and no other file.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
-use deepnvme_io::{StripeSet, Target};
-use rustix::fs::{FlockOperation, flock};
+use deepnvme_io::shown;
+use deepnvme_io::stream::{Temporary, remove_stale};
+use deepnvme_io::{DirectMode, OpenOptions, StripeSet, Target, TensorFile};
 
 use crate::error::{Error, Result};
 use crate::units::bytes_text;
 
-/// What every name begins with, so that the files of a process that was killed are known.
-const PREFIX: &str = ".deepnvme-bench-";
+/// What the files would replace if they replaced anything; their names contain it.
+const NAME: &str = "deepnvme-bench";
 
 /// Files that live as long as this value.
 #[derive(Debug)]
 pub(crate) struct ScratchFiles {
     targets: Vec<Target>,
-    parts: Vec<(PathBuf, File)>,
-    manifests: Vec<PathBuf>,
+    parts: Vec<Temporary>,
 }
 
 impl ScratchFiles {
-    /// Makes an empty file in each folder; with `stripe_bytes` they are the parts of one. What a killed process left in
-    /// the folders is removed first.
+    /// Makes an empty file in each folder; with `stripe_bytes` they are the parts of one. Files of killed benchmarks are
+    /// removed first.
     pub(crate) fn make(folders: &[PathBuf], stripe_bytes: Option<u64>) -> Result<Self> {
-        let mut files = Self { targets: Vec::new(), parts: Vec::new(), manifests: Vec::new() };
+        let mut parts = Vec::with_capacity(folders.len());
         for folder in folders {
-            remove_stale(folder);
-            files.parts.push(new_file(folder)?);
+            let name = folder.join(NAME);
+            remove_stale(&name);
+            parts.push(Temporary::new(&name).map_err(|error| match error.errno() {
+                Some(errno) => Error::at(folder, "make a file", &std::io::Error::from_raw_os_error(errno)),
+                None => error.into(),
+            })?);
         }
-        let paths = files.parts.iter().map(|(path, _)| path.clone());
-        files.targets = match stripe_bytes {
+        let paths = parts.iter().map(|part| part.path().to_path_buf());
+        let targets = match stripe_bytes {
             None => paths.map(Target::Path).collect(),
-            Some(bytes) => {
-                let set = StripeSet::new(paths.collect(), bytes)?;
-                files.manifests.push(set.manifest_path());
-                vec![Target::Stripes(set)]
-            }
+            Some(bytes) => vec![Target::Stripes(StripeSet::new(paths.collect(), bytes)?)],
         };
-        Ok(files)
+        Ok(Self { targets, parts })
+    }
+
+    /// Sets room aside for so many bytes in each file. fio would replace a shorter file by one of its own, which nobody could
+    /// tell from anybody's.
+    pub(crate) fn allocate(&self, bytes: u64) -> Result<()> {
+        for target in &self.targets {
+            TensorFile::open(target, OpenOptions::to_fill(DirectMode::Disabled))?.set_len(bytes)?;
+        }
+        Ok(())
     }
 
     /// What the engine opens.
@@ -51,16 +60,7 @@ impl ScratchFiles {
 
     /// The files themselves.
     pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
-        self.parts.iter().map(|(path, _)| path.as_path())
-    }
-}
-
-impl Drop for ScratchFiles {
-    fn drop(&mut self) {
-        for path in self.parts.iter().map(|(path, _)| path).chain(&self.manifests) {
-            // A folder that has gone took its files along.
-            let _ = std::fs::remove_file(path);
-        }
+        self.parts.iter().map(Temporary::path)
     }
 }
 
@@ -80,59 +80,11 @@ pub(crate) fn check_room(folders: &[PathBuf], bytes_each: u64) -> Result<()> {
         let free = space.f_bavail * space.f_frsize;
         if *bytes > free {
             let (needed, free) = (bytes_text(*bytes), bytes_text(free));
-            let text = format!("{}: {needed} are needed, and {free} are free", folder.display());
+            let text = format!("{}: {needed} are needed, and {free} are free", shown::path(folder));
             return Err(Error::failed(format!("{text}; make --size smaller, or free some space")));
         }
     }
     Ok(())
-}
-
-/// A new, empty, private file that others see is in use.
-fn new_file(folder: &Path) -> Result<(PathBuf, File)> {
-    static MADE: AtomicU32 = AtomicU32::new(0);
-    let failed = |path: &Path, error: &std::io::Error| Error::at(path, "make a file", error);
-    loop {
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let path = folder.join(format!("{PREFIX}{}-{number}", std::process::id()));
-        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
-            Ok(file) => {
-                // File systems without locks keep their stale files.
-                let _ = flock(&file, FlockOperation::NonBlockingLockExclusive);
-                // Between the two calls it looked as if it had been left behind.
-                if file.metadata().is_ok_and(|metadata| metadata.nlink() > 0) {
-                    return Ok((path, file));
-                }
-            }
-            // Another process of that number, in another container, over the same folder.
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(failed(folder, &error)),
-        }
-    }
-}
-
-/// Removes files of benchmarks that nobody holds, and what belongs to them.
-fn remove_stale(folder: &Path) {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file())) {
-        let name = entry.file_name();
-        let Some(owner) = name.to_str().and_then(owner) else { continue };
-        let is_stale = match OpenOptions::new().write(true).open(folder.join(owner)) {
-            Ok(file) => flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok(),
-            Err(error) => error.kind() == std::io::ErrorKind::NotFound,
-        };
-        if is_stale {
-            let _ = std::fs::remove_file(entry.path());
-        }
-    }
-}
-
-/// The file whose lock says whether this one is in use: itself, or of a manifest the part that it is named after. `None`
-/// for the files of others.
-fn owner(name: &str) -> Option<&str> {
-    let own = name.strip_prefix(PREFIX)?;
-    let end = own.find('.').unwrap_or(own.len());
-    let is_ours = own[..end].split('-').all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()));
-    is_ours.then(|| &name[..PREFIX.len() + end])
 }
 
 #[cfg(test)]
@@ -162,24 +114,23 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_behind_is_removed_and_what_is_in_use_or_foreign_is_not() {
+    fn what_is_in_use_or_foreign_stays() {
         let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name);
-        std::fs::write(path(".deepnvme-bench-1-1"), "left").unwrap();
-        std::fs::write(path(".deepnvme-bench-1-1.stripes.json"), "left").unwrap();
-        std::fs::write(path(".deepnvme-bench-1-2.stripes.json"), "its part has gone").unwrap();
-        std::fs::write(path("precious"), "keep").unwrap();
-        std::fs::create_dir(path(".deepnvme-bench-folder")).unwrap();
+        let foreign = [".deepnvme-bench-1-1", ".deepnvme-bench-1-1.stripes.json", ".deepnvme-report-1", "precious"];
+        for name in foreign {
+            std::fs::write(folder.path().join(name), name).unwrap();
+        }
         let first = ScratchFiles::make(&[folder.path().into()], None).unwrap();
-        let manifest = PathBuf::from(format!("{}.stripes.json", first.paths().next().unwrap().display()));
-        std::fs::write(&manifest, "in use").unwrap();
+        let copy = folder.path().join(format!("{}0", first.paths().next().unwrap().display()));
+        std::fs::write(&copy, "a name as of ours").unwrap();
         let second = ScratchFiles::make(&[folder.path().into()], None).unwrap();
-        assert!(manifest.exists());
-        std::fs::remove_file(manifest).unwrap();
-        assert_eq!(names(folder.path()).len(), 4, "{:?}", names(folder.path()));
         assert!(first.paths().all(Path::exists) && second.paths().all(Path::exists));
         drop((first, second));
-        assert_eq!(names(folder.path()), [".deepnvme-bench-folder", "precious"]);
+        assert_eq!(std::fs::read(&copy).unwrap(), b"a name as of ours");
+        for name in foreign {
+            assert_eq!(std::fs::read_to_string(folder.path().join(name)).unwrap(), name);
+        }
+        assert_eq!(names(folder.path()).len(), foreign.len() + 1);
     }
 
     #[test]

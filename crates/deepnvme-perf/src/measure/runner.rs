@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use deepnvme_io::mem::{Region, RegionMut};
+use deepnvme_io::shown;
 use deepnvme_io::{
     Access, Config, Durability, Engine, GpuAccess, OpenOptions, Pending, ReadItem, TensorFile, Transfer, WriteExtent,
     WriteItem, WriteOptions,
@@ -152,7 +153,7 @@ impl Runner {
 
     fn open(&self, access: Access) -> Result<Vec<Arc<TensorFile>>> {
         let direct = self.workload.config.direct;
-        let options = OpenOptions { access, create: access != Access::Read, direct };
+        let options = OpenOptions { access, create: false, direct };
         let targets = self.files.targets().iter();
         Ok(targets.map(|target| TensorFile::open(target, options)).collect::<deepnvme_io::Result<_>>()?)
     }
@@ -243,7 +244,8 @@ impl Runner {
             let contents = self.contents.of_file(piece.file);
             if let Some(offset) = memory::first_difference(&self.access, region, contents, piece.offset)? {
                 let path = self.files.targets()[piece.file].path();
-                let text = format!("{}: the byte at offset {offset} is not the one that was written", path.display());
+                let text =
+                    format!("{}: the byte at offset {offset} is not the one that was written", shown::path(&path));
                 return Err(Error::failed(format!("{text}; do not trust this disk, its file system or this program")));
             }
         }

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use deepnvme_io::shown;
+
 use super::{Backend, Device, Folder, System};
 use crate::units::gb;
 
@@ -84,7 +86,7 @@ fn of_system(system: &System, pool_bytes: u64, findings: &mut Vec<Finding>) {
 }
 
 fn of_folder(folder: &Folder, findings: &mut Vec<Finding>) {
-    let path = folder.path.display();
+    let path = shown::path(&folder.path);
     if let Some(error) = &folder.error {
         findings.push(Finding::new(Severity::Broken, error.clone(), "name a folder that exists"));
         return;
@@ -92,7 +94,10 @@ fn of_folder(folder: &Folder, findings: &mut Vec<Finding>) {
     if !folder.is_writable {
         let read_only = folder.mount_options.iter().any(|option| option == "ro");
         let (text, remedy) = if read_only {
-            ("the file system is mounted read-only", format!("mount -o remount,rw {}", folder.mount_point.display()))
+            (
+                "the file system is mounted read-only",
+                format!("mount -o remount,rw {}", shown::path(&folder.mount_point)),
+            )
         } else {
             ("no file can be made there", format!("chown or chmod {path}, or name another folder"))
         };

@@ -3,7 +3,9 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use deepnvme_io::{Access, DirectMode, DirectState, OpenOptions, Target, TensorFile};
+use deepnvme_io::shown;
+use deepnvme_io::stream::Temporary;
+use deepnvme_io::{Access, DirectMode, DirectState, TensorFile};
 use serde::Serialize;
 
 use super::device::Device;
@@ -15,6 +17,7 @@ use crate::tree::Tree;
 #[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
 pub struct Folder {
     /// As it was given.
+    #[serde(serialize_with = "shown::serialize")]
     pub path: PathBuf,
     /// Why nothing else is known.
     pub error: Option<String>,
@@ -23,6 +26,7 @@ pub struct Folder {
     /// What is mounted: a device, a server.
     pub source: String,
     /// Where it is mounted.
+    #[serde(serialize_with = "shown::serialize")]
     pub mount_point: PathBuf,
     /// How.
     pub mount_options: Vec<String>,
@@ -66,14 +70,14 @@ impl Folder {
         let unknown = |error: String| Self { path: path.to_path_buf(), error: Some(error), ..Self::default() };
         let real = match path.canonicalize() {
             Ok(real) => real,
-            Err(error) => return unknown(format!("{}: {error}", path.display())),
+            Err(error) => return unknown(format!("{}: {error}", shown::path(path))),
         };
         let metadata = match real.metadata() {
             Ok(metadata) if metadata.is_dir() => metadata,
             Ok(_) => {
-                return unknown(format!("{}: it is not a folder; name the folder that it lies in", path.display()));
+                return unknown(format!("{}: it is not a folder; name the folder that it lies in", shown::path(path)));
             }
-            Err(error) => return unknown(format!("{}: {error}", path.display())),
+            Err(error) => return unknown(format!("{}: {error}", shown::path(path))),
         };
         let mount = mounts::of(tree, &real);
         let space = rustix::fs::statvfs(&real).ok();
@@ -111,27 +115,11 @@ fn of_source(tree: &Tree, source: &str) -> Option<Device> {
     Device::of_number(tree, &format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number)))
 }
 
-/// Opens a file without a name in the folder: nothing can be left behind. File systems without such files get one with
-/// a name, which is removed at once.
+/// Opens a private file in the folder, which is gone when it is closed.
 fn try_direct(folder: &Path) -> (bool, Option<Direct>) {
-    use rustix::fs::{Mode, OFlags, open};
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let opened = match open(folder, flags, Mode::from_raw_mode(0o600)) {
-        Ok(fd) => {
-            use std::os::fd::AsFd;
-            TensorFile::from_fd(fd.as_fd(), Some(folder), Access::ReadWrite, DirectMode::Preferred)
-        }
-        Err(_) => {
-            let path = folder.join(format!(".deepnvme-report-{}", std::process::id()));
-            let options = OpenOptions { access: Access::ReadWrite, create: true, direct: DirectMode::Preferred };
-            if path.exists() {
-                return (true, None);
-            }
-            let opened = TensorFile::open(&Target::from(&path), options);
-            let _ = std::fs::remove_file(&path);
-            opened
-        }
-    };
+    let opened = Temporary::new(&folder.join("deepnvme-report")).and_then(|private| {
+        TensorFile::from_fd(private.file(), Some(folder), Access::ReadWrite, DirectMode::Preferred)
+    });
     let Ok(file) = opened else { return (false, None) };
     let direct = match file.direct() {
         DirectState::Direct { memory_alignment_bytes, offset_alignment_bytes } => Direct {

@@ -117,7 +117,7 @@ impl Report {
 
 /// The folders of a stripe set's parts, or the folder that was named.
 fn places(path: &Path) -> Vec<PathBuf> {
-    let is_manifest = path.to_string_lossy().ends_with(MANIFEST_SUFFIX);
+    let is_manifest = path.as_os_str().as_encoded_bytes().ends_with(MANIFEST_SUFFIX.as_bytes());
     let set = is_manifest.then(|| StripeSet::from_manifest(path).ok()).flatten();
     let parts = set.iter().flat_map(StripeSet::parts).filter_map(|part| part.parent()).map(Path::to_path_buf);
     let mut folders: Vec<_> = parts.collect();

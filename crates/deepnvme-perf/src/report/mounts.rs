@@ -1,5 +1,7 @@
 //! Which mount a folder lies on: `/proc/self/mountinfo`, line by line.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use crate::tree::Tree;
@@ -38,7 +40,7 @@ fn parse(line: &str) -> Option<Mount> {
         }
     }
     Some(Mount {
-        point: PathBuf::from(unescape(point)),
+        point: PathBuf::from(OsString::from_vec(unescaped(point))),
         device: device.into(),
         file_system: file_system.into(),
         source: unescape(source),
@@ -48,6 +50,10 @@ fn parse(line: &str) -> Option<Mount> {
 
 /// The kernel writes blanks and backslashes in octal: `\040`.
 fn unescape(text: &str) -> String {
+    String::from_utf8_lossy(&unescaped(text)).into_owned()
+}
+
+fn unescaped(text: &str) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let bytes = text.as_bytes();
     let mut at = 0;
@@ -57,7 +63,7 @@ fn unescape(text: &str) -> String {
         out.push(value.unwrap_or(bytes[at]));
         at += if value.is_some() { 4 } else { 1 };
     }
-    String::from_utf8_lossy(&out).into_owned()
+    out
 }
 
 #[cfg(test)]

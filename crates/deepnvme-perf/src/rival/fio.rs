@@ -57,6 +57,7 @@ impl Fio {
         }
         check_room(&workload.folders, workload.file_bytes())?;
         let files = ScratchFiles::make(&workload.folders, None)?;
+        files.allocate(workload.file_bytes())?;
         let has_huge_pages = workload.memory == Memory::Pinned && huge_bytes_free() >= buffer_bytes(&workload);
         let fio = Self { workload, backend, is_direct, has_huge_pages, files };
         let laid_out = fio.paths().into_iter().map(|path| fio.lay_out(&path, watch)).collect::<Result<Vec<_>>>();
@@ -183,6 +184,7 @@ fn drain(pipe: Option<impl std::io::Read + Send + 'static>) -> std::thread::Join
 
 /// fio takes a colon for the end of a name.
 fn filename(path: &Path) -> String {
+    // fio is given names of ours below a folder; one that is no UTF-8 it does not find.
     format!("--filename={}", path.display().to_string().replace(':', r"\:"))
 }
 

@@ -5,6 +5,7 @@
 
 use std::fmt::{Display, Write as _};
 
+use deepnvme_io::shown;
 use deepnvme_io::split::Direction;
 use deepnvme_io::trace::{Event, Recorded, What};
 use serde_json::{Map, Value, json};
@@ -98,18 +99,20 @@ fn arguments(what: &What) -> Map<String, Value> {
     let word = |direction: &Direction| Value::from(direction.name());
     let mut known = match what {
         What::Request { direction, file, files, bytes, .. } => {
-            let file = file.as_ref().map(|file| file.to_string_lossy().into_owned());
+            let file = file.as_ref().map(|file| shown::path(file).to_string());
             json!({"kind": word(direction), "file": file, "files": files, "bytes": bytes})
         }
         What::Transfer { worker, direction, file, offset, bytes, way, .. } => json!({
             "kind": word(direction),
-            "file": file.to_string_lossy(),
+            "file": shown::path(file).to_string(),
             "offset": offset,
             "bytes": bytes,
             "worker": worker,
             "way": way.name(),
         }),
-        What::Sync { worker, file, .. } => json!({"kind": "sync", "file": file.to_string_lossy(), "worker": worker}),
+        What::Sync { worker, file, .. } => {
+            json!({"kind": "sync", "file": shown::path(file).to_string(), "worker": worker})
+        }
         What::Copy { worker, gpu, direction, bytes, .. } => {
             let to = if *direction == Direction::Read { "to GPU" } else { "from GPU" };
             json!({"kind": to, "gpu": gpu, "bytes": bytes, "worker": worker})

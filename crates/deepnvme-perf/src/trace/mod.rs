@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use deepnvme_io::stream::Replacement;
+use deepnvme_io::stream::{Replacement, replace_small};
 use deepnvme_io::trace::Recorded;
 use deepnvme_io::{Error, Result, Target};
 
@@ -34,11 +34,7 @@ pub fn write(recorded: &Recorded, path: &Path) -> Result<()> {
         Form::Chrome => chrome(recorded),
         Form::Page => page(recorded),
     };
-    let replacement = Replacement::new(&Target::from(path))?;
-    if let Target::Path(private) = replacement.temporary() {
-        std::fs::write(private, text).map_err(|error| Error::from_io("write the trace", &error).at_path(path))?;
-    }
-    replacement.commit(false)
+    replace_small(path, text.as_bytes())
 }
 
 /// Whether a recording could be written there: to be asked before it begins, so that nothing is recorded in vain.

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use deepnvme_io::shown;
 use deepnvme_io::split::Direction;
 use deepnvme_io::trace::{Event, Recorded, What};
 
@@ -172,12 +173,12 @@ fn hint(event: &Event) -> String {
     match &event.what {
         What::Request { file: Some(file), files, .. } => {
             let more = if *files > 1 { format!(" and {} more", files - 1) } else { String::new() };
-            format!("{name}, {took}{suffix}\n{}{more}", file.display())
+            format!("{name}, {took}{suffix}\n{}{more}", shown::path(file))
         }
         What::Transfer { file, offset, way, .. } => {
-            format!("{name} at {offset}, {}, {took}{suffix}\n{}", way.name(), file.display())
+            format!("{name} at {offset}, {}, {took}{suffix}\n{}", way.name(), shown::path(file))
         }
-        What::Sync { file, .. } => format!("{name}, {took}{suffix}\n{}", file.display()),
+        What::Sync { file, .. } => format!("{name}, {took}{suffix}\n{}", shown::path(file)),
         _ => format!("{name}, {took}{suffix}"),
     }
 }

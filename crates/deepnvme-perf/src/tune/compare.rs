@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use deepnvme_io::shown;
 use deepnvme_io::split::Direction as IoDirection;
 use deepnvme_io::{Config, SettingsFile};
 use serde::Serialize;
@@ -18,6 +19,7 @@ const ROUNDS: usize = 7;
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
     /// The file of settings.
+    #[serde(serialize_with = "shown::serialize")]
     pub settings: PathBuf,
     /// A line per folder and direction.
     pub lines: Vec<Line>,
@@ -27,6 +29,7 @@ pub struct Comparison {
 #[derive(Clone, Debug, Serialize)]
 pub struct Line {
     /// Where.
+    #[serde(serialize_with = "shown::serialize")]
     pub folder: PathBuf,
     /// Which way.
     pub direction: Direction,
@@ -93,7 +96,7 @@ fn rounds(
 #[must_use]
 pub fn draw(comparison: &Comparison) -> String {
     use std::fmt::Write;
-    let mut out = format!("{} against the defaults, {ROUNDS} alternating rounds\n", comparison.settings.display());
+    let mut out = format!("{} against the defaults, {ROUNDS} alternating rounds\n", shown::path(&comparison.settings));
     for line in &comparison.lines {
         let direction = match line.direction {
             Direction::Read => "read",
@@ -103,7 +106,7 @@ pub fn draw(comparison: &Comparison) -> String {
         let _ = writeln!(
             out,
             "\n{} {direction}: {stored:.2} GB/s, default {usual:.2}; {:.2} times as fast ({:.2} to {:.2})\n  {}",
-            line.folder.display(),
+            shown::path(&line.folder),
             ratio.median,
             ratio.min,
             ratio.max,

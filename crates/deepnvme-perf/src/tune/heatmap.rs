@@ -6,6 +6,8 @@ use std::path::Path;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
+use deepnvme_io::shown;
+
 use super::{Outcome, Place, Trial};
 use crate::bench::plot::{check, page};
 use crate::bench::summary::median;
@@ -29,7 +31,7 @@ pub fn write(outcome: &Outcome, path: &Path) -> Result<()> {
     let picture = svg(outcome).map_err(|error| Error::failed(format!("cannot draw the heat map: {error}")))?;
     let is_page = path.extension().is_some_and(|ending| ending == "html");
     let text = if is_page { page("deepnvme tune", &picture) } else { picture };
-    std::fs::write(path, text).map_err(|error| Error::at(path, "write the plot", &error))
+    Ok(deepnvme_io::stream::replace_small(path, text.as_bytes())?)
 }
 
 /// One row of panels: a place and a direction.
@@ -42,7 +44,7 @@ fn rows(outcome: &Outcome) -> Vec<Row> {
     let of = |place: &Place, direction| {
         let choice = if direction == Direction::Read { &place.read } else { &place.write };
         let name = if direction == Direction::Read { "read" } else { "write" };
-        let folders: Vec<_> = place.folders.iter().map(|folder| folder.display().to_string()).collect();
+        let folders: Vec<_> = place.folders.iter().map(|folder| shown::path(folder).to_string()).collect();
         choice
             .as_ref()
             .map(|choice| Row { title: format!("{name}, {}", folders.join(" + ")), panels: panels(&choice.tried) })

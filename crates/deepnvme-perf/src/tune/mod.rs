@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use deepnvme_io::config::FolderSettings;
 use deepnvme_io::probe::Probe;
-use deepnvme_io::{BackendChoice, Config, DirectMode, Durability, SettingsFile};
+use deepnvme_io::{BackendChoice, Config, DirectMode, Durability, SettingsFile, shown};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
@@ -82,6 +82,7 @@ pub struct Outcome {
 #[derive(Clone, Debug, Serialize)]
 pub struct Place {
     /// Where.
+    #[serde(serialize_with = "shown::serialize_all")]
     pub folders: Vec<PathBuf>,
     /// The way that bytes of the GPU took there, where cuFile was wanted.
     pub gds: Option<GdsWay>,

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use deepnvme_io::shown;
 use deepnvme_io::{BackendChoice, Config, SubmitMode, WindowMode};
 
 use super::aio::Block;
@@ -29,7 +30,7 @@ pub fn draw(outcome: &Outcome, written: Option<&std::path::Path>) -> String {
         let _ = write!(out, "\nfor DeepSpeed's configuration:\n{}", Block::of(both).text());
     }
     if let Some(path) = written {
-        let path = path.display();
+        let path = shown::path(path);
         let _ = writeln!(
             out,
             "\nwritten to {path}: deepnvme.Engine.from_file({path:?}), or DEEPNVME_CONFIG={path}",
@@ -40,7 +41,7 @@ pub fn draw(outcome: &Outcome, written: Option<&std::path::Path>) -> String {
 }
 
 fn draw_place(place: &Place, outcome: &Outcome, out: &mut String) {
-    let names: Vec<_> = place.folders.iter().map(|folder| folder.display().to_string()).collect();
+    let names: Vec<_> = place.folders.iter().map(|folder| shown::path(folder).to_string()).collect();
     let memory = outcome.gpu.map_or_else(String::new, |index| format!(", {}", gpu::memory_text(index)));
     let _ = writeln!(out, "{}, {} in each trial{memory}", names.join(" + "), bytes_text(outcome.io_bytes));
     if let Some(gds) = &place.gds {

@@ -1,22 +1,21 @@
 //! The new folder: made under a private name, with all that a model's folder has, and renamed when it is whole.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use deepnvme_checkpoint::Result;
 use deepnvme_checkpoint::read::INDEX_SUFFIX;
+use deepnvme_io::fs::{self, Identity, Kind, OFlags};
+use deepnvme_io::op::Errno;
+use deepnvme_io::stream::{PrivateFolder, remove_set};
 use deepnvme_io::stripe::{MANIFEST_SUFFIX, STRIPE_BYTES_DEFAULT};
 use deepnvme_io::{Error as IoError, ErrorKind, StripeSet, Target};
 
 use super::Mode;
 use super::recipe::dtype;
 
-/// What the name of a folder contains that is not whole yet, between the name that it will have and a number.
-const MARK: &str = ".deepnvme-pack-";
-/// The file in it that is locked for as long as somebody writes.
-const LOCK: &str = ".deepnvme-lock";
 /// Other files of a model are no larger.
 const OTHER_BYTES_MAX: u64 = 256 << 20;
 /// What weights of any kind end with.
@@ -41,20 +40,22 @@ const DEPTH_MAX: usize = 4;
 
 /// A folder that will be there at once; dropped before, it leaves nothing behind.
 pub(super) struct NewFolder {
+    folder: PrivateFolder,
     target: PathBuf,
-    private: PathBuf,
     name: &'static str,
     stripes: Option<StripeSet>,
-    /// Locked until this is dropped.
-    _lock: File,
+    /// The manifest of stripes that were written for it.
+    written: Option<(PathBuf, Identity)>,
 }
 
 impl NewFolder {
     /// Refuses to write where something is.
     pub(super) fn check(target: &Path, disks: &[PathBuf]) -> Result<()> {
-        let is_free = match fs::read_dir(target) {
-            Ok(mut entries) => entries.next().is_none(),
-            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        let is_free = match fs::entries(target) {
+            Ok(entries) => entries.is_empty(),
+            Err(Errno::NOENT) => true,
+            Err(Errno::NOTDIR) => false,
+            Err(errno) => return Err(IoError::os("pack", errno).at_path(target).into()),
         };
         if !is_free {
             let text = "something is there already; name a folder that is not there yet";
@@ -68,7 +69,7 @@ impl NewFolder {
         for name in [super::PACKED_NAME, super::PLAIN_NAME] {
             if let Some(set) = stripes(target, disks, name)? {
                 let manifest = set.manifest_path();
-                if manifest.exists() {
+                if fs::exists(&manifest).unwrap_or(true) {
                     let text =
                         "the stripes of another folder of that name are there; remove them, or choose another name";
                     return Err(IoError::new(ErrorKind::InvalidInput, "pack", text).at_path(manifest).into());
@@ -79,33 +80,28 @@ impl NewFolder {
     }
 
     pub(super) fn new(target: &Path, disks: &[PathBuf], name: &'static str) -> Result<Self> {
-        let parent = parent_of(target);
-        fs::create_dir_all(parent).map_err(|error| IoError::from_io("make a folder", &error).at_path(parent))?;
-        let mut prefix = OsString::from(".");
-        prefix.push(target.file_name().unwrap_or_default());
-        prefix.push(MARK);
-        remove_stale(parent, &prefix);
-        let mut private = prefix;
-        private.push(std::process::id().to_string());
-        let private = parent.join(private);
-        let made = fs::create_dir(&private).and_then(|()| {
-            let lock = File::create(private.join(LOCK))?;
-            lock.lock()?;
-            Ok(lock)
-        });
-        let lock = made.map_err(|error| IoError::from_io("make a folder", &error).at_path(&private))?;
+        let parent = fs::folder_of(target);
+        fs::make_folders(parent).map_err(|errno| IoError::os("make a folder", errno).at_path(parent))?;
+        let folder = PrivateFolder::new(target)?;
         let stripes = stripes(target, disks, name)?;
-        Ok(Self { target: target.to_path_buf(), private, name, stripes, _lock: lock })
-    }
-
-    /// Where other files go.
-    pub(super) fn path(&self) -> &Path {
-        &self.private
+        Ok(Self { folder, target: target.to_path_buf(), name, stripes, written: None })
     }
 
     /// Where the weights go.
-    pub(super) fn weights(&self) -> Target {
-        self.stripes.clone().map_or_else(|| Target::Path(self.private.join(self.name)), Target::Stripes)
+    pub(super) fn weights(&mut self) -> Result<Target> {
+        Ok(match &self.stripes {
+            Some(set) => Target::Stripes(set.clone()),
+            None => Target::Path(self.folder.add(Path::new(self.name))?),
+        })
+    }
+
+    /// Notes that the weights are there, so that they go if the folder does not come to be.
+    pub(super) fn note_weights(&mut self) -> Result<()> {
+        let Some(set) = &self.stripes else { return Ok(()) };
+        let manifest = set.manifest_path();
+        let stat = fs::stat(&manifest).map_err(|errno| IoError::os("look at", errno).at_path(&manifest))?;
+        self.written = Some((manifest, stat.identity));
+        Ok(())
     }
 
     /// Gives the folder its name; the file of the weights in it, or their manifest.
@@ -113,25 +109,36 @@ impl NewFolder {
         let mut file = OsString::from(self.name);
         if let Some(set) = &self.stripes {
             file.push(MANIFEST_SUFFIX);
-            StripeSet::from_manifest(&set.manifest_path())?.write_manifest_to(&self.private.join(&file))?;
+            let listed = StripeSet::from_manifest(&set.manifest_path())?;
+            listed.write_manifest_to(&self.folder.add(Path::new(&file))?)?;
         }
-        let refused = |error: io::Error| IoError::from_io("pack into", &error).at_path(&self.target);
-        fs::remove_file(self.private.join(LOCK)).and_then(|()| sync(&self.private)).map_err(refused)?;
-        fs::rename(&self.private, &self.target).and_then(|()| sync(parent_of(&self.target))).map_err(refused)?;
-        self.stripes = None;
+        let written = self.written.take();
+        if let Err(error) = self.folder.commit() {
+            // Where only a sync was refused, the folder is there, and what it lists stays.
+            if !fs::exists(&self.target.join(&file)).unwrap_or(true) {
+                remove_weights(written);
+            }
+            return Err(error.into());
+        }
         Ok(self.target.join(file))
+    }
+
+    /// Copies what is no weight: configurations, tokenizers, licences; how many files.
+    pub(super) fn copy_others(&mut self, source: &Path, mode: Mode) -> Result<usize> {
+        copy_others(source, &mut self.folder, mode)
+    }
+
+    /// Takes back what was written outside the folder.
+    pub(super) fn give_up(mut self) {
+        remove_weights(self.written.take());
     }
 }
 
-impl Drop for NewFolder {
-    fn drop(&mut self) {
-        // After the rename there is none of that name.
-        let _ = fs::remove_dir_all(&self.private);
-        let Some(manifest) = self.stripes.as_ref().map(StripeSet::manifest_path) else { return };
-        if let Ok(there) = StripeSet::from_manifest(&manifest) {
-            there.parts().iter().for_each(|part| drop(fs::remove_file(part)));
-            let _ = fs::remove_file(manifest);
-        }
+fn remove_weights(written: Option<(PathBuf, Identity)>) {
+    if let Some((manifest, identity)) = written
+        && fs::stat(&manifest).is_ok_and(|stat| stat.identity == identity)
+    {
+        remove_set(&manifest);
     }
 }
 
@@ -147,54 +154,35 @@ fn stripes(target: &Path, disks: &[PathBuf], name: &str) -> Result<Option<Stripe
     Ok(Some(StripeSet::new(parts, STRIPE_BYTES_DEFAULT)?))
 }
 
-/// Folders whose writers have ended without removing them: nobody holds their locks.
-fn remove_stale(parent: &Path, prefix: &std::ffi::OsStr) {
-    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        if !entry.file_name().as_encoded_bytes().starts_with(prefix.as_encoded_bytes()) {
-            continue;
-        }
-        let lock = File::open(entry.path().join(LOCK));
-        if lock.is_ok_and(|lock| lock.try_lock().is_ok()) {
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
-}
-
-fn parent_of(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-fn sync(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
-}
-
-/// Copies what is no weight: configurations, tokenizers, licences; how many files.
-pub(super) fn copy_others(source: &Path, target: &Path, mode: Mode) -> Result<usize> {
-    if !source.is_dir() {
+fn copy_others(source: &Path, target: &mut PrivateFolder, mode: Mode) -> Result<usize> {
+    if !fs::is_folder(source) {
         return Ok(0);
     }
     let mut copied = 0;
-    let mut folders = vec![(source.to_path_buf(), target.to_path_buf(), 0)];
+    let mut folders = vec![(source.to_path_buf(), PathBuf::new(), 0)];
+    let mut made = HashSet::from([PathBuf::new()]);
     while let Some((from, to, depth)) = folders.pop() {
-        let refused = |error: io::Error| IoError::from_io("copy", &error).at_path(&from);
-        for entry in fs::read_dir(&from).map_err(refused)? {
-            let entry = entry.map_err(refused)?;
-            let (name, path) = (entry.file_name(), entry.path());
+        let refused = |errno| IoError::os("copy", errno).at_path(&from);
+        for name in fs::entries(&from).map_err(refused)? {
+            let path = from.join(&name);
             if name.as_encoded_bytes().starts_with(b".") {
                 continue;
             }
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            if fs::stat_link(&path).is_ok_and(|stat| stat.kind == Kind::Folder) {
                 if depth < DEPTH_MAX {
                     folders.push((path, to.join(name), depth + 1));
                 }
             // What a link leads to is copied: downloads are folders of links.
-            } else if fs::metadata(&path).is_ok_and(|facts| facts.is_file() && facts.len() <= OTHER_BYTES_MAX)
+            } else if fs::stat(&path).is_ok_and(|stat| stat.kind == Kind::File && stat.bytes <= OTHER_BYTES_MAX)
                 && is_other(&path)
             {
-                fs::create_dir_all(&to).map_err(refused)?;
-                let new = to.join(&name);
-                copy(&path, &new, mode, depth == 0 && name == "config.json")
-                    .map_err(|error| IoError::from_io("copy", &error).at_path(&path))?;
+                for folder in to.ancestors().collect::<Vec<_>>().into_iter().rev() {
+                    if made.insert(folder.to_path_buf()) {
+                        fs::make_folder(&target.add(folder)?, 0o777).map_err(refused)?;
+                    }
+                }
+                let new = target.add(&to.join(&name))?;
+                copy(&path, &new, mode, depth == 0 && name == "config.json")?;
                 copied += 1;
             }
         }
@@ -203,20 +191,23 @@ pub(super) fn copy_others(source: &Path, target: &Path, mode: Mode) -> Result<us
 }
 
 fn is_other(path: &Path) -> bool {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
     let is_weight =
         path.extension().is_some_and(|suffix| WEIGHTS.iter().any(|weights| suffix.eq_ignore_ascii_case(weights)));
-    !is_weight && !name.ends_with(INDEX_SUFFIX) && !name.ends_with(MANIFEST_SUFFIX)
+    !is_weight && !name.ends_with(INDEX_SUFFIX.as_bytes()) && !name.ends_with(MANIFEST_SUFFIX.as_bytes())
 }
 
-fn copy(from: &Path, to: &Path, mode: Mode, is_config: bool) -> io::Result<()> {
-    let bytes = fs::read(from)?;
+fn copy(from: &Path, to: &Path, mode: Mode, is_config: bool) -> Result<()> {
+    let bytes = fs::read_small(from, OTHER_BYTES_MAX)?;
     let cast = match mode {
         Mode::Cast(float) if is_config => retyped(&bytes, dtype(float).torch_name()),
         _ => None,
     };
-    fs::write(to, cast.unwrap_or(bytes))?;
-    File::open(to)?.sync_all()
+    let written = fs::open(to, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, 0o666).and_then(|file| {
+        fs::write_all(file.as_fd(), &cast.unwrap_or(bytes))?;
+        fs::sync(file.as_fd())
+    });
+    Ok(written.map_err(|errno| IoError::os("copy to", errno).at_path(to))?)
 }
 
 /// A configuration that says which type its weights have; `None` where it says nothing of it.

@@ -124,9 +124,17 @@ impl Packer {
         let recipes = &self.plan.recipes;
         let encoded = recipes.iter().filter(|recipe| recipe.is_encoded()).count();
         let name = if encoded > 0 { PACKED_NAME } else { PLAIN_NAME };
-        let folder = NewFolder::new(&self.target, &self.options.disks, name)?;
-        let copied = folder::copy_others(&self.source, folder.path(), self.options.mode)?;
-        let bytes = write::write(&self.engine, &self.model, recipes, &folder.weights(), progress)?;
+        let mut folder = NewFolder::new(&self.target, &self.options.disks, name)?;
+        let copied = folder.copy_others(&self.source, self.options.mode)?;
+        let target = folder.weights()?;
+        let bytes = match write::write(&self.engine, &self.model, recipes, &target, progress, || folder.note_weights())
+        {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                folder.give_up();
+                return Err(error);
+            }
+        };
         let file = folder.commit()?;
         Ok(Packed { file, bytes, tensors: recipes.len(), encoded, copied })
     }

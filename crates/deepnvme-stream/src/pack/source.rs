@@ -4,11 +4,11 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use deepnvme_checkpoint::read::{Contents, Reader, locate};
+use deepnvme_checkpoint::read::{Contents, Reader, open_all};
 use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_format::Dtype;
 use deepnvme_io::mem::{Buffer, RegionMut};
-use deepnvme_io::{Engine, Error as IoError, Pending, Target};
+use deepnvme_io::{Engine, Error as IoError, Pending};
 
 use super::container::METADATA_KEY;
 
@@ -44,10 +44,13 @@ impl Model {
     pub(super) fn open(engine: &Engine, source: &Path) -> Result<Self> {
         let mut model = Self { readers: Vec::new(), tensors: Vec::new(), metadata: Vec::new() };
         let mut seen = HashSet::new();
-        for (path, names) in locate(source)? {
-            let mut reader = Reader::open(engine, &Target::Path(path.clone()))?;
+        let opened = open_all(source, |file| {
+            let mut reader = file.open(engine)?;
             let all: Vec<usize> = (0..reader.extents().len()).collect();
             reader.resolve(engine, &all)?;
+            Ok((file.path.clone(), file.names.clone(), reader))
+        })?;
+        for (path, names, reader) in opened {
             let names: Option<HashSet<String>> = names.map(|names| names.into_iter().collect());
             for entry in entries(&reader, model.readers.len())? {
                 if names.as_ref().is_some_and(|names| !names.contains(&entry.name)) {

@@ -2,13 +2,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use deepnvme_checkpoint::Result;
 use deepnvme_io::mem::{Buffer, Region};
 use deepnvme_io::stream::Replacement;
 use deepnvme_io::stripe::STRIPE_BYTES_DEFAULT;
-use deepnvme_io::{Durability, Engine, Error as IoError, StripeSet, Target, WriteOptions};
+use deepnvme_io::{Durability, Engine, Error as IoError, StripeSet, Target, WriteOptions, fs};
 use serde::Serialize;
 
 use super::recipe::{Recipe, float};
@@ -16,9 +15,10 @@ use super::sample::Sample;
 use super::source::{Entry, Model};
 use super::{Mode, write};
 use crate::crew;
+use crate::sync::Instant;
 
 /// What has fewer bytes is kept as it is: it would be a conversion of its own.
-const ENCODED_BYTES_MIN: u64 = 64 << 10;
+const ENCODED_BYTES_MIN: u64 = if cfg!(simulated) { 1 << 10 } else { 64 << 10 };
 /// What saves less is not worth another form.
 const WORTH: f64 = 0.97;
 /// What is assumed of computing: that it takes so much of the time that reading takes now. Decoding has to be hidden by the
@@ -26,7 +26,7 @@ const WORTH: f64 = 0.97;
 const COMPUTING: f64 = 0.5;
 /// What is written and read to learn the speed of a disk.
 const SCRATCH_BYTES_MAX: u64 = 256 << 20;
-const SCRATCH_STEP: usize = 8 << 20;
+const SCRATCH_STEP: usize = if cfg!(simulated) { 16 << 10 } else { 8 << 20 };
 const SCRATCH_NAME: &str = ".deepnvme-pack-speed";
 
 /// Tensors of one form.
@@ -84,7 +84,7 @@ pub(super) struct Plan {
 /// Measures how fast files are read where the new one will be.
 pub(super) fn speeds(engine: &Engine, model: &Model, target: &Path, disks: &[PathBuf]) -> Result<Speeds> {
     let scratch = if disks.is_empty() {
-        let place = target.ancestors().skip(1).find(|folder| folder.is_dir()).unwrap_or(Path::new("."));
+        let place = target.ancestors().skip(1).find(|folder| fs::is_folder(folder)).unwrap_or(Path::new("."));
         Target::Path(place.join(SCRATCH_NAME))
     } else {
         let parts = disks.iter().map(|disk| disk.join(SCRATCH_NAME)).collect();

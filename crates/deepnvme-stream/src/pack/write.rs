@@ -4,12 +4,12 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_format::Dtype;
-use deepnvme_format::safetensors::{HEADER_BYTES_MAX, LENGTH_BYTES};
-use deepnvme_format::sums::{self, CELL_BYTES, Hasher, cell_count};
+use deepnvme_format::safetensors::{HEADER_BYTES_MAX, LENGTH_BYTES, PADDING_BYTES_MIN, seal};
+use deepnvme_format::sums::{self, CELL_BYTES, Frame, Hasher, cell_count};
 use deepnvme_io::mem::Region;
 use deepnvme_io::stream::FileWriter;
 use deepnvme_io::{Access, Durability, Engine, OpenOptions, StripeSet, Target, TensorFile, WriteOptions};
@@ -19,6 +19,8 @@ use super::container::{self, Encoded};
 use super::order::{Member, Order, order};
 use super::recipe::{Recipe, dtype};
 use super::source::{Entry, Model, Reading, refused};
+
+use crate::sync::{AtomicUsize, thread};
 
 const PAGE_BYTES: u64 = 4096;
 /// Reads on their way while one is encoded.
@@ -55,9 +57,11 @@ pub(super) fn write(
     recipes: &[Recipe],
     target: &Target,
     progress: &Progress,
+    committed: impl FnOnce() -> Result<()>,
 ) -> Result<u64> {
     let Order { tensors, groups, .. } = layout(model, recipes);
-    let data_offset = (LENGTH_BYTES + header_bytes_max(model, recipes, &tensors)).next_multiple_of(PAGE_BYTES);
+    let header_bytes = LENGTH_BYTES + header_bytes_max(model, recipes, &tensors) + PADDING_BYTES_MIN;
+    let data_offset = header_bytes.next_multiple_of(PAGE_BYTES);
     if data_offset - LENGTH_BYTES > HEADER_BYTES_MAX {
         return Err(refused(&target.path(), "its header would be longer than the format allows".into()));
     }
@@ -99,10 +103,13 @@ pub(super) fn write(
     }
     let bytes = writer.position();
     writer.commit()?;
+    committed()?;
     let mut header = (data_offset - LENGTH_BYTES).to_le_bytes().to_vec();
-    header.extend(header_text(model, recipes, &written).as_bytes());
+    let frame = Frame { file_bytes: bytes, index_offset: 0, index_bytes: data_offset };
+    header.extend(header_text(model, recipes, &written, frame).as_bytes());
     debug_assert!(header.len() as u64 <= data_offset, "the bound is one");
     header.resize(data_offset as usize, b' ');
+    seal(&mut header);
     finish(engine, target, header)?;
     Ok(bytes)
 }
@@ -124,7 +131,7 @@ fn finish(engine: &Engine, target: &Target, header: Vec<u8>) -> Result<()> {
 /// All parts of a chunk, encoded.
 pub(super) fn encode(recipe: &Recipe, bytes: &[u8], part_bytes: usize) -> deepnvme_codec::Result<Vec<Vec<u8>>> {
     let parts: Vec<&[u8]> = bytes.chunks(part_bytes).collect();
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(THREADS_MAX);
+    let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get).min(THREADS_MAX);
     let threads = if *recipe == Recipe::Keep { 1 } else { cores.min(parts.len()) };
     let next = AtomicUsize::new(0);
     let work = || {
@@ -136,8 +143,8 @@ pub(super) fn encode(recipe: &Recipe, bytes: &[u8], part_bytes: usize) -> deepnv
         }
     };
     let mut done: Vec<(usize, Vec<u8>)> = Vec::with_capacity(parts.len());
-    std::thread::scope(|scope| {
-        let start = |_| std::thread::Builder::new().name("deepnvme-pack".into()).spawn_scoped(scope, work).ok();
+    thread::scope(|scope| {
+        let start = |_| thread::Builder::new().name("deepnvme-pack".into()).spawn_scoped(scope, work).ok();
         let others: Vec<_> = (1..threads).map_while(start).collect();
         done.extend(work()?);
         for other in others {
@@ -223,14 +230,14 @@ struct Described<'a> {
 }
 
 /// The JSON of a header for what was written.
-fn header_text(model: &Model, recipes: &[Recipe], written: &[Written]) -> String {
+fn header_text(model: &Model, recipes: &[Recipe], written: &[Written], frame: Frame) -> String {
     let encoded = written.iter().filter(|each| recipes[each.tensor].is_encoded()).map(|each| {
         let Entry { name, shape, .. } = &model.tensors[each.tensor];
         Encoded { name, shape, recipe: recipes[each.tensor], lengths: &each.lengths }
     });
     let packed = container::text(encoded);
-    let sums =
-        sums::encode(written.iter().map(|each| (model.tensors[each.tensor].name.as_str(), each.cells.as_slice())));
+    let cells = written.iter().map(|each| (model.tensors[each.tensor].name.as_str(), each.cells.as_slice()));
+    let sums = sums::encode(cells, frame);
     let is_packed = recipes.iter().any(Recipe::is_encoded);
     let own = is_packed.then_some((container::METADATA_KEY, packed.as_str()));
     let own = own.into_iter().chain([(sums::METADATA_KEY, sums.as_str())]);
@@ -269,5 +276,5 @@ fn header_bytes_max(model: &Model, recipes: &[Recipe], tensors: &[usize]) -> u64
         begin += bytes;
         Written { tensor: *tensor, begin, bytes, lengths, cells: vec![0; cell_count(bytes)] }
     };
-    header_text(model, recipes, &tensors.iter().map(bound).collect::<Vec<_>>()).len() as u64
+    header_text(model, recipes, &tensors.iter().map(bound).collect::<Vec<_>>(), Frame::default()).len() as u64
 }

@@ -38,7 +38,7 @@ impl Bench {
     pub fn op(&mut self, kind: OpKind, file: &Arc<OwnedFd>, offset: u64, pieces: &[Region]) -> Op {
         self.next_token += 1;
         let pieces = pieces.iter().cloned().collect();
-        Op { token: Token(self.next_token), kind, file: file.clone(), offset, pieces }
+        Op { token: Token(self.next_token), kind, file: file.clone(), offset, pieces, cufile: None }
     }
 
     /// Submits an op that must be taken.

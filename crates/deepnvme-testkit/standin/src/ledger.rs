@@ -3,7 +3,8 @@
 //! A fault belongs to a symbol. Some names are no symbols but moments inside one, which fail when they are
 //! reached: `cuFileReadAsync@stream`, `cuFileWriteAsync@stream` and `cuFileBatchIO@entry` (the transfer itself,
 //! long after the call that asked for it), and `cuFileRead@short`, `cuFileWrite@short`, whose code is how many
-//! bytes the transfer moves at most.
+//! bytes the transfer moves at most; `cuFileBatchIOGetStatus@silent` reports nothing, and no failure; `cuFileBatchIO@slow` is a
+//! transfer of a batch that takes as many milliseconds longer as its code says.
 
 use std::collections::{BTreeMap, HashMap};
 

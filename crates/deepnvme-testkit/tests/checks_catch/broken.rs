@@ -77,7 +77,14 @@ impl Broken {
 
 /// A second op of the same everything.
 fn twin(op: &Op) -> Op {
-    Op { token: op.token, kind: op.kind, file: op.file.clone(), offset: op.offset, pieces: op.pieces.clone() }
+    Op {
+        token: op.token,
+        kind: op.kind,
+        file: op.file.clone(),
+        offset: op.offset,
+        pieces: op.pieces.clone(),
+        cufile: op.cufile.clone(),
+    }
 }
 
 impl Backend for Broken {

@@ -118,7 +118,12 @@ class Offloaded:
         if any(stepping.is_of(optimizer) for stepping in self._attached()):
             raise UnsupportedError("this optimizer is attached already, and it is attached once")
         stepping = Stepping(
-            optimizer, self._residence, self._unit_of, in_backward=in_backward, ended=self._passes.end_step
+            optimizer,
+            self._residence,
+            self._unit_of,
+            in_backward=in_backward,
+            begins=self._passes.end_failed,
+            ended=self._passes.end_step,
         )
         self._steppings.append(weakref.ref(stepping))
         if in_backward:

@@ -93,6 +93,11 @@ class Passes:
         for one in [*self._open.values()]:
             self._release(one)
 
+    def end_failed(self) -> None:
+        """Need nothing for a backward that was interrupted, and is not under way any more."""
+        if torch._C._current_graph_task_id() == _NO_BACKWARD:  # noqa: SLF001
+            self.end_all()
+
     def end_step(self) -> None:
         """What was used and got no gradients will get none."""
         self._uses.clear()

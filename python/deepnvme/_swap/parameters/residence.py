@@ -73,11 +73,18 @@ class Residence:
                 self._trace.append(unit.key)
         lend = self.swapper.lend(unit.key, shared=not exclusive)
         memory = lend.__enter__()
-        with self._lock:
-            self._held[unit] = (lend, memory, 1)
-            if exclusive:
-                self._versions[unit] = self.version(unit) + 1
-            self._show(unit, memory)
+        try:
+            with self._lock:
+                self._held[unit] = (lend, memory, 1)
+                if exclusive:
+                    self._versions[unit] = self.version(unit) + 1
+                self._show(unit, memory)
+        except BaseException:
+            # Whoever is interrupted here has nothing to release.
+            self._held.pop(unit, None)
+            self._show(unit, None)
+            lend.release()
+            raise
 
     def release(self, unit: Unit) -> None:
         """Need it no more."""
@@ -86,9 +93,15 @@ class Residence:
             if count > 1:
                 self._held[unit] = (lend, memory, count - 1)
                 return
-            del self._held[unit]
-            self._show(unit, None)
-        lend.__exit__(None, None, None)
+            try:
+                self._show(unit, None)
+            except BaseException:
+                # No parameter shows memory that is about to be another one's.
+                self._show(unit, None)
+                raise
+            finally:
+                del self._held[unit]
+                lend.release()
 
     def version(self, unit: Unit) -> int:
         """Another number after each change."""

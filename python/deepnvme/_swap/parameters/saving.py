@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from deepnvme._checkpoint.progress import Progress, watcher
 from deepnvme._checkpoint.shards import save_shards
-from deepnvme._checkpoint.writing import Described, SaveOptions, described, is_safetensors, start_tensors
+from deepnvme._checkpoint.writing import Described, SaveOptions, described, is_safetensors, plan_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import torch
+
+    from deepnvme._deepnvme import _SavePlan
 
 
 class Copies:
@@ -34,10 +36,10 @@ class Copies:
             raise ValueError(msg)
         tell = watcher(progress, "saving", path)
 
-        def write(shard: Path, part: list[Described]) -> int:
-            return start_tensors(shard, self._here(part), options).wait(tell, True)[0]
+        def plan(shard: Path, part: list[Described]) -> _SavePlan:
+            return plan_tensors(shard, self._here(part), options)
 
-        return save_shards(Path(path), described(self._state), max_shard_bytes, options.durability, write)
+        return save_shards(Path(path), described(self._state), max_shard_bytes, plan, tell)
 
     def _here(self, part: list[Described]) -> list[Described]:
         # One that has two names is copied once.

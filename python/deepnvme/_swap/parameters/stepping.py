@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import types
 import weakref
-from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme.errors import UnsupportedError
+from deepnvme.errors import ClosedError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +33,7 @@ class Stepping:
         residence: has the units.
         unit_of: the unit of a parameter, by its ``id``.
         in_backward: whether units are changed in the backward pass.
+        begins: is called when a step begins, and a backward pass may have been interrupted.
         ended: is called when a step has ended.
 
     Raises:
@@ -47,6 +47,7 @@ class Stepping:
         unit_of: dict[int, Unit],
         *,
         in_backward: bool,
+        begins: Callable[[], None],
         ended: Callable[[], None],
     ) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -58,7 +59,7 @@ class Stepping:
                 "max_norm needs the gradients of all parameters before the first of them is changed, and in_backward "
                 "changes those of a block before the others have any; one of the two has to go"
             )
-        self._residence, self._unit_of, self._ended = residence, unit_of, ended
+        self._residence, self._unit_of, self._begins, self._ended = residence, unit_of, begins, ended
         # The optimizer has this, by its `step`.
         self._optimizer = weakref.ref(optimizer)
         self._plain = optimizer.step
@@ -66,11 +67,16 @@ class Stepping:
         self._hooks: dict[int, Any] = {}
         # Those whose gradients are complete, in this backward pass.
         self._arrived: set[int] = set()
-        # What a step that has begun has open, all parameters, and those of each unit.
-        self._begun: ExitStack | None = None
+        # Whether a step has begun, and what is done of it, where the optimizer knows; all parameters, and each unit's.
+        self._is_begun = False
         self._progress: Any = None
         self._all: list[list[nn.Parameter]] = []
         self._by_unit: dict[Unit | None, list[list[nn.Parameter]]] = {}
+        # Whether the optimizer's groups have some of their parameters only.
+        self._is_narrow = False
+        # Units that a backward pass has changed, or was interrupted at, where the optimizer does not know what is done:
+        # it changes none of them again.
+        self._tried: set[Unit] = set()
         # Something went wrong in the backward pass: `step` tries again, and says so.
         self._waits = False
 
@@ -92,7 +98,7 @@ class Stepping:
     @property
     def is_begun(self) -> bool:
         """Whether some parameters were changed by a step that has not ended."""
-        return self._begun is not None
+        return self._is_begun
 
     def close(self) -> None:
         """Change nothing in backward passes any more."""
@@ -136,7 +142,10 @@ class Stepping:
     def _begin(self) -> None:
         """Begin a step, unless one has begun."""
         optimizer = self._optimizer()
-        if self._begun is not None or optimizer is None:
+        if optimizer is None:
+            return
+        self._widen(optimizer)
+        if self._is_begun:
             return
         self._all = [list(group["params"]) for group in optimizer.param_groups]
         self._by_unit = {}
@@ -144,10 +153,10 @@ class Stepping:
             for one in params:
                 unit = self._unit_of.get(id(one))
                 self._by_unit.setdefault(unit, [[] for _ in self._all])[index].append(one)
-        begun = ExitStack()
         # What goes on where a step stopped goes by whole steps.
-        self._progress = begun.enter_context(getattr(optimizer, "whole_step", nullcontext)())
-        self._begun = begun
+        if hasattr(optimizer, "begin_whole"):
+            self._progress = optimizer.begin_whole()
+        self._is_begun = True
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         # Whoever unscales beforehand leaves the second of them only.
@@ -161,20 +170,25 @@ class Stepping:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._begins()
         self._begin()
-        if self._begun is None:
+        if not self._is_begun:
             return loss
-        begun, self._begun = self._begun, None
+        is_done = False
         try:
-            with begun:
-                # What is in memory for good comes first; a step of nothing counts, for whoever counts calls.
-                self._call(self._by_unit.get(None) or [[] for _ in self._all])
-                for unit, lists in self._by_unit.items():
-                    if unit is not None and any(one.grad is not None for params in lists for one in params):
-                        self._change(unit, frees=False)
+            self._change_rest()
+            is_done = True
+        except (UnsupportedError, ClosedError):
+            raise
+        except OSError as error:
+            if self._progress is None:
+                raise
+            raise self._progress.stopped(error) from error
         finally:
+            self._end(is_done=is_done)
             self._waits = False
             self._arrived.clear()
+            self._tried.clear()
             self._by_unit, self._progress = {}, None
             self._ended()
             if self._in_backward:
@@ -182,13 +196,35 @@ class Stepping:
                 self._watch()
         return loss
 
+    def _change_rest(self) -> None:
+        # What is in memory for good comes first; a step of nothing counts, for whoever counts calls.
+        self._call(self._by_unit.get(None) or [[] for _ in self._all])
+        for unit, lists in self._by_unit.items():
+            if unit in self._tried:
+                self._free(lists)
+            elif unit is not None and any(one.grad is not None for params in lists for one in params):
+                self._change(unit, frees=False)
+
+    def _end(self, *, is_done: bool) -> None:
+        optimizer: Any = self._optimizer()
+        self._is_begun = False
+        if optimizer is not None and self._progress is not None:
+            optimizer.end_whole(is_done=is_done)
+
     def _change(self, unit: Unit, *, frees: bool) -> None:
         lists = self._by_unit[unit]
         self._residence.hold(unit, exclusive=True)
         try:
-            self._call(lists)
+            if frees and self._progress is None:
+                self._tried.add(unit)
+            try:
+                self._call(lists)
+            except Exception:
+                self._tried.discard(unit)
+                raise
             if frees:
                 self._free(lists)
+                self._tried.discard(unit)
         finally:
             self._residence.release(unit)
 
@@ -196,19 +232,27 @@ class Stepping:
         optimizer = self._optimizer()
         if optimizer is None:
             return
-        for group, params in zip(optimizer.param_groups, lists, strict=True):
-            group["params"] = params
         try:
+            self._is_narrow = True
+            for group, params in zip(optimizer.param_groups, lists, strict=True):
+                group["params"] = params
             self._plain()
         finally:
+            self._widen(optimizer)
+
+    def _widen(self, optimizer: torch.optim.Optimizer) -> None:
+        """Give the groups all their parameters again; where an interrupt comes between, the next step does."""
+        if self._is_narrow:
             for group, params in zip(optimizer.param_groups, self._all, strict=True):
                 group["params"] = params
+            self._is_narrow = False
 
     def _free(self, lists: list[list[nn.Parameter]]) -> None:
         """Free gradients that were used: those of the next block come now."""
         for params in lists:
             for one in params:
+                # In this order: what is there still, and was seen, is known to have been used.
+                one.grad = None
                 if self._progress is not None:
                     self._progress.used(one)
-                one.grad = None
                 self._arrived.discard(id(one))

@@ -5,12 +5,17 @@
 
 use std::cmp::Ordering;
 
+use deepnvme_format::pickle::{Graph, Node, NodeId, Object};
 use deepnvme_format::state::State;
+
+use super::PLAIN;
 
 /// Names in order, and those of them that are wanted.
 pub(super) struct Choice<'a> {
     tensors: Vec<&'a [u8]>,
     wanted: Vec<&'a [u8]>,
+    /// Which nodes lead to a storage, or to an object that is more than a plain value.
+    made: Vec<bool>,
 }
 
 /// A place in the state: the names that begin with its own.
@@ -29,8 +34,9 @@ struct Stretch {
 }
 
 impl<'a> Choice<'a> {
-    pub(super) fn new(state: &'a State, wanted: &'a [String]) -> Self {
+    pub(super) fn new(graph: &Graph, state: &'a State, wanted: &'a [String]) -> Self {
         Self {
+            made: made(graph),
             tensors: sorted(state.tensors.iter().map(|tensor| tensor.name.as_bytes()).collect()),
             wanted: sorted(wanted.iter().map(String::as_bytes).collect()),
         }
@@ -57,6 +63,11 @@ impl<'a> Choice<'a> {
     /// Whether there are tensors, and none of them is wanted.
     pub(super) fn leaves_out(&self, place: Place) -> bool {
         !place.tensors.is_empty() && place.wanted.is_empty()
+    }
+
+    /// Whether a value has no wanted tensors, and would be more than plain values: nothing is made that nobody asked for.
+    pub(super) fn leaves_out_value(&self, place: Place, id: NodeId) -> bool {
+        place.wanted.is_empty() && self.made[id.index()]
     }
 
     /// The same of an object: where that is a tensor, those below its name do not count, since it cannot be made for them.
@@ -106,6 +117,46 @@ impl Step<'_> {
             other => other,
         }
     }
+}
+
+/// Which nodes lead to a storage, to a call that is not plain, or to a class.
+fn made(graph: &Graph) -> Vec<bool> {
+    // Who refers to each node: first how many do, then where their numbers begin in one row.
+    let mut begins = vec![0u32; graph.len() + 1];
+    for node in graph.nodes() {
+        node.refers_to(&mut |id| begins[id.index() + 1] += 1);
+    }
+    for at in 1..begins.len() {
+        begins[at] += begins[at - 1];
+    }
+    let mut referrers = vec![0u32; begins.last().copied().unwrap_or(0) as usize];
+    let mut ends = begins.clone();
+    for (number, node) in graph.nodes().iter().enumerate() {
+        node.refers_to(&mut |id| {
+            referrers[ends[id.index()] as usize] = number as u32;
+            ends[id.index()] += 1;
+        });
+    }
+    let is_plain = |object: &Object| graph.global(object.callable).is_some_and(|global| PLAIN.contains(&global));
+    let mut made: Vec<bool> = graph
+        .nodes()
+        .iter()
+        .map(|node| match node {
+            Node::Persistent(_) => true,
+            Node::Object(object) => !is_plain(object),
+            _ => false,
+        })
+        .collect();
+    let mut todo: Vec<u32> = (0..graph.len() as u32).filter(|number| made[*number as usize]).collect();
+    while let Some(number) = todo.pop() {
+        let at = number as usize;
+        for referrer in &referrers[begins[at] as usize..begins[at + 1] as usize] {
+            if !std::mem::replace(&mut made[*referrer as usize], true) {
+                todo.push(*referrer);
+            }
+        }
+    }
+    made
 }
 
 fn sorted(mut names: Vec<&[u8]>) -> Vec<&[u8]> {

@@ -3,44 +3,61 @@
 //! Containers and plain values are made here. Whatever the file would have called goes through `factory`, which knows what
 //! may be: `tensor`, `storage`, `resolve` (a global by its name), `call`, `new` and `give_state`.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use deepnvme_format::pickle::{Graph, Make, Node, NodeId, Object};
 use deepnvme_format::state::{DEPTH_MAX, State, storage};
-use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyFrozenSet, PyInt, PyList, PySet, PyString, PyTuple};
 
 use choice::{Choice, Place};
+use hashing::Kind;
 
 use crate::error;
 
 mod choice;
+mod hashing;
+
+pub(crate) use hashing::HashCosts;
 
 /// How often something may be met again while it is being made: a tuple that is in a list of its own is, once.
 const ENTRIES_MAX: u8 = 16;
+/// After so many objects Python may look for Ctrl-C.
+const OBJECTS_PER_LOOK: u32 = 1 << 12;
 /// What the longest arguments of a parameter are: tensor, flag, hooks, state.
 const PARAMETER_ARGUMENTS_MAX: usize = 4;
 
-/// What may be called while bytes are on their way.
-const PLAIN: [(&str, &str); 10] = [
+/// What may be called while bytes are on their way, and makes no tensor.
+const PLAIN: [(&str, &str); 12] = [
     ("collections", "OrderedDict"),
-    ("torch._utils", "_rebuild_tensor_v2"),
-    ("torch._utils", "_rebuild_tensor_v3"),
-    ("torch._utils", "_rebuild_parameter"),
     ("torch", "Size"),
     ("torch", "device"),
     ("_codecs", "encode"),
     ("builtins", "set"),
     ("__builtin__", "set"),
     ("builtins", "complex"),
+    ("__builtin__", "complex"),
+    ("builtins", "bytearray"),
+    ("__builtin__", "bytearray"),
+    ("builtins", "frozenset"),
+    ("__builtin__", "frozenset"),
+];
+/// And what makes one.
+const TENSORS: [(&str, &str); 3] = [
+    ("torch._utils", "_rebuild_tensor_v2"),
+    ("torch._utils", "_rebuild_tensor_v3"),
+    ("torch._utils", "_rebuild_parameter"),
 ];
 
 /// Whether none of the objects looks at bytes when it is made.
 pub(super) fn is_plain(graph: &Graph) -> bool {
     graph.nodes().iter().all(|node| match node {
-        Node::Object(object) => graph.global(object.callable).is_some_and(|global| PLAIN.contains(&global)),
+        Node::Object(object) => {
+            let global = graph.global(object.callable);
+            global.is_some_and(|global| PLAIN.contains(&global) || TENSORS.contains(&global))
+        }
         _ => true,
     })
 }
@@ -54,6 +71,7 @@ pub(super) fn build<'py>(
     storages: &Bound<'py, PyList>,
     wanted: Option<&[String]>,
 ) -> PyResult<Bound<'py, PyAny>> {
+    let costs = factory.getattr(intern!(py, "hash_costs"))?.cast_into::<HashCosts>()?;
     let keys = state.storages.iter().enumerate().map(|(index, storage)| (storage.key.as_str(), index));
     let mut builder = Builder {
         py,
@@ -63,17 +81,14 @@ pub(super) fn build<'py>(
         by_key: keys.collect(),
         made: vec![None; graph.len()],
         entries: vec![0; graph.len()],
-        choice: wanted.map(|wanted| Choice::new(state, wanted)),
+        choice: wanted.map(|wanted| Choice::new(graph, state, wanted)),
+        costs: costs.get(),
+        looked: 0,
         depth: 0,
+        within: 0,
     };
     let root = builder.choice.as_ref().map_or_else(Place::default, Choice::root);
     builder.make(graph.root(), root)
-}
-
-/// What a name has for a part of a container.
-enum Part<'a> {
-    Text(&'a str),
-    Number(i64),
 }
 
 struct Builder<'a, 'py> {
@@ -86,7 +101,11 @@ struct Builder<'a, 'py> {
     /// How often the making of each has begun.
     entries: Vec<u8>,
     choice: Option<Choice<'a>>,
+    costs: &'a HashCosts,
+    looked: u32,
     depth: usize,
+    /// How many objects that are wanted the object at hand is a part of: what they are made of is wanted with them.
+    within: usize,
 }
 
 impl<'py> Builder<'_, 'py> {
@@ -94,6 +113,7 @@ impl<'py> Builder<'_, 'py> {
         if let Some(made) = &self.made[id.index()] {
             return Ok(made.clone());
         }
+        self.look()?;
         self.depth += 1;
         if self.depth > DEPTH_MAX {
             return Err(self.unsupported(&format!("lie more than {DEPTH_MAX} deep in one another")));
@@ -106,6 +126,12 @@ impl<'py> Builder<'_, 'py> {
         self.depth -= 1;
         // A tuple in a list that is in the tuple was made on the way, and that one is in the list.
         Ok(self.made[id.index()].get_or_insert(made).clone())
+    }
+
+    /// Lets Python look for Ctrl-C, now and then.
+    fn look(&mut self) -> PyResult<()> {
+        self.looked = self.looked.wrapping_add(1);
+        if self.looked.is_multiple_of(OBJECTS_PER_LOOK) { self.py.check_signals() } else { Ok(()) }
     }
 
     fn unsupported(&self, what: &str) -> PyErr {
@@ -127,10 +153,17 @@ impl<'py> Builder<'_, 'py> {
             Node::Float(value) => value.into_pyobject(py)?.into_any(),
             // Keys of state dicts are looked up again and again.
             Node::Str(text) => PyString::intern(py, text).into_any(),
+            Node::Surrogates(bytes) => {
+                PyBytes::new(py, bytes).call_method1(intern!(py, "decode"), ("utf-8", "surrogatepass"))?
+            }
             Node::Bytes(bytes) => PyBytes::new(py, bytes).into_any(),
             Node::ByteArray(bytes) => PyByteArray::new(py, bytes).into_any(),
             Node::Tuple(elements) => PyTuple::new(py, self.elements(elements, place)?)?.into_any(),
-            Node::FrozenSet(elements) => PyFrozenSet::new(py, self.elements(elements, place)?)?.into_any(),
+            Node::FrozenSet(elements) => {
+                let elements = self.elements(elements, place)?;
+                self.costs.charge(elements.iter(), Kind::Set)?;
+                PyFrozenSet::new(py, elements)?.into_any()
+            }
             Node::List(elements) => {
                 let list = PyList::empty(py);
                 // Before its elements: one of them may be the list itself.
@@ -143,7 +176,9 @@ impl<'py> Builder<'_, 'py> {
             Node::Set(elements) => {
                 let set = PySet::empty(py)?;
                 self.made[id.index()] = Some(set.clone().into_any());
-                for element in self.elements(elements, place)? {
+                let elements = self.elements(elements, place)?;
+                self.costs.charge(elements.iter(), Kind::Set)?;
+                for element in elements {
                     set.add(element)?;
                 }
                 set.into_any()
@@ -157,14 +192,14 @@ impl<'py> Builder<'_, 'py> {
             Node::Global(..) => {
                 self.factory.call_method1(intern!(py, "resolve"), graph.global(id).unwrap_or_default())?
             }
-            Node::Persistent(key) => self.storage(*key, intern!(py, "storage"))?,
+            Node::Persistent(key) => self.storage(*key, intern!(py, "own_storage"))?,
             Node::Object(object) => return self.object(id, object, place),
         })
     }
 
     fn elements(&mut self, elements: &[NodeId], place: Place) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let made = elements.iter().enumerate().map(|(index, element)| {
-            match self.below(place, *element, || Part::Number(index as i64)) {
+            match self.below(place, *element, || index.to_string().into()) {
                 Some(place) => self.make(*element, place),
                 None => Ok(self.py.None().into_bound(self.py)),
             }
@@ -179,23 +214,23 @@ impl<'py> Builder<'_, 'py> {
         set: &mut dyn FnMut(Bound<'py, PyAny>, Bound<'py, PyAny>) -> PyResult<()>,
     ) -> PyResult<()> {
         let graph = self.graph;
+        let (mut keys, mut values) = (Vec::with_capacity(items.len()), Vec::with_capacity(items.len()));
         for (key, value) in items {
-            let part = || match graph.node(*key) {
-                Node::Str(text) => Part::Text(text),
-                Node::Int(number) => Part::Number(*number),
-                Node::Bool(true) => Part::Text("True"),
-                Node::Bool(false) => Part::Text("False"),
-                _ => Part::Text("<key>"),
-            };
-            if let Some(place) = self.below(place, *value, part) {
-                set(self.make(*key, place)?, self.make(*value, place)?)?;
+            if let Some(place) = self.below(place, *value, || graph.key_name(*key)) {
+                keys.push(self.make(*key, place)?);
+                values.push(self.make(*value, place)?);
             }
+        }
+        self.costs.charge(keys.iter(), Kind::Dict)?;
+        for (key, value) in keys.into_iter().zip(values) {
+            self.look()?;
+            set(key, value)?;
         }
         Ok(())
     }
 
     /// The place of a part; `None` where it is left out.
-    fn below<'n>(&self, place: Place, id: NodeId, part: impl FnOnce() -> Part<'n>) -> Option<Place> {
+    fn below<'n>(&self, place: Place, id: NodeId, part: impl FnOnce() -> Cow<'n, str>) -> Option<Place> {
         let Some(choice) = &self.choice else { return Some(place) };
         let node = self.graph.node(id);
         let may_hold_tensors =
@@ -203,12 +238,10 @@ impl<'py> Builder<'_, 'py> {
         if !may_hold_tensors {
             return Some(place);
         }
-        let place = match part() {
-            Part::Text(text) => choice.below(place, text),
-            Part::Number(number) => choice.below(place, &number.to_string()),
-        };
+        let place = choice.below(place, &part());
         let is_left_out =
             if matches!(node, Node::Object(_)) { choice.leaves_out_object(place) } else { choice.leaves_out(place) };
+        let is_left_out = is_left_out || (self.within == 0 && choice.leaves_out_value(place, id));
         (!is_left_out).then_some(place)
     }
 
@@ -223,13 +256,21 @@ impl<'py> Builder<'_, 'py> {
             self.made[id.index()] = Some(tensor.clone());
             return self.finish(tensor, object, place);
         }
+        let is_container = global.is_some_and(|global| PLAIN.contains(&global));
+        self.within += usize::from(!is_container);
         let callable = self.make(object.callable, place)?;
         // A parameter has the name of its tensor; the rest of its arguments has no names.
         let is_parameter =
             global.is_some_and(|(module, function)| is_torch(module) && function.starts_with("_rebuild_parameter"));
         let arguments = match self.graph.tuple(object.arguments) {
             Some(elements) if is_parameter && elements.len() <= PARAMETER_ARGUMENTS_MAX => {
-                let made = elements.iter().map(|element| self.make(*element, place)).collect::<PyResult<Vec<_>>>()?;
+                let made =
+                    elements.iter().map(|element| self.argument(*element, place)).collect::<PyResult<Vec<_>>>()?;
+                PyTuple::new(py, made)?.into_any()
+            }
+            Some(elements) if matches!(elements.first(), Some(id) if self.is_storage(*id)) => {
+                let made =
+                    elements.iter().map(|element| self.argument(*element, place)).collect::<PyResult<Vec<_>>>()?;
                 PyTuple::new(py, made)?.into_any()
             }
             _ => self.make(object.arguments, place)?,
@@ -242,16 +283,30 @@ impl<'py> Builder<'_, 'py> {
             }
         };
         self.made[id.index()] = Some(made.clone());
-        self.finish(made, object, place)
+        let finished = self.finish(made, object, place);
+        self.within -= usize::from(!is_container);
+        finished
+    }
+
+    fn is_storage(&self, id: NodeId) -> bool {
+        matches!(self.graph.node(id), Node::Persistent(_))
+    }
+
+    /// An argument of a call. A storage among them is needed when it is called; any other is an object of the state.
+    fn argument(&mut self, id: NodeId, place: Place) -> PyResult<Bound<'py, PyAny>> {
+        match self.graph.node(id) {
+            Node::Persistent(key) => self.storage(*key, intern!(self.py, "storage")),
+            _ => self.make(id, place),
+        }
     }
 
     /// Items, elements and states that an object is given after it was made.
     fn finish(&mut self, made: Bound<'py, PyAny>, object: &Object, place: Place) -> PyResult<Bound<'py, PyAny>> {
+        let py = self.py;
         let refuse = |what: &str| {
             let class = made.get_type();
-            Err(PyValueError::new_err(format!(
-                "the file {what} an object of {class}, which has none; it is damaged or hostile"
-            )))
+            let text = format!("the file {what} an object of {class}, which has none; it is damaged or hostile");
+            Err(error::plain(py, "CorruptFileError", text))
         };
         if !object.items.is_empty() {
             if !made.is_instance_of::<PyDict>() {
@@ -267,7 +322,12 @@ impl<'py> Builder<'_, 'py> {
             } else {
                 return refuse("adds elements to");
             };
-            for element in self.elements(&object.elements, place)? {
+            let elements = self.elements(&object.elements, place)?;
+            if made.is_instance_of::<PySet>() {
+                self.costs.charge(elements.iter(), Kind::Set)?;
+            }
+            for element in elements {
+                self.look()?;
                 made.call_method1(method, (element,))?;
             }
         }
@@ -314,10 +374,10 @@ impl<'py> Builder<'_, 'py> {
 
     /// The storage of a persistent id, and the name of its element type.
     fn untyped(&self, key: NodeId) -> PyResult<(Bound<'py, PyAny>, &'static str)> {
-        let wrong = |error: deepnvme_format::Error| PyValueError::new_err(error.to_string());
-        let described = storage(self.graph, key).map_err(wrong)?;
+        let corrupt = |text: String| error::plain(self.py, "CorruptFileError", text);
+        let described = storage(self.graph, key).map_err(|error| corrupt(error.to_string()))?;
         let index = self.by_key.get(described.key.as_str()).copied();
-        let index = index.ok_or_else(|| PyValueError::new_err(format!("there is no storage {:?}", described.key)))?;
+        let index = index.ok_or_else(|| corrupt(format!("there is no storage {:?}", described.key)))?;
         Ok((self.storages.get_item(index)?, described.dtype.map_or("uint8", deepnvme_format::Dtype::torch_name)))
     }
 }

@@ -1,6 +1,7 @@
 //! The functions of batches and the structs that they take, as `cufile.h` has them.
 
 use std::ffi::{c_int, c_void};
+use std::time::Duration;
 
 use libloading::Library;
 
@@ -35,12 +36,29 @@ pub(super) struct Event {
     pub(super) result: isize,
 }
 
+/// `struct timespec` of 64-bit Linux.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timespec {
+    pub(super) seconds: i64,
+    pub(super) nanoseconds: i64,
+}
+
+impl From<Duration> for Timespec {
+    fn from(time: Duration) -> Self {
+        let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+        Self { seconds, nanoseconds: i64::from(time.subsec_nanos()) }
+    }
+}
+
 /// `CUFILE_BATCH`.
 pub(super) const MODE: c_int = 1;
 /// `CUFILE_READ` and `CUFILE_WRITE`.
 pub(super) const READ: c_int = 0;
 pub(super) const WRITE: c_int = 1;
-/// Of `CUfileStatus_t`: those that are no end of a transfer, and the ends.
+/// Of `CUfileStatus_t`: those that are no end of a transfer, and the ends. None of them is zero: that is an event which the
+/// library has not filled.
+const NONE: c_int = 0;
 const WAITING: c_int = 1;
 const PENDING: c_int = 2;
 const CANCELED: c_int = 8;
@@ -50,7 +68,7 @@ const COMPLETE: c_int = 16;
 pub(in crate::cufile) struct Functions {
     pub(super) set_up: unsafe extern "C" fn(*mut Handle, u32) -> Answer,
     pub(super) submit: unsafe extern "C" fn(Handle, u32, *mut Parameters, u32) -> Answer,
-    pub(super) status: unsafe extern "C" fn(Handle, u32, *mut u32, *mut Event, *mut c_void) -> Answer,
+    pub(super) status: unsafe extern "C" fn(Handle, u32, *mut u32, *mut Event, *mut Timespec) -> Answer,
     pub(super) cancel: unsafe extern "C" fn(Handle) -> Answer,
     pub(super) destroy: unsafe extern "C" fn(Handle),
 }
@@ -82,7 +100,7 @@ impl Event {
     /// What it says; nothing for a transfer that goes on.
     pub(super) fn meaning(self) -> Option<BatchEvent> {
         let result = match self.status {
-            WAITING | PENDING => return None,
+            NONE | WAITING | PENDING => return None,
             COMPLETE if self.result >= 0 => Ok(self.result as usize),
             CANCELED => Err(IoError::CuFile(0, "a batch was taken back")),
             _ => Err(IoError::of_code(self.result)),
@@ -109,7 +127,7 @@ mod tests {
     #[test]
     fn what_events_mean() {
         let event = |status, result| Event { cookie: ptr::without_provenance_mut(7), status, result }.meaning();
-        assert!(event(WAITING, 0).is_none() && event(PENDING, 0).is_none());
+        assert!(event(NONE, 0).is_none() && event(WAITING, 0).is_none() && event(PENDING, 0).is_none());
         let done = event(COMPLETE, 4096).unwrap();
         assert_eq!((done.cookie, done.result.unwrap()), (7, 4096));
         assert!(matches!(event(64, -5).unwrap().result, Err(IoError::Kernel(5))));

@@ -8,19 +8,21 @@ mod abi;
 use std::fmt;
 use std::ptr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(super) use self::abi::Functions;
-use self::abi::{Event, MODE, Parameters, READ, WRITE};
+use self::abi::{Event, MODE, Parameters, READ, Timespec, WRITE};
 use super::transfer::IoError;
 use super::{CuFile, DeviceSpan, FileHandle};
 use crate::device::Device;
 use crate::driver::Handle;
-use crate::error::Result;
+use crate::error::{Error, Result, SUCCESS};
 
 /// Questions about a batch that may fail before it is given up.
 const ATTEMPTS_MAX: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(1);
+/// How long a batch that is dropped may be silent.
+const PATIENCE_AT_END: Duration = Duration::from_secs(1);
 
 /// One transfer of a batch.
 #[derive(Clone, Copy, Debug)]
@@ -128,20 +130,33 @@ impl Batch {
     /// Waits until one transfer at least has ended, and reports all that have.
     ///
     /// # Errors
-    /// What cuFile says, time after time. Then it is not known which are over.
-    pub fn wait(&mut self) -> Result<Vec<BatchEvent>> {
+    /// What cuFile says, time after time, or that it has had nothing to say for as long as `patience`. Then it is not known
+    /// which are over.
+    pub fn wait(&mut self, patience: Duration) -> Result<Vec<BatchEvent>> {
+        let begin = Instant::now();
         let mut attempts = 1;
         loop {
-            match self.ask() {
-                // It was asked to wait for one; should it not, this must not spin.
-                Ok(events) if events.is_empty() && self.outstanding > 0 => std::thread::sleep(PAUSE / 20),
-                Err(_) if attempts < ATTEMPTS_MAX => {
+            match self.ask(patience.saturating_sub(begin.elapsed())) {
+                // It was asked to wait for one, and yet some releases answer at once, with none.
+                Ok(events) if events.is_empty() && self.outstanding > 0 => {
+                    if begin.elapsed() >= patience {
+                        return Err(self.silence(patience));
+                    }
+                    std::thread::sleep(PAUSE / 20);
+                }
+                Err(_) if attempts < ATTEMPTS_MAX && begin.elapsed() < patience => {
                     attempts += 1;
                     std::thread::sleep(PAUSE);
                 }
                 answer => return answer,
             }
         }
+    }
+
+    fn silence(&self, patience: Duration) -> Error {
+        let seconds = patience.as_secs_f32();
+        let text = format!("none of {} transfers was reported within {seconds} s", self.outstanding);
+        Error { call: "cuFileBatchIOGetStatus", code: SUCCESS, text }
     }
 
     /// Takes back what has not begun; what has, and what was taken back, is still to be reported.
@@ -155,16 +170,19 @@ impl Batch {
         self.cufile.check("cuFileBatchIOCancel", answer)
     }
 
-    fn ask(&mut self) -> Result<Vec<BatchEvent>> {
+    /// Waits for one transfer, at most so long.
+    fn ask(&mut self, limit: Duration) -> Result<Vec<BatchEvent>> {
         if self.outstanding == 0 {
             return Ok(Vec::new());
         }
         let _current = self.device.enter()?;
         let mut events = vec![Event { cookie: ptr::null_mut(), status: 0, result: 0 }; self.outstanding as usize];
         let mut count = self.outstanding;
-        // SAFETY: there is room for as many events as the count says; no time limit.
+        // Without a limit it would wait for a drive that does not answer as long as that takes.
+        let mut limit = Timespec::from(limit);
+        // SAFETY: there is room for as many events as the count says, and the time limit is read before the call returns.
         let answer =
-            unsafe { (self.functions.status)(self.handle, 1, &raw mut count, events.as_mut_ptr(), ptr::null_mut()) };
+            unsafe { (self.functions.status)(self.handle, 1, &raw mut count, events.as_mut_ptr(), &raw mut limit) };
         self.cufile.check("cuFileBatchIOGetStatus", answer)?;
         events.truncate(count as usize);
         let ended: Vec<_> = events.into_iter().filter_map(Event::meaning).collect();
@@ -181,7 +199,7 @@ impl Drop for Batch {
             let _ = self.cancel();
         }
         while self.outstanding > 0 {
-            if self.wait().is_err() {
+            if self.wait(PATIENCE_AT_END).is_err() {
                 std::mem::forget(self.cufile.clone());
                 return;
             }

@@ -2,14 +2,16 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use deepnvme_mem::RegionMut;
+use deepnvme_mem::{RegionMut, StreamHandle};
 use deepnvme_testkit::data::random_bytes;
 
 use super::*;
-use crate::backend::device::RawStream;
 use crate::error::{Error, ErrorKind};
 use crate::sync::{Mutex, lock};
 use crate::trace::Recorder;
+
+// SAFETY: no driver is asked for it.
+const SEVENTH: StreamHandle = unsafe { StreamHandle::from_raw(7) };
 
 const ON: Device = Device::Cuda { index: 3 };
 /// So often it is asked in vain whether a copy is over.
@@ -76,7 +78,7 @@ impl Gpu for Slow {
         Ok(Box::new(self.clone()))
     }
 
-    fn is_idle(&self, _stream: RawStream) -> Result<bool> {
+    fn is_idle(&self, _stream: StreamHandle) -> Result<bool> {
         Ok(lock(&self.0.given).is_empty())
     }
 
@@ -91,8 +93,8 @@ impl Gpu for Slow {
 }
 
 impl GpuStream for Slow {
-    fn raw(&self) -> RawStream {
-        RawStream(7)
+    fn raw(&self) -> StreamHandle {
+        SEVENTH
     }
 
     // SAFETY: the copy is made later, and the caller answers for both ends until then.
@@ -112,8 +114,8 @@ impl GpuStream for Slow {
 }
 
 impl GpuEvent for Slow {
-    fn record(&self, stream: RawStream) -> Result<()> {
-        assert_eq!(stream, RawStream(7), "the stream that has the copies");
+    fn record(&self, stream: StreamHandle) -> Result<()> {
+        assert_eq!(stream, SEVENTH, "the stream that has the copies");
         self.0.asked.store(0, Ordering::Relaxed);
         Ok(())
     }
@@ -226,7 +228,7 @@ fn whoever_waits_has_the_bytes_and_points_are_behind_what_was_given() {
     assert_eq!(content(&slot)[4096..], content(&mirror)[..4096]);
     let tape = Tape::new(&Arc::new(Recorder::new()), None);
     let gpus = Gpus::with(tape, ON, Arc::new(gpu.clone()));
-    let streams = [(Device::Host, 0), (ON, 7)];
+    let streams = [(Device::Host, StreamHandle::DEFAULT), (ON, SEVENTH)];
     assert!(gpus.points(&streams).unwrap().is_empty(), "nothing runs there");
     gpu.give(slot.addr(), mirror.addr(), Rows { address: mirror.addr(), bytes: 1, count: 1, pitch: 0 }).unwrap();
     assert_eq!(gpus.points(&streams).unwrap().len(), 1);

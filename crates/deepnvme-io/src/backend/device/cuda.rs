@@ -5,9 +5,9 @@ use std::any::Any;
 use std::sync::Arc;
 
 use deepnvme_cuda as cuda;
-use deepnvme_mem::{Device, Region, RegionMut};
+use deepnvme_mem::{Device, Region, RegionMut, StreamHandle};
 
-use super::{Gpu, GpuEvent, GpuStream, RawStream, Registration, Rows};
+use super::{Gpu, GpuEvent, GpuStream, Registration, Rows};
 use crate::error::{Error, ErrorKind, Result};
 
 /// A GPU that the CUDA driver has.
@@ -25,6 +25,12 @@ impl Registration for cuda::Registration {}
 /// The device of a GPU for cuFile, which knows no others than CUDA's; `None` for those.
 pub(crate) fn device_of(gpu: &dyn Gpu) -> Option<&Arc<cuda::Device>> {
     (gpu as &dyn Any).downcast_ref().map(|CudaGpu(device)| device)
+}
+
+/// The driver's name of a stream.
+fn named(stream: StreamHandle) -> cuda::RawStream {
+    // SAFETY: whoever made the handle has promised that there is such a stream until its last use.
+    unsafe { cuda::RawStream::from_handle(stream.as_raw()) }
 }
 
 impl CudaGpu {
@@ -62,8 +68,8 @@ impl Gpu for CudaGpu {
         Ok(Box::new(CudaEvent(said(cuda::Event::new(&self.0))?)))
     }
 
-    fn is_idle(&self, stream: RawStream) -> Result<bool> {
-        said(cuda::RawStream(stream.0).is_idle(&self.0))
+    fn is_idle(&self, stream: StreamHandle) -> Result<bool> {
+        said(named(stream).is_idle(&self.0))
     }
 
     fn allocate(&self, bytes: usize) -> Result<RegionMut> {
@@ -87,8 +93,9 @@ impl Gpu for CudaGpu {
 }
 
 impl GpuStream for CudaStream {
-    fn raw(&self) -> RawStream {
-        RawStream(self.0.raw().0)
+    fn raw(&self) -> StreamHandle {
+        // SAFETY: the stream is there until this value is dropped, and the engine names it no longer than that.
+        unsafe { StreamHandle::from_raw(self.0.raw().as_handle()) }
     }
 
     // SAFETY: the driver's stream asks of its callers what this one asks of them.
@@ -109,8 +116,8 @@ impl GpuStream for CudaStream {
 }
 
 impl GpuEvent for CudaEvent {
-    fn record(&self, stream: RawStream) -> Result<()> {
-        said(self.0.record(cuda::RawStream(stream.0)))
+    fn record(&self, stream: StreamHandle) -> Result<()> {
+        said(self.0.record(named(stream)))
     }
 
     fn is_over(&self) -> Result<bool> {

@@ -11,7 +11,7 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use deepnvme_mem::{Device, Region, RegionMut};
+use deepnvme_mem::{Device, Region, RegionMut, StreamHandle};
 
 use crate::error::{Error, Result};
 
@@ -44,7 +44,7 @@ pub(crate) trait Gpu: Any + Debug + Send + Sync {
     fn new_event(&self) -> Result<Box<dyn GpuEvent>>;
 
     /// Whether a stream, also somebody else's, has done all that it was given. One that does not exist is an error.
-    fn is_idle(&self, stream: RawStream) -> Result<bool>;
+    fn is_idle(&self, stream: StreamHandle) -> Result<bool>;
 
     /// So many bytes of its memory, which hold whatever was there before, and are given back with the last region of them.
     fn allocate(&self, bytes: usize) -> Result<RegionMut>;
@@ -56,7 +56,7 @@ pub(crate) trait Gpu: Any + Debug + Send + Sync {
 /// A stream of the engine's own: its copies run in the order in which they were given, beside those of all other streams.
 pub(crate) trait GpuStream: Debug + Send + Sync {
     /// Its name, for events.
-    fn raw(&self) -> RawStream;
+    fn raw(&self) -> StreamHandle;
 
     /// Copies bytes that lie side by side on the host to rows on the GPU, some time after this returns.
     ///
@@ -79,7 +79,7 @@ pub(crate) trait GpuStream: Debug + Send + Sync {
 /// A point in a stream. It can be recorded again and again.
 pub(crate) trait GpuEvent: Debug + Send + Sync {
     /// Becomes the point behind all that has been given to a stream, also somebody else's. One that does not exist is an error.
-    fn record(&self, stream: RawStream) -> Result<()>;
+    fn record(&self, stream: StreamHandle) -> Result<()>;
 
     /// Whether all before it is over. That something before it has failed is an error.
     fn is_over(&self) -> Result<bool>;
@@ -90,10 +90,6 @@ pub(crate) trait GpuEvent: Debug + Send + Sync {
 
 /// Memory of the host that a driver knows, until this is dropped. It keeps the memory alive.
 pub(crate) trait Registration: Debug + Send + Sync {}
-
-/// A stream by the handle that its driver and torch have for it; 0 is the default one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct RawStream(pub(crate) usize);
 
 /// Pieces of equal length at equal distances in a GPU's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -3,8 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use deepnvme_cuda::FileHandle;
-
+pub use super::files::KnownFile;
 use super::{Gds, GdsBackend};
 use crate::backend::{Backend, BackendSetup};
 use crate::gpus::Gpus;
@@ -13,12 +12,6 @@ use crate::trace::{Recorder, Tape};
 /// cuFile for some backends.
 #[derive(Debug)]
 pub struct CuFileAccess(Arc<Gds>);
-
-/// A file that cuFile knows, until this is dropped.
-#[derive(Debug)]
-pub struct KnownFile {
-    _handle: Arc<FileHandle>,
-}
 
 impl CuFileAccess {
     /// Opens nothing yet.
@@ -29,8 +22,8 @@ impl CuFileAccess {
         Self(Arc::new(Gds::new(&Arc::new(gpus))))
     }
 
-    /// A backend that moves ops with memory of a GPU by way of cuFile, and all others as `main` does. Their files are known by
-    /// [`register`](Self::register), or the ops end with `EBADF`.
+    /// A backend that moves ops with memory of a GPU by way of cuFile, and all others as `main` does. They carry what
+    /// [`register`](Self::register) gave for their files, or end with `EBADF`.
     #[must_use]
     pub fn beside(&self, main: Box<dyn Backend>, setup: &BackendSetup) -> Box<dyn Backend> {
         Box::new(GdsBackend::new(main, setup, &self.0))
@@ -41,7 +34,7 @@ impl CuFileAccess {
     /// # Errors
     /// Why it cannot: there is no cuFile, it would go by way of the host, or it refuses the file.
     pub fn register(&self, file: &Arc<OwnedFd>) -> Result<KnownFile, String> {
-        Ok(KnownFile { _handle: self.0.register(file)? })
+        self.0.register(file)
     }
 }
 

@@ -3,17 +3,20 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
-use deepnvme_cuda::{Batch, BatchEntry, BatchEvent, CuFile, Device as Gpu, FileHandle};
+use deepnvme_cuda::{Batch, BatchEntry, BatchEvent, CuFile, Device as Gpu};
 use deepnvme_mem::Device;
 
 use super::pins::Touched;
-use super::{Gds, files};
+use super::{Gds, KnownFile};
 use crate::op::{Completion, Errno, Op, OpKind};
 use crate::sync::{Mutex, lock};
 
 /// Transfers of one batch, at the most.
 pub(super) const ENTRIES_MAX: usize = 64;
+/// How long a batch may be silent before it is taken back, and then given up: as long as the kernel gives a disk.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Batches that rest, for the next submission: to make one takes long.
 const RESTING_MAX: usize = 64;
 
@@ -30,7 +33,7 @@ pub(super) struct Batches {
 /// An op on its way to a batch, with all that it needs.
 struct Ready {
     op: Op,
-    handle: Arc<FileHandle>,
+    file: KnownFile,
     span: deepnvme_cuda::DeviceSpan,
     is_pinned: bool,
     touched: Touched,
@@ -39,7 +42,7 @@ struct Ready {
 impl Ready {
     fn entry(&self, cookie: usize) -> BatchEntry<'_> {
         let is_read = self.op.kind == OpKind::Read;
-        BatchEntry { file: &self.handle, is_read, span: self.span, offset: self.op.offset, cookie }
+        BatchEntry { file: self.file.handle(), is_read, span: self.span, offset: self.op.offset, cookie }
     }
 }
 
@@ -115,7 +118,7 @@ impl Gds {
         finish: Finish<'_>,
     ) -> Result<(), deepnvme_cuda::Error> {
         while batch.outstanding() > 0 {
-            let events = batch.wait().inspect_err(|error| self.refuse(error.to_string()))?;
+            let events = batch.wait(PATIENCE).inspect_err(|error| self.refuse(error.to_string()))?;
             self.settle(events, ready, finish);
         }
         Ok(())
@@ -123,13 +126,13 @@ impl Gds {
 
     /// What an op needs; one that lacks some of it ends here.
     fn ready(&self, index: u32, op: Op, finish: Finish<'_>) -> Option<Ready> {
-        let Some(handle) = files::handle_of(&op.file) else {
+        let Some(file) = op.cufile.clone() else {
             finish(Completion { op, result: Err(Errno::BADF) });
             return None;
         };
         let memory = &op.pieces[0];
         let (span, is_pinned, touched) = self.pins.touch(index, memory.addr(), memory.len());
-        Some(Ready { op, handle, span, is_pinned, touched })
+        Some(Ready { op, file, span, is_pinned, touched })
     }
 
     fn settle(&self, events: Vec<BatchEvent>, ready: &mut [Option<Ready>], finish: Finish<'_>) {
@@ -185,7 +188,7 @@ impl Batches {
 /// Reports an op of which nobody knows whether it is over. Its memory, its file and what cuFile knows of both are never given
 /// back, since they may still be in use.
 fn give_up(lost: Ready, finish: Finish<'_>) {
-    let Ready { op, handle, touched, .. } = lost;
-    std::mem::forget((op.pieces.clone(), Arc::clone(&op.file), handle, touched));
+    let Ready { op, file, touched, .. } = lost;
+    std::mem::forget((op.pieces.clone(), Arc::clone(&op.file), file, touched));
     finish(Completion { op, result: Err(Errno::IO) });
 }

@@ -15,11 +15,12 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use deepnvme_cuda::{CuFile, FileHandle, IoError};
+use deepnvme_cuda::{CuFile, IoError};
 use deepnvme_mem::{Device, Region};
 
 use self::batches::Batches;
 pub(crate) use self::beside::GdsBackend;
+pub use self::files::KnownFile;
 pub use self::pins::GpuPin;
 use self::pins::{Pinned, Pins};
 use crate::backend::device::cuda;
@@ -103,8 +104,8 @@ impl Gds {
     }
 
     /// Has cuFile know a file, for as long as the answer lives.
-    pub(crate) fn register(&self, file: &Arc<OwnedFd>) -> std::result::Result<Arc<FileHandle>, String> {
-        files::register(self.cufile()?, file)
+    pub(crate) fn register(&self, file: &Arc<OwnedFd>) -> std::result::Result<KnownFile, String> {
+        KnownFile::register(self.cufile()?, file)
     }
 
     /// The largest block that cuFile takes as one, of so many bytes at the most.
@@ -119,7 +120,7 @@ impl Gds {
     }
 
     fn perform(&self, op: &Op) -> std::result::Result<usize, Errno> {
-        let (Some(handle), [memory]) = (files::handle_of(&op.file), &op.pieces[..]) else { return Err(Errno::BADF) };
+        let (Some(file), [memory]) = (&op.cufile, &op.pieces[..]) else { return Err(Errno::BADF) };
         let Device::Cuda { index } = memory.device() else { return Err(Errno::INVAL) };
         let device = self.device(index).map_err(|_| Errno::NODEV)?;
         let (span, is_pinned, touched) = self.pins.touch(index, memory.addr(), memory.len());
@@ -127,8 +128,8 @@ impl Gds {
         // same time are their caller's to order.
         let moved = unsafe {
             match op.kind {
-                OpKind::Read => handle.read(&device, span, op.offset),
-                _ => handle.write(&device, span, op.offset),
+                OpKind::Read => file.handle().read(&device, span, op.offset),
+                _ => file.handle().write(&device, span, op.offset),
             }
         };
         drop(touched);

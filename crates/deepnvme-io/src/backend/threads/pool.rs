@@ -233,7 +233,7 @@ mod tests {
     fn read(token: u64) -> Op {
         let file = Arc::new(File::open("/proc/self/exe").unwrap().into());
         let pieces = smallvec![Buffer::zeroed(4).unwrap().into_region().region()];
-        Op { token: Token(token), kind: OpKind::Read, file, offset: 0, pieces }
+        Op { token: Token(token), kind: OpKind::Read, file, offset: 0, pieces, cufile: None }
     }
 
     #[test]

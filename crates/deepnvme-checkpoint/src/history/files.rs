@@ -1,0 +1,264 @@
+//! The files of a folder: they get their names, and those that were retired are removed if they verify.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use deepnvme_format::safetensors::{HEADER_BYTES_MAX, LENGTH_BYTES};
+use deepnvme_format::set::{self, Identity};
+use deepnvme_io::fs::{self, Kind, OFlags, Stat};
+use deepnvme_io::op::Errno;
+use deepnvme_io::{Error as IoError, Result as IoResult};
+
+use super::manifest::{Entry, Part};
+use super::members;
+use super::private::Stated;
+use crate::summed::crc64;
+
+/// The name of a folder's list of its shards.
+pub const SHARDS_LIST: &str = "deepnvme.json";
+/// Where in that list the record of its own files is.
+pub const SHARDS_RECORD: &str = "deepnvme.owned";
+/// Bytes at the beginning of a part that its checksum covers.
+pub const HEAD_BYTES: u64 = 64 << 10;
+/// The longest list of parts, or index of shards, that is read.
+const LIST_BYTES_MAX: u64 = 1 << 30;
+
+/// What became of a retired checkpoint's files in one folder.
+#[derive(Debug, Default)]
+pub(super) struct Removal {
+    /// Names that are something else than what was recorded: they stay.
+    pub foreign: Vec<String>,
+    /// What could not be looked at or removed: it is tried again.
+    pub failures: Vec<String>,
+    /// Open files without a name. Their room is given back when these are closed, which may take long.
+    pub held: Vec<OwnedFd>,
+}
+
+/// Whether any file of a checkpoint is in the folder, under its name or its private one. What cannot be looked at is
+/// taken to be there.
+///
+/// The private name first: a file that gets its name in between would otherwise be missed under both.
+#[must_use]
+pub(super) fn is_there(folder: &Path, entry: &Entry) -> bool {
+    let private = entry.pending.get(&entry.file);
+    private
+        .into_iter()
+        .chain([&entry.file])
+        .any(|name| !matches!(fs::stat_link(&folder.join(name)), Err(Errno::NOENT | Errno::NOTDIR)))
+}
+
+/// Gives the files of a checkpoint that lie in this folder their names. Doing it again changes nothing, so that anybody
+/// may do it who has read the manifest.
+///
+/// # Errors
+/// The kernel's refusal. The names that something else has are returned.
+pub(super) fn place(folder: &Path, entry: &Entry) -> IoResult<Vec<String>> {
+    let mut in_the_way = Vec::new();
+    for (name, private) in &entry.pending {
+        let (from, to) = (folder.join(private), folder.join(name));
+        let is_ours = fs::stat_link(&from).and_then(|stat| is_pending(&from, &stat, private, name, entry));
+        match is_ours.and_then(|is_ours| if is_ours { rename_new(&from, &to) } else { Err(Errno::NOENT) }) {
+            // It has its name, or lies on another machine.
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(Errno::EXIST) => in_the_way.push(name.clone()),
+            Err(errno) => return Err(IoError::os("rename", errno).at_path(to)),
+        }
+    }
+    Ok(in_the_way)
+}
+
+/// Whether a file of a private name is the one that the manifest recorded: that name is free, and may be somebody else's,
+/// from the moment in which the file has its own. A copy of the folder has other files of the same contents.
+fn is_pending(path: &Path, stat: &Stat, private: &str, name: &str, entry: &Entry) -> Result<bool, Errno> {
+    match Stated::by(private, stat) {
+        Stated::This | Stated::Nothing => return Ok(true),
+        Stated::Another => {}
+    }
+    let index = if entry.is_folder() { path.join(SHARDS_LIST) } else { path.to_path_buf() };
+    let file = match fs::open(&index, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY, 0) {
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NXIO) => return Ok(false),
+        file => file?,
+    };
+    let stat = fs::stat_of(file.as_fd())?;
+    if stat.kind != Kind::File {
+        return Ok(false);
+    }
+    match entry.parts.iter().find(|part| part.file == name) {
+        Some(part) => is_part(&file, &stat, part),
+        None if entry.is_folder() => Ok(stat.bytes == entry.index_nbytes && has_index(&file, entry)?),
+        None if entry.parts.is_empty() => Ok(stat.bytes == entry.nbytes && has_index(&file, entry)?),
+        None => Ok(lists(&file, &index, &entry.parts)),
+    }
+}
+
+/// Renames to a name that must be free, also in file systems that have no such call.
+fn rename_new(from: &Path, to: &Path) -> Result<(), Errno> {
+    match fs::rename_new(from, to) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
+        renamed => return renamed,
+    }
+    let stat = fs::stat_link(from)?;
+    if stat.kind == Kind::File {
+        let file = fs::open(from, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0)?;
+        match fs::link(file.as_fd(), to) {
+            Ok(()) => return fs::unlink(from),
+            // A crash between the two calls leaves both names.
+            Err(Errno::EXIST) if fs::stat_link(to).is_ok_and(|other| other.identity == stat.identity) => {
+                return fs::unlink(from);
+            }
+            Err(Errno::EXIST) => return Err(Errno::EXIST),
+            Err(_) => {}
+        }
+    }
+    match fs::stat_link(to) {
+        Ok(_) => Err(Errno::EXIST),
+        Err(Errno::NOENT) => fs::rename(from, to),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Removes what is in this folder of a retired checkpoint, each file only if it is what the manifest recorded.
+#[must_use]
+pub(super) fn remove(folder: &Path, entry: &Entry) -> Removal {
+    let mut removal = Removal::default();
+    let privately = |name: &str| std::iter::once(name.to_owned()).chain(entry.pending.get(name).cloned());
+    if entry.is_folder() {
+        for name in privately(&entry.file) {
+            removal.remove_folder(folder, &name, entry);
+        }
+        return removal;
+    }
+    for part in &entry.parts {
+        for name in privately(&part.file) {
+            removal.remove_file(folder, &name, |file, stat| is_part(file, stat, part));
+        }
+    }
+    for name in privately(&entry.file) {
+        removal.remove_file(folder, &name, |file, stat| match entry.parts.as_slice() {
+            [] => Ok(stat.bytes == entry.nbytes && has_index(file, entry)?),
+            parts => Ok(lists(file, &folder.join(&name), parts)),
+        });
+    }
+    removal
+}
+
+impl Removal {
+    fn remove_file(&mut self, folder: &Path, name: &str, is_ours: impl FnOnce(&OwnedFd, &Stat) -> Result<bool, Errno>) {
+        let path = folder.join(name);
+        let removed = (|| {
+            let file = match fs::open(&path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY, 0) {
+                Ok(file) => file,
+                Err(Errno::NOENT | Errno::NOTDIR) => return Ok(true),
+                Err(Errno::LOOP | Errno::NXIO) => return Ok(false),
+                Err(errno) => return Err(errno),
+            };
+            let stat = fs::stat_of(file.as_fd())?;
+            if stat.kind != Kind::File || !is_ours(&file, &stat)? {
+                return Ok(false);
+            }
+            match fs::stat_link(&path) {
+                Ok(named) if named.identity == stat.identity => fs::unlink(&path)?,
+                Ok(_) => return Ok(false),
+                Err(Errno::NOENT) => {}
+                Err(errno) => return Err(errno),
+            }
+            self.held.push(file);
+            Ok(true)
+        })();
+        self.note(name, removed);
+    }
+
+    /// Removes the files that the folder's own index lists, then the index, then the folder if nothing else is in it.
+    fn remove_folder(&mut self, parent: &Path, name: &str, entry: &Entry) {
+        let folder = parent.join(name);
+        match fs::stat_link(&folder) {
+            Ok(stat) if stat.kind == Kind::Folder => {}
+            Ok(_) => return self.foreign.push(name.to_owned()),
+            Err(Errno::NOENT | Errno::NOTDIR) => return,
+            Err(errno) => return self.note(name, Err(errno)),
+        }
+        let mut listed = None;
+        let index = folder.join(SHARDS_LIST);
+        let found = (|| {
+            let file = match fs::open(&index, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0) {
+                Ok(file) => file,
+                // Removed by an earlier try, which may have been stopped before the folder was.
+                Err(Errno::NOENT) => return Ok(true),
+                Err(Errno::LOOP) => return Ok(false),
+                Err(errno) => return Err(errno),
+            };
+            let stat = fs::stat_of(file.as_fd())?;
+            if stat.kind != Kind::File || stat.bytes != entry.index_nbytes || !has_index(&file, entry)? {
+                return Ok(false);
+            }
+            listed = fs::read_small_of(&file, &index, LIST_BYTES_MAX).ok().and_then(|text| identified(&text));
+            Ok(listed.is_some())
+        })();
+        match found {
+            Ok(true) => {}
+            other => return self.note(name, other),
+        }
+        if let Some(files) = listed {
+            for (file, identity) in files {
+                self.remove_file(&folder, &file, |file, stat| is_shard(file, stat, identity));
+            }
+            if !self.failures.is_empty() {
+                return;
+            }
+            self.remove_file(&folder, SHARDS_LIST, |file, stat| {
+                Ok(stat.bytes == entry.index_nbytes && has_index(file, entry)?)
+            });
+        }
+        match fs::remove_folder(&folder) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(Errno::NOTEMPTY | Errno::EXIST) => self.foreign.push(name.to_owned()),
+            Err(errno) => self.note(name, Err(errno)),
+        }
+    }
+
+    fn note(&mut self, name: &str, removed: Result<bool, Errno>) {
+        match removed {
+            Ok(true) => {}
+            Ok(false) => self.foreign.push(name.to_owned()),
+            Err(errno) => self.failures.push(format!("{name}: {errno}")),
+        }
+    }
+}
+
+fn has_index(file: &OwnedFd, entry: &Entry) -> Result<bool, Errno> {
+    let found = crc64(file, entry.index_offset, entry.index_nbytes)?;
+    Ok(found.is_some_and(|crc64| format!("{crc64:016x}") == entry.index_crc64))
+}
+
+fn is_part(file: &OwnedFd, stat: &Stat, part: &Part) -> Result<bool, Errno> {
+    if stat.bytes != part.nbytes {
+        return Ok(false);
+    }
+    let Some(expected) = &part.head_crc64 else { return Ok(true) };
+    let found = crc64(file, 0, part.nbytes.min(HEAD_BYTES))?;
+    Ok(found.is_some_and(|crc64| &format!("{crc64:016x}") == expected))
+}
+
+/// The shards that an index names, with what it says of each: no other file is that one. `None`: it does not say.
+fn identified(text: &[u8]) -> Option<Vec<(String, Identity)>> {
+    let identities: HashMap<String, Identity> = set::files(text).ok()?.into_iter().collect();
+    members::shards(text)?.into_iter().map(|name| identities.get(&name).map(|found| (name, *found))).collect()
+}
+
+/// Whether it is the file of that size whose header has that sum.
+fn is_shard(file: &OwnedFd, stat: &Stat, identity: Identity) -> Result<bool, Errno> {
+    let mut length = [0; LENGTH_BYTES as usize];
+    if stat.bytes != identity.bytes || fs::read_at(file.as_fd(), &mut length, 0)? < length.len() {
+        return Ok(false);
+    }
+    let header_bytes = u64::from_le_bytes(length);
+    let found = if header_bytes > HEADER_BYTES_MAX { None } else { crc64(file, 0, LENGTH_BYTES + header_bytes)? };
+    Ok(found == Some(identity.index_crc64))
+}
+
+fn lists(file: &OwnedFd, path: &Path, parts: &[Part]) -> bool {
+    let text = fs::read_small_of(file, path, LIST_BYTES_MAX).ok();
+    let listed = text.and_then(|text| members::parts(&text));
+    listed.is_some_and(|listed| listed.iter().eq(parts.iter().map(|part| &part.file)))
+}

@@ -1,0 +1,199 @@
+//! The lock of whoever writes into a folder: `flock` on a small file, so that it is free when its holder dies.
+//!
+//! The file says who holds it. One that somebody else made is locked too, but never written to or removed.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use deepnvme_io::fs::{self, Kind, OFlags};
+use deepnvme_io::op::Errno;
+use deepnvme_io::{Error as IoError, ErrorKind};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// The file's name.
+pub const LOCK: &str = ".deepnvme-lock";
+const FORMAT: &str = "deepnvme-lock";
+const BYTES_MAX: u64 = 4096;
+/// How often the file may be taken away while it is being locked.
+const TRIES_MAX: u32 = 1000;
+
+/// Who holds a lock, as its file says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    format: String,
+    /// Process, machine and time, for people.
+    pub name: String,
+    /// The same for all processes that write together.
+    pub token: String,
+}
+
+impl Holder {
+    /// A holder of that name.
+    #[must_use]
+    pub fn new(name: String, token: String) -> Self {
+        Self { format: FORMAT.into(), name, token }
+    }
+
+    fn parse(text: &[u8]) -> Option<Self> {
+        serde_json::from_slice(text).ok().filter(|holder: &Self| holder.format == FORMAT)
+    }
+
+    fn text(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default() + "\n"
+    }
+}
+
+/// What came of taking a lock.
+#[derive(Debug)]
+pub(super) enum Taken {
+    /// It is held from here on.
+    Held(Lock),
+    /// Another process with the same token holds it.
+    Shared,
+    /// The file system has no locks.
+    Unsupported,
+}
+
+/// A lock that is held until this is dropped.
+#[derive(Debug)]
+pub(super) struct Lock {
+    path: PathBuf,
+    file: OwnedFd,
+    /// What the file says, where it is ours.
+    text: Option<String>,
+    /// A forked child has the descriptor, and not the lock.
+    process: u32,
+}
+
+impl Lock {
+    /// Takes the lock of a folder, without waiting.
+    ///
+    /// # Errors
+    /// `Locked` where somebody else has it; `Io` for what the folder refuses.
+    pub(super) fn take(folder: &Path, holder: &Holder) -> Result<Taken> {
+        let path = folder.join(LOCK);
+        let refused = |errno| Error::from(IoError::os("lock", errno).at_path(&path));
+        for _ in 0..TRIES_MAX {
+            let Some((file, is_new)) = open(folder, &path, holder)? else { continue };
+            match fs::try_lock(file.as_fd()) {
+                Ok(true) => {}
+                Ok(false) => {
+                    let other = fs::read_small_of(&file, &path, BYTES_MAX).ok().and_then(|text| Holder::parse(&text));
+                    if other.as_ref().is_some_and(|other| other.token == holder.token) {
+                        return Ok(Taken::Shared);
+                    }
+                    let name = other.map_or_else(|| "another process".into(), |other| other.name);
+                    return Err(Error::Locked { path: folder.to_path_buf(), holder: name });
+                }
+                Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::BADF) => {
+                    if is_new && is_at(&file, &path) {
+                        // Nobody else can have locked it; without locks, it would say nothing.
+                        let _ = fs::unlink(&path);
+                    }
+                    return Ok(Taken::Unsupported);
+                }
+                Err(errno) => return Err(refused(errno)),
+            }
+            // The previous holder may have removed the file, and another process may have made a new one.
+            if !is_at(&file, &path) {
+                continue;
+            }
+            let mut lock = Self { path, file, text: None, process: std::process::id() };
+            lock.sign(holder, is_new);
+            return Ok(Taken::Held(lock));
+        }
+        Err(refused(Errno::AGAIN))
+    }
+
+    /// Whether the file of the lock has its name still: otherwise another process can lock another one.
+    #[must_use]
+    pub(super) fn is_there(&self) -> bool {
+        is_at(&self.file, &self.path)
+    }
+
+    /// Writes down who holds it, where the file is ours.
+    fn sign(&mut self, holder: &Holder, is_new: bool) {
+        let old = fs::read_small_of(&self.file, &self.path, BYTES_MAX).unwrap_or_default();
+        if !is_new && Holder::parse(&old).is_none() {
+            return;
+        }
+        let text = holder.text();
+        let written =
+            fs::truncate(self.file.as_fd(), 0).and_then(|()| fs::write_all(self.file.as_fd(), text.as_bytes()));
+        // A full disk does not keep anybody from the lock: only its holder is not named.
+        self.text = Some(if written.is_ok() { text } else { String::new() });
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if self.process != std::process::id() || self.text.is_none() || !self.is_there() {
+            return;
+        }
+        let now = fs::read_small_of(&self.file, &self.path, BYTES_MAX).ok();
+        if now.as_deref() == self.text.as_deref().map(str::as_bytes) {
+            // Removed while it is locked: whoever has it open notices that it lost its name.
+            let _ = fs::unlink(&self.path);
+        }
+    }
+}
+
+/// Opens the file, or makes it; whether it is new. `None`: it was taken away meanwhile.
+fn open(folder: &Path, path: &Path, holder: &Holder) -> Result<Option<(OwnedFd, bool)>> {
+    let refused = |errno| Error::from(IoError::os("lock", errno).at_path(path));
+    let odd = |what: &str| {
+        let detail = format!("it is {what}, where a regular file is expected; move it away");
+        Error::from(IoError::new(ErrorKind::InvalidInput, "lock", detail).at_path(path))
+    };
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let opened = match fs::open(path, OFlags::RDWR | flags, 0) {
+        // A lock needs no right to write.
+        Err(Errno::ACCESS | Errno::ROFS) => fs::open(path, OFlags::RDONLY | flags, 0),
+        opened => opened,
+    };
+    let file = match opened {
+        Ok(file) => file,
+        Err(Errno::NOENT) => return make(folder, path, holder).map(|made| made.map(|file| (file, true))),
+        Err(Errno::LOOP) => return Err(odd("a symbolic link")),
+        Err(Errno::ISDIR) => return Err(odd("a folder")),
+        Err(Errno::NXIO) => return Err(odd("a pipe or a socket")),
+        Err(errno) => return Err(refused(errno)),
+    };
+    match fs::stat_of(file.as_fd()).map_err(refused)?.kind {
+        Kind::File => Ok(Some((file, false))),
+        other => Err(odd(other.name())),
+    }
+}
+
+/// Makes the file with what it says in it already, so that nobody sees an empty one. `None`: somebody else was first.
+fn make(folder: &Path, path: &Path, holder: &Holder) -> Result<Option<OwnedFd>> {
+    let refused = |errno| Error::from(IoError::os("lock", errno).at_path(path));
+    let mode = 0o666 & !fs::umask();
+    if let Ok(file) = fs::open_unnamed(folder) {
+        // Locked before it has a name: nobody else can be first.
+        let linked = fs::try_lock(file.as_fd())
+            .and_then(|_| fs::write_all(file.as_fd(), holder.text().as_bytes()))
+            .and_then(|()| fs::set_mode(file.as_fd(), mode))
+            .and_then(|()| fs::link(file.as_fd(), path));
+        match linked {
+            Ok(()) => return Ok(Some(file)),
+            Err(Errno::EXIST) => return Ok(None),
+            // Not every file system has names for such files; the usual way says what is wrong.
+            Err(_) => {}
+        }
+    }
+    match fs::open(path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW, 0o666) {
+        Ok(file) => Ok(Some(file)),
+        Err(Errno::EXIST) => Ok(None),
+        Err(errno) => Err(refused(errno)),
+    }
+}
+
+fn is_at(file: &OwnedFd, path: &Path) -> bool {
+    match (fs::stat_of(file.as_fd()), fs::stat_link(path)) {
+        (Ok(held), Ok(named)) => held.identity == named.identity,
+        _ => false,
+    }
+}

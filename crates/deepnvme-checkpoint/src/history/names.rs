@@ -1,0 +1,74 @@
+//! The names of checkpoints: pure functions.
+//!
+//! `step-00000010.pt` is the first of its step, `step-00000010-1.pt` the next one. A sharded one is a folder without a
+//! suffix; one in parts has `.part-03-of-16` files and a list of them.
+
+use deepnvme_io::stream::TEMPORARY_MARK;
+
+/// What the list of the parts ends with.
+pub const PARTS_LIST: &str = ".stripes.json";
+
+/// The name of a step's checkpoint: the first, or one of a step that was saved again.
+#[must_use]
+pub(super) fn name(step: u64, suffix: &str, again: u64) -> String {
+    match again {
+        0 => format!("step-{step:08}{suffix}"),
+        _ => format!("step-{step:08}-{again}{suffix}"),
+    }
+}
+
+/// Whether checkpoints, their lists and their parts have such names.
+#[must_use]
+pub fn is_checkpoint(name: &str) -> bool {
+    let Some(rest) = name.strip_prefix("step-") else { return false };
+    let (numbers, suffix) = rest.split_at(rest.find('.').unwrap_or(rest.len()));
+    let (step, again) = numbers.split_once('-').unwrap_or((numbers, "0"));
+    is_number(step, 8) && is_number(again, 1) && is_suffix(suffix)
+}
+
+fn is_suffix(suffix: &str) -> bool {
+    let Some(rest) = suffix.strip_prefix(".pt").or_else(|| suffix.strip_prefix(".safetensors")) else {
+        return suffix.is_empty();
+    };
+    let numbers = rest.strip_prefix(".part-").and_then(|numbers| numbers.split_once("-of-"));
+    rest.is_empty()
+        || rest == PARTS_LIST
+        || numbers.is_some_and(|(part, parts)| is_number(part, 2) && is_number(parts, 2))
+}
+
+fn is_number(text: &str, digits: usize) -> bool {
+    text.len() >= digits && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Whether a file that will be called `name` has such a private name.
+#[must_use]
+pub(super) fn is_private_of(private: &str, name: &str) -> bool {
+    let rest = private.strip_prefix('.').and_then(|rest| rest.strip_prefix(name));
+    rest.and_then(|rest| rest.strip_prefix(TEMPORARY_MARK))
+        .is_some_and(|mark| !mark.is_empty() && mark.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'))
+}
+
+/// The first name of the step that is free: none of its files has a name in `taken`.
+#[must_use]
+pub(super) fn free(step: u64, suffix: &str, taken: impl Fn(&dyn Fn(&str) -> bool) -> bool) -> String {
+    let mut again = 0;
+    loop {
+        let name = name(step, suffix, again);
+        let whole = name.strip_suffix(PARTS_LIST).unwrap_or(&name).to_owned();
+        let is_of_it = |other: &str| {
+            other.strip_prefix(&whole).is_some_and(|rest| {
+                rest.is_empty() || rest == PARTS_LIST || (rest.starts_with(".part-") && is_checkpoint(other))
+            })
+        };
+        if !taken(&is_of_it) {
+            return name;
+        }
+        again += 1;
+    }
+}
+
+/// What follows the step in a checkpoint's name, without the number of a step that was saved again.
+#[must_use]
+pub(super) fn suffix_of(name: &str) -> &str {
+    &name[name.find('.').unwrap_or(name.len())..]
+}

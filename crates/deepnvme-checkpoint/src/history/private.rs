@@ -1,0 +1,176 @@
+//! Private names: what killed writers left, and folders that have no name of their own yet.
+//!
+//! A private name states the inode and the time of creation of the file that it belongs to, so that no other file is
+//! ever taken for one of ours, and a living writer holds its lock.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use deepnvme_io::fs::{self, Kind, OFlags, Stat};
+use deepnvme_io::op::Errno;
+use deepnvme_io::stream::{self, TEMPORARY_MARK};
+use deepnvme_io::{Error as IoError, Result as IoResult};
+
+use super::files::{SHARDS_LIST, SHARDS_RECORD};
+use super::names;
+
+/// How often a random name may be taken already.
+const TRIES_MAX: u32 = 100;
+
+/// The private name of a file.
+fn name_of(target: &str, stat: &Stat) -> Result<String, Errno> {
+    let random = fs::random_bits()? as u64;
+    Ok(format!(".{target}{TEMPORARY_MARK}{:x}-{:x}-{random:016x}", stat.identity.inode, stat.born_ns.unwrap_or(0)))
+}
+
+/// What a private name says of a file that has it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stated {
+    /// It was made for this file.
+    This,
+    /// It was made for another one.
+    Another,
+    /// It says nothing: there were no locks, or no second names.
+    Nothing,
+}
+
+impl Stated {
+    /// What that name says of that file.
+    pub(super) fn by(name: &str, stat: &Stat) -> Self {
+        let mark = name.split_once(TEMPORARY_MARK).map_or("", |(_, mark)| mark);
+        match states(name, stat) {
+            true => Self::This,
+            false if mark.starts_with("0-0-") || mark.starts_with("new-") => Self::Nothing,
+            false => Self::Another,
+        }
+    }
+}
+
+/// Whether such a name is that file's own.
+fn states(name: &str, stat: &Stat) -> bool {
+    let Some((_, mark)) = name.split_once(TEMPORARY_MARK) else { return false };
+    let stated = format!("{:x}-{:x}-", stat.identity.inode, stat.born_ns.unwrap_or(0));
+    mark.strip_prefix(&stated)
+        .is_some_and(|random| random.len() == 16 && random.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
+/// Removes private files and folders of checkpoints that no living writer holds, except those that are `listed`.
+pub(super) fn remove_stale(folder: &Path, entries: &[OsString], listed: impl Fn(&str) -> bool) {
+    let mut targets = BTreeSet::new();
+    for name in entries.iter().filter_map(|name| name.to_str()) {
+        let Some(target) =
+            name.strip_prefix('.').and_then(|rest| rest.split_once(TEMPORARY_MARK)).map(|(target, _)| target)
+        else {
+            continue;
+        };
+        if !names::is_checkpoint(target) {
+            continue;
+        }
+        if target.contains('.') {
+            targets.insert(target);
+        } else if !listed(name) {
+            // What vanishes meanwhile, or may not be opened, is somebody else's.
+            let _ = remove_unheld(&folder.join(name), name);
+        }
+    }
+    // A file that waits for its name looks left, too.
+    let is_waiting = |target: &str| {
+        let mut names = entries.iter().filter_map(|name| name.to_str());
+        names.any(|name| names::is_private_of(name, target) && listed(name))
+    };
+    for target in targets.into_iter().filter(|target| !is_waiting(target)) {
+        stream::remove_stale(&folder.join(target));
+    }
+}
+
+fn remove_unheld(path: &Path, name: &str) -> Result<(), Errno> {
+    let is_stale = |stat: &Stat| {
+        // Somebody else's folder could say anything.
+        stat.kind == Kind::Folder && stat.user == fs::user() && states(name, stat)
+    };
+    if !is_stale(&fs::stat_link(path)?) {
+        return Ok(());
+    }
+    let folder = fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW, 0)?;
+    let held = fs::stat_of(folder.as_fd())?;
+    if is_stale(&held) && fs::try_lock(folder.as_fd())? && fs::stat_link(path)?.identity == held.identity {
+        remove_folder(path)?;
+    }
+    Ok(())
+}
+
+/// Removes a folder that is ours, with the set of shards in it: what its index recorded, and what the list of a save that
+/// did not end says. Anything else in it is nobody's that this library knows: then it stays, and the folder.
+fn remove_folder(path: &Path) -> Result<(), Errno> {
+    stream::remove_whole_set(&path.join(SHARDS_LIST), &[SHARDS_RECORD]);
+    fs::remove_folder(path)
+}
+
+/// A folder that has a private name, and vanishes with the shards in it unless it is kept.
+#[derive(Debug)]
+pub struct PrivateFolder {
+    path: PathBuf,
+    is_kept: bool,
+    /// Open, and locked, while this process lives.
+    _held: OwnedFd,
+}
+
+impl PrivateFolder {
+    /// Makes one, for a folder that will be called `name`.
+    ///
+    /// # Errors
+    /// The refusal of the parent.
+    pub fn new(parent: &Path, name: &str) -> IoResult<Self> {
+        // It is removed by its name, perhaps when the process has changed its folder.
+        let parent = &std::path::absolute(parent).unwrap_or_else(|_| parent.to_path_buf());
+        let refused = |errno| IoError::os("make folder", errno).at_path(parent.join(name));
+        for _ in 0..TRIES_MAX {
+            let random = fs::random_bits().map_err(refused)?;
+            let first = parent.join(format!(".{name}{TEMPORARY_MARK}{random:032x}"));
+            match fs::make_folder(&first, 0o777) {
+                Ok(()) => {}
+                Err(Errno::EXIST) => continue,
+                Err(errno) => return Err(refused(errno)),
+            }
+            let made = (|| {
+                let held = fs::open(&first, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW, 0)?;
+                // A file system without locks only loses the clearing of stale folders.
+                let _ = fs::try_lock(held.as_fd());
+                let path = parent.join(name_of(name, &fs::stat_of(held.as_fd())?)?);
+                match fs::rename_new(&first, &path) {
+                    // An empty folder can only take the place of an empty one.
+                    Err(Errno::INVAL | Errno::NOSYS) => fs::rename(&first, &path)?,
+                    renamed => renamed?,
+                }
+                Ok(Self { path, is_kept: false, _held: held })
+            })();
+            return made.map_err(|errno| {
+                let _ = fs::remove_folder(&first);
+                refused(errno)
+            });
+        }
+        Err(refused(Errno::EXIST))
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// From here on it stays, under whatever name it has.
+    pub fn keep(mut self) {
+        self.is_kept = true;
+    }
+}
+
+impl Drop for PrivateFolder {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            // The caller already knows of the failure that led here.
+            let _ = remove_folder(&self.path);
+        }
+    }
+}

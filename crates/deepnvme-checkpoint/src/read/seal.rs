@@ -1,0 +1,134 @@
+//! What the checksums of a file cover, and whether the part of it that is read first is what they were made for.
+//!
+//! A seal is the sum of the file's index: names, types, shapes, the sums of all cells. It names the file that it was made
+//! for, by its size and the place of the index, and has a sum of its own. Checksums that somebody copied into another file
+//! are sound themselves and name a file that this one is not: they are stale. Anything else that differs is damage.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::Path;
+
+use deepnvme_format::archive::local_header;
+use deepnvme_format::safetensors::PADDING_BYTES_MIN;
+use deepnvme_format::sums::{self, Frame, SideCar, SideCarRecord, cell_count, covered_sum, quoted_digits};
+use deepnvme_format::{ALIGNMENT_LARGE, Error as FormatError, Result as FormatResult};
+
+use super::Extent;
+use crate::error::{Error, Result};
+
+/// What the checksums of a file cover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coverage {
+    /// Every byte of it.
+    File,
+    /// The bytes of tensors and records. Names, types and shapes are not covered: an earlier version of deepnvme, or
+    /// another program, wrote the file.
+    Data,
+    /// Nothing: there are no checksums.
+    Nothing,
+    /// Nothing: the checksums were made for another file, and copied into this one.
+    Stale,
+}
+
+/// What is known of a file's checksums.
+#[derive(Debug)]
+pub(super) struct Seal {
+    /// The sums of each record's cells, by its name.
+    pub(super) sums: Option<HashMap<String, Vec<u64>>>,
+    pub(super) coverage: Coverage,
+    /// Why nothing of the file can be vouched for.
+    pub(super) refused: Option<Error>,
+    /// Where the index is.
+    pub(super) index: Range<u64>,
+}
+
+impl Seal {
+    /// Of a file without checksums of ours.
+    pub(super) fn none(coverage: Coverage, index: Range<u64>) -> Self {
+        Self { sums: None, coverage, refused: None, index }
+    }
+
+    /// Of a file whose checksums are damaged, or those of a later version.
+    pub(super) fn refused(error: Error, index: Range<u64>) -> Self {
+        Self { sums: None, coverage: Coverage::File, refused: Some(error), index }
+    }
+
+    /// Of checksums for these records; `check` compares the index with its sum.
+    pub(super) fn new(
+        path: &Path,
+        side_car: FormatResult<SideCar>,
+        records: &[Extent],
+        frame: Frame,
+        check: impl FnOnce(u64) -> Result<()>,
+        without: Coverage,
+    ) -> Self {
+        let index = frame.index_offset..frame.index_offset + frame.index_bytes;
+        let refuse = |error| Self::refused(Error::format(path, error), index.clone());
+        let SideCar { records: sums, seal } = match side_car {
+            Ok(side_car) => side_car,
+            Err(error) => return refuse(error),
+        };
+        let coverage = if seal.is_some() { Coverage::File } else { Coverage::Data };
+        if seal.is_some_and(|seal| seal.frame != frame) {
+            return Self::none(without, index);
+        }
+        let refused = seal.and_then(|seal| check(seal.index_crc64).err());
+        match (refused, by_name(sums, records)) {
+            (Some(error), _) => Self::refused(error, index),
+            (None, Ok(sums)) => Self { sums: Some(sums), coverage, refused: None, index },
+            (None, Err(error)) => refuse(error),
+        }
+    }
+
+    /// Whether the headers in an archive are those that deepnvme writes.
+    pub(super) fn covers_headers(&self) -> bool {
+        self.coverage == Coverage::File && self.refused.is_none()
+    }
+}
+
+/// The sums of a side-car by name, with as many cells as each record has.
+fn by_name(sums: Vec<SideCarRecord>, records: &[Extent]) -> FormatResult<HashMap<String, Vec<u64>>> {
+    let sums: HashMap<String, Vec<u64>> = sums.into_iter().map(|record| (record.name, record.cells)).collect();
+    for record in records {
+        let cells = sums.get(&record.name).map(Vec::len);
+        if cells != Some(cell_count(record.bytes)) {
+            let what = format!("the checksums have {cells:?} cells for {:?} of {} bytes", record.name, record.bytes);
+            return Err(FormatError::Corrupt { offset: record.data_offset, what });
+        }
+    }
+    Ok(sums)
+}
+
+/// The seal of a safetensors file, whose `header` reaches up to the first tensor.
+pub(super) fn of_header(path: &Path, text: &str, header: &[u8], file_bytes: u64, tensors: &[Extent]) -> Seal {
+    let index_bytes = header.len() as u64;
+    let spaces = header.iter().rev().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).count() as u64;
+    let side_car = sums::decode(text.as_bytes());
+    let is_sealed = side_car.as_ref().is_ok_and(|side_car| side_car.seal.is_some());
+    // No damage to one of our headers makes one like these: its length would contradict the file, its spaces be no spaces.
+    let is_foreign = !index_bytes.is_multiple_of(ALIGNMENT_LARGE) || (is_sealed && spaces < PADDING_BYTES_MIN);
+    if is_foreign {
+        return Seal::none(Coverage::Stale, 0..index_bytes);
+    }
+    let check = |saved| {
+        let digits = quoted_digits(header).map(|digits| covered_sum(header, &[digits]));
+        if digits == Some(saved) { Ok(()) } else { Err(damaged(path, "the header", 0..index_bytes, "CRC-64")) }
+    };
+    let frame = Frame { file_bytes, index_offset: 0, index_bytes };
+    Seal::new(path, side_car, tensors, frame, check, Coverage::Stale)
+}
+
+/// Compares the header of a record with the one that deepnvme writes.
+pub(super) fn compare_header(path: &Path, record: &Extent, header: &[u8]) -> Result<()> {
+    let written = local_header(&record.record_name, record.bytes, record.crc32.unwrap_or(0), header.len() as u64);
+    if written.as_deref() == Some(header) {
+        return Ok(());
+    }
+    let place = record.header_offset..record.header_offset + header.len() as u64;
+    Err(damaged(path, &record.name, place, "the header of the record"))
+}
+
+pub(super) fn damaged(path: &Path, name: &str, place: Range<u64>, sums: &'static str) -> Error {
+    let (path, name, bytes) = (path.to_path_buf(), name.to_owned(), place.end - place.start);
+    Error::Damaged { path, name, offset: place.start, bytes, sums }
+}

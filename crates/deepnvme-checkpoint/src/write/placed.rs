@@ -1,0 +1,156 @@
+//! A safetensors file whose tensors somebody else puts in their places, such as the kernel, by sharing blocks. The file is
+//! then read once for its checksums, and its header is written last.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use deepnvme_format::safetensors::{Plan, TensorSpec};
+use deepnvme_format::sums::{CELL_BYTES, Hasher, cell_count};
+use deepnvme_io::fs::{self, OFlags};
+use deepnvme_io::mem::Region;
+use deepnvme_io::stream::Replacement;
+use deepnvme_io::{Durability, Engine, Error as IoError, Target, TensorFile, WriteOptions};
+
+use crate::crew;
+use crate::error::{Error, Result};
+use crate::progress::Progress;
+use crate::stretch;
+
+/// What one thread reads at once: whole cells.
+const WINDOW_BYTES: u64 = 8 << 20;
+/// What is copied before it is hashed: it stays in the cache of one core.
+const STEP_BYTES: u64 = 128 << 10;
+
+/// A new file under a private name, which vanishes unless it is committed.
+pub struct Placed {
+    engine: Arc<Engine>,
+    plan: Plan,
+    has_sums: bool,
+    replacement: Replacement,
+    file: Arc<TensorFile>,
+    descriptor: OwnedFd,
+}
+
+impl Placed {
+    /// Makes the file, as long as it will be, with these tensors in their order. No room is allocated: shared blocks need
+    /// none.
+    ///
+    /// # Errors
+    /// `Format` for tensors that no such file can hold; `Io` as [`Replacement::new`].
+    pub fn new(
+        engine: Arc<Engine>,
+        target: &Target,
+        tensors: Vec<TensorSpec>,
+        metadata: Vec<(String, String)>,
+        has_sums: bool,
+    ) -> Result<Self> {
+        let plan = Plan::in_order(tensors, metadata, has_sums).map_err(|error| Error::format(target.path(), error))?;
+        let replacement = Replacement::new(target)?;
+        let refused = |errno| IoError::os("open for writing", errno).at_path(target.path());
+        let file = replacement.open(engine.config().direct)?;
+        let descriptor = fs::open(&replacement.temporary().path(), OFlags::RDWR | OFlags::NOFOLLOW, 0);
+        let descriptor = descriptor.map_err(refused)?;
+        fs::truncate(descriptor.as_fd(), plan.file_bytes()).map_err(refused)?;
+        Ok(Self { engine, plan, has_sums, replacement, file, descriptor })
+    }
+
+    /// The open file, into which the tensors go.
+    #[must_use]
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+
+    /// Where the first tensor begins.
+    #[must_use]
+    pub fn data_offset(&self) -> u64 {
+        self.plan.data_offset()
+    }
+
+    /// Reads the tensors for their checksums, writes the header, waits until all is on the disk, and gives the file its name.
+    ///
+    /// # Errors
+    /// `Io` for what the disk refused, `Interrupted` when `progress` was stopped: then nothing is left of the new file.
+    pub fn commit(self, progress: &Progress) -> Result<()> {
+        let target: PathBuf = self.replacement.target().to_path_buf();
+        let named = |error: IoError| Error::from(error.at_path(&target));
+        let cells =
+            if self.has_sums { self.sums(progress).map_err(|error| rename(error, &named))? } else { Vec::new() };
+        let none = vec![&[][..]; self.plan.tensors().len()];
+        let cells: Vec<&[u64]> = if self.has_sums { cells.iter().map(Vec::as_slice).collect() } else { none };
+        let header = Region::from_vec(self.plan.header(&cells));
+        let options = WriteOptions::default();
+        let written = self.engine.write(&self.file, 0, header, options).and_then(|pending| pending.wait().1);
+        written.and_then(|_| self.engine.sync(&self.file, Durability::Data)).map_err(named)?;
+        progress.check()?;
+        self.replacement.commit(true)?;
+        Ok(())
+    }
+
+    /// The sums of the cells of each tensor.
+    fn sums(&self, progress: &Progress) -> Result<Vec<Vec<u64>>> {
+        let windows = windows(&self.plan);
+        progress.expect(windows.iter().map(|window| window.bytes).sum());
+        let sums: Vec<Vec<AtomicU64>> = self
+            .plan
+            .tensors()
+            .iter()
+            .map(|tensor| (0..cell_count(tensor.bytes)).map(|_| AtomicU64::new(0)).collect())
+            .collect();
+        let scratch = || vec![0; STEP_BYTES as usize];
+        // One more than hashes at a time: somebody is always reading.
+        crew::each(crew::threads(windows.len()) + 1, &windows, scratch, |scratch, window| {
+            progress.check()?;
+            let view = stretch::read(&self.engine, &self.file, &(window.offset..window.offset + window.bytes))?;
+            let mut at = 0;
+            for &(tensor, cell, bytes) in &window.cells {
+                let (mut hasher, end) = (Hasher::of_cells(), at + bytes);
+                while at < end {
+                    let step = &mut scratch[..STEP_BYTES.min(end - at) as usize];
+                    view.copy_to_slice(at as usize, step);
+                    hasher.update(step);
+                    at += step.len() as u64;
+                }
+                sums[tensor][cell].store(hasher.finish().crc64, Ordering::Relaxed);
+            }
+            progress.advance(window.bytes);
+            Ok(())
+        })?;
+        Ok(sums.into_iter().map(|cells| cells.into_iter().map(AtomicU64::into_inner).collect()).collect())
+    }
+}
+
+fn rename(error: Error, named: &impl Fn(IoError) -> Error) -> Error {
+    match error {
+        Error::Io(error) => named(error),
+        other => other,
+    }
+}
+
+/// A stretch of the file: tensor, cell of it, bytes of the cell, one behind the other.
+struct Window {
+    offset: u64,
+    bytes: u64,
+    cells: Vec<(usize, usize, u64)>,
+}
+
+fn windows(plan: &Plan) -> Vec<Window> {
+    let mut windows: Vec<Window> = Vec::new();
+    for (index, tensor) in plan.tensors().iter().enumerate() {
+        for cell in 0..cell_count(tensor.bytes) {
+            let start = cell as u64 * CELL_BYTES;
+            let bytes = CELL_BYTES.min(tensor.bytes - start);
+            match windows.last_mut().filter(|last| last.bytes + bytes <= WINDOW_BYTES) {
+                Some(last) => {
+                    last.bytes += bytes;
+                    last.cells.push((index, cell, bytes));
+                }
+                None => {
+                    windows.push(Window { offset: tensor.offset + start, bytes, cells: vec![(index, cell, bytes)] });
+                }
+            }
+        }
+    }
+    windows
+}

@@ -1,0 +1,233 @@
+//! The list of a checkpoint in several files: a JSON text that says which files they are, and has a sum of itself.
+//!
+//! ```text
+//! "deepnvme.checksum": "<bytes of the text>-<sum of these digits>-<sum of the text without these last digits>"
+//! "deepnvme.files": { "<name>": { "bytes": 4100, "index_crc64": "<sum of the file's index>" } }
+//! ```
+//! Both stand in the `metadata` of an index as Hugging Face lays it out, and at the top of `deepnvme.json`. Who copies
+//! them into a list of their own makes a text of another length, in which they are stale; anything else is damage.
+//!
+//! ```text
+//! "deepnvme.replaces": { "bytes": 4100, "modified_ns": 1700000000000000000 }
+//! ```
+//! An index of several files states so that it is newer than the one file of its name, which was not removed.
+
+use std::ops::Range;
+
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+use crate::json::Object;
+use crate::sums::{HEX_DIGITS, covered_sum, hex, sum_at};
+
+/// The key of the sum.
+pub const CHECKSUM_KEY: &str = "deepnvme.checksum";
+/// The key of the files.
+pub const FILES_KEY: &str = "deepnvme.files";
+/// The key of the one file that an index replaces.
+pub const REPLACES_KEY: &str = "deepnvme.replaces";
+/// What the digits of the sum are before the text is whole.
+pub const BLANK: &str = "0000000000000000-0000000000000000-0000000000000000";
+
+/// What a list says of one of its files: no other file is that one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Its bytes.
+    pub bytes: u64,
+    /// The CRC-64/NVME of its index.
+    pub index_crc64: u64,
+}
+
+/// The one file that an index replaces, as it was then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub struct Replaced {
+    /// Its bytes.
+    pub bytes: u64,
+    /// When they last changed, in nanoseconds since 1970.
+    pub modified_ns: i64,
+}
+
+/// What the sum in a list says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Every byte is as it was written.
+    Sound,
+    /// Some are not.
+    Damaged,
+    /// The sum was made for another text, and copied into this one.
+    Stale,
+    /// There is no sum.
+    Unsealed,
+}
+
+/// Where the three numbers of a sum stand in a text.
+fn places(text: &[u8]) -> Option<[Range<usize>; 3]> {
+    let key = format!("\"{CHECKSUM_KEY}\": \"");
+    let start = text.windows(key.len()).position(|window| window == key.as_bytes())? + key.len();
+    let place = |index: usize| start + index * (HEX_DIGITS + 1)..start + index * (HEX_DIGITS + 1) + HEX_DIGITS;
+    (start + BLANK.len() < text.len()).then(|| [place(0), place(1), place(2)])
+}
+
+/// Puts the sum of a text in the place of its [`BLANK`].
+///
+/// # Errors
+/// `Invalid` where there is none.
+pub fn seal(text: &str) -> Result<String> {
+    let mut bytes = text.as_bytes().to_vec();
+    let blank = places(&bytes).filter(|[first, .., last]| bytes[first.start..last.end] == *BLANK.as_bytes());
+    let Some([length, length_sum, sum]) = blank else {
+        return Err(Error::invalid(format!("the text has no blank {CHECKSUM_KEY:?}")));
+    };
+    put(&mut bytes, length.clone(), text.len() as u64);
+    let digits_sum = covered_sum(&bytes[length], &[]);
+    put(&mut bytes, length_sum, digits_sum);
+    let whole = covered_sum(&bytes, std::slice::from_ref(&sum));
+    put(&mut bytes, sum, whole);
+    String::from_utf8(bytes).map_err(|_| Error::invalid("the text is not UTF-8"))
+}
+
+fn put(bytes: &mut [u8], place: Range<usize>, number: u64) {
+    for (byte, digit) in bytes[place].iter_mut().zip(hex(number)) {
+        *byte = digit as u8;
+    }
+}
+
+/// Compares a text with its sum.
+#[must_use]
+pub fn state(text: &[u8]) -> State {
+    let Some([length, length_sum, sum]) = places(text) else {
+        // A key that was changed leaves the other one.
+        let is_there = |key: &str| text.windows(key.len()).any(|window| window == key.as_bytes());
+        return if is_there(CHECKSUM_KEY) || is_there(FILES_KEY) { State::Damaged } else { State::Unsealed };
+    };
+    let bytes = sum_at(text, length.clone());
+    if bytes.is_none() || sum_at(text, length_sum) != Some(covered_sum(&text[length], &[])) {
+        return State::Damaged;
+    }
+    if bytes != Some(text.len() as u64) {
+        return State::Stale;
+    }
+    let whole = covered_sum(text, std::slice::from_ref(&sum));
+    if sum_at(text, sum) == Some(whole) { State::Sound } else { State::Damaged }
+}
+
+#[derive(Deserialize)]
+struct Wire {
+    #[serde(rename = "deepnvme.files", default)]
+    files: Option<Object<WireIdentity>>,
+    #[serde(default)]
+    metadata: Option<Metadata>,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    #[serde(rename = "deepnvme.files", default)]
+    files: Option<Object<WireIdentity>>,
+    #[serde(rename = "deepnvme.replaces", default)]
+    replaces: Option<Replaced>,
+}
+
+#[derive(Deserialize)]
+struct WireIdentity {
+    bytes: u64,
+    index_crc64: String,
+}
+
+/// The files that a list names; of one that does not say which they are, none.
+///
+/// # Errors
+/// `Corrupt` for text that is no list, and for files outside its own folder.
+pub fn files(text: &[u8]) -> Result<Vec<(String, Identity)>> {
+    let corrupt = |what: String| Error::corrupt(0, format!("this is no list of files: {what}"));
+    // serde reads a struct from an array, too.
+    if !text.trim_ascii_start().starts_with(b"{") {
+        return Err(corrupt("it is no JSON object".into()));
+    }
+    let wire: Wire = serde_json::from_slice(text).map_err(|error| corrupt(error.to_string()))?;
+    let files = wire.files.or_else(|| wire.metadata?.files);
+    let file = |(name, WireIdentity { bytes, index_crc64 }): (String, WireIdentity)| {
+        let index_crc64 = sum_at(index_crc64.as_bytes(), 0..HEX_DIGITS).filter(|_| index_crc64.len() == HEX_DIGITS);
+        match index_crc64 {
+            Some(index_crc64) if is_file_name(&name) => Ok((name, Identity { bytes, index_crc64 })),
+            _ => Err(corrupt(format!("{name:?} is no file of this folder"))),
+        }
+    };
+    files.map_or_else(Vec::new, |files| files.0).into_iter().map(file).collect()
+}
+
+/// The file that an index replaces, if it says so and its sum is right.
+#[must_use]
+pub fn replaces(text: &[u8]) -> Option<Replaced> {
+    let wire: Wire = (state(text) == State::Sound).then(|| serde_json::from_slice(text).ok())??;
+    wire.metadata?.replaces
+}
+
+/// Whether a name is that of a file in the same folder.
+pub(crate) fn is_file_name(name: &str) -> bool {
+    !name.is_empty() && !name.contains(['/', '\0']) && name != "." && name != ".."
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text() -> String {
+        let text = format!(
+            "{{\n  \"metadata\": {{\n    \"{CHECKSUM_KEY}\": \"{BLANK}\",\n    \"{FILES_KEY}\": {{\"a.safetensors\": \
+             {{\"bytes\": 5, \"index_crc64\": \"00000000000000ff\"}}}}\n  }},\n  \"weight_map\": {{\"{CHECKSUM_KEY}\": \
+             \"a.safetensors\"}}\n}}\n"
+        );
+        seal(&text).unwrap()
+    }
+
+    #[test]
+    fn every_changed_byte_is_reported() {
+        let text = text().into_bytes();
+        assert_eq!(state(&text), State::Sound);
+        assert_eq!(files(&text).unwrap(), [("a.safetensors".into(), Identity { bytes: 5, index_crc64: 255 })]);
+        for at in 0..text.len() {
+            for value in (0..=u8::MAX).filter(|value| *value != text[at]) {
+                let mut damaged = text.clone();
+                damaged[at] = value;
+                assert_eq!(state(&damaged), State::Damaged, "byte {at} as {value}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_sum_in_another_text_is_stale() {
+        let copied = text().replace("\"a.safetensors\"}\n", "\"another.safetensors\"}\n");
+        assert_eq!(state(copied.as_bytes()), State::Stale);
+        assert_eq!(state(b"{\"weight_map\": {}}"), State::Unsealed);
+        assert!(seal("{}").is_err() && seal(&text()).is_err());
+    }
+
+    #[test]
+    fn only_a_sound_index_says_that_it_replaces_a_file() {
+        let said = |metadata: &str| {
+            let blank =
+                format!("{{\"metadata\": {{\"{CHECKSUM_KEY}\": \"{BLANK}\"{metadata}}}, \"weight_map\": {{}}}}\n");
+            seal(&blank).unwrap()
+        };
+        let text = said(", \"deepnvme.replaces\": {\"bytes\": 4100, \"modified_ns\": 1700000000000000001}");
+        let expected = Replaced { bytes: 4100, modified_ns: 1_700_000_000_000_000_001 };
+        assert_eq!(replaces(text.as_bytes()), Some(expected));
+        assert_eq!(replaces(text.replace("4100", "4101").as_bytes()), None);
+        assert_eq!(replaces(said("").as_bytes()), None);
+        assert_eq!(replaces(said(", \"deepnvme.replaces\": 5").as_bytes()), None);
+        assert_eq!(replaces(b"{\"metadata\": {\"deepnvme.replaces\": {\"bytes\": 1, \"modified_ns\": 2}}}"), None);
+    }
+
+    #[test]
+    fn lists_name_files_of_their_own_folder() {
+        for text in [
+            "[]",
+            r#"{"deepnvme.files": {"../a": {"bytes": 1, "index_crc64": "0000000000000000"}}}"#,
+            r#"{"deepnvme.files": {"a": {"bytes": 1, "index_crc64": "00000000000000000"}}}"#,
+            r#"{"deepnvme.files": {"a": {"bytes": -1, "index_crc64": "0000000000000000"}}}"#,
+        ] {
+            assert!(matches!(files(text.as_bytes()), Err(Error::Corrupt { .. })), "{text}");
+        }
+        assert_eq!(files(b"{}").unwrap(), []);
+    }
+}

@@ -1,0 +1,32 @@
+//! For tests: a process that stops at a chosen step. From then on nothing of this thread reaches the file system.
+
+use std::cell::{Cell, RefCell};
+
+use crate::op::Errno;
+
+thread_local! {
+    static STEPS_LEFT: Cell<Option<usize>> = const { Cell::new(None) };
+    static STEPS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs `work` and stops it after so many changes to the file system; the changes that it made, in order.
+pub(crate) fn after<T>(steps: usize, work: impl FnOnce() -> T) -> (T, Vec<String>) {
+    STEPS_LEFT.set(Some(steps));
+    STEPS.with_borrow_mut(Vec::clear);
+    let result = work();
+    STEPS_LEFT.set(None);
+    (result, STEPS.with_borrow_mut(std::mem::take))
+}
+
+/// One change is about to be made.
+pub(super) fn step(what: &str, path: impl FnOnce() -> std::path::PathBuf) -> Result<(), Errno> {
+    match STEPS_LEFT.get() {
+        None => Ok(()),
+        Some(0) => Err(Errno::IO),
+        Some(left) => {
+            STEPS_LEFT.set(Some(left - 1));
+            STEPS.with_borrow_mut(|steps| steps.push(format!("{what} {}", path().display())));
+            Ok(())
+        }
+    }
+}

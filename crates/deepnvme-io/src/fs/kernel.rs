@@ -1,0 +1,413 @@
+//! The real file system, call by call.
+
+use std::ffi::OsString;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{
+    self as calls, AtFlags, CWD, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RawDir, RenameFlags, Statx,
+    StatxFlags,
+};
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use super::{Identity, Kind, Space, Stat};
+use crate::backend::close::close;
+use crate::op::Errno;
+
+/// Bytes of folder entries that are asked for at once.
+const ENTRIES_BYTES: usize = 32 << 10;
+
+/// Opens a path; the descriptor does not pass to programs that are started. `mode` is for a file that is created.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn open(path: &Path, flags: OFlags, mode: u32) -> Result<OwnedFd, Errno> {
+    if flags.intersects(OFlags::CREATE | OFlags::TMPFILE.difference(OFlags::DIRECTORY)) {
+        step("create", || path.to_path_buf())?;
+    }
+    repeat(|| calls::open(path, flags | OFlags::CLOEXEC, Mode::from_raw_mode(mode)))
+}
+
+/// A new file in a folder, readable and writable by its owner, without a name.
+///
+/// # Errors
+/// `OPNOTSUPP`, `ISDIR` or `NOENT` where the file system or kernel has no such files, or the kernel's other refusals.
+pub fn open_unnamed(folder: &Path) -> Result<OwnedFd, Errno> {
+    open(folder, OFlags::TMPFILE | OFlags::RDWR, 0o600)
+}
+
+/// A second, independent open file description of the same file.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn reopen(file: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
+    open(&descriptor_path(file), flags, 0)
+}
+
+/// Gives an open file without a name the name `path`, which must be free.
+///
+/// # Errors
+/// `EXIST` where it is taken, or the kernel's other refusals.
+pub fn link(file: BorrowedFd<'_>, path: &Path) -> Result<(), Errno> {
+    step("link", || path.to_path_buf())?;
+    calls::linkat(CWD, descriptor_path(file), CWD, path, AtFlags::SYMLINK_FOLLOW)
+}
+
+/// Gives a file a second name, which must be free.
+///
+/// # Errors
+/// `EXIST` where it is taken; `PERM` or `OPNOTSUPP` where files have one name each.
+pub fn link_path(from: &Path, to: &Path) -> Result<(), Errno> {
+    step("link", || to.to_path_buf())?;
+    calls::link(from, to)
+}
+
+/// The name under which the kernel knows an open file.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn resolved_path(file: BorrowedFd<'_>) -> Result<PathBuf, Errno> {
+    let name = calls::readlink(descriptor_path(file), Vec::new())?;
+    Ok(OsString::from_vec(name.into_bytes()).into())
+}
+
+/// A new file in memory, without a name in any folder.
+///
+/// # Errors
+/// The kernel's refusal, as where a filter of a container has no such call.
+pub fn open_in_memory(name: &str) -> Result<OwnedFd, Errno> {
+    calls::memfd_create(name, calls::MemfdFlags::CLOEXEC)
+}
+
+/// What a path is called without `.`, `..` and links.
+///
+/// # Errors
+/// The kernel's refusal, as where there is nothing of that name.
+pub fn real_path(path: &Path) -> Result<PathBuf, Errno> {
+    std::fs::canonicalize(path).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+}
+
+/// Gives a file another name, and takes that name from whatever has it.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn rename(from: &Path, to: &Path) -> Result<(), Errno> {
+    step("rename", || to.to_path_buf())?;
+    calls::rename(from, to)
+}
+
+/// Gives a file another name, which must be free.
+///
+/// # Errors
+/// `EXIST` where it is taken; `INVAL` or `NOSYS` where the file system or kernel has no such call.
+pub fn rename_new(from: &Path, to: &Path) -> Result<(), Errno> {
+    step("rename", || to.to_path_buf())?;
+    calls::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)
+}
+
+/// Removes a name of what is no folder.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn unlink(path: &Path) -> Result<(), Errno> {
+    step("unlink", || path.to_path_buf())?;
+    calls::unlink(path)
+}
+
+/// Makes a folder.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn make_folder(path: &Path, mode: u32) -> Result<(), Errno> {
+    step("make", || path.to_path_buf())?;
+    calls::mkdir(path, Mode::from_raw_mode(mode))
+}
+
+/// Removes an empty folder.
+///
+/// # Errors
+/// `NOTEMPTY` where it is not, or the kernel's other refusals.
+pub fn remove_folder(path: &Path) -> Result<(), Errno> {
+    step("remove", || path.to_path_buf())?;
+    calls::rmdir(path)
+}
+
+/// The names in a folder, without `.` and `..`, in no particular order.
+///
+/// # Errors
+/// The kernel's refusal, also that of the closing: the names may then be incomplete.
+pub fn entries(folder: &Path) -> Result<Vec<OsString>, Errno> {
+    let opened = open(folder, OFlags::RDONLY | OFlags::DIRECTORY, 0)?;
+    let mut buffer = vec![MaybeUninit::uninit(); ENTRIES_BYTES];
+    let mut names = Vec::new();
+    let mut listing = RawDir::new(opened.as_fd(), &mut buffer);
+    while let Some(entry) = listing.next() {
+        let entry = match entry {
+            Err(Errno::INTR) => continue,
+            entry => entry?,
+        };
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            names.push(std::ffi::OsStr::from_bytes(name).to_os_string());
+        }
+    }
+    close(opened)?;
+    Ok(names)
+}
+
+/// What a path leads to.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn stat(path: &Path) -> Result<Stat, Errno> {
+    described(CWD, path, AtFlags::empty())
+}
+
+/// What a path is, without following a link at its end.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn stat_link(path: &Path) -> Result<Stat, Errno> {
+    described(CWD, path, AtFlags::SYMLINK_NOFOLLOW)
+}
+
+/// What is open.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn stat_of(file: BorrowedFd<'_>) -> Result<Stat, Errno> {
+    described(file, Path::new(""), AtFlags::EMPTY_PATH)
+}
+
+/// Takes the lock of an open file (`flock`), after waiting for whoever has it.
+///
+/// # Errors
+/// The kernel's refusal, as where the file system has no locks.
+pub fn lock(file: BorrowedFd<'_>) -> Result<(), Errno> {
+    repeat(|| calls::flock(file, FlockOperation::LockExclusive))
+}
+
+/// The same without waiting: whether it was free.
+///
+/// # Errors
+/// As [`lock`].
+pub fn try_lock(file: BorrowedFd<'_>) -> Result<bool, Errno> {
+    match repeat(|| calls::flock(file, FlockOperation::NonBlockingLockExclusive)) {
+        Ok(()) => Ok(true),
+        Err(Errno::AGAIN) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Gives the lock back, also for those who have a duplicate of the descriptor.
+///
+/// # Errors
+/// As [`lock`].
+pub fn unlock(file: BorrowedFd<'_>) -> Result<(), Errno> {
+    repeat(|| calls::flock(file, FlockOperation::Unlock))
+}
+
+/// Sets the permission bits.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn set_mode(file: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
+    step("mode", || resolved_path(file).unwrap_or_default())?;
+    calls::fchmod(file, Mode::from_raw_mode(mode))
+}
+
+/// Makes a file that long, whatever it was.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn truncate(file: BorrowedFd<'_>, bytes: u64) -> Result<(), Errno> {
+    step("truncate", || resolved_path(file).unwrap_or_default())?;
+    repeat(|| calls::ftruncate(file, bytes))
+}
+
+/// Allocates a range, and extends the file to its end.
+///
+/// # Errors
+/// `OPNOTSUPP`, `NOSYS` or `INVAL` where the file system cannot; `NOSPC`; or the kernel's other refusals.
+pub fn allocate(file: BorrowedFd<'_>, offset: u64, bytes: u64) -> Result<(), Errno> {
+    calls::fallocate(file, FallocateFlags::empty(), offset, bytes)
+}
+
+/// Waits until a file or a folder is on the disk.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn sync(file: BorrowedFd<'_>) -> Result<(), Errno> {
+    step("sync", || resolved_path(file).unwrap_or_default())?;
+    repeat(|| calls::fsync(file))
+}
+
+/// Room of the file system of an open file.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn space(file: BorrowedFd<'_>) -> Result<Space, Errno> {
+    let stat = calls::fstatvfs(file)?;
+    Ok(Space { free_bytes: stat.f_bavail.saturating_mul(stat.f_frsize), block_bytes: stat.f_bsize })
+}
+
+/// The number that says which kind of file system an open file is in.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn file_system(file: BorrowedFd<'_>) -> Result<u32, Errno> {
+    Ok(calls::fstatfs(file)?.f_type as u32)
+}
+
+/// How a descriptor was opened.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn open_flags(file: BorrowedFd<'_>) -> Result<OFlags, Errno> {
+    calls::fcntl_getfl(file)
+}
+
+/// Changes how a descriptor is open.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn set_open_flags(file: BorrowedFd<'_>, flags: OFlags) -> Result<(), Errno> {
+    calls::fcntl_setfl(file, flags)
+}
+
+/// Reads a few bytes of metadata.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn read_at(file: BorrowedFd<'_>, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> {
+    repeat(|| rustix::io::pread(file, &mut *bytes, offset))
+}
+
+/// Writes a few bytes of metadata; how many it took.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn write_at(file: BorrowedFd<'_>, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
+    step("write", || resolved_path(file).unwrap_or_default())?;
+    repeat(|| rustix::io::pwrite(file, bytes, offset))
+}
+
+/// Has the kernel copy bytes between two files, each with an offset; how many it copied.
+///
+/// # Errors
+/// The kernel's refusal; many file systems cannot.
+pub fn copy_between(
+    (source, mut source_offset): (BorrowedFd<'_>, u64),
+    (target, mut target_offset): (BorrowedFd<'_>, u64),
+    bytes: usize,
+) -> Result<usize, Errno> {
+    calls::copy_file_range(source, Some(&mut source_offset), target, Some(&mut target_offset), bytes)
+}
+
+/// Bits that nobody can guess, for names.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn random_bits() -> Result<u128, Errno> {
+    let mut bytes = [0; 16];
+    let mut done = 0;
+    while done < bytes.len() {
+        done += repeat(|| getrandom(&mut bytes[done..], GetRandomFlags::empty()))?;
+    }
+    Ok(u128::from_ne_bytes(bytes))
+}
+
+#[cfg(test)]
+use super::crash::step;
+
+/// Tests stop a process here.
+#[cfg(not(test))]
+#[inline]
+#[expect(clippy::unnecessary_wraps, reason = "in tests it fails")]
+fn step(_what: &str, _path: impl FnOnce() -> PathBuf) -> Result<(), Errno> {
+    Ok(())
+}
+
+fn repeat<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            answer => return answer,
+        }
+    }
+}
+
+fn descriptor_path(file: BorrowedFd<'_>) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+fn described(at: BorrowedFd<'_>, path: &Path, flags: AtFlags) -> Result<Stat, Errno> {
+    let mask = StatxFlags::BASIC_STATS | StatxFlags::BTIME | StatxFlags::DIOALIGN;
+    match calls::statx(at, path, flags, mask) {
+        Ok(found) => Ok(of_statx(&found)),
+        // Old kernels have no such call, and filters of containers refuse it.
+        Err(Errno::NOSYS | Errno::PERM) if flags.contains(AtFlags::EMPTY_PATH) => by_fstat(at),
+        Err(Errno::NOSYS | Errno::PERM) => calls::statat(at, path, flags).map(of_stat),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// The older way to ask, which knows no time of creation and no alignment.
+pub(super) fn by_fstat(file: BorrowedFd<'_>) -> Result<Stat, Errno> {
+    calls::fstat(file).map(of_stat)
+}
+
+fn of_statx(found: &Statx) -> Stat {
+    let mask = StatxFlags::from_bits_retain(found.stx_mask);
+    let born = found.stx_btime;
+    let nanoseconds = |seconds: i64, rest: u32| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
+    Stat {
+        kind: kind(FileType::from_raw_mode(found.stx_mode.into())),
+        identity: Identity {
+            device: rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor),
+            inode: found.stx_ino,
+        },
+        bytes: found.stx_size,
+        links: found.stx_nlink.into(),
+        mode: u32::from(found.stx_mode) & 0o7777,
+        user: found.stx_uid,
+        modified_ns: nanoseconds(found.stx_mtime.tv_sec, found.stx_mtime.tv_nsec),
+        born_ns: mask
+            .contains(StatxFlags::BTIME)
+            .then(|| u64::try_from(nanoseconds(born.tv_sec, born.tv_nsec)).ok())
+            .flatten(),
+        direct_alignment: mask
+            .contains(StatxFlags::DIOALIGN)
+            .then_some((found.stx_dio_mem_align, found.stx_dio_offset_align)),
+    }
+}
+
+#[allow(clippy::unnecessary_cast, clippy::cast_lossless, reason = "the fields differ between processors")]
+fn of_stat(found: calls::Stat) -> Stat {
+    Stat {
+        kind: kind(FileType::from_raw_mode(found.st_mode)),
+        identity: Identity { device: found.st_dev as u64, inode: found.st_ino as u64 },
+        bytes: found.st_size as u64,
+        links: found.st_nlink as u64,
+        mode: found.st_mode as u32 & 0o7777,
+        user: found.st_uid,
+        modified_ns: i128::from(found.st_mtime as i64) * 1_000_000_000 + i128::from(found.st_mtime_nsec as i64),
+        born_ns: None,
+        direct_alignment: None,
+    }
+}
+
+fn kind(found: FileType) -> Kind {
+    match found {
+        FileType::RegularFile => Kind::File,
+        FileType::Directory => Kind::Folder,
+        FileType::Symlink => Kind::Link,
+        FileType::BlockDevice => Kind::BlockDevice,
+        FileType::CharacterDevice => Kind::CharacterDevice,
+        FileType::Fifo => Kind::Pipe,
+        FileType::Socket => Kind::Socket,
+        _ => Kind::Unknown,
+    }
+}

@@ -1,0 +1,263 @@
+//! Names and metadata of the file system: the one place that asks the kernel for them.
+//!
+//! Every other module of this crate, and the crates above it, open, create, rename, link, remove, lock and describe files
+//! through these functions. They decide nothing: policy is the callers'. The bytes of tensors do not pass here, they go
+//! through a [`backend`](crate::backend). `kernel` is the real file system; a test world can stand in for it, because
+//! nothing else knows how a name becomes a file.
+//!
+//! Calls return the kernel's [`Errno`]; callers add the path and what they were doing. Interrupted calls are repeated here.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::op::Errno;
+
+#[cfg(not(simulated))]
+mod kernel;
+#[cfg(simulated)]
+pub mod simulated;
+mod system;
+
+#[cfg(not(simulated))]
+use kernel as world;
+#[cfg(simulated)]
+use simulated as world;
+
+pub use rustix::fs::OFlags;
+pub use system::{system_text, umask, user};
+pub use world::{
+    allocate, copy_between, entries, file_system, link, link_path, lock, make_folder, open, open_flags, open_in_memory,
+    open_unnamed, random_bits, read_at, real_path, remove_folder, rename, rename_new, reopen, resolved_path, set_mode,
+    set_open_flags, space, stat, stat_link, stat_of, sync, truncate, try_lock, unlink, unlock, write_at,
+};
+
+/// What a name refers to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Kind {
+    /// A regular file.
+    File,
+    /// A folder.
+    Folder,
+    /// A symbolic link, where it was not followed.
+    Link,
+    /// A block device.
+    BlockDevice,
+    /// A character device.
+    CharacterDevice,
+    /// A named pipe.
+    Pipe,
+    /// A socket.
+    Socket,
+    /// Anything else.
+    Unknown,
+}
+
+impl Kind {
+    /// With its article, for errors.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::File => "a regular file",
+            Self::Folder => "a folder",
+            Self::Link => "a symbolic link",
+            Self::BlockDevice => "a block device",
+            Self::CharacterDevice => "a character device",
+            Self::Pipe => "a pipe",
+            Self::Socket => "a socket",
+            Self::Unknown => "no regular file",
+        }
+    }
+}
+
+/// Which file it is: no two files have the same identity while both exist.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Identity {
+    /// The file system.
+    pub device: u64,
+    /// The file in it.
+    pub inode: u64,
+}
+
+/// What the kernel knows of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stat {
+    /// What it is.
+    pub kind: Kind,
+    /// Which one it is.
+    pub identity: Identity,
+    /// Its length.
+    pub bytes: u64,
+    /// How many names it has.
+    pub links: u64,
+    /// Permission bits, with setuid, setgid and sticky.
+    pub mode: u32,
+    /// Who owns it.
+    pub user: u32,
+    /// When its bytes last changed, in nanoseconds since 1970.
+    pub modified_ns: i128,
+    /// When it was created, in nanoseconds since 1970, where the file system keeps that.
+    pub born_ns: Option<u64>,
+    /// Alignment of memory and of offsets for direct I/O, in bytes, where the kernel tells. Zeros: there is none.
+    pub direct_alignment: Option<(u32, u32)>,
+}
+
+/// How much room a file system has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Space {
+    /// Bytes that an ordinary user may still take.
+    pub free_bytes: u64,
+    /// Bytes of a block.
+    pub block_bytes: u64,
+}
+
+/// Whether a name exists; a link that leads nowhere does not.
+///
+/// # Errors
+/// Any refusal other than "no such file": a name that may not be looked at is not one that is free.
+pub fn exists(path: &Path) -> Result<bool, Errno> {
+    match stat(path) {
+        Ok(_) => Ok(true),
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Whether the path leads to a folder.
+#[must_use]
+pub fn is_folder(path: &Path) -> bool {
+    stat(path).is_ok_and(|stat| stat.kind == Kind::Folder)
+}
+
+/// Makes a folder and those above it that are missing.
+///
+/// # Errors
+/// The kernel's refusal; `EXIST` where the name is taken by something else.
+pub fn make_folders(path: &Path) -> Result<(), Errno> {
+    match make_folder(path, 0o777) {
+        Ok(()) => Ok(()),
+        Err(Errno::EXIST) if is_folder(path) => Ok(()),
+        Err(Errno::NOENT) => {
+            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).ok_or(Errno::NOENT)?;
+            make_folders(parent)?;
+            match make_folder(path, 0o777) {
+                Err(Errno::EXIST) if is_folder(path) => Ok(()),
+                made => made,
+            }
+        }
+        Err(errno) => Err(errno),
+    }
+}
+
+/// The folder of a path, `.` for a bare name.
+#[must_use]
+pub fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        Some(_) => Path::new("."),
+        None => path,
+    }
+}
+
+/// Opens a folder, to sync it.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn open_folder(folder: &Path) -> Result<OwnedFd, Errno> {
+    open(folder, OFlags::RDONLY | OFlags::DIRECTORY, 0)
+}
+
+/// Waits until the names in a folder are on the disk.
+///
+/// # Errors
+/// The kernel's refusal, with the path.
+pub fn sync_folder(folder: &Path) -> Result<()> {
+    let synced = open_folder(folder).and_then(|folder| {
+        use std::os::fd::AsFd as _;
+        sync(folder.as_fd())
+    });
+    synced.map_err(|errno| Error::os("sync folder", errno).at_path(folder))
+}
+
+/// All bytes of a small regular file, such as a manifest. Anything else is refused at once: a pipe is not waited for, a
+/// device is not read.
+///
+/// # Errors
+/// `InvalidInput` for what is no regular file, or has more than `bytes_max` bytes; the kernel's refusal. All name the path.
+pub fn read_small(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
+    let refused = |errno| Error::os("read", errno).at_path(path);
+    let file = open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY, 0).map_err(refused)?;
+    read_small_of(&file, path, bytes_max)
+}
+
+/// As [`read_small`], of a file that is open; `path` is for errors.
+///
+/// # Errors
+/// As [`read_small`].
+pub fn read_small_of(file: &OwnedFd, path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
+    use std::os::fd::AsFd as _;
+    let refused = |errno| Error::os("read", errno).at_path(path);
+    let odd = |detail: String| Error::new(ErrorKind::InvalidInput, "read", detail).at_path(path);
+    let stat = stat_of(file.as_fd()).map_err(refused)?;
+    match stat.kind {
+        Kind::File => {}
+        Kind::Folder => return Err(refused(Errno::ISDIR)),
+        other => return Err(odd(format!("it is {}, where a regular file is expected", other.name()))),
+    }
+    let too_long = |bytes: u64| odd(format!("it has {bytes} bytes; this kind of file has {bytes_max} at the most"));
+    if stat.bytes > bytes_max {
+        return Err(too_long(stat.bytes));
+    }
+    // Files of /proc say that they have no bytes, and a file may grow meanwhile: the bound is on what is read.
+    let mut bytes = Vec::new();
+    let mut done = 0;
+    grown(&mut bytes, stat.bytes as usize + 1).map_err(refused)?;
+    loop {
+        match read_at(file.as_fd(), &mut bytes[done..], done as u64).map_err(refused)? {
+            0 => break,
+            count => done += count,
+        }
+        if done as u64 > bytes_max {
+            return Err(too_long(done as u64));
+        }
+        if done == bytes.len() {
+            let most = usize::try_from(bytes_max).unwrap_or(usize::MAX).saturating_add(1);
+            grown(&mut bytes, (done * 2).min(most)).map_err(refused)?;
+        }
+    }
+    bytes.truncate(done);
+    Ok(bytes)
+}
+
+/// Makes a vector that long, if there is memory.
+fn grown(bytes: &mut Vec<u8>, len: usize) -> Result<(), Errno> {
+    bytes.try_reserve_exact(len.saturating_sub(bytes.len())).map_err(|_| Errno::NOMEM)?;
+    bytes.resize(len, 0);
+    Ok(())
+}
+
+/// Writes all of `bytes` from the start of an open file.
+///
+/// # Errors
+/// The kernel's refusal; `NOSPC` where it takes nothing more.
+pub fn write_all(file: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match write_at(file, &bytes[done..], done as u64)? {
+            0 => return Err(Errno::NOSPC),
+            count => done += count,
+        }
+    }
+    Ok(())
+}
+
+/// What a path is called without `.`, `..` and links, or the path itself where that cannot be found out.
+#[must_use]
+pub fn real_path_or(path: &Path) -> PathBuf {
+    real_path(path).unwrap_or_else(|_| path.to_path_buf())
+}
+
+#[cfg(test)]
+pub(crate) mod crash;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,86 @@
+//! Names as messages and tables show them: nothing in them moves a terminal's cursor, and no byte is lost.
+//!
+//! Names of files and tensors come from whoever made them. A control character in one could clear a screen or forge a line,
+//! and a letter that reverses the text after it could hide the end of a name.
+
+use std::fmt::{self, Display, Formatter, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use serde::Serializer;
+
+/// A name, with escapes for bytes that are no UTF-8 and for characters that are not seen.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown<'a>(&'a [u8]);
+
+/// The name of a file.
+#[must_use]
+pub fn path(path: &Path) -> Shown<'_> {
+    Shown(path.as_os_str().as_bytes())
+}
+
+/// Any other name.
+#[must_use]
+pub const fn text(text: &str) -> Shown<'_> {
+    Shown(text.as_bytes())
+}
+
+/// A path as JSON has it: as it is, or with escapes where it is no UTF-8.
+///
+/// # Errors
+/// The serializer's.
+pub fn serialize<S: Serializer>(named: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    match named.to_str() {
+        Some(text) => serializer.serialize_str(text),
+        None => serializer.collect_str(&path(named)),
+    }
+}
+
+/// Several paths, each as [`serialize`] has it.
+///
+/// # Errors
+/// The serializer's.
+pub fn serialize_all<S: Serializer>(named: &[PathBuf], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(named.iter().map(|one| one.to_str().map_or_else(|| path(one).to_string(), str::to_owned)))
+}
+
+/// Whether a character acts on a terminal, or on the order of the letters around it.
+#[must_use]
+pub const fn acts(character: char) -> bool {
+    matches!(character, '\0'..='\x1f' | '\x7f'..='\u{9f}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+impl Display for Shown<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        for chunk in self.0.utf8_chunks() {
+            for character in chunk.valid().chars() {
+                if acts(character) {
+                    write!(f, "{}", character.escape_default())?;
+                } else {
+                    f.write_char(character)?;
+                }
+            }
+            chunk.invalid().iter().try_for_each(|byte| write!(f, "\\x{byte:02x}"))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use super::*;
+
+    #[test]
+    fn nothing_acts_and_nothing_is_lost() {
+        let shown = |bytes: &[u8]| path(Path::new(OsStr::from_bytes(bytes))).to_string();
+        assert_eq!(shown("/data/modèle 1.pt".as_bytes()), "/data/modèle 1.pt");
+        assert_eq!(shown(b"a\x1b[2Jb\r\n\x7f\t"), r"a\u{1b}[2Jb\r\n\u{7f}\t");
+        assert_eq!(shown(b"\xff\xfe.pt"), r"\xff\xfe.pt");
+        assert_ne!(shown(b"\xff"), shown(b"\xfe"));
+        // One byte of a control sequence in Latin-1, its UTF-8, and letters that turn text around.
+        assert_eq!(shown(b"\x9b2J"), r"\x9b2J");
+        assert_eq!(text("\u{9b}2J \u{202e}tp.a\u{2069}\u{2028}").to_string(), r"\u{9b}2J \u{202e}tp.a\u{2069}\u{2028}");
+    }
+}

@@ -1,0 +1,180 @@
+//! A folder that appears under its name when all is in it, and that leaves nothing behind otherwise.
+//!
+//! Its name is private and proves what it is, as that of a [`Temporary`](super::Temporary) does. Each file that goes into it
+//! is written down before it is made. What is left of a killed process is removed by that list: a file that somebody else
+//! put there stays, and the folder with it.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Component, Path, PathBuf};
+
+use super::temporary::{self, Proof, unlink_if};
+use crate::error::{Error, ErrorKind, Result};
+use crate::fs::{self, Identity, Kind, OFlags};
+use crate::op::Errno;
+
+/// The list, in the folder.
+const CONTENTS: &str = ".deepnvme-contents";
+/// Largest list that is read.
+const CONTENTS_BYTES_MAX: u64 = 64 << 20;
+
+/// A new folder under a private name; dropped before [`commit`](Self::commit), it goes with what was put into it.
+#[derive(Debug)]
+pub struct PrivateFolder {
+    target: PathBuf,
+    path: PathBuf,
+    identity: Identity,
+    folder: OwnedFd,
+    contents: OwnedFd,
+    contents_bytes: u64,
+    is_kept: bool,
+    process: u32,
+}
+
+impl PrivateFolder {
+    /// Makes one beside `target`, whose name it will get, after removing what killed processes have left of others.
+    ///
+    /// # Errors
+    /// The refusal of the folder above, with the path.
+    pub fn new(target: &Path) -> Result<Self> {
+        const OPERATION: &str = "make a folder";
+        let target = std::path::absolute(target).map_err(|error| Error::from_io(OPERATION, &error).at_path(target))?;
+        let refused = |errno| Error::os(OPERATION, errno).at_path(&target);
+        if target.file_name().is_none() {
+            return Err(Error::new(ErrorKind::InvalidInput, OPERATION, "the path names no folder").at_path(target));
+        }
+        remove_stale_folders(&target);
+        let (path, folder, identity) = temporary::private_folder(&target).map_err(refused)?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        let contents = fs::open(&path.join(CONTENTS), flags, 0o600);
+        let contents = contents.map_err(|errno| {
+            let _ = fs::remove_folder(&path);
+            refused(errno)
+        })?;
+        let process = std::process::id();
+        Ok(Self { target, path, identity, folder, contents, contents_bytes: 0, is_kept: false, process })
+    }
+
+    /// Its name for now.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes down that a file, or a folder in the folder, will be made under this relative path; the whole path.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a path that leads out of the folder; the kernel's refusal.
+    pub fn add(&mut self, name: &Path) -> Result<PathBuf> {
+        if !is_inside(name) {
+            let detail = "a file of a new folder lies in it; name it relative to the folder";
+            return Err(Error::new(ErrorKind::InvalidInput, "add to a folder", detail).at_path(name));
+        }
+        let mut line = name.as_os_str().as_bytes().to_vec();
+        line.push(0);
+        let mut done = 0;
+        let refused = |errno| Error::os("add to a folder", errno).at_path(&self.path);
+        while done < line.len() {
+            let at = self.contents_bytes + done as u64;
+            match fs::write_at(self.contents.as_fd(), &line[done..], at).map_err(refused)? {
+                0 => return Err(refused(Errno::NOSPC)),
+                count => done += count,
+            }
+        }
+        fs::sync(self.contents.as_fd()).map_err(refused)?;
+        self.contents_bytes += line.len() as u64;
+        Ok(self.path.join(name))
+    }
+
+    /// Gives the folder its name, which nothing but an empty folder may have. The caller has synced the files in it.
+    ///
+    /// # Errors
+    /// The refusal of the file system: then the folder is gone, unless only a sync after the renaming failed.
+    pub fn commit(mut self) -> Result<()> {
+        let refused = |errno| Error::os("rename", errno).at_path(&self.target);
+        fs::sync_folder(&self.path)?;
+        fs::set_mode(self.folder.as_fd(), 0o777 & !fs::umask()).map_err(refused)?;
+        // An empty folder may have the name already; any other one stays, and is what the renaming finds.
+        let _ = fs::remove_folder(&self.target);
+        match fs::rename_new(&self.path, &self.target) {
+            // Folders have no second names. A folder is never renamed over one that has something in it.
+            Err(Errno::INVAL | Errno::NOSYS) => fs::rename(&self.path, &self.target),
+            renamed => renamed,
+        }
+        .map_err(refused)?;
+        self.is_kept = true;
+        // Not before the name is on the disk: until then this list is what finds the files again.
+        fs::sync_folder(fs::folder_of(&self.target))?;
+        let unlisted = fs::unlink(&self.target.join(CONTENTS));
+        unlisted.map_err(|errno| Error::os("remove", errno).at_path(&self.target))?;
+        fs::sync_folder(&self.target)
+    }
+}
+
+impl Drop for PrivateFolder {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
+        if !self.is_kept && fs::stat_link(&self.path).is_ok_and(|stat| stat.identity == self.identity) {
+            empty(&self.path, &self.contents);
+        }
+        let _ = fs::unlock(self.folder.as_fd());
+    }
+}
+
+/// Removes what killed processes have left of new folders of that name: the files that each lists, and then the folder, if
+/// nothing else is in it.
+pub fn remove_stale_folders(target: &Path) {
+    for Proof { path, file, .. } in temporary::stale_of(target, Kind::Folder) {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        match fs::open(&path.join(CONTENTS), flags, 0) {
+            Ok(contents) => empty(&path, &contents),
+            // Killed before it had a list, or after the list was removed with all of it.
+            Err(_) => drop(fs::remove_folder(&path)),
+        }
+        drop(file);
+    }
+}
+
+/// Removes what is listed, the list and the folder.
+fn empty(folder: &Path, contents: &OwnedFd) {
+    let Ok(stat) = fs::stat_of(contents.as_fd()) else { return };
+    if stat.kind != Kind::File || stat.user != fs::user() {
+        return;
+    }
+    let list = folder.join(CONTENTS);
+    let Ok(text) = fs::read_small_of(contents, &list, CONTENTS_BYTES_MAX) else { return };
+    // The last line may be half of one.
+    let whole = text.iter().rposition(|byte| *byte == 0).map_or(&[][..], |end| &text[..end]);
+    for name in whole.split(|byte| *byte == 0).rev() {
+        let name = PathBuf::from(std::ffi::OsString::from_vec(name.to_vec()));
+        if !is_inside(&name) {
+            continue;
+        }
+        let path = folder.join(name);
+        temporary::remove_stale(&path);
+        match fs::stat_link(&path) {
+            Ok(stat) if stat.kind == Kind::Folder => drop(fs::remove_folder(&path)),
+            Ok(stat) => drop(unlink_if(&path, stat.identity)),
+            Err(_) => {}
+        }
+    }
+    // While anything is left, also on the disk, the list of it stays.
+    let is_empty = fs::entries(folder).is_ok_and(|names| names.iter().all(|name| name == CONTENTS));
+    if is_empty && fs::sync_folder(folder).is_ok() {
+        unlink_if(&list, stat.identity);
+        let _ = fs::remove_folder(folder);
+    }
+}
+
+fn is_inside(name: &Path) -> bool {
+    let mut components = name.components().peekable();
+    components.peek().is_some()
+        && components.all(|it| matches!(it, Component::Normal(_)))
+        && name != Path::new(CONTENTS)
+        && !name.as_os_str().as_bytes().contains(&0)
+}
+
+#[cfg(test)]
+mod tests;

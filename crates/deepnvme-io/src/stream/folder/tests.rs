@@ -1,0 +1,90 @@
+//! Folders that appear as a whole, and what is left of those that do not.
+
+use super::*;
+use crate::fs::crash;
+
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn make(target: &Path) -> Result<()> {
+    let mut folder = PrivateFolder::new(target)?;
+    std::fs::write(folder.add(Path::new("one"))?, "1").unwrap();
+    fs::make_folder(&folder.add(Path::new("sub"))?, 0o700).map_err(|errno| Error::os("make", errno))?;
+    std::fs::write(folder.add(Path::new("sub/two"))?, "2").unwrap();
+    folder.commit()
+}
+
+#[test]
+fn a_folder_appears_as_a_whole() {
+    let above = tempfile::tempdir().unwrap();
+    let target = above.path().join("model");
+    make(&target).unwrap();
+    assert_eq!((names(above.path()), names(&target)), (vec!["model".into()], vec!["one".into(), "sub".into()]));
+    assert!(make(&target).is_err(), "the name is taken");
+    assert_eq!(names(above.path()), ["model"]);
+    let empty = above.path().join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    make(&empty).unwrap();
+}
+
+#[test]
+fn a_process_that_stops_at_any_step_leaves_nothing_that_the_next_one_does_not_remove() {
+    let mut steps = 0;
+    loop {
+        let above = tempfile::tempdir().unwrap();
+        let target = above.path().join("model");
+        let (made, log) = crash::after(steps, || make(&target));
+        if target.exists() {
+            assert_eq!(std::fs::read(target.join("sub/two")).unwrap(), b"2", "after {log:?}");
+        } else {
+            make(&target).unwrap_or_else(|error| panic!("after {log:?}: {error}"));
+            // One that was killed before its name proved anything is empty, and stays.
+            let left: Vec<_> = names(above.path()).into_iter().filter(|name| !name.contains("-new-")).collect();
+            assert_eq!(left, ["model"], "after {log:?}");
+        }
+        if made.is_ok() && log.len() < steps {
+            break;
+        }
+        steps += 1;
+    }
+    assert!(steps > 10);
+}
+
+#[test]
+fn what_somebody_put_into_a_stale_folder_stays() {
+    let above = tempfile::tempdir().unwrap();
+    let target = above.path().join("model");
+    let mut folder = PrivateFolder::new(&target).unwrap();
+    let (own, foreign) = (folder.add(Path::new("own")).unwrap(), folder.path().join("foreign"));
+    std::fs::write(&own, "own").unwrap();
+    std::fs::write(&foreign, "foreign").unwrap();
+    fs::unlock(folder.folder.as_fd()).unwrap();
+    let private = folder.path().to_path_buf();
+    std::mem::forget(folder);
+    // Names like those of private folders, of other folders.
+    let planted = above.path().join(".model.deepnvme-tmp-12-0-0123456789abcdef");
+    std::fs::create_dir(&planted).unwrap();
+    std::fs::write(planted.join(CONTENTS), "x\0").unwrap();
+    std::fs::write(planted.join("x"), "x").unwrap();
+    remove_stale_folders(&target);
+    assert!(!own.exists() && planted.join("x").exists());
+    assert_eq!(std::fs::read(&foreign).unwrap(), b"foreign");
+    std::fs::remove_file(foreign).unwrap();
+    remove_stale_folders(&target);
+    assert!(!private.exists());
+}
+
+#[test]
+fn names_that_lead_out_are_refused() {
+    let above = tempfile::tempdir().unwrap();
+    let mut folder = PrivateFolder::new(&above.path().join("model")).unwrap();
+    for name in ["", "..", "../x", "/etc/passwd", "a/../../b", CONTENTS] {
+        assert_eq!(folder.add(Path::new(name)).unwrap_err().kind(), ErrorKind::InvalidInput, "{name}");
+    }
+    drop(folder);
+    assert!(names(above.path()).is_empty());
+}

@@ -1,0 +1,680 @@
+//! Replacing several files that one index lists, at once: the parts of a stripe set, the shards of a model.
+//!
+//! The members of each save have names of their own, with a token that nobody can guess. The moment of change is the
+//! replacement of the index.
+//!
+//! ```text
+//! begin    the members are made without names; an intent (a temporary of the index) lists their names and which files
+//!          they are, and is on the disk before the first of them gets its name
+//! write    the caller fills the members
+//! commit   lock the index; a new temporary holds its text; rename; sync; the old members go, and the intent
+//! retire   lock the index; a temporary lists its members; the index goes; sync; the members go, and the list
+//! ```
+//!
+//! Each list of the members is locked until the members are gone, or the index lists them. Whoever can lock one, and then
+//! reads the index, knows which of them are in use.
+//!
+//! Nothing is found by searching a folder. A member is removed only if this object made it, if an intent lists it that
+//! proves to be one ([`Temporary`]), or if the index recorded it as its own: the record states which file the index is, so
+//! that a copy of an index, or one from elsewhere, owns nothing. Both state which file each member is: a file that somebody
+//! makes of a name that has become free again is not that one. Members in the index's own folder are recorded by their
+//! names: the folder may be moved, or be seen from a container under another path.
+
+use std::collections::{BTreeSet, HashSet};
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::ser::Formatter;
+use serde_json::{Map, Value};
+
+use super::temporary::{self, Temporary, unlink_if};
+use crate::error::{Error, ErrorKind, Result};
+use crate::fs::{self, Identity, Kind, OFlags, Stat};
+use crate::op::Errno;
+use crate::sync::{Instant, thread};
+
+/// Largest index that is read.
+const INDEX_BYTES_MAX: u64 = 256 << 20;
+/// How long a commit waits for another one of the same set.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(60);
+const LOCK_STEP: Duration = Duration::from_millis(2);
+/// Times that an index may change between being opened and being locked.
+const RACES_MAX: usize = 1000;
+const INTENT: &str = "deepnvme-intent";
+/// Digits of a token.
+const TOKEN_DIGITS: usize = 32;
+
+/// How a member's name begins and ends; the token of the save goes between.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Member {
+    /// The folder, and the beginning of the name.
+    pub before: PathBuf,
+    /// The end of the name.
+    pub after: OsString,
+}
+
+/// The files that will be members, and which files they are.
+#[derive(Serialize, Deserialize, Default, Debug)]
+struct Intent {
+    format: String,
+    version: u32,
+    members: Vec<Intended>,
+}
+
+/// A member that will have this name. Without the file, only its temporaries are told: they prove what they are.
+type Intended = (PathBuf, Option<String>);
+
+/// What an index records of the files that are its own.
+#[derive(Serialize, Deserialize, Default, Debug)]
+struct Record {
+    /// Which file this index is.
+    index: String,
+    /// In the names of all members.
+    token: String,
+    members: Vec<(PathBuf, String)>,
+    /// Members of the index that this one replaced. They are removed, unless that failed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    replaces: Vec<(PathBuf, String)>,
+}
+
+/// New files of a set, and its new index; they vanish unless committed.
+#[derive(Debug)]
+pub struct SetReplacement {
+    index: PathBuf,
+    record_at: Vec<String>,
+    token: String,
+    /// The names of all.
+    paths: Vec<PathBuf>,
+    /// Which file each is, of those that have their names.
+    marks: Vec<String>,
+    /// Lists the members until the index does. `None` once that has happened.
+    intent: Option<Temporary>,
+    process: u32,
+}
+
+impl SetReplacement {
+    /// Removes what killed saves of the same set have left, and makes the new members, empty. `record_at` says where in the
+    /// index, which is a JSON object, the record of its own files goes: the keys to follow.
+    ///
+    /// # Errors
+    /// The refusal of a folder, with the path; as [`Replacement::new`](super::Replacement::new) for the index.
+    pub fn begin(index: &Path, members: &[Member], record_at: &[&str]) -> Result<Self> {
+        let index = temporary::resolve(index)?;
+        let record_at: Vec<String> = record_at.iter().map(|key| (*key).to_owned()).collect();
+        clean_up(&index, &record_at);
+        let random = fs::random_bits().map_err(|errno| Error::os("getrandom", errno))?;
+        let token = format!("{random:0TOKEN_DIGITS$x}");
+        let paths = members.iter().map(|member| member_path(member, &token)).collect::<Result<Vec<_>>>()?;
+        let mut new = Self::unlisted(&index, &record_at, &token, &paths);
+        match new.make_unnamed() {
+            // Neither every file system nor every kernel has files without names, and links to them need /proc.
+            Err(error) if !is_full(&error) => {}
+            made => return made.map(|()| new),
+        }
+        drop(new);
+        let mut new = Self::unlisted(&index, &record_at, &token, &paths);
+        new.make_private()?;
+        Ok(new)
+    }
+
+    fn unlisted(index: &Path, record_at: &[String], token: &str, paths: &[PathBuf]) -> Self {
+        Self {
+            index: index.to_path_buf(),
+            record_at: record_at.to_vec(),
+            token: token.to_owned(),
+            paths: paths.to_vec(),
+            marks: Vec::with_capacity(paths.len()),
+            intent: None,
+            process: std::process::id(),
+        }
+    }
+
+    /// Makes the members. A file without a name goes with this process: what matters of it is listed before it has one.
+    fn make_unnamed(&mut self) -> Result<()> {
+        let unnamed = |path: &PathBuf| match fs::open_unnamed(fs::folder_of(path)) {
+            Ok(file) => Ok(Unplaced::Unnamed(file)),
+            Err(errno) => Err(Error::os("open for writing", errno).at_path(path)),
+        };
+        let made = self.paths.iter().map(unnamed).collect::<Result<Vec<_>>>()?;
+        self.place(made)
+    }
+
+    /// The same with files that have private names first, which prove what they are. A list of the names that they will
+    /// have leads to them.
+    fn make_private(&mut self) -> Result<()> {
+        self.list(self.paths.iter().map(|path| (path.clone(), None)).collect())?;
+        let made = self.paths.iter().map(|path| Temporary::new(path).map(Unplaced::Private));
+        let made = made.collect::<Result<Vec<_>>>()?;
+        self.place(made)
+    }
+
+    /// Lists the members, then gives them their names.
+    fn place(&mut self, made: Vec<Unplaced>) -> Result<()> {
+        let refused = |errno, path: &Path| Error::os("open for writing", errno).at_path(path);
+        let mut marks = Vec::with_capacity(made.len());
+        for (new, path) in made.iter().zip(&self.paths) {
+            marks.push(mark(&fs::stat_of(new.file()).map_err(|errno| refused(errno, path))?));
+        }
+        self.list(self.paths.iter().cloned().zip(marks.iter().cloned().map(Some)).collect())?;
+        for ((new, path), mark) in made.into_iter().zip(&self.paths).zip(marks) {
+            // It may have its name although the call failed.
+            self.marks.push(mark);
+            new.place(path).map_err(|errno| refused(errno, path))?;
+        }
+        Ok(())
+    }
+
+    /// Writes down what will be made; that is on the disk when this returns.
+    fn list(&mut self, members: Vec<Intended>) -> Result<()> {
+        let members = members.into_iter().map(|(path, mark)| (recorded(&path, &self.index), mark)).collect();
+        let intent = Intent { format: INTENT.into(), version: 1, members };
+        let text = serde_json::to_vec(&intent).map_err(|error| not_text(&self.index, &error))?;
+        let written = Temporary::new(&self.index)?;
+        written.fill(&text).map_err(|error| error.at_path(&self.index))?;
+        fs::sync_folder(fs::folder_of(&self.index))?;
+        self.intent = Some(written);
+        Ok(())
+    }
+
+    /// The index that will be replaced.
+    #[must_use]
+    pub fn index(&self) -> &Path {
+        &self.index
+    }
+
+    /// The new members, in their order: files that are there and empty, to be written to. One that is replaced instead is
+    /// committed like the others, but if this save is not, nobody removes it.
+    pub fn members(&self) -> impl Iterator<Item = &Path> {
+        self.paths.iter().map(PathBuf::as_path)
+    }
+
+    /// Makes the change: the index becomes this JSON object, with the record of its own files added. The caller has synced
+    /// the members' bytes as far as they must last; their names, and the index, are on the disk when this returns. Then the
+    /// members of the old index are removed, as far as that one recorded them as its own. The others are the answer: the old
+    /// index listed them, and they stay.
+    ///
+    /// # Errors
+    /// The refusal of the file system; `Busy` where another commit of the set holds the index for longer than a minute. The
+    /// old set is what it was, unless only the last sync was refused.
+    pub fn commit(self, index: Value) -> Result<Vec<PathBuf>> {
+        self.commit_with(index, false, Ok)
+    }
+
+    fn commit_with(
+        mut self,
+        mut index: Value,
+        is_one_line: bool,
+        finish: impl Fn(String) -> Result<String>,
+    ) -> Result<Vec<PathBuf>> {
+        let folder = fs::folder_of(&self.index).to_path_buf();
+        let mode = temporary::mode_of(&self.index).map_err(|errno| self.refused(errno))?;
+        let mut folders = HashSet::new();
+        let mut members = Vec::with_capacity(self.paths.len());
+        let mut identities = HashSet::new();
+        for path in &self.paths {
+            let stat = settle_member(path, mode)?;
+            members.push((recorded(path, &self.index), mark(&stat)));
+            identities.insert(stat.identity);
+            if folders.insert(fs::folder_of(path)) {
+                fs::sync_folder(fs::folder_of(path))?;
+            }
+        }
+        // An unlocked list of the members is taken for one that a killed save left: all stay locked until the change is made.
+        let mut tried = Vec::new();
+        for _ in 0..RACES_MAX {
+            let Some(current) = lock_current(&self.index)? else { continue };
+            let old = current.as_ref().map(|file| Owned::of(&file.0, &self.index, &self.record_at));
+            let old = old.transpose()?.flatten().unwrap_or_default();
+            let mut written = Temporary::new(&self.index)?;
+            let record = Record {
+                index: mark(&fs::stat_of(written.file()).map_err(|errno| self.refused(errno))?),
+                token: self.token.clone(),
+                members: members.clone(),
+                replaces: old.replaced_by(&self.index),
+            };
+            put(&mut index, &self.record_at, &record).map_err(|error| error.at_path(&self.index))?;
+            let text = render(&index, is_one_line).map_err(|error| not_text(&self.index, &error))?;
+            let text = finish(text).map_err(|error| error.at_path(&self.index))?;
+            written.fill(text.as_bytes()).map_err(|error| error.at_path(&self.index))?;
+            fs::set_mode(written.file(), mode).map_err(|errno| self.refused(errno))?;
+            let renamed = match &current {
+                Some(_) => written.rename(&self.index),
+                None => written.rename_new(&self.index),
+            };
+            match renamed {
+                Err(Errno::EXIST) => {
+                    tried.push(written);
+                    continue;
+                }
+                renamed => renamed.map_err(|errno| self.refused(errno))?,
+            }
+            let intent = self.intent.take();
+            // Before the names of the old members go, also where less was asked for: they may lie on other disks, which
+            // may lose less than this one.
+            let synced = fs::sync_folder(&folder);
+            match synced {
+                Ok(()) => self.remove_old(&old, &identities),
+                // The old index may come back: then this still lists the members.
+                Err(_) => intent.into_iter().for_each(Temporary::leave),
+            }
+            return synced.map(|()| old.foreign);
+        }
+        Err(Error::new(ErrorKind::Busy, "replace", "the index was replaced again and again meanwhile; save again")
+            .at_path(&self.index))
+    }
+
+    /// The same with an index that is text so far; one of a single line stays one. `finish` has the last word on the text
+    /// with the record in it: it may put in a checksum.
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit); `InvalidInput` for what is no JSON; what `finish` says.
+    pub fn commit_text(self, index: &str, finish: impl Fn(String) -> Result<String>) -> Result<Vec<PathBuf>> {
+        match serde_json::from_str(index) {
+            Ok(value) => self.commit_with(value, !index.trim_end().contains('\n'), finish),
+            Err(error) => Err(Error::invalid(format!("the index is no JSON: {error}")).at_path(&self.index)),
+        }
+    }
+
+    fn remove_old(&self, old: &Owned, new: &HashSet<Identity>) {
+        old.remove(new);
+        if !old.foreign.is_empty() {
+            tracing::warn!(
+                index = %self.index.display(),
+                files = ?old.foreign,
+                "the index that was replaced listed files that it did not record as its own; they are left alone"
+            );
+        }
+    }
+
+    fn refused(&self, errno: Errno) -> Error {
+        Error::os("replace", errno).at_path(&self.index)
+    }
+}
+
+impl Drop for SetReplacement {
+    fn drop(&mut self) {
+        if self.intent.is_some() && self.process == std::process::id() {
+            // The members before the list of them, also on the disk. A list of what could not be removed stays for the next
+            // save of the set.
+            let marks = self.marks.iter().map(Some).chain(std::iter::repeat(None));
+            let listed = self.paths.iter().zip(marks).map(|(path, mark)| (path.as_path(), mark.map(String::as_str)));
+            let is_gone = remove_listed(listed, &HashSet::new());
+            if let Some(intent) = self.intent.take_if(|_| !is_gone) {
+                intent.leave();
+            }
+        }
+    }
+}
+
+/// A new member that has no name yet, or a private one.
+enum Unplaced {
+    Unnamed(OwnedFd),
+    Private(Temporary),
+}
+
+impl Unplaced {
+    fn file(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unnamed(file) => file.as_fd(),
+            Self::Private(file) => file.file(),
+        }
+    }
+
+    /// Gives it its name, which is free.
+    fn place(self, path: &Path) -> Result<(), Errno> {
+        match self {
+            Self::Unnamed(file) => fs::link(file.as_fd(), path),
+            Self::Private(mut file) => file.rename_new(path),
+        }
+    }
+}
+
+fn is_full(error: &Error) -> bool {
+    [Errno::NOSPC, Errno::DQUOT].iter().any(|errno| error.errno() == Some(errno.raw_os_error()))
+}
+
+/// A member as it will stay: its permissions, and which file it is.
+fn settle_member(path: &Path, mode: u32) -> Result<Stat> {
+    let refused = |errno| Error::os("open for writing", errno).at_path(path);
+    let file = fs::open(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0).map_err(refused)?;
+    let stat = fs::stat_of(file.as_fd()).map_err(refused)?;
+    if stat.kind != Kind::File {
+        let detail = format!("somebody has put {} in its place; save again", stat.kind.name());
+        return Err(Error::new(ErrorKind::Io, "replace", detail).at_path(path));
+    }
+    fs::set_mode(file.as_fd(), mode).map_err(refused)?;
+    Ok(stat)
+}
+
+/// The index that is there, locked; `Some(None)`: there is none; `None`: it changed meanwhile.
+fn lock_current(index: &Path) -> Result<Option<Option<Locked>>> {
+    let refused = |errno| Error::os("replace", errno).at_path(index);
+    let file = match fs::open(index, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0) {
+        Err(Errno::NOENT) => return Ok(Some(None)),
+        file => file.map_err(refused)?,
+    };
+    let file = Locked(file);
+    let began = Instant::now();
+    // Without locks the later of two commits wins, and leaves the members of the other.
+    while fs::try_lock(file.0.as_fd()) == Ok(false) {
+        if began.elapsed() > LOCK_WAIT_MAX {
+            let detail = "another process is replacing this set, and does not finish; end it, or wait for it";
+            return Err(Error::new(ErrorKind::Busy, "replace", detail).at_path(index));
+        }
+        thread::sleep(LOCK_STEP);
+    }
+    let identity = fs::stat_of(file.0.as_fd()).map_err(refused)?.identity;
+    Ok(fs::stat_link(index).is_ok_and(|stat| stat.identity == identity).then_some(Some(file)))
+}
+
+/// An index that is locked. A child of a fork has the same lock: it is given back, not left to the closing.
+struct Locked(OwnedFd);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        let _ = fs::unlock(self.0.as_fd());
+    }
+}
+
+/// Removes a stripe set: the manifest, after the files that it recorded as its own. One that records none stays.
+pub fn remove_set(manifest: &Path) {
+    remove_owned(manifest, &[crate::stripe::RECORD_KEY.to_owned()]);
+}
+
+/// Removes a set of a folder that is to go: what killed saves have left of it, the files that its index recorded as its own,
+/// and the index. An index that records none stays.
+pub fn remove_whole_set(index: &Path, record_at: &[&str]) {
+    let record_at: Vec<String> = record_at.iter().map(|key| (*key).to_owned()).collect();
+    clean_up(index, &record_at);
+    remove_owned(index, &record_at);
+}
+
+fn remove_owned(manifest: &Path, record_at: &[String]) {
+    let Ok(file) = fs::open(manifest, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0) else { return };
+    let Ok(stat) = fs::stat_of(file.as_fd()) else { return };
+    let file = Locked(file);
+    if fs::try_lock(file.0.as_fd()) != Ok(false) {
+        let Ok(Some(owned)) = Owned::of(&file.0, manifest, record_at) else { return };
+        // The manifest last, also on the disk: it is what lists the others.
+        if !owned.members.is_empty() && owned.remove(&HashSet::new()) && sync_folders_of(owned.paths()) {
+            unlink_if(manifest, stat.identity);
+        }
+    }
+}
+
+/// The files that an index owns, as it is there now.
+#[derive(Default)]
+struct Owned {
+    members: Vec<(PathBuf, String)>,
+    replaced: Vec<(PathBuf, String)>,
+    /// What it lists beside those.
+    foreign: Vec<PathBuf>,
+}
+
+impl Owned {
+    /// `None` for an index that is damaged, or no index at all: it may list anything.
+    fn of(index: &OwnedFd, path: &Path, record_at: &[String]) -> Result<Option<Self>> {
+        let stat = fs::stat_of(index.as_fd()).map_err(|errno| Error::os("read", errno).at_path(path))?;
+        let Some(value) = read(index, path)? else { return Ok(None) };
+        let listed = listed(&value, path);
+        let record = take(&value, record_at).and_then(|record| Record::deserialize(record).ok());
+        // Somebody else's index, a copy, and one that came over a network own nothing here.
+        let Some(record) = record.filter(|record| record.index == mark(&stat) && stat.user == fs::user()) else {
+            return Ok(Some(Self { foreign: listed, ..Self::default() }));
+        };
+        let has_token =
+            |(path, _): &(PathBuf, String)| is_token(&record.token) && contains(name_of(path), &record.token);
+        let members: Vec<_> = placed(record.members, path).into_iter().filter(has_token).collect();
+        let own: HashSet<&Path> = members.iter().map(|(path, _)| path.as_path()).collect();
+        let foreign = listed.into_iter().filter(|path| !own.contains(path.as_path())).collect();
+        let replaced = placed(record.replaces, path);
+        Ok(Some(Self { members, replaced, foreign }))
+    }
+
+    /// What the index that takes the place of this one records: all that goes with this one, and what should have gone
+    /// before.
+    fn replaced_by(&self, index: &Path) -> Vec<(PathBuf, String)> {
+        let all = self.members.iter().cloned().chain(lingering(&self.replaced));
+        all.map(|(path, stated)| (recorded(&path, index), stated)).collect()
+    }
+
+    fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.members.iter().map(|(path, _)| path.as_path())
+    }
+
+    /// Removes the members, but none of the files in `kept`; whether all are gone, or somebody else's.
+    fn remove(&self, kept: &HashSet<Identity>) -> bool {
+        let mut are_gone = true;
+        for (path, stated) in &self.members {
+            match fs::stat_link(path) {
+                Ok(stat) if stat.kind == Kind::File && mark(&stat) == *stated && !kept.contains(&stat.identity) => {
+                    let file = temporary::held(path);
+                    are_gone &= unlink_if(path, stat.identity);
+                    temporary::release(file);
+                }
+                Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => {}
+                Err(_) => are_gone = false,
+            }
+        }
+        are_gone
+    }
+}
+
+/// Removes what saves of this set have left that were killed: members that an intent lists, and those that the index says
+/// it replaced.
+fn clean_up(index: &Path, record_at: &[String]) {
+    // The lists before the index: from now on nothing that one of these lists comes into use.
+    let lists = temporary::stale_of(index, Kind::File);
+    let current = fs::open(index, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0);
+    let owned = match &current {
+        Ok(current) => Owned::of(current, index, record_at).ok().flatten(),
+        Err(Errno::NOENT) => Some(Owned::default()),
+        Err(_) => None,
+    };
+    // Without it nobody can tell what is in use.
+    let Some(Owned { members, replaced, foreign }) = owned else { return };
+    let mut live = HashSet::new();
+    for path in members.iter().map(|(path, _)| path).chain(&foreign) {
+        match fs::stat_link(path) {
+            Ok(stat) => drop(live.insert(stat.identity)),
+            Err(Errno::NOENT | Errno::NOTDIR) => {}
+            Err(_) => return,
+        }
+    }
+    let is_there = |path: &Path| !matches!(fs::stat_link(path), Err(Errno::NOENT | Errno::NOTDIR));
+    let left: Vec<_> = replaced.into_iter().filter(|(path, _)| is_there(path)).collect();
+    // Whoever put the index there may have died before it was on the disk: the one before, which a power cut brings back,
+    // may need what this one does not.
+    if (lists.is_empty() && left.is_empty()) || fs::sync_folder(fs::folder_of(index)).is_err() {
+        return;
+    }
+    for stale in lists {
+        // An intent is on the disk before its members are made: one that says nothing has none. After a power cut, the
+        // intent of a set that was committed may be back.
+        let Ok(said) = read(&stale.file, &stale.path) else { continue };
+        let listed = said.map(|value| intended(&value, record_at, index)).unwrap_or_default();
+        // The list goes when what it lists is gone for good.
+        if remove_listed(listed.iter().map(|(path, stated)| (path.as_path(), stated.as_deref())), &live) {
+            stale.remove();
+        }
+    }
+    Owned { members: left, ..Owned::default() }.remove(&live);
+}
+
+/// Removes members that a list names, and their temporaries; whether all are gone for good.
+fn remove_listed<'a>(
+    listed: impl Iterator<Item = (&'a Path, Option<&'a str>)> + Clone,
+    live: &HashSet<Identity>,
+) -> bool {
+    let mut are_gone = true;
+    for (path, stated) in listed.clone() {
+        // A member may not have had its name yet, or may have been about to be replaced itself.
+        are_gone &= temporary::remove_all_stale(path);
+        are_gone &= stated.is_none_or(|stated| remove_member(path, stated, live));
+    }
+    are_gone && sync_folders_of(listed.map(|(path, _)| path))
+}
+
+/// Removes a member that no index lists, if it is the one that was recorded; whether it is gone, or somebody else's.
+fn remove_member(path: &Path, stated: &str, live: &HashSet<Identity>) -> bool {
+    let is_ours = |stat: &Stat| {
+        stat.kind == Kind::File && stat.user == fs::user() && stated == mark(stat) && !live.contains(&stat.identity)
+    };
+    match fs::stat_link(path) {
+        Ok(stat) if is_ours(&stat) => unlink_if(path, stat.identity),
+        Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => true,
+        Err(_) => false,
+    }
+}
+
+/// Those of the files whose removal may not have reached the disk: they are recorded until it has.
+fn lingering(replaced: &[(PathBuf, String)]) -> Vec<(PathBuf, String)> {
+    let is_gone = |path: &Path| matches!(fs::stat_link(path), Err(Errno::NOENT | Errno::NOTDIR));
+    replaced.iter().filter(|(path, _)| !is_gone(path) || !sync_folders_of([path.as_path()])).cloned().collect()
+}
+
+/// Waits until the removal of these names is on the disk; whether it is.
+fn sync_folders_of<'a>(paths: impl IntoIterator<Item = &'a Path>) -> bool {
+    let folders: BTreeSet<&Path> = paths.into_iter().map(fs::folder_of).collect();
+    // In a folder that is gone there is nothing left.
+    folders
+        .into_iter()
+        .all(|folder| fs::sync_folder(folder).map_or_else(|error| error.kind() == ErrorKind::NotFound, |()| true))
+}
+
+/// The members that a stale temporary lists: an intent, or an index that did not get its name.
+fn intended(value: &Value, record_at: &[String], index: &Path) -> Vec<Intended> {
+    if let Some(record) = take(value, record_at).and_then(|record| Record::deserialize(record).ok()) {
+        return placed(record.members, index).into_iter().map(|(path, stated)| (path, Some(stated))).collect();
+    }
+    match Intent::deserialize(value) {
+        Ok(intent) if intent.format == INTENT && intent.version == 1 => {
+            let members = intent.members.into_iter().filter(|(path, _)| has_any_token(path));
+            members.map(|(path, stated)| (fs::folder_of(index).join(path), stated)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// A file as the records of an index name it.
+fn recorded(path: &Path, index: &Path) -> PathBuf {
+    match path.file_name() {
+        Some(name) if fs::folder_of(path) == fs::folder_of(index) => name.into(),
+        _ => path.to_path_buf(),
+    }
+}
+
+/// Where the files are that the records of an index name.
+fn placed(members: Vec<(PathBuf, String)>, index: &Path) -> Vec<(PathBuf, String)> {
+    members.into_iter().map(|(path, stated)| (fs::folder_of(index).join(path), stated)).collect()
+}
+
+/// All files that an index lists, its own or not: a stripe manifest's parts, or the values of a weight map.
+fn listed(index: &Value, path: &Path) -> Vec<PathBuf> {
+    let names = match (index.get("parts"), index.get("weight_map")) {
+        (Some(Value::Array(parts)), _) => parts.iter().filter_map(Value::as_str).collect::<HashSet<_>>(),
+        (_, Some(Value::Object(map))) => map.values().filter_map(Value::as_str).collect(),
+        _ => HashSet::new(),
+    };
+    let mut paths: Vec<PathBuf> = names.into_iter().map(|name| fs::folder_of(path).join(name)).collect();
+    paths.sort();
+    paths
+}
+
+fn member_path(member: &Member, token: &str) -> Result<PathBuf> {
+    let mut name = member.before.clone().into_os_string();
+    name.push(token);
+    name.push(&member.after);
+    let path = PathBuf::from(name);
+    std::path::absolute(&path).map_err(|error| Error::from_io("open for writing", &error).at_path(path))
+}
+
+/// The text of an index: indented, or in one line with spaces, as Python writes it.
+fn render(index: &Value, is_one_line: bool) -> serde_json::Result<String> {
+    if !is_one_line {
+        return Ok(serde_json::to_string_pretty(index)? + "\n");
+    }
+    let mut bytes = Vec::new();
+    index.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, OneLine))?;
+    bytes.push(b'\n');
+    String::from_utf8(bytes).map_err(serde::ser::Error::custom)
+}
+
+struct OneLine;
+
+impl Formatter for OneLine {
+    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, is_first: bool) -> io::Result<()> {
+        writer.write_all(if is_first { b"" } else { b", " })
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, is_first: bool) -> io::Result<()> {
+        writer.write_all(if is_first { b"" } else { b", " })
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b": ")
+    }
+}
+
+/// What an index or an intent says; `None` for what is neither. What cannot be read may say anything: an error.
+fn read(file: &OwnedFd, path: &Path) -> Result<Option<Value>> {
+    match fs::read_small_of(file, path, INDEX_BYTES_MAX) {
+        Ok(text) => Ok(serde_json::from_slice(&text).ok()),
+        Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Which file it is, as records state it. Device numbers change when disks are mounted again.
+fn mark(stat: &Stat) -> String {
+    format!("{:x}-{:x}", stat.identity.inode, stat.born_ns.unwrap_or(0))
+}
+
+fn name_of(path: &Path) -> &[u8] {
+    path.file_name().unwrap_or_default().as_encoded_bytes()
+}
+
+fn contains(name: &[u8], token: &str) -> bool {
+    name.windows(token.len()).any(|part| part == token.as_bytes())
+}
+
+fn is_token(text: &str) -> bool {
+    text.len() == TOKEN_DIGITS && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Whether a name could be of a member at all.
+fn has_any_token(path: &Path) -> bool {
+    let name = name_of(path);
+    name.windows(TOKEN_DIGITS).any(|part| std::str::from_utf8(part).is_ok_and(is_token))
+}
+
+fn take<'a>(value: &'a Value, keys: &[String]) -> Option<&'a Value> {
+    keys.iter().try_fold(value, |value, key| value.get(key))
+}
+
+fn put(value: &mut Value, keys: &[String], record: &Record) -> Result<()> {
+    let odd = || Error::invalid("the index is no JSON object with room for the record of its files");
+    let (last, above) = keys.split_last().ok_or_else(odd)?;
+    let mut object = value.as_object_mut().ok_or_else(odd)?;
+    for key in above {
+        let inner = object.entry(key.clone()).or_insert_with(|| Value::Object(Map::new()));
+        object = inner.as_object_mut().ok_or_else(odd)?;
+    }
+    let record = serde_json::to_value(record).map_err(|error| not_text(Path::new(""), &error))?;
+    object.insert(last.clone(), record);
+    Ok(())
+}
+
+fn not_text(path: &Path, error: &serde_json::Error) -> Error {
+    Error::invalid(format!("the name of a file is not UTF-8: {error}")).at_path(path)
+}
+
+mod retire;
+#[cfg(test)]
+mod tests;
+
+pub use retire::{Retired, retire_set};

@@ -1,0 +1,350 @@
+//! Sets that are replaced, while others do the same, and by processes that stop at any step.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::fs::crash;
+
+const RECORD: [&str; 2] = ["metadata", "files"];
+
+/// A set of two members whose text is its index's "is".
+fn save(index: &Path, text: &str) -> Result<()> {
+    let new = begin(index)?;
+    fill(&new, text);
+    let value = value(&new, text);
+    new.commit(value).map(drop)
+}
+
+fn begin(index: &Path) -> Result<SetReplacement> {
+    let member = |name: &str| Member { before: index.with_file_name(name), after: ".bin".into() };
+    SetReplacement::begin(index, &[member("one-"), member("two-")], &RECORD)
+}
+
+fn fill(new: &SetReplacement, text: &str) {
+    for member in new.members() {
+        std::fs::write(member, text).unwrap();
+    }
+}
+
+fn value(new: &SetReplacement, text: &str) -> Value {
+    let names = new.members().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned());
+    let map: Map<String, Value> = names.enumerate().map(|(at, name)| (at.to_string(), name.into())).collect();
+    serde_json::json!({"is": text, "metadata": {"total_size": 1}, "weight_map": map})
+}
+
+/// What the index says; its members must say the same.
+fn load(index: &Path) -> String {
+    let value: Value = serde_json::from_slice(&std::fs::read(index).unwrap()).unwrap();
+    let text = value["is"].as_str().unwrap().to_owned();
+    let members = value["weight_map"].as_object().unwrap();
+    assert_eq!(members.len(), 2);
+    for name in members.values() {
+        assert_eq!(std::fs::read_to_string(index.with_file_name(name.as_str().unwrap())).unwrap(), text);
+    }
+    text
+}
+
+fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.map(|path| (path.clone(), std::fs::read(&path).unwrap())).collect()
+}
+
+#[test]
+fn a_set_is_replaced_and_nothing_else_is_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let index = folder.path().join("index.json");
+    for text in ["one", "two", "three"] {
+        save(&index, text).unwrap();
+        assert_eq!(load(&index), text);
+        assert_eq!(files(folder.path()).len(), 3);
+    }
+    drop(begin(&index).unwrap());
+    assert_eq!((load(&index), files(folder.path()).len()), ("three".into(), 3));
+}
+
+#[test]
+fn a_process_that_stops_at_any_step_leaves_one_whole_set_and_the_next_save_clears_up() {
+    for has_old in [true, false] {
+        let mut steps = 0;
+        let mut texts = Vec::new();
+        loop {
+            let folder = tempfile::tempdir().unwrap();
+            let index = folder.path().join("index.json");
+            if has_old {
+                save(&index, "old").unwrap();
+            }
+            let (saved, log) = crash::after(steps, || {
+                begin(&index).and_then(|new| {
+                    fill(&new, "new");
+                    let value = value(&new, "new");
+                    new.commit(value)
+                })
+            });
+            if index.exists() {
+                texts.push(load(&index));
+            } else {
+                assert!(!has_old, "after {log:?}");
+            }
+            save(&index, "next").unwrap_or_else(|error| panic!("after {log:?}: {error}"));
+            assert_eq!(load(&index), "next");
+            let left: Vec<_> = files(folder.path()).into_keys().collect();
+            assert_eq!(left.len(), 3, "after {log:?}: {left:?}");
+            if saved.is_ok() && log.len() < steps {
+                break;
+            }
+            steps += 1;
+        }
+        assert!(steps > 15, "{steps}");
+        assert_eq!(texts.last().unwrap(), "new");
+        assert!(!has_old || texts[0] == "old");
+    }
+}
+
+#[test]
+fn old_members_go_only_when_the_new_index_is_on_the_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let index = folder.path().join("index.json");
+    save(&index, "old").unwrap();
+    let old: Vec<PathBuf> = files(folder.path()).into_keys().filter(|path| *path != index).collect();
+    let (saved, log) = crash::after(usize::MAX, || save(&index, "new"));
+    saved.unwrap();
+    let at = |what: String| log.iter().position(|step| *step == what).unwrap_or_else(|| panic!("{what}: {log:?}"));
+    let renamed = at(format!("rename {}", index.display()));
+    let real = std::fs::canonicalize(folder.path()).unwrap();
+    let synced = renamed + log[renamed..].iter().position(|step| *step == format!("sync {}", real.display())).unwrap();
+    for member in old {
+        assert!(at(format!("unlink {}", member.display())) > synced);
+    }
+    // And before the change, that the new members have names.
+    assert!(log[..renamed].iter().filter(|step| **step == format!("sync {}", real.display())).count() >= 2);
+}
+
+#[test]
+fn saves_that_commit_together_leave_one_set_and_no_rest() {
+    let folder = tempfile::tempdir().unwrap();
+    let index = folder.path().join("index.json");
+    for round in 0..30 {
+        std::thread::scope(|scope| {
+            for saver in 0..4 {
+                let index = &index;
+                scope.spawn(move || save(index, &format!("{round}-{saver}")).unwrap());
+            }
+        });
+        assert!(load(&index).starts_with(&format!("{round}-")));
+        assert_eq!(files(folder.path()).len(), 3, "round {round}: {:?}", files(folder.path()).into_keys());
+    }
+}
+
+#[test]
+fn an_index_owns_nothing_that_it_did_not_make() {
+    let folder = tempfile::tempdir().unwrap();
+    let index = folder.path().join("index.json");
+    save(&index, "first").unwrap();
+    // A copy lists the same members, and one that another library wrote lists whatever it likes.
+    let copy = folder.path().join("copy.json");
+    std::fs::copy(&index, &copy).unwrap();
+    let foreign = folder.path().join("foreign.json");
+    let precious = folder.path().join("precious.bin");
+    std::fs::write(&precious, "precious").unwrap();
+    std::fs::write(&foreign, r#"{"metadata": {}, "weight_map": {"a": "precious.bin"}}"#).unwrap();
+    let before = files(folder.path());
+    for index in [&copy, &foreign] {
+        save(index, "second").unwrap();
+        assert_eq!(load(index), "second");
+    }
+    assert_eq!(load(&index), "first");
+    let after = files(folder.path());
+    assert!(before.iter().all(|(path, bytes)| *path == copy || *path == foreign || after.get(path) == Some(bytes)));
+}
+
+#[test]
+fn a_damaged_index_loses_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let index = folder.path().join("index.json");
+    save(&index, "first").unwrap();
+    let mut text = std::fs::read(&index).unwrap();
+    text.truncate(text.len() / 2);
+    std::fs::write(&index, &text).unwrap();
+    let before = files(folder.path());
+    drop(begin(&index).unwrap());
+    assert_eq!(files(folder.path()), before);
+    save(&index, "second").unwrap();
+    let after = files(folder.path());
+    assert!(before.iter().all(|(path, bytes)| *path == index || after.get(path) == Some(bytes)));
+}
+
+#[test]
+fn an_intent_that_somebody_planted_removes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let index = folder.path().join("index.json");
+    let precious = folder.path().join(format!("one-{}.bin", "a".repeat(32)));
+    std::fs::write(&precious, "precious").unwrap();
+    let stated = |path: &PathBuf| mark(&fs::stat(path).unwrap());
+    let member = (precious.clone(), Some(stated(&precious)));
+    let intent = Intent { format: INTENT.into(), version: 1, members: vec![member] };
+    let text = serde_json::to_vec(&intent).unwrap();
+    // Of another inode than it states, and of a file that has no token in its name.
+    std::fs::write(folder.path().join(".index.json.deepnvme-tmp-1-0-0123456789abcdef"), &text).unwrap();
+    drop(begin(&index).unwrap());
+    assert_eq!(std::fs::read(&precious).unwrap(), b"precious");
+    let plain = folder.path().join("plain.bin");
+    std::fs::write(&plain, "plain").unwrap();
+    let own = Temporary::new(&index).unwrap();
+    // The second is another file than the list states, and of the third the list states nothing.
+    let other = (precious.clone(), Some(stated(&plain)));
+    let members = vec![(plain.clone(), Some(stated(&plain))), other, (precious.clone(), None)];
+    own.fill(&serde_json::to_vec(&Intent { members, ..intent }).unwrap()).unwrap();
+    fs::unlock(own.file()).unwrap();
+    let path = own.path().to_path_buf();
+    std::mem::forget(own);
+    drop(begin(&index).unwrap());
+    assert!(plain.exists() && precious.exists() && !path.exists());
+}
+
+#[test]
+fn a_name_that_a_failed_save_gave_back_is_its_next_owners() {
+    let mut steps = 0;
+    let mut kept = 0;
+    loop {
+        let folder = tempfile::tempdir().unwrap();
+        let index = folder.path().join("index.json");
+        save(&index, "old").unwrap();
+        let (listed, log) = crash::after(steps, || begin(&index).map(|new| new.members().map(PathBuf::from).collect()));
+        let names: Vec<PathBuf> = listed.unwrap_or_default();
+        let mine: Vec<PathBuf> = names.into_iter().filter(|path| !path.exists()).collect();
+        for path in &mine {
+            std::fs::write(path, "mine").unwrap();
+        }
+        kept += usize::from(!mine.is_empty() && files(folder.path()).len() > 3 + mine.len());
+        save(&index, "next").unwrap();
+        for path in &mine {
+            assert_eq!(std::fs::read_to_string(path).ok().as_deref(), Some("mine"), "after {log:?}");
+        }
+        assert_eq!(files(folder.path()).len(), 3 + mine.len(), "after {log:?}");
+        if log.len() < steps {
+            break;
+        }
+        steps += 1;
+    }
+    assert!(kept > 0, "no list outlived its members");
+}
+
+#[test]
+fn a_set_whose_folder_was_renamed_still_owns_its_members() {
+    let folder = tempfile::tempdir().unwrap();
+    let (first, then) = (folder.path().join("first"), folder.path().join("then"));
+    std::fs::create_dir(&first).unwrap();
+    save(&first.join("index.json"), "one").unwrap();
+    save(&first.join("index.json"), "two").unwrap();
+    std::fs::rename(&first, &then).unwrap();
+    save(&then.join("index.json"), "three").unwrap();
+    assert_eq!(load(&then.join("index.json")), "three");
+    assert_eq!(files(&then).len(), 3, "{:?}", files(&then).into_keys());
+    // A copy of the folder is made of other files, which nobody has recorded.
+    let copy = folder.path().join("copy");
+    std::fs::create_dir(&copy).unwrap();
+    for (path, bytes) in files(&then) {
+        std::fs::write(copy.join(path.file_name().unwrap()), bytes).unwrap();
+    }
+    remove_whole_set(&copy.join("index.json"), &RECORD);
+    assert_eq!(files(&copy).len(), 3);
+    remove_whole_set(&then.join("index.json"), &RECORD);
+    assert_eq!(files(&then).len(), 0);
+}
+
+#[test]
+fn an_index_of_one_line_stays_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let index = folder.path().join("index.json");
+    let written = |text: &str| {
+        begin(&index).unwrap().commit_text(text, Ok).unwrap();
+        std::fs::read_to_string(&index).unwrap()
+    };
+    let line = written("{\"is\": [1, {\"a\": null}], \"b\": {}}");
+    assert!(line.starts_with("{\"b\": {}, \"is\": [1, {\"a\": null}], \"metadata\": {\"files\": {"), "{line}");
+    assert_eq!(line.lines().count(), 1, "{line}");
+    assert!(written("{\n\"is\": 1\n}\n").contains("\n  \"is\": 1,\n"));
+}
+
+#[test]
+fn a_set_whose_folder_was_moved_is_still_its_own() {
+    let above = tempfile::tempdir().unwrap();
+    let (folder, moved) = (above.path().join("one"), above.path().join("other"));
+    std::fs::create_dir(&folder).unwrap();
+    save(&folder.join("index.json"), "first").unwrap();
+    let killed = begin(&folder.join("index.json")).unwrap();
+    fill(&killed, "killed");
+    fs::unlock(killed.intent.as_ref().unwrap().file()).unwrap();
+    std::mem::forget(killed);
+    std::fs::rename(&folder, &moved).unwrap();
+    let index = moved.join("index.json");
+    save(&index, "second").unwrap();
+    assert_eq!((load(&index), files(&moved).len()), ("second".into(), 3));
+    // No path of this machine is in an index.
+    let text = std::fs::read_to_string(&index).unwrap();
+    assert!(!text.contains(above.path().to_str().unwrap()), "{text}");
+}
+
+#[test]
+fn what_an_index_lists_and_does_not_own_stays_and_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let index = folder.path().join("index.json");
+    let precious = folder.path().join("precious.bin");
+    std::fs::write(&precious, "precious").unwrap();
+    std::fs::write(&index, r#"{"weight_map": {"a": "precious.bin"}}"#).unwrap();
+    assert_eq!(retire_set(&index, &RECORD).unwrap(), Retired::Foreign);
+    let new = begin(&index).unwrap();
+    fill(&new, "new");
+    let value = value(&new, "new");
+    assert_eq!(new.commit(value).unwrap(), [std::fs::canonicalize(&precious).unwrap()]);
+    assert_eq!(std::fs::read(&precious).unwrap(), b"precious");
+}
+
+#[test]
+fn a_set_is_retired_whole_wherever_that_stops() {
+    let mut steps = 0;
+    loop {
+        let folder = tempfile::tempdir().unwrap();
+        let index = folder.path().join("index.json");
+        save(&index, "old").unwrap();
+        let precious = folder.path().join(format!("one-{}.bin", "a".repeat(32)));
+        std::fs::write(&precious, "precious").unwrap();
+        let (retired, log) = crash::after(steps, || retire_set(&index, &RECORD));
+        // While there is an index, its files are there.
+        if index.exists() {
+            assert_eq!(load(&index), "old", "after {log:?}");
+        }
+        let is_over = log.len() < steps;
+        assert!(!is_over || retired.unwrap() == Retired::Removed);
+        assert!([Retired::Removed, Retired::Absent].contains(&retire_set(&index, &RECORD).unwrap()), "after {log:?}");
+        let left: Vec<_> = files(folder.path()).into_keys().collect();
+        assert_eq!(left, [precious], "after {log:?}");
+        if is_over {
+            break;
+        }
+        steps += 1;
+    }
+    assert!(steps > 5, "{steps}");
+}
+
+#[test]
+fn sets_that_are_retired_and_replaced_at_once_are_whole_or_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let index = folder.path().join("index.json");
+    for round in 0..30 {
+        std::thread::scope(|scope| {
+            for saver in 0..2 {
+                let index = &index;
+                scope.spawn(move || save(index, &format!("{round}-{saver}")).unwrap());
+                scope.spawn(move || retire_set(index, &RECORD).unwrap());
+            }
+        });
+        let count = files(folder.path()).len();
+        if index.exists() {
+            assert!(load(&index).starts_with(&format!("{round}-")));
+            assert_eq!(count, 3, "round {round}: {:?}", files(folder.path()).into_keys());
+        } else {
+            assert_eq!(count, 0, "round {round}: {:?}", files(folder.path()).into_keys());
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! What is tried with any bytes, and what must hold of what is accepted: the list of a stripe set, and settings.
+#![allow(dead_code, reason = "every target uses its own")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is a finding")]
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use deepnvme_io::stripe::{Layout, PARTS_MAX, STRIPE_BYTES_MAX, STRIPE_BYTES_MIN};
+use deepnvme_io::{SettingsFile, StripeSet};
+
+/// The list of a stripe set.
+pub(crate) fn stripes(text: &[u8]) {
+    let path = Path::new("/folder/a.stripes.json");
+    let Ok(set) = StripeSet::parse(text, path) else { return };
+    let parts: HashSet<&Path> = set.parts().iter().map(AsRef::as_ref).collect();
+    assert!(parts.len() == set.parts().len() && (1..=PARTS_MAX).contains(&parts.len()));
+    assert!((STRIPE_BYTES_MIN..=STRIPE_BYTES_MAX).contains(&set.stripe_bytes()));
+    let parts = set.parts().len() as u64;
+    let stripe_bytes = if parts == 1 { u64::MAX } else { set.stripe_bytes() };
+    let layout = Layout { parts, stripe_bytes };
+    for offset in [0, 1, stripe_bytes - 1, 1 << 40, (1 << 62) - 1] {
+        let (part, at) = layout.locate(offset);
+        assert!(part < set.parts().len());
+        assert_eq!(layout.logical_end(part, at + 1), offset + 1);
+    }
+}
+
+/// `deepnvme.toml`.
+pub(crate) fn settings(text: &[u8]) {
+    let Ok(settings) = SettingsFile::parse(text, Path::new("deepnvme.toml")) else { return };
+    settings.engine.validate().unwrap();
+    let again = settings.to_toml().unwrap();
+    assert_eq!(SettingsFile::parse(again.as_bytes(), Path::new("again")).unwrap(), settings);
+    for folder in &settings.folders {
+        settings.of(Some(&folder.path), None).validate().unwrap();
+    }
+}

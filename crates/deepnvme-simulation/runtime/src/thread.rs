@@ -1,0 +1,180 @@
+//! Threads that the scheduler of the simulation runs, each in a simulated process.
+
+use std::cell::{Cell, OnceCell};
+use std::io;
+use std::num::NonZero;
+use std::time::Duration;
+
+use shuttle::sync::mpsc;
+pub use shuttle::thread::{JoinHandle, LocalKey, ScopedJoinHandle, Thread, ThreadId, current, park};
+
+use crate::time;
+
+/// Frames of real code need more than shuttle's default.
+pub const STACK_BYTES: usize = 256 << 10;
+
+/// Names a simulated process.
+pub type ProcessId = u32;
+/// Names a simulated machine: the first one, or a copy of it that somebody looks at.
+pub type WorldId = u32;
+
+shuttle::thread_local! {
+    static PROCESS: Cell<ProcessId> = Cell::new(0);
+}
+shuttle::thread_local! {
+    static WORLD: Cell<WorldId> = Cell::new(0);
+}
+
+/// The process that the calling thread belongs to; 0 is the simulation itself.
+#[must_use]
+pub fn process() -> ProcessId {
+    // While a thread ends, its values may have gone: what its destructors do is the simulation's.
+    PROCESS.try_with(Cell::get).unwrap_or(0)
+}
+
+/// Runs `work` as a part of that process.
+pub fn in_process<T>(process: ProcessId, work: impl FnOnce() -> T) -> T {
+    let before = PROCESS.with(|current| current.replace(process));
+    let result = work();
+    PROCESS.with(|current| current.set(before));
+    result
+}
+
+/// The machine that the calling thread runs on.
+#[must_use]
+pub fn world() -> WorldId {
+    WORLD.try_with(Cell::get).unwrap_or(0)
+}
+
+/// Runs `work` on that machine.
+pub fn in_world<T>(world: WorldId, work: impl FnOnce() -> T) -> T {
+    let before = WORLD.with(|current| current.replace(world));
+    let result = work();
+    WORLD.with(|current| current.set(before));
+    result
+}
+
+/// Runs `work` on the machine and in the process that a thread was started from.
+fn inheriting<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
+    let (world, process) = (world(), process());
+    move || in_world(world, || in_process(process, work))
+}
+
+/// As `std::thread::Scope`.
+#[derive(Debug)]
+pub struct Scope<'scope, 'env> {
+    inner: &'scope shuttle::thread::Scope<'scope, 'env>,
+    /// Ends the keeper.
+    keeper: OnceCell<mpsc::Sender<()>>,
+}
+
+/// As `std::thread::scope`. The last thread of `shuttle`'s scope that ends wakes the one that opened it, whatever that waits
+/// for: a keeper is the last.
+pub fn scope<'env, T>(work: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> T) -> T {
+    shuttle::thread::scope(|inner| {
+        let scope = Scope { inner, keeper: OnceCell::new() };
+        work(&scope)
+    })
+}
+
+impl<'scope> Scope<'scope, '_> {
+    /// As `std::thread::Scope::spawn`.
+    pub fn spawn<F, T>(&self, work: F) -> ScopedJoinHandle<'scope, T>
+    where
+        F: FnOnce() -> T + Send + 'scope,
+        T: Send + 'scope,
+    {
+        self.keeper.get_or_init(|| {
+            let (ends, ended) = mpsc::channel();
+            self.inner.spawn(move || {
+                let _ = ended.recv();
+            });
+            ends
+        });
+        self.inner.spawn(inheriting(work))
+    }
+}
+
+/// As `std::thread::spawn`.
+pub fn spawn<F, T>(work: F) -> JoinHandle<T>
+where
+    F: FnOnce() -> T + Send + 'static,
+    T: Send + 'static,
+{
+    shuttle::thread::spawn(inheriting(work))
+}
+
+/// Lets others run first.
+pub fn yield_now() {
+    shuttle::thread::yield_now();
+}
+
+/// Lets time pass, and others run.
+pub fn sleep(duration: Duration) {
+    time::advance(duration);
+    shuttle::thread::yield_now();
+}
+
+/// Two, on every machine.
+///
+/// # Errors
+/// None.
+pub fn available_parallelism() -> io::Result<NonZero<usize>> {
+    Ok(NonZero::<usize>::MIN.saturating_add(1))
+}
+
+/// As `std::thread::Builder`.
+#[derive(Debug, Default)]
+pub struct Builder {
+    name: Option<String>,
+}
+
+impl Builder {
+    /// Of a thread without a name.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Names the thread.
+    #[must_use]
+    pub fn name(mut self, name: String) -> Self {
+        self.name = Some(name);
+        self
+    }
+
+    /// Every simulated thread has the same stack.
+    #[must_use]
+    pub fn stack_size(self, _bytes: usize) -> Self {
+        self
+    }
+
+    /// As `std::thread::Builder::spawn`.
+    ///
+    /// # Errors
+    /// None.
+    pub fn spawn<F, T>(self, work: F) -> io::Result<JoinHandle<T>>
+    where
+        F: FnOnce() -> T + Send + 'static,
+        T: Send + 'static,
+    {
+        let builder = shuttle::thread::Builder::new().name(self.name.unwrap_or_default());
+        builder.spawn(inheriting(work))
+    }
+
+    /// As `std::thread::Builder::spawn_scoped`.
+    ///
+    /// # Errors
+    /// None.
+    pub fn spawn_scoped<'scope, 'env, F, T>(
+        self,
+        scope: &Scope<'scope, 'env>,
+        work: F,
+    ) -> io::Result<ScopedJoinHandle<'scope, T>>
+    where
+        F: FnOnce() -> T + Send + 'scope,
+        T: Send + 'scope,
+    {
+        Ok(scope.spawn(work))
+    }
+}

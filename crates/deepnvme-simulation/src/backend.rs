@@ -1,0 +1,266 @@
+//! The transfers of the code under test: when each takes effect, how, and in which order they come home.
+
+use std::os::fd::AsFd;
+use std::sync::{Arc, PoisonError};
+
+use deepnvme_io::Result;
+use deepnvme_io::backend::inline::InlineBackend;
+use deepnvme_io::backend::{Backend, BackendKind, Wake};
+use deepnvme_io::op::{Completion, Errno, Op, OpKind, Pieces, Submit};
+use deepnvme_simulation_runtime::sync::{Condvar, Mutex};
+use deepnvme_simulation_runtime::thread;
+use deepnvme_testkit::rng::Rng;
+
+use crate::world::World;
+use crate::world::folder::Inode;
+use crate::world::journal::ChangeId;
+
+/// The most calls of `reap` that an op is held back for, unless somebody waits for it.
+const DELAY_REAPS_MAX: u64 = 4;
+
+/// A backend over the files of a world.
+pub struct WorldBackend {
+    world: World,
+    depth: u32,
+    rng: Rng,
+    /// Calls of `reap` so far: the only clock.
+    now_reaps: u64,
+    flights: Vec<Flight>,
+    waker: Arc<Waker>,
+}
+
+struct Flight {
+    /// Its number in the world.
+    number: u64,
+    due_reaps: u64,
+    stage: Stage,
+    /// For a sync: what it promises.
+    promise: Option<(Inode, Vec<ChangeId>, ChangeId)>,
+}
+
+enum Stage {
+    Accepted(Op),
+    /// The file has changed, or the memory has, but the submitter does not know.
+    TookEffect(Completion, Option<(Inode, ChangeId)>),
+}
+
+#[derive(Default)]
+struct Waker {
+    woken: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Wake for Waker {
+    fn wake(&self) {
+        *self.woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+}
+
+impl Waker {
+    fn take(&self) -> bool {
+        std::mem::take(&mut *self.woken.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn wait(&self) {
+        let guard = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = self.changed.wait_while(guard, |woken| !*woken).unwrap_or_else(PoisonError::into_inner);
+        *guard = false;
+    }
+}
+
+impl WorldBackend {
+    /// A queue of that depth.
+    #[must_use]
+    pub fn new(world: &World, depth: u32, rng: Rng) -> Self {
+        Self { world: world.clone(), depth, rng, now_reaps: 0, flights: Vec::new(), waker: Arc::default() }
+    }
+
+    /// Lets the op at `index` change the file or its memory, if it has not yet.
+    fn take_effect(&mut self, index: usize) {
+        let Flight { number, due_reaps, stage, promise } = self.flights.swap_remove(index);
+        let stage = match stage {
+            Stage::Accepted(op) => self.carry(op, promise.as_ref()),
+            done @ Stage::TookEffect(..) => done,
+        };
+        self.flights.push(Flight { number, due_reaps, stage, promise });
+        let last = self.flights.len() - 1;
+        self.flights.swap(index, last);
+    }
+
+    fn carry(&mut self, op: Op, promise: Option<&(Inode, Vec<ChangeId>, ChangeId)>) -> Stage {
+        let fault = self.rng.pick(&[Errno::IO, Errno::INTR, Errno::AGAIN, Errno::NOSPC]);
+        let fault = if op.kind == OpKind::Write || fault != Errno::NOSPC { fault } else { Errno::IO };
+        let fails = self.world.fallible("transfer", &(op.kind, op.offset, op.bytes()), fault).map(drop);
+        if let Err(errno) = fails {
+            return Stage::TookEffect(Completion { op, result: Err(errno) }, None);
+        }
+        if let Some((inode, promised, last)) = promise {
+            let result = self.world.state().tree.sync(*inode, promised, *last).map(|()| 0);
+            return Stage::TookEffect(Completion { op, result }, None);
+        }
+        let (op, result) = self.transfer(op);
+        let change = match (op.kind, result) {
+            (OpKind::Write, Ok(written)) => self.record(&op, written),
+            _ => None,
+        };
+        Stage::TookEffect(Completion { op, result }, change)
+    }
+
+    /// Moves the bytes, or the first of them only.
+    fn transfer(&mut self, mut op: Op) -> (Op, std::result::Result<usize, Errno>) {
+        let bytes = op.bytes();
+        // Direct transfers are cut between sectors.
+        let sectors = bytes / 512;
+        if sectors < 2 || !self.rng.chance(80) {
+            return perform(op);
+        }
+        let kept = self.rng.within(1..sectors as u64) as usize * 512;
+        let (mut short, mut left) = (Pieces::new(), kept);
+        for piece in &op.pieces {
+            let len = piece.len().min(left);
+            if len > 0 {
+                short.push(piece.slice(0..len));
+            }
+            left -= len;
+        }
+        let whole = std::mem::replace(&mut op.pieces, short);
+        let (mut done, result) = perform(op);
+        done.pieces = whole;
+        (done, result)
+    }
+
+    fn record(&self, op: &Op, written: usize) -> Option<(Inode, ChangeId)> {
+        let mut bytes = vec![0; written];
+        let mut at = 0;
+        for piece in &op.pieces {
+            let len = piece.len().min(written - at);
+            if len > 0 {
+                piece.slice(0..len).copy_to_slice(0, &mut bytes[at..at + len]);
+                at += len;
+            }
+        }
+        let mut state = self.world.state();
+        let inode = state.tree.inode_of(op.file.as_fd()).ok()?;
+        let id = state.wrote(inode, op.offset, bytes, false).ok()?;
+        Some((inode, id))
+    }
+
+    /// Hands out the ops that are due, in a random order.
+    fn deliver_due(&mut self, completions: &mut Vec<Completion>) {
+        self.rng.shuffle(&mut self.flights);
+        let mut index = 0;
+        while index < self.flights.len() {
+            if self.flights[index].due_reaps > self.now_reaps {
+                index += 1;
+                continue;
+            }
+            self.take_effect(index);
+            let Flight { number, stage, .. } = self.flights.swap_remove(index);
+            self.come_home(number);
+            if let Stage::TookEffect(completion, change) = stage {
+                if let Some((inode, id)) = change
+                    && let Ok(journal) = self.world.state().tree.journal(inode)
+                {
+                    journal.report(id);
+                }
+                completions.push(completion);
+            }
+        }
+    }
+
+    fn come_home(&self, number: u64) {
+        let mut state = self.world.state();
+        if !state.in_flight.arrive(number) {
+            state.violations.push(format!("transfer {number} came home twice"));
+        }
+    }
+
+    /// Makes the `count` ops that are due next due now.
+    fn hurry(&mut self, count: usize) {
+        self.flights.sort_by_key(|flight| flight.due_reaps);
+        for flight in self.flights.iter_mut().take(count) {
+            flight.due_reaps = self.now_reaps;
+        }
+    }
+}
+
+fn perform(op: Op) -> (Op, std::result::Result<usize, Errno>) {
+    let mut carrier = InlineBackend::default();
+    let mut completions = Vec::with_capacity(1);
+    let Submit::Queued = carrier.submit(op) else { unreachable!("a new carrier has room") };
+    let reaped = carrier.reap(1, &mut completions);
+    match (reaped, completions.pop()) {
+        (Ok(()), Some(Completion { op, result })) => (op, result),
+        _ => unreachable!("what a carrier has taken it has done"),
+    }
+}
+
+impl Backend for WorldBackend {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Simulated
+    }
+
+    fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.flights.len() as u32
+    }
+
+    fn submit(&mut self, op: Op) -> Submit {
+        if self.in_flight() == self.depth {
+            return Submit::Busy(op);
+        }
+        let promise = match op.kind {
+            OpKind::SyncData | OpKind::SyncAll => self.world.state().promise(op.file.as_fd()).ok(),
+            OpKind::Read | OpKind::Write => None,
+        };
+        let due_reaps = self.now_reaps + self.rng.below(DELAY_REAPS_MAX + 1);
+        let number = self.world.state().in_flight.depart();
+        self.flights.push(Flight { number, due_reaps, stage: Stage::Accepted(op), promise });
+        Submit::Queued
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        for index in 0..self.flights.len() {
+            if self.rng.chance(300) {
+                self.take_effect(index);
+            }
+        }
+        Ok(())
+    }
+
+    fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
+        thread::yield_now();
+        self.flush()?;
+        self.now_reaps += 1;
+        let before = completions.len();
+        self.deliver_due(completions);
+        let missing = (min as usize).saturating_sub(completions.len() - before);
+        if missing == 0 || self.waker.take() {
+            return Ok(());
+        }
+        let can_come = missing <= self.flights.len();
+        self.hurry(missing);
+        self.deliver_due(completions);
+        if !can_come {
+            self.waker.wait();
+        }
+        Ok(())
+    }
+
+    fn waker(&self) -> Arc<dyn Wake> {
+        self.waker.clone()
+    }
+}
+
+impl Drop for WorldBackend {
+    /// What nobody has asked for by now never comes home; the world finds that out at the end.
+    fn drop(&mut self) {
+        for index in 0..self.flights.len() {
+            self.take_effect(index);
+        }
+    }
+}

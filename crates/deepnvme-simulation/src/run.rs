@@ -1,0 +1,81 @@
+//! One seed, one execution: what it is about, how it ends.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use deepnvme_io::fs::simulated;
+use deepnvme_io::mem::simulated as memory;
+use deepnvme_simulation_runtime::{thread, time};
+use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
+
+use crate::scenario::{self, Context, FIRST, GLIMPSE, Kind};
+use crate::scheduler::SeededScheduler;
+use crate::world::Setup;
+
+/// Switches of threads after which an execution is taken for one that never ends.
+const SWITCHES_MAX: usize = 1_500_000;
+
+/// How an execution ended.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// What it was about.
+    pub kind: Kind,
+    /// Steps of the code under test.
+    pub steps: u64,
+    /// A number that tells whether two executions did the same.
+    pub trace: u64,
+    /// What was wrong.
+    pub failures: Vec<String>,
+}
+
+/// Executes a seed. `only` has every seed be about the same.
+#[must_use]
+pub fn run(seed: u64, only: Option<Kind>) -> Report {
+    let kind = only.unwrap_or_else(|| scenario::draw(seed));
+    execute(seed, kind, move |report| Context::new(seed, report), move |context| scenario::play(kind, context))
+}
+
+/// Executes what `work` does on a machine that is like `setup`, with that seed for all that is left to chance.
+#[must_use]
+pub fn script(seed: u64, setup: &Setup, work: impl Fn(&Context) + Send + Sync + 'static) -> Report {
+    let setup = setup.clone();
+    execute(seed, Kind::Script, move |report| Context::with(seed, setup.clone(), report), work)
+}
+
+fn execute(
+    seed: u64,
+    kind: Kind,
+    machine: impl Fn(&Arc<Mutex<Report>>) -> Context + Send + Sync + 'static,
+    work: impl Fn(&Context) + Send + Sync + 'static,
+) -> Report {
+    let mut config = Config::new();
+    config.stack_size = thread::STACK_BYTES;
+    config.failure_persistence = FailurePersistence::None;
+    config.max_steps = MaxSteps::FailAfter(SWITCHES_MAX);
+    config.silence_warnings = true;
+    let report = Report { kind, steps: 0, trace: 0, failures: Vec::new() };
+    let shared = Arc::new(Mutex::new(report));
+    let inner = Arc::clone(&shared);
+    let execute = move || {
+        time::reset();
+        fastrand::seed(seed);
+        let context = machine(&inner);
+        context.enter();
+        work(&context);
+        context.finish();
+    };
+    memory::begin();
+    let result = catch_unwind(AssertUnwindSafe(|| Runner::new(SeededScheduler::new(seed), config).run(execute)));
+    simulated::leave(FIRST);
+    simulated::leave(GLIMPSE);
+    let held = memory::held_bytes();
+    let mut report = shared.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    if let Err(panic) = result {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        report.failures.push(text.unwrap_or_else(|| "a panic without a text".into()));
+    } else if held > 0 {
+        report.failures.push(format!("{held} bytes of memory are still held"));
+    }
+    report
+}

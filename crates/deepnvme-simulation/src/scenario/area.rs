@@ -1,0 +1,92 @@
+//! What a stretch of a file may hold, byte by byte, after all that was written to it and answered. Pure.
+
+use std::collections::BTreeMap;
+
+/// A stretch that one thread writes to.
+#[derive(Clone, Debug)]
+pub(super) struct Area {
+    /// What readers find, as far as there is no doubt.
+    shown: Vec<u8>,
+    /// Where there is: all that they may find.
+    doubts: BTreeMap<usize, Vec<u8>>,
+    /// What a power cut cannot take back.
+    durable: Vec<u8>,
+    /// What it may leave instead.
+    at_risk: BTreeMap<usize, Vec<u8>>,
+}
+
+impl Area {
+    /// One that holds this, on the disk.
+    pub(super) fn new(bytes: Vec<u8>) -> Self {
+        Self { shown: bytes.clone(), doubts: BTreeMap::new(), durable: bytes, at_risk: BTreeMap::new() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.shown.len()
+    }
+
+    /// These bytes are on their way there.
+    pub(super) fn begin(&mut self, at: usize, bytes: &[u8]) {
+        for (index, byte) in (at..).zip(bytes) {
+            let shown = self.shown[index];
+            note(self.doubts.entry(index).or_insert_with(|| vec![shown]), *byte);
+            note(self.at_risk.entry(index).or_default(), *byte);
+        }
+    }
+
+    /// They are there.
+    pub(super) fn finish(&mut self, at: usize, bytes: &[u8]) {
+        for (index, byte) in (at..).zip(bytes) {
+            self.shown[index] = *byte;
+            self.doubts.remove(&index);
+        }
+    }
+
+    /// All that was there by then is on the disk.
+    pub(super) fn sync(&mut self) {
+        let Self { shown, doubts, durable, at_risk } = self;
+        at_risk.retain(|index, _| doubts.contains_key(index));
+        for (index, byte) in shown.iter().enumerate().filter(|(index, _)| !at_risk.contains_key(index)) {
+            durable[index] = *byte;
+        }
+    }
+
+    /// Somebody has read this, and nothing is on its way; what is wrong with it. From now on there is no doubt.
+    pub(super) fn settle(&mut self, at: usize, bytes: &[u8]) -> Option<String> {
+        for (index, byte) in (at..).zip(bytes) {
+            if !self.may_show(index, *byte) {
+                return Some(format!("byte {index} is {byte:#04x}, not {:#04x}", self.shown[index]));
+            }
+            self.shown[index] = *byte;
+            self.doubts.remove(&index);
+        }
+        None
+    }
+
+    fn may_show(&self, index: usize, byte: u8) -> bool {
+        self.doubts.get(&index).map_or(self.shown[index] == byte, |doubt| doubt.contains(&byte))
+    }
+
+    /// What is wrong with all of its bytes, after the end of all processes, or a power cut.
+    pub(super) fn judge(&self, bytes: &[u8], after_cut: bool) -> Option<String> {
+        let is_wrong = |(index, byte): &(usize, &u8)| {
+            let may_be_left =
+                self.durable[*index] == **byte || self.at_risk.get(index).is_some_and(|at_risk| at_risk.contains(byte));
+            if after_cut { !may_be_left } else { !self.may_show(*index, **byte) }
+        };
+        let (index, byte) = bytes.iter().enumerate().find(is_wrong)?;
+        let (shown, durable) = (self.shown[index], self.durable[index]);
+        Some(format!("byte {index} is {byte:#04x}; it was {shown:#04x}, and {durable:#04x} on the disk"))
+    }
+
+    /// What readers find, as far as there is no doubt.
+    pub(super) fn shown(&self) -> &[u8] {
+        &self.shown
+    }
+}
+
+fn note(values: &mut Vec<u8>, byte: u8) {
+    if !values.contains(&byte) {
+        values.push(byte);
+    }
+}

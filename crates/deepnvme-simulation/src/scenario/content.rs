@@ -1,0 +1,341 @@
+//! What is saved under a name: plain bytes, or checkpoints by the code that really saves and loads them.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use deepnvme_checkpoint::read::{Reader, Verify, find_set};
+use deepnvme_checkpoint::write::{Record, Save, SaveOptions, Saved, Staging, Tensor};
+use deepnvme_checkpoint::{Error, Progress, Result};
+use deepnvme_format::Dtype;
+use deepnvme_format::pickle::{Emitter, TensorView};
+use deepnvme_format::safetensors::TensorSpec;
+use deepnvme_format::set;
+use deepnvme_format::state::Signs;
+use deepnvme_io::mem::{Region, RegionMut};
+use deepnvme_io::stream::{Member, Replacement, SetReplacement};
+use deepnvme_io::{
+    Access, DirectMode, Durability, Engine, Error as IoError, OpenOptions, Target, TensorFile, WriteExtent,
+    WriteOptions, fs,
+};
+use deepnvme_simulation_runtime::thread;
+use deepnvme_testkit::rng::Rng;
+use serde_json::{Map, json};
+
+use super::payload::{self, Version};
+
+/// Shards of a checkpoint.
+const SHARDS_MAX: usize = 3;
+/// Threads may be switched so often between the start of a save and the moment at which somebody stops it.
+const SWITCHES_MAX: u64 = 200;
+
+/// What is saved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Content {
+    /// Bytes, in one request to the engine.
+    Bytes,
+    /// A torch archive.
+    Archive,
+    /// A safetensors file.
+    Safetensors,
+    /// Several of these, and the index that lists them: what Rust does of `save(max_shard_bytes=...)`.
+    Shards,
+}
+
+/// What was written, and has no name yet.
+pub(super) enum Written {
+    /// One file, or a stripe set; of a checkpoint what it is.
+    One(Replacement, Option<Saved>),
+    /// Shards that are in their places, and the text of their index.
+    Set(SetReplacement, String),
+}
+
+impl Written {
+    /// Gives it its name.
+    pub(super) fn commit(self, durability: Durability) -> Result<()> {
+        Ok(match self {
+            Self::One(one, _) => one.commit(durability == Durability::Full)?,
+            Self::Set(set, index) => set.commit_text(&index, sealed).map(drop)?,
+        })
+    }
+}
+
+fn sealed(text: String) -> Result<String, IoError> {
+    set::seal(&text).map_err(|error| IoError::invalid(error.to_string()))
+}
+
+/// What a name shows.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum Shown {
+    /// There is no such file.
+    Nothing,
+    /// All of that version, and nothing else.
+    Saved(Version),
+    /// Anything else.
+    Foreign(String),
+}
+
+/// One save.
+#[derive(Clone)]
+pub(super) struct Order<'a> {
+    /// By what.
+    pub(super) engine: &'a Arc<Engine>,
+    /// Where to.
+    pub(super) target: &'a Target,
+    /// What: a function of these two.
+    pub(super) seed: u64,
+    pub(super) version: Version,
+    pub(super) durability: Durability,
+    /// Memory that a checkpoint goes through.
+    pub(super) staging: Option<Staging>,
+    /// Whether somebody stops it on its way.
+    pub(super) is_stopped: bool,
+}
+
+impl Content {
+    /// Writes all of it under a private name. One that is stopped may have failed by that.
+    pub(super) fn write(self, order: &Order<'_>) -> Result<Written> {
+        if self == Self::Bytes {
+            return write_bytes(order).map(|replacement| Written::One(replacement, None));
+        }
+        let tensors = tensors(order.seed, order.version);
+        let options = SaveOptions { durability: order.durability, has_sums: true, staging: order.staging.clone() };
+        let progress = Arc::new(Progress::default());
+        let stopper = order.is_stopped.then(|| {
+            let (progress, mut rng) = (Arc::clone(&progress), Rng::keyed(order.seed, &[0x7374_6f70, order.version]));
+            thread::spawn(move || {
+                (0..rng.below(SWITCHES_MAX)).for_each(|_| thread::yield_now());
+                progress.stop();
+            })
+        });
+        let written = if self == Self::Shards {
+            write_shards(order, &tensors, &options, &progress)
+        } else {
+            let save = self.plan(&order.target.path(), &tensors, options);
+            save.and_then(|save| save.write(Arc::clone(order.engine), order.target, progress))
+                .map(|(saved, replacement)| Written::One(replacement, Some(saved)))
+        };
+        if let Some(stopper) = stopper {
+            let _ = stopper.join();
+        }
+        written
+    }
+
+    /// The file that holds these tensors.
+    pub(super) fn plan(self, path: &Path, tensors: &[Vec<u8>], options: SaveOptions) -> Result<Save> {
+        let region = |bytes: &Vec<u8>| payload::holding(bytes).region().into();
+        if self != Self::Archive {
+            let tensors = tensors.iter().enumerate().map(tensor);
+            return Save::safetensors(path, tensors.collect(), Vec::new(), options);
+        }
+        let mut records = vec![
+            Record { name: "data.pkl".into(), bytes: Region::from_vec(pickle(tensors)).into() },
+            Record { name: "byteorder".into(), bytes: Region::from_vec(b"little".to_vec()).into() },
+        ];
+        let record = |(index, bytes): (usize, &Vec<u8>)| Record { name: format!("data/{index}"), bytes: region(bytes) };
+        records.extend(tensors.iter().enumerate().map(record));
+        Save::archive(path, records, options)
+    }
+
+    /// Memory that the state of a version takes, each record of it on pages of its own.
+    pub(super) fn state_bytes(self, seed: u64, version: Version) -> u64 {
+        let records = match self {
+            Self::Bytes => vec![payload::of(seed, version).len()],
+            _ => tensors(seed, version).iter().map(Vec::len).collect(),
+        };
+        // The pickle and the byte order are two more.
+        let pages = records.iter().map(|bytes| (bytes + 64).div_ceil(4096) as u64).sum::<u64>() + 2;
+        pages * 4096
+    }
+
+    /// What a name shows, by a reader that compares all there is to compare.
+    pub(super) fn read(self, engine: &Arc<Engine>, target: &Target, seed: u64) -> Result<Shown> {
+        let target = match target {
+            Target::Stripes(set) => Target::from(set.manifest_path()),
+            path => path.clone(),
+        };
+        fs::stat(&target.path()).map_err(|errno| IoError::os("open", errno).at_path(target.path()))?;
+        if self == Self::Bytes {
+            let bytes = read_bytes(engine, &target)?;
+            let text = || format!("{} bytes that nobody saved", bytes.len());
+            return Ok(payload::recognised(seed, &bytes).map_or_else(|| Shown::Foreign(text()), Shown::Saved));
+        }
+        let found = match self {
+            Self::Shards => load_shards(engine, &target.path())?,
+            _ => load(engine, Reader::open(engine, &target)?)?,
+        };
+        Ok(recognised(seed, &found))
+    }
+}
+
+fn tensor((index, bytes): (usize, &Vec<u8>)) -> Tensor {
+    let spec = TensorSpec { name: format!("t{index}"), dtype: Dtype::U8, shape: vec![bytes.len() as u64] };
+    Tensor { spec, bytes: payload::holding(bytes).region().into() }
+}
+
+/// Each shard into its place, and then the index, which says of each which file it is.
+fn write_shards(
+    order: &Order<'_>,
+    tensors: &[Vec<u8>],
+    options: &SaveOptions,
+    progress: &Arc<Progress>,
+) -> Result<Written> {
+    let index = order.target.path();
+    let count = tensors.len().min(SHARDS_MAX);
+    let name = |number: usize| {
+        let before = format!("model-{:05}-of-{count:05}-", number + 1);
+        Member { before: index.with_file_name(before), after: ".safetensors".into() }
+    };
+    let members: Vec<Member> = (0..count).map(name).collect();
+    let set = SetReplacement::begin(&index, &members, &["metadata", "deepnvme.owned"])?;
+    let (mut weight_map, mut files) = (Map::new(), Map::new());
+    for (number, path) in set.members().enumerate() {
+        let own: Vec<(usize, &Vec<u8>)> = tensors.iter().enumerate().skip(number).step_by(count).collect();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        weight_map.extend(own.iter().map(|(index, _)| (format!("t{index}"), json!(name))));
+        let save = Save::safetensors(path, own.into_iter().map(tensor).collect(), Vec::new(), options.clone())?;
+        let saved = save.write_into(Arc::clone(order.engine), path, Arc::clone(progress))?;
+        files.insert(name, json!({"bytes": saved.bytes, "index_crc64": format!("{:016x}", saved.index_crc64)}));
+    }
+    let metadata = json!({"total_size": 0, (set::CHECKSUM_KEY): set::BLANK, (set::FILES_KEY): files});
+    let text = json!({"metadata": metadata, "weight_map": weight_map}).to_string();
+    Ok(Written::Set(set, text))
+}
+
+/// All tensors of the files that an index lists, each of which is the one that the index means.
+fn load_shards(engine: &Arc<Engine>, index: &Path) -> Result<Vec<(String, Vec<u8>)>> {
+    let found = find_set(index)?;
+    found.check()?;
+    let mut readers = Vec::new();
+    for file in found.files {
+        if file.identity.is_none() {
+            return Err(IoError::invalid("the index does not say which file it means").at_path(index).into());
+        }
+        readers.push(file.open(engine)?);
+    }
+    let mut all = Vec::new();
+    for reader in readers {
+        all.extend(load(engine, reader)?);
+    }
+    Ok(all)
+}
+
+/// The tensors of a version; the first one says which it is. Some are of no bytes, some of several cells.
+pub(super) fn tensors(seed: u64, version: Version) -> Vec<Vec<u8>> {
+    let mut rng = Rng::keyed(seed, &[0x7465_6e73, version]);
+    let mut tensors = vec![version.to_le_bytes().to_vec()];
+    for _ in 0..rng.below(5) {
+        let bytes = match rng.below(8) {
+            0 => 0,
+            1 | 2 => rng.within(1..600),
+            3 => rng.within(1..4) * 4096,
+            4 => rng.within(9000..30_000),
+            _ => rng.within(600..9000),
+        };
+        let mut tensor = vec![0; bytes as usize];
+        rng.fill(&mut tensor);
+        tensors.push(tensor);
+    }
+    tensors
+}
+
+/// What these tensors are, which have their names with them.
+pub(super) fn recognised(seed: u64, found: &[(String, Vec<u8>)]) -> Shown {
+    let named = |index: usize| found.iter().find(|(name, _)| name.trim_start_matches("data/") == index.to_string());
+    let named = |index| named(index).or_else(|| found.iter().find(|(name, _)| *name == format!("t{index}")));
+    let Some(version) = named(0).and_then(|(_, bytes)| bytes.as_slice().try_into().ok().map(Version::from_le_bytes))
+    else {
+        return Shown::Foreign(format!("{} tensors without a version", found.len()));
+    };
+    // Versions are small numbers: a random one would have any number of tensors.
+    let expected = if version < 1 << 20 { tensors(seed, version) } else { Vec::new() };
+    let is_whole = expected.len() == found.len()
+        && expected.iter().enumerate().all(|(index, bytes)| named(index).is_some_and(|(_, found)| found == bytes));
+    if is_whole {
+        Shown::Saved(version)
+    } else {
+        Shown::Foreign(format!("tensors that are not all of version {version}"))
+    }
+}
+
+/// All tensors of a file, compared with their checksums; and then the file with all of its.
+pub(super) fn load(engine: &Arc<Engine>, reader: Reader) -> Result<Vec<(String, Vec<u8>)>> {
+    let mut reader = Arc::new(reader);
+    let loaded = match fill(engine, &reader) {
+        Err(Error::Moved { .. }) => {
+            let wanted: Vec<usize> = (0..reader.extents().len()).collect();
+            if let Some(reader) = Arc::get_mut(&mut reader) {
+                reader.resolve(engine, &wanted)?;
+            }
+            fill(engine, &reader)?
+        }
+        loaded => loaded?,
+    };
+    if let Some(mut reader) = Arc::into_inner(reader) {
+        reader.audit(engine, &Progress::default())?;
+    }
+    Ok(loaded)
+}
+
+fn fill(engine: &Arc<Engine>, reader: &Arc<Reader>) -> Result<Vec<(String, Vec<u8>)>> {
+    let wanted: Vec<usize> = (0..reader.extents().len()).collect();
+    let arenas = reader.arenas(&wanted);
+    let targets: Vec<RegionMut> = arenas.iter().map(|arena| payload::memory(arena.bytes as usize)).collect();
+    let views: Vec<Region> = targets.iter().map(RegionMut::region).collect();
+    let loading = reader.start(engine, arenas.iter().cloned().zip(targets).collect())?;
+    loading.finish(Verify::Full, &Progress::default())?;
+    let mut found: Vec<(String, Vec<u8>)> =
+        reader.extents().iter().map(|extent| (extent.name.clone(), vec![0; extent.bytes as usize])).collect();
+    for (arena, view) in arenas.iter().zip(&views) {
+        for member in &arena.members {
+            view.copy_to_slice(member.at as usize, &mut found[member.extent].1);
+        }
+    }
+    Ok(found)
+}
+
+fn pickle(tensors: &[Vec<u8>]) -> Vec<u8> {
+    let mut pickle = Emitter::default();
+    pickle.raw(b"}(");
+    for (index, bytes) in tensors.iter().enumerate() {
+        let elements = bytes.len() as u64;
+        pickle.text(&format!("t{index}"));
+        pickle.tensor(&TensorView {
+            key: index,
+            dtype: Dtype::U8,
+            storage_elements: elements,
+            offset: 0,
+            shape: &[elements],
+            strides: &[1],
+            requires_grad: false,
+            signs: Signs::default(),
+        });
+    }
+    pickle.raw(b"u");
+    pickle.finish()
+}
+
+fn write_bytes(order: &Order<'_>) -> Result<Replacement> {
+    let replacement = Replacement::new(order.target)?;
+    let file = replacement.open(DirectMode::Preferred)?;
+    let source = payload::holding(&payload::of(order.seed, order.version)).region();
+    let options = WriteOptions { durability: order.durability, extent: WriteExtent::WholeFile };
+    let pending = order.engine.write(&file, 0, source, options)?;
+    if order.is_stopped {
+        pending.cancel();
+    }
+    pending.wait().1?;
+    Ok(replacement)
+}
+
+fn read_bytes(engine: &Arc<Engine>, target: &Target) -> Result<Vec<u8>> {
+    let options = OpenOptions { access: Access::Read, create: false, direct: DirectMode::Preferred };
+    let file = TensorFile::open(target, options)?;
+    let bytes = file.len()? as usize;
+    let (home, result) = engine.read(&file, 0, payload::memory(bytes))?.wait();
+    result?;
+    let mut content = vec![0; bytes];
+    if let Some(home) = home {
+        home.region().copy_to_slice(0, &mut content);
+    }
+    Ok(content)
+}

@@ -1,0 +1,488 @@
+//! Files, and stripe sets, that several threads of several processes replace: each reader sees the old or the new, whole.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use deepnvme_checkpoint::read::find_set;
+use deepnvme_checkpoint::write::{POOL_BYTES_MAX, Staging};
+use deepnvme_checkpoint::{Error, Result};
+use deepnvme_io::mem::simulated as memory;
+use deepnvme_io::{Durability, Engine, ErrorKind, StripeSet, Target, fs};
+use deepnvme_simulation_runtime::thread;
+use deepnvme_testkit::rng::Rng;
+use rustix::io::Errno;
+
+use super::content::{Content, Order, Shown};
+use super::log::Log;
+use super::payload::Version;
+use super::{Context, POOL_BYTES, users};
+use crate::world::folder::Folder;
+use crate::world::tree::Node;
+use crate::world::{OUTSIDE, USERS_FROM};
+
+/// Where it lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Shape {
+    /// One file.
+    Single,
+    /// A file over several disks.
+    Striped,
+    /// One file, by a saver that says more than it does: to see that it is caught.
+    Boastful,
+}
+
+/// One file, and all ways to name it.
+struct Item {
+    ways: Vec<Target>,
+    log: Mutex<Log>,
+}
+
+struct Play {
+    /// The steps of a process at which it may die.
+    steps_max: u64,
+    content: Content,
+    items: Vec<Item>,
+    folders: Vec<PathBuf>,
+    next_version: Mutex<Version>,
+    is_boastful: bool,
+    seed: u64,
+}
+
+impl Item {
+    fn copy(&self) -> Self {
+        Self { ways: self.ways.clone(), log: Mutex::new(lock(&self.log).clone()) }
+    }
+}
+
+impl Play {
+    /// The same with what has happened by now.
+    fn copy(&self) -> Self {
+        Self {
+            steps_max: self.steps_max,
+            content: self.content,
+            items: self.items.iter().map(Item::copy).collect(),
+            folders: self.folders.clone(),
+            next_version: Mutex::new(*self.next_version.lock().unwrap_or_else(PoisonError::into_inner)),
+            is_boastful: self.is_boastful,
+            seed: self.seed,
+        }
+    }
+
+    /// What the last save may have used, with the state itself and the engine's bounce memory.
+    fn memory_bound(&self) -> u64 {
+        let version = *self.next_version.lock().unwrap_or_else(PoisonError::into_inner);
+        POOL_BYTES_MAX + POOL_BYTES + self.content.state_bytes(self.seed, version)
+    }
+
+    /// Memory that the saves of a process share, if they do.
+    fn staging(&self, context: &Context, process: u32) -> Option<Staging> {
+        let mut rng = context.rng(7000 + u64::from(process));
+        if self.content == Content::Bytes || rng.chance(500) {
+            return None;
+        }
+        Staging::new(rng.within(1..100_000)).ok()
+    }
+}
+
+const MODEL: &str = "model.bin";
+const INDEX: &str = "model.safetensors.index.json";
+/// Times that a reader begins again when a set changes under it.
+const READ_ATTEMPTS_MAX: u32 = 50;
+
+/// Checkpoints, by the code that saves and loads them.
+pub(super) fn play_saves(context: &Context) {
+    let mut rng = context.rng(3);
+    let shape = if rng.chance(300) { Shape::Striped } else { Shape::Single };
+    play(context, shape, rng.pick(&[Content::Archive, Content::Safetensors]));
+}
+
+/// The same over several files, which an index lists.
+pub(super) fn play_shards(context: &Context) {
+    play(context, Shape::Single, Content::Shards);
+}
+
+/// Plays it.
+pub(super) fn play(context: &Context, shape: Shape, content: Content) {
+    let mut rng = context.rng(1);
+    let folders = make_folders(context, if shape == Shape::Striped { rng.within(2..4) as usize } else { 1 });
+    let items = match shape {
+        Shape::Single if content == Content::Shards => vec![item(context, &folders[0], INDEX)],
+        Shape::Single | Shape::Boastful => single(context, &folders, &mut rng),
+        Shape::Striped => striped(context, &folders, &mut rng),
+    };
+    let play = Arc::new(Play {
+        steps_max: if content == Content::Bytes { 150 } else { 600 },
+        content,
+        items,
+        folders,
+        next_version: Mutex::new(1),
+        is_boastful: shape == Shape::Boastful,
+        seed: rng.next_u64(),
+    });
+    litter(context, &play, &mut rng);
+    if rng.chance(600) {
+        begin(context, &play);
+    }
+    let processes = rng.within(1..4) as u32;
+    {
+        let mut state = context.world.state();
+        let steps = rng.within(1..play.steps_max * u64::from(processes) + 1);
+        match rng.below(3) {
+            0 => state.setup.power_cut_at = Some(steps),
+            1 => state.setup.killed = Some((1 + rng.below(processes.into()) as u32, rng.within(1..play.steps_max))),
+            _ => {}
+        }
+    }
+    let is_cut = context.world.state().setup.power_cut_at.is_some();
+    let mut running: Vec<_> = (1..=processes).map(|id| writer(context, &play, id)).collect();
+    if rng.chance(600) {
+        running.push(users::mimic(context, play.folders.clone()));
+    }
+    if rng.chance(700) {
+        running.push(reader(context, &play));
+    }
+    if context.rng(4).chance(300) {
+        let play = Arc::clone(&play);
+        context.watch(move || {
+            let seen = Arc::new(play.copy());
+            move |context: &Context, is_cut| aftermath(context, &seen, is_cut)
+        });
+    }
+    context.finish_running(running, is_cut);
+    aftermath(context, &play, is_cut);
+}
+
+/// What is there when all processes have ended, also by a power cut, and what the next ones make of it.
+fn aftermath(context: &Context, play: &Arc<Play>, is_cut: bool) {
+    check(context, play, is_cut, "afterwards");
+    begin_again(context, play);
+    check(context, play, is_cut, "after a save that was given up");
+    recover(context, play);
+    users::check_foreign(context);
+}
+
+/// What is there before anything happens.
+fn begin(context: &Context, play: &Arc<Play>) {
+    let failing = std::mem::take(&mut context.world.state().setup.failing);
+    let first = Arc::clone(play);
+    let process = context.process(400, move |context| {
+        let Ok(engine) = context.engine(99) else { return };
+        for item in 0..first.items.len() {
+            complain(context, save(&first, &engine, item, &Way::default()));
+        }
+    });
+    context.join(vec![process]);
+    context.world.forget_steps();
+    context.world.state().setup.failing = failing;
+}
+
+/// Each on a disk of its own.
+pub(super) fn make_folders(context: &Context, count: usize) -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    let mut state = context.world.state();
+    for disk in 0..count {
+        let tree = &mut state.tree;
+        let path = PathBuf::from(format!("/d{disk}/models"));
+        let made = tree.find(&path, false).and_then(|place| {
+            let inode = tree.make(Node::Folder(Folder::default()), disk, 0o755, true)?;
+            tree.set_names(place.folder, vec![(place.name, Some(inode))]);
+            // Another way there.
+            let link = tree.make(Node::Link(path.clone()), disk, 0o777, true)?;
+            tree.set_names(place.folder, vec![("link".into(), Some(link))]);
+            let all = tree.last_change();
+            tree.sync(place.folder, &[], all)
+        });
+        debug_assert!(made.is_ok(), "an empty disk has room");
+        folders.push(path);
+    }
+    folders
+}
+
+fn through_link(path: &Path) -> PathBuf {
+    let disk = path.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
+    disk.join("link").join(path.file_name().unwrap_or_default())
+}
+
+fn item(context: &Context, folder: &Path, name: &str) -> Item {
+    let path = folder.join(name);
+    context.world.allow_replacing(&path);
+    Item { ways: vec![Target::from(&path), Target::from(through_link(&path))], log: Mutex::default() }
+}
+
+fn single(context: &Context, folders: &[PathBuf], rng: &mut Rng) -> Vec<Item> {
+    let names: &[&str] = if rng.chance(300) { &[MODEL, "model.bin.2"] } else { &[MODEL] };
+    names.iter().map(|name| item(context, &folders[0], name)).collect()
+}
+
+fn striped(context: &Context, folders: &[PathBuf], rng: &mut Rng) -> Vec<Item> {
+    let parts: Vec<PathBuf> = folders.iter().map(|folder| folder.join(MODEL)).collect();
+    let mut orders = vec![parts.clone()];
+    if rng.chance(400) {
+        // The same parts with the disks in another order: another set, with its own manifest.
+        let mut other = parts;
+        other.rotate_left(1);
+        orders.push(other);
+    }
+    let mut items = Vec::new();
+    for order in orders {
+        let linked: Vec<PathBuf> = order.iter().map(|path| through_link(path)).collect();
+        let sets = [StripeSet::new(order, 4096), StripeSet::new(linked, 4096)];
+        let ways: Vec<Target> = sets.into_iter().flatten().map(Target::Stripes).collect();
+        context.world.allow_replacing(&ways[0].path());
+        items.push(Item { ways, log: Mutex::default() });
+    }
+    items
+}
+
+/// Files of users, under names like ours.
+fn litter(context: &Context, play: &Play, rng: &mut Rng) {
+    let names = [
+        ".model.bin.deepnvme-tmp-1-0",
+        ".model.bin.deepnvme-tmp-7-1a-00112233445566778899aabbccddeeff",
+        ".model.bin.deepnvme-tmp-7-0-0011223344556677",
+        "model.bin.part-00001-of-00002",
+        "model.bin.part-1-0",
+        "model.bin.stripes.json.1.tmp",
+        ".model.bin.stripes.json.deepnvme-tmp-1-0",
+        "model.bin.part-00112233445566778899aabbccddeeff",
+        ".deepnvme-lock",
+    ];
+    let names_of_shards = [
+        "model-00001-of-00002.safetensors",
+        "model-00001-of-00001-00112233445566778899aabbccddeeff.safetensors",
+        ".model.safetensors.index.json.deepnvme-tmp-1-0",
+    ];
+    let names = if play.content == Content::Shards { &names_of_shards[..] } else { &names[..] };
+    for folder in &play.folders {
+        for name in names {
+            if rng.chance(500) {
+                users::drop_file(context, &folder.join(name));
+            }
+        }
+    }
+}
+
+fn writer(context: &Context, play: &Arc<Play>, id: u32) -> thread::JoinHandle<()> {
+    let play = Arc::clone(play);
+    context.process(id, move |context| {
+        let mut rng = context.rng(10 + u64::from(id));
+        let Ok(engine) = context.engine(u64::from(id)) else { return };
+        let threads = rng.within(1..3);
+        let staging = play.staging(context, id);
+        thread::scope(|scope| {
+            for thread_index in 0..threads {
+                let (play, engine, staging) = (&play, &engine, &staging);
+                let started = thread::Builder::new().spawn_scoped(scope, move || {
+                    let mut rng = context.rng(100 * u64::from(id) + thread_index);
+                    for _ in 0..rng.within(1..4) {
+                        let item = rng.below(play.items.len() as u64) as usize;
+                        let way = Way {
+                            name: rng.below(2) as usize,
+                            durability: rng.pick(&[
+                                Durability::None,
+                                Durability::Data,
+                                Durability::Full,
+                                Durability::Full,
+                            ]),
+                            gives_up: rng.chance(100),
+                            staging: staging.clone(),
+                        };
+                        complain(context, save(play, engine, item, &way));
+                    }
+                });
+                debug_assert!(started.is_ok(), "threads are never short");
+            }
+        });
+    })
+}
+
+/// A save may fail only where something was made to fail.
+fn complain(context: &Context, outcome: Result<()>) {
+    let Err(error) = outcome else { return };
+    let is_excused = context.world.is_dead(thread::process()) || context.world.state().setup.failing > 0;
+    if !is_excused {
+        context.fail(format!("a save failed, though nothing else did: {error}"));
+    }
+}
+
+/// How a save is made.
+struct Way {
+    /// By which of its names.
+    name: usize,
+    durability: Durability,
+    /// All is prepared, or stopped on the way, and then dropped.
+    gives_up: bool,
+    staging: Option<Staging>,
+}
+
+impl Default for Way {
+    fn default() -> Self {
+        Self { name: 0, durability: Durability::Full, gives_up: false, staging: None }
+    }
+}
+
+/// Replaces the file.
+fn save(play: &Play, engine: &Arc<Engine>, item: usize, way: &Way) -> Result<()> {
+    let item = &play.items[item];
+    let version = {
+        let mut next = play.next_version.lock().unwrap_or_else(PoisonError::into_inner);
+        *next += 1;
+        *next
+    };
+    lock(&item.log).begin(version, way.durability);
+    let order = Order {
+        engine,
+        target: &item.ways[way.name],
+        seed: play.seed,
+        version,
+        durability: if play.is_boastful { Durability::None } else { way.durability },
+        staging: way.staging.clone(),
+        is_stopped: way.gives_up,
+    };
+    let outcome = match play.content.write(&order) {
+        Err(error) if way.gives_up && is_stop(&error) => Ok(()),
+        Err(error) => Err(error),
+        Ok(_) if way.gives_up => Ok(()),
+        Ok(written) => written.commit(order.durability),
+    };
+    lock(&item.log).end(version, outcome.is_ok() && !way.gives_up);
+    outcome
+}
+
+fn lock(log: &Mutex<Log>) -> std::sync::MutexGuard<'_, Log> {
+    log.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether it says that somebody stopped it.
+fn is_stop(error: &Error) -> bool {
+    matches!(error, Error::Interrupted) || matches!(error, Error::Io(error) if error.kind() == ErrorKind::Cancelled)
+}
+
+/// What a name shows.
+fn read(play: &Play, engine: &Arc<Engine>, target: &Target) -> Result<Shown> {
+    let mut attempts = 0;
+    loop {
+        match play.content.read(engine, target, play.seed) {
+            // A set may have been replaced between its manifest and its parts.
+            Err(error) if is_missing(&error) && attempts < READ_ATTEMPTS_MAX => {
+                attempts += 1;
+                if !fs::exists(&target.path()).unwrap_or(true) {
+                    return Ok(Shown::Nothing);
+                }
+                thread::yield_now();
+            }
+            read => return read,
+        }
+    }
+}
+
+fn is_missing(error: &Error) -> bool {
+    matches!(error, Error::Io(error) if error.errno() == Some(Errno::NOENT.raw_os_error()))
+}
+
+fn reader(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<()> {
+    let play = Arc::clone(play);
+    context.process(USERS_FROM + 1, move |context| {
+        let mut rng = context.rng(2);
+        let Ok(engine) = context.engine(98) else { return };
+        for _ in 0..rng.within(1..5) {
+            for _ in 0..rng.below(30) {
+                thread::yield_now();
+            }
+            let item = &play.items[rng.below(play.items.len() as u64) as usize];
+            let target = &item.ways[rng.below(2) as usize];
+            if !context.world.has_power() {
+                return;
+            }
+            match read(&play, &engine, target) {
+                Ok(Shown::Nothing | Shown::Saved(_)) => {}
+                Ok(Shown::Foreign(text)) => context.fail(format!("a reader sees {text}")),
+                Err(_) if !context.world.has_power() => return,
+                Err(error) => context.fail(format!("a reader fails: {error}")),
+            }
+        }
+    })
+}
+
+/// Looks at every name.
+fn check(context: &Context, play: &Arc<Play>, after_cut: bool, when: &str) {
+    debug_assert_eq!(thread::process(), OUTSIDE, "nothing may fail here");
+    let Ok(engine) = context.engine(97) else { return };
+    for item in &play.items {
+        let log = lock(&item.log).clone();
+        for way in &item.ways {
+            let may_be_torn = after_cut && log.has_careless();
+            let problem = match read(play, &engine, way) {
+                Ok(Shown::Nothing) => log.judge(None, after_cut),
+                Ok(Shown::Saved(version)) => log.judge(Some(version), after_cut),
+                // Nobody can see whether plain bytes are torn. A checkpoint says so.
+                Ok(Shown::Foreign(_)) if may_be_torn && play.content == Content::Bytes => None,
+                Ok(Shown::Foreign(text)) => Some(format!("it shows {text}")),
+                Err(_) if may_be_torn => None,
+                Err(error) => Some(format!("it cannot be read: {error}")),
+            };
+            if let Some(problem) = problem {
+                context.fail(format!("{when}, {}: {problem}", way.path().display()));
+            }
+        }
+    }
+}
+
+/// Whoever begins a save has not replaced anything yet, whatever was cleared away.
+fn begin_again(context: &Context, play: &Arc<Play>) {
+    let again = Arc::clone(play);
+    let process = context.process(499, move |context| {
+        let Ok(engine) = context.engine(95) else { return };
+        for item in 0..again.items.len() {
+            complain(context, save(&again, &engine, item, &Way { gives_up: true, ..Way::default() }));
+        }
+    });
+    context.join(vec![process]);
+}
+
+/// One more save of each name, by a process in peace: it works, and leaves nothing else of ours.
+fn recover(context: &Context, play: &Arc<Play>) {
+    let again = Arc::clone(play);
+    let process = context.process(500, move |context| {
+        let Ok(engine) = context.engine(96) else { return };
+        for item in 0..again.items.len() {
+            let before = memory::watch();
+            complain(context, save(&again, &engine, item, &Way::default()));
+            let (used, bound) = (memory::held_bytes_max() - before, again.memory_bound());
+            if used > bound {
+                context.fail(format!("a save used {used} bytes of memory; its bound is {bound}"));
+            }
+        }
+    });
+    context.join(vec![process]);
+    check(context, play, false, "after the next save");
+    if !context.world.state().setup.has_locks {
+        return;
+    }
+    let mut expected: Vec<PathBuf> = Vec::new();
+    for item in &play.items {
+        expected.push(item.ways[0].path());
+        if let Ok(set) = StripeSet::from_manifest(&item.ways[0].path()) {
+            expected.extend(set.parts().iter().cloned());
+        }
+        if play.content == Content::Shards
+            && let Ok(set) = find_set(&item.ways[0].path())
+        {
+            expected.extend(set.files.into_iter().map(|file| file.path));
+        }
+    }
+    for folder in &play.folders {
+        for path in users::ours_in(context, folder) {
+            if !expected.contains(&path) && !is_unprovable(context, &path) {
+                context.fail(format!("{} is left behind", path.display()));
+            }
+        }
+    }
+}
+
+/// Where every new file has a name at once, that name cannot prove whose it is yet: after a writer that dies in that
+/// instant, or a power cut that undoes the renaming, nobody may remove the file.
+pub(super) fn is_unprovable(context: &Context, path: &Path) -> bool {
+    let is_new = path.file_name().is_some_and(|name| name.to_string_lossy().contains(".deepnvme-tmp-new-"));
+    is_new && !context.world.state().setup.has_unnamed
+}

@@ -1,0 +1,413 @@
+//! Folders of checkpoints, saved into by one writer at a time, with retention: the newest that counts is always there.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use deepnvme_checkpoint::Error;
+use deepnvme_checkpoint::history::{Entry, History, Holder, LOCK, MANIFEST, Manifest};
+use deepnvme_checkpoint::read::Reader;
+use deepnvme_checkpoint::write::Saved;
+use deepnvme_format::sums::Hasher;
+use deepnvme_io::fs;
+use deepnvme_io::stream::Replacement;
+use deepnvme_io::{DirectMode, Durability, Engine, StripeSet, Target, WriteExtent, WriteOptions};
+use deepnvme_simulation_runtime::thread;
+use deepnvme_testkit::rng::Rng;
+
+use super::content::{self, Content, Order, Shown, Written};
+use super::payload::{self, Version};
+use super::{Context, users};
+use crate::world::folder::Folder;
+use crate::world::tree::Node;
+use crate::world::{OUTSIDE, USERS_FROM};
+
+/// Bytes at the end of a checkpoint that are its index, whose checksum the manifest records.
+const INDEX_BYTES: u64 = 8;
+/// Steps of one writer.
+const SAVES_MAX: u64 = 6;
+
+/// A folder, and what was saved into it.
+pub(super) struct Play {
+    pub(super) content: Content,
+    pub(super) folder: PathBuf,
+    pub(super) seed: u64,
+    pub(super) keep: Option<usize>,
+    log: Mutex<Log>,
+}
+
+#[derive(Clone, Default)]
+struct Log {
+    next_version: Version,
+    /// What was begun, in order: the step and what became of it.
+    saves: BTreeMap<Version, Save>,
+    now: u64,
+}
+
+#[derive(Clone)]
+struct Save {
+    step: u64,
+    began: u64,
+    ended: Option<u64>,
+    counts: bool,
+    durability: Durability,
+}
+
+/// Plays it.
+pub(super) fn play(context: &Context) {
+    let mut rng = context.rng(1);
+    let play = Arc::new(make(context, &mut rng, Content::Bytes));
+    // Without locks nobody can see that somebody else saves: it is said, and then it is the user's to see to that.
+    let processes = if context.world.state().setup.has_locks { rng.within(1..4) as u32 } else { 1 };
+    let steps = rng.within(1..400);
+    {
+        let mut state = context.world.state();
+        match rng.below(3) {
+            0 => state.setup.power_cut_at = Some(steps),
+            1 => state.setup.killed = Some((1 + rng.below(processes.into()) as u32, rng.within(1..300))),
+            _ => {}
+        }
+    }
+    let is_cut = context.world.state().setup.power_cut_at.is_some();
+    let mut running: Vec<_> = (1..=processes).map(|id| trainer(context, &play, id)).collect();
+    if rng.chance(600) {
+        running.push(users::mimic(context, vec![play.folder.clone()]));
+    }
+    if rng.chance(700) {
+        running.push(reader(context, &play));
+    }
+    finish(context, &play, running, is_cut);
+}
+
+/// A folder with files of users.
+pub(super) fn make(context: &Context, rng: &mut Rng, content: Content) -> Play {
+    let folder = make_folder(context);
+    let keep = rng.pick(&[None, Some(1), Some(2), Some(3)]);
+    let play = Play { content, folder, seed: rng.next_u64(), keep, log: Mutex::default() };
+    for name in FOREIGN {
+        if rng.chance(400) {
+            users::drop_file(context, &play.folder.join(name));
+        }
+    }
+    play
+}
+
+/// Waits for all of them, and judges what is there then, and now and then what would be.
+pub(super) fn finish(context: &Context, play: &Arc<Play>, running: Vec<thread::JoinHandle<()>>, is_cut: bool) {
+    if context.rng(4).chance(300) {
+        let play = Arc::clone(play);
+        context.watch(move || {
+            let seen = Arc::new(play.copy());
+            move |context: &Context, is_cut| aftermath(context, &seen, is_cut)
+        });
+    }
+    context.finish_running(running, is_cut);
+    aftermath(context, play, is_cut);
+}
+
+/// What is there when all processes have ended, also by a power cut, and what the next one makes of it.
+fn aftermath(context: &Context, play: &Arc<Play>, is_cut: bool) {
+    check(context, play, is_cut, "afterwards");
+    recover(context, play);
+    users::check_foreign(context);
+}
+
+impl Play {
+    /// The same with what has happened by now.
+    fn copy(&self) -> Self {
+        let Self { content, folder, seed, keep, log } = self;
+        let log = Mutex::new(lock(log).clone());
+        Self { content: *content, folder: folder.clone(), seed: *seed, keep: *keep, log }
+    }
+
+    /// Takes note of a save that begins; of one by several ranks the first time counts.
+    pub(super) fn begin_save(&self, version: Version, step: u64, durability: Durability) {
+        let mut log = lock(&self.log);
+        log.now += 1;
+        log.next_version = log.next_version.max(version);
+        let began = log.now;
+        log.saves.entry(version).or_insert(Save { step, began, ended: None, counts: false, durability });
+    }
+
+    /// Takes note of its end; of one by several ranks it counts when any of them was told so.
+    pub(super) fn end_save(&self, version: Version, counts: bool) {
+        let mut log = lock(&self.log);
+        log.now += 1;
+        let now = log.now;
+        if let Some(save) = log.saves.get_mut(&version) {
+            (save.ended, save.counts) = (Some(now), save.counts || counts);
+        }
+    }
+}
+
+const FOREIGN: [&str; 9] = [
+    "step-00000001.pt",
+    "step-00000002-1.pt",
+    "step-00000003",
+    "step-00000004.safetensors",
+    "step-00000099.pt",
+    ".step-00000001.pt.deepnvme-tmp-7-1a-0011223344556677",
+    ".manifest.json.deepnvme-tmp-7-0-0011223344556677",
+    ".deepnvme-lock.tmp",
+    "manifest.json.bak",
+];
+
+fn make_folder(context: &Context) -> PathBuf {
+    let path = PathBuf::from("/d0/run");
+    let mut state = context.world.state();
+    let tree = &mut state.tree;
+    let made = tree.find(&path, false).and_then(|place| {
+        let inode = tree.make(Node::Folder(Folder::default()), 0, 0o755, true)?;
+        tree.set_names(place.folder, vec![(place.name, Some(inode))]);
+        let all = tree.last_change();
+        tree.sync(place.folder, &[], all)
+    });
+    debug_assert!(made.is_ok(), "an empty disk has room");
+    path
+}
+
+fn lock(log: &Mutex<Log>) -> std::sync::MutexGuard<'_, Log> {
+    log.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A process with one history, into which one or two of its threads save.
+fn trainer(context: &Context, play: &Arc<Play>, id: u32) -> thread::JoinHandle<()> {
+    let play = Arc::clone(play);
+    context.process(id, move |context| {
+        let mut rng = context.rng(10 + u64::from(id));
+        let Ok(engine) = context.engine(u64::from(id)) else { return };
+        let history = History::new(play.folder.clone(), play.keep, true);
+        let threads = rng.within(1..3);
+        thread::scope(|scope| {
+            for index in 0..threads {
+                let (play, engine, history) = (&play, &engine, &history);
+                let started = thread::Builder::new().spawn_scoped(scope, move || {
+                    let mut rng = context.rng(100 * u64::from(id) + index);
+                    for _ in 0..rng.within(1..SAVES_MAX) {
+                        let step = rng.within(1..9);
+                        let durability = rng.pick(&[Durability::Data, Durability::Full, Durability::Full]);
+                        let saved = save(play, engine, history, id, step, durability);
+                        match saved {
+                            Err(Error::Locked { .. }) if context.world.state().setup.has_locks => thread::yield_now(),
+                            outcome => complain(context, outcome),
+                        }
+                    }
+                });
+                debug_assert!(started.is_ok(), "threads are never short");
+            }
+        });
+        drop(history);
+    })
+}
+
+fn complain(context: &Context, outcome: Result<(), Error>) {
+    let Err(error) = outcome else { return };
+    let is_excused = context.world.is_dead(thread::process()) || context.world.state().setup.failing > 0;
+    if !is_excused {
+        context.fail(format!("a save failed, though nothing else did: {error}"));
+    }
+}
+
+/// What a `Checkpointer` does to save.
+fn save(
+    play: &Play,
+    engine: &Arc<Engine>,
+    history: &History,
+    id: u32,
+    step: u64,
+    durability: Durability,
+) -> Result<(), Error> {
+    let holder = Holder::new(format!("process {id}"), format!("{id}"));
+    history.claim(&holder, true)?;
+    let name = history.reserve(step, ".pt", &[])?;
+    let path = history.folder().join(&name);
+    let version = lock(&play.log).next_version + 1;
+    play.begin_save(version, step, durability);
+    let saved = (|| {
+        if play.content != Content::Bytes {
+            let (seed, staging, target) = (play.seed, None, Target::Path(path));
+            let order = Order { engine, target: &target, seed, version, durability, staging, is_stopped: false };
+            let Written::One(replacement, Some(saved)) = play.content.write(&order)? else { return Ok(()) };
+            return history.commit(entry_of(&name, step, saved), Some(replacement)).map(drop);
+        }
+        let replacement = Replacement::new(&Target::Path(path))?;
+        let bytes = payload::of(play.seed, version);
+        let entry = entry(&name, step, &bytes);
+        let file = replacement.open(DirectMode::Preferred)?;
+        let options = WriteOptions { durability, extent: WriteExtent::WholeFile };
+        engine.write(&file, 0, payload::holding(&bytes).region(), options)?.wait().1?;
+        drop(file);
+        history.commit(entry, Some(replacement)).map(drop)
+    })();
+    if saved.is_err() {
+        history.free(&name);
+    }
+    play.end_save(version, saved.is_ok());
+    saved
+}
+
+/// What a manifest says of a file that was saved.
+pub(super) fn entry_of(name: &str, step: u64, saved: Saved) -> Entry {
+    Entry {
+        nbytes: saved.bytes,
+        index_offset: saved.index_offset,
+        index_nbytes: saved.index_bytes,
+        index_crc64: format!("{:016x}", saved.index_crc64),
+        ..entry(name, step, &[0; INDEX_BYTES as usize])
+    }
+}
+
+fn entry(name: &str, step: u64, bytes: &[u8]) -> Entry {
+    let index = bytes.len() as u64 - INDEX_BYTES;
+    let mut hasher = Hasher::default();
+    hasher.update(&bytes[index as usize..]);
+    Entry {
+        file: name.into(),
+        step,
+        nbytes: bytes.len() as u64,
+        time: "now".into(),
+        index_offset: index,
+        index_nbytes: INDEX_BYTES,
+        index_crc64: format!("{:016x}", hasher.finish().crc64),
+        torch: String::new(),
+        deepnvme: String::new(),
+        parts: Vec::new(),
+        pending: BTreeMap::new(),
+    }
+}
+
+/// What the newest checkpoint is, for whoever starts again.
+fn newest(context: &Context, play: &Play) -> Result<Option<(u64, Shown)>, Error> {
+    let history = History::new(play.folder.clone(), play.keep, true);
+    let manifest = history.read()?;
+    let Some(entry) = manifest.checkpoints.last() else { return Ok(None) };
+    Ok(Some((entry.step, shown(context, play, entry)?)))
+}
+
+/// What a checkpoint holds, under its name or its private one.
+fn shown(context: &Context, play: &Play, entry: &Entry) -> Result<Shown, Error> {
+    let place = |name: &String| {
+        let named = play.folder.join(name);
+        let private = entry.pending.get(name).map(|private| play.folder.join(private));
+        // Somebody else may have the name.
+        private.filter(|private| fs::exists(private).unwrap_or(false)).unwrap_or(named)
+    };
+    if play.content == Content::Bytes {
+        let bytes = fs::read_small(&place(&entry.file), 1 << 20)?;
+        let version = payload::recognised(play.seed, &bytes);
+        return Ok(version.map_or_else(|| Shown::Foreign("other bytes".into()), Shown::Saved));
+    }
+    let engine = context.engine(94)?;
+    let target = match entry.parts.as_slice() {
+        [] => Target::Path(place(&entry.file)),
+        parts => {
+            let row = parts[0].nbytes.next_multiple_of(4096);
+            Target::Stripes(StripeSet::new(parts.iter().map(|part| place(&part.file)).collect(), row)?)
+        }
+    };
+    let reader = Reader::open(&engine, &target)?;
+    let crc64 = reader.index_crc64(&engine)?;
+    if reader.file_bytes() != entry.nbytes || format!("{crc64:016x}") != entry.index_crc64 {
+        return Ok(Shown::Foreign("another file than the manifest says".into()));
+    }
+    Ok(content::recognised(play.seed, &content::load(&engine, reader)?))
+}
+
+fn reader(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<()> {
+    let play = Arc::clone(play);
+    context.process(USERS_FROM + 1, move |context| {
+        let mut rng = context.rng(2);
+        for _ in 0..rng.within(1..5) {
+            for _ in 0..rng.below(40) {
+                thread::yield_now();
+            }
+            let path = play.folder.join(MANIFEST);
+            match fs::read_small(&path, 1 << 20) {
+                Ok(text) => {
+                    if let Err(problem) = Manifest::parse(&text) {
+                        context.fail(format!("a reader sees a manifest that is not whole: {problem}"));
+                    }
+                }
+                Err(_) if !context.world.has_power() => return,
+                Err(error) if error.errno() == Some(rustix::io::Errno::NOENT.raw_os_error()) => {}
+                Err(error) => context.fail(format!("a reader fails: {error}")),
+            }
+        }
+    })
+}
+
+/// The newest checkpoint is whole, and none that counts is missing.
+fn check(context: &Context, play: &Arc<Play>, after_cut: bool, when: &str) {
+    debug_assert_eq!(thread::process(), OUTSIDE, "nothing may fail here");
+    let log = lock(&play.log).clone();
+    let counted = |save: &&Save| save.counts && (!after_cut || save.durability >= Durability::Data);
+    match newest(context, play) {
+        Err(error) => context.fail(format!("{when}: the newest cannot be read: {error}")),
+        Ok(None) => {
+            if let Some((version, _)) = log.saves.iter().find(|(_, save)| counted(save)) {
+                context.fail(format!("{when}: nothing counts, though version {version} was saved"));
+            }
+        }
+        Ok(Some((_, Shown::Nothing | Shown::Foreign(_)))) => {
+            context.fail(format!("{when}: the newest is not whole"));
+        }
+        Ok(Some((step, Shown::Saved(version)))) => {
+            let Some(shown) = log.saves.get(&version) else {
+                return context.fail(format!("{when}: version {version} counts, which nobody saved"));
+            };
+            if shown.step != step {
+                context.fail(format!("{when}: version {version} of step {} counts as step {step}", shown.step));
+            }
+        }
+    }
+    let Ok(manifest) = History::new(play.folder.clone(), play.keep, true).read() else { return };
+    if play.keep.is_some_and(|keep| manifest.checkpoints.len() > keep.max(1)) {
+        context.fail(format!("{when}: {} checkpoints count, of {:?}", manifest.checkpoints.len(), play.keep));
+    }
+    let mut versions = Vec::new();
+    for entry in &manifest.checkpoints {
+        match shown(context, play, entry) {
+            Ok(Shown::Saved(version)) => versions.push(version),
+            Ok(other) => context.fail(format!("{when}: {} is not whole: {other:?}", entry.file)),
+            Err(error) => context.fail(format!("{when}: {} counts, and cannot be read: {error}", entry.file)),
+        }
+    }
+    check_last(context, &log, &versions, after_cut, when);
+}
+
+/// The last save that nobody else's followed counts.
+fn check_last(context: &Context, log: &Log, shown: &[Version], after_cut: bool, when: &str) {
+    for (version, save) in log.saves.iter().filter(|(_, save)| save.counts) {
+        let is_last =
+            log.saves.iter().all(|(other, it)| other == version || it.ended.is_some_and(|end| end < save.began));
+        if is_last && !shown.contains(version) && !(after_cut && save.durability < Durability::Data) {
+            context.fail(format!("{when}: version {version} of step {} was saved last, and does not count", save.step));
+        }
+    }
+}
+
+/// One more save, by a process in peace: it works, and leaves nothing of ours but what the manifest lists.
+fn recover(context: &Context, play: &Arc<Play>) {
+    let again = Arc::clone(play);
+    let process = context.process(500, move |context| {
+        let Ok(engine) = context.engine(96) else { return };
+        let history = History::new(again.folder.clone(), again.keep, true);
+        for step in [20, 21] {
+            complain(context, save(&again, &engine, &history, 500, step, Durability::Full));
+        }
+    });
+    context.join(vec![process]);
+    check(context, play, false, "after the next save");
+    if !context.world.state().setup.has_locks {
+        return;
+    }
+    let Ok(manifest) = History::new(play.folder.clone(), play.keep, true).read() else { return };
+    for path in users::ours_in(context, &play.folder) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        // The file of the lock may stay: it is locked again, whoever made it.
+        let is_known = manifest.knows(&name) || name == MANIFEST || name == LOCK;
+        if !is_known && !super::files::is_unprovable(context, &path) {
+            context.fail(format!("{} is left behind", path.display()));
+        }
+    }
+}

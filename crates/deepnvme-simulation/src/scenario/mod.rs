@@ -1,0 +1,290 @@
+//! What seeds are about, and what all of it shares: a world, engines on it, processes and users.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use deepnvme_io::fs::simulated;
+use deepnvme_io::{BackendFactory, Config, Engine, Result};
+use deepnvme_simulation_runtime::thread::{self, JoinHandle, ProcessId, WorldId};
+use deepnvme_testkit::rng::Rng;
+
+use crate::backend::WorldBackend;
+use crate::run::Report;
+use crate::world::{Setup, World};
+
+/// The most looks at what a crash would leave in one execution.
+const GLIMPSES_MAX: u64 = 2;
+/// Bounce memory of an engine.
+const POOL_BYTES: u64 = 64 << 10;
+/// They come before one of the first so many changes.
+const CHANGES_MAX: [u64; 3] = [10, 40, 120];
+
+mod area;
+mod content;
+mod files;
+mod history;
+mod log;
+mod packs;
+mod payload;
+mod ranks;
+mod swap;
+mod team;
+mod transfers;
+mod users;
+
+use content::Content;
+
+/// What an execution is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Files that several threads and processes replace.
+    Files,
+    /// Stripe sets that they replace.
+    Stripes,
+    /// Folders of checkpoints, of which the last few are kept.
+    History,
+    /// Swap files.
+    Swap,
+    /// Checkpoints, by the code that saves and loads them.
+    Saves,
+    /// The same over several files, which an index lists.
+    Shards,
+    /// Checkpoints that several ranks write together.
+    Ranks,
+    /// Models that are packed.
+    Packs,
+    /// Requests to engines, cancelled at any point.
+    Transfers,
+    /// Files by a saver that syncs nothing and says that it did; no seed draws this.
+    Boastful,
+    /// What a test does; no seed draws this.
+    Script,
+}
+
+impl Kind {
+    /// All that seeds draw.
+    pub const ALL: [Self; 9] = [
+        Self::Files,
+        Self::Stripes,
+        Self::History,
+        Self::Swap,
+        Self::Saves,
+        Self::Shards,
+        Self::Ranks,
+        Self::Packs,
+        Self::Transfers,
+    ];
+
+    /// The name by which it is asked for.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Files => "files",
+            Self::Stripes => "stripes",
+            Self::History => "history",
+            Self::Swap => "swap",
+            Self::Saves => "saves",
+            Self::Shards => "shards",
+            Self::Ranks => "ranks",
+            Self::Packs => "packs",
+            Self::Transfers => "transfers",
+            Self::Boastful => "boastful",
+            Self::Script => "script",
+        }
+    }
+}
+
+/// What a seed is about.
+#[must_use]
+pub fn draw(seed: u64) -> Kind {
+    Rng::keyed(seed, &[0x006b_696e]).pick(&Kind::ALL)
+}
+
+/// Plays it.
+pub fn play(kind: Kind, context: &Context) {
+    match kind {
+        Kind::Files => files::play(context, files::Shape::Single, Content::Bytes),
+        Kind::Stripes => files::play(context, files::Shape::Striped, Content::Bytes),
+        Kind::History => history::play(context),
+        Kind::Swap => swap::play(context),
+        Kind::Saves => files::play_saves(context),
+        Kind::Shards => files::play_shards(context),
+        Kind::Ranks => ranks::play(context),
+        Kind::Packs => packs::play(context),
+        Kind::Transfers => transfers::play(context),
+        Kind::Boastful => files::play(context, files::Shape::Boastful, Content::Bytes),
+        Kind::Script => {}
+    }
+}
+
+/// The number of the machine that an execution is about.
+pub const FIRST: WorldId = 0;
+/// The number of a copy of it, which shows what a crash would leave.
+pub const GLIMPSE: WorldId = 1;
+
+/// The machine in an instant, as a crash would leave it.
+struct Glimpse {
+    world: World,
+    step: u64,
+    is_cut: bool,
+    examine: Examine,
+}
+
+/// Judges such a machine; the argument tells whether the power was cut.
+type Examine = Box<dyn FnOnce(&Context, bool) + Send>;
+
+/// The machine of one execution, and the list of what went wrong.
+#[derive(Clone)]
+pub struct Context {
+    /// The machine.
+    pub world: World,
+    seed: u64,
+    /// When that was, for a copy of the machine.
+    when: String,
+    glimpses: Arc<Mutex<Vec<Glimpse>>>,
+    report: Arc<Mutex<Report>>,
+}
+
+impl Context {
+    /// A machine that the seed draws.
+    ///
+    /// # Panics
+    /// When the kernel gives no memory.
+    #[must_use]
+    pub fn new(seed: u64, report: &Arc<Mutex<Report>>) -> Self {
+        Self::with(seed, Setup::draw(&mut Rng::keyed(seed, &[0x0073_6574])), report)
+    }
+
+    /// A machine that is like this.
+    ///
+    /// # Panics
+    /// When the kernel gives no memory.
+    #[must_use]
+    pub fn with(seed: u64, setup: Setup, report: &Arc<Mutex<Report>>) -> Self {
+        let Ok(world) = World::new(seed, setup) else { panic!("no memory for a world") };
+        Self { world, seed, when: String::new(), glimpses: Arc::default(), report: Arc::clone(report) }
+    }
+
+    /// Has all calls of this execution go to its world.
+    pub fn enter(&self) {
+        simulated::enter(FIRST, Arc::new(self.world.clone()));
+    }
+
+    /// Random numbers for that purpose.
+    #[must_use]
+    pub fn rng(&self, purpose: u64) -> Rng {
+        Rng::keyed(self.seed, &[0x7363_656e, purpose])
+    }
+
+    /// Notes what went wrong.
+    pub fn fail(&self, what: String) {
+        let what = format!("{}{what}", self.when);
+        self.report.lock().unwrap_or_else(PoisonError::into_inner).failures.push(what);
+    }
+
+    /// Has a look at the machine as it would be after a crash, just before some of the changes that the code under test
+    /// makes. `prepare` is called in that instant; what it returns is called when all processes have ended, with a copy of
+    /// the machine, and whether the crash was a power cut.
+    pub fn watch<E>(&self, prepare: impl Fn() -> E + Send + 'static)
+    where
+        E: FnOnce(&Self, bool) + Send + 'static,
+    {
+        let mut rng = self.rng(0x6c6f_6f6b);
+        let mut some = || {
+            let most = rng.pick(&CHANGES_MAX);
+            rng.below(most)
+        };
+        let at = (0..GLIMPSES_MAX).map(|_| some()).collect();
+        let glimpses = Arc::clone(&self.glimpses);
+        self.world.watch(at, move |world, step| {
+            let glimpse = Glimpse { world, step, is_cut: rng.chance(700), examine: Box::new(prepare()) };
+            glimpses.lock().unwrap_or_else(PoisonError::into_inner).push(glimpse);
+        });
+    }
+
+    /// Examines what was seen meanwhile.
+    fn examine_glimpses(&self) {
+        let glimpses = std::mem::take(&mut *self.glimpses.lock().unwrap_or_else(PoisonError::into_inner));
+        for Glimpse { world, step, is_cut, examine } in glimpses {
+            if is_cut && world.restart().is_err() {
+                self.fail("a crash itself failed".into());
+            }
+            let happened = if is_cut { "had the power failed" } else { "had all processes died" };
+            let when = format!("{happened} at step {step}: ");
+            let context = Self { world, when, ..self.clone() };
+            simulated::enter(GLIMPSE, Arc::new(context.world.clone()));
+            thread::in_world(GLIMPSE, || examine(&context, is_cut));
+            for violation in context.world.violations() {
+                context.fail(violation);
+            }
+            if context.world.lost_transfers() > 0 {
+                context.fail("transfers never came home".into());
+            }
+            simulated::leave(GLIMPSE);
+        }
+    }
+
+    /// An engine of the calling process.
+    ///
+    /// # Errors
+    /// None is expected.
+    pub fn engine(&self, purpose: u64) -> Result<Arc<Engine>> {
+        let mut rng = self.rng(purpose);
+        let config = Config {
+            workers: rng.within(1..3) as u32,
+            queue_depth: rng.within(1..5) as u32,
+            block_bytes: 4096,
+            pool_bytes: Some(POOL_BYTES),
+            lock_pool: false,
+            register_pool: false,
+            ..Config::default()
+        };
+        let world = self.world.clone();
+        let seed = rng.next_u64();
+        let factory: BackendFactory = Arc::new(move |setup| {
+            let rng = Rng::keyed(seed, &[u64::from(setup.worker_index)]);
+            Ok(Box::new(WorldBackend::new(&world, setup.queue_depth, rng)))
+        });
+        Engine::with_backends(config, factory).map(Arc::new)
+    }
+
+    /// Starts a process.
+    pub fn process(&self, id: ProcessId, work: impl FnOnce(&Self) + Send + 'static) -> JoinHandle<()> {
+        let context = self.clone();
+        thread::spawn(move || thread::in_process(id, || work(&context)))
+    }
+
+    /// Waits for these.
+    pub fn join(&self, processes: Vec<JoinHandle<()>>) {
+        for process in processes {
+            if process.join().is_err() {
+                self.fail("a thread panicked".into());
+            }
+        }
+    }
+
+    /// Waits for all processes; then the power is cut, if it is to be, and comes back. From now on nothing fails.
+    pub fn finish_running(&self, running: Vec<JoinHandle<()>>, is_cut: bool) {
+        self.join(running);
+        if is_cut {
+            self.world.cut_power();
+            if let Err(errno) = self.world.restart() {
+                self.fail(format!("the crash itself failed: {errno}"));
+            }
+        }
+        self.world.calm();
+        self.examine_glimpses();
+    }
+
+    /// Writes the report.
+    pub fn finish(&self) {
+        let mut violations = self.world.violations();
+        match self.world.lost_transfers() {
+            0 => {}
+            lost => violations.push(format!("{lost} transfers never came home")),
+        }
+        let mut report = self.report.lock().unwrap_or_else(PoisonError::into_inner);
+        report.failures.extend(violations);
+        report.steps = self.world.steps();
+        report.trace = self.world.trace();
+    }
+}

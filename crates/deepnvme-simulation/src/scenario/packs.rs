@@ -1,0 +1,260 @@
+//! Models that are packed: the new folder appears whole, or not at all.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use deepnvme_checkpoint::read::{Contents, Reader};
+use deepnvme_checkpoint::write::{Save, SaveOptions, Tensor};
+use deepnvme_checkpoint::{Error, Progress, Result};
+use deepnvme_format::Dtype;
+use deepnvme_format::safetensors::TensorSpec;
+use deepnvme_io::stripe::MANIFEST_SUFFIX;
+use deepnvme_io::{Engine, Target, fs};
+use deepnvme_simulation_runtime::thread;
+use deepnvme_stream::pack::{Mode, PACKED_NAME, PLAIN_NAME, PackOptions, Packer, tensors};
+use deepnvme_testkit::rng::Rng;
+
+use super::{Context, content, files, payload, users};
+use crate::world::OUTSIDE;
+
+/// Threads may be switched so often before somebody stops a packing.
+const SWITCHES_MAX: u64 = 400;
+/// Other files of the model.
+const OTHERS: [&str; 2] = ["config.json", "tokenizer.txt"];
+
+struct Play {
+    folder: PathBuf,
+    model: Vec<(String, Dtype, Vec<u8>)>,
+    mode: Mode,
+    /// What the weights are striped over.
+    disks: Vec<PathBuf>,
+    /// Whether somebody was told that the new folder is there.
+    is_packed: Mutex<bool>,
+}
+
+impl Play {
+    fn source(&self) -> PathBuf {
+        self.folder.join("source")
+    }
+
+    fn target(&self) -> PathBuf {
+        self.folder.join("packed")
+    }
+
+    fn is_packed(&self) -> bool {
+        *self.is_packed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn copy(&self) -> Self {
+        let Self { folder, model, mode, disks, .. } = self;
+        let (folder, model, disks) = (folder.clone(), model.clone(), disks.clone());
+        Self { folder, model, mode: *mode, disks, is_packed: Mutex::new(self.is_packed()) }
+    }
+}
+
+/// Plays it.
+pub(super) fn play(context: &Context) {
+    let mut rng = context.rng(1);
+    let mut disks = files::make_folders(context, 3);
+    let folder = disks.remove(0);
+    if !context.rng(5).chance(250) {
+        disks.clear();
+    }
+    let mode = rng.pick(&[Mode::Keep, Mode::Lossless]);
+    let play = Arc::new(Play { folder, model: model(&mut rng), mode, disks, is_packed: Mutex::new(false) });
+    begin(context, &play);
+    for name in [".packed.deepnvme-tmp-1-0", "packed.bak"] {
+        users::drop_file(context, &play.folder.join(name));
+    }
+    // Two who pack over the same disks take each other's weights away: a known gap.
+    let processes = if play.disks.is_empty() { rng.within(1..3) as u32 } else { 1 };
+    let is_cut = {
+        let mut state = context.world.state();
+        // Weights on other disks stay behind when a process dies before the folder has its name: the user is told.
+        match rng.below(3) {
+            _ if !play.disks.is_empty() => {}
+            0 => state.setup.power_cut_at = Some(rng.within(1..250)),
+            1 => state.setup.killed = Some((1 + rng.below(processes.into()) as u32, rng.within(1..250))),
+            _ => {}
+        }
+        state.setup.power_cut_at.is_some()
+    };
+    let mut running: Vec<_> = (1..=processes).map(|id| packer(context, &play, id, processes)).collect();
+    if rng.chance(500) {
+        running.push(users::mimic(context, vec![play.folder.clone()]));
+    }
+    if context.rng(4).chance(400) {
+        let play = Arc::clone(&play);
+        context.watch(move || {
+            let seen = Arc::new(play.copy());
+            move |context: &Context, is_cut| aftermath(context, &seen, is_cut)
+        });
+    }
+    context.finish_running(running, is_cut);
+    aftermath(context, &play, is_cut);
+}
+
+/// Weights that become fewer bytes, and others.
+fn model(rng: &mut Rng) -> Vec<(String, Dtype, Vec<u8>)> {
+    let tensor = |(index, is_weight): (usize, bool), rng: &mut Rng| {
+        let mut bytes = vec![0; 2 * rng.within(1..12_000) as usize];
+        rng.fill(&mut bytes);
+        if is_weight {
+            // Few exponents.
+            bytes.iter_mut().skip(1).step_by(2).for_each(|byte| *byte = 0x3e + *byte % 4);
+        }
+        (format!("layers.{index}.weight"), if is_weight { Dtype::Bf16 } else { Dtype::U8 }, bytes)
+    };
+    (0..rng.within(1..5) as usize).map(|index| tensor((index, rng.chance(700)), rng)).collect()
+}
+
+/// The model that is packed.
+fn begin(context: &Context, play: &Arc<Play>) {
+    let failing = std::mem::take(&mut context.world.state().setup.failing);
+    let first = Arc::clone(play);
+    let process = context.process(400, move |context| {
+        let source = first.source();
+        let made = || -> Result<()> {
+            fs::make_folder(&source, 0o777).map_err(|errno| deepnvme_io::Error::os("make a folder", errno))?;
+            let tensor = |(name, dtype, bytes): &(String, Dtype, Vec<u8>)| Tensor {
+                spec: TensorSpec { name: name.clone(), dtype: *dtype, shape: vec![bytes.len() as u64 / dtype.bytes()] },
+                bytes: payload::holding(bytes).region().into(),
+            };
+            let (path, tensors) = (source.join("model.safetensors"), first.model.iter().map(tensor).collect());
+            let save = Save::safetensors(&path, tensors, Vec::new(), SaveOptions::default())?;
+            save.run(context.engine(99)?, &Target::from(&path), Arc::default())?;
+            fs::sync_folder(&first.folder)?;
+            Ok(())
+        };
+        if let Err(error) = made() {
+            context.fail(format!("a model cannot be made: {error}"));
+        }
+    });
+    context.join(vec![process]);
+    for name in OTHERS {
+        users::drop_file(context, &play.source().join(name));
+    }
+    context.world.forget_steps();
+    context.world.state().setup.failing = failing;
+}
+
+fn packer(context: &Context, play: &Arc<Play>, id: u32, processes: u32) -> thread::JoinHandle<()> {
+    let play = Arc::clone(play);
+    context.process(id, move |context| {
+        let mut rng = context.rng(10 + u64::from(id));
+        let Ok(engine) = context.engine(u64::from(id)) else { return };
+        for _ in 0..rng.within(1..3) {
+            let rounds = rng.chance(300).then(|| rng.below(SWITCHES_MAX));
+            match pack(&play, &engine, rounds) {
+                Ok(()) => *play.is_packed.lock().unwrap_or_else(PoisonError::into_inner) = true,
+                Err(Error::Interrupted) if rounds.is_some() => {}
+                // The folder is there, by another one.
+                Err(_) if processes > 1 || play.is_packed() => {}
+                Err(error) => {
+                    if !context.world.is_dead(id) && context.world.state().setup.failing == 0 {
+                        context.fail(format!("a packing failed, though nothing else did: {error}"));
+                    }
+                }
+            }
+        }
+    })
+}
+
+/// Packs the model; somebody stops it after so many switches of threads.
+fn pack(play: &Play, engine: &Arc<Engine>, rounds: Option<u64>) -> Result<()> {
+    let options = PackOptions { mode: play.mode, disks: play.disks.clone() };
+    let packer = Packer::new(engine, &play.source(), &play.target(), options)?;
+    let progress = Arc::new(Progress::default());
+    let stopper = rounds.map(|rounds| {
+        let progress = Arc::clone(&progress);
+        thread::spawn(move || {
+            (0..rounds).for_each(|_| thread::yield_now());
+            progress.stop();
+        })
+    });
+    let packed = packer.run(&progress);
+    if let Some(stopper) = stopper {
+        let _ = stopper.join();
+    }
+    packed.map(drop)
+}
+
+fn aftermath(context: &Context, play: &Arc<Play>, is_cut: bool) {
+    check(context, play, "afterwards");
+    if play.is_packed() && !fs::exists(&play.target()).unwrap_or(false) {
+        context.fail(format!("the packed model is gone{}", if is_cut { ", which was said to be there" } else { "" }));
+    }
+    recover(context, play);
+    users::check_foreign(context);
+}
+
+/// A packed model that is there is whole.
+fn check(context: &Context, play: &Play, when: &str) {
+    debug_assert_eq!(thread::process(), OUTSIDE, "nothing may fail here");
+    if !fs::exists(&play.target()).unwrap_or(false) {
+        return;
+    }
+    if let Err(problem) = look(context, play, &play.target()) {
+        context.fail(format!("{when}: the packed model is there, and {problem}"));
+    }
+}
+
+fn look(context: &Context, play: &Play, target: &Path) -> Result<(), String> {
+    let engine = context.engine(94).map_err(|error| error.to_string())?;
+    let names =
+        [PACKED_NAME, PLAIN_NAME].into_iter().flat_map(|name| [name.into(), format!("{name}{MANIFEST_SUFFIX}")]);
+    let path = names.map(|name| target.join(name)).find(|path| fs::exists(path).unwrap_or(false));
+    let path = path.ok_or("has no weights")?;
+    let reader = Reader::open(&engine, &Target::from(&path)).map_err(|error| error.to_string())?;
+    let Contents::Safetensors { header } = reader.contents() else { return Err("is no safetensors file".into()) };
+    let packed = tensors(header, 0).map_err(|error| error.to_string())?;
+    let packed: Vec<String> = packed.into_iter().map(|tensor| tensor.name).collect();
+    let found = content::load(&engine, reader).map_err(|error| error.to_string())?;
+    if found.len() != play.model.len() {
+        return Err(format!("has {} of {} tensors", found.len(), play.model.len()));
+    }
+    for (name, _, bytes) in &play.model {
+        let Some((_, found)) = found.iter().find(|(other, _)| other == name) else {
+            return Err(format!("lacks {name}"));
+        };
+        if !packed.contains(name) && found != bytes {
+            return Err(format!("has other bytes for {name}"));
+        }
+    }
+    for name in OTHERS {
+        let source = fs::read_small(&play.source().join(name), 1 << 20).map_err(|error| error.to_string())?;
+        let copy = fs::read_small(&target.join(name), 1 << 20);
+        if copy.is_err() || copy.is_ok_and(|copy| copy != source) {
+            return Err(format!("its {name} is another one"));
+        }
+    }
+    Ok(())
+}
+
+/// One more packing, by a process in peace: it works where nothing is there yet, and leaves nothing else of ours.
+fn recover(context: &Context, play: &Arc<Play>) {
+    if fs::exists(&play.target()).unwrap_or(true) || !play.disks.is_empty() {
+        return;
+    }
+    let again = Arc::clone(play);
+    let process = context.process(500, move |context| {
+        let packed = context.engine(96).map_err(Error::from).and_then(|engine| pack(&again, &engine, None));
+        if let Err(error) = packed {
+            context.fail(format!("a packing in peace failed: {error}"));
+        }
+    });
+    context.join(vec![process]);
+    check(context, play, "after the next packing");
+    if !context.world.state().setup.has_locks {
+        return;
+    }
+    for path in users::ours_in(context, &play.folder) {
+        // A folder cannot be made without a name: the first one that it has proves nothing, and such a folder is empty.
+        let is_new = path.to_string_lossy().contains(".deepnvme-tmp-new-");
+        // Nor does one go that has a file in it which nobody may remove.
+        let is_kept = users::ours_in(context, &path).iter().any(|inner| files::is_unprovable(context, inner));
+        if path != play.target() && path != play.source() && !is_new && !is_kept {
+            context.fail(format!("{} is left behind", path.display()));
+        }
+    }
+}

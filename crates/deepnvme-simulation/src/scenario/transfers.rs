@@ -1,0 +1,406 @@
+//! Requests to the engine by several threads, cancelled, hurried, forgotten and failed at any point: each ends once, its
+//! memory comes home, and no byte changes afterwards.
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use deepnvme_io::fs::{self, OFlags};
+use deepnvme_io::mem::{Region, RegionMut};
+use deepnvme_io::stream::Replacement;
+use deepnvme_io::{
+    Access, DirectMode, Durability, Engine, Error, ErrorKind, OpenOptions, Pending, ReadItem, Result, StripeSet,
+    Target, TensorFile, Transfer, WriteExtent, WriteItem, WriteOptions,
+};
+use deepnvme_simulation_runtime::thread;
+use deepnvme_testkit::rng::Rng;
+
+use super::area::Area;
+use super::{Context, POOL_BYTES, files, payload, users};
+
+const FILE: &str = "tensors.bin";
+/// Areas in the file: threads at the most.
+const AREAS: usize = 4;
+
+struct Play {
+    target: Target,
+    folders: Vec<PathBuf>,
+    /// Where each area begins. Borders lie anywhere, also inside of pages.
+    begins: Vec<usize>,
+    areas: Vec<Mutex<Area>>,
+}
+
+impl Play {
+    fn area(&self, index: usize) -> MutexGuard<'_, Area> {
+        self.areas[index].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn copy(&self) -> Self {
+        Self {
+            target: self.target.clone(),
+            folders: self.folders.clone(),
+            begins: self.begins.clone(),
+            areas: (0..self.areas.len()).map(|index| Mutex::new(self.area(index).clone())).collect(),
+        }
+    }
+
+    fn open(&self, access: Access) -> Result<Arc<TensorFile>> {
+        let target = match &self.target {
+            Target::Stripes(set) => Target::from(set.manifest_path()),
+            path => path.clone(),
+        };
+        TensorFile::open(&target, OpenOptions { access, create: false, direct: DirectMode::Preferred })
+    }
+
+    /// The same through a descriptor of the caller's own, to which the kernel appends whatever is written.
+    fn open_appending(&self) -> Result<Arc<TensorFile>> {
+        let Target::Path(path) = &self.target else { return self.open(Access::ReadWrite) };
+        let own = fs::open(path, OFlags::RDWR | OFlags::APPEND, 0);
+        let own = own.map_err(|errno| Error::os("open", errno).at_path(path))?;
+        TensorFile::from_fd(own.as_fd(), Some(path), Access::ReadWrite, DirectMode::Preferred)
+    }
+}
+
+/// Plays it.
+pub(super) fn play(context: &Context) {
+    let mut rng = context.rng(1);
+    let folders = files::make_folders(context, rng.within(1..3) as usize);
+    let play = Arc::new(make(&folders, &mut rng));
+    for folder in &play.folders {
+        users::drop_file(context, &folder.join("tensors.bin.bak"));
+    }
+    begin(context, &play);
+    let processes = rng.within(1..3) as u32;
+    let is_cut = {
+        let mut state = context.world.state();
+        match rng.below(4) {
+            0 => state.setup.power_cut_at = Some(rng.within(1..200)),
+            1 => state.setup.killed = Some((1 + rng.below(processes.into()) as u32, rng.within(1..150))),
+            _ => {}
+        }
+        state.setup.power_cut_at.is_some()
+    };
+    let running: Vec<_> = (1..=processes).map(|id| submitter(context, &play, id, processes)).collect();
+    if rng.chance(400) {
+        let play = Arc::clone(&play);
+        context.watch(move || {
+            let seen = play.copy();
+            move |context: &Context, is_cut| check(context, &seen, is_cut)
+        });
+    }
+    context.finish_running(running, is_cut);
+    check(context, &play, is_cut);
+    users::check_foreign(context);
+}
+
+fn make(folders: &[PathBuf], rng: &mut Rng) -> Play {
+    let paths: Vec<PathBuf> = folders.iter().map(|folder| folder.join(FILE)).collect();
+    let target = match StripeSet::new(paths.clone(), 4096) {
+        Ok(set) if paths.len() > 1 => Target::Stripes(set),
+        _ => Target::from(&paths[0]),
+    };
+    let (mut begins, mut areas, mut end) = (Vec::new(), Vec::new(), 0);
+    for _ in 0..AREAS {
+        let mut bytes = vec![0; rng.within(500..16_000) as usize];
+        rng.fill(&mut bytes);
+        begins.push(end);
+        end += bytes.len();
+        areas.push(Mutex::new(Area::new(bytes)));
+    }
+    Play { target, folders: folders.to_vec(), begins, areas }
+}
+
+/// What is there before anything happens.
+fn begin(context: &Context, play: &Arc<Play>) {
+    let failing = std::mem::take(&mut context.world.state().setup.failing);
+    let first = Arc::clone(play);
+    let process = context.process(400, move |context| {
+        let written = context.engine(99).and_then(|engine| {
+            let replacement = Replacement::new(&first.target)?;
+            let file = replacement.open(DirectMode::Preferred)?;
+            let mut all = Vec::new();
+            for index in 0..AREAS {
+                all.extend(first.area(index).shown());
+            }
+            let options = WriteOptions { durability: Durability::Full, extent: WriteExtent::WholeFile };
+            engine.write(&file, 0, payload::holding(&all).region(), options)?.wait().1?;
+            replacement.commit(true)
+        });
+        if let Err(error) = written {
+            context.fail(format!("a file cannot be made: {error}"));
+        }
+    });
+    context.join(vec![process]);
+    context.world.forget_steps();
+    context.world.state().setup.failing = failing;
+}
+
+/// A process with one engine, and a thread for each of its areas.
+fn submitter(context: &Context, play: &Arc<Play>, id: u32, processes: u32) -> thread::JoinHandle<()> {
+    let play = Arc::clone(play);
+    context.process(id, move |context| {
+        let Ok(engine) = context.engine(u64::from(id)) else { return };
+        let appends = context.rng(10 + u64::from(id)).chance(300);
+        let file = if appends { play.open_appending() } else { play.open(Access::ReadWrite) };
+        let Ok(file) = file else { return };
+        let submitted = Mutex::new(0);
+        thread::scope(|scope| {
+            for area in (0..AREAS).filter(|area| area % processes as usize == id as usize - 1) {
+                let (play, engine, file, submitted) = (&play, &engine, &file, &submitted);
+                let started = thread::Builder::new().spawn_scoped(scope, move || {
+                    let rng = context.rng(100 + area as u64);
+                    let kept = Vec::new();
+                    let mut user =
+                        User { context, play, engine, file, area, rng, submitted: 0, has_forgotten: false, kept };
+                    for _ in 0..user.rng.within(2..9) {
+                        if !user.has_forgotten {
+                            user.request();
+                        }
+                    }
+                    user.check_kept();
+                    *submitted.lock().unwrap_or_else(PoisonError::into_inner) += user.submitted;
+                });
+                debug_assert!(started.is_ok(), "threads are never short");
+            }
+        });
+        // What nobody waits for ends with the engine.
+        engine.close();
+        let (stats, submitted) = (engine.stats(), submitted.into_inner().unwrap_or_else(PoisonError::into_inner));
+        if stats.requests != submitted {
+            context.fail(format!("{} of {submitted} requests have ended", stats.requests));
+        }
+        if stats.pool_bytes > POOL_BYTES {
+            context.fail(format!("the bounce pool has {} bytes, of {POOL_BYTES}", stats.pool_bytes));
+        }
+    })
+}
+
+struct User<'a> {
+    context: &'a Context,
+    play: &'a Play,
+    engine: &'a Arc<Engine>,
+    file: &'a Arc<TensorFile>,
+    area: usize,
+    rng: Rng,
+    submitted: u64,
+    /// Whether a request may be under way that nobody waits for.
+    has_forgotten: bool,
+    /// Memory that requests have filled, and what was in it then.
+    kept: Vec<(RegionMut, Vec<u8>)>,
+}
+
+impl User<'_> {
+    fn request(&mut self) {
+        match self.rng.below(8) {
+            0 => self.sync(),
+            1..4 => self.read(),
+            _ => self.write(),
+        }
+    }
+
+    /// A stretch of the area.
+    fn stretch(&mut self) -> (usize, usize) {
+        let len = self.play.area(self.area).len();
+        let at = self.rng.below(len as u64) as usize;
+        (at, 1 + self.rng.below((len - at) as u64) as usize)
+    }
+
+    fn offset(&self, at: usize) -> u64 {
+        (self.play.begins[self.area] + at) as u64
+    }
+
+    fn sync(&mut self) {
+        self.submitted += 1;
+        match self.engine.sync(self.file, Durability::Data) {
+            Ok(()) => self.play.area(self.area).sync(),
+            Err(error) => self.complain(&error, false),
+        }
+    }
+
+    fn write(&mut self) {
+        let (at, len) = self.stretch();
+        let mut bytes = vec![0; len];
+        self.rng.fill(&mut bytes);
+        let durability = self.rng.pick(&[Durability::None, Durability::None, Durability::Data, Durability::Full]);
+        let options = WriteOptions { durability, extent: WriteExtent::InPlace };
+        self.play.area(self.area).begin(at, &bytes);
+        // In one piece, or in several that lie apart.
+        let cut = if len > 2 && self.rng.chance(400) { 1 + self.rng.below(len as u64 - 1) as usize } else { len };
+        let items: Vec<WriteItem> = [(0, cut), (cut, len)]
+            .into_iter()
+            .filter(|(from, to)| from < to)
+            .map(|(from, to)| WriteItem {
+                file: Arc::clone(self.file),
+                offset: self.offset(at + from),
+                source: payload::holding(&bytes[from..to]).region(),
+            })
+            .collect();
+        let count = items.len();
+        let Some(pending) = self.submit(|engine| engine.write_batch(items, options)) else { return };
+        let Some((sources, result, was_cancelled)) = self.end(pending) else { return };
+        if sources.is_none_or(|sources: Vec<Region>| sources.len() != count) {
+            self.context.fail("memory of a write did not come home".into());
+        }
+        match result {
+            Ok(transfer) if transfer.bytes == len as u64 => {
+                let mut area = self.play.area(self.area);
+                area.finish(at, &bytes);
+                if durability != Durability::None {
+                    area.sync();
+                }
+            }
+            Ok(transfer) => self.context.fail(format!("a write of {len} bytes moved {}", transfer.bytes)),
+            Err(error) => self.complain(&error, was_cancelled),
+        }
+    }
+
+    fn read(&mut self) {
+        let (at, len) = self.stretch();
+        let cut = if len > 2 && self.rng.chance(400) { 1 + self.rng.below(len as u64 - 1) as usize } else { len };
+        let items: Vec<ReadItem> = [(0, cut), (cut, len)]
+            .into_iter()
+            .filter(|(from, to)| from < to)
+            .map(|(from, to)| ReadItem {
+                file: Arc::clone(self.file),
+                offset: self.offset(at + from),
+                target: payload::memory(to - from),
+            })
+            .collect();
+        let count = items.len();
+        let is_later = self.rng.chance(300);
+        let submitted =
+            |engine: &Engine| if is_later { engine.read_batch_later(items) } else { engine.read_batch(items) };
+        let Some(pending) = self.submit(submitted) else { return };
+        let Some((targets, result, was_cancelled)) = self.end(pending) else { return };
+        let targets: Vec<RegionMut> = targets.unwrap_or_default();
+        if targets.len() != count {
+            self.context.fail("memory of a read did not come home".into());
+        }
+        let mut all = Vec::new();
+        for target in targets {
+            let bytes = bytes_of(&target);
+            all.extend(&bytes);
+            self.kept.push((target, bytes));
+        }
+        match result {
+            Ok(_) => {
+                if let Some(problem) = self.play.area(self.area).settle(at, &all) {
+                    self.context.fail(format!("a read of area {} at {at}: {problem}", self.area));
+                }
+            }
+            Err(error) => self.complain(&error, was_cancelled),
+        }
+    }
+
+    fn submit<T>(&mut self, make: impl FnOnce(&Engine) -> Result<Pending<T>>) -> Option<Pending<T>> {
+        match make(self.engine) {
+            Ok(pending) => {
+                self.submitted += 1;
+                Some(pending)
+            }
+            Err(error) => {
+                self.complain(&error, false);
+                None
+            }
+        }
+    }
+
+    /// Waits for the end of a request in one of many ways: the memory, the result, and whether it was cancelled.
+    fn end<T: deepnvme_io::Home>(&mut self, pending: Pending<T>) -> Option<(Option<T>, Result<Transfer>, bool)> {
+        let manner = self.rng.below(10);
+        let mut was_cancelled = false;
+        if manner < 4 {
+            (0..self.rng.below(60)).for_each(|_| thread::yield_now());
+            pending.hurry();
+            was_cancelled = pending.cancel();
+            if manner == 0 {
+                // Once more: nothing is left to cancel.
+                if pending.cancel() && was_cancelled {
+                    self.context.fail("a request was cancelled twice".into());
+                }
+            }
+        } else if manner == 4 {
+            // Somebody else cancels it while this one waits.
+            let rounds = self.rng.below(60);
+            was_cancelled = thread::scope(|scope| {
+                let pending = &pending;
+                let canceller = thread::Builder::new().spawn_scoped(scope, move || {
+                    (0..rounds).for_each(|_| thread::yield_now());
+                    pending.cancel()
+                });
+                while !pending.wait_timeout(Duration::from_millis(1)) {}
+                canceller.is_ok_and(|canceller| canceller.join().unwrap_or(false))
+            });
+        }
+        if manner == 5 && self.rng.chance(300) {
+            self.has_forgotten = true;
+            return None;
+        }
+        if manner == 5 {
+            while !pending.wait_timeout(Duration::from_millis(1)) {}
+            let first = pending.finish();
+            let Some((memory, result)) = first else {
+                self.context.fail("a request that is done has no result".into());
+                return None;
+            };
+            if pending.finish().is_none_or(|(again, _)| again.is_some()) {
+                self.context.fail("memory came home twice".into());
+            }
+            return Some((memory, result, was_cancelled));
+        }
+        let (memory, result) = pending.wait();
+        if result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Cancelled) && !was_cancelled {
+            self.context.fail("a request ended as cancelled, which nobody had cancelled".into());
+        }
+        Some((memory, result, was_cancelled))
+    }
+
+    fn complain(&self, error: &Error, was_cancelled: bool) {
+        let is_excused = was_cancelled
+            || self.context.world.is_dead(thread::process())
+            || self.context.world.state().setup.failing > 0;
+        if !is_excused {
+            self.context.fail(format!("a request failed, though nothing else did: {error}"));
+        }
+    }
+
+    /// Nothing writes to memory whose request is over.
+    fn check_kept(&self) {
+        for (memory, then) in &self.kept {
+            if bytes_of(memory) != *then {
+                self.context.fail("memory has changed after its request was over".into());
+            }
+        }
+    }
+}
+
+fn bytes_of(memory: &RegionMut) -> Vec<u8> {
+    let mut bytes = vec![0; memory.len()];
+    memory.region().copy_to_slice(0, &mut bytes);
+    bytes
+}
+
+/// All areas hold what they may.
+fn check(context: &Context, play: &Play, after_cut: bool) {
+    let read = || -> Result<Vec<u8>> {
+        let (engine, file) = (context.engine(97)?, play.open(Access::Read)?);
+        let (memory, result) = engine.read(&file, 0, payload::memory(file.len()? as usize))?.wait();
+        result?;
+        Ok(memory.map(|memory: RegionMut| bytes_of(&memory)).unwrap_or_default())
+    };
+    let all = match read() {
+        Ok(all) => all,
+        Err(error) => return context.fail(format!("the file cannot be read: {error}")),
+    };
+    for (index, begin) in play.begins.iter().enumerate() {
+        let area = play.area(index);
+        let problem = match all.get(*begin..begin + area.len()) {
+            Some(bytes) => area.judge(bytes, after_cut),
+            None => Some(format!("the file has only {} bytes", all.len())),
+        };
+        if let Some(problem) = problem {
+            context.fail(format!("area {index}: {problem}"));
+        }
+    }
+}

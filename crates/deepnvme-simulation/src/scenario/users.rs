@@ -1,0 +1,103 @@
+//! Users of the machine, who have files of their own under every name, also under those that they have seen us use.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use deepnvme_io::fs;
+use deepnvme_simulation_runtime::thread::{self, JoinHandle};
+
+use super::Context;
+use crate::world::USERS_FROM;
+use crate::world::tree::Node;
+
+/// The bytes of every file that a user makes.
+const CONTENT: &[u8] = b"precious";
+
+/// Makes a user's file, where the name is free.
+pub(super) fn drop_file(context: &Context, path: &Path) {
+    let mut state = context.world.state();
+    let tree = &mut state.tree;
+    let Ok(place) = tree.find(path, false) else { return };
+    if place.inode.is_some() {
+        return;
+    }
+    let disk = tree.disk_of(place.folder);
+    let Ok(inode) = tree.make(Node::File(crate::world::journal::Journal::of(CONTENT.to_vec())), disk, 0o640, true)
+    else {
+        return;
+    };
+    let written = tree.memory(inode).map(|memory| rustix::io::pwrite(memory, CONTENT, 0));
+    debug_assert!(written.is_ok(), "memory takes bytes");
+    tree.set_names(place.folder, vec![(place.name, Some(inode))]);
+    let all = tree.last_change();
+    let synced = tree.sync(place.folder, &[], all);
+    debug_assert!(synced.is_ok(), "a folder was found");
+}
+
+/// A user who looks into these folders, and makes files of the names that come and go there.
+pub(super) fn mimic(context: &Context, folders: Vec<PathBuf>) -> JoinHandle<()> {
+    context.process(USERS_FROM, move |context| {
+        let mut rng = context.rng(0x6d69);
+        let mut seen: Vec<PathBuf> = Vec::new();
+        for _ in 0..rng.within(2..12) {
+            for _ in 0..rng.below(20) {
+                thread::yield_now();
+            }
+            for folder in &folders {
+                let names = fs::entries(folder).unwrap_or_default();
+                seen.extend(names.into_iter().filter(is_private).map(|name| folder.join(name)));
+            }
+            if seen.is_empty() {
+                continue;
+            }
+            let path = seen[rng.below(seen.len() as u64) as usize].clone();
+            if rng.chance(500) {
+                // A copy: the same name but for its end.
+                let mut bytes = path.file_name().unwrap_or_default().as_bytes().to_vec();
+                if let Some(last) = bytes.last_mut() {
+                    *last = if *last == b'7' { b'8' } else { b'7' };
+                }
+                drop_file(context, &path.with_file_name(std::ffi::OsStr::from_bytes(&bytes)));
+            } else {
+                drop_file(context, &path);
+            }
+        }
+    })
+}
+
+/// Whether a name looks like one of our private ones.
+pub(super) fn is_private(name: &OsString) -> bool {
+    let bytes = name.as_bytes();
+    [&b"deepnvme"[..], b".part-", b".tmp"].iter().any(|mark| bytes.windows(mark.len()).any(|part| part == *mark))
+}
+
+/// All files in the folder that are not the users'.
+#[must_use]
+pub(super) fn ours_in(context: &Context, folder: &Path) -> Vec<PathBuf> {
+    let state = context.world.state();
+    let walked = state.tree.walk();
+    let ours = walked.into_iter().filter(|(path, inode)| {
+        path.parent() == Some(folder) && state.tree.entry(*inode).is_ok_and(|entry| !entry.is_foreign)
+    });
+    ours.map(|(path, _)| path).collect()
+}
+
+/// The names of users' files, each with what is wrong with it.
+pub(super) fn check_foreign(context: &Context) {
+    let state = context.world.state();
+    let mut wrong = Vec::new();
+    for (path, inode) in state.tree.walk() {
+        let Ok(entry) = state.tree.entry(inode) else { continue };
+        if entry.is_foreign
+            && matches!(entry.node, Node::File(_))
+            && (entry.mode != 0o640 || state.tree.content(inode).is_ok_and(|content| content != CONTENT))
+        {
+            wrong.push(path);
+        }
+    }
+    drop(state);
+    for path in wrong {
+        context.fail(format!("{} of a user has changed", path.display()));
+    }
+}

@@ -1,0 +1,79 @@
+//! Which thread runs next: a function of the seed, in one of several temperaments.
+
+use std::collections::HashMap;
+
+use deepnvme_testkit::rng::Rng;
+use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
+
+/// How threads are chosen.
+#[derive(Debug)]
+enum Temper {
+    /// Any that can run.
+    Even,
+    /// The one that runs, mostly.
+    Sticky,
+    /// The one of the highest priority; priorities are random, and change now and then (PCT).
+    Ranked { ranks: HashMap<TaskId, u64>, lowest: u64 },
+}
+
+/// A scheduler for one execution.
+#[derive(Debug)]
+pub struct SeededScheduler {
+    seed: u64,
+    rng: Rng,
+    temper: Temper,
+    is_begun: bool,
+}
+
+impl SeededScheduler {
+    /// The scheduler of that seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        let mut rng = Rng::keyed(seed, &[0x0073_6368]);
+        let temper = match rng.below(4) {
+            0 => Temper::Even,
+            1 => Temper::Ranked { ranks: HashMap::new(), lowest: u64::MAX / 2 },
+            _ => Temper::Sticky,
+        };
+        Self { seed, rng, temper, is_begun: false }
+    }
+}
+
+impl Scheduler for SeededScheduler {
+    fn new_execution(&mut self) -> Option<Schedule> {
+        let is_first = !std::mem::replace(&mut self.is_begun, true);
+        is_first.then(|| Schedule::new(self.seed))
+    }
+
+    fn next_task(&mut self, runnable: &[&Task], current: Option<TaskId>, _is_yielding: bool) -> Option<TaskId> {
+        let rng = &mut self.rng;
+        let any = |rng: &mut Rng| runnable[rng.below(runnable.len() as u64) as usize].id();
+        let chosen = match &mut self.temper {
+            Temper::Even => any(rng),
+            Temper::Sticky => match current.filter(|id| runnable.iter().any(|task| task.id() == *id)) {
+                Some(current) if rng.chance(850) => current,
+                _ => any(rng),
+            },
+            Temper::Ranked { ranks, lowest } => {
+                // Whoever runs loses its rank now and then; that also ends every wait that looks again and again.
+                if let Some(current) = current.filter(|_| rng.chance(40)) {
+                    *lowest -= 1;
+                    ranks.insert(current, *lowest);
+                }
+                let mut best = None;
+                for task in runnable {
+                    let rank = *ranks.entry(task.id()).or_insert_with(|| u64::MAX / 2 + rng.below(1 << 40));
+                    if best.is_none_or(|(_, highest)| rank > highest) {
+                        best = Some((task.id(), rank));
+                    }
+                }
+                best?.0
+            }
+        };
+        Some(chosen)
+    }
+
+    fn next_u64(&mut self) -> u64 {
+        self.rng.next_u64()
+    }
+}

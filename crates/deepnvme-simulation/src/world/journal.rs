@@ -1,0 +1,119 @@
+//! What one file has been through: what is durable, and what a power cut could still take back. Pure.
+
+use deepnvme_testkit::rng::Rng;
+
+/// A power cut tears a write between sectors, never inside one.
+pub const SECTOR_BYTES: usize = 512;
+
+/// Names a change; later ones have larger numbers.
+pub type ChangeId = u64;
+
+/// The content that is safe, and the changes since, in the order in which they took effect.
+#[derive(Clone, Debug, Default)]
+pub struct Journal {
+    durable: Vec<u8>,
+    changes: Vec<Change>,
+}
+
+#[derive(Clone, Debug)]
+struct Change {
+    id: ChangeId,
+    what: What,
+    /// Whether the writer has been told. Before that, no sync can promise the change.
+    is_reported: bool,
+}
+
+#[derive(Clone, Debug)]
+enum What {
+    Write { offset: usize, bytes: Vec<u8> },
+    Resize { bytes: usize },
+}
+
+impl Journal {
+    /// Of a file that has this content on the disk.
+    #[must_use]
+    pub fn of(durable: Vec<u8>) -> Self {
+        Self { durable, changes: Vec::new() }
+    }
+
+    /// Notes bytes that were written.
+    pub fn wrote(&mut self, id: ChangeId, offset: usize, bytes: Vec<u8>, is_reported: bool) {
+        self.changes.push(Change { id, what: What::Write { offset, bytes }, is_reported });
+    }
+
+    /// Notes another length.
+    pub fn resized(&mut self, id: ChangeId, bytes: usize) {
+        self.changes.push(Change { id, what: What::Resize { bytes }, is_reported: true });
+    }
+
+    /// Notes that the writer knows of the change.
+    pub fn report(&mut self, id: ChangeId) {
+        if let Some(change) = self.changes.iter_mut().find(|change| change.id == id) {
+            change.is_reported = true;
+        }
+    }
+
+    /// What a sync that begins now promises: the changes whose makers have been told.
+    #[must_use]
+    pub fn promised(&self) -> Vec<ChangeId> {
+        self.changes.iter().filter(|change| change.is_reported).map(|change| change.id).collect()
+    }
+
+    /// Makes these changes durable.
+    pub fn sync(&mut self, promised: &[ChangeId]) {
+        let (safe, at_risk): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.changes).into_iter().partition(|change| promised.contains(&change.id));
+        self.changes = at_risk;
+        for change in &safe {
+            change.what.apply(&mut self.durable, |_| true);
+        }
+    }
+
+    /// Changes that a power cut now could lose.
+    #[must_use]
+    pub fn unsynced(&self) -> usize {
+        self.changes.len()
+    }
+
+    /// One of the contents that a power cut could leave: each change that is not durable is kept, lost or torn. Of a
+    /// thousand, `keep` are kept whole.
+    #[must_use]
+    pub fn crash_image(&self, rng: &mut Rng, keep: u32) -> Vec<u8> {
+        let mut image = self.durable.clone();
+        for change in &self.changes {
+            if rng.chance(keep) {
+                change.what.apply(&mut image, |_| true);
+            } else if rng.chance(500) {
+                change.what.apply(&mut image, |_| rng.chance(500));
+            }
+        }
+        image
+    }
+}
+
+impl What {
+    /// Puts the sectors that are kept into the image, which grows when they lie past its end.
+    fn apply(&self, image: &mut Vec<u8>, mut keep: impl FnMut(usize) -> bool) {
+        let (offset, bytes) = match self {
+            Self::Write { offset, bytes } => (*offset, bytes),
+            Self::Resize { bytes } => {
+                if keep(0) {
+                    image.resize(*bytes, 0);
+                }
+                return;
+            }
+        };
+        let end = offset + bytes.len();
+        let mut start = offset;
+        while start < end {
+            let sector_end = ((start / SECTOR_BYTES + 1) * SECTOR_BYTES).min(end);
+            if keep(start / SECTOR_BYTES) {
+                if image.len() < sector_end {
+                    image.resize(sector_end, 0);
+                }
+                image[start..sector_end].copy_from_slice(&bytes[start - offset..sector_end - offset]);
+            }
+            start = sector_end;
+        }
+    }
+}

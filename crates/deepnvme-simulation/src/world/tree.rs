@@ -1,0 +1,451 @@
+//! The files and folders of all disks, and what a power cut leaves of them.
+//!
+//! The content of a file lies in a `memfd`, so that a real descriptor of it can be given out and real transfers work on it.
+//! All else is a model.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+
+use deepnvme_testkit::rng::Rng;
+use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
+use rustix::io::{Errno, pread, pwrite};
+
+use super::folder::{Folder, Inode};
+use super::journal::{ChangeId, Journal};
+
+/// Symbolic links that one path may go through.
+const LINKS_MAX: usize = 40;
+
+/// What lies under a name.
+#[derive(Clone, Debug)]
+pub enum Node {
+    /// A regular file.
+    File(Journal),
+    /// A folder.
+    Folder(Folder),
+    /// A symbolic link.
+    Link(PathBuf),
+    /// A named pipe, as a stand-in for all that is neither of these.
+    Pipe,
+}
+
+/// A file, folder, link or pipe.
+#[derive(Debug)]
+pub struct Entry {
+    /// What it is.
+    pub node: Node,
+    /// Which disk it lies on.
+    pub disk: usize,
+    /// Permission bits.
+    pub mode: u32,
+    /// When it was made.
+    pub born_ns: u64,
+    /// When its bytes last changed.
+    pub modified_ns: u64,
+    /// How many names it has.
+    pub links: u64,
+    /// Whether somebody else than the code under test made it.
+    pub is_foreign: bool,
+    /// Where it has its name.
+    pub at: Option<(Inode, OsString)>,
+    memory: OwnedFd,
+}
+
+/// Where a path leads: the folder, the name in it, and what has that name.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The folder.
+    pub folder: Inode,
+    /// The name.
+    pub name: OsString,
+    /// What has the name.
+    pub inode: Option<Inode>,
+}
+
+/// All disks.
+#[derive(Debug)]
+pub struct Tree {
+    entries: BTreeMap<Inode, Entry>,
+    by_memory: HashMap<u64, Inode>,
+    roots: Vec<Inode>,
+    next_inode: Inode,
+    last_change: ChangeId,
+    now_ns: u64,
+}
+
+/// The root of all paths; the disks lie in it.
+pub const ROOT: Inode = 1;
+
+impl Tree {
+    /// Empty disks, under `/d0`, `/d1` and so on.
+    ///
+    /// # Errors
+    /// When the kernel gives no memory.
+    pub fn new(disks: usize) -> Result<Self, Errno> {
+        let (entries, by_memory) = (BTreeMap::new(), HashMap::new());
+        let mut tree =
+            Self { entries, by_memory, roots: Vec::new(), next_inode: ROOT, last_change: 0, now_ns: 1_700_000_000_000 };
+        let root = tree.make(Node::Folder(Folder::default()), 0, 0o755, false)?;
+        debug_assert_eq!(root, ROOT, "the root comes first");
+        // Nobody hits upon the number of a file.
+        tree.next_inode = 1 << 40;
+        for disk in 0..disks {
+            let folder = tree.make(Node::Folder(Folder::default()), disk, 0o755, false)?;
+            tree.set_names(ROOT, vec![(format!("d{disk}").into(), Some(folder))]);
+            tree.roots.push(folder);
+        }
+        let all = tree.last_change;
+        tree.folder_mut(ROOT)?.sync(all);
+        Ok(tree)
+    }
+
+    /// The same disks once more, with what is on them now.
+    ///
+    /// # Errors
+    /// When the kernel gives no memory.
+    pub fn copy(&self) -> Result<Self, Errno> {
+        let (mut entries, mut by_memory) = (BTreeMap::new(), HashMap::new());
+        for (inode, entry) in &self.entries {
+            let memory = memfd_create("simulated", MemfdFlags::CLOEXEC)?;
+            by_memory.insert(memory_of(memory.as_fd())?, *inode);
+            if matches!(entry.node, Node::File(_)) {
+                write_whole(memory.as_fd(), &self.content(*inode)?)?;
+            }
+            let Entry { node, disk, mode, born_ns, modified_ns, links, is_foreign, at, memory: _ } = entry;
+            let (node, at) = (node.clone(), at.clone());
+            let (disk, mode, born_ns, modified_ns) = (*disk, *mode, *born_ns, *modified_ns);
+            let (links, is_foreign) = (*links, *is_foreign);
+            let copy = Entry { node, disk, mode, born_ns, modified_ns, links, is_foreign, at, memory };
+            entries.insert(*inode, copy);
+        }
+        let Self { roots, next_inode, last_change, now_ns, .. } = self;
+        let (roots, next_inode, last_change, now_ns) = (roots.clone(), *next_inode, *last_change, *now_ns);
+        Ok(Self { entries, by_memory, roots, next_inode, last_change, now_ns })
+    }
+
+    /// Makes a file without a name.
+    ///
+    /// # Errors
+    /// When the kernel gives no memory.
+    pub fn make(&mut self, node: Node, disk: usize, mode: u32, is_foreign: bool) -> Result<Inode, Errno> {
+        let memory = memfd_create("simulated", MemfdFlags::CLOEXEC)?;
+        self.by_memory.insert(memory_of(memory.as_fd())?, self.next_inode);
+        let now = self.tick();
+        let entry = Entry { node, disk, mode, born_ns: now, modified_ns: now, links: 0, is_foreign, at: None, memory };
+        self.entries.insert(self.next_inode, entry);
+        self.next_inode += 1;
+        Ok(self.next_inode - 1)
+    }
+
+    /// The time, which has passed by asking.
+    pub fn tick(&mut self) -> u64 {
+        self.now_ns += 1000;
+        self.now_ns
+    }
+
+    /// A number for the next change.
+    pub fn next_change(&mut self) -> ChangeId {
+        self.last_change += 1;
+        self.last_change
+    }
+
+    /// The number of the last change.
+    #[must_use]
+    pub fn last_change(&self) -> ChangeId {
+        self.last_change
+    }
+
+    /// What has that number.
+    ///
+    /// # Errors
+    /// `BADF` where it is not of this world.
+    pub fn entry(&self, inode: Inode) -> Result<&Entry, Errno> {
+        self.entries.get(&inode).ok_or(Errno::BADF)
+    }
+
+    /// The same, to change.
+    ///
+    /// # Errors
+    /// As [`entry`](Self::entry).
+    pub fn entry_mut(&mut self, inode: Inode) -> Result<&mut Entry, Errno> {
+        self.entries.get_mut(&inode).ok_or(Errno::BADF)
+    }
+
+    /// What a descriptor has open.
+    ///
+    /// # Errors
+    /// `BADF` where it is not of this world.
+    pub fn inode_of(&self, file: BorrowedFd<'_>) -> Result<Inode, Errno> {
+        self.by_memory.get(&memory_of(file)?).copied().ok_or(Errno::BADF)
+    }
+
+    /// The memory behind a file.
+    ///
+    /// # Errors
+    /// As [`entry`](Self::entry).
+    pub fn memory(&self, inode: Inode) -> Result<BorrowedFd<'_>, Errno> {
+        Ok(self.entry(inode)?.memory.as_fd())
+    }
+
+    /// A folder.
+    ///
+    /// # Errors
+    /// `NOTDIR` for anything else.
+    pub fn folder(&self, inode: Inode) -> Result<&Folder, Errno> {
+        if let Node::Folder(folder) = &self.entry(inode)?.node { Ok(folder) } else { Err(Errno::NOTDIR) }
+    }
+
+    fn folder_mut(&mut self, inode: Inode) -> Result<&mut Folder, Errno> {
+        if let Node::Folder(folder) = &mut self.entry_mut(inode)?.node { Ok(folder) } else { Err(Errno::NOTDIR) }
+    }
+
+    /// Finds a path. A link at its end is followed if `follows`; the name itself may be free.
+    ///
+    /// # Errors
+    /// `NOENT`, `NOTDIR` or `LOOP` where the folder does not exist.
+    pub fn find(&self, path: &Path, follows: bool) -> Result<Place, Errno> {
+        let mut links = 0;
+        self.find_from(path, follows, &mut links)
+    }
+
+    fn find_from(&self, path: &Path, follows: bool, links: &mut usize) -> Result<Place, Errno> {
+        let mut above = vec![ROOT];
+        let components: Vec<Component<'_>> = path.components().collect();
+        let mut place = Place { folder: ROOT, name: OsString::new(), inode: Some(ROOT) };
+        for (index, component) in components.iter().enumerate() {
+            let is_last = index + 1 == components.len();
+            let name = match component {
+                Component::RootDir | Component::CurDir | Component::Prefix(_) => continue,
+                Component::ParentDir => {
+                    if above.len() > 1 {
+                        above.pop();
+                    }
+                    let here = *above.last().unwrap_or(&ROOT);
+                    place = self.place_of(here);
+                    continue;
+                }
+                Component::Normal(name) => *name,
+            };
+            let here = *above.last().unwrap_or(&ROOT);
+            let inode = self.folder(here)?.get(name);
+            place = Place { folder: here, name: name.to_os_string(), inode };
+            let Some(found) = inode else {
+                if is_last {
+                    return Ok(place);
+                }
+                return Err(Errno::NOENT);
+            };
+            match &self.entry(found)?.node {
+                Node::Link(target) if !is_last || follows => {
+                    *links += 1;
+                    if *links > LINKS_MAX {
+                        return Err(Errno::LOOP);
+                    }
+                    let base = self.path_of(here).unwrap_or_default();
+                    place = self.find_from(&base.join(target), true, links)?;
+                    match place.inode {
+                        Some(inode) if matches!(self.entry(inode)?.node, Node::Folder(_)) => {
+                            above = self.way_to(inode);
+                        }
+                        Some(_) if is_last => {}
+                        None if is_last => {}
+                        Some(_) => return Err(Errno::NOTDIR),
+                        None => return Err(Errno::NOENT),
+                    }
+                }
+                Node::Folder(_) => above.push(found),
+                _ if is_last => {}
+                _ => return Err(Errno::NOTDIR),
+            }
+        }
+        Ok(place)
+    }
+
+    fn place_of(&self, inode: Inode) -> Place {
+        let at = self.entries.get(&inode).and_then(|entry| entry.at.clone());
+        let (folder, name) = at.unwrap_or((ROOT, OsString::new()));
+        Place { folder, name, inode: Some(inode) }
+    }
+
+    /// The folders from the root down to this one.
+    fn way_to(&self, inode: Inode) -> Vec<Inode> {
+        let mut way = vec![inode];
+        let mut here = inode;
+        while here != ROOT
+            && let Some((above, _)) = self.entries.get(&here).and_then(|entry| entry.at.clone())
+        {
+            way.push(above);
+            here = above;
+        }
+        way.reverse();
+        way
+    }
+
+    /// The path of what has a name.
+    #[must_use]
+    pub fn path_of(&self, inode: Inode) -> Option<PathBuf> {
+        if inode == ROOT {
+            return Some(PathBuf::from("/"));
+        }
+        let (folder, name) = self.entries.get(&inode)?.at.as_ref()?;
+        Some(self.path_of(*folder)?.join(name))
+    }
+
+    /// Changes what names in a folder refer to, at once.
+    pub fn set_names(&mut self, folder: Inode, becomes: Vec<(OsString, Option<Inode>)>) {
+        for (name, after) in &becomes {
+            let before = self.folder(folder).ok().and_then(|folder| folder.get(name));
+            if let Some(before) = before.and_then(|inode| self.entries.get_mut(&inode)) {
+                before.links = before.links.saturating_sub(1);
+                if before.at.as_ref().is_some_and(|(at, called)| *at == folder && called == name) {
+                    before.at = None;
+                }
+            }
+            if let Some(after) = after.and_then(|inode| self.entries.get_mut(&inode)) {
+                after.links += 1;
+                after.at = Some((folder, name.clone()));
+            }
+        }
+        let id = self.next_change();
+        if let Ok(folder) = self.folder_mut(folder) {
+            folder.change(id, becomes);
+        }
+    }
+
+    /// The journal of a file.
+    ///
+    /// # Errors
+    /// `INVAL` for anything else.
+    pub fn journal(&mut self, inode: Inode) -> Result<&mut Journal, Errno> {
+        if let Node::File(journal) = &mut self.entry_mut(inode)?.node { Ok(journal) } else { Err(Errno::INVAL) }
+    }
+
+    /// Makes the changes durable that a sync promised when it began.
+    ///
+    /// # Errors
+    /// As [`entry`](Self::entry).
+    pub fn sync(&mut self, inode: Inode, promised: &[ChangeId], last: ChangeId) -> Result<(), Errno> {
+        match &mut self.entry_mut(inode)?.node {
+            Node::File(journal) => journal.sync(promised),
+            Node::Folder(folder) => folder.sync(last),
+            Node::Link(_) | Node::Pipe => {}
+        }
+        Ok(())
+    }
+
+    /// All bytes of a file now.
+    ///
+    /// # Errors
+    /// As [`entry`](Self::entry).
+    pub fn content(&self, inode: Inode) -> Result<Vec<u8>, Errno> {
+        let memory = self.memory(inode)?;
+        let mut bytes = vec![0; fstat(memory)?.st_size as usize];
+        let mut done = 0;
+        while done < bytes.len() {
+            match pread(memory, &mut bytes[done..], done as u64)? {
+                0 => break,
+                count => done += count,
+            }
+        }
+        bytes.truncate(done);
+        Ok(bytes)
+    }
+
+    /// Cuts the power: of what is not durable, each change is kept with that chance (of a thousand). In an `ordered` world a
+    /// disk keeps the changes of its names up to some moment, and none after that.
+    ///
+    /// # Errors
+    /// When the kernel refuses the memory.
+    pub fn crash(&mut self, rng: &mut Rng, keep: u32, is_ordered: bool) -> Result<(), Errno> {
+        let moments: Vec<ChangeId> = self.roots.iter().map(|_| rng.below(self.last_change + 2)).collect();
+        for entry in self.entries.values_mut() {
+            let moment = moments.get(entry.disk).copied().unwrap_or(0);
+            match &mut entry.node {
+                Node::Folder(folder) => {
+                    folder.crash(|id| if is_ordered { id <= moment } else { rng.chance(keep) });
+                }
+                Node::File(journal) => {
+                    let image = journal.crash_image(rng, keep);
+                    ftruncate(&entry.memory, 0)?;
+                    write_whole(entry.memory.as_fd(), &image)?;
+                    *journal = Journal::of(image);
+                }
+                Node::Link(_) | Node::Pipe => {}
+            }
+            entry.links = 0;
+            entry.at = None;
+        }
+        self.drop_unreachable();
+        Ok(())
+    }
+
+    /// Counts the names of everything anew, and forgets what has none.
+    fn drop_unreachable(&mut self) {
+        let mut open = vec![ROOT];
+        while let Some(folder) = open.pop() {
+            let names = self.folder(folder).map(|folder| folder.names().clone()).unwrap_or_default();
+            for (name, inode) in names {
+                if let Some(entry) = self.entries.get_mut(&inode) {
+                    entry.links += 1;
+                    entry.at = Some((folder, name));
+                    if matches!(entry.node, Node::Folder(_)) && entry.links == 1 {
+                        open.push(inode);
+                    }
+                }
+            }
+        }
+        self.entries.retain(|inode, entry| *inode == ROOT || entry.links > 0);
+        let alive: std::collections::BTreeSet<Inode> = self.entries.keys().copied().collect();
+        self.by_memory.retain(|_, inode| alive.contains(inode));
+        for entry in self.entries.values_mut() {
+            if let Node::Folder(folder) = &mut entry.node {
+                folder.retain(|inode| alive.contains(&inode));
+            }
+        }
+    }
+
+    /// All paths with what lies there, folders before what they hold.
+    #[must_use]
+    pub fn walk(&self) -> Vec<(PathBuf, Inode)> {
+        let mut found = Vec::new();
+        let mut open = vec![(PathBuf::from("/"), ROOT)];
+        while let Some((path, folder)) = open.pop() {
+            let Ok(folder) = self.folder(folder) else { continue };
+            for (name, inode) in folder.names() {
+                let path = path.join(name);
+                if self.folder(*inode).is_ok() {
+                    open.push((path.clone(), *inode));
+                }
+                found.push((path, *inode));
+            }
+        }
+        found
+    }
+
+    /// The disk whose root this is, or in which it lies.
+    #[must_use]
+    pub fn disk_of(&self, inode: Inode) -> usize {
+        self.entries.get(&inode).map_or(0, |entry| entry.disk)
+    }
+}
+
+fn write_whole(memory: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < bytes.len() {
+        done += pwrite(memory, &bytes[done..], done as u64)?;
+    }
+    Ok(())
+}
+
+/// What identifies the memory behind a descriptor.
+fn memory_of(file: BorrowedFd<'_>) -> Result<u64, Errno> {
+    Ok(fstat(file)?.st_ino)
+}
+
+/// The name as text, for what is shown to people.
+#[must_use]
+pub fn shown(name: &OsStr) -> String {
+    name.to_string_lossy().into_owned()
+}

@@ -1,0 +1,287 @@
+//! Saves of which some calls in a row are refused, wherever that is: the next save clears up, and loses nothing.
+#![cfg(simulated)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use deepnvme_checkpoint::history::{Entry, History, Holder, LOCK, MANIFEST};
+use deepnvme_format::sums::sums_of;
+use deepnvme_io::fs::{self, OFlags};
+use deepnvme_io::stream::{Member, Replacement, SetReplacement};
+use deepnvme_io::{Result, Target};
+use deepnvme_simulation::run::script;
+use deepnvme_simulation::scenario::Context;
+use deepnvme_simulation::world::{Setup, USERS_FROM};
+use deepnvme_simulation_runtime::thread::in_process;
+use serde_json::{Value, json};
+
+const FOLDER: &str = "/d0";
+/// Members of sets lie on another disk than their index: a sync of the one is none of the other.
+const MEMBERS: &str = "/d1";
+/// Calls in a row that are refused.
+const REFUSED_MAX: u64 = 3;
+/// The calls from the middle of a save to a little after its end.
+const LATE_CALLS: Range<u64> = 28..52;
+/// The calls of the next process at which it dies.
+const SECOND_CALLS: u64 = 20;
+
+fn setup(has_unnamed: bool) -> Setup {
+    Setup {
+        disks: 2,
+        has_unnamed,
+        has_locks: true,
+        has_birth_times: true,
+        has_direct: false,
+        failing: 0,
+        kept: 0,
+        is_ordered: false,
+        power_cut_at: None,
+        killed: None,
+        is_at_renames: false,
+        is_cut_at_change: false,
+    }
+}
+
+/// Plays with each stretch of the calls of `work` refused, with `work` between `before` and `after`, which nothing is
+/// refused.
+fn with_each_refused<T: 'static>(
+    before: fn(&Context) -> T,
+    work: fn(&Context, &mut T),
+    after: fn(&Context, T),
+    calls_min: u64,
+) {
+    for has_unnamed in [true, false] {
+        for count in 1..=REFUSED_MAX {
+            for from in 0.. {
+                let calls = Arc::new(AtomicU64::new(0));
+                let counted = Arc::clone(&calls);
+                let report = script(7, &setup(has_unnamed), move |context| {
+                    let mut state = in_process(1, || before(context));
+                    context.world.refuse(from..from + count);
+                    in_process(1, || work(context, &mut state));
+                    counted.store(context.world.calls(), Ordering::Relaxed);
+                    context.world.calm();
+                    after(context, state);
+                });
+                assert!(
+                    report.failures.is_empty(),
+                    "unnamed {has_unnamed}, {count} from {from}: {:#?}",
+                    report.failures
+                );
+                if from > calls.load(Ordering::Relaxed) {
+                    assert!(from > calls_min, "only {from} calls");
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// The names in the folder. A file that could neither get a name that proves what it is nor be removed stays.
+fn names() -> Vec<String> {
+    let names = [FOLDER, MEMBERS].map(|folder| fs::entries(Path::new(folder)).unwrap());
+    let names = names.into_iter().flatten().map(|name| name.into_string().unwrap());
+    names.filter(|name| !name.contains(".deepnvme-tmp-new-")).collect()
+}
+
+fn write(path: &Path, text: &str, is_new: bool) -> Result<()> {
+    let flags = if is_new { OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL } else { OFlags::WRONLY };
+    let written = fs::open(path, flags, 0o600).and_then(|file| {
+        fs::write_all(file.as_fd(), text.as_bytes())?;
+        fs::sync(file.as_fd())
+    });
+    written.map_err(|errno| deepnvme_io::Error::os("write", errno).at_path(path))
+}
+
+fn begin() -> Result<SetReplacement> {
+    let member = |name: &str| Member { before: Path::new(MEMBERS).join(name), after: ".bin".into() };
+    SetReplacement::begin(&Path::new(FOLDER).join("index.json"), &[member("one-"), member("two-")], &["files"])
+}
+
+fn commit(new: SetReplacement, text: &str) -> Result<()> {
+    for member in new.members() {
+        write(member, text, false)?;
+    }
+    let names = new.members().map(|path| format!("..{}", path.to_str().unwrap()));
+    let map: serde_json::Map<String, Value> = names.map(|name| (name.clone(), name.into())).collect();
+    new.commit(json!({"weight_map": map})).map(drop)
+}
+
+fn set_text() -> String {
+    let index: Value =
+        serde_json::from_slice(&fs::read_small(&Path::new(FOLDER).join("index.json"), 1 << 20).unwrap()).unwrap();
+    let members = index["weight_map"].as_object().unwrap().keys();
+    let texts: Vec<_> = members.map(|name| fs::read_small(&Path::new(FOLDER).join(name), 1 << 20).unwrap()).collect();
+    assert!(texts.len() == 2 && texts[0] == texts[1], "{texts:?}");
+    String::from_utf8(texts[0].clone()).unwrap()
+}
+
+#[test]
+fn a_set_whose_save_is_refused_anything_gives_its_names_back_for_good() {
+    let before = |_: &Context| {
+        commit(begin().unwrap(), "old").unwrap();
+        (Vec::<PathBuf>::new(), false)
+    };
+    let give_up = |_: &Context, (names, _): &mut (Vec<PathBuf>, bool)| {
+        if let Ok(new) = begin() {
+            names.extend(new.members().map(PathBuf::from));
+        }
+    };
+    let save = |_: &Context, (names, is_saved): &mut (Vec<PathBuf>, bool)| {
+        if let Ok(new) = begin() {
+            names.extend(new.members().map(PathBuf::from));
+            *is_saved = commit(new, "new").is_ok();
+        }
+    };
+    let after = |_: &Context, (names, is_saved): (Vec<PathBuf>, bool)| {
+        let shown = set_text();
+        assert!(shown == "new" || (shown == "old" && !is_saved), "{shown}");
+        let mut theirs = 0;
+        in_process(USERS_FROM, || {
+            for path in names.iter().filter(|path| !fs::exists(path).unwrap()) {
+                write(path, "theirs", true).unwrap();
+                theirs += 1;
+            }
+        });
+        in_process(1, || commit(begin().unwrap(), "next").unwrap());
+        assert_eq!(set_text(), "next");
+        assert_eq!(self::names().len(), 3 + theirs, "{:?}", self::names());
+    };
+    with_each_refused(before, give_up, after, 10);
+    with_each_refused(before, save, after, 20);
+}
+
+/// Has the power fail, and says what was left of it: of what was not on the disk, about a half.
+fn cut_power(context: &Context) {
+    context.world.cut_power();
+    context.world.restart().unwrap();
+}
+
+/// The first of two processes dies late in what it does, or at its end, the second at some call after that, and then the
+/// power fails.
+fn with_both_killed(before: fn(), first: fn(), second: fn(), after: fn(&Context)) {
+    let calls = Arc::new(AtomicU64::new(0));
+    for first_call in LATE_CALLS {
+        for second_call in 0..SECOND_CALLS {
+            let (setup, counted) = (Setup { kept: 500, ..setup(true) }, Arc::clone(&calls));
+            let report = script(first_call * 1000 + second_call, &setup, move |context| {
+                in_process(1, before);
+                context.world.refuse(first_call..u64::MAX);
+                in_process(1, first);
+                counted.store(context.world.calls(), Ordering::Relaxed);
+                context.world.refuse(second_call..u64::MAX);
+                in_process(2, second);
+                context.world.calm();
+                cut_power(context);
+                after(context);
+            });
+            assert!(report.failures.is_empty(), "{first_call}, then {second_call}: {:#?}", report.failures);
+        }
+    }
+    assert!(calls.load(Ordering::Relaxed) < LATE_CALLS.end, "the first always dies");
+}
+
+#[test]
+fn a_set_that_a_power_cut_brings_back_is_whole() {
+    let after = |_: &Context| {
+        assert!(["old", "new"].contains(&set_text().as_str()));
+        in_process(3, || commit(begin().unwrap(), "next").unwrap());
+        assert_eq!(set_text(), "next");
+    };
+    let first = || {
+        let _ = begin().and_then(|new| commit(new, "new"));
+    };
+    with_both_killed(|| commit(begin().unwrap(), "old").unwrap(), first, || drop(begin()), after);
+}
+
+fn save(history: &History, step: u64, text: &str) -> deepnvme_checkpoint::Result<()> {
+    history.claim(&Holder::new("a test".into(), "token".into()), true)?;
+    let name = history.reserve(step, ".pt", &[])?;
+    let saved = (|| {
+        let new = Replacement::new(&Target::Path(history.folder().join(&name)))?;
+        write(&new.temporary().path(), text, false)?;
+        let entry = Entry {
+            file: name.clone(),
+            step,
+            nbytes: text.len() as u64,
+            time: "now".into(),
+            index_offset: 0,
+            index_nbytes: text.len() as u64,
+            index_crc64: format!("{:016x}", sums_of(text.as_bytes()).crc64),
+            torch: String::new(),
+            deepnvme: String::new(),
+            parts: Vec::new(),
+            pending: BTreeMap::new(),
+        };
+        history.commit(entry, Some(new)).map(drop)
+    })();
+    if saved.is_err() {
+        history.free(&name);
+    }
+    saved
+}
+
+/// The text of each checkpoint that counts.
+fn counted() -> Vec<String> {
+    let manifest = History::new(FOLDER.into(), Some(1), true).read().unwrap();
+    let text = |entry: &Entry| {
+        let names = std::iter::once(&entry.file).chain(entry.pending.get(&entry.file));
+        let found = names.filter_map(|name| fs::read_small(&Path::new(FOLDER).join(name), 1 << 20).ok()).next();
+        String::from_utf8(found.unwrap_or_else(|| panic!("{} counts, and is not there", entry.file))).unwrap()
+    };
+    manifest.checkpoints.iter().map(text).collect()
+}
+
+#[test]
+fn a_checkpoint_that_a_power_cut_brings_back_is_there() {
+    fn saved(step: u64, text: &str) -> deepnvme_checkpoint::Result<()> {
+        save(&History::new(FOLDER.into(), Some(1), true), step, text)
+    }
+    // The next process settles what it finds before it saves.
+    let second = || {
+        let history = History::new(FOLDER.into(), Some(1), true);
+        if history.claim(&Holder::new("a test".into(), "token".into()), true).is_ok() {
+            history.settle();
+        }
+    };
+    let after = |_: &Context| {
+        let shown = counted();
+        assert!(shown == ["old"] || shown == ["new"], "{shown:?}");
+    };
+    let first = || drop(saved(2, "new"));
+    with_both_killed(|| saved(1, "old").unwrap(), first, second, after);
+}
+
+#[test]
+fn a_checkpoint_that_may_count_is_never_removed_by_the_next_save() {
+    let before = |_: &Context| {
+        let history = History::new(FOLDER.into(), Some(1), true);
+        save(&history, 1, "old").unwrap();
+        (history, false)
+    };
+    let work = |_: &Context, (history, is_saved): &mut (History, bool)| *is_saved = save(history, 2, "new").is_ok();
+    let after = |context: &Context, (history, is_saved): (History, bool)| {
+        let shown = counted();
+        assert!(shown == ["new"] || (shown == ["old"] && !is_saved), "{shown:?}");
+        // The next save of the same step begins, and is given up.
+        context.world.refuse(u64::MAX..u64::MAX);
+        let name = in_process(1, || history.reserve(2, ".pt", &[])).unwrap();
+        in_process(1, || drop(Replacement::new(&Target::Path(history.folder().join(&name))).unwrap()));
+        history.free(&name);
+        assert_eq!(counted(), shown, "after a save that was given up");
+        in_process(1, || save(&history, 2, "next")).unwrap();
+        assert_eq!(counted(), ["next"]);
+        in_process(1, || drop(history));
+        in_process(2, || save(&History::new(FOLDER.into(), Some(1), true), 3, "last")).unwrap();
+        assert_eq!(counted(), ["last"]);
+        let left = names();
+        let is_known = |name: &String| [MANIFEST, LOCK, "step-00000003.pt"].contains(&name.as_str());
+        assert!(left.iter().all(is_known), "{left:?}");
+    };
+    with_each_refused(before, work, after, 20);
+}

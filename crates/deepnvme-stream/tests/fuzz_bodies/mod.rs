@@ -1,0 +1,32 @@
+//! What is tried with any bytes, and what must hold of what is accepted: the header of packed weights.
+#![allow(dead_code, reason = "every target uses its own")]
+#![allow(clippy::unwrap_used, reason = "a panic is a finding")]
+
+use deepnvme_format::safetensors::{Header, LENGTH_BYTES};
+use deepnvme_stream::pack;
+use deepnvme_stream::{CONVERSION_BYTES_MAX, Form};
+
+/// A safetensors file with packed tensors; also its header alone, with a file of the size that it wants.
+pub(crate) fn container(file: &[u8]) {
+    let Some((length, rest)) = file.split_first_chunk() else { return };
+    let Ok(bytes) = Header::json_bytes(*length, u64::MAX) else { return };
+    let Some(json) = rest.get(..bytes as usize) else { return };
+    let mut file_bytes = file.len() as u64;
+    if let Err(deepnvme_format::Error::Corrupt { offset, what }) = Header::parse(json, u64::MAX)
+        && what.starts_with("the tensors end at byte")
+    {
+        file_bytes = offset;
+    }
+    let Ok(header) = Header::parse(json, file_bytes) else { return };
+    let Ok(packed) = pack::tensors(&header, 3) else { return };
+    for tensor in packed {
+        let there = header.tensors.iter().find(|one| one.name == tensor.name).unwrap();
+        assert_eq!(tensor.stored.source, 3);
+        let Form::Parts { starts, part_bytes, bytes, .. } = &tensor.stored.form else { continue };
+        assert!(*part_bytes > 0 && *part_bytes <= CONVERSION_BYTES_MAX);
+        // Memory for what a file says is never more than the file has for it.
+        assert!(*bytes as u64 <= there.bytes.saturating_mul(8) && starts.len() as u64 <= there.bytes + 1);
+        assert!(starts.windows(2).all(|pair| pair[0] < pair[1]));
+        assert!(starts[0] >= LENGTH_BYTES + json.len() as u64 && *starts.last().unwrap() <= file_bytes);
+    }
+}

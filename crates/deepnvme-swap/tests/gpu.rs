@@ -1,0 +1,107 @@
+//! Tensors of a GPU go into the swapper and come out of it in the order of their stream. Run with a stand-in for the driver.
+
+#![allow(clippy::unwrap_used)]
+
+#[allow(dead_code, reason = "the engine's tests need more of it")]
+#[path = "../../deepnvme-io/tests/gpu/standin.rs"]
+mod standin;
+
+use std::sync::Arc;
+
+use deepnvme_io::{Config, Engine};
+use deepnvme_swap::{Options, Swapper};
+
+use crate::standin::{Gpu, pattern};
+
+const BYTES: usize = 3_000_000;
+/// How long a kernel takes that changes the memory, or looks at it.
+const DELAY_US: u64 = 40_000;
+
+struct World {
+    swapper: Swapper,
+    _folder: tempfile::TempDir,
+}
+
+fn world() -> World {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = Arc::new(Engine::new(Config::default()).unwrap());
+    let swapper = Swapper::new(engine, &Options::new(folder.path(), 16 << 20)).unwrap();
+    World { swapper, _folder: folder }
+}
+
+fn stored(swapper: &Swapper, key: &str) -> Vec<u8> {
+    let lend = swapper.lend(key, false, &mut || false).unwrap();
+    let mut bytes = vec![0; lend.len()];
+    lend.region().copy_to_slice(0, &mut bytes);
+    bytes
+}
+
+#[test]
+fn what_is_put_is_what_the_stream_makes_of_it() {
+    let gpu = Gpu::new();
+    let (world, stream) = (world(), gpu.stream(0));
+    let memory = gpu.memory(0, BYTES, 1);
+    gpu.fill(stream, &memory, 2, DELAY_US);
+    world.swapper.put("a", &memory.region().after(stream)).unwrap();
+    assert!(stored(&world.swapper, "a") == pattern(2, BYTES), "the bytes from before the kernel were put");
+    gpu.end_stream(0, stream);
+    drop((world, memory));
+    gpu.assert_clean();
+}
+
+#[test]
+fn a_part_is_written_when_the_stream_has_made_it() {
+    let gpu = Gpu::new();
+    let (world, stream) = (world(), gpu.stream(0));
+    let memory = gpu.memory(0, BYTES, 1);
+    world.swapper.put("a", &memory.region()).unwrap();
+    for (seed, is_in_memory) in [(2, true), (3, false)] {
+        if !is_in_memory {
+            evict(&world.swapper);
+        }
+        let lend = world.swapper.access("a", true, &mut || false).unwrap();
+        assert_eq!(lend.offset().is_some(), is_in_memory);
+        gpu.fill(stream, &memory, seed, DELAY_US);
+        lend.write_part(0, &memory.region().after(stream)).unwrap();
+        drop(lend);
+        assert!(stored(&world.swapper, "a") == pattern(seed, BYTES), "the bytes from before the kernel were written");
+    }
+    gpu.end_stream(0, stream);
+    drop((world, memory));
+    gpu.assert_clean();
+}
+
+#[test]
+fn a_part_is_read_over_what_the_stream_has_used() {
+    let gpu = Gpu::new();
+    let (world, stream) = (world(), gpu.stream(0));
+    let (kept, used) = (gpu.memory(0, BYTES, 1), gpu.memory(0, BYTES, 2));
+    world.swapper.put("a", &kept.region()).unwrap();
+    for is_in_memory in [true, false] {
+        if !is_in_memory {
+            evict(&world.swapper);
+        }
+        gpu.poke(&used, &pattern(2, BYTES));
+        let seen = gpu.memory(0, BYTES, 3);
+        let lend = world.swapper.access("a", false, &mut || false).unwrap();
+        assert_eq!(lend.offset().is_some(), is_in_memory);
+        gpu.copy(stream, &seen, &used, DELAY_US);
+        lend.read_part(0, used.region_mut().after(stream)).unwrap();
+        drop(lend);
+        assert!(gpu.peek(&used) == pattern(1, BYTES));
+        assert!(gpu.peek(&seen) == pattern(2, BYTES), "the kernel saw what was read later");
+    }
+    gpu.end_stream(0, stream);
+    drop((world, kept, used));
+    gpu.assert_clean();
+}
+
+/// Has everything leave memory.
+fn evict(swapper: &Swapper) {
+    swapper.flush(None, &mut || false).unwrap();
+    for key in ["one", "two", "three", "four", "five"] {
+        swapper.fill(key, 4 << 20, &mut || false).unwrap().commit();
+    }
+    let whole = swapper.fill("six", 16 << 20, &mut || false).unwrap();
+    drop(whole);
+}

@@ -1,0 +1,70 @@
+//! One child process for thousands of hostile inputs: it may take 1 GiB more than it begins with, and ten seconds for each.
+
+use std::process::{Command, abort};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{Builder, park_timeout};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// The address space that a child may take, beside what it has.
+const BYTES_MAX: u64 = 1 << 30;
+/// The time that one input may take.
+const TIME_MAX: Duration = Duration::from_secs(10);
+/// How often the time is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+const CHILD: &str = "DEEPNVME_TEST_GUARDED";
+
+/// Says which input is being read.
+#[derive(Debug)]
+pub struct Guard {
+    began: Instant,
+    /// The number of the input, and when it began in milliseconds.
+    current: Arc<[AtomicU64; 2]>,
+}
+
+impl Guard {
+    /// Begins with an input.
+    pub fn begin(&self, number: u64) {
+        self.current[1].store(self.began.elapsed().as_millis() as u64, Ordering::Relaxed);
+        self.current[0].store(number, Ordering::Relaxed);
+    }
+}
+
+/// Runs the test of that name in a process of its own, with the limits. Anything but its success is a failure here: a
+/// panic, an abort where memory was refused, an input that took too long.
+///
+/// # Panics
+/// Then.
+pub fn guarded(test: &str, body: impl FnOnce(&Guard)) {
+    if std::env::var_os(CHILD).is_none_or(|named| named != test) {
+        let mut child = Command::new(std::env::current_exe().expect("the test's own program"));
+        let output =
+            child.args(["--exact", test, "--nocapture"]).env(CHILD, test).output().expect("a process of our own");
+        let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.contains("1 passed"), "{}:\n{said}", output.status);
+        return;
+    }
+    let guard = Guard { began: Instant::now(), current: Arc::default() };
+    let (began, current) = (guard.began, Arc::clone(&guard.current));
+    let watch = move || {
+        loop {
+            park_timeout(LOOK);
+            let since = Duration::from_millis(current[1].load(Ordering::Relaxed));
+            if began.elapsed().saturating_sub(since) > TIME_MAX {
+                let _ = std::io::Write::write_all(
+                    &mut std::io::stderr(),
+                    format!("input {} took too long\n", current[0].load(Ordering::Relaxed)).as_bytes(),
+                );
+                abort();
+            }
+        }
+    };
+    Builder::new().name("guard".into()).spawn(watch).expect("a thread");
+    let pages = std::fs::read_to_string("/proc/self/statm").expect("statm");
+    let pages: u64 = pages.split(' ').next().and_then(|pages| pages.parse().ok()).expect("a number of pages");
+    let limit = Some(pages * rustix::param::page_size() as u64 + BYTES_MAX);
+    setrlimit(Resource::As, Rlimit { current: limit, maximum: getrlimit(Resource::As).maximum }).expect("a limit");
+    body(&guard);
+}

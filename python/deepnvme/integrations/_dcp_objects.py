@@ -1,0 +1,52 @@
+"""Values of a distributed checkpoint that are no tensors.
+
+The planners of torch unpickle what they are given, and run what a pickle asks for. So they are never given bytes of a
+file. The file's pickle goes through the restricted reader of ``deepnvme.load``, and a planner gets a new pickle of the
+objects that the reader has made.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deepnvme._checkpoint.reading import load
+from deepnvme.errors import CorruptFileError, Error
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from deepnvme._deepnvme import Engine
+
+
+def checked(content: bytes | bytearray, path: Path, name: str, engine: Engine | None) -> io.BytesIO:
+    """Unpickle a value, running nothing of it, and pickle it again.
+
+    Raises:
+        deepnvme.errors.UnsafeFileError: it asks for code.
+        deepnvme.errors.CorruptFileError: it is no pickle of ``torch.save``.
+    """
+    again = io.BytesIO()
+    torch.save(_load(content, f"{path}: {name}", engine), again)
+    again.seek(0)
+    return again
+
+
+def _load(content: bytes | bytearray, place: str, engine: Engine | None) -> Any:
+    # The reader has the bytes from a file, as always.
+    descriptor = os.memfd_create("deepnvme-object", os.MFD_CLOEXEC)
+    with open(descriptor, "wb") as file:  # noqa: PTH123 (it is open already)
+        file.write(content)
+        file.flush()
+        path = f"/proc/self/fd/{descriptor}"
+        try:
+            return load(path, verify="off", engine=engine, progress=False)
+        except Error as error:
+            named = type(error)(str(error).replace(path, place))
+            named.filename, named.offset = place, error.offset
+            raise named from None
+        except (ValueError, TypeError, KeyError, RuntimeError) as error:
+            raise CorruptFileError(f"{place}: {error}") from error

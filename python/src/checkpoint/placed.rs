@@ -1,0 +1,77 @@
+//! A safetensors file whose tensors a swapper puts in their places.
+
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use deepnvme_checkpoint::Progress;
+use deepnvme_checkpoint::write::Placed;
+use deepnvme_format::Dtype;
+use deepnvme_format::safetensors::TensorSpec;
+use deepnvme_io::Target;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use super::raise;
+use super::share::over;
+use crate::path::file_name;
+use crate::{background, default};
+
+/// A new safetensors file under a private name, which becomes ``path`` when it is committed, and goes when it is not.
+///
+/// ``tensors`` are names, torch's names of types, and numbers of elements. They lie one behind the other from
+/// ``data_offset`` on, and the caller puts their bytes there, through the descriptor.
+#[pyclass(frozen, name = "_PlacedFile", module = "deepnvme._deepnvme")]
+pub(crate) struct PlacedFile {
+    data_offset: u64,
+    inner: Mutex<Option<Placed>>,
+}
+
+#[pymethods]
+impl PlacedFile {
+    #[new]
+    fn new(
+        path: &Bound<'_, PyAny>,
+        tensors: Vec<(String, String, u64)>,
+        metadata: Vec<(String, String)>,
+        checksums: bool,
+    ) -> PyResult<Self> {
+        let py = path.py();
+        let (target, engine) = (Target::Path(file_name(path)?), default::or_default(py, None)?);
+        let spec = |(name, dtype, count): (String, String, u64)| match Dtype::from_torch(&dtype) {
+            Some(dtype) => Ok(TensorSpec { name, dtype, shape: vec![count] }),
+            None => Err(PyValueError::new_err(format!("{name:?}: torch.{dtype} is not known"))),
+        };
+        let specs = tensors.into_iter().map(spec).collect::<PyResult<Vec<_>>>()?;
+        let placed = py.detach(|| Placed::new(engine, &target, specs, metadata, checksums));
+        let placed = placed.map_err(|error| raise(py, &error))?;
+        Ok(Self { data_offset: placed.data_offset(), inner: Mutex::new(Some(placed)) })
+    }
+
+    /// Where the first tensor begins.
+    #[getter]
+    fn data_offset(&self) -> u64 {
+        self.data_offset
+    }
+
+    /// The descriptor of the file, until it is committed or given up.
+    fn fileno(&self) -> PyResult<i32> {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.as_ref().map(|placed| placed.descriptor().as_raw_fd()).ok_or_else(over)
+    }
+
+    /// Reads the tensors for their checksums, and gives the file its name once all of it is on the disk.
+    fn commit(&self, py: Python<'_>) -> PyResult<()> {
+        let placed = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or_else(over)?;
+        let progress = Arc::new(Progress::default());
+        let seen = Arc::clone(&progress);
+        let stop = || progress.stop();
+        let committed = background::watch(py, move || placed.commit(&seen), &mut || Ok(()), &stop)?;
+        committed.map_err(|error| raise(py, &error))
+    }
+
+    /// Removes it, unless it has its name.
+    fn give_up(&self, py: Python<'_>) {
+        let placed = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(placed));
+    }
+}

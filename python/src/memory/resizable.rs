@@ -1,0 +1,208 @@
+//! Storages of torch that must keep their memory while a transfer works on it.
+//!
+//! `storage.resize_()` frees or moves the memory whoever else has the storage, and so does `share_memory_()`, which
+//! `deepnvme._patching.moves` refuses meanwhile. torch has a mark for storages that it
+//! refuses to resize, which `Tensor.numpy()` sets for good; here it is set for the time of a transfer. torch has no
+//! function that takes it back, so that the mark is looked for, once, in storages of our own, and believed only when
+//! torch's own answer follows it there.
+
+use std::collections::HashMap;
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+use super::forks;
+use crate::torch;
+
+/// What is searched of a storage. Every release since 2.4 has the mark within, and more behind it.
+const SEARCHED_BYTES: usize = 80;
+
+/// An object that keeps memory alive and, if it is a storage, of one size. Any thread may drop it.
+pub(crate) struct Keep {
+    hold: Option<Hold>,
+    object: ManuallyDrop<Py<PyAny>>,
+}
+
+impl Drop for Keep {
+    fn drop(&mut self) {
+        // It needs the storage.
+        drop(self.hold.take());
+        // SAFETY: nobody looks at it any more.
+        forks::let_go(unsafe { ManuallyDrop::take(&mut self.object) });
+    }
+}
+
+/// A storage that torch does not resize until this is dropped, by whichever thread.
+struct Hold {
+    storage: usize,
+}
+
+/// Storages that are held, by address, and how often. Whoever holds one keeps it alive, so that no other storage has its
+/// address.
+struct Held {
+    pid: u32,
+    by_storage: Mutex<HashMap<usize, Times>>,
+}
+
+/// How often a storage is held, and whether torch resizes it otherwise.
+struct Times {
+    times: u64,
+    is_resizable: bool,
+}
+
+impl Keep {
+    /// Keeps an object whose memory nobody can take from under its users.
+    pub(crate) fn object(object: Py<PyAny>) -> Self {
+        Self { hold: None, object: ManuallyDrop::new(object) }
+    }
+
+    /// Keeps a storage of torch, and the size of it.
+    pub(crate) fn storage(storage: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Ok(Self { hold: Some(Hold::new(storage)?), object: ManuallyDrop::new(storage.clone().unbind()) })
+    }
+}
+
+impl Hold {
+    fn new(storage: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = storage.py();
+        let place = place(py)?;
+        let key = storage.getattr(intern!(py, "_cdata"))?;
+        if let Some(moving) = moving(py)?
+            && moving.call_method1(py, intern!(py, "is_moving"), (&key,))?.extract(py)?
+        {
+            return Err(PyRuntimeError::new_err(
+                "this tensor is being moved to shared memory by another thread; wait for that first",
+            ));
+        }
+        let storage: usize = key.extract()?;
+        let mut held = held();
+        if let Some(held) = held.get_mut(&storage) {
+            held.times += 1;
+        } else {
+            let is_resizable = place.is_some_and(|place| mark(storage, place).swap(0, Ordering::Relaxed) != 0);
+            held.insert(storage, Times { times: 1, is_resizable });
+        }
+        Ok(Self { storage })
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let mut held = held();
+        // In a forked child nothing is held: the parent's transfers do not end there.
+        let Some(entry) = held.get_mut(&self.storage) else { return };
+        entry.times -= 1;
+        if entry.times > 0 {
+            return;
+        }
+        if let (true, Some(place)) = (entry.is_resizable, PLACE.get().copied().flatten()) {
+            mark(self.storage, place).store(1, Ordering::Relaxed);
+        }
+        held.remove(&self.storage);
+    }
+}
+
+/// Whether transfers work on that storage of torch, by its address.
+#[pyfunction]
+pub(crate) fn _is_held(storage: usize) -> bool {
+    held().contains_key(&storage)
+}
+
+/// What keeps torch from moving storages that are held, made when the first is; `None` without torch.
+fn moving(py: Python<'_>) -> PyResult<Option<&'static Py<PyAny>>> {
+    static MOVING: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    if MOVING.get(py).is_none() && torch::module(py, "torch")?.is_none() {
+        return Ok(None);
+    }
+    let made = MOVING.get_or_try_init(py, || {
+        Ok::<_, PyErr>(py.import("deepnvme._patching.moves")?.call_method0("install")?.unbind())
+    });
+    made.map(Some)
+}
+
+/// Where in a storage the mark is; `None` where it was not found.
+static PLACE: std::sync::OnceLock<Option<usize>> = std::sync::OnceLock::new();
+
+fn place(py: Python<'_>) -> PyResult<Option<usize>> {
+    if let Some(place) = PLACE.get() {
+        return Ok(*place);
+    }
+    let place = find_place(py)?;
+    if place.is_none() {
+        let message =
+            c"this release of torch does not show how to keep a storage from being resized: do not resize one \
+                        while deepnvme reads into it or writes it";
+        PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), message, 1)?;
+    }
+    Ok(*PLACE.get_or_init(|| place))
+}
+
+/// Compares storages that torch resizes with one that it does not.
+fn find_place(py: Python<'_>) -> PyResult<Option<usize>> {
+    let Some(torch) = torch::module(py, "torch")? else { return Ok(None) };
+    let is_resizable =
+        |storage: &Bound<'_, PyAny>| storage.call_method0(intern!(py, "resizable")).and_then(|answer| answer.extract());
+    let address = |storage: &Bound<'_, PyAny>| storage.getattr(intern!(py, "_cdata")).and_then(|cdata| cdata.extract());
+    let class = torch.getattr(intern!(py, "UntypedStorage"))?;
+    let free = [class.call1((16,))?, class.call1((4096,))?];
+    let bytes = pyo3::types::PyByteArray::new(py, &[0; 16]);
+    let arguments = pyo3::types::PyDict::new(py);
+    arguments.set_item("dtype", torch.getattr(intern!(py, "uint8"))?)?;
+    let fixed = torch.call_method(intern!(py, "frombuffer"), (bytes,), Some(&arguments))?;
+    let fixed = fixed.call_method0(intern!(py, "untyped_storage"))?;
+    if !is_resizable(&free[0])? || !is_resizable(&free[1])? || is_resizable(&fixed)? {
+        // Something stands for torch's ordinary storages here; it will not for ever.
+        return Err(PyRuntimeError::new_err(
+            "torch makes no ordinary storages here (inside FakeTensorMode, for example)",
+        ));
+    }
+    let addresses: [usize; 2] = [address(&free[0])?, address(&free[1])?];
+    let fixed: usize = address(&fixed)?;
+    for place in 0..SEARCHED_BYTES {
+        let marks = addresses.map(|storage| mark(storage, place));
+        if marks.iter().any(|mark| mark.load(Ordering::Relaxed) != 1) || mark(fixed, place).load(Ordering::Relaxed) != 0
+        {
+            continue;
+        }
+        marks[0].store(0, Ordering::Relaxed);
+        let follows = is_resizable(&free[0]);
+        marks[0].store(1, Ordering::Relaxed);
+        if !follows? && is_resizable(&free[0])? {
+            return Ok(Some(place));
+        }
+    }
+    Ok(None)
+}
+
+/// A byte of a storage that is alive. Others may look at it without the GIL, as they may at torch's own changes of it.
+fn mark(storage: usize, place: usize) -> &'static AtomicU8 {
+    assert!(place < SEARCHED_BYTES, "the mark lies within what was searched");
+    let byte = std::ptr::with_exposed_provenance_mut::<u8>(storage + place);
+    // SAFETY: `_cdata` is the address of torch's own object, larger than what is searched, and its storage is kept alive by
+    // the caller, who lets go of the answer before it.
+    unsafe { AtomicU8::from_ptr(byte) }
+}
+
+/// The storages that are held in this process. Engines let go of memory on threads that do not hold the GIL, so that a
+/// fork may find the parent's table locked: a child makes a new one, and leaks the other.
+fn held() -> MutexGuard<'static, HashMap<usize, Times>> {
+    static HELD: AtomicPtr<Held> = AtomicPtr::new(std::ptr::null_mut());
+    let pid = std::process::id();
+    loop {
+        let current = HELD.load(Ordering::Acquire);
+        // SAFETY: what was once stored there is never freed.
+        if let Some(held) = unsafe { current.as_ref() }.filter(|held| held.pid == pid) {
+            return held.by_storage.lock().unwrap_or_else(PoisonError::into_inner);
+        }
+        let made = Box::into_raw(Box::new(Held { pid, by_storage: Mutex::default() }));
+        if HELD.compare_exchange(current, made, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            // SAFETY: nobody else has seen it.
+            drop(unsafe { Box::from_raw(made) });
+        }
+    }
+}

@@ -1,0 +1,436 @@
+"""Swappers, streamed models, optimizers and offloaded parameters against all that can come while they wait."""
+
+SWAPPER = """
+swapper = deepnvme.Swapper(".", memory=8 << 20)
+for key in "ab":
+    swapper.put(key, torch.full((2 << 20,), ord(key), dtype=torch.float32)[: (2 << 20) - 5000])
+def hold():
+    with swapper.lend("a"):
+        held.set()
+        go_on.wait()
+held, go_on = threading.Event(), threading.Event()
+holder = threading.Thread(target=hold, daemon=True)
+holder.start()
+held.wait()
+"""
+MODEL = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1024, 1024, bias=False) for _ in range(8))
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+torch.manual_seed(1)
+model = Model()
+x = torch.ones(1, 1024)
+"""
+STREAMED = (
+    MODEL
+    + """
+with torch.no_grad():
+    wanted = model(x)
+deepnvme.save(model.state_dict(), "model.safetensors", durability="none")
+with torch.device("meta"):
+    model = Model().eval()
+model = deepnvme.stream(model, weights="model.safetensors", memory=9 << 20)
+def run():
+    with torch.no_grad():
+        for _ in range(50):
+            model(x)
+"""
+)
+OPTIMIZER = """
+params = [nn.Parameter(torch.ones(1 << 19)) for _ in range(8)]
+optimizer = optim.AdamW(params, swap_dir=".", memory="8MiB")
+for param in params:
+    param.grad = torch.ones_like(param)
+optimizer.step()
+"""
+OFFLOADED = (
+    MODEL
+    + """
+import copy
+twin = copy.deepcopy(model)
+offloaded = deepnvme.offload_parameters(model, memory=13 << 20, swap_dir=".")
+def train(one=model):
+    loss = one(x).square().sum()
+    loss.backward()
+    return float(loss)
+"""
+)
+
+
+LEND, FLUSH, SWAP_CLOSE = "`Swapper.lend`, `fill`, `put`, `read`, `write`", "`Swapper.flush`", "`Swapper.close`"
+FORWARD, STREAM_CLOSE = "a streamed model's `forward`, `generate`", "`streaming.close`"
+STEP, SAVE_STATE, OPT_CLOSE = "`step` with `swap_dir=`", "`save_state`, `load_state`", "`close` of such an optimizer"
+OFFLOAD, OFF_CLOSE = "forward and backward with `offload_parameters`", "`Offloaded.close`"
+ROWS = (LEND, FLUSH, SWAP_CLOSE, FORWARD, STREAM_CLOSE, STEP, SAVE_STATE, OPT_CLOSE, OFFLOAD, OFF_CLOSE)
+
+CLOSED = "raises `ClosedError`"
+ENDS = "the process ends"
+GIVEN_UP = "raises `ClosedError` in its thread"
+
+# By row and column: what is documented, and a program that shows it.
+CELLS: dict[tuple[str, str], tuple[str, str]] = {
+    (LEND, "close"): (
+        CLOSED,
+        SWAPPER
+        + """
+for call in (
+    lambda: swapper.lend("b").__enter__(),
+    lambda: swapper.fill("c", (1 << 20,), torch.float32).__enter__(),
+    lambda: swapper.put("d", torch.ones(1 << 20)),
+):
+    pass
+soon(swapper.close, at(0.1))
+raises(errors.ClosedError, lambda: swapper.lend("b").__enter__())
+for call in (
+    lambda: swapper.fill("c", (1 << 20,), torch.float32).__enter__(),
+    lambda: swapper.put("d", torch.ones(1 << 20)),
+    lambda: swapper.read("b", 0, torch.empty(10)),
+    lambda: swapper.write("b", 0, torch.empty(10)),
+):
+    raises(errors.ClosedError, call)
+go_on.set()
+holder.join(20)
+""",
+    ),
+    (LEND, "Ctrl-C"): (
+        "raises; nothing is lent, and nothing is put",
+        SWAPPER
+        + """
+for call in (
+    lambda: swapper.lend("b").__enter__(),
+    lambda: swapper.fill("c", (1 << 20,), torch.float32).__enter__(),
+    lambda: swapper.put("d", torch.ones(1 << 20)),
+):
+    came.clear()
+    soon(interrupt, at(0.1))
+    raises(KeyboardInterrupt, call)
+assert set(swapper.keys()) == {"a", "b"}
+go_on.set()
+holder.join(20)
+with swapper.lend("b") as lent:
+    assert lent.eq(ord("b")).all()
+swapper.close()
+""",
+    ),
+    (LEND, "fork"): (
+        CLOSED,
+        SWAPPER
+        + """
+in_child(lambda: [raises(errors.ClosedError, call) for call in (
+    lambda: swapper.lend("b").__enter__(),
+    lambda: swapper.fill("c", (1 << 20,), torch.float32).__enter__(),
+    lambda: swapper.put("d", torch.ones(1 << 20)),
+    lambda: swapper.read("b", 0, torch.empty(10)),
+    lambda: swapper.write("b", 0, torch.empty(10)),
+)])
+go_on.set()
+""",
+    ),
+    (LEND, "exit"): (GIVEN_UP, SWAPPER + "leave(lambda: swapper.lend('b').__enter__(), at(0.1))"),
+    (FLUSH, "close"): (
+        CLOSED,
+        """
+swapper = deepnvme.Swapper(".", memory=64 << 20)
+swapper.put("a", torch.ones(12 << 20))
+soon(swapper.close, busy())
+raises(errors.ClosedError, swapper.flush)
+""",
+    ),
+    (FLUSH, "Ctrl-C"): (
+        "raises; the writing goes on",
+        """
+swapper = deepnvme.Swapper(".", memory=64 << 20)
+swapper.put("a", torch.ones(12 << 20))
+soon(interrupt, busy())
+raises(KeyboardInterrupt, swapper.flush)
+swapper.flush()
+swapper.close()
+""",
+    ),
+    (FLUSH, "fork"): (
+        CLOSED,
+        """
+swapper = deepnvme.Swapper(".", memory=64 << 20)
+swapper.put("a", torch.ones(1 << 20))
+in_child(lambda: raises(errors.ClosedError, swapper.flush))
+swapper.close()
+""",
+    ),
+    (FLUSH, "exit"): (
+        GIVEN_UP,
+        """
+swapper = deepnvme.Swapper(".", memory=64 << 20)
+swapper.put("a", torch.ones(12 << 20))
+leave(swapper.flush, busy())
+""",
+    ),
+    (SWAP_CLOSE, "close"): (
+        "both return",
+        """
+swapper = deepnvme.Swapper(".", memory=64 << 20)
+swapper.put("a", torch.ones(12 << 20))
+moves = busy()
+threading.Thread(target=swapper.flush, daemon=True).start()
+soon(swapper.close, moves)
+while not came:
+    time.sleep(0.001)
+returns(swapper.close)
+""",
+    ),
+    (SWAP_CLOSE, "Ctrl-C"): (
+        "raises, when the disk has finished a part; it is closed",
+        """
+swapper = deepnvme.Swapper(".", memory=64 << 20)
+swapper.put("a", torch.ones(12 << 20))
+moves = busy()
+def flush():
+    try:
+        swapper.flush()
+    except errors.ClosedError:
+        pass
+threading.Thread(target=flush, daemon=True).start()
+while not moves():
+    time.sleep(0.001)
+def close():
+    came.append(time.monotonic())
+    interrupt()
+    swapper.close()
+    time.sleep(0.2)
+raises(KeyboardInterrupt, close)
+swapper.close()
+raises(errors.ClosedError, swapper.flush)
+""",
+    ),
+    (SWAP_CLOSE, "fork"): (
+        "returns, and does nothing",
+        """
+swapper = deepnvme.Swapper(".", memory=64 << 20)
+swapper.put("a", torch.ones(1 << 20))
+in_child(lambda: returns(swapper.close))
+with swapper.lend("a") as lent:
+    assert lent.eq(1).all()
+""",
+    ),
+    (SWAP_CLOSE, "exit"): (
+        ENDS,
+        """
+swapper = deepnvme.Swapper(".", memory=64 << 20)
+swapper.put("a", torch.ones(12 << 20))
+leave(swapper.close, at(0))
+""",
+    ),
+    (FORWARD, "close"): (
+        "raises `ClosedError` where it waits; goes on with the weights that the model had before",
+        STREAMED
+        + """
+soon(model.streaming.close, busy())
+try:
+    run()
+    while not came:
+        time.sleep(0.001)
+except (errors.ClosedError, RuntimeError, NotImplementedError) as error:
+    # What has no memory cannot be computed with.
+    assert isinstance(error, errors.ClosedError) or "meta" in str(error), error
+    in_time()
+assert model.streaming.is_closed
+""",
+    ),
+    (FORWARD, "Ctrl-C"): (
+        "raises; the model can be used further",
+        STREAMED
+        + """
+soon(interrupt, busy())
+raises(KeyboardInterrupt, run)
+with torch.no_grad():
+    assert model(x).equal(wanted)
+model.streaming.close()
+""",
+    ),
+    (FORWARD, "fork"): (
+        CLOSED,
+        STREAMED + "in_child(lambda: raises(errors.ClosedError, run))\nmodel.streaming.close()",
+    ),
+    (FORWARD, "exit"): (ENDS, STREAMED + "leave(run, busy())"),
+    (STREAM_CLOSE, "close"): (
+        "both return",
+        STREAMED
+        + """
+moves = busy()
+def until_closed():
+    try:
+        run()
+    except errors.ClosedError:
+        pass
+threading.Thread(target=until_closed, daemon=True).start()
+soon(model.streaming.close, moves)
+while not came:
+    time.sleep(0.001)
+returns(model.streaming.close)
+""",
+    ),
+    (STREAM_CLOSE, "Ctrl-C"): (
+        "raises; close it again",
+        STREAMED
+        + """
+def close():
+    came.append(time.monotonic())
+    interrupt()
+    model.streaming.close()
+    time.sleep(0.2)
+raises(KeyboardInterrupt, close)
+model.streaming.close()
+assert model.streaming.is_closed
+""",
+    ),
+    (STREAM_CLOSE, "fork"): (
+        "returns, and does nothing",
+        STREAMED
+        + """
+in_child(lambda: returns(model.streaming.close))
+with torch.no_grad():
+    assert model(x).equal(wanted)
+model.streaming.close()
+""",
+    ),
+    (STREAM_CLOSE, "exit"): (ENDS, STREAMED + "leave(model.streaming.close, at(0))"),
+    (STEP, "close"): (
+        CLOSED,
+        OPTIMIZER + "soon(optimizer.close, busy())\nraises(errors.ClosedError, optimizer.step)",
+    ),
+    (STEP, "Ctrl-C"): (
+        "raises; the next `step` goes on with it",
+        OPTIMIZER
+        + """
+theirs = [nn.Parameter(torch.ones(1 << 19)) for _ in range(8)]
+reference = optim.AdamW(theirs)
+for _ in range(2):
+    for param in theirs:
+        param.grad = torch.ones_like(param)
+    reference.step()
+soon(interrupt, busy())
+raises(KeyboardInterrupt, optimizer.step)
+optimizer.step()
+assert all(map(torch.equal, params, theirs))
+optimizer.close()
+""",
+    ),
+    (STEP, "fork"): (
+        CLOSED,
+        OPTIMIZER + "in_child(lambda: raises(errors.ClosedError, optimizer.step))\noptimizer.step()\noptimizer.close()",
+    ),
+    (STEP, "exit"): (GIVEN_UP, OPTIMIZER + "leave(optimizer.step, busy())"),
+    (SAVE_STATE, "close"): (
+        "raises `ClosedError`; no file appears",
+        OPTIMIZER
+        + """
+soon(optimizer.close, lambda: any(name.startswith(".state") for name in os.listdir()))
+raises(errors.ClosedError, lambda: optimizer.save_state("state"))
+assert "state" not in os.listdir()
+""",
+    ),
+    (SAVE_STATE, "Ctrl-C"): (
+        "raises; no file appears, or the state is to be loaded again",
+        OPTIMIZER
+        + """
+is_writing = lambda: any(name.startswith(".state") for name in os.listdir())
+soon(interrupt, is_writing)
+raises(KeyboardInterrupt, lambda: optimizer.save_state("state"))
+assert not is_writing() and "state" not in os.listdir()
+optimizer.save_state("state")
+state, load = optimizer.state_dict(), optimizer.load_state
+def interrupted():
+    came.append(time.monotonic())
+    interrupt()
+    load("state")
+came.clear()
+raises(KeyboardInterrupt, interrupted)
+load("state")
+optimizer.step()
+optimizer.close()
+""",
+    ),
+    (SAVE_STATE, "fork"): (
+        CLOSED,
+        OPTIMIZER
+        + """
+optimizer.save_state("state")
+in_child(lambda: [raises(errors.ClosedError, call) for call in (
+    lambda: optimizer.save_state("other"), lambda: optimizer.load_state("state"))])
+optimizer.close()
+""",
+    ),
+    (SAVE_STATE, "exit"): (
+        "raises `ClosedError` in its thread; no file appears",
+        OPTIMIZER
+        + """
+leave(lambda: optimizer.save_state("state"), lambda: any(name.startswith(".state") for name in os.listdir()))
+""",
+    ),
+    (OPT_CLOSE, "close"): (
+        "both return",
+        OPTIMIZER
+        + """
+moves = busy()
+def step():
+    try:
+        optimizer.step()
+    except errors.ClosedError:
+        pass
+threading.Thread(target=step, daemon=True).start()
+soon(optimizer.close, moves)
+while not came:
+    time.sleep(0.001)
+returns(optimizer.close)
+""",
+    ),
+    (OPT_CLOSE, "fork"): (
+        "returns, and does nothing",
+        OPTIMIZER + "in_child(lambda: returns(optimizer.close))\noptimizer.step()",
+    ),
+    (OPT_CLOSE, "exit"): (ENDS, OPTIMIZER + "leave(optimizer.close, at(0))"),
+    (OFFLOAD, "Ctrl-C"): (
+        "raises; the model can be used further",
+        OFFLOADED
+        + """
+def trains():
+    for _ in range(50):
+        train()
+wanted = train(twin)
+soon(interrupt, busy())
+raises(KeyboardInterrupt, trains)
+model.zero_grad()
+assert train() == wanted
+assert all(torch.equal(one.grad, other.grad) for one, other in zip(model.parameters(), twin.parameters(), strict=True))
+offloaded.close()
+""",
+    ),
+    (OFFLOAD, "fork"): (
+        CLOSED,
+        OFFLOADED + "train()\nin_child(lambda: raises(errors.ClosedError, train))\ntrain()\noffloaded.close()",
+    ),
+    (OFFLOAD, "exit"): (
+        GIVEN_UP,
+        OFFLOADED + "leave(lambda: [train() for _ in range(50)], busy())",
+    ),
+    (OFF_CLOSE, "Ctrl-C"): (
+        "raises; close it again",
+        OFFLOADED
+        + """
+train()
+soon(interrupt, busy())
+raises(KeyboardInterrupt, offloaded.close)
+offloaded.close()
+assert all(map(torch.equal, model.parameters(), twin.parameters()))
+""",
+    ),
+    (OFF_CLOSE, "fork"): (
+        CLOSED,
+        OFFLOADED + "train()\nin_child(lambda: raises(errors.ClosedError, offloaded.close))\noffloaded.close()",
+    ),
+    (OFF_CLOSE, "exit"): (GIVEN_UP, OFFLOADED + "train()\nleave(offloaded.close, busy())"),
+}

@@ -1,0 +1,418 @@
+"""Thousands of hostile inputs for one reader, in one process with limits: run by ``test_mutations.py``.
+
+Each input ends in what was saved, or in an error of ``deepnvme.errors`` that names the file. It takes less than ten
+seconds, and all of them less than 1 GiB of address space beside what the process begins with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import pickletools
+import random
+import resource
+import struct
+import sys
+import traceback
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import deepnvme
+from deepnvme import errors
+from deepnvme.integrations.dcp import DeepnvmeReader
+
+BYTES_MAX = 1 << 30
+SECONDS_MAX = 10
+NUMBERS = [0, 1, 7, 255, 4096, 1 << 32, (1 << 63) - 1, (1 << 64) - 1, 1 << 64, -1, 0.5, 1e300]
+TEXTS = ["", "F64", "I32", "../x", "/etc/passwd", "__metadata__", "deepnvme.checksums", "\0\U0001f600", "\ud800"]
+TEXTS.append("a" * 5000)
+OPERATIONS = [
+    b"(", b"t", b"]", b"}", b")", b"R", b"Q", b"b", b"s", b"u", b"e", b"a", b"0", b"2", b"N", b"q\x00", b"h\x00",
+    b"\x81", b"\x85", b"\x93", b"\x91", b"\x90", b"\x8f", b"j\xff\xff\xff\xff", b"K\x00", b"M\xff\xff",
+    b"\x8a\x01\xff", b"G" + bytes(8),
+    b"\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f", b"X\x01\x00\x00\x00k", b"X\xff\xff\xff\xff", b"C\x01x", b"\x88", b".",
+    b"cos\nsystem\n", b"ctorch\nFloatStorage\n", b"ctorch\nSize\n", b"ccollections\nOrderedDict\n", b"cbuiltins\nset\n",
+    b"ctorch._utils\n_rebuild_tensor_v2\n", b"ctorch._utils\n_rebuild_parameter\n", b"ccollections\nCounter\n",
+    b"ctorch\ndevice\n", b"c_codecs\nencode\n", b"cbuiltins\ncomplex\n", b"cbuiltins\nbytearray\n",
+    b"cbuiltins\ngetattr\n",
+    b"ctorch._utils\n_rebuild_sparse_tensor\n", b"ctorch._tensor\n_rebuild_from_type_v2\n", b"ctorch\nfloat32\n",
+]  # fmt: skip
+Load = Callable[[], object]
+
+
+def mutate_json(value: Any, dice: random.Random) -> Any:  # noqa: C901, PLR0911
+    """Change one thing somewhere in a document: a number, a text, a type, a count, an order."""
+    if dice.random() < 0.75:
+        if isinstance(value, dict) and value:
+            key = dice.choice(list(value))
+            return {name: mutate_json(one, dice) if name == key else one for name, one in value.items()}
+        if isinstance(value, list) and value:
+            at = dice.randrange(len(value))
+            return [mutate_json(one, dice) if index == at else one for index, one in enumerate(value)]
+        if isinstance(value, str) and value[:1] in "{[":
+            with contextlib.suppress(ValueError):
+                return json.dumps(mutate_json(json.loads(value), dice))
+    if isinstance(value, bool) or value is None:
+        return dice.choice([1, "x", [], {}, not value])
+    if isinstance(value, int | float):
+        return dice.choice([value + 1, value - 1, -value, str(value), None, *NUMBERS])
+    if isinstance(value, str):
+        return dice.choice([value + "0", value[:-1], value * 100, value.upper(), value[::-1], 5, None, [], *TEXTS])
+    if isinstance(value, list):
+        return dice.choice([value[:-1], value[::-1], value + value[:1], [1] * 70, {}, None, [value]])
+    changed = dict(value)
+    key = dice.choice(list(changed) or [""])
+    taken = changed.pop(key, None)
+    way = dice.randrange(4)
+    if way == 1:
+        changed[dice.choice(TEXTS)] = taken
+    elif way == 2:
+        changed[key + "x"] = taken
+    elif way == 3:
+        changed[key] = dice.choice([*changed.values(), None])
+    return changed
+
+
+def as_text(document: Any, dice: random.Random) -> bytes:
+    """Write a document, now and then cut short or with a name twice."""
+    text = json.dumps(document).encode()
+    way = dice.randrange(20)
+    if way == 0:
+        return text[: dice.randrange(len(text) + 1)]
+    return text[:1] + text[1:-1] + b"," + text[1:] if way == 1 else text
+
+
+def mutate_pickle(data: bytes, dice: random.Random) -> bytes:
+    """Change instructions: their order, number, kind and arguments."""
+    try:
+        places = [place for _, _, place in pickletools.genops(data)]
+    except Exception:
+        places = list(range(len(data)))
+    places = places or [0]
+    at = dice.randrange(len(places))
+    ops = [data[begin:end] for begin, end in zip(places, [*places[1:], len(data)], strict=True)]
+    way = dice.randrange(8)
+    if way == 0:
+        ops.insert(at, dice.choice(OPERATIONS))
+    elif way == 1:
+        ops[at] = dice.choice(OPERATIONS)
+    elif way == 2:
+        del ops[at]
+    elif way == 3:
+        ops[at:at] = ops[at : at + dice.randrange(1, 10)] * dice.randrange(1, 20)
+    elif way == 4:
+        other = dice.randrange(len(ops))
+        ops[at], ops[other] = ops[other], ops[at]
+    elif way == 5:
+        ops = ops[:at]
+    elif way == 6 and len(ops[at]) > 1:
+        changed = bytearray(ops[at])
+        changed[dice.randrange(1, len(changed))] = dice.choice([0, 1, 127, 128, 255])
+        ops[at] = bytes(changed)
+    else:
+        ops[at:at] = [b"X" + struct.pack("<I", 3) + b"abc", b"0"]
+    return b"".join(ops)
+
+
+def same(loaded: Any, state: Any) -> bool:
+    """Whether two states of dicts and tensors are equal."""
+    if isinstance(state, torch.Tensor):
+        is_like = isinstance(loaded, torch.Tensor) and loaded.dtype == state.dtype and loaded.shape == state.shape
+        return is_like and torch.equal(loaded, state)
+    if isinstance(state, dict):
+        is_dict = isinstance(loaded, dict) and loaded.keys() == state.keys()
+        return is_dict and all(same(loaded[key], value) for key, value in state.items())
+    return type(loaded) is type(state) and bool(loaded == state)
+
+
+def archive_pickle(folder: Path) -> tuple[Path, Callable[[random.Random], None], Load, Callable[[object], bool]]:
+    """A pickle inside an archive of torch, all of whose sums are right."""
+    path = folder / "x.pt"
+    state = {
+        "a": torch.randn(4),
+        "p": torch.nn.Parameter(torch.randn(2, 3)),
+        "n": {"s": {1, 2}, "t": (1, None)},
+        "l": [2.5],
+    }
+    torch.save(state, path)
+    with zipfile.ZipFile(path) as file:
+        records = {name.partition("/")[2]: file.read(name) for name in file.namelist()}
+
+    def write(dice: random.Random) -> None:
+        data = records["data.pkl"]
+        for _ in range(dice.randrange(1, 4)):
+            data = mutate_pickle(data, dice)
+        with zipfile.ZipFile(path, "w") as file:
+            for name, content in {**records, "data.pkl": data}.items():
+                file.writestr(f"x/{name}", content)
+
+    ways: list[Callable[[], object]] = [
+        lambda: deepnvme.load(path),
+        lambda: deepnvme.load(path, lazy=True),
+        lambda: deepnvme.load(path, only="a"),
+        lambda: deepnvme.load(path, into={"a": torch.empty(4)}),
+    ]
+    turn = iter(range(10**9))
+
+    def load() -> object:
+        with contextlib.suppress(KeyError):
+            # A file that has no such tensor any more.
+            return ways[next(turn) % len(ways)]()
+        return None
+
+    # Without a checksum over the pickle it may say anything.
+    return path, write, load, lambda _: True
+
+
+def sealed(folder: Path, suffix: str) -> tuple[Path, Callable[[random.Random], None], Load, Callable[[object], bool]]:
+    """A file of ours, every stretch of whose metadata is changed."""
+    path = folder / f"x.{suffix}"
+    state = {"a": torch.randn(30), "b": torch.randint(0, 9, (2, 3)), "c": torch.empty(0)}
+    deepnvme.save(state, path)
+    whole = path.read_bytes()
+
+    def write(dice: random.Random) -> None:
+        data = bytearray(whole)
+        for _ in range(dice.randrange(1, 4)):
+            at = dice.randrange(len(data) or 1)
+            end = at + dice.randrange(1, 64)
+            way = dice.randrange(6)
+            if way == 0:
+                data[at : at + 8] = struct.pack("<q", dice.choice([0, 1, -1, 1 << 40, len(whole)]))
+            elif way == 1:
+                del data[at:]
+            elif way == 2:
+                data[at:end] = data[at:end] * 2
+            elif way == 3:
+                other = dice.randrange(len(data) or 1)
+                data[at:end] = data[other : other + end - at]
+            elif way == 4:
+                del data[at:end]
+            elif at < len(data):
+                data[at] ^= 1 << dice.randrange(8)
+        path.write_bytes(data)
+
+    return path, write, lambda: deepnvme.load(path, verify="full"), lambda loaded: same(loaded, state)
+
+
+def safetensors(folder: Path) -> tuple[Path, Callable[[random.Random], None], Load, Callable[[object], bool]]:
+    """The header of a safetensors file with checksums."""
+    path = folder / "x.safetensors"
+    state = {"a": torch.randn(30), "b": torch.randint(0, 9, (2, 3)), "c": torch.empty(0)}
+    deepnvme.save(state, path)
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    header, data = json.loads(whole[8 : 8 + length]), whole[8 + length :]
+
+    def write(dice: random.Random) -> None:
+        text = as_text(mutate_json(header, dice), dice)
+        text = text.ljust(-(-len(text) // 8) * 8)
+        said = dice.choice([len(text)] * 8 + [len(text) - 1, 1 << 40, 0])
+        path.write_bytes(struct.pack("<Q", said) + text + data)
+
+    return path, write, lambda: deepnvme.load(path, verify="full"), lambda loaded: same(loaded, state)
+
+
+def index(folder: Path) -> tuple[Path, Callable[[random.Random], None], Load, Callable[[object], bool]]:
+    """The list of a sharded model."""
+    state = {str(number): torch.randn(100) for number in range(3)}
+    deepnvme.save(state, folder / "model.safetensors", max_shard_bytes=500)
+    path = folder / "model.safetensors.index.json"
+    document = json.loads(path.read_text())
+
+    def write(dice: random.Random) -> None:
+        path.write_bytes(as_text(mutate_json(document, dice), dice))
+
+    def fits(loaded: object) -> bool:
+        # Without its checksum, a list may leave tensors out.
+        return isinstance(loaded, dict) and all(same(value, state[name]) for name, value in loaded.items())
+
+    return folder, write, lambda: deepnvme.load(folder, verify="full"), fits
+
+
+def history(folder: Path) -> tuple[Path, Callable[[random.Random], None], Load, Callable[[object], bool]]:
+    """The manifest of a Checkpointer."""
+    states = {step: {"a": torch.randn(30), "step": step} for step in (1, 2)}
+    with deepnvme.Checkpointer(folder) as checkpointer:
+        for step, state in states.items():
+            checkpointer.save(step, state)
+    path = folder / "manifest.json"
+    document = json.loads(path.read_text())
+    document["checkpoints"][0]["parts"] = [
+        {"file": "step-00000001.pt", "nbytes": 1, "host": "h", "head_crc64": "0" * 16}
+    ]
+
+    def write(dice: random.Random) -> None:
+        path.write_bytes(as_text(mutate_json(document, dice), dice))
+
+    def load() -> object:
+        with contextlib.suppress(errors.NotFoundError), deepnvme.Checkpointer(folder) as checkpointer:
+            for checkpoint in checkpointer.checkpoints:
+                with contextlib.suppress(errors.Error):
+                    checkpoint.check()
+            latest = checkpointer.latest()
+            return latest and checkpointer.restore(verify="full")
+        return None
+
+    return folder, write, load, lambda loaded: loaded is None or any(same(loaded, state) for state in states.values())
+
+
+def stripes(folder: Path) -> tuple[Path, Callable[[random.Random], None], Load, Callable[[object], bool]]:
+    """The list of a file in parts."""
+    parts = [folder / "a.pt", folder / "b.pt"]
+    state = {"a": torch.randn(3000)}
+    made = deepnvme.StripeSet(parts, stripe_bytes=4096)
+    deepnvme.save(state, made)
+    path = Path(made.manifest_path)
+    document = json.loads(path.read_text())
+
+    def write(dice: random.Random) -> None:
+        path.write_bytes(as_text(mutate_json(document, dice), dice))
+
+    def load() -> object:
+        return deepnvme.load(deepnvme.StripeSet.from_manifest(path), verify="full")
+
+    return folder, write, load, lambda loaded: same(loaded, state)
+
+
+def distributed(folder: Path) -> tuple[Path, Callable[[random.Random], None], Load, Callable[[object], bool]]:
+    """The index of a distributed checkpoint."""
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    from deepnvme.integrations.dcp import DeepnvmeWriter
+
+    save(
+        {"a": torch.ones(3), "n": {"b": torch.ones(2, 2), "cfg": 5}},
+        storage_writer=DeepnvmeWriter(folder),
+        no_dist=True,
+    )
+    path = folder / "deepnvme.json"
+    document = json.loads(path.read_text())
+    document = {key: value for key, value in document.items() if not key.startswith("deepnvme.")}
+
+    def write(dice: random.Random) -> None:
+        path.write_bytes(as_text(mutate_json(document, dice), dice))
+
+    return folder, write, lambda: DeepnvmeReader(folder).read_metadata(), lambda _: True
+
+
+def settings(folder: Path) -> tuple[Path, Callable[[random.Random], None], Load, Callable[[object], bool]]:
+    """Settings of engines."""
+    path = folder / "deepnvme.toml"
+    pieces = ["workers = 1\n", "queue_depth = 4\n", 'backend = "threads"\n', 'direct = "disabled"\n',
+              "block_bytes = 65536\n", "[engine]\n", "[[folder]]\n", 'path = "/x"\n',
+              "read = { workers = 2 }\n"]  # fmt: skip
+    sound = "".join(pieces[5:6] + pieces[:5] + pieces[6:])
+    path.write_text(sound)
+
+    def write(dice: random.Random) -> None:
+        lines = sound.splitlines(keepends=True)
+        for _ in range(dice.randrange(1, 4)):
+            at = dice.randrange(len(lines) or 1)
+            number = str(dice.choice(NUMBERS))
+            way = dice.randrange(6)
+            if way == 0:
+                lines.insert(at, dice.choice(pieces))
+            elif way == 1:
+                del lines[at : at + 1]
+            elif way == 2:
+                lines[at : at + 1] = [line.partition("=")[0] + f"= {number}\n" for line in lines[at : at + 1]]
+            elif way == 3:
+                lines[at : at + 1] = [line.replace('"', dice.choice(["'", "", '"x'])) for line in lines[at : at + 1]]
+            elif way == 4:
+                lines[at : at + 1] = [
+                    line.replace(" =", dice.choice(["x =", ".x =", "", " = ["])) for line in lines[at : at + 1]
+                ]
+            else:
+                lines[at : at + 1] = [line[: dice.randrange(len(line) + 1)] for line in lines[at : at + 1]]
+        path.write_text("".join(lines))
+
+    def load() -> object:
+        engine = deepnvme.Engine.from_file(path)
+        engine.close()
+        return engine
+
+    return path, write, load, lambda _: True
+
+
+READERS = {
+    "pickle": archive_pickle,
+    "archive": lambda folder: sealed(folder, "pt"),
+    "safetensors": safetensors,
+    "index": index,
+    "history": history,
+    "stripes": stripes,
+    "distributed": distributed,
+    "settings": settings,
+}
+
+
+def attack(name: str, folder: Path, count: int) -> None:
+    """Run all inputs of a reader."""
+    named, write, load, fits = READERS[name](folder)
+    assert fits(load()), "what was not changed is not what was saved"
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + BYTES_MAX
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    dice = random.Random(23)
+    refused = 0
+    wrong: dict[str, str] = {}
+    for number in range(count):
+        write(dice)
+        faulthandler.dump_traceback_later(SECONDS_MAX, exit=True)
+        try:
+            loaded = load()
+        except errors.Error as error:
+            refused += 1
+            is_named = error.filename is not None or str(named) in str(error)
+            if not is_named or isinstance(error, errors.OutOfMemoryError):
+                wrong.setdefault(f"{type(error).__name__}: {error}"[:200], f"input {number}")
+        except BaseException as error:
+            refused += 1
+            # As from ``open``.
+            if not isinstance(error, FileNotFoundError) or error.filename is None:
+                place = error.__traceback__
+                while place is not None and place.tb_next is not None:
+                    place = place.tb_next
+                where = f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place else ""
+                wrong.setdefault(f"{type(error).__name__} {where}: {error}"[:300], f"input {number}")
+        else:
+            if not fits(loaded):
+                wrong.setdefault("something else was loaded", f"input {number}")
+    faulthandler.cancel_dump_traceback_later()
+    for text, which in list(wrong.items())[:20]:
+        print(f"{which}: {text}")  # noqa: T201
+    assert not wrong
+    assert refused > count // 20, f"only {refused} of {count} were refused"
+
+
+def main() -> None:
+    """Attack the readers that are named on standard input, each in a process of its own that has torch already."""
+    warnings.simplefilter("ignore")
+    for line in sys.stdin:
+        name, folder, count = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            os.dup2(2, 1)
+            status = 1
+            try:
+                attack(name, Path(folder), count)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            sys.stderr.flush()
+            sys.stdout.flush()
+            os._exit(status)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Ctrl-C ends every way of loading within a second, in one process that goes on after each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+import deepnvme
+
+from .test_costs import MODULUS, as_dict
+from .test_hostile import archive
+
+# Each way is called again and again until the process has worked for a while: then a signal comes in the middle of it.
+CHILD = """
+import os, pathlib, signal, sys, threading, time, torch, deepnvme, contextlib
+from deepnvme._deepnvme import _command
+from deepnvme.integrations.dcp import DeepnvmeReader
+
+costly, folder, dcp, out = (pathlib.Path(name) for name in sys.argv[1:5])
+deepnvme.save({"a": torch.ones(2)}, out / "warm.pt"); deepnvme.load(out / "warm.pt", lazy=True)["a"].sum()
+checkpointer = deepnvme.Checkpointer(folder)
+
+def command(*arguments):
+    # As the program does it: the exit status tells, unless the interruption is raised.
+    _command(list(map(str, arguments)))
+
+ways = {
+    "restore": lambda: checkpointer.restore(),
+    "reader": lambda: DeepnvmeReader(dcp).read_metadata(),
+    "inspect": lambda: command("inspect", costly),
+    "verify": lambda: command("verify", costly),
+    "convert": lambda: command("convert", costly, out / "new.safetensors"),
+}
+sys.stdout.flush(); quiet = os.open(os.devnull, os.O_WRONLY); os.dup2(quiet, 1)
+for name, way in ways.items():
+    began, sent, over = time.process_time(), [], threading.Event()
+    def interrupt():
+        # What counts is work, not time: another process may have the processor.
+        while time.process_time() - began < 0.5 and not over.wait(0.01):
+            pass
+        if not over.is_set():
+            sent.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+    watcher = threading.Thread(target=interrupt)
+    try:
+        watcher.start()
+        while True:
+            way()
+    except KeyboardInterrupt:
+        took, worked = time.monotonic() - sent[0], time.process_time() - began
+    over.set(); watcher.join()
+    print(name, took, file=sys.stderr, flush=True)
+print(sorted(path.name for path in out.iterdir()), file=sys.stderr)
+"""
+
+
+def test_ctrl_c_ends_every_way_of_loading(tmp_path: Path) -> None:
+    few = as_dict([MODULUS * index for index in range(1, 2_000)])[2:-1]
+    data = b"\x80\x04](" + few + b"](" + b"]" * 4_000_000 + b"ee."
+    costly = archive(tmp_path / "x.pt", data)
+    folder, out = tmp_path / "steps", tmp_path / "out"
+    out.mkdir()
+    with deepnvme.Checkpointer(folder) as checkpointer:
+        checkpointer.save(1, {"a": torch.ones(2), "lists": [[] for _ in range(1_000_000)]})
+    dcp = tmp_path / "dcp"
+    dcp.mkdir()
+    entries = ", ".join(
+        f'"{index}": {{"bytes": ["shard-00000-00000000.safetensors", "a"]}}' for index in range(100_000)
+    )
+    (dcp / "deepnvme.json").write_text(f'{{"version": 1, "entries": {{{entries}}}, "planner_data": null}}')
+    command: list[str | Path] = [sys.executable, "-c", CHILD, costly, folder, dcp, out]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    lines = done.stderr.strip().splitlines()
+    took = {name: float(seconds) for name, _, seconds in (line.partition(" ") for line in lines[:-1]) if name.isalpha()}
+    assert list(took) == ["restore", "reader", "inspect", "verify", "convert"], done.stderr
+    # A second, and what a machine with other work takes.
+    assert max(took.values()) < 5, took
+    # One that was whole before, and nothing that was begun.
+    assert lines[-1] in ("['warm.pt']", "['new.safetensors', 'warm.pt']"), lines[-1]

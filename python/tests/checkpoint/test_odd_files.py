@@ -1,0 +1,128 @@
+"""Small files that are pipes, devices or folders: an error of the library at once, never a wait or an endless read."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deepnvme
+from deepnvme import errors, optim
+from deepnvme._deepnvme import _command
+from deepnvme.integrations.dcp import DeepnvmeReader
+
+DEADLINE_S = 60
+
+
+def as_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def as_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def as_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def as_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(os.path.relpath(path))
+
+
+def checkpoint(folder: Path) -> None:
+    deepnvme.Checkpointer(folder).restore()
+
+
+def locked(folder: Path) -> None:
+    with deepnvme.Checkpointer(folder) as checkpointer:
+        checkpointer.save(1, {"a": torch.ones(2)})
+
+
+def checked(folder: Path) -> None:
+    """A manifest that lists a file of no bytes, which is none."""
+    entry = {
+        "file": "step-00000001.pt", "step": 1, "nbytes": 0, "time": "", "index_offset": 0, "index_nbytes": 0,
+        "torch": "", "index_crc64": "0" * 16, "deepnvme": "",
+    }  # fmt: skip
+    (folder / "manifest.json").write_text(json.dumps({"version": 2, "checkpoints": [entry]}))
+    deepnvme.Checkpointer(folder).restore()
+
+
+def sharded(folder: Path) -> None:
+    entry = {
+        "file": "step-00000001", "step": 1, "nbytes": 0, "time": "", "index_offset": 0, "index_nbytes": 0, "torch": "",
+        "index_crc64": "0" * 16, "deepnvme": "",
+    }  # fmt: skip
+    (folder.parent / "manifest.json").write_text(json.dumps({"version": 2, "checkpoints": [entry]}))
+    deepnvme.Checkpointer(folder.parent).restore(into={"a": torch.zeros(2)})
+
+
+def optimizer(path: Path) -> None:
+    made = optim.AdamW([torch.nn.Parameter(torch.ones(8))], swap_dir=path.parent, memory=1 << 20)
+    made.load_state(path)
+
+
+def command(path: Path) -> None:
+    for name in ("inspect", "verify"):
+        assert _command([name, str(path)]) == 1
+    raise errors.Error(f"{path}: as it should be")
+
+
+READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "manifest": ("manifest.json", lambda path: checkpoint(path.parent)),
+    "lock": (".deepnvme-lock", lambda path: locked(path.parent)),
+    "listed": ("step-00000001.pt", lambda path: checked(path.parent)),
+    "sharded": ("step-00000001/deepnvme.json", lambda path: sharded(path.parent)),
+    "index of a folder": ("model.safetensors.index.json", lambda path: deepnvme.load(path.parent)),
+    "index": ("x.safetensors.index.json", deepnvme.load),
+    "archive": ("x.pt", deepnvme.load),
+    "safetensors": ("x.safetensors", lambda path: deepnvme.load(path, lazy=True)),
+    "stripes": ("x.stripes.json", deepnvme.StripeSet.from_manifest),
+    "distributed": ("deepnvme.json", lambda path: DeepnvmeReader(path.parent).read_metadata()),
+    "optimizer": ("state", optimizer),
+    "settings": ("deepnvme.toml", deepnvme.Engine.from_file),
+    "command": ("y.pt", command),
+    "command on an index": ("y.safetensors.index.json", command),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [as_pipe, as_device, as_folder, as_socket])
+def test_what_is_no_file_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, (what, (name, use)) in enumerate(READERS.items()):
+        path = tmp_path / str(number) / name
+        path.parent.mkdir(parents=True)
+        make(path)
+        ended: list[BaseException | None] = []
+
+        def run(use: Callable[[Path], Any] = use, path: Path = path, ended: Any = ended) -> None:
+            try:
+                use(path)
+            except BaseException as raised:
+                ended.append(raised)
+            else:
+                ended.append(None)
+
+        # A thread that waits for a pipe's writer would wait for ever.
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(DEADLINE_S)
+        assert ended, f"{what} waits"
+        (error,) = ended
+        is_folder_for_itself = make is as_folder and what in ("archive", "safetensors", "command")
+        expected: tuple[type[BaseException], ...] = (
+            (errors.Error, FileNotFoundError) if is_folder_for_itself else (errors.Error,)
+        )
+        assert isinstance(error, expected), (what, error)
+        assert getattr(error, "filename", None) == str(path) or str(path.parent) in str(error), (what, error)

@@ -1,0 +1,252 @@
+"""Ctrl-C in the middle of a step, and the same step again: the bits of a step that nobody has interrupted."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from deepnvme import optim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Where a generator is thrown away, Python swallows the interrupt, and says so; nothing was interrupted then.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+# So many points of each kind of optimizer are tried; which ones differs from kind to kind.
+POINTS = 25
+
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "in memory": (optim.AdamW, {"lr": 1e-2}),
+    "in memory, 8 bits": (optim.AdamW, {"lr": 1e-2, "moments": "8bit", "max_norm": 0.1}),
+    "on disk": (optim.AdamW, {"lr": 1e-2, "swap": True, "max_norm": 0.1}),
+    "on disk, rounded at random": (optim.SGD, {"lr": 1e-2, "momentum": 0.9, "swap": True, "stochastic_rounding": True}),
+    "gradients on disk": (optim.AdamW, {"lr": 1e-2, "swap": True, "swap_gradients": True}),
+    "gradients on disk, 8 bits": (
+        optim.Adagrad,
+        {"lr": 1e-2, "swap": True, "swap_gradients": True, "moments": "bf16", "initial_accumulator_value": 0.1},
+    ),
+}
+
+
+def net_of(dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(40, 90), nn.Tanh(), nn.Linear(90, 60), nn.Tanh(), nn.Linear(60, 7)).to(dtype)
+
+
+def made(kind: str, net: nn.Module, folder: Path) -> Any:
+    make, settings = KINDS[kind]
+    settings = dict(settings)
+    if settings.pop("swap", False):
+        # A few groups, so that a step is several batches.
+        settings |= {"swap_dir": folder, "memory": 128 << 10}
+    return make(net.parameters(), **settings)
+
+
+def backward(net: nn.Module, step: int) -> None:
+    net.zero_grad()
+    dtype = next(net.parameters()).dtype
+    x = torch.randn(4, 40, generator=torch.Generator().manual_seed(step)).to(dtype)
+    net(x).float().square().mean().backward()
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    return all(torch.equal(mine, his) for mine, his in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def expected(kind: str, dtype: torch.dtype, folder: Path) -> Iterator[nn.Module]:
+    """Give the net after each of three steps."""
+    net = net_of(dtype)
+    optimizer = made(kind, net, folder)
+    for step in range(3):
+        backward(net, step)
+        optimizer.step()
+        yield copy.deepcopy(net)
+    optimizer.close()
+
+
+def interrupt(
+    interrupted: Any, kind: str, dtype: torch.dtype, folder: Path, *, which: int, point: int
+) -> tuple[int, list[nn.Module]]:
+    """Interrupt one of three steps at a point, and do it again; how many points it had, and the net after each step."""
+    net = net_of(dtype)
+    optimizer = made(kind, net, folder)
+    seen, count = [], 0
+    for step in range(3):
+        backward(net, step)
+        if step == which:
+            try:
+                with interrupted(point) as points:
+                    optimizer.step()
+            except KeyboardInterrupt:
+                # Also while the traceback has all that was under way.
+                optimizer.step()
+            count = points.count
+        else:
+            optimizer.step()
+        seen.append(copy.deepcopy(net))
+    optimizer.check_whole()
+    optimizer.close()
+    return count, seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_was_interrupted_anywhere_is_done_once(
+    tmp_path: Path, interrupted: Any, kind: str, dtype: torch.dtype
+) -> None:
+    wanted = list(expected(kind, dtype, tmp_path))
+    for which in (0, 1):
+        count, seen = interrupt(interrupted, kind, dtype, tmp_path, which=which, point=0)
+        assert all(map(same, seen, wanted))
+        assert count > 20
+        stride = max(count // POINTS, 1)
+        for point in range(1 + (count + which) % stride, count + 1, stride):
+            _, seen = interrupt(interrupted, kind, dtype, tmp_path, which=which, point=point)
+            for step, (mine, his) in enumerate(zip(seen, wanted, strict=True)):
+                assert same(mine, his), f"after step {step}, interrupted at point {point} of {count} of step {which}"
+
+
+def test_ctrl_c_at_any_moment(tmp_path: Path) -> None:
+    """A real signal, 50 times, each at another moment of a step."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import random, signal, sys, threading, time
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import torch
+        import test_interrupted as base
+        import pathlib
+
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        folder, seed = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+        kind = "gradients on disk" if seed % 2 else "on disk"
+        wanted = list(base.expected(kind, torch.float32, folder))
+        net = base.net_of(torch.float32)
+        optimizer = base.made(kind, net, folder)
+        random.seed(seed)
+        interrupts = 0
+        for step in range(3):
+            base.backward(net, step)
+            began = time.perf_counter()
+            try:
+                if step == 1:
+                    # As long as the first step has taken, at most.
+                    signal.setitimer(signal.ITIMER_REAL, max(random.random() * took, 1e-6))
+                optimizer.step()
+            except KeyboardInterrupt:
+                interrupts += 1
+                # Behind the end of the step, torch's own code runs still.
+                counted = int(optimizer.state[net[0].weight]["step"])
+                if optimizer._progress is not None or counted == step:
+                    optimizer.step()
+            finally:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    pass
+            took = time.perf_counter() - began
+            assert base.same(net, wanted[step]), (step, interrupts)
+        print(interrupts)
+        """)
+    )
+    interrupts = 0
+    children = 2
+    for child in range(children):
+        code = "\n".join(
+            [
+                "import runpy, sys",
+                f"for seed in range({child * 25}, {child * 25 + 25}):",
+                f"    sys.argv = ['script', {str(tmp_path)!r}, str(seed)]",
+                f"    runpy.run_path({str(script)!r}, run_name='__main__')",
+            ]
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=240)
+        assert done.returncode == 0, done.stderr
+        interrupts += sum(map(int, done.stdout.split()))
+    assert interrupts > children, "hardly any signal has come within a step"
+
+
+@pytest.mark.parametrize("form", ["load_state", "load_state_dict"])
+def test_a_load_that_was_interrupted_is_nothing_to_go_on_with(tmp_path: Path, interrupted: Any, form: str) -> None:
+    kind, dtype = "on disk", torch.bfloat16
+    net = net_of(dtype)
+    optimizer = made(kind, net, tmp_path)
+    for step in range(2):
+        backward(net, step)
+        optimizer.step()
+    optimizer.save_state(tmp_path / "state")
+    saved, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(net.state_dict())
+    backward(net, 2)
+    optimizer.step()
+    wanted = copy.deepcopy(net)
+    optimizer.close()
+
+    def load(into: Any) -> None:
+        into.load_state(tmp_path / "state") if form == "load_state" else into.load_state_dict(copy.deepcopy(saved))
+
+    def fresh() -> tuple[nn.Module, Any]:
+        other = net_of(dtype)
+        other.load_state_dict(weights)
+        return other, made(kind, other, tmp_path)
+
+    other, his = fresh()
+    with interrupted() as points:
+        load(his)
+    his.close()
+    refused = 0
+    for point in range(1, points.count + 1, max(points.count // 40, 1)):
+        other, his = fresh()
+        try:
+            with interrupted(point):
+                load(his)
+        except KeyboardInterrupt:
+            backward(other, 2)
+            try:
+                his.check_whole()
+            except RuntimeError as error:
+                assert "load it again" in str(error)
+                refused += 1
+                before = [param.clone() for param in other.parameters()]
+                with pytest.raises(RuntimeError, match="load it again"):
+                    his.step()
+                assert all(map(torch.equal, before, other.parameters()))
+            load(his)
+        backward(other, 2)
+        his.step()
+        assert same(other, wanted), f"interrupted at point {point} of {points.count}"
+        his.close()
+    assert refused > 5
+
+
+def test_a_save_that_was_interrupted_leaves_the_old_file(tmp_path: Path, interrupted: Any) -> None:
+    net = net_of(torch.float32)
+    optimizer = made("on disk", net, tmp_path)
+    backward(net, 0)
+    optimizer.step()
+    path = tmp_path / "state"
+    optimizer.save_state(path)
+    old = path.read_bytes()
+    backward(net, 1)
+    optimizer.step()
+    with interrupted() as points:
+        optimizer.save_state(tmp_path / "other")
+    new = (tmp_path / "other").read_bytes()
+    for point in range(1, points.count + 1, max(points.count // 40, 1)):
+        path.write_bytes(old)
+        try:
+            with interrupted(point):
+                optimizer.save_state(path)
+        except KeyboardInterrupt:
+            assert path.read_bytes() in (old, new)
+        optimizer.save_state(path)
+        assert path.read_bytes() == new
+    optimizer.close()

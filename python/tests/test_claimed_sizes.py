@@ -1,0 +1,58 @@
+"""Sizes that an argument claims are not believed: wrong arguments and missing memory are exceptions."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import deepnvme
+
+CALLS = ("read_batch", "write_batch", "start_read_batch", "start_write_batch")
+
+
+class Liar:
+    """Says that it has more items than any memory has room for."""
+
+    def __len__(self) -> int:
+        return (1 << 62) - 1
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+def test_a_length_is_not_believed() -> None:
+    engine = deepnvme.default_engine()
+    for call in CALLS:
+        done = getattr(engine, call)(Liar())
+        assert (done.wait() if call.startswith("start_") else done) == 0
+
+
+def test_one_tensor_is_no_list_of_items() -> None:
+    torch = pytest.importorskip("torch")
+    huge = torch.zeros(1).expand(1 << 40)
+    for call in CALLS:
+        with pytest.raises(TypeError, match=r"\(path, offset, tensor\), not Tensor"):
+            getattr(deepnvme.default_engine(), call)(huge)
+
+
+@pytest.mark.parametrize("items", [b"12345", bytearray(8), "weights.bin", {"weights.bin": 1}, 7, None])
+def test_other_things_are_no_list_of_items(items: Any) -> None:
+    for call in CALLS:
+        with pytest.raises(TypeError, match=r"\(path, offset, tensor\)"):
+            getattr(deepnvme.default_engine(), call)(items)
+
+
+def test_memory_that_is_not_there_is_an_error(python: Callable[..., Any]) -> None:
+    python("""
+    import os, resource
+    import deepnvme
+    with open("file", "wb") as file:
+        file.truncate(1 << 43)
+    file = deepnvme.open("file", "rb")
+    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, resource.RLIM_INFINITY))
+    try:
+        file.read(1 << 42)
+    except MemoryError:
+        os._exit(0)
+    os._exit(1)
+    """)

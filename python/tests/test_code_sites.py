@@ -1,0 +1,292 @@
+"""Every place in the package that could run code out of data is listed here, with the reason why it may stay.
+
+Python's sources are read as syntax trees, so that aliases and imports of single names count. The extension reaches
+Python by the names in its string literals, so those are read.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import deepnvme
+
+PACKAGE = Path(deepnvme.__file__).parent
+ROOT = PACKAGE.parent.parent
+
+# Modules whose functions make objects of bytes, by whatever name.
+MODULES = {
+    "pickle", "_pickle", "cPickle", "pickletools", "_compat_pickle", "copyreg", "marshal", "shelve", "dbm",
+    "cloudpickle", "dill", "joblib", "jsonpickle", "code", "codeop", "runpy", "torch.package", "torch.utils.model_zoo",
+}  # fmt: skip
+# Functions of modules that have others.
+FUNCTIONS = {
+    "eval", "exec", "compile", "__import__", "builtins.eval", "builtins.exec", "builtins.compile",
+    "builtins.__import__", "torch.load", "torch.serialization.load", "torch.jit.load", "torch.hub",
+    "torch.storage._load_from_bytes", "numpy.load", "numpy.lib.npyio", "numpy.fromfile", "pandas.read_pickle",
+    "multiprocessing.connection", "multiprocessing.reduction", "torch.multiprocessing.reductions", "yaml.load",
+    "yaml.unsafe_load", "yaml.full_load", "ctypes.pythonapi",
+}  # fmt: skip
+# Names that have one meaning only, whatever stands in front of them: a module in a variable, an object.
+METHODS = {
+    "all_gather_object", "gather_object", "scatter_object_list", "broadcast_object_list", "send_object_list",
+    "recv_object_list", "send_object", "recv_object", "_object_to_tensor", "_tensor_to_object", "Unpickler",
+    "read_pickle", "unsafe_load", "exec_module", "_load_from_bytes",
+}  # fmt: skip
+# Arguments that make an unpickler of a reader. ``weights_only=True`` alone is harmless.
+KEYWORDS = {"allow_pickle", "weights_only", "pickle_module"}
+
+JOB = "ranks of one job trust each other: torch pickles what they say, and whoever can speak for a rank owns the job"
+OPT_IN = "weights_only=False is the caller's word that the file is trusted; test_pickle_paths.py tests the default"
+HOOK = "Python's own import of a module that the user imports"
+INSTALLED = "a module of DeepSpeed's installation, which Python has imported before"
+# File, function, name: why.
+ALLOWED = {
+    ("_checkpoint/distributed.py", "Team.gather", "torch.distributed.all_gather_object"): JOB,
+    ("_checkpoint/distributed.py", "Team.tell", "torch.distributed.broadcast_object_list"): JOB,
+    ("_checkpoint/factory.py", "", "_compat_pickle"): "two tables of names",
+    ("_checkpoint/factory.py", "_now", "_compat_pickle.IMPORT_MAPPING.get"): "a table of names",
+    ("_checkpoint/factory.py", "_now", "_compat_pickle.NAME_MAPPING"): "a table of names",
+    ("_checkpoint/pickler.py", "", "pickle"): "for a pickler, which reads no pickle",
+    ("_checkpoint/pickler.py", "Pickler", "pickle.Pickler"): "a pickler reads no pickle",
+    ("_patching/hooks.py", "ImportHook._watch", "exec_module"): HOOK,
+    ("_patching/hooks.py", "ImportHook._watch", "loader.exec_module"): HOOK,
+    ("_patching/hooks.py", "ImportHook._watch.exec_module", "loader.exec_module"): HOOK,
+    ("deepspeed/mends.py", "_restore_asserts", "exec"): INSTALLED,
+    ("deepspeed/mends.py", "_restore_asserts", "compile"): INSTALLED,
+    ("deepspeed/mends.py", "_restore_asserts", "'exec'"): INSTALLED,
+    ("errors.py", "", "pickle"): "for the base class of an error",
+    ("errors.py", "UnsafeFileError", "pickle.UnpicklingError"): "the base class of an error",
+    ("integrations/_loading.py", "load_as_torch", "torch.load"): OPT_IN,
+    ("integrations/_loading.py", "load_as_torch", "weights_only="): OPT_IN,
+    ("integrations/deepspeed.py", "DeepnvmeCheckpointEngine.load", "weights_only="): OPT_IN,
+    ("integrations/lightning.py", "DeepnvmeCheckpointIO.load_checkpoint", "weights_only="): OPT_IN,
+    ("integrations/transformers.py", "_load_object", "weights_only="): OPT_IN,
+    ("integrations/transformers.py", "_load_object", "torch.load"): (
+        "a call that transformers makes of torch.load itself, with its arguments, where it has no path to read"
+    ),
+}
+
+
+class Uses(ast.NodeVisitor):
+    """Finds what a module refers to, by its full name."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+        self._aliases: dict[str, str] = {}
+        self._within: list[str] = []
+        self.found: list[tuple[str, str, int]] = []
+
+    def _note(self, name: str, node: ast.AST) -> None:
+        parts = name.split(".")
+        heads = {".".join(parts[: count + 1]) for count in range(len(parts))}
+        if heads & (MODULES | FUNCTIONS) or parts[-1] in METHODS:
+            self.found.append((".".join(self._within), name, getattr(node, "lineno", 0)))
+
+    def _full(self, node: ast.expr) -> str | None:
+        if isinstance(node, ast.Name):
+            return self._aliases.get(node.id, node.id)
+        if isinstance(node, ast.Attribute):
+            base = self._full(node.value)
+            return None if base is None else f"{base}.{node.attr}"
+        return None
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self._aliases[alias.asname or alias.name.partition(".")[0]] = (
+                alias.name if alias.asname else alias.name.partition(".")[0]
+            )
+            self._note(alias.name, node)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        parents = self._package.split(".")
+        base = ".".join(parents[: len(parents) - node.level + 1]) if node.level else ""
+        module = ".".join(filter(None, (base, node.module)))
+        for alias in node.names:
+            assert alias.name != "*", f"{module} is imported as a whole: nobody sees what"
+            self._aliases[alias.asname or alias.name] = f"{module}.{alias.name}"
+            self._note(f"{module}.{alias.name}", node)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        # Another name for a module or a function.
+        full = self._full(node.value)
+        for target in node.targets:
+            if isinstance(target, ast.Name) and full is not None and full != target.id:
+                self._aliases[target.id] = full
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        full = self._full(node)
+        if full is not None:
+            self._note(full, node)
+            return
+        if node.attr in METHODS:
+            self._note(node.attr, node)
+        self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Load):
+            # A variable may have the name of a module that is not imported here.
+            full = self._aliases.get(node.id, node.id)
+            if node.id in self._aliases or full not in MODULES:
+                self._note(full, node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        for keyword in node.keywords:
+            is_harmless = keyword.arg == "weights_only" and _is(keyword.value, True)
+            is_refused = keyword.arg == "allow_pickle" and _is(keyword.value, False)
+            if keyword.arg in KEYWORDS and not is_harmless and not is_refused:
+                self.found.append((".".join(self._within), f"{keyword.arg}=", node.lineno))
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        # What is imported, or looked up, by a text.
+        if isinstance(node.value, str) and node.value in MODULES | FUNCTIONS | METHODS:
+            self.found.append((".".join(self._within), repr(node.value), node.lineno))
+
+    def _visit_named(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self._within.append(node.name)
+        self.generic_visit(node)
+        self._within.pop()
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self._visit_named(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self._visit_named(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self._visit_named(node)
+
+
+def _is(node: ast.expr, value: object) -> bool:
+    return isinstance(node, ast.Constant) and node.value is value
+
+
+def uses(source: str, package: str = "deepnvme") -> list[tuple[str, str, int]]:
+    found = Uses(package)
+    found.visit(ast.parse(source))
+    return found.found
+
+
+def test_every_place_in_python_is_listed_with_a_reason() -> None:
+    seen = set()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        package = ".".join(("deepnvme", *path.relative_to(PACKAGE).parent.parts))
+        for within, what, line in uses(path.read_text(), package):
+            seen.add((name, within, what))
+            assert (name, within, what) in ALLOWED, (
+                f"{path}:{line}: {what} in {within or 'the module'} may run code of whoever made the data. Read it "
+                "through deepnvme.load, or give the reason in ALLOWED of this test"
+            )
+    assert seen == set(ALLOWED), f"in the list, and not in the sources: {sorted(set(ALLOWED) - seen)}"
+
+
+def test_no_disguise_helps() -> None:
+    for source in (
+        "import pickle as p\np.loads(b'')",
+        "from pickle import loads as harmless\nharmless(b'')",
+        "import torch as t\ndef f():\n    t.load('x')",
+        "from torch import load",
+        "import torch\nread = torch.load\nread('x')",
+        "from torch.serialization import load as x",
+        "import numpy as np\nnp.load('x', allow_pickle=True)",
+        "def f(x):\n    x.load('y', weights_only=False)",
+        "def f(x, y):\n    x.load('y', weights_only=y)",
+        "eval('1')",
+        "run = exec\nrun('1')",
+        "import builtins\nbuiltins.eval('1')",
+        "import importlib\nimportlib.import_module('pickle')",
+        "getattr(__builtins__, 'eval')('1')",
+        "__import__('x')",
+        "import sys\nsys.modules.get('marshal')",
+        "import sys\ndist = sys.modules.get('x')\ndist.all_gather_object([], 1)",
+        "from torch.distributed import broadcast_object_list as tell",
+        "from ..x import Unpickler",
+        "def f(x):\n    x().Unpickler()",
+        "class A(__import__('dill').Unpickler): pass",
+        "import cloudpickle.cloudpickle",
+        "import shelve",
+    ):
+        assert uses(source), source
+    for source in (
+        "model.eval()",
+        "import json\njson.loads('1')",
+        "import re\nre.compile('x')",
+        "from deepnvme import load\nload('x')",
+        "x.load('y', weights_only=True)",
+        "import numpy\nnumpy.save('x', 1, allow_pickle=False)",
+        "# pickle.loads",
+        "'see pickle.loads'",
+    ):
+        assert not uses(source), source
+
+
+# What string literals of the extension may not be, unless they are listed: names of modules and functions of Python.
+RUST_NAMES = MODULES | METHODS | {"torch.load", "torch.serialization", "load", "loads", "eval", "exec", "__reduce__",
+                                  "__reduce_ex__", "__setstate__", "builtins", "__import__"}  # fmt: skip
+RUST_CODE = re.compile(
+    r"\bpickle\s*\.|\btorch\s*\.\s*load\b|\bimport\s+\w+|\bfrom\s+\w+\s+import\b|\b(eval|exec|__import__)\s*\("
+)
+RUST_ALLOWED = {
+    ("checkpoint/build/mod.rs", "builtins"): "names in pickles are compared with it; nothing is imported",
+    ("timeline.rs", "loads"): "of json, on a text that the extension has made",
+}
+_TOKENS = re.compile(
+    r"""//[^\n]*|/\*.*?\*/|b?'(?:\\.[^']*|[^\\'\n])'|[bc]?r(?P<fence>\#*)"(?P<raw>.*?)"(?P=fence)|[bc]?"(?P<text>(?:\\.|[^"\\])*)\"""",
+    re.DOTALL,
+)
+
+
+def literals(source: str) -> Iterator[tuple[str, int]]:
+    """The string literals of a Rust source, and their lines."""
+    for token in _TOKENS.finditer(source):
+        text = token["raw"] if token["raw"] is not None else token["text"]
+        if text is not None:
+            yield text, source.count("\n", 0, token.start()) + 1
+
+
+def rust_uses(source: str) -> list[tuple[str, int]]:
+    """Literals that name a way into Python's unpickling, and calls that run code."""
+    found = [(text, line) for text, line in literals(source) if text in RUST_NAMES or RUST_CODE.search(text)]
+    bare = _TOKENS.sub(lambda token: "" if token[0].startswith("/") else '""', source)
+    found += [
+        (call[0], 0)
+        for call in re.finditer(
+            r"\.(run|eval|run_bound|eval_bound)\(\s*\"|PyModule::from_code|PyRun_\w+|PyMarshal_\w+", bare
+        )
+    ]
+    return found
+
+
+def test_the_extension_calls_no_unpickler() -> None:
+    seen = set()
+    for path in sorted((ROOT / "python" / "src").rglob("*.rs")):
+        name = path.relative_to(ROOT / "python" / "src").as_posix()
+        for text, line in rust_uses(path.read_text()):
+            seen.add((name, text))
+            assert (name, text) in RUST_ALLOWED, (
+                f"{path}:{line}: {text!r} is a way to run code; give a reason in this test"
+            )
+    assert seen == set(RUST_ALLOWED)
+    # No other crate could: none of them knows Python.
+    for path in sorted((ROOT / "crates").glob("*/Cargo.toml")):
+        assert "pyo3" not in path.read_text(), path
+
+
+def test_no_disguise_helps_in_rust() -> None:
+    for source in (
+        'py.import("pickle")',
+        'py.import(intern!(py, "torch.serialization"))?.call_method1("x", ())',
+        'module.getattr(r#"Unpickler"#)',
+        'py.run(c"1", None, None)',
+        'let text = c"import os";',
+        'x.call_method1(intern!(py, "loads"), (b,))',
+        "PyModule::from_code(py, code, file, name)",
+    ):
+        assert rust_uses(source), source
+    for source in ('// py.import("pickle")', '/* "pickle" */', 'let quote = \'"\'; // "pickle"', '"the pickle has"'):
+        assert not rust_uses(source), source

@@ -1,0 +1,45 @@
+"""Kernels and sandboxes that lack a system call: a back end is still found, and files still open."""
+
+import ctypes
+import platform
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+NUMBERS = {"memfd_create": 319, "statx": 332}
+
+FORBID = """
+    import ctypes, struct
+    import deepnvme
+
+    def forbid(number):
+        # Load the number of the call; answer ENOSYS to that one, and allow the others.
+        program = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | 38), (0x06, 0, 0, 0x7FFF0000)]
+        code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
+        header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(code)))
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.prctl(38, 1, 0, 0, 0) == 0
+        if libc.prctl(22, 2, header) != 0:
+            raise SystemExit(77)
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="the numbers are those of x86-64")
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_back_end_is_found_without(python: Run, name: str) -> None:
+    assert struct.calcsize("HxxxxxxP") == 8 + ctypes.sizeof(ctypes.c_void_p)
+    python(f"""{FORBID}
+    forbid({NUMBERS[name]})
+    found = deepnvme.probe()
+    assert found.threads.works, found
+    with deepnvme.Engine() as engine:
+        assert engine.write(b"12345" * 5000, "file") == 25000
+        target = bytearray(25000)
+        assert engine.read(target, "file") == 25000
+        assert target == b"12345" * 5000
+    """)

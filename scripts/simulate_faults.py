@@ -1,0 +1,92 @@
+"""Put faults of the past back, one at a time, and count the seeds that the simulation takes to find each.
+
+    python scripts/simulate_faults.py [NAME ...]
+
+Each fault is a patch in crates/deepnvme-simulation/faults; it is applied to a copy of the tracked files, never to the
+tree itself. Two numbers are printed: the seeds of the fault's own scenario, and those of all scenarios, which are the
+seeds that `make test` runs. A fault that a thousand of neither find is a failure. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FAULTS = ROOT / "crates" / "deepnvme-simulation" / "faults"
+TARGET = ROOT / "target" / "simulated-faults"
+# Not the folder of `make simulate`: cargo takes two trees of the same workspace for one.
+BUILD = TARGET / "build"
+SEEDS = 1000
+FOUND = re.compile(r"^seed (\d+) failed \((\w+), .*\):$", re.MULTILINE)
+
+
+def why_not(patch: Path) -> str:
+    """Say why the patch does not apply to the tree as it is; nothing where it does."""
+    check = ["git", "apply", "--check", str(patch)]
+    answer = subprocess.run(check, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    return answer.stdout if answer.returncode else ""
+
+
+def copy_tree(copy: Path) -> None:
+    """Bring the copy to the state of the tree; what is the same keeps its time, so that little is built again."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, stdout=subprocess.PIPE, check=True
+    )
+    names = {name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()}
+    for name in names:
+        source, target = ROOT / name, copy / name
+        if not target.is_file() or target.read_bytes() != source.read_bytes():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(source.read_bytes())
+    for stale in copy.rglob("*"):
+        if stale.is_file() and str(stale.relative_to(copy)) not in names and "target" not in stale.parts:
+            stale.unlink()
+
+
+def scenario_of(patch: Path) -> str:
+    """Give the scenario that must find the fault, after which the patch is named."""
+    return patch.stem.split("-")[0]
+
+
+def build_with(patch: Path, copy: Path) -> None:
+    """Build the simulation with the fault in it."""
+    subprocess.run(["git", "apply", "--unsafe-paths", f"--directory={copy}", str(patch)], cwd="/", check=True)
+    environment = {"RUSTFLAGS": "--cfg simulated", "CARGO_TARGET_DIR": str(BUILD)}
+    build = ["cargo", "build", "--quiet", "--package", "deepnvme-simulation", "--bin", "simulate"]
+    built = subprocess.run(
+        build, cwd=copy, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True, check=False
+    )
+    if built.returncode != 0:
+        raise SystemExit(f"{patch.name} does not compile:\n{built.stderr}")
+
+
+def seeds_needed(only: list[str]) -> int | None:
+    """Count the seeds until the first that fails."""
+    run = [str(BUILD / "debug" / "simulate"), "--seeds", str(SEEDS), "--jobs", "1", *only]
+    answer = subprocess.run(run, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+    found = [int(seed) for seed, _ in FOUND.findall(answer.stdout)]
+    return min(found) + 1 if found else None
+
+
+def main(chosen: list[str]) -> int:
+    """Try each; the exit status is 1 when one was not found."""
+    patches = [patch for patch in sorted(FAULTS.glob("*.patch")) if not chosen or patch.stem in chosen]
+    copy, missed = TARGET / "tree", 0
+    for patch in patches:
+        copy_tree(copy)
+        began = time.monotonic()
+        build_with(patch, copy)
+        own, mixed = seeds_needed(["--only", scenario_of(patch)]), seeds_needed([])
+        missed += own is None and mixed is None
+        seeds = f"{own or 'NOT FOUND':>9} of its scenario, {mixed or 'NOT FOUND':>9} of all"
+        print(f"{patch.stem:<44} {seeds}  [{time.monotonic() - began:.0f} s]", flush=True)
+    return 1 if missed or not patches else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
