@@ -45,6 +45,7 @@ LEFT_OUT = {
     "names_of_every_length": FORGETS,
     "what_somebody_put_into_a_stale_folder": FORGETS,
     "an_intent_that_somebody_planted": FORGETS,
+    "a_set_whose_folder_was_moved_is_still_its_own": FORGETS,
     "a_stale_temporary_is_removed": FORGETS,
     "a_batch_that_is_never_reported": "it has the engine give memory up on purpose",
 }

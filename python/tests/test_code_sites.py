@@ -11,10 +11,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import deepnvme
-
-PACKAGE = Path(deepnvme.__file__).parent
-ROOT = PACKAGE.parent.parent
+# The tests may run against an installed wheel; the text that they read is that of the tree.
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "python" / "deepnvme"
 
 # Modules whose functions make objects of bytes, by whatever name.
 MODULES = {

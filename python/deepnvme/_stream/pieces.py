@@ -114,7 +114,7 @@ def joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
 
 
 def concatenated(origins: Sequence[Origin], dim: int) -> Origin:
-    """Do what ``torch.cat`` does."""
+    """Do what ``torch.cat`` does: the result has memory of its own, also where its pieces are neighbours in a file."""
     first = origins[0]
     outer = math.prod(first.shape[:dim])
     pieces: list[Piece] = []
@@ -124,14 +124,17 @@ def concatenated(origins: Sequence[Origin], dim: int) -> Origin:
             pieces += origin.part(index * block, block)
     length = sum(origin.shape[dim] for origin in origins)
     shape = (*first.shape[:dim], length, *first.shape[dim + 1 :])
-    return Origin(joined(pieces), first.dtype, shape)
+    return Origin(joined(pieces), first.dtype, shape, residue=0)
 
 
 def narrowed(origin: Origin, dim: int, start: int, length: int) -> Origin:
-    """Do what ``Tensor.narrow`` does."""
+    """Do what ``Tensor.narrow`` does: the result is within the memory of the whole."""
     outer, inner = math.prod(origin.shape[:dim]), math.prod(origin.shape[dim + 1 :]) * origin.dtype.itemsize
     block = origin.shape[dim] * inner
+    is_view_of_known = origin.residue is not None and outer == 1
+    residue = (origin.residue + start * inner) % LINE_BYTES if is_view_of_known else None
     pieces: list[Piece] = []
     for index in range(outer):
         pieces += origin.part(index * block + start * inner, length * inner)
-    return Origin(joined(pieces), origin.dtype, (*origin.shape[:dim], length, *origin.shape[dim + 1 :]))
+    shape = (*origin.shape[:dim], length, *origin.shape[dim + 1 :])
+    return Origin(joined(pieces), origin.dtype, shape, residue=residue)

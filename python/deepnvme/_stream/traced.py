@@ -7,6 +7,7 @@ disk its elements lie.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,6 +62,10 @@ class Traced(torch.Tensor):
 
 def _same(tensor: Traced, *_: object, **__: object) -> Traced:
     return Traced(tensor.origin, tensor.dtype)
+
+
+def _cloned(tensor: Traced, *_: object, **__: object) -> Traced:
+    return Traced(replace(tensor.origin, residue=0), tensor.dtype)
 
 
 def _cast(tensor: Traced, *, dtype: torch.dtype | None = None, **_: object) -> Traced:
@@ -128,7 +133,7 @@ def _select(tensor: Traced, dim: int, index: int) -> Traced:
 _FOLLOWED: dict[Any, Callable[..., Any]] = {
     _ATEN.detach.default: _same,
     _ATEN.alias.default: _same,
-    _ATEN.clone.default: _same,
+    _ATEN.clone.default: _cloned,
     _ATEN._to_copy.default: _cast,  # noqa: SLF001
     _ATEN.view.default: _viewed,
     _ATEN._unsafe_view.default: _viewed,  # noqa: SLF001

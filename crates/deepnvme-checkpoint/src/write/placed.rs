@@ -18,9 +18,10 @@ use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::stretch;
 
-/// What one thread reads at once: whole cells.
-const WINDOW_BYTES: u64 = 8 << 20;
-/// What is copied before it is hashed: it stays in the cache of one core.
+/// Whole cells that one thread reads at once. A process that saves its state may have little memory left, and this is
+/// taken once a thread.
+const WINDOW_BYTES: u64 = 2 << 20;
+/// Bytes are copied in steps of this size, and hashed while one core's cache has them.
 const STEP_BYTES: u64 = 128 << 10;
 
 /// A new file under a private name, which vanishes unless it is committed.
