@@ -131,8 +131,9 @@ def narrowed(origin: Origin, dim: int, start: int, length: int) -> Origin:
     """Do what ``Tensor.narrow`` does: the result is within the memory of the whole."""
     outer, inner = math.prod(origin.shape[:dim]), math.prod(origin.shape[dim + 1 :]) * origin.dtype.itemsize
     block = origin.shape[dim] * inner
-    is_view_of_known = origin.residue is not None and outer == 1
-    residue = (origin.residue + start * inner) % LINE_BYTES if is_view_of_known else None
+    residue = None
+    if origin.residue is not None and outer == 1:
+        residue = (origin.residue + start * inner) % LINE_BYTES
     pieces: list[Piece] = []
     for index in range(outer):
         pieces += origin.part(index * block + start * inner, length * inner)

@@ -160,12 +160,12 @@ def test_parameters_that_cannot_be_read_for_a_moment(twins: Twins, monkeypatch: 
     residence, hold = offloading._residence, offloading._residence.hold
     failures = 0
 
-    def held(unit: Any, *, exclusive: bool = False) -> None:
+    def held(unit: Any, holder: Any, *, exclusive: bool = False) -> None:
         nonlocal failures
         if exclusive and unit.members[0].name.startswith("blocks.3") and failures == 0:
             failures += 1
             raise OSError(errno.EIO, "Input/output error", "/mnt/nvme/swap")
-        hold(unit, exclusive=exclusive)
+        hold(unit, holder, exclusive=exclusive)
 
     monkeypatch.setattr(residence, "hold", held)
     assert train(twin, optimizers[1]) == train(plain, optimizers[0])
@@ -218,3 +218,28 @@ def test_ctrl_c_in_a_backward_pass(twins: Twins, interrupted: Any, kind: Any) ->
         offloading.close()
     # A pass that waits for the disk elsewhere has other points, and fewer; that most were reached is all that counts.
     assert stopped > 4
+
+
+def test_ctrl_c_anywhere_holds_nothing_for_good(twins: Twins, interrupted: Any) -> None:
+    """Units that nobody will release could never be changed again."""
+    _, twin, offloading = twins()
+    own = list(twin.parameters())[:1]
+
+    def gather() -> None:
+        with offloading.gathered(own):
+            pass
+
+    gather()
+    with interrupted() as points:
+        gather()
+    assert points.count > 10
+    stopped = 0
+    for point in range(1, points.count + 1):
+        try:
+            with interrupted(point):
+                gather()
+        except KeyboardInterrupt:
+            stopped += 1
+        with offloading.gathered(own, write=True), torch.no_grad():
+            own[0].add_(1)
+    assert stopped > points.count - 5

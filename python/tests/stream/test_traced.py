@@ -129,11 +129,13 @@ def test_another_dtype_leaves_the_bytes_where_they_are() -> None:
 
 def test_a_copy_lies_in_memory_of_its_own_also_where_its_pieces_are_neighbours() -> None:
     """Kernels add up in another order at another alignment, so results would differ in their last bits."""
-    rows = [Traced(Origin((Piece(0, 40 + 80 * row, 80),), torch.float32, (4, 5))) for row in range(3)]
+    rows: list[torch.Tensor] = [
+        Traced(Origin((Piece(0, 40 + 80 * row, 80),), torch.float32, (4, 5))) for row in range(3)
+    ]
     stacked = torch.stack(rows)
     assert isinstance(stacked, Traced)
     assert stacked.origin.pieces == (Piece(0, 40, 240),)
-    for one, begins_at in [
+    cases: list[tuple[torch.Tensor, int]] = [
         (rows[0], 40),
         (rows[1], 120 % 64),
         (stacked, 0),
@@ -142,6 +144,7 @@ def test_a_copy_lies_in_memory_of_its_own_also_where_its_pieces_are_neighbours()
         (rows[0].clone(), 0),
         (stacked[1], 80 % 64),
         (stacked[1:].view(-1)[3:], (80 + 12) % 64),
-    ]:
+    ]
+    for one, begins_at in cases:
         assert isinstance(one, Traced)
         assert one.origin.begins_at == begins_at

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -90,10 +90,7 @@ class Offloaded:
         wanted = sum(unit.nbytes for unit in units)
         if wanted > self.memory_bytes:
             raise MemoryError(f"these parameters have {wanted:,} bytes, and there is memory for {self.memory_bytes:,}")
-        with ExitStack() as held:
-            for unit in units:
-                self._residence.hold(unit, exclusive=write)
-                held.callback(self._residence.release, unit)
+        with self._residence.held(units, exclusive=write):
             yield
 
     def attach(self, optimizer: torch.optim.Optimizer, *, in_backward: bool = False) -> None:
@@ -168,15 +165,12 @@ class Offloaded:
         if strict and (missing or answer.unexpected_keys):
             raise RuntimeError(f"the state lacks {missing} and has {answer.unexpected_keys}")
         for unit in self._units:
-            self._residence.hold(unit, exclusive=True)
-            try:
+            with self._residence.held([unit], exclusive=True):
                 for member in unit.members:
                     if member.name in state:
                         tensor = state[member.name]
                         # One that is still in its file is not kept, so that the model is never in memory as a whole.
                         member.parameter.data.copy_(tensor.read() if isinstance(tensor, LazyTensor) else tensor)
-            finally:
-                self._residence.release(unit)
 
     def save(
         self,
@@ -220,7 +214,7 @@ class Offloaded:
         unit = self._unit_of.get(id(parameter))
         if unit is None:
             return parameter.detach()
-        with self._one(unit):
+        with self._residence.held([unit]):
             return parameter.detach().clone()
 
     def close(self) -> None:
@@ -266,18 +260,10 @@ class Offloaded:
             if unit is None or prefix + name not in state:
                 continue
             if id(parameter) not in copies:
-                with self._one(unit):
+                with self._residence.held([unit]):
                     for member in unit.members:
                         copies[id(member.parameter)] = member.parameter.detach().clone()
             state[prefix + name] = copies[id(parameter)]
-
-    @contextmanager
-    def _one(self, unit: Unit) -> Iterator[None]:
-        self._residence.hold(unit)
-        try:
-            yield
-        finally:
-            self._residence.release(unit)
 
     def refuse(self, optimizer: torch.optim.Optimizer) -> None:
         """Say so where an optimizer is about to change what is on disk."""

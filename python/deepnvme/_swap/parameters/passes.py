@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as tree
 
+from deepnvme._swap.parameters.residence import Holder
 from deepnvme._swap.parameters.saved import places_saved
 
 if TYPE_CHECKING:
@@ -47,10 +48,7 @@ class Passes:
                 # What a checkpoint runs again in the backward pass was counted.
                 if self.counts_uses and torch._C._current_graph_task_id() == _NO_BACKWARD:  # noqa: SLF001
                     self._uses.update(block.units)
-                with ExitStack() as held:
-                    for unit in block.units:
-                        self._residence.hold(unit)
-                        held.callback(self._residence.release, unit)
+                with self._residence.held(block.units):
                     if not torch.is_grad_enabled():
                         with _without_copies():
                             return forward(*args, **kwargs)
@@ -75,9 +73,14 @@ class Passes:
             for other in [*self._open.values()]:
                 if not other.has_gate:
                     self.end(other)
-        for unit in one.block.units:
-            self._residence.hold(unit)
+        # First of all: where an interrupt comes between, whoever ends what is open releases the units.
         self._open[id(one)] = one
+        try:
+            for unit in one.block.units:
+                self._residence.hold(unit, one)
+        except BaseException:
+            self._release(one)
+            raise
 
     def end(self, one: _Pass) -> None:
         """Need them no more: the gradients that this call of the block gives are there."""
@@ -92,6 +95,7 @@ class Passes:
         """The backward has failed, or will never be."""
         for one in [*self._open.values()]:
             self._release(one)
+        self._residence.release_lost()
 
     def end_failed(self) -> None:
         """Need nothing for a backward that was interrupted, and is not under way any more."""
@@ -107,14 +111,14 @@ class Passes:
             self.end(one)
 
     def _release(self, one: _Pass) -> bool:
-        if self._open.pop(id(one), None) is None:
+        if id(one) not in self._open:
             return False
-        for unit in one.block.units:
-            self._residence.release(unit)
+        self._residence.release(one)
+        del self._open[id(one)]
         return True
 
 
-class _Pass:
+class _Pass(Holder):
     """One call of a block."""
 
     def __init__(self, passes: Passes, block: Block) -> None:

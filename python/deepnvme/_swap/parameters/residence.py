@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import torch
 
 from deepnvme._swap.parameters.units import OFFLOADED_STRIDE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from deepnvme._swap.parameters.units import Unit
     from deepnvme._swap.swapper import Lend, Swapper
 
 # Lends that are remembered until the order is known. No step of a real model has as many.
 _TRACE_MAX = 1 << 20
+
+
+class Holder:
+    """Somebody who needs units. One that is gone needs none: an interrupt may come where it would release them."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    lend: Lend
+    memory: torch.Tensor
+    holders: WeakSet[Holder]
 
 
 class Residence:
@@ -30,7 +44,7 @@ class Residence:
     def __init__(self, swapper: Swapper, units: Iterable[Unit]) -> None:
         self.swapper = swapper
         self._lock = threading.RLock()
-        self._held: dict[Unit, tuple[Lend, torch.Tensor, int]] = {}
+        self._held: dict[Unit, _Held] = {}
         # How often each was held to be changed.
         self._versions: dict[Unit, int] = {}
         self._trace: list[str] = []
@@ -54,20 +68,37 @@ class Residence:
         self.swapper.put(unit.key, flat)
         self._show(unit, None)
 
-    def hold(self, unit: Unit, *, exclusive: bool = False) -> None:
-        """Have the parameters of a unit in memory until it is released as often.
+    @contextmanager
+    def held(self, units: Iterable[Unit], *, exclusive: bool = False) -> Iterator[None]:
+        """Have units in memory for a ``with`` block.
 
-        To change them, nobody else may hold it.
+        To change them, nobody else may hold them.
+
+        Raises:
+            RuntimeError: one is to be changed, and held already.
+        """
+        holder = Holder()
+        try:
+            for unit in units:
+                self.hold(unit, holder, exclusive=exclusive)
+            yield
+        finally:
+            self.release(holder)
+
+    def hold(self, unit: Unit, holder: Holder, *, exclusive: bool = False) -> None:
+        """Have the parameters of a unit in memory until its holder releases it, or is gone.
 
         Raises:
             RuntimeError: it is to be changed, and held already.
         """
         with self._lock:
-            if unit in self._held:
+            found = self._held.get(unit)
+            if found is not None and not found.holders:
+                self._drop(unit)
+            elif found is not None:
                 if exclusive:
                     raise RuntimeError(f"{unit.members[0].name} is in use, and cannot be changed now")
-                lend, memory, count = self._held[unit]
-                self._held[unit] = (lend, memory, count + 1)
+                found.holders.add(holder)
                 return
             if len(self._trace) < _TRACE_MAX:
                 self._trace.append(unit.key)
@@ -75,7 +106,7 @@ class Residence:
         memory = lend.__enter__()
         try:
             with self._lock:
-                self._held[unit] = (lend, memory, 1)
+                self._held[unit] = _Held(lend, memory, WeakSet([holder]))
                 if exclusive:
                     self._versions[unit] = self.version(unit) + 1
                 self._show(unit, memory)
@@ -86,42 +117,51 @@ class Residence:
             lend.release()
             raise
 
-    def release(self, unit: Unit) -> None:
-        """Need it no more."""
+    def release(self, holder: Holder) -> None:
+        """Release all that it holds, which may be nothing."""
         with self._lock:
-            lend, memory, count = self._held[unit]
-            if count > 1:
-                self._held[unit] = (lend, memory, count - 1)
-                return
-            try:
-                self._show(unit, None)
-            except BaseException:
-                # No parameter shows memory that is about to be another one's.
-                self._show(unit, None)
-                raise
-            finally:
-                del self._held[unit]
-                lend.release()
+            for unit in [unit for unit, one in self._held.items() if holder in one.holders]:
+                one = self._held[unit]
+                if len(one.holders) == 1:
+                    self._drop(unit)
+                one.holders.discard(holder)
+
+    def release_lost(self) -> None:
+        """Release the units of holders that are gone: an interrupt came where they would have released them."""
+        with self._lock:
+            for unit in [unit for unit, one in self._held.items() if not one.holders]:
+                self._drop(unit)
+
+    def _drop(self, unit: Unit) -> None:
+        try:
+            self._show(unit, None)
+        except BaseException:
+            # No parameter shows memory that is about to be another one's.
+            self._show(unit, None)
+            raise
+        finally:
+            self._held.pop(unit).lend.release()
 
     def version(self, unit: Unit) -> int:
         """Another number after each change."""
         return self._versions.get(unit, 0)
 
     def is_held(self, unit: Unit) -> bool:
-        """Whether its parameters are in memory."""
-        return unit in self._held
+        """Whether its parameters are in memory for somebody."""
+        found = self._held.get(unit)
+        return found is not None and bool(found.holders)
 
     def find(self, units: Iterable[Unit], address: int) -> tuple[Unit, int] | None:
         """Find the unit of which this is the address of a byte, and which byte."""
         for unit in units:
             held = self._held.get(unit)
-            if held is not None and 0 <= address - held[1].data_ptr() < unit.nbytes:
-                return unit, address - held[1].data_ptr()
+            if held is not None and 0 <= address - held.memory.data_ptr() < unit.nbytes:
+                return unit, address - held.memory.data_ptr()
         return None
 
     def memory(self, unit: Unit) -> torch.Tensor:
         """The bytes of a unit that is held."""
-        return self._held[unit][1]
+        return self._held[unit].memory
 
     def next_step(self) -> None:
         """A step has begun: what the last one needed, in that order, is what this one will need."""

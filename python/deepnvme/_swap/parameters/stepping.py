@@ -213,8 +213,7 @@ class Stepping:
 
     def _change(self, unit: Unit, *, frees: bool) -> None:
         lists = self._by_unit[unit]
-        self._residence.hold(unit, exclusive=True)
-        try:
+        with self._residence.held([unit], exclusive=True):
             if frees and self._progress is None:
                 self._tried.add(unit)
             try:
@@ -225,8 +224,6 @@ class Stepping:
             if frees:
                 self._free(lists)
                 self._tried.discard(unit)
-        finally:
-            self._residence.release(unit)
 
     def _call(self, lists: list[list[nn.Parameter]]) -> None:
         optimizer = self._optimizer()
