@@ -59,7 +59,6 @@ __all__ = [
     "_read_small_file",
     "_remove_stale",
     "_retire_set",
-    "_seal_list",
     "_shares",
     "_stash_bytes_wanted",
     "default_engine",
@@ -376,7 +375,6 @@ def _pickle_plain(state: object) -> tuple[bytes, list[torch.UntypedStorage]] | N
 def _find_set(
     path: str | bytes | PathLike[str] | PathLike[bytes], check: bool
 ) -> list[tuple[Path, list[str] | None, tuple[int, int] | None]]: ...
-def _seal_list(text: str) -> str: ...
 def _is_held(storage: int) -> bool: ...
 def _list_state(text: bytes) -> str: ...
 

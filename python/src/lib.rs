@@ -51,8 +51,8 @@ mod _deepnvme {
 
     #[pymodule_export]
     use crate::checkpoint::{
-        _check_pickle, _crc64, _find_set, _list_state, _pickle_plain, _plan_archive, _plan_safetensors, _seal_list,
-        _shares, CheckpointReader, HashCosts, Loading, NewFile, NewFolder, PlacedFile, PyHistory, SavePlan, SaveShare,
+        _check_pickle, _crc64, _find_set, _list_state, _pickle_plain, _plan_archive, _plan_safetensors, _shares,
+        CheckpointReader, HashCosts, Loading, NewFile, NewFolder, PlacedFile, PyHistory, SavePlan, SaveShare,
         SaveStaging, Saving,
     };
     #[pymodule_export]

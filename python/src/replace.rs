@@ -112,8 +112,8 @@ impl SetReplacement {
 
     /// Makes the change: the index becomes this JSON object with the record of its own files added, and the old files that
     /// the old index recorded as its own are removed. The caller has synced the bytes of the new files as far as they must
-    /// last; their names and the index are on the disk when this returns. A blank checksum in the index (as ``_seal_list``
-    /// wants it) is filled in.
+    /// last; their names and the index are on the disk when this returns. A blank checksum in the index is
+    /// filled in.
     ///
     /// Returns the files that the old index listed and did not record as its own: they stay.
     fn commit(&self, py: Python<'_>, index: &str) -> PyResult<Vec<PathBuf>> {

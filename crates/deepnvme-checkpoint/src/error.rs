@@ -39,6 +39,19 @@ pub enum Error {
         /// Which sums differ.
         sums: &'static str,
     },
+    /// The list of a checkpoint in several files is not the one that was saved.
+    #[error(
+        "{}: this list of files is not the one that was saved: its checksum does not match; restore it from a copy, or \
+             remove it where a newer file has taken its place. If another program has edited it on purpose, remove {:?} and {:?} from it. verify='off' does not look at the \
+             checksum",
+        shown::path(path),
+        deepnvme_format::set::CHECKSUM_KEY,
+        deepnvme_format::set::FILES_KEY
+    )]
+    ChangedList {
+        /// The list.
+        path: PathBuf,
+    },
     /// A record's header stands elsewhere than the directory of the archive lets one expect: read all headers first.
     #[error("{}: the header of {name:?} has an unusual length", shown::path(path))]
     Moved {

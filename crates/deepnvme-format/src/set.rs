@@ -4,8 +4,7 @@
 //! "deepnvme.checksum": "<bytes of the text>-<sum of these digits>-<sum of the text without these last digits>"
 //! "deepnvme.files": { "<name>": { "bytes": 4100, "index_crc64": "<sum of the file's index>" } }
 //! ```
-//! Both stand in the `metadata` of an index as Hugging Face lays it out, and at the top of `deepnvme.json`. Who copies
-//! them into a list of their own makes a text of another length, in which they are stale; anything else is damage.
+//! Both stand in the `metadata` of an index as Hugging Face lays it out, and at the top of `deepnvme.json`.
 //!
 //! ```text
 //! "deepnvme.replaces": { "bytes": 4100, "modified_ns": 1700000000000000000 }
@@ -52,10 +51,8 @@ pub struct Replaced {
 pub enum State {
     /// Every byte is as it was written.
     Sound,
-    /// Some are not.
+    /// Some are not, or there are more or fewer: by damage, or because another program has edited the text.
     Damaged,
-    /// The sum was made for another text, and copied into this one.
-    Stale,
     /// There is no sum.
     Unsealed,
 }
@@ -100,15 +97,10 @@ pub fn state(text: &[u8]) -> State {
         let is_there = |key: &str| text.windows(key.len()).any(|window| window == key.as_bytes());
         return if is_there(CHECKSUM_KEY) || is_there(FILES_KEY) { State::Damaged } else { State::Unsealed };
     };
-    let bytes = sum_at(text, length.clone());
-    if bytes.is_none() || sum_at(text, length_sum) != Some(covered_sum(&text[length], &[])) {
-        return State::Damaged;
-    }
-    if bytes != Some(text.len() as u64) {
-        return State::Stale;
-    }
+    let is_as_long = sum_at(text, length.clone()) == Some(text.len() as u64);
+    let is_length = sum_at(text, length_sum) == Some(covered_sum(&text[length], &[]));
     let whole = covered_sum(text, std::slice::from_ref(&sum));
-    if sum_at(text, sum) == Some(whole) { State::Sound } else { State::Damaged }
+    if is_as_long && is_length && sum_at(text, sum) == Some(whole) { State::Sound } else { State::Damaged }
 }
 
 #[derive(Deserialize)]
@@ -195,9 +187,29 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_in_another_text_is_stale() {
+    fn every_byte_more_or_less_is_reported() {
+        let text = text().into_bytes();
+        for at in 0..=text.len() {
+            let (before, after) = text.split_at(at);
+            for value in 0..=u8::MAX {
+                let more = [before, &[value], after].concat();
+                assert_eq!(state(&more), State::Damaged, "{value} put in at {at}");
+            }
+            for count in 1..=after.len() {
+                let less = [before, &after[count..]].concat();
+                // Without either key a text is one that was never sealed.
+                assert_ne!(state(&less), State::Sound, "{count} bytes less at {at}");
+                if count < 30 {
+                    assert_eq!(state(&less), State::Damaged, "{count} bytes less at {at}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_sum_in_another_text_is_damage() {
         let copied = text().replace("\"a.safetensors\"}\n", "\"another.safetensors\"}\n");
-        assert_eq!(state(copied.as_bytes()), State::Stale);
+        assert_eq!(state(copied.as_bytes()), State::Damaged);
         assert_eq!(state(b"{\"weight_map\": {}}"), State::Unsealed);
         assert!(seal("{}").is_err() && seal(&text()).is_err());
     }

@@ -11,7 +11,7 @@ import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._deepnvme import _retire_set, _SetReplacement
+from deepnvme._deepnvme import _find_set, _retire_set, _SetReplacement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -81,11 +81,22 @@ def retire_shards(path: Path) -> None:
         _warn(f"{index}: the files of an earlier save could not be removed ({error}); remove them")
         return
     if is_foreign:
-        _warn(f"{index}: this index may not be deepnvme's, and stays. Loaders prefer the new {path.name}")
+        if _is_loaded(path):
+            _warn(f"{index}: this index may not be deepnvme's, and stays. Loaders prefer the new {path.name}")
+        else:
+            _warn(f"{index}: this index is damaged, and stays. Remove it: until then deepnvme loads neither file")
+
+
+def _is_loaded(path: Path) -> bool:
+    """Whether a load of ``path`` loads that file, and not what an index of its name lists."""
+    try:
+        return [names for _, names, _ in _find_set(path, False)] == [None]
+    except (OSError, ValueError):
+        return False
 
 
 def identities(files: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
-    """Say in a list which files it means; ``_seal_list`` puts in the checksum of the list itself."""
+    """Say in a list which files it means; its checksum is blank until the list is committed."""
     wire = {name: {"bytes": nbytes, "index_crc64": f"{crc64:016x}"} for name, (nbytes, crc64) in files.items()}
     return {"deepnvme.checksum": "-".join(["0" * 16] * 3), "deepnvme.files": wire}
 

@@ -106,8 +106,13 @@ class Units:
     def fetch_all(self) -> None:
         """Call for each group in turn, and do nothing with it."""
         for index in range(len(self.groups)):
-            self._streamer.acquire(index)
-            self._streamer.release(index)
+            held: list[int] = []
+            try:
+                # With no bytecode in between, at which Ctrl-C could come: what was acquired is always in the list.
+                held.extend(map(self._streamer.acquire, (index,)))
+            finally:
+                if held:
+                    self._streamer.release(index)
 
     @contextmanager
     def without_disk(self) -> Iterator[None]:

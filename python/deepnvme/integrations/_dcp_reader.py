@@ -85,7 +85,10 @@ class DeepnvmeReader(StorageReader):
         text = read_metadata(path)
         state = _list_state(text.encode())
         if self._verify != "off" and state == "damaged":
-            msg = f"{path}: this is not the list that was saved; restore the folder from a copy, or use verify='off'"
+            msg = (
+                f"{path}: this is not the list that was saved: its checksum does not match; restore it from a copy, or "
+                "use verify='off'"
+            )
             raise ChecksumError(msg)
         try:
             wire = json.loads(text)

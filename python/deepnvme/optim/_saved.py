@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -60,7 +60,11 @@ def save(
 
 
 def load(
-    optimizer: KernelSteps, store: SwapStore, paths: Sequence[Path], shards: Shards | None, verify: file.Verify
+    optimizer: KernelSteps,
+    store: SwapStore,
+    paths: Sequence[Path],
+    shards: Shards | None,
+    verify: Literal["auto", "off", "sample", "full"],
 ) -> dict[str, int]:
     """Read files, of this many ranks or another number; how many bytes came which way."""
     unchanged = file.Unchanged(list(paths))

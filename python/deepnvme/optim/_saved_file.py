@@ -12,7 +12,7 @@ import os
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 from deepnvme._deepnvme import _CheckpointReader, _PlacedFile
 from deepnvme.errors import ClosedError, CorruptFileError, Error, OutOfMemoryError, UnsupportedError
@@ -20,8 +20,6 @@ from deepnvme.optim._formats import CODES, FORMATS, Format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-Verify: TypeAlias = Literal["auto", "off", "sample", "full"]
 
 ALIGNED_BYTES = 4096
 _NAME = "deepnvme.optimizer"
@@ -110,7 +108,7 @@ def _tensors(saved: Saved, nbytes: int) -> list[tuple[str, str, int]]:
     return tensors
 
 
-def read(path: Path, verify: Verify) -> Saved:
+def read(path: Path, verify: Literal["auto", "off", "sample", "full"]) -> Saved:
     """Read what a file says of itself, believing none of it unchecked; offsets are from its beginning.
 
     Raises:

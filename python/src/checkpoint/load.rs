@@ -40,19 +40,12 @@ pub(crate) fn _find_set(py: Python<'_>, path: &Bound<'_, PyAny>, check: bool) ->
     Ok(set.map_err(|error| raise(py, &error))?.files.into_iter().map(answer).collect())
 }
 
-/// Puts the checksum of a list of files into its place.
-#[pyfunction]
-pub(crate) fn _seal_list(text: &str) -> PyResult<String> {
-    set::seal(text).map_err(|error| PyValueError::new_err(error.to_string()))
-}
-
-/// What the checksum of a list says of it: ``"sound"``, ``"damaged"``, ``"stale"`` or ``"unsealed"``.
+/// What the checksum of a list says of it: ``"sound"``, ``"damaged"`` or ``"unsealed"``.
 #[pyfunction]
 pub(crate) fn _list_state(text: &[u8]) -> &'static str {
     match set::state(text) {
         set::State::Sound => "sound",
         set::State::Damaged => "damaged",
-        set::State::Stale => "stale",
         set::State::Unsealed => "unsealed",
     }
 }

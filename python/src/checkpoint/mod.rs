@@ -17,7 +17,7 @@ mod share;
 
 pub(crate) use build::HashCosts;
 pub(crate) use history::{NewFolder, PyHistory};
-pub(crate) use load::{_find_set, _list_state, _seal_list, CheckpointReader, Loading};
+pub(crate) use load::{_find_set, _list_state, CheckpointReader, Loading};
 pub(crate) use pickle::{_check_pickle, _pickle_plain};
 pub(crate) use placed::PlacedFile;
 pub(crate) use plan::{_plan_archive, _plan_safetensors, SavePlan, SaveStaging};
@@ -37,7 +37,7 @@ fn raise(py: Python<'_>, failure: &Error) -> PyErr {
         Error::Format { source: deepnvme_format::Error::Unsupported(_), .. } => "UnsupportedError",
         Error::Format { source: deepnvme_format::Error::Memory { .. }, .. } => "OutOfMemoryError",
         Error::Format { .. } => "CorruptFileError",
-        Error::Damaged { .. } => "ChecksumError",
+        Error::Damaged { .. } | Error::ChangedList { .. } => "ChecksumError",
         Error::NoSums { .. } => "InvalidArgumentError",
         Error::Moved { .. } => "MovedError",
         Error::Panicked(_) => "Error",
@@ -50,7 +50,7 @@ fn raise(py: Python<'_>, failure: &Error) -> PyErr {
         Error::Format { path, source: deepnvme_format::Error::Corrupt { offset, .. } } => Some((path, Some(*offset))),
         Error::Format { path, .. } | Error::NoSums { path, .. } | Error::Moved { path, .. } => Some((path, None)),
         Error::Damaged { path, offset, .. } => Some((path, Some(*offset))),
-        Error::Locked { path, .. } | Error::Manifest { path, .. } => Some((path, None)),
+        Error::Locked { path, .. } | Error::Manifest { path, .. } | Error::ChangedList { path } => Some((path, None)),
         Error::Io(_) | Error::Panicked(_) | Error::Interrupted => None,
     };
     let Some((path, offset)) = place else { return raised };

@@ -1,7 +1,7 @@
 //! A safetensors file whose tensors a swapper puts in their places.
 
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use deepnvme_checkpoint::Progress;
 use deepnvme_checkpoint::write::Placed;
@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use super::raise;
 use super::share::over;
 use crate::path::file_name;
+use crate::threads::Ending;
 use crate::{background, default};
 
 /// A new safetensors file under a private name, which becomes ``path`` when it is committed, and goes when it is not.
@@ -23,7 +24,7 @@ use crate::{background, default};
 #[pyclass(frozen, name = "_PlacedFile", module = "deepnvme._deepnvme")]
 pub(crate) struct PlacedFile {
     data_offset: u64,
-    inner: Mutex<Option<Placed>>,
+    inner: Ending<Placed>,
 }
 
 #[pymethods]
@@ -44,7 +45,7 @@ impl PlacedFile {
         let specs = tensors.into_iter().map(spec).collect::<PyResult<Vec<_>>>()?;
         let placed = py.detach(|| Placed::new(engine, &target, specs, metadata, checksums));
         let placed = placed.map_err(|error| raise(py, &error))?;
-        Ok(Self { data_offset: placed.data_offset(), inner: Mutex::new(Some(placed)) })
+        Ok(Self { data_offset: placed.data_offset(), inner: Ending::new(placed) })
     }
 
     /// Where the first tensor begins.
@@ -54,14 +55,13 @@ impl PlacedFile {
     }
 
     /// The descriptor of the file, until it is committed or given up.
-    fn fileno(&self) -> PyResult<i32> {
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.as_ref().map(|placed| placed.descriptor().as_raw_fd()).ok_or_else(over)
+    fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
+        self.inner.with(py, |placed| placed.descriptor().as_raw_fd()).ok_or_else(over)
     }
 
     /// Reads the tensors for their checksums, and gives the file its name once all of it is on the disk.
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
-        let placed = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or_else(over)?;
+        let placed = self.inner.take(py).ok_or_else(over)?;
         let progress = Arc::new(Progress::default());
         let seen = Arc::clone(&progress);
         let stop = || progress.stop();
@@ -71,7 +71,7 @@ impl PlacedFile {
 
     /// Removes it, unless it has its name.
     fn give_up(&self, py: Python<'_>) {
-        let placed = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let placed = self.inner.take(py);
         py.detach(|| drop(placed));
     }
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ from .zygote import ATTEMPTS, LIMIT_S, SETUP, TOO_SLOW, Zygote
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# Of a thread that Python ends inside a function of torch; one inside ours ends in another way.
+ABORTED_BY_TORCH = "terminate called without an active exception"
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "blocking-calls.md"
 COLUMNS = ("cancel", "timeout", "close", "Ctrl-C", "fork", "exit")
 ROWS = (*checkpoints.ROWS, *training.ROWS)
@@ -62,6 +65,8 @@ def test_a_call_that_waits_ends_in_time(row: str, column: str, tmp_path: Path, z
         status, _ = zygote.run(folder, SETUP + textwrap.dedent(program) + end)
         said = (folder / "output").read_text()
         late = status == TOO_SLOW
+        if column == "exit" and status == -signal.SIGABRT and ABORTED_BY_TORCH in said:
+            status = 0
         if column == "exit" and status == 0:
             # Until Python's own end begins: torch takes its time to be unloaded.
             left, over = map(float, [line for line in said.splitlines() if re.fullmatch(r"\d+\.\d+", line)][-2:])

@@ -15,12 +15,20 @@ if TYPE_CHECKING:
 _PATIENCE_S = 100
 
 _BOOT = """
-import os, signal, sys
+import os, signal, sys, traceback
 signal.alarm(patience_s)
 sys.argv = ["-c", *arguments]
 sys.stdout = os.fdopen(os.dup(said.fileno()), "w")
 said.close()
-exec(code, {"__name__": "__main__"})
+try:
+    exec(code, {"__name__": "__main__"})
+except SystemExit:
+    raise
+except BaseException:
+    # Whoever reads the output shows why it is not what was expected.
+    traceback.print_exc(file=sys.stdout)
+    sys.stdout.flush()
+    raise
 sys.stdout.flush()
 os._exit(0)
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import tempfile
@@ -21,7 +22,7 @@ import deepnvme
 from deepnvme._checkpoint import reading
 from deepnvme._deepnvme import _command
 from deepnvme._stream import files as stream_files
-from deepnvme.errors import ChecksumError
+from deepnvme.errors import ChecksumError, CorruptFileError
 from deepnvme.integrations import weights
 from deepnvme.integrations.weights import iterate_weights
 
@@ -179,6 +180,43 @@ def test_the_newest_save_of_a_name_is_what_is_loaded(tmp_path: Path) -> None:
     deepnvme.save(state_of(2), path)
     assert_loaded(2)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_damaged_index_is_never_passed_over_for_an_older_file(tmp_path: Path) -> None:
+    """It may have stated that it replaces that file."""
+    path, index = tmp_path / "model.safetensors", tmp_path / INDEX
+    deepnvme.save(state_of(1), path)
+    path.write_bytes(path.read_bytes())
+    with pytest.warns(UserWarning, match="this file stays"):
+        save(2, path)
+    sound = index.read_bytes()
+    assert b"deepnvme.replaces" in sound
+    generator = random.Random(4)
+    places = [generator.randrange(len(sound)) for _ in range(100)]
+    damaged = [sound[:at] + bytes([sound[at] ^ 1 << generator.randrange(8)]) + sound[at + 1 :] for at in places]
+    damaged += [sound[:at] + b"7" + sound[at:] for at in places] + [sound[:at] + sound[at + 1 :] for at in places]
+    damaged += [b"", bytes(len(sound)), sound[: len(sound) // 2], sound[:-1]]
+    for text in damaged:
+        index.write_bytes(text)
+        for name in (tmp_path, path):
+            with pytest.raises((ChecksumError, CorruptFileError), match=re.escape(str(index))):
+                deepnvme.load(name)
+            with pytest.raises((ChecksumError, CorruptFileError), match=re.escape(str(index))):
+                list(iterate_weights(name))
+    index.unlink()
+    index.mkdir()
+    with pytest.raises(IsADirectoryError):
+        deepnvme.load(path)
+    index.rmdir()
+    # Where a new file takes the place of both, the warning says what is to be done.
+    index.write_bytes(sound[:-20])
+    with pytest.warns(UserWarning, match=r"is damaged, and stays\. Remove it"):
+        deepnvme.save(state_of(3), path)
+    index.unlink()
+    assert is_state(path, 3)
+    # Another program's index is none of this.
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {"a": "other.safetensors"}}))
+    assert is_state(path, 3)
 
 
 def test_a_moved_folder_is_cleared_up_as_before(tmp_path: Path) -> None:

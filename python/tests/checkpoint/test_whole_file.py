@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -113,9 +114,17 @@ def test_other_readers_of_an_index_find_what_they_look_for(tmp_path: Path) -> No
     deepnvme.save(state, tmp_path / "model.safetensors", max_shard_bytes=2500)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == 3600
-    # Checksums that are copied into another index are those of another text.
+    # The message says what whoever edits an index removes from it.
     index["weight_map"] = {name: index["weight_map"][name] for name in ("w0", "w1")}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    with pytest.raises(errors.ChecksumError) as caught:
+        deepnvme.load(tmp_path)
+    assert set(deepnvme.load(tmp_path, verify="off")) == {"w0", "w1"}
+    keys = re.search(r'remove "(.+)" and "(.+)" from it', str(caught.value))
+    assert keys is not None
+    for key in keys.groups():
+        del index["metadata"][key]
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
     assert set(deepnvme.load(tmp_path)) == {"w0", "w1"}
 
 

@@ -72,9 +72,13 @@ pub(super) fn place(folder: &Path, entry: &Entry) -> IoResult<Vec<String>> {
 /// from the moment in which the file has its own. A copy of the folder has other files of the same contents.
 fn is_pending(path: &Path, stat: &Stat, private: &str, name: &str, entry: &Entry) -> Result<bool, Errno> {
     match Stated::by(private, stat) {
-        Stated::This | Stated::Nothing => return Ok(true),
-        Stated::Another => {}
+        Stated::This | Stated::Nothing => Ok(true),
+        Stated::Another => is_as_listed(path, name, entry),
     }
+}
+
+/// Whether a file, by its contents, is the one of that name that the manifest recorded.
+pub(super) fn is_as_listed(path: &Path, name: &str, entry: &Entry) -> Result<bool, Errno> {
     let index = if entry.is_folder() { path.join(SHARDS_LIST) } else { path.to_path_buf() };
     let file = match fs::open(&index, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY, 0) {
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NXIO) => return Ok(false),

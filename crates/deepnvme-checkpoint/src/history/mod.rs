@@ -6,6 +6,7 @@
 //! plan        what a list becomes                               (pure)
 //! members     which files a list or an index names              (pure)
 //! files       files get their names; retired ones are removed, if they verify
+//! listed      which checkpoints count, for whoever only looks
 //! lock        one writer at a time
 //! private     what killed writers left; folders that have no name yet
 //! ```
@@ -26,12 +27,13 @@ use std::sync::PoisonError;
 use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::op::Errno;
 use deepnvme_io::stream::Replacement;
-use deepnvme_io::{Error as IoError, ErrorKind, Target};
+use deepnvme_io::{Error as IoError, Target};
 
 use crate::error::{Error, Result};
 use crate::sync::{Mutex, MutexGuard, thread};
 
 mod files;
+mod listed;
 mod lock;
 mod manifest;
 mod members;
@@ -42,6 +44,7 @@ mod private;
 mod tests;
 
 pub use files::{HEAD_BYTES, SHARDS_LIST, SHARDS_RECORD};
+pub use listed::{Listed, is_as_listed, listed};
 pub use lock::{Holder, LOCK};
 pub use manifest::{Entry, MANIFEST, MANIFEST_BYTES_MAX, Manifest, Part};
 pub use names::{PARTS_LIST, is_checkpoint};
@@ -51,8 +54,6 @@ use lock::{Lock, Taken};
 
 /// How often a reader follows a writer that replaces the manifest again and again.
 const READS_MAX: u32 = 100;
-/// What a manifest takes in memory for each byte of it.
-const JSON_ROOM: usize = 24;
 
 /// The result of taking the lock.
 #[derive(Debug, Default)]
@@ -430,23 +431,8 @@ impl History {
     }
 
     fn read_file(&self) -> Result<Manifest> {
-        let path = self.folder.join(MANIFEST);
-        match fs::read_small(&path, MANIFEST_BYTES_MAX) {
-            Ok(text) => {
-                // Parsing ends the process where there is no memory, so it is asked for before.
-                let mut room: Vec<u8> = Vec::new();
-                if room.try_reserve_exact(text.len().saturating_mul(JSON_ROOM)).is_err() {
-                    return Err(IoError::os("read", Errno::NOMEM).at_path(path).into());
-                }
-                drop(room);
-                Manifest::parse(&text).map_err(|detail| Error::Manifest { path, detail })
-            }
-            Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(Manifest::empty()),
-            Err(failure) if failure.kind() == ErrorKind::InvalidInput => {
-                Err(Error::Manifest { path, detail: failure.detail().into() })
-            }
-            Err(failure) => Err(failure.into()),
-        }
+        let found = listed::read(&self.folder.join(MANIFEST))?;
+        Ok(found.map_or_else(Manifest::empty, |(_, manifest)| manifest))
     }
 
     /// Replaces the manifest. Its bytes and its name are on the disk when this returns, whatever else need not be:

@@ -9,7 +9,7 @@ use deepnvme_io::fs::Stat;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Engine, Error as IoError, ErrorKind, Target, fs};
 
-use super::{Reader, seal};
+use super::Reader;
 use crate::error::{Error, Result};
 
 /// What the names of indexes end with.
@@ -70,12 +70,10 @@ impl Set {
     /// Compares the list with its checksum.
     ///
     /// # Errors
-    /// `Damaged`.
+    /// `ChangedList`.
     pub fn check(&self) -> Result<()> {
         match &self.list {
-            Some(List { path, bytes, state: State::Damaged }) => {
-                Err(seal::damaged(path, "the list of files", 0..*bytes, "CRC-64"))
-            }
+            Some(List { path, state: State::Damaged, .. }) => Err(Error::ChangedList { path: path.clone() }),
             _ => Ok(()),
         }
     }
@@ -111,29 +109,40 @@ pub fn find_set(path: &Path) -> Result<Set> {
 /// What was saved last under a file's name; nothing where there is neither the file nor an index of its name.
 ///
 /// One file comes before an index, as Hugging Face's loaders have it, unless the index states that it replaces that very
-/// file. A save of one file removes the index of an earlier save; a save of several leaves the one file where it is.
+/// file. A save of one file removes the index of an earlier save; a save of several leaves the one file where it is. An
+/// index that is damaged or cannot be read may have stated that: then it is an error, and never the older file.
 fn newest(file: &Path) -> Result<Option<Found>> {
     let mut index = file.to_path_buf().into_os_string();
     index.push(INDEX_SUFFIX);
     let index = PathBuf::from(index);
     // The index first: when it has gone, the one file that took its place is there already.
-    let text = fs::read_small(&index, INDEX_BYTES_MAX);
+    let text = match fs::read_small(&index, INDEX_BYTES_MAX) {
+        Ok(text) => Some(text),
+        Err(error) if is_absence(&error) => None,
+        Err(error) => return Err(error.into()),
+    };
     let stat = fs::stat(file);
-    match (stat, text) {
-        (Ok(stat), Ok(text)) => {
-            let is_replaced = set::replaces(&text).is_some_and(|replaced| is_that(&stat, replaced));
-            Ok(Some(if is_replaced { Found::Index(index, text) } else { Found::File(file.to_path_buf()) }))
-        }
-        (Err(_), Ok(text)) => Ok(Some(Found::Index(index, text))),
-        (Err(Errno::NOENT | Errno::NOTDIR), Err(error)) => {
-            let is_absent = match error.errno().map(Errno::from_raw_os_error) {
-                Some(errno) => [Errno::NOENT, Errno::NOTDIR, Errno::NAMETOOLONG].contains(&errno),
-                None => false,
-            };
-            if is_absent { Ok(None) } else { Err(error.into()) }
-        }
+    Ok(match (stat, text) {
+        (Ok(stat), Some(text)) if is_replaced_by(&stat, &text) => Some(Found::Index(index, text)),
+        (Err(Errno::NOENT | Errno::NOTDIR), None) => None,
+        (Err(_), Some(text)) => Some(Found::Index(index, text)),
         // Opening it says what is wrong, if anything is.
-        (_, Err(_)) => Ok(Some(Found::File(file.to_path_buf()))),
+        (_, _) => Some(Found::File(file.to_path_buf())),
+    })
+}
+
+fn is_absence(error: &IoError) -> bool {
+    let errno = error.errno().map(Errno::from_raw_os_error);
+    errno.is_some_and(|errno| [Errno::NOENT, Errno::NOTDIR, Errno::NAMETOOLONG].contains(&errno))
+}
+
+/// Whether an index counts, and not the one file of its name. One that is damaged does: reading it says so.
+fn is_replaced_by(stat: &Stat, text: &[u8]) -> bool {
+    match set::state(text) {
+        State::Sound => set::replaces(text).is_some_and(|replaced| is_that(stat, replaced)),
+        State::Damaged => true,
+        // Another program's. A power cut may leave nothing, or zeros, of one that was not saved durably.
+        State::Unsealed => serde_json::from_slice::<serde::de::IgnoredAny>(text).is_err(),
     }
 }
 
@@ -184,12 +193,12 @@ pub fn find_shards(folder: &Path) -> Result<Option<Set>> {
     Ok(is_known.then_some(Set { files, list: Some(List { path, bytes, state }) }))
 }
 
-/// What a list says of its files. What was copied out of another list says nothing of these.
+/// What a list says of its files. One that was changed says nothing of them.
 fn identities(path: &Path, text: &[u8]) -> Result<(State, HashMap<String, Identity>)> {
     let state = set::state(text);
     let files = match state {
         State::Sound => set::files(text).map_err(|error| Error::format(path, error))?,
-        State::Damaged | State::Stale | State::Unsealed => Vec::new(),
+        State::Damaged | State::Unsealed => Vec::new(),
     };
     Ok((state, files.into_iter().collect()))
 }
@@ -220,7 +229,7 @@ pub fn follow<T>(path: &Path, mut work: impl FnMut(&Set) -> Result<T>) -> Result
 fn may_be_replaced(error: &Error) -> bool {
     match error {
         Error::Io(error) => error.kind() == ErrorKind::NotFound,
-        Error::Damaged { .. } | Error::Format { .. } => true,
+        Error::Damaged { .. } | Error::ChangedList { .. } | Error::Format { .. } => true,
         _ => false,
     }
 }
@@ -228,7 +237,7 @@ fn may_be_replaced(error: &Error) -> bool {
 /// Opens the files that a path means, one after the other, as [`follow`] does it. The list is compared with its checksum.
 ///
 /// # Errors
-/// As [`follow`]; `Damaged` for the list.
+/// As [`follow`]; `ChangedList`.
 pub fn open_all<T>(path: &Path, mut open: impl FnMut(&Located) -> Result<T>) -> Result<Vec<T>> {
     follow(path, |set| {
         set.check()?;

@@ -106,12 +106,12 @@ pub(super) struct InspectOptions {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   deepnvme verify model.pt
-  deepnvme verify run-7/*.pt && rsync run-7/*.pt backup:
+  deepnvme verify run-7 && rsync -a run-7 backup:
 
 Exit status: 0 all is as it was saved; 1 something is damaged (what and where is said), cannot be verified, or cannot
 be read. Archives of torch.save are compared with their CRC-32; safetensors of others have nothing to compare with.")]
 pub(super) struct VerifyOptions {
-    /// Torch archives, safetensors files, indexes of several, or folders with one of these
+    /// Torch archives, safetensors files, indexes, folders of a model, and folders of a `Checkpointer`
     #[arg(required = true)]
     pub(super) paths: Vec<PathBuf>,
     /// For machines

@@ -1,0 +1,79 @@
+//! The checkpoints of a folder, for whoever only looks: no lock is taken, and no file gets its name.
+
+use std::path::{Path, PathBuf};
+
+use deepnvme_format::set::{self, State};
+use deepnvme_io::op::Errno;
+use deepnvme_io::{Error as IoError, ErrorKind, fs};
+
+use super::files;
+use super::manifest::{Entry, MANIFEST, MANIFEST_BYTES_MAX, Manifest};
+use crate::error::{Error, Result};
+
+/// What a manifest takes in memory for each byte of it.
+const JSON_ROOM: usize = 24;
+
+/// A manifest, and where its checkpoints are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// The manifest.
+    pub path: PathBuf,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Whether it has a checksum; manifests of earlier versions have none.
+    pub is_sealed: bool,
+    /// The checkpoints that count, the oldest step first, each with its path: its name, or the private name that a killed
+    /// writer left.
+    pub checkpoints: Vec<(Entry, PathBuf)>,
+}
+
+/// The manifest of a folder; nothing where it has none.
+///
+/// # Errors
+/// `Manifest` for one that is damaged, `Io` for what the folder refuses.
+pub fn listed(folder: &Path) -> Result<Option<Listed>> {
+    let path = folder.join(MANIFEST);
+    let Some((text, manifest)) = read(&path)? else { return Ok(None) };
+    let at = |entry: Entry| {
+        let (own, private) = (folder.join(&entry.file), entry.pending.get(&entry.file).map(|name| folder.join(name)));
+        // The private name last: a file that gets its own in between is found under neither, and looked for again.
+        let is_private =
+            fs::stat_link(&own).is_err() && private.as_deref().is_some_and(|path| fs::stat_link(path).is_ok());
+        (entry, private.filter(|_| is_private).unwrap_or(own))
+    };
+    let checkpoints = manifest.checkpoints.into_iter().map(at).collect();
+    let is_sealed = set::state(&text) == State::Sound;
+    Ok(Some(Listed { path, bytes: text.len() as u64, is_sealed, checkpoints }))
+}
+
+/// Whether what lies at a path is the checkpoint that the manifest recorded.
+///
+/// # Errors
+/// The kernel's refusal, but for a path at which there is nothing.
+pub fn is_as_listed(path: &Path, entry: &Entry) -> Result<bool> {
+    let refused = |errno| IoError::os("open", errno).at_path(path);
+    Ok(files::is_as_listed(path, &entry.file, entry).map_err(refused)?)
+}
+
+/// A manifest and its text.
+pub(super) fn read(path: &Path) -> Result<Option<(Vec<u8>, Manifest)>> {
+    match fs::read_small(path, MANIFEST_BYTES_MAX) {
+        Ok(text) => {
+            // Parsing ends the process where there is no memory, so it is asked for before.
+            let mut room: Vec<u8> = Vec::new();
+            if room.try_reserve_exact(text.len().saturating_mul(JSON_ROOM)).is_err() {
+                return Err(IoError::os("read", Errno::NOMEM).at_path(path).into());
+            }
+            drop(room);
+            match Manifest::parse(&text) {
+                Ok(manifest) => Ok(Some((text, manifest))),
+                Err(detail) => Err(Error::Manifest { path: path.to_path_buf(), detail }),
+            }
+        }
+        Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(None),
+        Err(failure) if failure.kind() == ErrorKind::InvalidInput => {
+            Err(Error::Manifest { path: path.to_path_buf(), detail: failure.detail().into() })
+        }
+        Err(failure) => Err(failure.into()),
+    }
+}

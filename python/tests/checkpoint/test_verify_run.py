@@ -1,0 +1,178 @@
+"""``deepnvme verify`` of a ``Checkpointer``'s folder, and what a damaged manifest changes: nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import deepnvme
+from deepnvme import errors
+
+from .ranks import run as run_ranks
+from .test_command import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KINDS = """
+with Checkpointer(folder, keep=None, layout="parts") as checkpointer:
+    checkpointer.save(1, {"a": torch.arange(300_000.0) + 7})
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+mesh = init_device_mesh("cpu", (world,))
+with Checkpointer(folder, keep=None) as checkpointer:
+    checkpointer.save(2, {"b": distribute_tensor(torch.arange(5_000.0) - 3, mesh, [Shard(0)])})
+answer = None
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a checkpoint of each kind."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run_ranks(KINDS, 2, folder)
+    torch.manual_seed(5)
+    for step, format_ in ((3, "pt"), (4, "safetensors")):
+        with deepnvme.Checkpointer(folder, keep=None, format=format_) as checkpointer:  # type: ignore[arg-type]
+            checkpointer.save(step, {"c": torch.randn(400, 300)})
+    return folder
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(whole, tmp_path / "run")
+
+
+def verified(folder: Path) -> tuple[int, dict[str, Any]]:
+    status, out, err = run("verify", folder, "--json")
+    assert out, err
+    return status, {str(file["path"]).removeprefix(f"{folder}/"): file for file in json.loads(out)}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".deepnvme-lock"]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+def test_every_kind_of_checkpoint_is_verified(folder: Path) -> None:
+    before = contents(folder)
+    status, files = verified(folder)
+    assert status == 0
+    shards = [name for name in before if name.startswith("step-00000002/shard-")]
+    assert len(shards) == 2
+    assert sorted(files) == sorted(
+        [
+            "manifest.json",
+            "step-00000001.pt.stripes.json",
+            "step-00000002/deepnvme.json",
+            *shards,
+            "step-00000003.pt",
+            "step-00000004.safetensors",
+        ]
+    )
+    assert {file["verdict"] for file in files.values()} == {"sound"}
+    assert {file["coverage"] for file in files.values()} == {"file"}
+    assert sum(file["bytes"] for file in files.values()) > 300_000 * 4 + 5_000 * 4 + 2 * 400 * 300 * 4
+    assert contents(folder) == before
+
+
+def test_a_changed_byte_in_any_file_is_reported(folder: Path) -> None:
+    """A byte that no reader looks at, in a list of parts, is the one that may change."""
+    generator = random.Random(8)
+    for name in sorted(contents(folder)):
+        path = folder / name
+        before = path.read_bytes()
+        for _ in range(4):
+            flip(path, generator.randrange(len(before)))
+            status, files = verified(folder)
+            found = {file["verdict"] for file in files.values()}
+            assert (status, "damaged" in found) == (1, True) or name.endswith(".stripes.json"), (name, files)
+            path.write_bytes(before)
+
+
+def test_a_checkpoint_that_is_missing_or_another_one(folder: Path) -> None:
+    (folder / "step-00000003.pt").unlink()
+    deepnvme.save({"c": torch.randn(400, 300)}, folder / "step-00000004.safetensors")
+    shutil.rmtree(folder / "step-00000002")
+    next(folder.glob("step-00000001.pt.part-*")).unlink()
+    status, files = verified(folder)
+    assert status == 1
+    findings = {name: file["finding"] for name, file in files.items() if file["verdict"] == "damaged"}
+    assert sorted(findings) == [
+        "step-00000001.pt.stripes.json",
+        "step-00000002",
+        "step-00000003.pt",
+        "step-00000004.safetensors",
+    ]
+    assert "manifest.json lists it, and it is not there" in findings["step-00000003.pt"]
+    assert "manifest.json lists another checkpoint of that name" in findings["step-00000004.safetensors"]
+    assert "some of its files are not there" in findings["step-00000001.pt.stripes.json"]
+
+
+def test_a_damaged_manifest_costs_no_checkpoint(folder: Path) -> None:
+    """It is named with a remedy by whoever reads it; nothing is written, removed or restored because of it."""
+    manifest = folder / "manifest.json"
+    sound = manifest.read_bytes()
+    saves = deepnvme.Checkpointer(folder, keep=1)
+    generator = random.Random(3)
+    for _ in range(30):
+        at = generator.randrange(len(sound))
+        change = generator.choice(["flip", "less", "more"])
+        if change == "flip":
+            flip(manifest, at)
+        else:
+            cut = at + 1 if change == "less" else at
+            manifest.write_bytes(sound[:at] + (b"" if change == "less" else b"0") + sound[cut:])
+        before = contents(folder)
+        with pytest.raises(errors.CorruptFileError, match=r"manifest\.json: .*"):
+            deepnvme.Checkpointer(folder)
+        # This one has read it before.
+        with pytest.raises(errors.CorruptFileError, match=r"manifest\.json"):
+            saves.save(9, {"c": torch.ones(1)})
+        status, files = verified(folder)
+        assert (status, [*files]) == (1, ["manifest.json"])
+        assert files["manifest.json"]["verdict"] == "damaged"
+        assert contents(folder) == before
+        manifest.write_bytes(sound)
+    assert verified(folder)[0] == 0
+
+
+def test_a_manifest_that_somebody_edited_on_purpose(folder: Path) -> None:
+    """The message says how, and the next save seals it again."""
+    manifest = folder / "manifest.json"
+    wire = json.loads(manifest.read_bytes())
+    wire["checkpoints"] = [entry for entry in wire["checkpoints"] if entry["step"] != 4]
+    manifest.write_text(json.dumps(wire, indent=2))
+    with pytest.raises(errors.CorruptFileError) as caught:
+        deepnvme.Checkpointer(folder)
+    key = re.search(r'remove "([^"]+)" from it', str(caught.value))
+    assert key is not None
+    del wire[key[1]]
+    manifest.write_text(json.dumps(wire, indent=2))
+    assert verified(folder)[0] == 0
+    with deepnvme.Checkpointer(folder, keep=None) as checkpointer:
+        assert [one.step for one in checkpointer.checkpoints] == [1, 2, 3]
+        checkpointer.save(5, {"c": torch.ones(3)})
+    status, files = verified(folder)
+    assert (status, files["manifest.json"]["coverage"]) == (0, "file")
+    # It is not listed, so it is nobody's.
+    assert (folder / "step-00000004.safetensors").exists()
+
+
+def test_a_model_beside_another_programs_manifest(tmp_path: Path) -> None:
+    deepnvme.save({"a": torch.randn(5)}, tmp_path / "model.safetensors")
+    (tmp_path / "manifest.json").write_text('{"files": ["model.safetensors"]}')
+    status, files = verified(tmp_path)
+    assert (status, [*files]) == (0, ["model.safetensors"])
