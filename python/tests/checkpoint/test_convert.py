@@ -102,6 +102,9 @@ def test_an_index_says_what_is_converted(tmp_path: Path) -> None:
     wire = json.loads(index.read_text())
     del wire["weight_map"]["layer.2"]
     index.write_text(json.dumps(wire))
+    assert 'remove "deepnvme.checksum" and' in convert(index, tmp_path / "some.pt", status=1)[1]
+    del wire["metadata"]["deepnvme.checksum"], wire["metadata"]["deepnvme.files"]
+    index.write_text(json.dumps(wire))
     convert(index, tmp_path / "some.pt")
     del state["layer.2"]
     assert_same(torch.load(tmp_path / "some.pt", weights_only=True), state)
