@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import TypeAlias
+
+from deepnvme._terminal import is_terminal, show
 
 # What the argument `progress` may be: nothing said, yes or no, or who wants to know (bytes done, bytes in all).
 Progress: TypeAlias = bool | Callable[[int, int], object] | None
@@ -31,14 +32,13 @@ class _Bar:
         bar = "#" * filled + "-" * (_WIDTH - filled)
         rate = done / seconds / 1e9 if seconds > 0 else 0.0
         end = "\n" if done >= total else ""
-        sys.stderr.write(f"\r{self._text} [{bar}] {done / 1e9:.1f}/{total / 1e9:.1f} GB, {rate:.1f} GB/s{end}")
-        sys.stderr.flush()
+        show(f"\r{self._text} [{bar}] {done / 1e9:.1f}/{total / 1e9:.1f} GB, {rate:.1f} GB/s{end}")
 
 
 def watcher(progress: Progress, verb: str, name: object) -> Callable[[int, int], object] | None:
     """Say who is to be told how far the work is."""
     if callable(progress):
         return progress
-    if progress or (progress is None and sys.stderr.isatty()):
+    if progress or (progress is None and is_terminal()):
         return _Bar(verb, name, bool(progress))
     return None

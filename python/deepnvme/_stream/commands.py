@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deepnvme._sizes import parse_bytes
+from deepnvme._terminal import is_terminal, show
 from deepnvme.errors import Error
 
 _PATHS = ("model", "prompt_file", "folder", "trace")
@@ -40,7 +41,7 @@ def _path(value: Any) -> Any:
 def _refused(text: str, status: int) -> int:
     # A name in it may have been chosen to move the cursor, or to look like a line of ours.
     shown = "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
-    print("deepnvme: " + shown.replace("\n", "\n  "), file=sys.stderr)  # noqa: T201
+    show("deepnvme: " + shown.replace("\n", "\n  ") + "\n")
     return status
 
 
@@ -88,7 +89,7 @@ def _generate(options: dict[str, Any]) -> int:
         f"{stats.disk_gb_per_s:.2f} GB/s, "
         f"{stats.overlap:.0%} of it behind computing; {stats.roofline:.0%} of the roofline"
     )
-    print(line, file=sys.stderr)  # noqa: T201
+    show(line + "\n")
     return 0
 
 
@@ -156,7 +157,7 @@ def _packed(folder: Path, dtype: str) -> Path:
     target = folder.with_name("packed")
     command = [sys.executable, "-m", "deepnvme", "pack", str(folder), str(target), "--dtype", dtype]
     # Its answer is no part of this one.
-    done = subprocess.run(command, stdout=sys.stderr, check=False)
+    done = subprocess.run(command, stdout=sys.stderr or subprocess.DEVNULL, check=False)
     if done.returncode != 0:
         raise OSError(f"deepnvme pack --dtype {dtype} ended with {done.returncode}")
     shutil.rmtree(folder)
@@ -214,18 +215,16 @@ class Progress:
     def __init__(self, total: int) -> None:
         self.tokens = 0
         self._total, self._began = total, time.perf_counter()
-        self._is_shown = sys.stderr.isatty()
+        self._is_shown = is_terminal()
 
     def add(self, tokens: int) -> None:
         """Count tokens, and show how many there are."""
         self.tokens += tokens
         if self._is_shown:
             speed = self.tokens / max(time.perf_counter() - self._began, 1e-9)
-            sys.stderr.write(f"\r{self.tokens:,} of {self._total:,} tokens at most, {speed:.2f} tokens/s \x1b[K")
-            sys.stderr.flush()
+            show(f"\r{self.tokens:,} of {self._total:,} tokens at most, {speed:.2f} tokens/s \x1b[K")
 
     def clear(self) -> None:
         """Make room for what is printed."""
         if self._is_shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            show("\r\x1b[K")

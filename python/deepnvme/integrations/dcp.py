@@ -86,8 +86,9 @@ class DeepnvmeWriter(StorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **kwargs: Any) -> None:
         """Make the folder."""
         del is_coordinator
-        if not kwargs.get("use_collectives", True) and kwargs.get("rank") not in (None, 0):
-            # Each rank would write a list of its own files over those of the others.
+        if not kwargs.get("use_collectives", True) and (_world_size() > 1 or kwargs.get("rank") not in (None, 0)):
+            # Each rank would write a list of its own files over those of the others. All ranks refuse: one that goes on
+            # would replace the old checkpoint by its own part of the new one.
             msg = f"{self._folder}: DeepnvmeWriter needs one list of all ranks' files; save with use_collectives=True"
             raise UnsupportedError(msg)
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -165,6 +166,11 @@ class DeepnvmeWriter(StorageWriter):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Say whether a folder can be that: any path but an URL."""
         return "://" not in os.fspath(checkpoint_id)
+
+
+def _world_size() -> int:
+    is_set_up = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if is_set_up else 1
 
 
 def _name_of(item: WriteItem) -> str:

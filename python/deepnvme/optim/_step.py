@@ -266,7 +266,9 @@ class KernelSteps(torch.optim.Optimizer):
                 if param in grads:
                     progress.see(param)
                     piece, step = self._piece(param, group, progress)
-                    alike.setdefault((step, _factor(grads[param])), []).append(piece)
+                    # One without elements counts steps, and has no place anywhere.
+                    if piece.count:
+                        alike.setdefault((step, _factor(grads[param])), []).append(piece)
             for (step, factor), pieces in alike.items():
                 self._change(group, grads, pieces, progress, step=step, unscale=unscale, clip=progress.clip * factor)
         gradients = getattr(self._store, "gradients", None)

@@ -262,6 +262,13 @@ if action == "save":
     dcp.save(sharded, storage_writer=DeepnvmeWriter(folder))
 elif action == "async":
     dcp.async_save(sharded, storage_writer=DeepnvmeWriter(folder)).result()
+elif action == "alone":
+    try:
+        dcp.save(state(7)[1], storage_writer=DeepnvmeWriter(folder), use_collectives=False)
+    except Exception as error:
+        assert "use_collectives=True" in str(error), error
+    else:
+        raise AssertionError("each rank has replaced the checkpoint by its own part")
 else:
     _, other = state(6)
     dcp.load(other, storage_reader=DeepnvmeReader(folder, verify="full"))
@@ -284,6 +291,15 @@ def run(action: str, folder: Path, world: int, tmp_path: Path) -> None:
     ]
     errors_of = [rank.communicate(timeout=100)[1] for rank in ranks]
     assert all(rank.returncode == 0 for rank in ranks), "\n".join(errors_of)
+
+
+def test_ranks_that_save_alone_leave_the_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    run("save", folder, 2, tmp_path)
+    before = sorted(path.name for path in folder.iterdir())
+    run("alone", folder, 2, tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == before
+    run("load", folder, 1, tmp_path)
 
 
 @pytest.mark.parametrize("action", ["save", "async"])

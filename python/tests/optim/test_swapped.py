@@ -137,3 +137,49 @@ def test_small_parameters_share_a_group(tmp_path: Path) -> None:
         [{"params": params[:2]}, {"params": params[2:4], "lr": 0.1}], swap_dir=tmp_path, memory="1MB"
     )
     optimizer.load_state_dict(optimizer.state_dict())
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_parameters_without_elements(tmp_path: Path, swapped: bool, gradients: bool) -> None:
+    """They count steps as all others do: alone in their group, and among others."""
+
+    def parameters() -> list[nn.Parameter]:
+        torch.manual_seed(3)
+        return [nn.Parameter(torch.randn(shape)) for shape in ((10,), (0, 4), (0,), (7, 3))]
+
+    def steps(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, count: int = 3) -> None:
+        for number in range(count):
+            for one in parameters:
+                one.grad = torch.full_like(one, number + 1.0)
+            optimizer.step()
+
+    def groups_of(parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
+        return [
+            {"params": parameters[:1]},
+            {"params": parameters[1:2], "weight_decay": 0.0},
+            {"params": parameters[2:]},
+        ]
+
+    options: dict[str, Any] = {"swap_dir": tmp_path, "memory": MEMORY, "swap_gradients": gradients} if swapped else {}
+    one, other = parameters(), parameters()
+    mine, his = optim.AdamW(groups_of(one), lr=1e-2, **options), torch.optim.AdamW(groups_of(other), lr=1e-2)
+    steps(one, mine)
+    steps(other, his)
+    for left, right in zip(one, other, strict=True):
+        assert torch.allclose(left, right, atol=1e-6)
+    state = mine.state_dict()["state"]
+    assert [float(state[index]["step"]) for index in range(4)] == [3.0] * 4
+    assert state[1]["exp_avg"].shape == (0, 4)
+    again = parameters()
+    loaded = optim.AdamW(groups_of(again), lr=1e-2, **options)
+    loaded.load_state_dict(copy.deepcopy(mine.state_dict()))
+    steps(again, loaded, 1)
+    if swapped:
+        mine.save_state(tmp_path / "state.safetensors")
+        third = parameters()
+        resumed = optim.AdamW(groups_of(third), lr=1e-2, **options)
+        resumed.load_state(tmp_path / "state.safetensors")
+        steps(third, resumed, 1)
+        for left, right in zip(again, third, strict=True):
+            assert torch.equal(left, right)

@@ -27,7 +27,14 @@ pub fn open(path: &Path, flags: OFlags, mode: u32) -> Result<OwnedFd, Errno> {
     if flags.intersects(OFlags::CREATE | OFlags::TMPFILE.difference(OFlags::DIRECTORY)) {
         step("create", || path.to_path_buf())?;
     }
-    repeat(|| calls::open(path, flags | OFlags::CLOEXEC, Mode::from_raw_mode(mode)))
+    beyond_standard(repeat(|| calls::open(path, flags | OFlags::CLOEXEC, Mode::from_raw_mode(mode)))?)
+}
+
+/// The same file under a number beyond those of the standard streams. A process may have closed these; what libraries
+/// print to them would land in the file.
+fn beyond_standard(file: OwnedFd) -> Result<OwnedFd, Errno> {
+    const FIRST: i32 = 3;
+    if file.as_raw_fd() >= FIRST { Ok(file) } else { rustix::io::fcntl_dupfd_cloexec(&file, FIRST) }
 }
 
 /// A new file in a folder, readable and writable by its owner, without a name.
@@ -78,7 +85,7 @@ pub fn resolved_path(file: BorrowedFd<'_>) -> Result<PathBuf, Errno> {
 /// # Errors
 /// The kernel's refusal, as where a filter of a container has no such call.
 pub fn open_in_memory(name: &str) -> Result<OwnedFd, Errno> {
-    calls::memfd_create(name, calls::MemfdFlags::CLOEXEC)
+    beyond_standard(calls::memfd_create(name, calls::MemfdFlags::CLOEXEC)?)
 }
 
 /// What a path is called without `.`, `..` and links.

@@ -1,0 +1,77 @@
+"""Processes without standard streams, or with ones that take nothing: no save fails, and no file is written into."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import deepnvme
+
+# Nothing can be printed: the exit status says what went wrong.
+ROUND = """
+import os, sys, torch, deepnvme
+state = {"a": torch.arange(50_000.0) + 1}
+deepnvme.save(state, "a.pt", progress=SHOWN)
+deepnvme.save(state, "a.safetensors", max_shard_bytes=100_000)
+assert torch.equal(deepnvme.load("a.pt", progress=SHOWN, verify="full")["a"], state["a"])
+for is_async in (False, True):
+    with deepnvme.Checkpointer("run", async_=is_async) as checkpointer:
+        checkpointer.save(1, state)
+    assert torch.equal(checkpointer.restore()["a"], state["a"])
+os._exit(0)
+"""
+# What a library prints must not land in a file that has got the number of a closed stream.
+NOISE = """
+import os, torch, deepnvme
+state = {"a": torch.arange(50_000.0) + 1}
+for number in (0, 1, 2):
+    try:
+        os.close(number)
+    except OSError:
+        pass
+engine = deepnvme.Engine(backend="threads")
+def noise():
+    for number in (0, 1, 2):
+        try:
+            os.write(number, b"a warning")
+        except OSError:
+            pass
+with deepnvme.open("a.bin", "wb") as file:
+    noise()
+    file.write(state["a"].numpy().tobytes())
+    noise()
+swapper = deepnvme.Swapper(".", memory="1MiB")
+noise()
+swapper.put("a", state["a"])
+noise()
+assert torch.equal(swapper.read("a", 0, torch.empty(50_000)), state["a"])
+assert open("a.bin", "rb").read() == state["a"].numpy().tobytes()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("shown", [None, True])
+@pytest.mark.parametrize("stream", ["None", "closed", "full", "no file"])
+def test_work_that_nobody_can_watch(tmp_path: Path, stream: str, shown: bool | None) -> None:
+    begin = {
+        "None": "import sys; sys.stderr = sys.stdout = None\n",
+        "closed": "import sys; sys.stderr.close()\n",
+        "full": "import sys; sys.stderr = open('/dev/full', 'w')\n",
+        "no file": "",
+    }[stream]
+    program = begin + ROUND.replace("SHOWN", repr(shown))
+    command = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-' if stream == "no file" else 'exec "$0" -c "$1"']
+    done = subprocess.run(
+        [*command, sys.executable, program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert torch.equal(deepnvme.load(tmp_path / "a.pt")["a"], torch.arange(50_000.0) + 1)
+
+
+def test_what_is_printed_lands_in_no_file(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", NOISE], cwd=tmp_path, check=False)
+    assert done.returncode == 0
