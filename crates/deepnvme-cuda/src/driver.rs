@@ -2,9 +2,9 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::OnceLock;
 
 use libloading::Library;
+use once_cell::race::OnceBox;
 
 use crate::copy::Copy2d;
 use crate::error::{Absent, Error, Result, SUCCESS};
@@ -92,8 +92,9 @@ impl Driver {
     /// # Errors
     /// Why there is none; the same at every call.
     pub fn get() -> std::result::Result<&'static Self, Absent> {
-        static DRIVER: OnceLock<std::result::Result<Driver, Absent>> = OnceLock::new();
-        DRIVER.get_or_init(Self::load).as_ref().map_err(Clone::clone)
+        // Loaded without a lock: a child that is forked while another thread loads it would wait for that thread for ever.
+        static DRIVER: OnceBox<std::result::Result<Driver, Absent>> = OnceBox::new();
+        DRIVER.get_or_init(|| Box::new(Self::load())).as_ref().map_err(Clone::clone)
     }
 
     fn load() -> std::result::Result<Self, Absent> {

@@ -48,6 +48,9 @@ class _Table(dict[int, Any]):
 
 def install() -> _Table:
     """Have torch refuse from now on; the table."""
+    known = getattr(torch.storage, _TABLE, None)
+    if isinstance(known, _Table):
+        return known
     table = _Table(getattr(torch.storage, _TABLE, {}))
     if hasattr(torch.storage, _TABLE):
         setattr(torch.storage, _TABLE, table)

@@ -116,13 +116,16 @@ pub(crate) fn _is_held(storage: usize) -> bool {
 /// What keeps torch from moving storages that are held, made when the first is; `None` without torch.
 fn moving(py: Python<'_>) -> PyResult<Option<&'static Py<PyAny>>> {
     static MOVING: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    if MOVING.get(py).is_none() && torch::module(py, "torch")?.is_none() {
+    if let Some(made) = MOVING.get(py) {
+        return Ok(Some(made));
+    }
+    if torch::module(py, "torch")?.is_none() {
         return Ok(None);
     }
-    let made = MOVING.get_or_try_init(py, || {
-        Ok::<_, PyErr>(py.import("deepnvme._patching.moves")?.call_method0("install")?.unbind())
-    });
-    made.map(Some)
+    // Made while the cell is not locked: the import lets go of the GIL, and a child that another thread forks meanwhile
+    // would find the cell locked for ever.
+    let made = py.import("deepnvme._patching.moves")?.call_method0("install")?.unbind();
+    Ok(Some(MOVING.get_or_init(py, || made)))
 }
 
 /// Where in a storage the mark is; `None` where it was not found.

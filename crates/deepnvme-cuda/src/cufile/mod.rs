@@ -12,7 +12,9 @@ mod open;
 mod span;
 mod transfer;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+
+use once_cell::race::OnceBox;
 
 pub use batch::{Batch, BatchEntry, BatchEvent};
 pub use buffer::BufferRegistration;
@@ -135,7 +137,8 @@ impl std::fmt::Debug for Session {
 
 /// The functions, taken at the first call.
 fn functions() -> std::result::Result<&'static Functions, Absent> {
-    static FUNCTIONS: OnceLock<std::result::Result<Functions, Absent>> = OnceLock::new();
+    // Without a lock, as the driver.
+    static FUNCTIONS: OnceBox<std::result::Result<Functions, Absent>> = OnceBox::new();
     let load = || {
         let library = WANTED.open()?;
         // SAFETY: it has cuFile's name, or the user says that it is one.
@@ -144,7 +147,7 @@ fn functions() -> std::result::Result<&'static Functions, Absent> {
         std::mem::forget(library);
         functions.map_err(|error| Absent { text: format!("cuFile lacks a function ({error}); install a newer one") })
     };
-    FUNCTIONS.get_or_init(load).as_ref().map_err(Clone::clone)
+    FUNCTIONS.get_or_init(|| Box::new(load())).as_ref().map_err(Clone::clone)
 }
 
 /// Makes an error of any answer but success.
