@@ -52,7 +52,11 @@ impl PrivateFolder {
             refused(errno)
         })?;
         let process = std::process::id();
-        Ok(Self { target, path, identity, folder, contents, contents_bytes: 0, is_kept: false, process })
+        let new = Self { target, path, identity, folder, contents, contents_bytes: 0, is_kept: false, process };
+        // Before anything else is in it: after a power cut, files could be there of which nothing says that they are ours.
+        fs::sync_folder(&new.path)?;
+        fs::sync_folder(fs::folder_of(&new.target))?;
+        Ok(new)
     }
 
     /// Its name for now.
