@@ -12,11 +12,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use deepnvme_checkpoint::history::{Entry, History, Holder, LOCK, MANIFEST};
 use deepnvme_format::sums::sums_of;
 use deepnvme_io::fs::{self, OFlags};
-use deepnvme_io::stream::{Member, Replacement, SetReplacement};
+use deepnvme_io::stream::{Member, PrivateFolder, Replacement, SetReplacement};
 use deepnvme_io::{Result, Target};
 use deepnvme_simulation::run::script;
 use deepnvme_simulation::scenario::Context;
-use deepnvme_simulation::world::{Setup, USERS_FROM};
+use deepnvme_simulation::world::tree::{Losses, NameLosses};
+use deepnvme_simulation::world::{Aim, Setup, USERS_FROM};
 use deepnvme_simulation_runtime::thread::in_process;
 use serde_json::{Value, json};
 
@@ -30,6 +31,9 @@ const LATE_CALLS: Range<u64> = 28..52;
 /// The calls of the next process at which it dies.
 const SECOND_CALLS: u64 = 20;
 
+/// All that is not durable.
+const LOSSES: Losses = Losses { kept: 0, names: NameLosses::Any };
+
 fn setup(has_unnamed: bool) -> Setup {
     Setup {
         disks: 2,
@@ -38,12 +42,10 @@ fn setup(has_unnamed: bool) -> Setup {
         has_birth_times: true,
         has_direct: false,
         failing: 0,
-        kept: 0,
-        is_ordered: false,
+        losses: LOSSES,
         power_cut_at: None,
         killed: None,
-        is_at_renames: false,
-        is_cut_at_change: false,
+        aim: Aim::Steps,
     }
 }
 
@@ -168,7 +170,8 @@ fn with_both_killed(before: fn(), first: fn(), second: fn(), after: fn(&Context)
     let calls = Arc::new(AtomicU64::new(0));
     for first_call in LATE_CALLS {
         for second_call in 0..SECOND_CALLS {
-            let (setup, counted) = (Setup { kept: 500, ..setup(true) }, Arc::clone(&calls));
+            let (setup, counted) =
+                (Setup { losses: Losses { kept: 500, ..LOSSES }, ..setup(true) }, Arc::clone(&calls));
             let report = script(first_call * 1000 + second_call, &setup, move |context| {
                 in_process(1, before);
                 context.world.refuse(first_call..u64::MAX);
@@ -284,4 +287,38 @@ fn a_checkpoint_that_may_count_is_never_removed_by_the_next_save() {
         assert!(left.iter().all(is_known), "{left:?}");
     };
     with_each_refused(before, work, after, 20);
+}
+
+/// What is made in a new folder, and what the power leaves of it.
+#[test]
+fn a_folder_that_a_power_cut_ends_leaves_nothing() {
+    const FILES: [&str; 2] = ["one", "two"];
+    const CUTS: u64 = 30;
+    let make = |is_given_up: bool| -> Result<()> {
+        let mut new = PrivateFolder::new(&Path::new(FOLDER).join("model"))?;
+        for name in FILES {
+            write(&new.add(Path::new(name))?, name, true)?;
+        }
+        if is_given_up { Ok(()) } else { new.commit() }
+    };
+    let calls = Arc::new(AtomicU64::new(0));
+    for call in 0..CUTS {
+        for seed in 0..20 {
+            let setup = Setup { losses: Losses { kept: 500, ..LOSSES }, ..setup(true) };
+            let counted = Arc::clone(&calls);
+            let report = script(call * 1000 + seed, &setup, move |context| {
+                context.world.refuse(call..u64::MAX);
+                let _ = in_process(1, || make(false));
+                counted.store(context.world.calls(), Ordering::Relaxed);
+                context.world.calm();
+                cut_power(context);
+                let shown = |names: Vec<String>| if names.is_empty() { "nothing".into() } else { names.join(", ") };
+                let is_there = names().contains(&"model".into());
+                in_process(2, || make(true)).unwrap();
+                assert_eq!(shown(names()), if is_there { "model" } else { "nothing" }, "seed {seed}");
+            });
+            assert!(report.failures.is_empty(), "cut at call {call}: {:#?}", report.failures);
+        }
+    }
+    assert!(calls.load(Ordering::Relaxed) < CUTS, "the last cuts come after the end");
 }

@@ -52,15 +52,16 @@ pub(super) enum Written {
 impl Written {
     /// Gives it its name.
     pub(super) fn commit(self, durability: Durability) -> Result<()> {
-        Ok(match self {
+        match self {
             Self::One(one, _) => one.commit(durability == Durability::Full)?,
-            Self::Set(set, index) => set.commit_text(&index, sealed).map(drop)?,
-        })
+            Self::Set(set, index) => drop(set.commit_text(&index, |text| sealed(&text))?),
+        }
+        Ok(())
     }
 }
 
-fn sealed(text: String) -> Result<String, IoError> {
-    set::seal(&text).map_err(|error| IoError::invalid(error.to_string()))
+fn sealed(text: &str) -> Result<String, IoError> {
+    set::seal(text).map_err(|error| IoError::invalid(error.to_string()))
 }
 
 /// What a name shows.

@@ -3,10 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use deepnvme_checkpoint::read::find_set;
 use deepnvme_checkpoint::write::{POOL_BYTES_MAX, Staging};
 use deepnvme_checkpoint::{Error, Result};
-use deepnvme_io::mem::simulated as memory;
 use deepnvme_io::{Durability, Engine, ErrorKind, StripeSet, Target, fs};
 use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
@@ -16,9 +14,13 @@ use super::content::{Content, Order, Shown};
 use super::log::Log;
 use super::payload::Version;
 use super::{Context, POOL_BYTES, users};
+use crate::world::USERS_FROM;
 use crate::world::folder::Folder;
 use crate::world::tree::Node;
-use crate::world::{OUTSIDE, USERS_FROM};
+
+mod aftermath;
+
+use aftermath::aftermath;
 
 /// Where it lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,6 +47,10 @@ struct Play {
     folders: Vec<PathBuf>,
     next_version: Mutex<Version>,
     is_boastful: bool,
+    /// What saves ask for, one as often as the other.
+    durabilities: &'static [Durability],
+    /// Saves that are given up, of a thousand.
+    given_up: u32,
     seed: u64,
 }
 
@@ -64,6 +70,8 @@ impl Play {
             folders: self.folders.clone(),
             next_version: Mutex::new(*self.next_version.lock().unwrap_or_else(PoisonError::into_inner)),
             is_boastful: self.is_boastful,
+            durabilities: self.durabilities,
+            given_up: self.given_up,
             seed: self.seed,
         }
     }
@@ -84,6 +92,7 @@ impl Play {
     }
 }
 
+const DURABILITIES: [Durability; 4] = [Durability::None, Durability::Data, Durability::Full, Durability::Full];
 const MODEL: &str = "model.bin";
 const INDEX: &str = "model.safetensors.index.json";
 /// Times that a reader begins again when a set changes under it.
@@ -117,6 +126,9 @@ pub(super) fn play(context: &Context, shape: Shape, content: Content) {
         folders,
         next_version: Mutex::new(1),
         is_boastful: shape == Shape::Boastful,
+        // After a power cut little can be said of a name for which some save asked for nothing.
+        durabilities: if rng.chance(500) { &DURABILITIES } else { &DURABILITIES[1..] },
+        given_up: rng.pick(&[100, 400]),
         seed: rng.next_u64(),
     });
     litter(context, &play, &mut rng);
@@ -141,24 +153,17 @@ pub(super) fn play(context: &Context, shape: Shape, content: Content) {
     if rng.chance(700) {
         running.push(reader(context, &play));
     }
-    if context.rng(4).chance(300) {
+    // Whatever goes wrong with files on several disks goes wrong in few of all moments.
+    let watched = if shape == Shape::Striped { 1000 } else { 300 };
+    if context.rng(4).chance(watched) {
         let play = Arc::clone(&play);
-        context.watch(move || {
+        context.watch(2, move || {
             let seen = Arc::new(play.copy());
             move |context: &Context, is_cut| aftermath(context, &seen, is_cut)
         });
     }
     context.finish_running(running, is_cut);
     aftermath(context, &play, is_cut);
-}
-
-/// What is there when all processes have ended, also by a power cut, and what the next ones make of it.
-fn aftermath(context: &Context, play: &Arc<Play>, is_cut: bool) {
-    check(context, play, is_cut, "afterwards");
-    begin_again(context, play);
-    check(context, play, is_cut, "after a save that was given up");
-    recover(context, play);
-    users::check_foreign(context);
 }
 
 /// What is there before anything happens.
@@ -267,7 +272,7 @@ fn writer(context: &Context, play: &Arc<Play>, id: u32) -> thread::JoinHandle<()
     context.process(id, move |context| {
         let mut rng = context.rng(10 + u64::from(id));
         let Ok(engine) = context.engine(u64::from(id)) else { return };
-        let threads = rng.within(1..3);
+        let threads = rng.within(1..4);
         let staging = play.staging(context, id);
         thread::scope(|scope| {
             for thread_index in 0..threads {
@@ -278,13 +283,8 @@ fn writer(context: &Context, play: &Arc<Play>, id: u32) -> thread::JoinHandle<()
                         let item = rng.below(play.items.len() as u64) as usize;
                         let way = Way {
                             name: rng.below(2) as usize,
-                            durability: rng.pick(&[
-                                Durability::None,
-                                Durability::Data,
-                                Durability::Full,
-                                Durability::Full,
-                            ]),
-                            gives_up: rng.chance(100),
+                            durability: rng.pick(play.durabilities),
+                            gives_up: rng.chance(play.given_up),
                             staging: staging.clone(),
                         };
                         complain(context, save(play, engine, item, &way));
@@ -402,82 +402,6 @@ fn reader(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<()> {
             }
         }
     })
-}
-
-/// Looks at every name.
-fn check(context: &Context, play: &Arc<Play>, after_cut: bool, when: &str) {
-    debug_assert_eq!(thread::process(), OUTSIDE, "nothing may fail here");
-    let Ok(engine) = context.engine(97) else { return };
-    for item in &play.items {
-        let log = lock(&item.log).clone();
-        for way in &item.ways {
-            let may_be_torn = after_cut && log.has_careless();
-            let problem = match read(play, &engine, way) {
-                Ok(Shown::Nothing) => log.judge(None, after_cut),
-                Ok(Shown::Saved(version)) => log.judge(Some(version), after_cut),
-                // Nobody can see whether plain bytes are torn. A checkpoint says so.
-                Ok(Shown::Foreign(_)) if may_be_torn && play.content == Content::Bytes => None,
-                Ok(Shown::Foreign(text)) => Some(format!("it shows {text}")),
-                Err(_) if may_be_torn => None,
-                Err(error) => Some(format!("it cannot be read: {error}")),
-            };
-            if let Some(problem) = problem {
-                context.fail(format!("{when}, {}: {problem}", way.path().display()));
-            }
-        }
-    }
-}
-
-/// Whoever begins a save has not replaced anything yet, whatever was cleared away.
-fn begin_again(context: &Context, play: &Arc<Play>) {
-    let again = Arc::clone(play);
-    let process = context.process(499, move |context| {
-        let Ok(engine) = context.engine(95) else { return };
-        for item in 0..again.items.len() {
-            complain(context, save(&again, &engine, item, &Way { gives_up: true, ..Way::default() }));
-        }
-    });
-    context.join(vec![process]);
-}
-
-/// One more save of each name, by a process in peace: it works, and leaves nothing else of ours.
-fn recover(context: &Context, play: &Arc<Play>) {
-    let again = Arc::clone(play);
-    let process = context.process(500, move |context| {
-        let Ok(engine) = context.engine(96) else { return };
-        for item in 0..again.items.len() {
-            let before = memory::watch();
-            complain(context, save(&again, &engine, item, &Way::default()));
-            let (used, bound) = (memory::held_bytes_max() - before, again.memory_bound());
-            if used > bound {
-                context.fail(format!("a save used {used} bytes of memory; its bound is {bound}"));
-            }
-        }
-    });
-    context.join(vec![process]);
-    check(context, play, false, "after the next save");
-    if !context.world.state().setup.has_locks {
-        return;
-    }
-    let mut expected: Vec<PathBuf> = Vec::new();
-    for item in &play.items {
-        expected.push(item.ways[0].path());
-        if let Ok(set) = StripeSet::from_manifest(&item.ways[0].path()) {
-            expected.extend(set.parts().iter().cloned());
-        }
-        if play.content == Content::Shards
-            && let Ok(set) = find_set(&item.ways[0].path())
-        {
-            expected.extend(set.files.into_iter().map(|file| file.path));
-        }
-    }
-    for folder in &play.folders {
-        for path in users::ours_in(context, folder) {
-            if !expected.contains(&path) && !is_unprovable(context, &path) {
-                context.fail(format!("{} is left behind", path.display()));
-            }
-        }
-    }
 }
 
 /// Where every new file has a name at once, that name cannot prove whose it is yet: after a writer that dies in that

@@ -96,7 +96,7 @@ pub(super) fn make(context: &Context, rng: &mut Rng, content: Content) -> Play {
 pub(super) fn finish(context: &Context, play: &Arc<Play>, running: Vec<thread::JoinHandle<()>>, is_cut: bool) {
     if context.rng(4).chance(300) {
         let play = Arc::clone(play);
-        context.watch(move || {
+        context.watch(2, move || {
             let seen = Arc::new(play.copy());
             move |context: &Context, is_cut| aftermath(context, &seen, is_cut)
         });
@@ -177,7 +177,7 @@ fn trainer(context: &Context, play: &Arc<Play>, id: u32) -> thread::JoinHandle<(
         let mut rng = context.rng(10 + u64::from(id));
         let Ok(engine) = context.engine(u64::from(id)) else { return };
         let history = History::new(play.folder.clone(), play.keep, true);
-        let threads = rng.within(1..3);
+        let threads = rng.within(1..4);
         thread::scope(|scope| {
             for index in 0..threads {
                 let (play, engine, history) = (&play, &engine, &history);

@@ -19,6 +19,8 @@ use crate::world::OUTSIDE;
 
 /// Threads may be switched so often before somebody stops a packing.
 const SWITCHES_MAX: u64 = 400;
+/// Looks at what a crash would leave. A packing makes many changes, and few seeds are about one.
+const LOOKS: usize = 12;
 /// Other files of the model.
 const OTHERS: [&str; 2] = ["config.json", "tokenizer.txt"];
 
@@ -83,13 +85,11 @@ pub(super) fn play(context: &Context) {
     if rng.chance(500) {
         running.push(users::mimic(context, vec![play.folder.clone()]));
     }
-    if context.rng(4).chance(400) {
-        let play = Arc::clone(&play);
-        context.watch(move || {
-            let seen = Arc::new(play.copy());
-            move |context: &Context, is_cut| aftermath(context, &seen, is_cut)
-        });
-    }
+    let watched = Arc::clone(&play);
+    context.watch(LOOKS, move || {
+        let seen = Arc::new(watched.copy());
+        move |context: &Context, is_cut| aftermath(context, &seen, is_cut)
+    });
     context.finish_running(running, is_cut);
     aftermath(context, &play, is_cut);
 }

@@ -93,6 +93,9 @@ struct Member<'a> {
     rng: Rng,
 }
 
+/// What all ranks have written, under which private names, and in which parts.
+type Written = (Saved, BTreeMap<String, String>, Vec<Part>);
+
 /// A save that is under way in this rank.
 struct Saving {
     path: PathBuf,
@@ -258,7 +261,7 @@ impl Member<'_> {
     }
 
     /// Writes and syncs this rank's share: what all have written, under which names, and in which parts.
-    fn write(&mut self, saving: &mut Saving) -> Result<(Saved, BTreeMap<String, String>, Vec<Part>), Failure> {
+    fn write(&mut self, saving: &mut Saving) -> Result<Written, Failure> {
         let mut share = None;
         let begun = &mut share;
         let tallies = self.agree(|this| {

@@ -84,7 +84,7 @@ pub(super) fn play(context: &Context) {
     let running: Vec<_> = (1..=processes).map(|id| submitter(context, &play, id, processes)).collect();
     if rng.chance(400) {
         let play = Arc::clone(&play);
-        context.watch(move || {
+        context.watch(2, move || {
             let seen = play.copy();
             move |context: &Context, is_cut| check(context, &seen, is_cut)
         });

@@ -14,8 +14,12 @@ use crate::world::tree::Node;
 /// The bytes of every file that a user makes.
 const CONTENT: &[u8] = b"precious";
 
-/// Makes a user's file, where the name is free.
+/// Makes a user's file, where the name is free. It is on the disk, and with it all other changes of the folder.
 pub(super) fn drop_file(context: &Context, path: &Path) {
+    make_file(context, path, true);
+}
+
+fn make_file(context: &Context, path: &Path, is_durable: bool) {
     let mut state = context.world.state();
     let tree = &mut state.tree;
     let Ok(place) = tree.find(path, false) else { return };
@@ -30,9 +34,11 @@ pub(super) fn drop_file(context: &Context, path: &Path) {
     let written = tree.memory(inode).map(|memory| rustix::io::pwrite(memory, CONTENT, 0));
     debug_assert!(written.is_ok(), "memory takes bytes");
     tree.set_names(place.folder, vec![(place.name, Some(inode))]);
-    let all = tree.last_change();
-    let synced = tree.sync(place.folder, &[], all);
-    debug_assert!(synced.is_ok(), "a folder was found");
+    if is_durable {
+        let all = tree.last_change();
+        let synced = tree.sync(place.folder, &[], all);
+        debug_assert!(synced.is_ok(), "a folder was found");
+    }
 }
 
 /// A user who looks into these folders, and makes files of the names that come and go there.
@@ -52,15 +58,17 @@ pub(super) fn mimic(context: &Context, folders: Vec<PathBuf>) -> JoinHandle<()> 
                 continue;
             }
             let path = seen[rng.below(seen.len() as u64) as usize].clone();
+            // Users who sync would hide that others do not.
+            let is_durable = rng.chance(300);
             if rng.chance(500) {
                 // A copy: the same name but for its end.
                 let mut bytes = path.file_name().unwrap_or_default().as_bytes().to_vec();
                 if let Some(last) = bytes.last_mut() {
                     *last = if *last == b'7' { b'8' } else { b'7' };
                 }
-                drop_file(context, &path.with_file_name(std::ffi::OsStr::from_bytes(&bytes)));
+                make_file(context, &path.with_file_name(std::ffi::OsStr::from_bytes(&bytes)), is_durable);
             } else {
-                drop_file(context, &path);
+                make_file(context, &path, is_durable);
             }
         }
     })

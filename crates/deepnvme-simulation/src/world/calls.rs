@@ -11,6 +11,7 @@ use rustix::fs::{FlockOperation, Mode, fcntl_getfl, fcntl_setfl, flock, ftruncat
 use rustix::io::{Errno, pread, pwrite};
 
 use super::folder::Inode;
+use super::machine::SYNC_OF_NAMES;
 use super::tree::{Entry, Node};
 use super::{State, World};
 
@@ -128,6 +129,7 @@ impl Calls for World {
         }
         state.guard(Some(inode), "removes", None);
         state.tree.set_names(place.folder, vec![(place.name, None)]);
+        state.renamed();
         Ok(())
     }
 
@@ -236,8 +238,13 @@ impl Calls for World {
     }
 
     fn sync(&self, file: BorrowedFd<'_>) -> Result<(), Errno> {
-        let promise = self.step("sync begins", &"")?.promise(file)?;
-        let mut state = self.fallible("sync", &promise.0, Errno::IO)?;
+        let is_of_names = {
+            let state = self.state();
+            state.tree.inode_of(file).is_ok_and(|inode| state.tree.folder(inode).is_ok())
+        };
+        let (begins, ends) = if is_of_names { SYNC_OF_NAMES } else { ("sync begins", "sync") };
+        let promise = self.step(begins, &"")?.promise(file)?;
+        let mut state = self.fallible(ends, &promise.0, Errno::IO)?;
         let (inode, promised, last) = promise;
         state.tree.sync(inode, &promised, last)
     }
@@ -264,6 +271,11 @@ impl Calls for World {
 
     fn read_at(&self, file: BorrowedFd<'_>, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> {
         let mut state = self.fallible("read_at", &offset, Errno::IO)?;
+        let inode = state.tree.inode_of(file)?;
+        if state.is_unreadable(inode) {
+            state.note("read_at", &"finds bad sectors");
+            return Err(Errno::IO);
+        }
         let wanted = bytes.len();
         let at_most = if wanted > 1 && state.rng().chance(100) { 1 + wanted / 2 } else { wanted };
         pread(file, &mut bytes[..at_most], offset)

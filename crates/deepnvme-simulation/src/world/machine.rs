@@ -13,62 +13,14 @@ use rustix::io::Errno;
 
 use super::folder::Inode;
 use super::journal::ChangeId;
-use super::tree::{Node, Tree};
+use super::setup::{Aim, Setup};
+use super::tree::{Losses, Node, Tree};
+use super::watch::{Moment, RECENT_CHANGES, Watch};
 
 /// The simulation itself, which makes worlds, looks at them and is never refused anything.
 pub const OUTSIDE: ProcessId = 0;
 /// Processes from this number on are those of users, whose files are nobody else's to touch.
 pub const USERS_FROM: ProcessId = 1000;
-
-/// What a world is like.
-#[derive(Clone, Debug)]
-pub struct Setup {
-    /// How many disks it has.
-    pub disks: usize,
-    /// Whether files can be made without a name.
-    pub has_unnamed: bool,
-    /// Whether files can be locked.
-    pub has_locks: bool,
-    /// Whether files know when they were made.
-    pub has_birth_times: bool,
-    /// Whether files can be opened past the page cache.
-    pub has_direct: bool,
-    /// Calls that fail, of a thousand.
-    pub failing: u32,
-    /// Of the changes that are not durable, how many a power cut keeps, of a thousand.
-    pub kept: u32,
-    /// Whether a power cut keeps the changes of names up to one moment.
-    pub is_ordered: bool,
-    /// The step at which the power fails.
-    pub power_cut_at: Option<u64>,
-    /// Whether it fails at a call that changes something instead, of which there are fewer.
-    pub is_cut_at_change: bool,
-    /// The process that dies, and at which of its own steps.
-    pub killed: Option<(ProcessId, u64)>,
-    /// Whether that, or the power cut, comes soon after a renaming, where most can go wrong.
-    pub is_at_renames: bool,
-}
-
-impl Setup {
-    /// One that a seed draws.
-    #[must_use]
-    pub fn draw(rng: &mut Rng) -> Self {
-        Self {
-            disks: 3,
-            has_unnamed: rng.chance(600),
-            has_locks: rng.chance(850),
-            has_birth_times: rng.chance(850),
-            has_direct: rng.chance(500),
-            failing: if rng.chance(300) { rng.within(1..40) as u32 } else { 0 },
-            kept: rng.pick(&[0, 0, 300, 700, 1000]),
-            is_ordered: rng.chance(250),
-            power_cut_at: None,
-            killed: None,
-            is_at_renames: rng.chance(500),
-            is_cut_at_change: rng.chance(500),
-        }
-    }
-}
 
 /// The machine. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -90,6 +42,8 @@ pub struct State {
     steps: u64,
     /// Of these: calls that change names or lengths, and syncs.
     changes: u64,
+    /// How many there were by the last renaming or removal.
+    changes_by_renaming: Option<u64>,
     watch: Option<Watch>,
     has_power: bool,
     steps_of: HashMap<ProcessId, u64>,
@@ -98,6 +52,8 @@ pub struct State {
     pub(crate) violations: Vec<String>,
     /// Names that the code under test may take from whatever has them.
     replaceable: Vec<PathBuf>,
+    /// A file whose sectors go bad, and after how many more reads.
+    unreadable: Option<(Inode, u64)>,
     /// Ops that back ends have taken, by number, until they give them back.
     pub(crate) in_flight: Flights,
     /// What happened, folded into one number.
@@ -105,20 +61,8 @@ pub struct State {
     is_told: bool,
 }
 
-/// Somebody who looks at what a crash would leave.
-struct Watch {
-    at: BTreeSet<u64>,
-    look: Box<dyn FnMut(World, u64) + Send>,
-}
-
-impl std::fmt::Debug for Watch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Watch").field("at", &self.at).finish_non_exhaustive()
-    }
-}
-
 /// The calls that decide what a crash leaves.
-const CHANGES: [&str; 13] = [
+const CHANGES: [&str; 15] = [
     "open_unnamed",
     "link",
     "link_path",
@@ -132,7 +76,11 @@ const CHANGES: [&str; 13] = [
     "allocate",
     "sync begins",
     "sync",
+    SYNC_OF_NAMES.0,
+    SYNC_OF_NAMES.1,
 ];
+/// How the sync of a folder begins, and how it ends.
+pub(crate) const SYNC_OF_NAMES: (&str, &str) = ("sync of names begins", "sync of names");
 
 /// The ops of all back ends: each comes home once.
 #[derive(Debug, Default)]
@@ -175,10 +123,11 @@ impl World {
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Has `look` called just before the code under test makes its change of these numbers, with the machine as it would be
-    /// if all processes died then, and the step. Nothing fails in that copy. `look` must not ask this machine for anything.
-    pub fn watch(&self, at: BTreeSet<u64>, look: impl FnMut(Self, u64) + Send + 'static) {
-        self.state().watch = Some(Watch { at, look: Box::new(look) });
+    /// Has `look` called just before some of the changes that the code under test makes, soon after a renaming rather than at
+    /// any other, with the machine as it would be if all processes died then, the step, and the place of the look: of all
+    /// looks of a place the last counts. Nothing fails in that copy. `look` must not ask this machine for anything.
+    pub fn watch(&self, looks: usize, rng: Rng, look: impl FnMut(Self, u64, usize) + Send + 'static) {
+        self.state().watch = Some(Watch::new(looks, rng, look));
     }
 
     /// The state, between two switches of threads.
@@ -241,7 +190,7 @@ impl World {
     pub fn restart(&self) -> Result<(), Errno> {
         let mut state = self.state();
         let State { tree, rng, setup, .. } = &mut *state;
-        tree.crash(rng, setup.kept, setup.is_ordered)?;
+        tree.crash(rng, setup.losses)?;
         state.note("restart", &"after a power cut");
         state.calm();
         Ok(())
@@ -258,6 +207,13 @@ impl World {
         (state.calls, state.refused) = (0, calls);
     }
 
+    /// Has the code under test fail to read what has this name now, after so many reads that work.
+    pub fn refuse_reading(&self, path: &Path, after: u64) {
+        let mut state = self.state();
+        let found = state.tree.find(path, true);
+        state.unreadable = found.ok().and_then(|place| place.inode).map(|inode| (inode, after));
+    }
+
     /// How many calls that may fail there were since [`refuse`](Self::refuse).
     #[must_use]
     pub fn calls(&self) -> u64 {
@@ -267,7 +223,7 @@ impl World {
     /// Counts the steps of the code under test from now on.
     pub fn forget_steps(&self) {
         let mut state = self.state();
-        (state.steps, state.changes) = (0, 0);
+        (state.steps, state.changes, state.changes_by_renaming) = (0, 0, None);
     }
 
     /// What the code under test did that it must not do.
@@ -309,12 +265,14 @@ impl State {
             refused: 0..0,
             steps: 0,
             changes: 0,
+            changes_by_renaming: None,
             watch: None,
             has_power: true,
             steps_of: HashMap::new(),
             dead: HashMap::new(),
             violations: Vec::new(),
             replaceable: Vec::new(),
+            unreadable: None,
             in_flight: Flights::default(),
             trace: seed,
             is_told: std::env::var_os("DEEPNVME_SIMULATION_TELL").is_some(),
@@ -337,12 +295,12 @@ impl State {
             let is_change = CHANGES.contains(&what);
             self.changes += u64::from(is_change);
             let is_due = match self.setup.power_cut_at {
-                // Most of what can go wrong goes wrong around such a call; it is one step of four.
-                Some(at) if self.setup.is_cut_at_change => is_change && self.changes == at.div_ceil(4),
+                // Such a call is one step of four.
+                Some(at) if self.setup.aim == Aim::Changes => is_change && self.changes == at.div_ceil(4),
                 at => at == Some(self.steps),
             };
             if is_change && self.has_power {
-                self.look();
+                self.look(what);
             }
             if is_due && self.has_power {
                 self.has_power = false;
@@ -356,14 +314,25 @@ impl State {
         Ok(())
     }
 
-    /// Shows the machine to whoever watches for this change.
-    fn look(&mut self) {
-        let Some(mut watch) = self.watch.take_if(|watch| watch.at.remove(&self.changes)) else { return };
-        if let Ok(tree) = self.tree.copy() {
-            let mut copy = Self::new(self.changes, self.setup.clone(), tree);
+    /// Shows the machine to whoever watches.
+    fn look(&mut self, what: &str) {
+        let Some(mut watch) = self.watch.take() else { return };
+        let is_recent = self.changes_by_renaming.is_some_and(|by| self.changes <= by + RECENT_CHANGES);
+        let is_sync = [SYNC_OF_NAMES.0, SYNC_OF_NAMES.1].contains(&what);
+        let moment = match (is_recent, is_sync) {
+            (true, true) => Moment::Sync,
+            (true, false) => Moment::Recent,
+            (false, _) => Moment::Any,
+        };
+        if let Some(place) = watch.place(moment)
+            && let Ok(tree) = self.tree.copy()
+        {
+            // What this machine loses at the end says nothing of what it would lose now.
+            let setup = Setup { losses: Losses::draw(watch.rng()), ..self.setup.clone() };
+            let mut copy = Self::new(watch.rng().next_u64(), setup, tree);
             copy.replaceable.clone_from(&self.replaceable);
             copy.calm();
-            (watch.look)(World::of(copy), self.steps);
+            watch.look(World::of(copy), self.steps, place);
         }
         self.watch = Some(watch);
     }
@@ -385,9 +354,15 @@ impl State {
         eprintln!("{line}");
     }
 
-    /// Notes that something got another name: what was to fail at some step may fail a few steps after this one instead.
+    /// Notes that something got another name, or lost its: what was to fail at some step may fail a few steps after this one
+    /// instead.
     pub(crate) fn renamed(&mut self) {
-        if !self.is_tested() || !self.setup.is_at_renames || !self.rng.chance(200) {
+        if !self.is_tested() {
+            return;
+        }
+        self.changes_by_renaming = Some(self.changes);
+        let Aim::Renamings { chance } = self.setup.aim else { return };
+        if !self.rng.chance(chance) {
             return;
         }
         let process = thread::process();
@@ -406,6 +381,7 @@ impl State {
         self.dead.clear();
         self.setup.failing = 0;
         self.refused = 0..0;
+        self.unreadable = None;
         self.setup.power_cut_at = None;
         self.setup.killed = None;
     }
@@ -418,6 +394,21 @@ impl State {
         self.calls += 1;
         let is_refused = self.refused.contains(&(self.calls - 1));
         is_refused || (self.setup.failing > 0 && self.rng.chance(self.setup.failing))
+    }
+
+    /// Whether this file cannot be read by the caller, now and from now on.
+    pub(crate) fn is_unreadable(&mut self, inode: Inode) -> bool {
+        if !self.is_tested() {
+            return false;
+        }
+        match &mut self.unreadable {
+            Some((bad, left)) if *bad == inode => {
+                let is_bad = *left == 0;
+                *left = left.saturating_sub(1);
+                is_bad
+            }
+            _ => false,
+        }
     }
 
     /// The world's own random numbers.

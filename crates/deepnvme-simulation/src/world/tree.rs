@@ -17,6 +17,38 @@ use super::journal::{ChangeId, Journal};
 
 /// Symbolic links that one path may go through.
 const LINKS_MAX: usize = 40;
+/// Changes that are lost by a disk that loses few.
+const LATE_CHANGES: u64 = 12;
+
+/// What a power cut takes, of that which is not durable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Losses {
+    /// Changes that are kept, of a thousand.
+    pub kept: u32,
+    /// Which of the changes of names.
+    pub names: NameLosses,
+}
+
+/// Which changes of names a power cut takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NameLosses {
+    /// As of all other changes, any of them.
+    Any,
+    /// On each disk those after some moment.
+    Late,
+    /// In some folders all, in others none: these may be on disks that write in their own time.
+    Folders,
+}
+
+impl Losses {
+    /// Some that a seed draws.
+    #[must_use]
+    pub fn draw(rng: &mut Rng) -> Self {
+        let names =
+            rng.pick(&[NameLosses::Any, NameLosses::Any, NameLosses::Late, NameLosses::Late, NameLosses::Folders]);
+        Self { kept: rng.pick(&[0, 0, 300, 500, 700, 1000]), names }
+    }
+}
 
 /// What lies under a name.
 #[derive(Clone, Debug)]
@@ -353,21 +385,31 @@ impl Tree {
         Ok(bytes)
     }
 
-    /// Cuts the power: of what is not durable, each change is kept with that chance (of a thousand). In an `ordered` world a
-    /// disk keeps the changes of its names up to some moment, and none after that.
+    /// Cuts the power.
     ///
     /// # Errors
     /// When the kernel refuses the memory.
-    pub fn crash(&mut self, rng: &mut Rng, keep: u32, is_ordered: bool) -> Result<(), Errno> {
-        let moments: Vec<ChangeId> = self.roots.iter().map(|_| rng.below(self.last_change + 2)).collect();
+    pub fn crash(&mut self, rng: &mut Rng, losses: Losses) -> Result<(), Errno> {
+        let end = self.last_change + 1;
+        // Disks that lose little lose what nobody waits for any more.
+        let mut moment = || {
+            let first = if rng.chance(500) { 0 } else { end.saturating_sub(LATE_CHANGES) };
+            rng.within(first..end + 1)
+        };
+        let moments: Vec<ChangeId> = self.roots.iter().map(|_| moment()).collect();
         for entry in self.entries.values_mut() {
             let moment = moments.get(entry.disk).copied().unwrap_or(0);
             match &mut entry.node {
                 Node::Folder(folder) => {
-                    folder.crash(|id| if is_ordered { id <= moment } else { rng.chance(keep) });
+                    let is_kept = rng.chance(500);
+                    folder.crash(|id| match losses.names {
+                        NameLosses::Any => rng.chance(losses.kept),
+                        NameLosses::Late => id <= moment,
+                        NameLosses::Folders => is_kept,
+                    });
                 }
                 Node::File(journal) => {
-                    let image = journal.crash_image(rng, keep);
+                    let image = journal.crash_image(rng, losses.kept);
                     ftruncate(&entry.memory, 0)?;
                     write_whole(entry.memory.as_fd(), &image)?;
                     *journal = Journal::of(image);

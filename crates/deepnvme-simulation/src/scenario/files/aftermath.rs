@@ -1,0 +1,114 @@
+//! What is there when all processes have ended, also by a power cut, and what the next ones make of it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use deepnvme_checkpoint::read::find_set;
+use deepnvme_io::StripeSet;
+use deepnvme_io::mem::simulated as memory;
+use deepnvme_simulation_runtime::thread;
+
+use super::super::content::{Content, Shown};
+use super::super::{Context, users};
+use super::{Play, Way, complain, is_unprovable, lock, read, save};
+use crate::world::OUTSIDE;
+
+/// Reads of an index that work before one does not.
+const READS_MAX: u64 = 8;
+
+/// Judges it; after a power cut, less may be there.
+pub(super) fn aftermath(context: &Context, play: &Arc<Play>, is_cut: bool) {
+    check(context, play, is_cut, "afterwards");
+    begin_again(context, play);
+    check(context, play, is_cut, "after a save that was given up");
+    recover(context, play);
+    users::check_foreign(context);
+}
+
+/// Looks at every name.
+fn check(context: &Context, play: &Arc<Play>, after_cut: bool, when: &str) {
+    debug_assert_eq!(thread::process(), OUTSIDE, "nothing may fail here");
+    let Ok(engine) = context.engine(97) else { return };
+    for item in &play.items {
+        let log = lock(&item.log).clone();
+        for way in &item.ways {
+            let may_be_torn = after_cut && log.has_careless();
+            let problem = match read(play, &engine, way) {
+                Ok(Shown::Nothing) => log.judge(None, after_cut),
+                Ok(Shown::Saved(version)) => log.judge(Some(version), after_cut),
+                // Nobody can see whether plain bytes are torn. A checkpoint says so.
+                Ok(Shown::Foreign(_)) if may_be_torn && play.content == Content::Bytes => None,
+                Ok(Shown::Foreign(text)) => Some(format!("it shows {text}")),
+                Err(_) if may_be_torn => None,
+                Err(error) => Some(format!("it cannot be read: {error}")),
+            };
+            if let Some(problem) = problem {
+                context.fail(format!("{when}, {}: {problem}", way.path().display()));
+            }
+        }
+    }
+}
+
+/// Whoever begins a save has not replaced anything yet, whatever was cleared away, also where what is there cannot be read.
+fn begin_again(context: &Context, play: &Arc<Play>) {
+    let again = Arc::clone(play);
+    // What could be read before may be what cannot be read again.
+    let reads = {
+        let mut state = context.world.state();
+        state.rng().chance(500).then(|| state.rng().below(READS_MAX))
+    };
+    let process = context.process(499, move |context| {
+        let Ok(engine) = context.engine(95) else { return };
+        for (item, it) in again.items.iter().enumerate() {
+            if let Some(reads) = reads {
+                context.world.refuse_reading(&it.ways[0].path(), reads);
+            }
+            let outcome = save(&again, &engine, item, &Way { gives_up: true, ..Way::default() });
+            if reads.is_none() {
+                complain(context, outcome);
+            }
+        }
+    });
+    context.join(vec![process]);
+    context.world.calm();
+}
+
+/// One more save of each name, by a process in peace: it works, and leaves nothing else of ours.
+fn recover(context: &Context, play: &Arc<Play>) {
+    let again = Arc::clone(play);
+    let process = context.process(500, move |context| {
+        let Ok(engine) = context.engine(96) else { return };
+        for item in 0..again.items.len() {
+            let before = memory::watch();
+            complain(context, save(&again, &engine, item, &Way::default()));
+            let (used, bound) = (memory::held_bytes_max() - before, again.memory_bound());
+            if used > bound {
+                context.fail(format!("a save used {used} bytes of memory; its bound is {bound}"));
+            }
+        }
+    });
+    context.join(vec![process]);
+    check(context, play, false, "after the next save");
+    if !context.world.state().setup.has_locks {
+        return;
+    }
+    let mut expected: Vec<PathBuf> = Vec::new();
+    for item in &play.items {
+        expected.push(item.ways[0].path());
+        if let Ok(set) = StripeSet::from_manifest(&item.ways[0].path()) {
+            expected.extend(set.parts().iter().cloned());
+        }
+        if play.content == Content::Shards
+            && let Ok(set) = find_set(&item.ways[0].path())
+        {
+            expected.extend(set.files.into_iter().map(|file| file.path));
+        }
+    }
+    for folder in &play.folders {
+        for path in users::ours_in(context, folder) {
+            if !expected.contains(&path) && !is_unprovable(context, &path) {
+                context.fail(format!("{} is left behind", path.display()));
+            }
+        }
+    }
+}
