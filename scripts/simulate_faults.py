@@ -3,8 +3,8 @@
     python scripts/simulate_faults.py [NAME ...]
 
 Each fault is a patch in crates/deepnvme-simulation/faults; it is applied to a copy of the tracked files, never to the
-tree itself. Two numbers are printed: the seeds of the fault's own scenario, and those of all scenarios. The latter are the
-seeds that `make test` runs: a fault that a thousand of them do not find is a failure. Standard library only.
+tree itself. Two numbers are printed: the seeds of the fault's own scenario, and those of all scenarios. The latter are
+the seeds that `make test` runs: a fault that a thousand of them do not find is a failure. Standard library only.
 """
 
 from __future__ import annotations
