@@ -41,10 +41,12 @@ fn imported(py: Python<'_>) -> PyResult<Option<&Torch>> {
 /// A module that has been imported already.
 pub(crate) fn module<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
     static MODULES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
-    let modules = MODULES.get_or_try_init(py, || -> PyResult<Py<PyDict>> {
-        Ok(py.import("sys")?.getattr("modules")?.cast_into::<PyDict>()?.unbind())
-    })?;
-    modules.bind(py).get_item(name)
+    if let Some(modules) = MODULES.get(py) {
+        return modules.bind(py).get_item(name);
+    }
+    // Asked for while the cell is not locked: see `memory::resizable`.
+    let modules = py.import("sys")?.getattr("modules")?.cast_into::<PyDict>()?.unbind();
+    MODULES.get_or_init(py, || modules).bind(py).get_item(name)
 }
 
 /// The layout of a tensor; `None` for anything else.

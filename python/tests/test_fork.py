@@ -185,3 +185,30 @@ def test_multiprocessing(tmp_path: Path, python: Run, method: str) -> None:
                 assert pool.map(work.work, range(20)) == list(range(20))
             assert deepnvme.write(b"x", "parent") == 1
     """)
+
+
+def test_a_fork_while_other_threads_make_their_first_transfers(python: Run) -> None:
+    """Neither the engine, nor the CUDA driver, nor a module is made under a lock that the child would wait for."""
+    pytest.importorskip("torch")
+    python(f"""{FORK}
+    import time, torch
+    torch.set_num_threads(1)
+    tensor, small = torch.ones(4_000_000), torch.ones(100_000)
+
+    def work():
+        for _ in range(20):
+            deepnvme.write(tensor, "file")
+
+    def child():
+        deepnvme.save({{"a": small}}, "saved.pt")
+        assert deepnvme.load("saved.pt")["a"].equal(small)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(6):
+        in_child(child)
+        time.sleep(0.001)
+    for thread in threads:
+        thread.join()
+    """)

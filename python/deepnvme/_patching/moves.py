@@ -7,12 +7,12 @@ being shared, and asks whoever shares one to wait for its entry: a storage that 
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
-
-import torch
-import torch.storage
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from deepnvme._deepnvme import _is_held
+
+if TYPE_CHECKING:
+    import torch
 
 _TABLE = "_share_memory_map"
 _SWAP = "_swap_data_ptr_"
@@ -48,6 +48,10 @@ class _Table(dict[int, Any]):
 
 def install() -> _Table:
     """Have torch refuse from now on; the table."""
+    # Not before torch is needed; it has been imported by then.
+    import torch  # noqa: PLC0415
+    import torch.storage  # noqa: PLC0415
+
     known = getattr(torch.storage, _TABLE, None)
     if isinstance(known, _Table):
         return known

@@ -93,12 +93,12 @@ class ModelFiles:
         # Before the file is opened: what changes in between shows later.
         self._stamps.update({path: _Stamp.of(path) for path in ([file] if isinstance(file, str) else file.paths)})
         reader = _CheckpointReader(file, engine, exact=True)
+        # Names, types and places of tensors are read from it only here.
+        reader.check(identity)
         source = len(self.sources)
         self.sources.append(file)
         places = [offset for _, _, _, offset in reader.storages()]
         packed = {name: (dtype, shape, stored) for name, dtype, shape, stored in _packed_tensors(reader, source)}
-        if identity is not None:
-            reader.check(identity)
         signed = {number for number, *_ in reader.signs()}
         for number, (name, dtype_name, shape, strides, first, storage) in enumerate(reader.tensors()):
             if names is not None and name not in names:

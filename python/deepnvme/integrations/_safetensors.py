@@ -38,6 +38,7 @@ class TensorFile:
         self._path = filename
         self._device = torch.device(device)
         self._reader = _CheckpointReader(filename, None, False)
+        self._reader.check(None)
         self._storages = self._reader.storages()
         self._tensors = {tensor[0]: tensor for tensor in self._reader.tensors()}
 

@@ -46,6 +46,7 @@ impl Model {
         let mut seen = HashSet::new();
         let opened = open_all(source, |file| {
             let mut reader = file.open(engine)?;
+            reader.check()?;
             let all: Vec<usize> = (0..reader.extents().len()).collect();
             reader.resolve(engine, &all)?;
             Ok((file.path.clone(), file.names.clone(), reader))
