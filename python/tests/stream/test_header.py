@@ -15,6 +15,7 @@ from deepnvme.integrations._safetensors import TensorFile
 from deepnvme.integrations.weights import iterate_weights
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
