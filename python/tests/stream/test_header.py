@@ -43,7 +43,7 @@ def test_exchanged_names_are_noticed(tmp_path: Path, is_set: bool, capfd: pytest
     def stream() -> None:
         deepnvme.stream(blocks(), weights=tmp_path, memory=100_000)
 
-    readers = [
+    readers: list[Callable[[], object]] = [
         stream,
         lambda: list(iterate_weights(tmp_path)),
         lambda: TensorFile(changed),
