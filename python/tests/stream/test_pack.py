@@ -209,8 +209,10 @@ def test_any_changed_byte_of_a_packed_model_is_reported(tmp_path: Path) -> None:
     places = [*range(text_bytes), *range(header_bytes, header_bytes + 64), *more, len(data) - 1]
     assert unnoticed(path, places, lambda: audit(path)) == []
     assert _command(["verify", str(path)]) == 0
+    assert _command(["verify", str(path.parent), str(tmp_path / "striped")]) == 0
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     assert _command(["verify", str(path)]) == 1
+    assert _command(["verify", str(path.parent)]) == 1
     # Of the list of stripes, what matters for the bytes is noticed by them: all of them are compared.
     manifest = next((tmp_path / "striped").glob("*.stripes.json"))
     meaningless = unnoticed(manifest, range(manifest.stat().st_size), lambda: audit(StripeSet.from_manifest(manifest)))

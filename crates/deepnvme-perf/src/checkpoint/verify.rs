@@ -15,6 +15,8 @@ use serde::Serialize;
 use super::failed;
 use crate::error::{Error, Result};
 
+/// The file of a packed model in its folder, or the list of its parts.
+const PACKED: [&str; 3] = ["packed.safetensors.stripes.json", "model.safetensors.stripes.json", "packed.safetensors"];
 /// Times that a set may be replaced while it is being looked at.
 const REPLACEMENTS_MAX: usize = 100;
 
@@ -160,8 +162,18 @@ fn verify_path(engine: &Arc<Engine>, path: &Path, progress: &Progress) -> Result
 
 /// The files that are to be verified.
 fn set_of(path: &Path) -> deepnvme_checkpoint::Result<Set> {
-    let shards = if deepnvme_io::fs::is_folder(path) { find_shards(path)? } else { None };
-    shards.map_or_else(|| find_set(path), Ok)
+    if !deepnvme_io::fs::is_folder(path) {
+        return find_set(path);
+    }
+    if let Some(shards) = find_shards(path)? {
+        return Ok(shards);
+    }
+    // What `pack` has made of a model.
+    let packed = PACKED.map(|name| path.join(name));
+    match packed.into_iter().find(|path| deepnvme_io::fs::exists(path).unwrap_or(false)) {
+        Some(path) => Ok(Set { files: vec![Located { path, names: None, identity: None }], list: None }),
+        None => find_set(path),
+    }
 }
 
 fn verify_set(
