@@ -42,8 +42,8 @@ pub enum Error {
     /// The list of a checkpoint in several files is not the one that was saved.
     #[error(
         "{}: this list of files is not the one that was saved: its checksum does not match; restore it from a copy, or \
-             remove it where a newer file has taken its place. If another program has edited it on purpose, remove {:?} and {:?} from it. verify='off' does not look at the \
-             checksum",
+         remove it where a newer file has taken its place. If another program has edited it on purpose, remove {:?} and \
+         {:?} from it. verify='off' does not look at the checksum",
         shown::path(path),
         deepnvme_format::set::CHECKSUM_KEY,
         deepnvme_format::set::FILES_KEY

@@ -10,13 +10,12 @@ use deepnvme_checkpoint::{Progress, until_stopped};
 use deepnvme_format::set::State;
 use deepnvme_io::stripe::MANIFEST_SUFFIX;
 use deepnvme_io::{Config, Engine, ErrorKind, StripeSet, Target, shown};
+use deepnvme_stream::pack::{PACKED_NAME, PLAIN_NAME};
 use serde::Serialize;
 
 use super::failed;
 use crate::error::{Error, Result};
 
-/// The file of a packed model in its folder, or the list of its parts.
-const PACKED: [&str; 3] = ["packed.safetensors.stripes.json", "model.safetensors.stripes.json", "packed.safetensors"];
 /// Times that a set may be replaced while it is being looked at.
 const REPLACEMENTS_MAX: usize = 100;
 
@@ -168,9 +167,14 @@ fn set_of(path: &Path) -> deepnvme_checkpoint::Result<Set> {
     if let Some(shards) = find_shards(path)? {
         return Ok(shards);
     }
-    // What `pack` has made of a model.
-    let packed = PACKED.map(|name| path.join(name));
-    match packed.into_iter().find(|path| deepnvme_io::fs::exists(path).unwrap_or(false)) {
+    // A packed model is one file, or parts and their list.
+    let lists = [PACKED_NAME, PLAIN_NAME].map(|name| format!("{name}{MANIFEST_SUFFIX}"));
+    match lists
+        .into_iter()
+        .chain([PACKED_NAME.to_owned()])
+        .map(|name| path.join(name))
+        .find(|path| deepnvme_io::fs::exists(path).unwrap_or(false))
+    {
         Some(path) => Ok(Set { files: vec![Located { path, names: None, identity: None }], list: None }),
         None => find_set(path),
     }
