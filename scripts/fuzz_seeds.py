@@ -109,7 +109,12 @@ def stripes_seeds() -> None:
     members = [["/models/a", "1-1"], ["/models/b", "1-2"]]
     files = {"index": "1-3", "members": members, "token": "0" * 32}
     write("stripes", "plain", json.dumps(manifest))
-    write("stripes", "saved", json.dumps({**manifest, "version": 2, "files": files}, indent=2))
+    # The target puts the checksum into the place of a blank one.
+    blank = "-".join(["0" * 16] * 3)
+    write(
+        "stripes", "saved", json.dumps({"deepnvme.checksum": blank, **manifest, "version": 2, "files": files}, indent=2)
+    )
+    write("stripes", "unsealed", json.dumps({**manifest, "version": 2, "files": files}, indent=2))
     write("stripes", "lies", json.dumps({**manifest, "stripe_bytes": HUGE, "parts": ["../a", "/", "", ".."]}))
     write("stripes", "many", json.dumps({**manifest, "parts": [str(index) for index in range(4097)]}))
     write("stripes", "twice", json.dumps({**manifest, "parts": ["a", "a"]}))

@@ -3,8 +3,9 @@
     python scripts/simulate_faults.py [NAME ...]
 
 Each fault is a patch in crates/deepnvme-simulation/faults; it is applied to a copy of the tracked files, never to the
-tree itself. Two numbers are printed: the seeds of the fault's own scenario, and those of all scenarios. The latter are
-the seeds that `make test` runs: a fault that a thousand of them do not find is a failure. Standard library only.
+tree itself. Three numbers are printed: the seeds until one of the fault's own scenario fails, those until one of all
+scenarios does, and how many of a thousand of the latter do. They are the seeds that `make test` runs: a fault that none
+of them finds is a failure. Standard library only.
 """
 
 from __future__ import annotations
@@ -65,12 +66,11 @@ def build_with(patch: Path, copy: Path) -> None:
         raise SystemExit(f"{patch.name} does not compile:\n{built.stderr}")
 
 
-def seeds_needed(only: list[str]) -> int | None:
-    """Count the seeds until the first that fails."""
-    run = [str(BUILD / "debug" / "simulate"), "--seeds", str(SEEDS), "--jobs", "1", *only]
+def failing(*options: str) -> list[int]:
+    """Run the thousand seeds; those that failed."""
+    run = [str(BUILD / "debug" / "simulate"), "--seeds", str(SEEDS), *options]
     answer = subprocess.run(run, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
-    found = [int(seed) for seed, _ in FOUND.findall(answer.stdout)]
-    return min(found) + 1 if found else None
+    return sorted(int(seed) for seed, _ in FOUND.findall(answer.stdout))
 
 
 def main(chosen: list[str]) -> int:
@@ -81,9 +81,10 @@ def main(chosen: list[str]) -> int:
         copy_tree(copy)
         began = time.monotonic()
         build_with(patch, copy)
-        own, mixed = seeds_needed(["--only", scenario_of(patch)]), seeds_needed([])
-        missed += mixed is None
-        seeds = f"{own or 'NOT FOUND':>9} of its scenario, {mixed or 'NOT FOUND':>9} of all"
+        own, mixed = failing("--only", scenario_of(patch), "--jobs", "1"), failing("--keep-going")
+        missed += not mixed
+        first_own, first = (str(seeds[0] + 1) if seeds else "NOT FOUND" for seeds in (own, mixed))
+        seeds = f"{first_own:>9} of its scenario, {first:>9} of all, {len(mixed):>4} of {SEEDS} fail"
         print(f"{patch.stem:<44} {seeds}  [{time.monotonic() - began:.0f} s]", flush=True)
     return 1 if missed or not patches else 0
 

@@ -4,8 +4,8 @@
 
 Each finding is one line, `path:line: what is wrong`; any finding but a warning ends with exit status 1. The rules:
 dependency arrows between crates, unsafe code only in its homes and never without its SAFETY sentence, module docs
-in every Rust file, names and metadata of files asked for in one place only, workspace lints in every crate, file
-length, private paths, and relative links in Markdown.
+in every Rust file, names and metadata of files asked for in one place only, threads started in one place only,
+workspace lints in every crate, file length, private paths, and relative links in Markdown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ARROWS: dict[str, set[str]] = {
     "cuda": set(),
     "format": set(),
     "codec": set(),
-    "io": {"mem", "cuda"},
+    "io": {"mem", "cuda", "format"},
     "checkpoint": {"io", "format"},
     "swap": {"io"},
     "optim": {"mem"},
@@ -64,6 +64,15 @@ FILE_SYSTEM_HOMES = ("crates/deepnvme-io/src/fs/", "crates/deepnvme-io/src/backe
 FILE_SYSTEM_CALL = re.compile(
     r"\b(?:std|rustix|unix)::fs\b|\bfile_type\(\)|\.(?:exists|is_dir|is_file|is_symlink|metadata|read_dir|read_link|canonicalize)\(\)"
 )
+# Threads are started by `start_thread` alone, which says why there is none; below it are crates that cannot use it.
+THREAD_HOMES = (
+    "crates/deepnvme-io/src/start.rs",
+    "crates/deepnvme-optim/src/crew.rs",
+    "crates/deepnvme-cuda/src/cufile/open.rs",
+)
+THREAD_USERS = re.compile(r"(?:python|crates/deepnvme-(?!simulation|testkit)[a-z]+)/src/(?!.*tests\.rs$)")
+THREAD_START = re.compile(r"\.spawn(?:_scoped)?\([^)\s]|\bthread::spawn\(")
+THREAD_PANICS = re.compile(r"\b(?:thread::|scope\.)spawn\(")
 LONG_LINES, TOO_LONG_LINES = 250, 700
 # Folders that exist on somebody's own machine only.
 PRIVATE_PATH = re.compile(r"(?<![\w.~$})-])/(?:home|root|Users|work|tmp/\w)/")
@@ -96,6 +105,7 @@ def check_file(path: str, text: str) -> Iterator[str]:
         yield from check_module_docs(path, text)
         yield from check_unsafe(path, text)
         yield from check_file_system(path, text)
+        yield from check_threads(path, text)
     elif path.endswith(".md"):
         yield from check_links(path, text)
     elif path.endswith("/Cargo.toml"):
@@ -121,6 +131,22 @@ def check_arrows(packages: list[dict[str, object]]) -> Iterator[str]:
                 continue
             if dependency["kind"] == "dev" or target not in ARROWS[name]:
                 yield f"Cargo.toml: {name} -> {target} ({dependency['kind'] or 'normal'}) is not an arrow of the house"
+
+
+def check_threads(path: str, text: str) -> Iterator[str]:
+    """No thread is started where its refusal is a panic, or an error without a remedy."""
+    if not THREAD_USERS.match(path):
+        return
+    lines = re.split(r"#\[cfg\((?:all\()?test\b", text)[0].splitlines()
+    for index, line in enumerate(lines):
+        code = COMMENT_OR_STRING.sub("", line)
+        is_pool = path.endswith("optim/src/crew.rs") and "pool.scope" in code
+        if THREAD_PANICS.search(code) and not is_pool:
+            yield f"{path}:{index + 1}: panics where there is no thread; a `Builder` in `start_thread` does not"
+            continue
+        is_told = "start_thread" in "".join(lines[max(index - 2, 0) : index + 1])
+        if THREAD_START.search(code) and path not in THREAD_HOMES and not is_told:
+            yield f"{path}:{index + 1}: starts a thread without `start_thread`, which says why there is none"
 
 
 def check_lints(path: str, text: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, overload
 
 from deepnvme._deepnvme import StripeSet, _FileReader, _FileWriter
+from deepnvme._sizes import WHOLE_MAX, whole
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -154,10 +155,11 @@ class Reader(_File):
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Read the next ``size`` bytes, or all that are left where ``size`` is negative or ``None``."""
-        return self._open_handle().read(-1 if size is None else size)
+        return self._open_handle().read(-1 if size is None else whole(size, "size", -WHOLE_MAX))
 
     def read1(self, size: int = -1, /) -> bytes:
         """Read the next bytes: ``size`` at most, and no more than a buffer's worth."""
+        size = whole(size, "size", -WHOLE_MAX)
         return self._open_handle().read(io.DEFAULT_BUFFER_SIZE if size < 0 else size)
 
     def peek(self, size: int = 0, /) -> bytes:  # noqa: ARG002
@@ -175,7 +177,7 @@ class Reader(_File):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         """Move to ``offset`` from the start (0), from here (1) or from the end (2); return where that is."""
-        return self._open_handle().seek(offset, whence)
+        return self._open_handle().seek(whole(offset, "offset", -WHOLE_MAX), whole(whence, "whence", 0, 2))
 
     def tell(self) -> int:
         """Return the position, in bytes from the start."""

@@ -1,8 +1,10 @@
-"""The standard error: where progress is shown, if there is one."""
+"""The standard error, where progress is shown if there is one, and the standard output of commands."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import sys
 
 
@@ -20,3 +22,30 @@ def show(text: str) -> None:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(text)
             sys.stderr.flush()
+
+
+class OutputError(Exception):
+    """The standard output takes no more."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"cannot write to standard output: {os.strerror(number)} (os error {number})")
+
+
+def say(line: str) -> None:
+    """Write a line of a command's answer to the standard output, now.
+
+    Raises:
+        BrokenPipeError: its reader has gone.
+        OutputError: it is closed, or the disk behind it is full.
+    """
+    if sys.stdout is None:
+        raise OutputError(errno.EBADF)
+    try:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except OSError as error:
+        # What is left in its buffer would fail again when the interpreter ends.
+        sys.stdout = None
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise OutputError(error.errno or errno.EIO) from error

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from deepnvme._deepnvme import _pinned_capsule
+from deepnvme._sizes import whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,14 +41,13 @@ def pinned_empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -
     _check_torch("pinned_empty")
     import torch  # noqa: PLC0415
 
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    if any(size < 0 for size in sizes):
-        msg = f"shape {sizes} has a negative size"
-        raise ValueError(msg)
+    given = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+    sizes = tuple(whole(size, "a size of shape") for size in given)
     dtype = torch.uint8 if dtype is None else dtype
     elements = math.prod(sizes)
     if elements == 0:
         return torch.empty(sizes, dtype=dtype)
+    whole(elements * dtype.itemsize, f"the bytes of shape {sizes}")
     flat: torch.Tensor = torch.utils.dlpack.from_dlpack(_pinned_capsule(elements * dtype.itemsize))
     # `.data` is no view of another tensor, which code that looks for leaves and owners would trip over.
     return flat.view(dtype).view(sizes).data

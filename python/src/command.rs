@@ -15,8 +15,9 @@ use crate::error;
 #[pyfunction]
 pub(crate) fn _command(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<u8> {
     let python = interpreter(py)?;
+    command::keep_numbers();
     run(py, move |interrupted| {
-        let (mut output, mut talk) = (std::io::stdout(), std::io::stderr());
+        let (mut output, mut talk) = (command::Output::new(), std::io::stderr());
         command::run(with_name(arguments), &mut session(&python, &mut output, &mut talk, interrupted))
     })
 }
@@ -24,6 +25,7 @@ pub(crate) fn _command(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<u8>
 /// The name and the options, as JSON, of a command that Python itself runs; ``None`` for all others.
 #[pyfunction]
 pub(crate) fn _python_command(arguments: Vec<OsString>) -> Option<(&'static str, String)> {
+    command::keep_numbers();
     command::for_python(with_name(arguments))
 }
 

@@ -323,8 +323,15 @@ impl PyEngine {
     ///
     /// Raises:
     ///     ValueError: it would end before it began.
-    fn span(&self, py: Python<'_>, name: &str, lane: &str, start_ns: u64, end_ns: u64) -> PyResult<()> {
-        timeline::span(&*self.open_engine(py)?, name, lane, start_ns, end_ns)
+    fn span(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        lane: &str,
+        start_ns: &Bound<'_, PyAny>,
+        end_ns: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        timeline::span(&*self.open_engine(py)?, name, lane, timeline::range(start_ns, end_ns)?)
     }
 
     /// What works on this machine, and why this backend was chosen.
@@ -344,9 +351,11 @@ impl PyEngine {
         let (report, mut over) = mpsc::sync_channel::<()>(1);
         let closing = Arc::clone(&engine);
         let thread = std::thread::Builder::new().name("deepnvme-close".into());
-        let started = thread.spawn(move || {
-            closing.close();
-            drop((closing, report));
+        let started = deepnvme_io::start_thread(|| {
+            thread.spawn(move || {
+                closing.close();
+                drop((closing, report));
+            })
         });
         if started.is_err() {
             py.detach(move || engine.close());

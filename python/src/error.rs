@@ -61,6 +61,7 @@ fn class_name(error: &Error) -> &'static str {
         ErrorKind::Cancelled => "CancelledError",
         ErrorKind::Closed => "ClosedError",
         ErrorKind::Device => "DeviceError",
+        ErrorKind::Corrupt => "CorruptFileError",
         ErrorKind::NoSpace | ErrorKind::Busy | ErrorKind::Io => match error.errno().map(Errno::from_raw_os_error) {
             Some(Errno::ISDIR) => "IsFolderError",
             Some(Errno::NOTDIR) => "NotFolderError",

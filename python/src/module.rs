@@ -116,8 +116,14 @@ pub(crate) fn trace(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<Trace> 
 
 /// ``Engine.span`` on the default engine.
 #[pyfunction]
-pub(crate) fn span(py: Python<'_>, name: &str, lane: &str, start_ns: u64, end_ns: u64) -> PyResult<()> {
-    timeline::span(&*default::engine(py)?, name, lane, start_ns, end_ns)
+pub(crate) fn span(
+    py: Python<'_>,
+    name: &str,
+    lane: &str,
+    start_ns: &Bound<'_, PyAny>,
+    end_ns: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    timeline::span(&*default::engine(py)?, name, lane, timeline::range(start_ns, end_ns)?)
 }
 
 /// What works on this machine, and which backend the default engine uses, and why.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use deepnvme_io::{Access, Engine, ReadItem, Result, TensorFile, WriteExtent, WriteItem, WriteOptions};
 use deepnvme_mem::{Region, RegionMut};
-use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyIterator, PyList, PyString, PyTuple};
@@ -14,7 +14,7 @@ use crate::flight::{Flight, Kind, SLICE};
 use crate::memory;
 use crate::path::Place;
 use crate::pending::Pending;
-use crate::settings::durability;
+use crate::settings::{durability, number};
 use crate::{error, orphans};
 
 /// A place in a file, in bytes.
@@ -25,12 +25,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Offset {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-        object.extract::<u64>().map(Self).map_err(|error| {
-            if error.is_instance_of::<PyOverflowError>(object.py()) {
-                return PyValueError::new_err(format!("offset is {}; it must be between 0 and 2^63", &*object));
-            }
-            error
-        })
+        number("offset", &object).map(Self)
     }
 }
 

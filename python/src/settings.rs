@@ -2,8 +2,11 @@
 
 use deepnvme_io::split::Direction;
 use deepnvme_io::{BackendChoice, Config, DirectMode, Durability, SubmitMode, WindowMode};
-use pyo3::exceptions::{PyOverflowError, PyValueError};
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyBool;
+
+use crate::error;
 
 /// The settings of `Engine(...)` as they were typed.
 pub(crate) struct Typed<'a, 'py> {
@@ -121,15 +124,37 @@ fn unknown(name: &str, word: &str, words: &str) -> PyErr {
     PyValueError::new_err(format!("{name} is {word:?}; it must be {words}"))
 }
 
+/// The largest whole number that an argument may be: a file, or memory, has no more bytes.
+const WHOLE_MAX: u64 = i64::MAX as u64;
+/// Letters that a message has of what does not fit.
+const SHOWN_MAX: usize = 100;
+
 /// A whole number that is not negative, from anything that Python takes for an integer.
 pub(crate) fn whole(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
-    let Some(value) = value else { return Ok(None) };
+    value.map(|value| number(name, value)).transpose()
+}
+
+/// The one conversion of whole numbers that callers pass: what does not fit is an error that names the argument and its range.
+pub(crate) fn number(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let py = value.py();
+    let detail = || format!("{name} is {}; it must be a whole number between 0 and {WHOLE_MAX}", shown(value));
+    if value.is_instance_of::<PyBool>() {
+        return Err(PyTypeError::new_err(detail()));
+    }
     match value.extract::<u64>() {
-        Ok(number) => Ok(Some(number)),
-        Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => {
-            Err(PyValueError::new_err(format!("{name} is {value}; it must be between 0 and {}", i64::MAX)))
-        }
-        Err(error) => Err(error),
+        Ok(number) if number <= WHOLE_MAX => Ok(number),
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => Err(PyTypeError::new_err(detail())),
+        Err(error) if !error.is_instance_of::<PyOverflowError>(py) => Err(error),
+        _ => Err(error::plain(py, "InvalidArgumentError", detail())),
+    }
+}
+
+/// What the caller wrote, if that is short. Python writes no numbers of thousands of digits.
+fn shown(value: &Bound<'_, PyAny>) -> String {
+    match value.repr().map(|text| text.to_string_lossy().into_owned()) {
+        Ok(text) if text.chars().count() <= SHOWN_MAX => text,
+        Ok(text) => text.chars().take(SHOWN_MAX).chain("...".chars()).collect(),
+        Err(_) => "a number of thousands of digits".into(),
     }
 }
 

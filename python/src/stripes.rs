@@ -49,7 +49,7 @@ impl StripeSet {
     ///
     /// Raises:
     ///     FileNotFoundError: there is none.
-    ///     ValueError: the file is not a manifest.
+    ///     deepnvme.errors.CorruptFileError: the file is not a manifest, or differs from its checksum.
     #[staticmethod]
     #[pyo3(signature = (path))]
     fn from_manifest(path: &Bound<'_, PyAny>) -> PyResult<Self> {
@@ -75,6 +75,11 @@ impl StripeSet {
     #[getter]
     fn manifest_path(&self) -> std::ffi::OsString {
         self.0.manifest_path().into_os_string()
+    }
+
+    /// Internal: the text of a manifest that names the parts as this set does.
+    fn _to_list(&self, py: Python<'_>) -> PyResult<String> {
+        error::check(py, self.0.to_list())
     }
 
     fn __getnewargs_ex__<'py>(

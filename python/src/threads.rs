@@ -2,20 +2,20 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use deepnvme_io::start_thread;
 use pyo3::prelude::*;
 
 use crate::error;
 
 /// Has a thread of its own do that.
 pub(crate) fn start(py: Python<'_>, name: &str, work: impl FnOnce() + Send + 'static) -> PyResult<()> {
-    let started = std::thread::Builder::new().name(name.into()).spawn(work);
-    let refused = |failure| deepnvme_io::Error::from_io("start a thread", &failure);
-    started.map(drop).map_err(|failure| error::raise(py, &refused(failure)))
+    let started = start_thread(|| std::thread::Builder::new().name(name.into()).spawn(work));
+    error::check(py, started.map(drop))
 }
 
 /// Drops a value on a thread of its own, since its end waits for the disk; here, where no thread is to be had.
 pub(crate) fn let_go<T: Send + 'static>(value: T) {
-    let _ = std::thread::Builder::new().name("deepnvme-release".into()).spawn(move || drop(value));
+    let _ = start_thread(|| std::thread::Builder::new().name("deepnvme-release".into()).spawn(move || drop(value)));
 }
 
 /// A value whose use and end may wait for the disk, until it is taken. Neither happens under the GIL, nor does anybody who

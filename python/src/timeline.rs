@@ -9,6 +9,8 @@ use deepnvme_perf::trace;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use crate::settings::number;
+
 use crate::engine::PyEngine;
 use crate::error;
 
@@ -91,9 +93,10 @@ impl Trace {
     ///
     /// Raises:
     ///     ValueError: it would end before it began, or nothing is recorded now.
-    fn span(&self, name: &str, lane: &str, start_ns: u64, end_ns: u64) -> PyResult<()> {
+    fn span(&self, name: &str, lane: &str, start_ns: &Bound<'_, PyAny>, end_ns: &Bound<'_, PyAny>) -> PyResult<()> {
+        let range = range(start_ns, end_ns)?;
         match &*self.state() {
-            State::Running(recording) => add(&recording.lane(lane), name, start_ns, end_ns),
+            State::Running(recording) => add(&recording.lane(lane), name, range),
             State::New | State::Over(_) => {
                 Err(PyValueError::new_err("nothing is recorded outside of the `with` block"))
             }
@@ -130,11 +133,16 @@ impl Trace {
 }
 
 /// Adds a bar to what is recorded of an engine; without a recording, nothing happens.
-pub(crate) fn span(engine: &Engine, name: &str, lane: &str, start_ns: u64, end_ns: u64) -> PyResult<()> {
-    add(&engine.lane(lane), name, start_ns, end_ns)
+pub(crate) fn span(engine: &Engine, name: &str, lane: &str, range: (u64, u64)) -> PyResult<()> {
+    add(&engine.lane(lane), name, range)
 }
 
-fn add(lane: &Lane, name: &str, start_ns: u64, end_ns: u64) -> PyResult<()> {
+/// From when to when a bar lasts.
+pub(crate) fn range(start_ns: &Bound<'_, PyAny>, end_ns: &Bound<'_, PyAny>) -> PyResult<(u64, u64)> {
+    Ok((number("start_ns", start_ns)?, number("end_ns", end_ns)?))
+}
+
+fn add(lane: &Lane, name: &str, (start_ns, end_ns): (u64, u64)) -> PyResult<()> {
     if end_ns < start_ns {
         return Err(PyValueError::new_err(format!(
             "{name:?} would end at {end_ns} ns, before it began at {start_ns} ns"

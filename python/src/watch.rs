@@ -30,7 +30,7 @@ pub(crate) fn watch(flight: &Arc<Flight>) {
         let is_over = Arc::new(Mutex::new(false));
         let seen = Arc::clone(&is_over);
         let thread = std::thread::Builder::new().name("deepnvme-watch".into());
-        if thread.spawn(move || run(&receiver, &seen)).is_err() {
+        if deepnvme_io::start_thread(|| thread.spawn(move || run(&receiver, &seen))).is_err() {
             return;
         }
         let made = Watch { pid: std::process::id(), flights, is_over };

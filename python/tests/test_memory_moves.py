@@ -146,6 +146,48 @@ def test_saves_loads_and_files_hold_their_memory(python: Run) -> None:
     meanwhile(write)
     meanwhile(lambda: deepnvme.save({{"memory": memory}}, "saved.safetensors"))
     meanwhile(lambda: deepnvme.load("saved.safetensors", into={{"memory": memory}}))
+
+    with deepnvme.Swapper(".", memory=SIZE, engine=engine) as swapper:
+        for key in "ab":
+            swapper.put(key, memory)
+        # There is memory for one, so that the first is on disk.
+        meanwhile(lambda: swapper.read("a", 0, memory))
+        meanwhile(lambda: swapper.write("a", 0, memory))
+    """)
+
+
+def test_a_step_holds_its_memory(python: Run) -> None:
+    """A step that has begun computes with memory that its owner cannot free."""
+    pytest.importorskip("torch")
+    python("""
+    import threading
+    import torch
+    import deepnvme.optim
+
+    for options in ({}, {"swap_dir": ".", "memory": "64MiB"}):
+        param = torch.nn.Parameter(torch.ones(4 << 20))
+        param.grad = torch.ones_like(param)
+        optimizer = deepnvme.optim.AdamW([param], **options)
+        optimizer.step()
+        for tensor in (param, param.grad):
+            storage, done, refused = tensor.untyped_storage(), threading.Event(), []
+
+            def shrink():
+                while not done.is_set():
+                    if not storage.resizable():
+                        try:
+                            storage.resize_(0)
+                        except RuntimeError:
+                            refused.append(True)
+
+            thread = threading.Thread(target=shrink, daemon=True)
+            thread.start()
+            for _ in range(2):
+                optimizer.step()
+            done.set()
+            thread.join()
+            assert refused, "never held"
+            assert storage.resizable() and storage.nbytes() == 16 << 20
     """)
 
 

@@ -97,6 +97,26 @@ def test_unsafe_says_why(code: str, accepted: bool) -> None:
     assert (list(tidy.check_unsafe("crates/deepnvme-mem/src/x.rs", code)) == []) is accepted
 
 
+@pytest.mark.parametrize(
+    ("path", "code", "accepted"),
+    [
+        ("crates/deepnvme-io/src/x.rs", "std::thread::spawn(work);", False),
+        ("crates/deepnvme-io/src/x.rs", "start_thread(|| Ok(thread::spawn(work)));", False),
+        ("python/src/x.rs", "scope.spawn(work);", False),
+        ("crates/deepnvme-swap/src/x.rs", "Builder::new().spawn(move || work())?;", False),
+        ("crates/deepnvme-swap/src/x.rs", "start_thread(|| Builder::new().spawn(work))?;", True),
+        ("crates/deepnvme-swap/src/x.rs", "let x = start_thread(|| {\n    builder.spawn(work)\n})?;", True),
+        ("crates/deepnvme-perf/src/x.rs", 'Command::new("fio").spawn()?;', True),
+        ("crates/deepnvme-io/src/x.rs", "#[cfg(all(test, not(loom)))]\nthread::spawn(work);", True),
+        ("crates/deepnvme-io/src/x/tests.rs", "thread::spawn(work);", True),
+        ("crates/deepnvme-io/tests/x.rs", "thread::spawn(work);", True),
+        ("crates/deepnvme-optim/src/crew.rs", "pool.scope(|scope| scope.spawn(work));", True),
+    ],
+)
+def test_threads_are_started_in_one_place(path: str, code: str, accepted: bool) -> None:
+    assert (list(tidy.check_threads(path, code)) == []) is accepted
+
+
 def test_module_docs() -> None:
     assert list(tidy.check_file("a/b.rs", "#![cfg(loom)]\n\n//! The map.\n")) == []
     assert len(list(tidy.check_file("a/b.rs", "use std::io;\n//! Too late.\n"))) == 1

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, thread};
+use deepnvme_io::start_thread;
 
 /// Threads at most: each copies and hashes several gigabytes a second.
 pub(crate) const THREADS_MAX: usize = 8;
@@ -50,7 +51,8 @@ pub(crate) fn each<T: Sync, S>(
     };
     thread::scope(|scope| {
         for _ in 1..threads {
-            let started = thread::Builder::new().name("deepnvme-crew".into()).spawn_scoped(scope, run);
+            let builder = thread::Builder::new().name("deepnvme-crew".into());
+            let started = start_thread(|| builder.spawn_scoped(scope, run));
             if started.is_err() {
                 break;
             }

@@ -21,8 +21,7 @@ pub fn until_stopped<T: Send + 'static>(
 
     let (report, over) = channel();
     let run = move || drop(report.send(work()));
-    let started = std::thread::Builder::new().name("deepnvme-open".into()).spawn(run);
-    started.map_err(|error| deepnvme_io::Error::from_io("start a thread", &error))?;
+    deepnvme_io::start_thread(|| std::thread::Builder::new().name("deepnvme-open".into()).spawn(run))?;
     loop {
         match over.recv_timeout(LOOK) {
             Ok(done) => return done,

@@ -252,8 +252,15 @@ fn lists_of_parts() {
         save.run(Arc::clone(&engine), &Target::Stripes(stripes.clone()), Arc::default()).unwrap();
         let list = stripes.manifest_path();
         let load = || load(&engine, Reader::open(&engine, &Target::Stripes(StripeSet::from_manifest(&list)?))?);
-        let before = serde_json::from_slice(&std::fs::read(&list).unwrap()).unwrap();
-        attack(guard, &before, |document| std::fs::write(&list, document.to_string()).unwrap(), load);
+        let mut before: Value = serde_json::from_slice(&std::fs::read(&list).unwrap()).unwrap();
+        before[set::CHECKSUM_KEY] = set::BLANK.into();
+        // With the right checksum, wherever there is a place for one.
+        let write = |document: &Value| {
+            let text = serde_json::to_string_pretty(document).unwrap();
+            std::fs::write(&list, set::seal(&text).unwrap_or(text)).unwrap();
+        };
+        write(&before);
+        attack(guard, &before, write, load);
     });
 }
 

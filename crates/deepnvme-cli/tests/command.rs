@@ -68,6 +68,21 @@ fn help_teaches_and_ends_with_0() {
 }
 
 #[test]
+fn what_cannot_be_written_is_an_error_and_a_reader_that_has_gone_is_none() {
+    for arguments in [&["--help"][..], &["--version"], &["completions", "bash"], &["man"], &["report", "/tmp"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let Output { status, stderr, .. } = deepnvme(arguments).stdout(full).output().unwrap();
+        let said = String::from_utf8(stderr).unwrap();
+        assert!(said.starts_with("deepnvme: cannot write to standard output: No space left"), "{arguments:?}: {said}");
+        assert_eq!(status.code(), Some(1), "{arguments:?}");
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let Output { status, stderr, .. } = deepnvme(arguments).stdout(writer).output().unwrap();
+        assert_eq!((status.code(), &*stderr), (Some(0), &b""[..]), "{arguments:?}");
+    }
+}
+
+#[test]
 fn what_was_asked_wrongly_ends_with_2_and_a_hint() {
     for (arguments, hint) in [
         (&["bench", "read", "/tmp", "--quue-depth", "3"][..], "--queue-depth"),

@@ -17,6 +17,7 @@ use crate::pending::{self, Home, MemoryHome, Pending};
 use crate::probe::Probe;
 use crate::queue::{self, Queue, Turn};
 use crate::split::{BlockSizes, Direction, Plan, Segment};
+use crate::start::start_thread;
 use crate::stats::{self, Comparisons, StatsSnapshot, WorkerStats};
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Mutex, lock, mpsc};
@@ -182,11 +183,7 @@ impl Engine {
                 setup.queue.worker_lost(&error);
             }
         };
-        let thread = thread::Builder::new().name(format!("deepnvme-{worker_index}"));
-        let thread = thread.spawn(run).map_err(|error| {
-            let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN);
-            Error::os("start a worker thread", errno).because("lower `workers`, or raise the limit with `ulimit -u`")
-        })?;
+        let thread = start_thread(|| thread::Builder::new().name(format!("deepnvme-{worker_index}")).spawn(run))?;
         lock(&self.crew.workers).push(thread);
         let died = || Error::new(ErrorKind::Io, "engine", "a worker thread ended before its backend was open");
         opened.recv().map_err(|_| died())?
@@ -563,7 +560,7 @@ impl Drop for Engine {
         if self.drops_in_background {
             let crew = Arc::clone(&self.crew);
             let thread = thread::Builder::new().name("deepnvme-release".into());
-            if thread.spawn(move || crew.end()).is_ok() {
+            if start_thread(|| thread.spawn(move || crew.end())).is_ok() {
                 return;
             }
         }

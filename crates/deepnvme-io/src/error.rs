@@ -33,6 +33,8 @@ pub enum ErrorKind {
     Busy,
     /// A GPU, or its driver, has refused.
     Device,
+    /// A file that says where others lie is damaged, or is something else.
+    Corrupt,
     /// Any other refusal of the kernel; see `errno`.
     Io,
 }

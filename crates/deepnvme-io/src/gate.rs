@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::error::{Error, ErrorKind, Result};
 use crate::job::Job;
 use crate::queue::{Queue, Turn};
+use crate::start::start_thread;
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Instant, Mutex, lock, wait};
 
@@ -63,8 +64,8 @@ impl Gate {
         }
         if thread.is_none() {
             let shared = Arc::clone(&self.shared);
-            let made = thread::Builder::new().name("deepnvme-gate".into()).spawn(move || shared.run());
-            *thread = Some(made.map_err(|error| Error::from_io("start a thread", &error))?);
+            let builder = thread::Builder::new().name("deepnvme-gate".into());
+            *thread = Some(start_thread(|| builder.spawn(move || shared.run()))?);
         }
         lock(&self.shared.state).held.push((Arc::clone(job), turn));
         self.shared.came.notify_one();

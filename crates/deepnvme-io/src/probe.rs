@@ -25,6 +25,7 @@ use crate::config::{BackendChoice, SubmitMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs::{self, OFlags};
 use crate::op::{Op, OpKind, Submit, Token};
+use crate::start::start_thread;
 
 /// Bytes of the file that each backend has to read.
 const SAMPLE_BYTES: usize = 4096;
@@ -180,7 +181,7 @@ fn attempt_aio(setup: BackendSetup) -> Result<()> {
         };
         drop(answer.send(read_sample(&mut backend)));
     };
-    std::thread::Builder::new().name("dnvme-probe".into()).spawn(run).map_err(|error| os_error("clone", &error))?;
+    start_thread(|| std::thread::Builder::new().name("dnvme-probe".into()).spawn(run))?;
     answered.recv().unwrap_or_else(|_| Err(wrong("its thread ended without an answer")))
 }
 

@@ -1,14 +1,18 @@
 //! One logical file over several part files, as RAID-0 lays out disks: where each byte lies, and the manifest.
+//!
+//! A manifest has a checksum of itself ([`deepnvme_format::set`]). One without it, of version 1, is for those who write it by
+//! hand, or have edited it because a disk is mounted elsewhere now.
 
 use std::path::{Path, PathBuf};
 
+use deepnvme_format::set::{self, State};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs;
 use crate::op::Errno;
 use crate::shown;
-use crate::stream::{Temporary, resolve};
+use crate::stream::Temporary;
 
 /// Most parts of a stripe set.
 pub const PARTS_MAX: usize = 4096;
@@ -24,10 +28,10 @@ pub const MANIFEST_BYTES_MAX: u64 = 16 << 20;
 pub const MANIFEST_SUFFIX: &str = ".stripes.json";
 
 const FORMAT: &str = "deepnvme-stripes";
-/// Of a manifest that a caller's own files are listed in.
-const VERSION: u32 = 1;
-/// Of one that records which files are its own, and may be removed with it.
-const VERSION_OWNING: u32 = 2;
+/// Of a manifest without a checksum.
+const VERSION_UNSEALED: u32 = 1;
+/// Of one that has to have a checksum.
+const VERSION: u32 = 2;
 /// Where in a manifest that record is.
 pub(crate) const RECORD_KEY: &str = "files";
 
@@ -48,6 +52,8 @@ struct Manifest {
     /// For whoever replaces the set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     files: Option<serde_json::Value>,
+    #[serde(rename = "deepnvme.checksum", default, skip_serializing_if = "Option::is_none")]
+    checksum: Option<String>,
 }
 
 impl StripeSet {
@@ -106,25 +112,49 @@ impl StripeSet {
     /// The set that a manifest's text names; `path` is where it lies, and what its parts are named from.
     ///
     /// # Errors
-    /// `InvalidInput` for text that is no manifest.
+    /// `Corrupt` for text that is no manifest, or differs from its checksum.
     pub fn parse(text: &[u8], path: &Path) -> Result<Self> {
-        let manifest: Manifest = serde_json::from_slice(text)
-            .map_err(|error| invalid(format!("not a stripe manifest: {error}")).at_path(path))?;
-        if manifest.format != FORMAT || !(VERSION..=VERSION_OWNING).contains(&manifest.version) {
-            return Err(invalid(format!(
-                "format {:?} version {}; this build reads {FORMAT:?} up to version {VERSION_OWNING}",
-                manifest.format, manifest.version
-            ))
-            .at_path(path));
+        Self::parsed(text, path).map_err(|detail| Error::new(ErrorKind::Corrupt, "stripe set", detail).at_path(path))
+    }
+
+    fn parsed(text: &[u8], path: &Path) -> Result<Self, String> {
+        let edited = || {
+            format!(
+                "if you have edited it, remove {:?} from it, and make its \"version\" {VERSION_UNSEALED}",
+                set::CHECKSUM_KEY
+            )
+        };
+        let state = set::state(text);
+        if state == State::Damaged {
+            let damaged = "some of it is not as it was written: its checksum does not match. Put back a copy of it";
+            return Err(format!("{damaged}; {}", edited()));
+        }
+        let manifest: Manifest =
+            serde_json::from_slice(text).map_err(|error| format!("not a stripe manifest: {error}"))?;
+        if manifest.format != FORMAT || !(VERSION_UNSEALED..=VERSION).contains(&manifest.version) {
+            let Manifest { format, version, .. } = manifest;
+            return Err(format!("format {format:?} version {version}; this build reads {FORMAT:?} up to {VERSION}"));
+        }
+        if state == State::Unsealed && manifest.version != VERSION_UNSEALED {
+            return Err(format!("it has no checksum. Put back a copy of it; {}", edited()));
         }
         let folder = path.parent().unwrap_or(Path::new(""));
         let parts = manifest.parts.into_iter().map(|part| folder.join(part)).collect();
-        Self::new(parts, manifest.stripe_bytes).map_err(|error| error.at_path(path))
+        Self::new(parts, manifest.stripe_bytes).map_err(|error| error.detail().to_owned())
     }
 
-    /// The manifest as JSON, ready for the record of the files that are its own.
+    /// The manifest as JSON, ready for the record of the files that are its own, and for [`seal`].
     pub(crate) fn to_manifest(&self) -> Result<serde_json::Value> {
-        self.manifest(VERSION_OWNING)
+        self.absolute().manifest()
+    }
+
+    /// The text of a manifest that names the parts as this set does: relative names begin in the folder that it will lie in.
+    ///
+    /// # Errors
+    /// `InvalidInput` for names that are not UTF-8.
+    pub fn to_list(&self) -> Result<String> {
+        let refused = |error: serde_json::Error| invalid(format!("cannot be written: {error}"));
+        seal(&(serde_json::to_string_pretty(&self.manifest()?).map_err(refused)? + "\n"))
     }
 
     /// The same parts, by names that stay right when the process changes its folder.
@@ -133,9 +163,10 @@ impl StripeSet {
         Self { parts: parts.collect(), stripe_bytes: self.stripe_bytes }
     }
 
-    fn manifest(&self, version: u32) -> Result<serde_json::Value> {
-        let (stripe_bytes, parts) = (self.stripe_bytes, self.absolute().parts);
-        let manifest = Manifest { format: FORMAT.into(), version, stripe_bytes, parts, files: None };
+    fn manifest(&self) -> Result<serde_json::Value> {
+        let (stripe_bytes, parts) = (self.stripe_bytes, self.parts.clone());
+        let (format, checksum) = (FORMAT.into(), Some(set::BLANK.into()));
+        let manifest = Manifest { format, version: VERSION, stripe_bytes, parts, files: None, checksum };
         serde_json::to_value(&manifest)
             .map_err(|error| invalid(format!("a part's name is not UTF-8: {error}")).at_path(self.manifest_path()))
     }
@@ -163,23 +194,18 @@ impl StripeSet {
         }
     }
 
-    /// Writes the manifest under that path, replacing what is there at once.
-    ///
-    /// # Errors
-    /// When the folder refuses it.
-    pub fn write_manifest_to(&self, path: &Path) -> Result<()> {
-        let path = resolve(path)?;
-        let renamed = self.private_manifest(&path)?.rename(&path);
-        renamed.map_err(|errno| Error::os("write stripe manifest", errno).at_path(path))
-    }
-
     fn private_manifest(&self, path: &Path) -> Result<Temporary> {
-        let text = self.manifest(VERSION)?.to_string();
+        let text = self.absolute().to_list()?;
         let file = Temporary::new(path)?;
         file.fill(text.as_bytes()).map_err(|error| error.at_path(path))?;
         file.take_mode_of(path)?;
         Ok(file)
     }
+}
+
+/// Puts the checksum into the text of a manifest.
+pub(crate) fn seal(text: &str) -> Result<String> {
+    set::seal(text).map_err(|error| invalid(error.to_string()))
 }
 
 fn invalid(detail: String) -> Error {
@@ -272,8 +298,52 @@ mod tests {
         ] {
             std::fs::write(set.manifest_path(), text).unwrap();
             let error = StripeSet::from_manifest(&set.manifest_path()).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{text}");
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{text}");
             assert_eq!(error.path(), Some(set.manifest_path().as_path()));
         }
+    }
+
+    #[test]
+    fn every_byte_of_a_list_that_was_changed_put_in_or_taken_out_is_reported() {
+        let folder = tempfile::tempdir().unwrap();
+        let set = StripeSet::new(["a", "b"].map(|name| folder.path().join(name)).to_vec(), 8192).unwrap();
+        set.write_manifest().unwrap();
+        let text = std::fs::read(set.manifest_path()).unwrap();
+        let refused = |text: &[u8]| match StripeSet::parse(text, Path::new("/a.stripes.json")) {
+            Err(error) => error.kind() == ErrorKind::Corrupt,
+            Ok(_) => false,
+        };
+        assert!(!refused(&text));
+        for at in 0..=text.len() {
+            let (before, after) = text.split_at(at);
+            for value in 0..=u8::MAX {
+                assert!(refused(&[before, &[value], after].concat()), "{value} put in at {at}");
+                if let Some((byte, after)) = after.split_first()
+                    && *byte != value
+                {
+                    assert!(refused(&[before, &[value], after].concat()), "byte {at} as {value}");
+                }
+            }
+            for count in 1..=after.len() {
+                assert!(refused(&[before, &after[count..]].concat()), "{count} bytes less at {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_list_without_a_checksum_is_one_that_says_so() {
+        let path = Path::new("/folder/a.stripes.json");
+        let list = |version: u32, more: &str| {
+            let text = format!(
+                r#"{{"format": "deepnvme-stripes", "version": {version}, "stripe_bytes": 4096, "parts": ["a", "/b"]{more}}}"#
+            );
+            StripeSet::parse(text.as_bytes(), path)
+        };
+        assert_eq!(list(1, "").unwrap().parts(), [Path::new("/folder/a"), Path::new("/b")]);
+        assert!(list(1, r#", "files": {}"#).is_ok());
+        let told = list(2, "").unwrap_err().to_string();
+        assert!(told.contains("no checksum") && told.contains("\"version\" 1"), "{told}");
+        let blank = list(1, &format!(r#", "deepnvme.checksum": "{}""#, set::BLANK)).unwrap_err();
+        assert!(blank.to_string().contains("does not match"), "{blank}");
     }
 }

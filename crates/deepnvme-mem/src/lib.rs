@@ -55,6 +55,7 @@ mod span;
 mod stream_handle;
 mod strided;
 mod sync;
+mod thread_room;
 
 pub use alignment::Alignment;
 pub use arena::Arena;
@@ -69,3 +70,4 @@ pub use slot::Slot;
 pub use span::{Device, Owner};
 pub use stream_handle::StreamHandle;
 pub use strided::{DIMS_MAX, Strided};
+pub use thread_room::thread_room;

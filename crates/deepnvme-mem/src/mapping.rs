@@ -97,7 +97,7 @@ impl Mapping {
         self.start
     }
 
-    fn map(mapped_bytes: usize, flags: MapFlags) -> io::Result<Self> {
+    pub(crate) fn map(mapped_bytes: usize, flags: MapFlags) -> io::Result<Self> {
         let writable = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: an anonymous mapping at an address of the kernel's choice touches no memory in use.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), mapped_bytes, writable, flags) };

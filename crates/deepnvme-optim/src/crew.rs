@@ -35,11 +35,13 @@ impl Crew {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
         let threads = if threads == 0 { cores() } else { threads };
         let build = || {
+            // The pool's threads are started by rayon, which cannot say that one had no memory for its own data.
+            deepnvme_mem::thread_room(threads).map_err(|error| error.to_string())?;
             let builder = ThreadPoolBuilder::new().num_threads(threads);
-            builder.thread_name(|index| format!("deepnvme-optim-{index}")).build()
+            builder.thread_name(|index| format!("deepnvme-optim-{index}")).build().map_err(|error| error.to_string())
         };
         let pool = if threads == 1 { None } else { Some(build()) };
-        let pool = pool.transpose().map_err(|error| Error::Threads { threads, reason: error.to_string() })?;
+        let pool = pool.transpose().map_err(|reason| Error::Threads { threads, reason })?;
         Ok(Self { threads, pool: pool.map(ManuallyDrop::new), pid: std::process::id() })
     }
 
@@ -69,7 +71,10 @@ impl Crew {
         } else {
             // A fork left the pool's threads with the parent. Where there are none to be had, this one does it all.
             std::thread::scope(|scope| {
-                let _ = (1..hands).try_for_each(|_| std::thread::Builder::new().spawn_scoped(scope, drain).map(drop));
+                let _ = (1..hands).try_for_each(|_| {
+                    deepnvme_mem::thread_room(1)?;
+                    std::thread::Builder::new().spawn_scoped(scope, drain).map(drop)
+                });
                 drain();
             });
         }

@@ -11,9 +11,9 @@ use deepnvme_simulation_runtime::sync::{Condvar, Mutex};
 use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
 
-use crate::world::World;
 use crate::world::folder::Inode;
 use crate::world::journal::ChangeId;
+use crate::world::{Promise, World};
 
 /// The most calls of `reap` that an op is held back for, unless somebody waits for it.
 const DELAY_REAPS_MAX: u64 = 4;
@@ -35,7 +35,7 @@ struct Flight {
     due_reaps: u64,
     stage: Stage,
     /// For a sync: what it promises.
-    promise: Option<(Inode, Vec<ChangeId>, ChangeId)>,
+    promise: Option<Promise>,
 }
 
 enum Stage {
@@ -88,16 +88,19 @@ impl WorldBackend {
         self.flights.swap(index, last);
     }
 
-    fn carry(&mut self, op: Op, promise: Option<&(Inode, Vec<ChangeId>, ChangeId)>) -> Stage {
+    fn carry(&mut self, op: Op, promise: Option<&Promise>) -> Stage {
         let fault = self.rng.pick(&[Errno::IO, Errno::INTR, Errno::AGAIN, Errno::NOSPC]);
         let fault = if op.kind == OpKind::Write || fault != Errno::NOSPC { fault } else { Errno::IO };
         let fails = self.world.fallible("transfer", &(op.kind, op.offset, op.bytes()), fault).map(drop);
         if let Err(errno) = fails {
             return Stage::TookEffect(Completion { op, result: Err(errno) }, None);
         }
-        if let Some((inode, promised, last)) = promise {
-            let result = self.world.state().tree.sync(*inode, promised, *last).map(|()| 0);
+        if let Some(promise) = promise {
+            let result = self.world.state().sync(promise).map(|()| 0);
             return Stage::TookEffect(Completion { op, result }, None);
+        }
+        if op.kind == OpKind::Write {
+            self.world.state().before_change();
         }
         let (op, result) = self.transfer(op);
         let change = match (op.kind, result) {

@@ -8,7 +8,7 @@ use deepnvme_io::mem::simulated as memory;
 use deepnvme_simulation_runtime::{thread, time};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 
-use crate::scenario::{self, Context, FIRST, GLIMPSE, Kind};
+use crate::scenario::{self, BATCH, Context, FIRST, GLIMPSE, Kind};
 use crate::scheduler::SeededScheduler;
 use crate::world::Setup;
 
@@ -24,6 +24,8 @@ pub struct Report {
     pub steps: u64,
     /// A number that tells whether two executions did the same.
     pub trace: u64,
+    /// Moments at which a crash was tried, where it is tried at all of them.
+    pub moments: u64,
     /// What was wrong.
     pub failures: Vec<String>,
 }
@@ -32,7 +34,26 @@ pub struct Report {
 #[must_use]
 pub fn run(seed: u64, only: Option<Kind>) -> Report {
     let kind = only.unwrap_or_else(|| scenario::draw(seed));
-    execute(seed, kind, move |report| Context::new(seed, report), move |context| scenario::play(kind, context))
+    let play = move |context: &Context| scenario::play(kind, context);
+    if !scenario::is_every_change_judged(seed) {
+        return execute(seed, kind, move |report| Context::new(seed, report), play);
+    }
+    // The machines of all moments would take more memory than there may be.
+    let batch = |first: u64| {
+        let machine = move |report: &_| Context::new(seed, report).judging(first..first + BATCH);
+        execute(seed, kind, machine, play)
+    };
+    let mut report = batch(0);
+    let mut first = BATCH;
+    while first < report.moments && report.failures.is_empty() {
+        let next = batch(first);
+        if (next.trace, next.steps, next.moments) != (report.trace, report.steps, report.moments) {
+            report.failures.push("two executions of the seed differ".into());
+        }
+        report.failures.extend(next.failures);
+        first += BATCH;
+    }
+    report
 }
 
 /// Executes what `work` does on a machine that is like `setup`, with that seed for all that is left to chance.
@@ -53,7 +74,7 @@ fn execute(
     config.failure_persistence = FailurePersistence::None;
     config.max_steps = MaxSteps::FailAfter(SWITCHES_MAX);
     config.silence_warnings = true;
-    let report = Report { kind, steps: 0, trace: 0, failures: Vec::new() };
+    let report = Report { kind, steps: 0, trace: 0, moments: 0, failures: Vec::new() };
     let shared = Arc::new(Mutex::new(report));
     let inner = Arc::clone(&shared);
     let execute = move || {

@@ -9,9 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use deepnvme_checkpoint::history::{Entry, History, Holder, LOCK, MANIFEST};
+use deepnvme_checkpoint::history::{self, Entry, History, Holder, LOCK, MANIFEST};
+use deepnvme_checkpoint::write::{Save, SaveOptions, Staging, Tensor};
+use deepnvme_format::Dtype;
+use deepnvme_format::safetensors::TensorSpec;
 use deepnvme_format::sums::sums_of;
 use deepnvme_io::fs::{self, OFlags};
+use deepnvme_io::mem::Region;
 use deepnvme_io::stream::{Member, PrivateFolder, Replacement, SetReplacement};
 use deepnvme_io::{Result, Target};
 use deepnvme_simulation::run::script;
@@ -287,6 +291,72 @@ fn a_checkpoint_that_may_count_is_never_removed_by_the_next_save() {
         assert!(left.iter().all(is_known), "{left:?}");
     };
     with_each_refused(before, work, after, 20);
+}
+
+/// A folder of shards whose save was killed: what the save made goes, and nothing else does, whatever its name.
+#[test]
+fn what_others_put_into_the_folder_of_a_killed_save_stays() {
+    const FOREIGN: [&str; 4] = [
+        "notes.txt",
+        ".deepnvme.json.deepnvme-tmp-1-0-0011223344556677",
+        "shard-00000-0.safetensors",
+        "deepnvme.json.bak",
+    ];
+    let make = |is_committed: bool| {
+        let folder = history::PrivateFolder::new(Path::new(FOLDER), "step-00000001").unwrap();
+        let index = folder.path().join("deepnvme.json");
+        let member = |number| Member { before: folder.path().join(format!("shard-{number}-")), after: ".bin".into() };
+        let new = SetReplacement::begin(&index, &[member(0), member(1)], &["deepnvme.owned"]).unwrap();
+        new.members().for_each(|path| write(path, "shard", false).unwrap());
+        let left = if is_committed { new.commit(json!({})).map(|_| None).unwrap() } else { Some(new) };
+        (folder, left)
+    };
+    for (is_committed, foreign) in [(false, 0), (true, 0), (false, FOREIGN.len()), (true, FOREIGN.len())] {
+        let report = script(5, &setup(true), move |context| {
+            let (folder, new) = in_process(1, || make(is_committed));
+            let path = folder.path().to_path_buf();
+            in_process(USERS_FROM, || {
+                FOREIGN[..foreign].iter().for_each(|name| write(&path.join(name), "theirs", true).unwrap());
+            });
+            // It dies: nothing of what it would still do is done.
+            context.world.refuse(0..u64::MAX);
+            in_process(1, || drop((new, folder)));
+            context.world.calm();
+            assert!(fs::entries(&path).unwrap().len() > foreign, "the killed save left something");
+            let history = History::new(FOLDER.into(), Some(1), true);
+            in_process(2, || history.claim(&Holder::new("a test".into(), "token".into()), true).map(drop).unwrap());
+            let mut left: Vec<_> = fs::entries(&path).unwrap_or_default();
+            left.sort();
+            let mut expected: Vec<_> = FOREIGN[..foreign].to_vec();
+            expected.sort_unstable();
+            assert_eq!(left, expected, "committed {is_committed}");
+            assert_eq!(fs::exists(&path).unwrap(), foreign > 0, "an empty folder goes");
+        });
+        assert!(report.failures.is_empty(), "committed {is_committed}, {foreign} foreign: {:#?}", report.failures);
+    }
+}
+
+/// Pieces that nobody will write keep no memory from the threads that wait for some.
+#[test]
+fn a_save_whose_writes_fail_ends() {
+    let failed = Arc::new(AtomicU64::new(0));
+    for seed in 0..400 {
+        let counted = Arc::clone(&failed);
+        let report = script(seed, &setup(true), move |context| {
+            context.world.refuse(20 + seed % 40..u64::MAX);
+            let outcome = in_process(1, || {
+                let path = Path::new(FOLDER).join("model.safetensors");
+                let spec = TensorSpec { name: "t".into(), dtype: Dtype::U8, shape: vec![400_000] };
+                let tensor = Tensor { spec, bytes: Region::from_vec(vec![7; 400_000]).into() };
+                let options = SaveOptions { staging: Staging::new(1).ok(), ..SaveOptions::default() };
+                let save = Save::safetensors(&path, vec![tensor], Vec::new(), options).unwrap();
+                save.run(context.engine(1).unwrap(), &Target::Path(path), Arc::default())
+            });
+            counted.fetch_add(u64::from(outcome.is_err()), Ordering::Relaxed);
+        });
+        assert!(report.failures.is_empty(), "seed {seed}: {:#?}", report.failures);
+    }
+    assert!(failed.load(Ordering::Relaxed) > 100, "only {failed:?} saves met a failure");
 }
 
 /// What is made in a new folder, and what the power leaves of it.

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use deepnvme_simulation::run::{Report, run};
-use deepnvme_simulation::scenario::{Kind, draw};
+use deepnvme_simulation::scenario::{Kind, draw, is_every_change_judged};
 
 const SEEDS: u64 = 1000;
 
@@ -76,4 +76,17 @@ fn the_same_seed_is_the_same_execution() {
 fn a_saver_that_says_more_than_it_does_is_caught() {
     let caught = reports(200, Some(Kind::Boastful), |report| !report.failures.is_empty());
     assert!(caught.len() >= 5, "{} of 200 seeds", caught.len());
+}
+
+#[test]
+fn a_saver_that_says_more_than_it_does_is_caught_wherever_every_change_is_judged() {
+    let judged: Vec<Report> =
+        (0..4000).filter(|seed| is_every_change_judged(*seed)).map(|seed| run(seed, Some(Kind::Boastful))).collect();
+    let moments: u64 = judged.iter().map(|report| report.moments).sum();
+    assert!(judged.len() > 20 && moments > 20 * judged.len() as u64, "{moments} moments of {} seeds", judged.len());
+    // Some savers never get to say anything.
+    let caught = judged.iter().filter(|report| !report.failures.is_empty()).count();
+    assert!(caught * 4 > judged.len() * 3, "{caught} of {}", judged.len());
+    let is_of_a_kill = |failure: &String| failure.starts_with("had all processes died");
+    assert!(!judged.iter().flat_map(|report| &report.failures).any(is_of_a_kill), "only a power cut shows it");
 }

@@ -20,6 +20,7 @@ use crate::stash::Stash;
 use crate::sync::{Condvar, Instant, JoinHandle, Mutex, MutexGuard, thread};
 use crate::task::{Done, Task};
 use crate::unit::{BLOCK_BYTES, Conversion};
+use deepnvme_io::start_thread;
 
 /// More threads than this wait for the disk, whatever it is.
 const THREADS_MAX: usize = 8;
@@ -129,11 +130,11 @@ impl Crew {
         for index in 0..wanted {
             let shared = Arc::clone(&shared);
             let thread = thread::Builder::new().name(format!("deepnvme-arrive-{index}"));
-            match thread.spawn(move || shared.work()) {
+            match start_thread(|| thread.spawn(move || shared.work())) {
                 Ok(thread) => threads.push(thread),
                 // Fewer do as well.
                 Err(_) if !threads.is_empty() => break,
-                Err(error) => return Err(deepnvme_io::Error::from_io("start a thread", &error).into()),
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(Self { shared, threads, pid: std::process::id() })

@@ -294,6 +294,37 @@ fn a_folder_that_is_there_is_left_alone_whatever_its_name() {
 }
 
 #[test]
+fn two_packings_over_the_same_disks_leave_each_other_alone() {
+    let engine = engine(None);
+    let model = Model::new(&engine, 5);
+    let out = tempfile::tempdir().unwrap();
+    let disks = [out.path().join("a"), out.path().join("b")];
+    disks.iter().for_each(|disk| fs::create_dir(disk).unwrap());
+    let packer = |target: &Path| {
+        let options = PackOptions { mode: Mode::Lossless, disks: disks.to_vec() };
+        Packer::new(&engine, model.path(), target, options).unwrap()
+    };
+    let whole = |packed: &Packed| {
+        let set = StripeSet::from_manifest(&packed.file).unwrap();
+        assert_eq!(unpacked(&engine, &Target::Stripes(set)).len(), model.tensors.len());
+    };
+    let files = || disks.iter().map(|disk| fs::read_dir(disk).unwrap().count()).sum::<usize>();
+    // Both find that nothing is there yet.
+    let target = out.path().join("packed");
+    let [first, second] = [packer(&target), packer(&target)];
+    let packed = first.run(&Progress::default()).unwrap();
+    let before = files();
+    assert!(second.run(&Progress::default()).is_err());
+    whole(&packed);
+    assert_eq!(files(), before, "the second leaves nothing");
+    // Another folder of that name is another model.
+    fs::create_dir(out.path().join("other")).unwrap();
+    let other = packer(&out.path().join("other/packed")).run(&Progress::default()).unwrap();
+    whole(&packed);
+    whole(&other);
+}
+
+#[test]
 fn what_is_damaged_packed_or_stopped_is_not_packed() {
     let engine = engine(None);
     let model = Model::new(&engine, 4);

@@ -110,7 +110,7 @@ impl Swapper {
             Ok(())
         })();
         if let Err(error) = filled {
-            self.shared().store().free(extents);
+            self.shared().room().free(extents);
             return Err(error);
         }
         let id = self.replace(key, place_bytes, stored, true, look)?;

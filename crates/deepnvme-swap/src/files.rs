@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::stream::{Temporary, remove_stale};
@@ -29,10 +29,9 @@ const GROWTH_BYTES_MAX: u64 = 1 << 30;
 pub(crate) struct Files {
     file: Arc<TensorFile>,
     grain: u64,
-    /// Bytes that the file system has set aside.
-    allocated: u64,
     /// Names that go at the end, with the files that keep them locked.
-    named: Vec<Temporary>,
+    named: Mutex<Vec<Temporary>>,
+    is_named: bool,
     pid: u32,
 }
 
@@ -56,8 +55,9 @@ impl Files {
             DirectState::Direct { offset_alignment_bytes, .. } => offset_alignment_bytes.max(GRAIN_BYTES_MIN),
             DirectState::Buffered { .. } => GRAIN_BYTES_MIN,
         };
-        let named = parts.into_iter().filter_map(|(_, _, name)| name).collect();
-        Ok(Self { file, grain, allocated: 0, named, pid: std::process::id() })
+        let named: Vec<Temporary> = parts.into_iter().filter_map(|(_, _, name)| name).collect();
+        let is_named = !named.is_empty();
+        Ok(Self { file, grain, named: Mutex::new(named), is_named, pid: std::process::id() })
     }
 
     pub(crate) fn file(&self) -> &Arc<TensorFile> {
@@ -68,30 +68,20 @@ impl Files {
         self.grain
     }
 
-    pub(crate) fn allocated(&self) -> u64 {
-        self.allocated
-    }
-
-    /// Sets room aside up to `end`, and some more where there is enough: a full disk is an error here, and none later.
-    pub(crate) fn reach(&mut self, end: u64) -> Result<(), IoError> {
-        if end <= self.allocated {
-            return Ok(());
-        }
+    /// Sets room aside up to `end`, and some more where there is enough: a full disk is an error here, and none later. How far
+    /// it reaches now.
+    pub(crate) fn reach(&self, end: u64) -> Result<u64, IoError> {
         let more = (end + (end / 8).min(GROWTH_BYTES_MAX)).next_multiple_of(self.grain);
         if self.file.set_len(more).is_ok() {
-            self.allocated = more;
-            return Ok(());
+            return Ok(more);
         }
         self.file.set_len(end)?;
-        self.allocated = end;
-        Ok(())
+        Ok(end)
     }
 
-    /// Gives back what is far beyond the end.
-    pub(crate) fn shrink(&mut self, end: u64) {
-        if self.allocated > 2 * end + GROWTH_BYTES_MAX / 16 && self.file.cut(end).is_ok() {
-            self.allocated = end;
-        }
+    /// Gives back what is behind the end, where the file system can do that.
+    pub(crate) fn cut(&self, end: u64) {
+        let _ = self.file.cut(end);
     }
 
     /// Where a stretch is: parts of files, in its order.
@@ -99,7 +89,7 @@ impl Files {
         let (mut parts, mut at) = (Vec::new(), extent.start);
         while at < extent.end {
             let (fd, path, offset, together) = self.file.locate(at)?;
-            let path = if self.named.is_empty() {
+            let path = if !self.is_named {
                 PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd()))
             } else {
                 path.to_path_buf()
@@ -127,13 +117,13 @@ pub struct Located {
 
 impl Files {
     /// Does away with the files; what they had is gone.
-    pub(crate) fn remove(&mut self) {
+    pub(crate) fn remove(&self) {
         // After a fork they are the parent's.
         if self.pid == std::process::id() {
-            self.named.clear();
+            let named = std::mem::take(&mut *self.named.lock().unwrap_or_else(PoisonError::into_inner));
+            drop(named);
             // Whoever still has a lend keeps the file open, but not its room.
-            let _ = self.file.cut(0);
-            self.allocated = 0;
+            self.cut(0);
         }
     }
 }
@@ -177,9 +167,8 @@ mod tests {
     #[test]
     fn a_file_without_a_name_leaves_no_trace() {
         let folder = tempfile::tempdir().unwrap();
-        let mut files = files(folder.path(), false);
-        files.reach(100_000).unwrap();
-        assert!(files.allocated() >= 100_000 && names(folder.path()).is_empty());
+        let files = files(folder.path(), false);
+        assert!(files.reach(100_000).unwrap() >= 100_000 && names(folder.path()).is_empty());
     }
 
     #[test]

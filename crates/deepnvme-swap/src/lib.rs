@@ -55,6 +55,7 @@ mod order;
 mod parts;
 mod places;
 mod residency;
+mod room;
 mod stats;
 mod store;
 mod sums;

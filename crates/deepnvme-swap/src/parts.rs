@@ -48,8 +48,14 @@ impl Lend {
             items.push(ReadItem { file, offset, target });
         }
         if bytes > 0 {
-            self.shared().engine.read_batch(items)?.wait().1?;
-            self.shared().desk.lock().stats.bytes_read += bytes;
+            let read = self.shared().engine.read_batch(items)?.wait().1;
+            let mut core = self.shared().desk.lock();
+            // Closing empties the files, also under a transfer.
+            if core.is_closed {
+                return Err(Error::SHUT);
+            }
+            read?;
+            core.stats.bytes_read += bytes;
         }
         Ok(())
     }
@@ -85,6 +91,9 @@ impl Lend {
         if !items.is_empty() {
             let written = self.shared().engine.write_batch(items, WriteOptions::default())?.wait().1;
             let mut core = self.shared().desk.lock();
+            if core.is_closed {
+                return Err(Error::SHUT);
+            }
             // Also after a failure: what memory may have is not what the disk has now.
             core.residency.rewritten(self.id());
             core.stats.bytes_written += written?.bytes;

@@ -2,15 +2,17 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
-use deepnvme_io::{Access, DirectMode, Error as IoError, ErrorKind, OpenOptions, Target, TensorFile, fs};
+use deepnvme_io::{Error as IoError, TensorFile};
 
 use crate::error::Result;
 use crate::extents::{Extent, Extents};
 use crate::files::{Files, Located};
 use crate::places::Id;
-use crate::sync::outer::Mutex;
+
+/// Bytes behind the end that are kept for items to come.
+const SPARE_BYTES: u64 = 64 << 20;
 
 /// Where the bytes of an item are on disk.
 #[derive(Clone, Debug)]
@@ -41,8 +43,10 @@ pub(crate) type Piece = (Arc<TensorFile>, u64, usize, usize);
 /// All items on disk.
 #[derive(Debug)]
 pub(crate) struct Store {
-    pub(crate) files: Files,
-    extents: Extents,
+    pub(crate) files: Arc<Files>,
+    pub(crate) extents: Extents,
+    /// Bytes that the file system has set aside.
+    pub(crate) allocated: u64,
     items: HashMap<Id, Stored>,
     adopted: Vec<(PathBuf, std::sync::Weak<TensorFile>)>,
 }
@@ -50,7 +54,7 @@ pub(crate) struct Store {
 impl Store {
     pub(crate) fn new(files: Files) -> Self {
         let extents = Extents::new(files.grain());
-        Self { files, extents, items: HashMap::new(), adopted: Vec::new() }
+        Self { files: Arc::new(files), extents, allocated: 0, items: HashMap::new(), adopted: Vec::new() }
     }
 
     /// Bytes of the swap file that belong to somebody.
@@ -58,19 +62,9 @@ impl Store {
         self.extents.used()
     }
 
-    /// Stretches for so many bytes. A full disk is an error here, so that writing back will not find one.
-    pub(crate) fn allocate(&mut self, bytes: usize) -> Result<Vec<Extent>, IoError> {
-        let too_large = || IoError::new(ErrorKind::InvalidInput, "grow a swap file", "more than any file has");
-        let extents = self.extents.allocate(bytes as u64, i64::MAX as u64).ok_or_else(too_large)?;
-        let Err(error) = self.files.reach(self.extents.end()) else { return Ok(extents) };
-        extents.into_iter().for_each(|extent| self.extents.free(extent));
-        // What is there already may be enough, in pieces.
-        self.extents.allocate(bytes as u64, self.files.allocated()).ok_or(error)
-    }
-
-    pub(crate) fn free(&mut self, extents: Vec<Extent>) {
-        extents.into_iter().for_each(|extent| self.extents.free(extent));
-        self.files.shrink(self.extents.end());
+    /// Whether much more is set aside than anybody has.
+    pub(crate) fn is_far_from_its_end(&self) -> bool {
+        self.allocated > 2 * self.extents.end() + SPARE_BYTES
     }
 
     pub(crate) fn insert(&mut self, id: Id, stored: Stored) {
@@ -93,11 +87,9 @@ impl Store {
         }
     }
 
-    /// An item is no more.
-    pub(crate) fn remove(&mut self, id: Id) {
-        if let Some(Stored { home: Home::Swap(extents), .. }) = self.items.remove(&id) {
-            self.free(extents);
-        }
+    /// An item is no more; its stretches are still the caller's to free.
+    pub(crate) fn take(&mut self, id: Id) -> Option<Stored> {
+        self.items.remove(&id)
     }
 
     /// Where a range of an item's bytes is: file, offset there, offset from the range's start, bytes. Of whole items in the
@@ -144,28 +136,13 @@ impl Store {
     }
 
     /// A file that is only read, if it is open already.
-    fn adopted(&mut self, path: &Path) -> Option<Arc<TensorFile>> {
+    pub(crate) fn adopted(&mut self, path: &Path) -> Option<Arc<TensorFile>> {
         self.adopted.retain(|(_, file)| file.strong_count() > 0);
         self.adopted.iter().find(|(other, _)| other == path).and_then(|(_, file)| file.upgrade())
     }
-}
 
-/// A file that is only read; one that is open already is opened once. The store is locked for moments only: a network file
-/// system may take its time.
-pub(crate) fn adopt(store: &Mutex<Store>, target: &Target, direct: DirectMode) -> Result<Arc<TensorFile>, IoError> {
-    let lock = || store.lock().unwrap_or_else(PoisonError::into_inner);
-    let path = target.path();
-    let known = lock().adopted(&path);
-    // Under the same name there may be another file by now.
-    if let Some(file) = known.filter(|file| is_same(file, &path)) {
-        return Ok(file);
+    /// A file that is open now.
+    pub(crate) fn add_adopted(&mut self, path: PathBuf, file: &Arc<TensorFile>) {
+        self.adopted.push((path, Arc::downgrade(file)));
     }
-    let file = TensorFile::open(target, OpenOptions { access: Access::Read, create: false, direct })?;
-    lock().adopted.push((path, Arc::downgrade(&file)));
-    Ok(file)
-}
-
-fn is_same(file: &TensorFile, path: &Path) -> bool {
-    let (Ok(open), Ok(named)) = (fs::stat_of(file.descriptor()), fs::stat(path)) else { return false };
-    open.identity == named.identity
 }

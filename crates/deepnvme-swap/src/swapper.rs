@@ -14,11 +14,13 @@ use crate::lend::{Lend, this_thread};
 use crate::order::Order;
 use crate::places::Id;
 use crate::residency::{Bounds, Mode, Residency, Whereabouts};
+use crate::room::Room;
 use crate::stats::SwapStats;
-use crate::store::{self, Home, Store, Stored};
+use crate::store::{Home, Stored};
 use crate::sync::outer::thread::{self, JoinHandle};
 use crate::traffic::Shared;
 use crate::waits::On;
+use deepnvme_io::start_thread;
 
 /// Most that is read ahead, or kept ready for that, where nobody says otherwise and items are small.
 const PIPELINE_BYTES_MAX: usize = 1 << 30;
@@ -94,11 +96,11 @@ impl Swapper {
             reserve_bytes: options.reserve_bytes.unwrap_or(share).min(memory_bytes),
         };
         let desk = Desk::new(Residency::new(memory_bytes, bounds));
-        let shared = Shared::new(desk, engine, Arc::new(arena), Store::new(files), options.has_checksums)?;
+        let shared = Shared::new(desk, engine, Arc::new(arena), Room::new(files), options.has_checksums)?;
         let shared = Arc::new(shared);
         let runs = Arc::clone(&shared);
-        let thread = thread::Builder::new().name("deepnvme-swap".into()).spawn(move || runs.run());
-        let thread = thread.map_err(|error| IoError::from_io("start a thread", &error))?;
+        let builder = thread::Builder::new().name("deepnvme-swap".into());
+        let thread = start_thread(|| builder.spawn(move || runs.run()))?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
@@ -280,7 +282,7 @@ impl Swapper {
         item_bytes: usize,
     ) -> Result<Id> {
         self.check_process()?;
-        let file = store::adopt(self.shared.locked_store(), target, self.shared.engine.config().direct)?;
+        let file = self.shared.room().adopt(target, self.shared.engine.config().direct)?;
         let file_bytes = file.len()?;
         if offset.checked_add(bytes as u64).is_none_or(|end| end > file_bytes) {
             let path = deepnvme_io::shown::path(file.path());
@@ -328,7 +330,7 @@ impl Swapper {
         drop(core);
         stats.memory_bytes = self.shared.arena.len() as u64;
         let store = self.shared.store();
-        (stats.stored_bytes, stats.file_bytes) = (store.used(), store.files.allocated());
+        (stats.stored_bytes, stats.file_bytes) = (store.used(), store.allocated);
         stats
     }
 
@@ -338,7 +340,7 @@ impl Swapper {
         if self.check_process().is_ok() {
             self.shared.close();
             self.shared.drain();
-            self.shared.store().files.remove();
+            self.shared.room().end();
         }
     }
 
@@ -353,7 +355,7 @@ impl Swapper {
     ) -> Result<Id> {
         let give_up = |stored: Stored, error| {
             if let Home::Swap(extents) = stored.home {
-                self.shared.store().free(extents);
+                self.shared.room().free(extents);
             }
             Err(error)
         };
@@ -392,7 +394,7 @@ impl Swapper {
 
     /// Room on disk; where there is none, that of items which are on their way out is waited for.
     pub(crate) fn allocate(&self, key: &str, bytes: usize, look: Look<'_>) -> Result<Vec<Extent>> {
-        if let Ok(extents) = self.shared.store().allocate(bytes) {
+        if let Ok(extents) = self.shared.room().allocate(bytes) {
             return Ok(extents);
         }
         // Another thread may have taken note of an item's end, and not have come to freeing its room.
@@ -403,7 +405,7 @@ impl Swapper {
             .desk
             .wait_while((this_thread(), began), &stir, look, |core| core.is_freeing().then_some(On::Io(Id::MAX)));
         buried.map_err(|refusal| explained(key, refusal, "put"))?;
-        Ok(self.shared.store().allocate(bytes)?)
+        Ok(self.shared.room().allocate(bytes)?)
     }
 
     pub(crate) fn stored(&self, (key, label): (&str, &str), bytes: usize, head: usize, home: Home) -> Stored {
@@ -485,7 +487,7 @@ impl Drop for Swapper {
             let _ = thread.join();
         }
         self.shared.drain();
-        self.shared.store().files.remove();
+        self.shared.room().end();
     }
 }
 

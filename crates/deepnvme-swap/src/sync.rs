@@ -44,6 +44,11 @@ pub(crate) fn wait_for_wake(wake: &OwnedFd, at_most: Option<&Timespec>) {
 #[cfg(simulated)]
 const LOOKS: u32 = 8;
 
+/// A guard, also of a lock under which somebody panicked.
+pub(crate) fn recover<G>(locked: std::sync::LockResult<G>) -> G {
+    locked.unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

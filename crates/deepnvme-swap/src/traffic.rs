@@ -18,6 +18,7 @@ use crate::desk::Desk;
 use crate::error::{Error, Result};
 use crate::places::Id;
 use crate::residency::Action;
+use crate::room::Room;
 use crate::store::{Store, Stored};
 use crate::sums;
 use crate::sync::outer::{Mutex, MutexGuard};
@@ -34,7 +35,7 @@ pub(crate) struct Shared {
     pub(crate) arena: Arc<Arena>,
     pub(crate) has_sums: bool,
     pub(crate) pid: u32,
-    store: Mutex<Store>,
+    room: Room,
     flights: Mutex<Vec<Flight>>,
     wake: OwnedFd,
     is_over: AtomicBool,
@@ -76,22 +77,21 @@ impl Shared {
         desk: Desk<Error>,
         engine: Arc<Engine>,
         arena: Arc<Arena>,
-        store: Store,
+        room: Room,
         has_sums: bool,
     ) -> Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let wake = wake.map_err(|errno| IoError::os("make an eventfd", errno))?;
-        let (store, flights, is_over) = (Mutex::new(store), Mutex::default(), AtomicBool::new(false));
-        Ok(Self { desk, engine, arena, has_sums, pid: std::process::id(), store, flights, wake, is_over })
+        let (flights, is_over) = (Mutex::default(), AtomicBool::new(false));
+        Ok(Self { desk, engine, arena, has_sums, pid: std::process::id(), room, flights, wake, is_over })
     }
 
     pub(crate) fn store(&self) -> MutexGuard<'_, Store> {
-        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+        self.room.lock()
     }
 
-    /// For who locks it several times.
-    pub(crate) fn locked_store(&self) -> &Mutex<Store> {
-        &self.store
+    pub(crate) fn room(&self) -> &Room {
+        &self.room
     }
 
     fn flights(&self) -> MutexGuard<'_, Vec<Flight>> {
@@ -125,9 +125,7 @@ impl Shared {
             done.into_iter().for_each(|flight| self.end_or_fail(flight));
             actions.into_iter().for_each(|action| self.begin_or_fail(action));
             if !gone.is_empty() {
-                let mut store = self.store();
-                gone.iter().for_each(|id| store.remove(*id));
-                drop(store);
+                self.room.remove(&gone);
                 self.desk.lock().freed(gone.len());
             }
             self.desk.notify();

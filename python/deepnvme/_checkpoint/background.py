@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from deepnvme._checkpoint.names import tensors_of
 from deepnvme._deepnvme import _SaveStaging
+from deepnvme._sizes import whole
 
 # What a file that was saved has: its size, and where its index is, how long, and of which sum.
 Saved: TypeAlias = tuple[int, int, int, int]
@@ -222,6 +223,7 @@ def staging_for(state: Any, nbytes: int | None) -> _SaveStaging:
 
 def staging_of(tensors_nbytes: int, nbytes: int | None, neighbours: int = 1) -> _SaveStaging:
     """Make that memory for so many bytes of tensors, on a machine where so many processes do."""
+    nbytes = None if nbytes is None else whole(nbytes, "memory")
     if nbytes is None:
         nbytes = min(tensors_nbytes + _REST_BYTES, _available() // _MEMORY_SHARE // neighbours)
     return _SaveStaging(nbytes)

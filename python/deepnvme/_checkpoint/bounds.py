@@ -47,7 +47,7 @@ class Bounds:
         self._copied = 0
         self._copied_max: int | None = None
         self._walked_bytes = 0
-        self.hash_costs = _HashCosts()
+        self.hash_costs = _HashCosts(reader)
         rules: dict[Any, Callable[[Any, tuple[Any, ...]], None]] = {
             **dict.fromkeys(_COPIERS, self._check_copy),
             **dict.fromkeys(_WITH_STORAGE, self._check_view),
@@ -124,8 +124,7 @@ class Bounds:
             return
         if self._copied_max is None:
             # Each element has a byte of its own in what is no storage.
-            stored = sum(storage[1] for storage in self._reader.storages())
-            self._copied_max = max(self._reader.nbytes - stored, 0) + _SLACK
+            self._copied_max = self._reader.described_nbytes + _SLACK
         if self._copied > self._copied_max:
             self._refuse("copies the same objects again and again")
 

@@ -28,6 +28,7 @@ from deepnvme._checkpoint.schedule import Schedule
 from deepnvme._checkpoint.starting import Starter
 from deepnvme._checkpoint.stats import CheckpointerStats, Tally
 from deepnvme._checkpoint.writing import SaveOptions, check_torch
+from deepnvme._sizes import whole
 from deepnvme.errors import ClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -121,9 +122,10 @@ class Checkpointer:
         if layout not in ("file", "parts"):
             msg = f"layout is {layout!r}; it must be 'file' or 'parts'"
             raise ValueError(msg)
-        if writers_per_node is not None and writers_per_node < 1:
-            msg = f"writers_per_node is {writers_per_node}; at least 1 process of each machine writes, or all with None"
-            raise ValueError(msg)
+        keep = None if keep is None else whole(keep, "keep (None keeps all)", 1)
+        memory = None if memory is None else whole(memory, "memory")
+        if writers_per_node is not None:
+            writers_per_node = whole(writers_per_node, "writers_per_node (None has all write)", 1)
         check_torch("Checkpointer")
         # The process may change its folder before the next save.
         self.folder = Path(folder).absolute()
@@ -152,8 +154,9 @@ class Checkpointer:
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
-        """The checkpoints that count, the oldest first."""
+        """The checkpoints that count, the oldest first; those of another process that saves, too."""
         self._check_process()
+        self._retained.follow()
         return list(self._retained.entries)
 
     def latest(self) -> Checkpoint | None:
@@ -164,6 +167,7 @@ class Checkpointer:
         """
         self._check_process()
         self._background.check()
+        self._retained.follow()
         return self._retained.entries[-1] if self._retained.entries else None
 
     @property
@@ -185,6 +189,7 @@ class Checkpointer:
             deepnvme.errors.LockedError: another Checkpointer saves into the folder.
         """
         self._check_process(is_to_save=True)
+        step = whole(step, "step")
         with self._turn:
             if self._depth and not self._team.is_alone:
                 msg = "a signal handler saves while this process saves together with others; save when that is over"
@@ -263,6 +268,7 @@ class Checkpointer:
 
     def _found(self, step: int | None, use: Callable[[Checkpoint], _T]) -> _T:
         """Use a checkpoint. Another process, or thread, may retire it meanwhile: then there is a newer one."""
+        self._retained.follow()
         for _ in range(_TRIES_MAX):
             before = self._retained.entries
             found = self._retained.find(step)

@@ -16,7 +16,6 @@ manifest lists is not removed: whoever opens the folder next gives it its name.
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from deepnvme._checkpoint.distributed_sharded import is_sharded
 from deepnvme._checkpoint.distributed_state import State, apart, refuse_different
 from deepnvme._checkpoint.manifest import HEAD_BYTES, PARTS_LIST, Part
 from deepnvme._checkpoint.writing import SaveOptions
-from deepnvme._deepnvme import _crc64, _NewFile, _shares
+from deepnvme._deepnvme import StripeSet, _crc64, _NewFile, _shares
 from deepnvme.errors import CancelledError, NotFoundError
 
 if TYPE_CHECKING:
@@ -246,8 +245,7 @@ class SharedSaving:
     def _write_list(self) -> _NewFile:
         first = self._shares[0][1]
         stripe_bytes = max(-(-first // _BLOCK_BYTES), 1) * _BLOCK_BYTES
-        wire = {"format": "deepnvme-stripes", "version": 1, "stripe_bytes": stripe_bytes, "parts": self._part_names()}
-        text = (json.dumps(wire, indent=1) + "\n").encode()
+        text = StripeSet(self._part_names(), stripe_bytes=stripe_bytes)._to_list().encode()  # noqa: SLF001
         new = _NewFile(self.path, len(text), self._options.engine)
         with new.temporary.open("r+b") as out:
             out.write(text)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from deepnvme._checkpoint import manifest
 from deepnvme._checkpoint.manifest import Checkpoint
 from deepnvme._deepnvme import __version__, _History
+from deepnvme._sizes import whole
+from deepnvme.errors import NotFoundError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,9 +64,6 @@ class Retained:
     """
 
     def __init__(self, folder: Path, keep: int | None, team: Team, *, is_synced: bool) -> None:
-        if keep is not None and keep < 1:
-            msg = f"keep is {keep}; at least 1 checkpoint stays, or all with None"
-            raise ValueError(msg)
         self.folder = folder
         self._team = team
         self._history = _History(folder, keep, is_synced)
@@ -94,14 +93,20 @@ class Retained:
         self.entries = manifest.entries_of(self.folder, self._history.read())
         return self.entries != before
 
+    def follow(self) -> None:
+        """Learn what another process has saved meanwhile, where this one does not save."""
+        if self._team.is_alone and not self._history.is_claimed:
+            self.refresh()
+
     def find(self, step: int | None) -> Checkpoint:
         """Give the checkpoint of a step, or the newest."""
+        step = None if step is None else whole(step, "step")
         found = [entry for entry in self.entries if step is None or entry.step == step]
         if not found:
             what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
             steps = ", ".join(str(entry.step) for entry in self.entries) or "none"
             msg = f"{self.folder}: there is {what}; those that are there: {steps}"
-            raise FileNotFoundError(msg)
+            raise NotFoundError(msg)
         return found[-1]
 
     def begin(self, step: int, suffix: str) -> Path:

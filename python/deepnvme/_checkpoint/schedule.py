@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 
+from deepnvme._sizes import whole
+
 
 class Schedule:
     """Every so many steps, or so long after the last save; each call where nothing was said."""
 
     def __init__(self, every: int | dt.timedelta | None) -> None:
-        if isinstance(every, int) and every < 1:
-            msg = f"every is {every}; it is a number of steps from 1 on, or a timedelta"
-            raise ValueError(msg)
-        self._every = every
+        is_time = every is None or isinstance(every, dt.timedelta)
+        self._every = every if is_time else whole(every, "every (a number of steps, or a timedelta)", 1)
         self._last: float | None = None
 
     @property
@@ -22,9 +22,6 @@ class Schedule:
 
     def is_due(self, step: int, now: float) -> bool:
         """Whether a state of that step, at that time in seconds, is to be saved."""
-        if step < 0:
-            msg = f"step is {step}; steps are counted from 0 on"
-            raise ValueError(msg)
         if self._every is None:
             return True
         if isinstance(self._every, int):

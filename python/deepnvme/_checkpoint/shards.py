@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._deepnvme import _find_set, _retire_set, _SetReplacement
+from deepnvme._deepnvme import _find_set, _remove_stale, _retire_set, _SetReplacement
+from deepnvme._sizes import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,9 +40,7 @@ def save_shards(
     tell: _Tell,
 ) -> int:
     """Write the shards, then replace the index; how many bytes the shards have. ``plan`` plans one of them."""
-    if max_shard_bytes <= 0:
-        msg = f"max_shard_bytes is {max_shard_bytes}; it must be positive"
-        raise ValueError(msg)
+    max_shard_bytes = whole(max_shard_bytes, "max_shard_bytes", 1)
     shards = _cut(tensors, max_shard_bytes)
     if len(shards) <= 1:
         nbytes = plan(path, tensors).start().wait(tell, True)[0]
@@ -49,6 +49,8 @@ def save_shards(
     stem = path.name.removesuffix(_SUFFIX)
     names = [f"{stem}-{number:05}-of-{len(shards):05}-" for number in range(1, len(shards) + 1)]
     index = _index_of(path)
+    # Of a save of one file that was killed. It lies beside what a link leads to.
+    _remove_stale(os.path.realpath(path))
     new = _SetReplacement(index, [(path.with_name(name), _SUFFIX) for name in names], _RECORD)
     try:
         written = {}

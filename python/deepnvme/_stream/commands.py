@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deepnvme._sizes import parse_bytes
-from deepnvme._terminal import is_terminal, show
+from deepnvme._terminal import OutputError, is_terminal, say, show
 from deepnvme.errors import Error
 
 _PATHS = ("model", "prompt_file", "folder", "trace")
@@ -25,6 +25,11 @@ def run(name: str, options: str) -> int:
     parsed = {name: _path(value) if name in _PATHS else value for name, value in json.loads(options).items()}
     try:
         return {"generate": _generate, "stream-bench": _stream_bench}[name](parsed)
+    except BrokenPipeError:
+        # Whoever reads it has read enough.
+        return 0
+    except OutputError as error:
+        return _refused(str(error), 1)
     except ImportError as error:
         return _refused(f"{error}; install it: {sys.executable} -m pip install torch transformers", 1)
     except ValueError as error:
@@ -72,7 +77,7 @@ def _generate(options: dict[str, Any]) -> int:
         for index, text in model.streaming.generate(tokenizer, prompts, on_token=progress.add, **limits, **sampling):
             progress.clear()
             answer = json.dumps({"index": index, "prompt": prompts[index], "text": text}) if options["json"] else text
-            print(answer, flush=True)  # noqa: T201
+            say(answer)
     progress.clear()
     stats = model.streaming.stats()
     seconds = time.perf_counter() - began
@@ -83,7 +88,7 @@ def _generate(options: dict[str, Any]) -> int:
         **stats.to_dict(),
     }
     if options["json"]:
-        print(json.dumps({"stats": figures}))  # noqa: T201
+        say(json.dumps({"stats": figures}))
     line = (
         f"{progress.tokens / seconds:.2f} new tokens/s; {stats.bytes_read / 1e9:.1f} GB read at "
         f"{stats.disk_gb_per_s:.2f} GB/s, "
@@ -135,7 +140,7 @@ def _stream_bench(options: dict[str, Any]) -> int:
             "best_batch": best["batch"],
         }
         if options["json"]:
-            print(json.dumps(answer, indent=2))  # noqa: T201
+            say(json.dumps(answer, indent=2))
         model.streaming.close()
     return 0
 
@@ -195,12 +200,11 @@ def _measure(model: Any, ids: Any, new_tokens: int, roofline: Any) -> dict[str, 
 
 def _print_row(row: dict[str, float], *, is_first: bool) -> None:
     if is_first:
-        print("batch  prompt s  step s  disk alone  compute alone  of roofline  tokens/s decoding  tokens/s in all")  # noqa: T201
-    print(  # noqa: T201
+        say("batch  prompt s  step s  disk alone  compute alone  of roofline  tokens/s decoding  tokens/s in all")
+    say(
         f"{row['batch']:5d}  {row['prompt_s']:8.2f}  {row['step_s']:6.3f}  {row['disk_s']:10.3f}  "
         f"{row['compute_s']:13.3f}  "
-        f"{row['of_roofline']:11.0%}  {row['decode_tokens_per_s']:17.2f}  {row['new_tokens_per_s']:15.2f}",
-        flush=True,
+        f"{row['of_roofline']:11.0%}  {row['decode_tokens_per_s']:17.2f}  {row['new_tokens_per_s']:15.2f}"
     )
 
 

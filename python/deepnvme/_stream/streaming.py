@@ -12,7 +12,7 @@ from torch import nn
 
 from deepnvme import _deepnvme
 from deepnvme._deepnvme import StripeSet
-from deepnvme._sizes import parse_bytes
+from deepnvme._sizes import parse_bytes, whole
 from deepnvme._stream import huggingface, throughput
 from deepnvme._stream.files import ModelFiles
 from deepnvme._stream.kept import load_kept
@@ -23,6 +23,10 @@ from deepnvme._stream.shown import put
 from deepnvme._stream.steps import Steps
 from deepnvme._stream.units import Units
 from deepnvme.errors import ClosedError, UnsupportedError
+
+# More than any model takes, and less than what overflows when it is multiplied.
+_TOKENS_MAX = 1 << 31
+_AHEAD_MAX = 1 << 20
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -130,7 +134,10 @@ class Streaming:
             Sequences, at least 1, of a model of transformers.
         """
         return throughput.best_batch(
-            self._running(), prompt_tokens, new_tokens, None if memory is None else parse_bytes(memory)
+            self._running(),
+            whole(prompt_tokens, "prompt_tokens", 1, _TOKENS_MAX),
+            whole(new_tokens, "new_tokens", 1, _TOKENS_MAX),
+            None if memory is None else parse_bytes(memory),
         )
 
     def generate(
@@ -154,6 +161,8 @@ class Streaming:
         Yields:
             The number of a prompt and what came after it, batch by batch.
         """
+        batch = None if batch is None else whole(batch, "batch", 1, _TOKENS_MAX)
+        max_new_tokens = whole(max_new_tokens, "max_new_tokens", 1, _TOKENS_MAX)
         options = {"batch": batch, "max_new_tokens": max_new_tokens, **options}
         yield from throughput.generate_all(self._running(), tokenizer, prompts, **options)
 
@@ -250,6 +259,7 @@ def stream(
         torch.Size([2, 512])
     """
     nbytes = parse_bytes(memory)
+    ahead = None if ahead is None else whole(ahead, "ahead", 0, _AHEAD_MAX)
     place = torch.device(device)
     if place.type == "cuda" and getattr(torch.version, "hip", None):
         raise UnsupportedError("weights are not streamed to AMD's GPUs yet; device='cpu' works")

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from deepnvme._deepnvme import StripeSet, _Lend, _Swapper
-from deepnvme._sizes import parse_bytes
+from deepnvme._sizes import parse_bytes, whole
 from deepnvme._swap.stats import SwapStats
+
+_FD_MAX = (1 << 31) - 1
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -82,7 +84,7 @@ class Swapper:
             None if reserve is None else parse_bytes(reserve, "reserve"),
             checksums,
             named,
-            stripe_bytes,
+            None if stripe_bytes is None else whole(stripe_bytes, "stripe_bytes"),
             engine,
         )
         self._arena: torch.Tensor = torch.utils.dlpack.from_dlpack(self._swapper.capsule())
@@ -141,10 +143,8 @@ class Swapper:
             >>> swapper.read("moment", 0, torch.empty(2))
             tensor([0.5000, 0.5000])
         """
-        size = torch.Size(shape)
-        if any(length < 0 for length in size):
-            raise ValueError(f"{key!r} cannot have the shape {tuple(size)}: a dimension is negative")
-        nbytes = math.prod(size) * dtype.itemsize
+        size = torch.Size(whole(length, f"a dimension of {key!r}") for length in shape)
+        nbytes = whole(math.prod(size) * dtype.itemsize, f"the bytes of {key!r}")
 
         def view(held: _Lend) -> torch.Tensor:
             return self._view(held, dtype, size)
@@ -225,6 +225,7 @@ class Swapper:
             ValueError: the tensor has not so many bytes.
         """
         _check(out)
+        offset = whole(offset, "offset")
         held = self._swapper.access(key, False)
         try:
             part = self._part(held, key, offset, out)
@@ -234,10 +235,10 @@ class Swapper:
             elif out.is_contiguous():
                 held.read_part(offset, out.detach())
             else:
-                whole = torch.empty_like(out, memory_format=torch.contiguous_format)
-                held.read_part(offset, whole)
+                dense = torch.empty_like(out, memory_format=torch.contiguous_format)
+                held.read_part(offset, dense)
                 with torch.no_grad():
-                    out.copy_(whole)
+                    out.copy_(dense)
         finally:
             held.release()
         return out
@@ -255,6 +256,7 @@ class Swapper:
             OSError: it cannot be written; of a tensor on disk, a part of the range may have been.
         """
         _check(tensor)
+        offset = whole(offset, "offset")
         held = self._swapper.access(key, True)
         try:
             source = tensor.detach()
@@ -289,6 +291,7 @@ class Swapper:
         Raises:
             ValueError: the file has no such range, or shape and dtype make other bytes.
         """
+        offset, nbytes = whole(offset, "offset"), whole(nbytes, "nbytes")
         size = _size(nbytes, dtype, shape)
         where = os.fspath(path) if not isinstance(path, StripeSet) else path
         self._swapper.adopt(key, where, (offset, nbytes), dtype.itemsize, _label(dtype, size))
@@ -319,6 +322,7 @@ class Swapper:
         Returns:
             How many bytes came which way: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.
         """
+        fd, offset, nbytes = whole(fd, "fd", 0, _FD_MAX), whole(offset, "offset"), whole(nbytes, "nbytes")
         size = _size(nbytes, dtype, shape)
         return self._swapper.import_(key, fd, offset, nbytes, _label(dtype, size))
 
@@ -342,7 +346,7 @@ class Swapper:
         Returns:
             How many bytes went which way: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.
         """
-        return self._swapper.export(key, fd, offset)
+        return self._swapper.export(key, whole(fd, "fd", 0, _FD_MAX), whole(offset, "offset"))
 
     def stats(self) -> SwapStats:
         """Tell what it has cost so far, and how full it is."""
@@ -501,7 +505,8 @@ def _parsed(label: str) -> tuple[torch.dtype, torch.Size]:
 
 
 def _size(nbytes: int, dtype: torch.dtype, shape: Sequence[int] | None) -> torch.Size:
-    size = torch.Size([nbytes // dtype.itemsize] if shape is None else shape)
+    lengths = [nbytes // dtype.itemsize] if shape is None else shape
+    size = torch.Size(whole(length, "a dimension of shape") for length in lengths)
     if math.prod(size) * dtype.itemsize != nbytes:
         raise ValueError(f"a tensor of shape {tuple(size)} and {dtype} has other bytes than {nbytes}")
     return size

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import torch
 
 import deepnvme
+from deepnvme._sizes import WHOLE_MAX, whole
 
 # What callers name a file by, and what is passed on.
 FileName: TypeAlias = str | bytes | os.PathLike[str] | deepnvme.StripeSet
@@ -30,10 +31,12 @@ def tensor(value: object, name: str) -> torch.Tensor:
 def integer(value: object, name: str) -> int:
     """An integer, or `TypeError`; a float is refused even where it is whole."""
     try:
-        return operator.index(value)  # type: ignore[arg-type]
+        number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         msg = f"{name} is {value!r}; it must be an int"
         raise TypeError(msg) from None
+    # A bool is an integer to DeepSpeed's own ops.
+    return whole(int(number), name, -WHOLE_MAX)
 
 
 def positive(value: object, name: str) -> int:

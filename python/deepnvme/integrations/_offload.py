@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from deepnvme._sizes import whole
 from deepnvme.integrations._offload_file import OffloadFile
 from deepnvme.integrations._offload_module import OffloadedModule
 from deepnvme.integrations._streaming import Streamer
@@ -53,8 +54,8 @@ class Offloader:
         is_resident: Callable[[torch.nn.Module], set[int]] = lambda _: set(),
     ) -> None:
         self._file = OffloadFile(folder)
-        self._memory = memory
-        self._ahead = ahead
+        self._memory = None if memory is None else whole(memory, "memory")
+        self._ahead = None if ahead is None else whole(ahead, "ahead")
         self._is_resident = is_resident
         self._modules: list[OffloadedModule] = []
         self._streamer: Streamer | None = None

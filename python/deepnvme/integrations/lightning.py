@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.writing import SaveOptions, start_archive
+from deepnvme._sizes import whole
 from deepnvme.integrations._background import BackgroundFiles
 from deepnvme.integrations._loading import load_as_torch
 
@@ -72,7 +73,7 @@ class DeepnvmeCheckpointIO(*_bases()):  # type: ignore[misc]
         super().__init__()
         self._options = SaveOptions(engine, durability)
         self._is_async = async_
-        self._memory = memory
+        self._memory = None if memory is None else whole(memory, "memory")
         # Made when it is first needed: strategies that start processes pickle their plugins.
         self._background: BackgroundFiles | None = None
 

@@ -135,6 +135,9 @@ class Layout:
                 group.parts.remove(part)
             if not group.parts:
                 empty.append(group)
+                # What is placed next begins at its start, as in a group that has never had this parameter.
+                if group is self.open_group:
+                    self.open_group = None
         self._homes.pop(param, None)
         return empty
 

@@ -43,7 +43,7 @@ class AdamW(KernelSteps, torch.optim.AdamW):
 class SGD(KernelSteps, torch.optim.SGD):
     """``torch.optim.SGD``."""
 
-    _counts_steps = False
+    counts_steps = False
 
     def _rule(self, group: Group) -> tuple[str, dict[str, float]]:
         _refuse_differentiable(group)
@@ -58,7 +58,8 @@ class SGD(KernelSteps, torch.optim.SGD):
 
     def _next_count(self, param: torch.nn.Parameter, state: dict[str, Any]) -> int:
         # The first is that of whoever has no buffer.
-        return 1 if state.get("momentum_buffer") is None and not self._store.has(param) else 2
+        name = "momentum_buffer"
+        return 1 if state.get(name) is None and not self._store.has_kind(param, name) else 2
 
 
 class Adagrad(KernelSteps, torch.optim.Adagrad):

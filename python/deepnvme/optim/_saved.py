@@ -15,7 +15,8 @@ from deepnvme._deepnvme import read as read_bytes
 from deepnvme.errors import CorruptFileError, InvalidArgumentError
 from deepnvme.optim import _saved_file as file
 from deepnvme.optim._formats import FP32, put, take
-from deepnvme.optim._saved_file import Saved, Stretch
+from deepnvme.optim._saved_file import Parameter, Saved, Stretch
+from deepnvme.optim._store import MASTER
 
 if TYPE_CHECKING:
     from deepnvme.optim._formats import Kind
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from deepnvme.optim._step import KernelSteps
     from deepnvme.optim._swapped import SwapStore
 
+_WHOLE_MAX = 1 << 63
+# Of a group, what is the model's; and which of torch's own loops is taken, which may be left open.
+_NOT_SETTINGS = ("params", "param_names")
+_WAYS = ("fused", "foreach")
 # The name of a whole tensor, and which of its elements is the first of a parameter.
 Shards = Mapping[torch.nn.Parameter, tuple[str, int]]
 
@@ -44,15 +49,20 @@ def save(
                 for kind, begin, _ in part.stretches()
             ]
         at += -(-group.nbytes // file.ALIGNED_BYTES) * file.ALIGNED_BYTES
-    counts = {
-        places[param][0]: {"step": float(state["step"])} if "step" in state else {}
+    parameters = {
+        places[param][0]: Parameter(
+            float(state["step"]) if "step" in state else None,
+            tuple(kind.name for kind in store.layout.kinds(param) or ()),
+        )
         for param in places
         if store.has(param)
         for state in (optimizer.state.get(param, {}),)
     }
     settings = [_settings(group) for group in optimizer.param_groups]
     total: dict[str, int] = defaultdict(int)
-    with file.replacing(path, Saved(settings, counts, stretches), at, checksums=checksums) as (fd, data_offset):
+    shapes = None if shards is not None else [list(param.shape) for param in places]
+    saved = Saved(_name(optimizer), settings, shapes, parameters, stretches)
+    with file.replacing(path, saved, at, checksums=checksums) as (fd, data_offset):
         for group, begin in zip(groups, begins, strict=True):
             for way, count in store.swapper.export(group.key, fd, data_offset + begin).items():
                 total[way] += count
@@ -85,34 +95,30 @@ class _Loading:
     """What files have, and where it goes."""
 
     def __init__(self, optimizer: KernelSteps, store: SwapStore, files: Sequence[Saved], shards: Shards | None) -> None:
-        if not files:
-            msg = "no file was given"
-            raise ValueError(msg)
-        wanted = len(optimizer.param_groups)
-        if any(len(one.groups) != wanted for one in files):
-            msg = f"the file has {len(files[0].groups)} groups of parameters, this optimizer {wanted}"
-            raise InvalidArgumentError(f"{self._names(files)}: {msg}")
-        for one in files:
-            for group, settings in zip(optimizer.param_groups, one.groups, strict=True):
-                _check(group, settings, one.path)
+        _check_files(optimizer, files, shards)
         self._optimizer, self._store = optimizer, store
         self._files = files
         self._groups = files[0].groups
         self._places = _places(optimizer, shards)
         self._there: dict[tuple[str, str], list[Stretch]] = defaultdict(list)
-        self._counts: dict[str, dict[str, float]] = {}
+        self._parameters: dict[str, Parameter] = {}
         for one in files:
-            self._counts.update(one.counts)
+            for name, parameter in one.parameters.items():
+                if self._parameters.setdefault(name, parameter) != parameter:
+                    msg = (
+                        f"{self._names(files)}: these files are of different steps or optimizers; they differ in {name}"
+                    )
+                    raise InvalidArgumentError(msg)
             for stretch in one.stretches:
                 self._there[stretch.name, stretch.kind].append(stretch)
         for stretches in self._there.values():
             stretches.sort(key=lambda one: one.begin)
         # Nothing is changed before all is known to be there.
         self._kinds = {
-            param: self._found(param, optimizer.kinds(param, group))
-            for group in optimizer.param_groups
+            param: self._found(param, optimizer.kinds(param, {**group, **_values(group, settings)}))
+            for group, settings in zip(optimizer.param_groups, self._groups, strict=True)
             for param in group["params"]
-            if self._places[param][0] in self._counts
+            if self._places[param][0] in self._parameters
         }
         self.how: dict[str, int] = defaultdict(int)
 
@@ -125,9 +131,10 @@ class _Loading:
             _set(group, settings)
             for param in group["params"]:
                 if param in self._kinds:
-                    counts = self._counts[self._places[param][0]]
+                    step = self._parameters[self._places[param][0]].step
                     state = optimizer.state[param]
-                    state.update({name: torch.tensor(count) for name, count in counts.items()})
+                    if step is not None:
+                        state["step"] = torch.tensor(step)
                     store.begin(param, state, self._kinds[param])
             store.layout.close()
 
@@ -155,10 +162,16 @@ class _Loading:
     def _found(self, param: torch.nn.Parameter, kinds: Sequence[Kind]) -> tuple[Kind, ...]:
         """Say which kinds of state a parameter finds; of each, all elements have to be there."""
         name, first = self._places[param]
-        found = tuple(kind for kind in kinds if (name, kind.name) in self._there)
+        saved = self._parameters[name]
+        others = set(saved.kinds).difference([MASTER], (kind.name for kind in kinds))
+        if others or (saved.step is None and self._optimizer.counts_steps):
+            which = f"{min(others)} of {name}" if others else f"{name} without a count of its steps"
+            msg = f"{self._names(self._files)}: it has {which}, and this optimizer has not; another one saved it"
+            raise InvalidArgumentError(msg)
+        found = tuple(kind for kind in kinds if kind.name in saved.kinds)
         for kind in found:
             at = first
-            for one in self._there[name, kind.name]:
+            for one in self._there.get((name, kind.name), []):
                 at = one.end if one.begin <= at < one.end else at
             if at < first + param.numel():
                 msg = (
@@ -188,7 +201,10 @@ class _Loading:
                 wanted = (first, part.piece.count, kind.format)
                 found = [one for one in there if (one.begin, one.count, one.format) == wanted]
                 sources.add((found[0].path, found[0].offset - begin) if found else None)
-        return sources.pop() if len(sources) == 1 else None
+        source = sources.pop() if len(sources) == 1 else None
+        # Where a group here has room that nobody uses, it may reach beyond what the file has.
+        is_inside = source is not None and 0 <= source[1] <= source[0].stat().st_size - group.nbytes
+        return source if is_inside else None
 
     def _assemble(self, group: Group, parts: Sequence[Part]) -> None:
         """Put a group together from what overlaps its parts."""
@@ -221,10 +237,15 @@ def _places(optimizer: KernelSteps, shards: Shards | None) -> Shards:
     return {param: shards[param] for param in params}
 
 
+def _name(optimizer: KernelSteps) -> str:
+    """Name the optimizer, also of a class that somebody has derived from it."""
+    return next(kind.__name__ for kind in type(optimizer).__mro__ if kind.__module__.startswith("deepnvme.optim"))
+
+
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for name, value in group.items():
-        if name == "params":
+        if name in _NOT_SETTINGS:
             continue
         found[name] = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
         try:
@@ -235,36 +256,92 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _check_files(optimizer: KernelSteps, files: Sequence[Saved], shards: Shards | None) -> None:
+    """Refuse files of another optimizer or model."""
+    if not files:
+        msg = "no file was given"
+        raise ValueError(msg)
+    wanted = len(optimizer.param_groups)
+    for one in files:
+        if one.optimizer != _name(optimizer):
+            msg = f"{one.path}: {one.optimizer} saved it, and this is {_name(optimizer)}; make the same optimizer"
+            raise InvalidArgumentError(msg)
+        if len(one.groups) != wanted:
+            msg = f"the file has {len(one.groups)} groups of parameters, this optimizer {wanted}"
+            raise InvalidArgumentError(f"{one.path}: {msg}")
+        for group, settings in zip(optimizer.param_groups, one.groups, strict=True):
+            _check(group, settings, one.path)
+            _check_values(optimizer, {**group, **_values(group, settings)}, one.path)
+        if shards is None and one.shapes is not None:
+            _check_shapes(optimizer, one.shapes, one.path)
+
+
 def _check(group: dict[str, Any], settings: dict[str, Any], path: Path) -> None:
     """Refuse settings of another kind than the group has: an optimizer would fail on them in its next step."""
     for name, value in settings.items():
         have = group.get(name)
         values = value if isinstance(value, list) else [value]
-        if isinstance(have, tuple | list):
+        if name in _NOT_SETTINGS:
+            fits = False
+        elif name in _WAYS:
+            fits = value is None or isinstance(value, bool)
+        elif isinstance(have, tuple | list) and all(map(_is_number, have)):
             fits = isinstance(value, list) and len(value) == len(have) and all(map(_is_number, value))
         elif isinstance(have, bool | str):
             fits = type(value) is type(have)
         elif isinstance(have, int | float | torch.Tensor):
             fits = _is_number(value)
         else:
-            fits = all(one is None or isinstance(one, str | int | float) for one in values)
-        if name != "params" and not fits:
+            fits = all(one is None or isinstance(one, str | bool) or _is_number(one) for one in values)
+        if not fits:
             text = f"{path}: {name} of a group of parameters would be {value!r}, where this optimizer has {have!r}"
             raise CorruptFileError(f"{text}; the file was damaged, or another optimizer saved it")
 
 
+def _check_values(optimizer: KernelSteps, group: dict[str, Any], path: Path) -> None:
+    """Refuse settings that the next step would refuse."""
+    try:
+        optimizer.check_settings(group)
+    except (ValueError, TypeError, OverflowError, KeyError) as error:
+        text = (
+            f"{path}: settings of a group of parameters: {error}; the file was damaged, or another optimizer saved it"
+        )
+        raise CorruptFileError(text) from error
+
+
+def _check_shapes(optimizer: KernelSteps, shapes: list[list[int]], path: Path) -> None:
+    ours = [list(param.shape) for group in optimizer.param_groups for param in group["params"]]
+    if len(ours) != len(shapes):
+        raise InvalidArgumentError(
+            f"{path}: the file is of {len(shapes)} parameters, this optimizer has {len(ours)}; it is another model's"
+        )
+    for index, (own, saved) in enumerate(zip(ours, shapes, strict=True)):
+        if own != saved:
+            raise InvalidArgumentError(
+                f"{path}: parameter {index} has the shape {tuple(saved)} in the file, and {tuple(own)} here; it is "
+                "another model's"
+            )
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    # Whole numbers that no float is near would fail in the next step.
+    return isinstance(value, float) or (type(value) is int and abs(value) < _WHOLE_MAX)
+
+
+def _values(group: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Give settings the types that the group has: JSON knows no tuples."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in settings.items()
+        if not isinstance(group.get(name), torch.Tensor)
+    }
 
 
 def _set(group: dict[str, Any], settings: dict[str, Any]) -> None:
     for name, value in settings.items():
-        if name == "params":
-            continue
-        if isinstance(group.get(name), torch.Tensor) and isinstance(value, float):
+        if isinstance(group.get(name), torch.Tensor):
             group[name].fill_(value)
-        else:
-            group[name] = tuple(value) if isinstance(value, list) else value
+    group.update(_values(group, settings))
 
 
 def _read(one: Stretch, low: int, high: int, kind: Kind) -> torch.Tensor:

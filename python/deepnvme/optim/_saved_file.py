@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 
 ALIGNED_BYTES = 4096
 _NAME = "deepnvme.optimizer"
-_VERSION = 2
+_VERSION = 4
 # Beyond that, a float does not count any more.
 _STEPS_MAX = 1 << 53
+_PADDING = re.compile(r"pad\.\d+")
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,26 @@ class Stretch:
         return self.format.nbytes(self.count) if self.format is CODES else self.count * self.format.dtype.itemsize
 
 
+@dataclass(frozen=True)
+class Parameter:
+    """The steps that a parameter has made, where its optimizer counts them, and the kinds of state that it has."""
+
+    step: float | None
+    kinds: tuple[str, ...]
+
+
 @dataclass
 class Saved:
-    """What a file says of itself: settings of groups, counts of parameters, stretches."""
+    """What a file says of itself.
 
+    The name of its optimizer, settings of groups, the shapes of all parameters where each is whole, parameters that
+    have state, stretches.
+    """
+
+    optimizer: str
     groups: list[dict[str, Any]]
-    counts: dict[str, dict[str, float]]
+    shapes: list[list[int]] | None
+    parameters: dict[str, Parameter]
     stretches: list[Stretch]
     path: Path = field(default_factory=Path)
 
@@ -75,8 +91,10 @@ def replacing(path: Path, saved: Saved, nbytes: int, *, checksums: bool) -> Iter
     told = {
         "version": _VERSION,
         "checksums": checksums,
+        "optimizer": saved.optimizer,
         "groups": saved.groups,
-        "counts": saved.counts,
+        "shapes": saved.shapes,
+        "parameters": {name: {"step": one.step, "kinds": one.kinds} for name, one in saved.parameters.items()},
         "stretches": [[one.name, one.kind, one.begin, one.count, one.format.name] for one in saved.stretches],
     }
     new = _PlacedFile(path, _tensors(saved, nbytes), [(_NAME, json.dumps(told))], checksums)
@@ -123,8 +141,11 @@ def read(path: Path, verify: Literal["auto", "off", "sample", "full"]) -> Saved:
         told = json.loads(dict(reader.metadata)[_NAME])
         if told["version"] != _VERSION:
             raise _corrupt(path, 8, f"it has version {told['version']!r}, and this deepnvme reads {_VERSION}")
-        saved = Saved(_groups(told, path), _counts(told, path), [], path)
+        saved = Saved(
+            _optimizer(told, path), _groups(told, path), _shapes(told, path), _parameters(told, path), [], path
+        )
         saved.stretches.extend(_stretch(path, there, *one) for one in told["stretches"])
+        _check_complete(path, there, saved)
     except CorruptFileError:
         raise
     except MemoryError as error:
@@ -139,20 +160,55 @@ def read(path: Path, verify: Literal["auto", "off", "sample", "full"]) -> Saved:
     return saved
 
 
+def _optimizer(told: dict[str, Any], path: Path) -> str:
+    name = told["optimizer"]
+    if not isinstance(name, str):
+        raise _corrupt(path, 8, "it does not name its optimizer")
+    return name
+
+
+def _shapes(told: dict[str, Any], path: Path) -> list[list[int]] | None:
+    shapes = told["shapes"]
+    is_list = isinstance(shapes, list) and all(isinstance(shape, list) for shape in shapes)
+    if shapes is not None and not (is_list and all(type(size) is int for shape in shapes for size in shape)):
+        raise _corrupt(path, 8, "the shapes of its parameters are no lists of sizes")
+    return None if shapes is None else list(shapes)
+
+
 def _groups(told: dict[str, Any], path: Path) -> list[dict[str, Any]]:
     if not all(isinstance(group, dict) for group in told["groups"]):
         raise _corrupt(path, 8, "its groups of parameters have no settings")
     return list(told["groups"])
 
 
-def _counts(told: dict[str, Any], path: Path) -> dict[str, dict[str, float]]:
-    found = {
-        str(name): {str(one): float(count) for one, count in counts.items()} for name, counts in told["counts"].items()
-    }
-    for name, counts in found.items():
-        if not all(count.is_integer() and 0 <= count < _STEPS_MAX for count in counts.values()):
-            raise _corrupt(path, 8, f"the parameter {name!r} would have made {counts} steps")
+def _parameters(told: dict[str, Any], path: Path) -> dict[str, Parameter]:
+    found = {}
+    for name, one in told["parameters"].items():
+        step, kinds = one["step"], one["kinds"]
+        if step is not None and not (_is_number(step) and 0 <= step < _STEPS_MAX and step == int(step)):
+            raise _corrupt(path, 8, f"the parameter {name!r} would have made {step!r} steps")
+        if not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
+            raise _corrupt(path, 8, f"the parameter {name!r} has no list of the kinds of its state")
+        found[name] = Parameter(None if step is None else float(step), tuple(kinds))
     return found
+
+
+def _check_complete(path: Path, there: dict[str, tuple[int, int]], saved: Saved) -> None:
+    """Compare three lists: tensors, stretches, parameters. None of them may know state that another does not."""
+    claimed = [one.tensor for one in saved.stretches]
+    if len(claimed) != len(set(claimed)):
+        raise _corrupt(path, 8, "a stretch of state is listed twice")
+    unclaimed = [name for name in there if not _PADDING.fullmatch(name)]
+    unclaimed = sorted(set(unclaimed).difference(claimed))
+    if unclaimed:
+        raise _corrupt(path, there[unclaimed[0]][1], f"no stretch of state is the tensor {unclaimed[0]}")
+    for one in saved.stretches:
+        if one.kind not in saved.parameters.get(one.name, Parameter(None, ())).kinds:
+            raise _corrupt(path, one.offset, f"the parameter {one.name!r} is listed without its {one.kind}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _open(path: Path) -> _CheckpointReader:
@@ -165,9 +221,12 @@ def _open(path: Path) -> _CheckpointReader:
 
 
 def _stretch(  # noqa: PLR0917 - as they stand in the file
-    path: Path, there: dict[str, tuple[int, int]], name: str, kind: str, begin: int, count: int, form: str
+    path: Path, there: dict[str, tuple[int, int]], name: Any, kind: Any, begin: Any, count: Any, form: str
 ) -> Stretch:
-    one = Stretch(str(name), str(kind), int(begin), int(count), FORMATS[form], 0, path)
+    is_stretch = isinstance(name, str) and isinstance(kind, str) and type(begin) is int and type(count) is int
+    if not is_stretch:
+        raise _corrupt(path, 8, f"{[name, kind, begin, count]!r:.200} is no stretch of state")
+    one = Stretch(name, kind, begin, count, FORMATS[form], 0, path)
     nbytes, offset = there[one.tensor]
     if min(one.begin, one.count) < 0 or one.nbytes != nbytes:
         raise _corrupt(path, offset, f"{one.tensor} has {nbytes} bytes, and {count} elements have others")

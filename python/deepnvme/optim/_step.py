@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from deepnvme._deepnvme import Kernel
+from deepnvme._sizes import WHOLE_MAX, whole
 from deepnvme.errors import ClosedError, UnsupportedError
 from deepnvme.optim._formats import FORMATS, FP32, Kind
 from deepnvme.optim._gradients import SwappedGradient, in_order
@@ -33,7 +34,7 @@ class KernelSteps(torch.optim.Optimizer):
 
     _store: StateStore
     # Whether parameters have a count of their steps.
-    _counts_steps = True
+    counts_steps = True
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class KernelSteps(torch.optim.Optimizer):
         if moments not in FORMATS:
             msg = f"moments is {moments!r}; it must be 'fp32', 'bf16' or '8bit'"
             raise ValueError(msg)
+        threads, seed = whole(threads, "threads", 0, 256), whole(seed, "seed", -WHOLE_MAX)
         super().__init__(*arguments, **settings)
         self._options: dict[str, Any] = {
             "threads": threads,
@@ -238,7 +240,7 @@ class KernelSteps(torch.optim.Optimizer):
             # The norm is that of all gradients, whatever is stepped one after the other then.
             clip = 1.0 if self._max_norm is None else self._clip(self._max_norm)
             is_noisy = self._stochastic or self._format is not FP32
-            progress = self._progress = Progress(clip, counts=is_noisy and not self._counts_steps)
+            progress = self._progress = Progress(clip, counts=is_noisy and not self.counts_steps)
         return progress
 
     def begin_whole(self) -> Progress:
@@ -335,7 +337,7 @@ class KernelSteps(torch.optim.Optimizer):
         if param not in progress.counted:
             progress.counted[param] = self._next_count(param, state)
         count = progress.counted[param]
-        if self._counts_steps:
+        if self.counts_steps:
             state["step"].fill_(count)
         kinds = self.kinds(param, group)
         self._store.begin(param, state, kinds)
@@ -354,8 +356,8 @@ class KernelSteps(torch.optim.Optimizer):
     ) -> None:
         rule, settings = self._rule(group)
         moments = self._moments(group)
-        for whole in self._store.batches(pieces):
-            batch = [piece for piece in whole if self._places[piece.param] + piece.begin not in progress.record]
+        for given in self._store.batches(pieces):
+            batch = [piece for piece in given if self._places[piece.param] + piece.begin not in progress.record]
             if not batch:
                 continue
             with self._store.lend(batch) as loans:
@@ -433,6 +435,14 @@ class KernelSteps(torch.optim.Optimizer):
                 kinds = tuple(kind for kind in self.kinds(param, group) if state.get(kind.name) is not None)
                 if kinds:
                     self._store.begin(param, state, kinds)
+
+    def check_settings(self, group: Group) -> None:
+        """Raise what a step with these settings would raise."""
+        rule, settings = self._rule(group)
+        self._moments(group)
+        self._kernel.step(
+            rule, settings, [], step=1, unscale=1.0, clip=1.0, stochastic=self._stochastic, seed=0, record=None
+        )
 
     def save_state(
         self, path: str | os.PathLike[str], *, shards: Shards | None = None, checksums: bool = True

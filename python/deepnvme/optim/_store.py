@@ -60,6 +60,9 @@ class StateStore(Protocol):
     def has(self, param: torch.nn.Parameter) -> bool:
         """Whether it has taken over the state of that parameter."""
 
+    def has_kind(self, param: torch.nn.Parameter, name: str) -> bool:
+        """Whether it has taken over that kind of state of a parameter."""
+
     def begin(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[Kind, ...]) -> None:
         """Have state of these kinds: what ``state`` has of it, else what it begins with."""
 
@@ -88,6 +91,10 @@ class MemoryStore:
         self._short: dict[torch.nn.Parameter, tuple[Kind, ...]] = {}
 
     def has(self, param: torch.nn.Parameter) -> bool:  # noqa: ARG002
+        """Say no: the optimizer has it."""
+        return False
+
+    def has_kind(self, param: torch.nn.Parameter, name: str) -> bool:  # noqa: ARG002
         """Say no: the optimizer has it."""
         return False
 

@@ -76,6 +76,10 @@ class SwapStore:
         """Whether there is state of that parameter."""
         return param in self._begun
 
+    def has_kind(self, param: torch.nn.Parameter, name: str) -> bool:
+        """Whether there is that kind of state of a parameter."""
+        return self.has(param) and any(kind.name == name for kind in self.layout.kinds(param) or ())
+
     def begin(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[Kind, ...]) -> None:
         """Take over state: what ``state`` has of it, else what it begins with; master weights are the parameter's."""
         # Ctrl-C may come between any two calls: nothing is taken away before it is elsewhere.

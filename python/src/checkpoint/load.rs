@@ -160,6 +160,13 @@ impl CheckpointReader {
         self.reader.file_bytes()
     }
 
+    /// How many of them are not those of a storage or tensor.
+    #[getter]
+    fn described_nbytes(&self) -> u64 {
+        let stored = self.reader.extents().iter().fold(0, |sum: u64, extent| sum.saturating_add(extent.bytes));
+        self.reader.file_bytes().saturating_sub(stored)
+    }
+
     #[getter]
     fn metadata(&self) -> Vec<(String, String)> {
         match self.reader.contents() {

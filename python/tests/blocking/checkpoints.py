@@ -16,8 +16,8 @@ CLOSED = "raises `ClosedError`"
 ENDS = "the process ends"
 FIRST = "is finished first"
 
-# By row and column: what is documented, and a program that shows it.
-CELLS: dict[tuple[str, str], tuple[str, str]] = {
+# By row and column: what is documented, and programs that show it.
+CELLS: dict[tuple[str, str], tuple[str, ...]] = {
     (SAVE, "close"): (
         "raises `ClosedError`; no file appears",
         STATE
@@ -191,6 +191,17 @@ with checkpointer.overlap():
     checkpointer.wait_for_tensors()
 checkpointer.close()
 """,
+        SMALL
+        + ASYNC
+        + """
+moves = busy()
+with checkpointer.overlap():
+    checkpointer.save(1, state)
+    soon(checkpointer.close, moves)
+    returns(checkpointer.wait_for_tensors)
+while not checkpointer.checkpoints:
+    time.sleep(0.001)
+""",
     ),
     (CK_WAIT, "Ctrl-C"): (
         "raises; the save goes on",
@@ -224,7 +235,17 @@ in_child(lambda: [raises(errors.ClosedError, call) for call in (checkpointer.wai
 checkpointer.close()
 """,
     ),
-    (CK_WAIT, "exit"): (FIRST, SMALL + ASYNC + "checkpointer.save(1, state)\nleave(checkpointer.wait, at(0))"),
+    (CK_WAIT, "exit"): (
+        FIRST,
+        SMALL + ASYNC + "checkpointer.save(1, state)\nleave(checkpointer.wait, at(0))",
+        SMALL
+        + ASYNC
+        + """
+with checkpointer.overlap():
+    checkpointer.save(1, state)
+    leave(checkpointer.wait_for_tensors, at(0))
+""",
+    ),
     (CK_CLOSE, "close"): (
         "the second call returns; the first finishes all",
         SMALL

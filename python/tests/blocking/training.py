@@ -72,18 +72,16 @@ CLOSED = "raises `ClosedError`"
 ENDS = "the process ends"
 GIVEN_UP = "raises `ClosedError` in its thread"
 
-# By row and column: what is documented, and a program that shows it.
-CELLS: dict[tuple[str, str], tuple[str, str]] = {
+# Calls that wait for memory, and calls that wait for the disk.
+WAITING = ("swapper.fill('c', (1 << 20,), torch.float32).__enter__()", "swapper.put('d', torch.ones(1 << 20))")
+MOVING = ("swapper.read('b', 0, torch.empty(2_000_000))", "swapper.write('b', 0, torch.empty(2_000_000))")
+
+# By row and column: what is documented, and programs that show it.
+CELLS: dict[tuple[str, str], tuple[str, ...]] = {
     (LEND, "close"): (
         CLOSED,
         SWAPPER
         + """
-for call in (
-    lambda: swapper.lend("b").__enter__(),
-    lambda: swapper.fill("c", (1 << 20,), torch.float32).__enter__(),
-    lambda: swapper.put("d", torch.ones(1 << 20)),
-):
-    pass
 soon(swapper.close, at(0.1))
 raises(errors.ClosedError, lambda: swapper.lend("b").__enter__())
 for call in (
@@ -96,6 +94,8 @@ for call in (
 go_on.set()
 holder.join(20)
 """,
+        *(SWAPPER + f"soon(swapper.close, at(0.1))\nraises(errors.ClosedError, lambda: {call})" for call in WAITING),
+        *(SWAPPER + f"soon(swapper.close, busy())\nraises(errors.ClosedError, lambda: {call})" for call in MOVING),
     ),
     (LEND, "Ctrl-C"): (
         "raises; nothing is lent, and nothing is put",
@@ -116,6 +116,7 @@ with swapper.lend("b") as lent:
     assert lent.eq(ord("b")).all()
 swapper.close()
 """,
+        *(SWAPPER + f"soon(interrupt, busy())\nraises(KeyboardInterrupt, lambda: {call})" for call in MOVING),
     ),
     (LEND, "fork"): (
         CLOSED,
@@ -131,7 +132,11 @@ in_child(lambda: [raises(errors.ClosedError, call) for call in (
 go_on.set()
 """,
     ),
-    (LEND, "exit"): (GIVEN_UP, SWAPPER + "leave(lambda: swapper.lend('b').__enter__(), at(0.1))"),
+    (LEND, "exit"): (
+        GIVEN_UP,
+        *(SWAPPER + f"leave(lambda: {call}, at(0.1))" for call in ("swapper.lend('b').__enter__()", *WAITING)),
+        *(SWAPPER + f"leave(lambda: {call}, busy())" for call in MOVING),
+    ),
     (FLUSH, "close"): (
         CLOSED,
         """
@@ -332,6 +337,12 @@ soon(optimizer.close, lambda: any(name.startswith(".state") for name in os.listd
 raises(errors.ClosedError, lambda: optimizer.save_state("state"))
 assert "state" not in os.listdir()
 """,
+        OPTIMIZER
+        + """
+optimizer.save_state("state")
+soon(optimizer.close, busy())
+raises(errors.ClosedError, lambda: optimizer.load_state("state"))
+""",
     ),
     (SAVE_STATE, "Ctrl-C"): (
         "raises; no file appears, or the state is to be loaded again",
@@ -370,6 +381,7 @@ optimizer.close()
         + """
 leave(lambda: optimizer.save_state("state"), lambda: any(name.startswith(".state") for name in os.listdir()))
 """,
+        OPTIMIZER + "optimizer.save_state('other')\nleave(lambda: optimizer.load_state('other'), busy())",
     ),
     (OPT_CLOSE, "close"): (
         "both return",

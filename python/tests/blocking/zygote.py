@@ -16,16 +16,22 @@ TOO_SLOW = 75
 # The default engine makes a system call for every 4 KiB, one after the other: some MiB are seconds of work.
 SLOW = '[engine]\nbackend = "threads"\nworkers = 1\nqueue_depth = 1\nblock_bytes = 4096\n'
 
+TENSORS = """
+import torch, torch._dynamo
+import deepnvme._checkpoint, deepnvme._stream, deepnvme._swap, deepnvme._swap.parameters, deepnvme.optim
+from deepnvme import optim
+from torch import nn
+torch.set_num_threads(1)
+"""
+
 ZYGOTE = """
-import atexit, json, os, signal, sys, threading, time, warnings
+import atexit, asyncio, json, os, signal, sys, threading, time, warnings
 # Called after what the package does at exit, which registers itself later.
 atexit.register(lambda: print(time.time(), flush=True))
-import torch, torch._dynamo
-import deepnvme, deepnvme._checkpoint, deepnvme._stream, deepnvme._swap, deepnvme._swap.parameters, deepnvme.optim
-from deepnvme import errors, optim
-from torch import nn
+import deepnvme
+from deepnvme import errors
+exec(sys.argv[1])
 warnings.simplefilter("ignore")
-torch.set_num_threads(1)
 answers = os.fdopen(os.dup(1), "w")
 for line in sys.stdin:
     folder, program = json.loads(line)
@@ -120,13 +126,18 @@ def at(seconds):
 
 
 class Zygote:
-    """Runs programs in forks of a process that has imported all that they need."""
+    """Runs programs in forks of a process that has imported all that they need.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: for its settings.
+        imports: a program that each of them begins with.
+    """
+
+    def __init__(self, folder: Path, imports: str) -> None:
         settings = folder / "slow.toml"
         settings.write_text(SLOW)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", ZYGOTE],
+            [sys.executable, "-c", ZYGOTE, imports],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -10,7 +10,6 @@ import contextlib
 import faulthandler
 import json
 import os
-import pickletools
 import random
 import resource
 import struct
@@ -20,7 +19,6 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,111 +26,14 @@ import deepnvme
 from deepnvme import errors
 from deepnvme.integrations.dcp import DeepnvmeReader
 
+from .hostile_states import STATES
+from .mutators import NUMBERS, Target, as_text, mutate_json, mutate_pickle, same
+
 BYTES_MAX = 1 << 30
 SECONDS_MAX = 10
-NUMBERS = [0, 1, 7, 255, 4096, 1 << 32, (1 << 63) - 1, (1 << 64) - 1, 1 << 64, -1, 0.5, 1e300]
-TEXTS = ["", "F64", "I32", "../x", "/etc/passwd", "__metadata__", "deepnvme.checksums", "\0\U0001f600", "\ud800"]
-TEXTS.append("a" * 5000)
-OPERATIONS = [
-    b"(", b"t", b"]", b"}", b")", b"R", b"Q", b"b", b"s", b"u", b"e", b"a", b"0", b"2", b"N", b"q\x00", b"h\x00",
-    b"\x81", b"\x85", b"\x93", b"\x91", b"\x90", b"\x8f", b"j\xff\xff\xff\xff", b"K\x00", b"M\xff\xff",
-    b"\x8a\x01\xff", b"G" + bytes(8),
-    b"\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f", b"X\x01\x00\x00\x00k", b"X\xff\xff\xff\xff", b"C\x01x", b"\x88", b".",
-    b"cos\nsystem\n", b"ctorch\nFloatStorage\n", b"ctorch\nSize\n", b"ccollections\nOrderedDict\n", b"cbuiltins\nset\n",
-    b"ctorch._utils\n_rebuild_tensor_v2\n", b"ctorch._utils\n_rebuild_parameter\n", b"ccollections\nCounter\n",
-    b"ctorch\ndevice\n", b"c_codecs\nencode\n", b"cbuiltins\ncomplex\n", b"cbuiltins\nbytearray\n",
-    b"cbuiltins\ngetattr\n",
-    b"ctorch._utils\n_rebuild_sparse_tensor\n", b"ctorch._tensor\n_rebuild_from_type_v2\n", b"ctorch\nfloat32\n",
-]  # fmt: skip
-Load = Callable[[], object]
 
 
-def mutate_json(value: Any, dice: random.Random) -> Any:  # noqa: C901, PLR0911
-    """Change one thing somewhere in a document: a number, a text, a type, a count, an order."""
-    if dice.random() < 0.75:
-        if isinstance(value, dict) and value:
-            key = dice.choice(list(value))
-            return {name: mutate_json(one, dice) if name == key else one for name, one in value.items()}
-        if isinstance(value, list) and value:
-            at = dice.randrange(len(value))
-            return [mutate_json(one, dice) if index == at else one for index, one in enumerate(value)]
-        if isinstance(value, str) and value[:1] in "{[":
-            with contextlib.suppress(ValueError):
-                return json.dumps(mutate_json(json.loads(value), dice))
-    if isinstance(value, bool) or value is None:
-        return dice.choice([1, "x", [], {}, not value])
-    if isinstance(value, int | float):
-        return dice.choice([value + 1, value - 1, -value, str(value), None, *NUMBERS])
-    if isinstance(value, str):
-        return dice.choice([value + "0", value[:-1], value * 100, value.upper(), value[::-1], 5, None, [], *TEXTS])
-    if isinstance(value, list):
-        return dice.choice([value[:-1], value[::-1], value + value[:1], [1] * 70, {}, None, [value]])
-    changed = dict(value)
-    key = dice.choice(list(changed) or [""])
-    taken = changed.pop(key, None)
-    way = dice.randrange(4)
-    if way == 1:
-        changed[dice.choice(TEXTS)] = taken
-    elif way == 2:
-        changed[key + "x"] = taken
-    elif way == 3:
-        changed[key] = dice.choice([*changed.values(), None])
-    return changed
-
-
-def as_text(document: Any, dice: random.Random) -> bytes:
-    """Write a document, now and then cut short or with a name twice."""
-    text = json.dumps(document).encode()
-    way = dice.randrange(20)
-    if way == 0:
-        return text[: dice.randrange(len(text) + 1)]
-    return text[:1] + text[1:-1] + b"," + text[1:] if way == 1 else text
-
-
-def mutate_pickle(data: bytes, dice: random.Random) -> bytes:
-    """Change instructions: their order, number, kind and arguments."""
-    try:
-        places = [place for _, _, place in pickletools.genops(data)]
-    except Exception:
-        places = list(range(len(data)))
-    places = places or [0]
-    at = dice.randrange(len(places))
-    ops = [data[begin:end] for begin, end in zip(places, [*places[1:], len(data)], strict=True)]
-    way = dice.randrange(8)
-    if way == 0:
-        ops.insert(at, dice.choice(OPERATIONS))
-    elif way == 1:
-        ops[at] = dice.choice(OPERATIONS)
-    elif way == 2:
-        del ops[at]
-    elif way == 3:
-        ops[at:at] = ops[at : at + dice.randrange(1, 10)] * dice.randrange(1, 20)
-    elif way == 4:
-        other = dice.randrange(len(ops))
-        ops[at], ops[other] = ops[other], ops[at]
-    elif way == 5:
-        ops = ops[:at]
-    elif way == 6 and len(ops[at]) > 1:
-        changed = bytearray(ops[at])
-        changed[dice.randrange(1, len(changed))] = dice.choice([0, 1, 127, 128, 255])
-        ops[at] = bytes(changed)
-    else:
-        ops[at:at] = [b"X" + struct.pack("<I", 3) + b"abc", b"0"]
-    return b"".join(ops)
-
-
-def same(loaded: Any, state: Any) -> bool:
-    """Whether two states of dicts and tensors are equal."""
-    if isinstance(state, torch.Tensor):
-        is_like = isinstance(loaded, torch.Tensor) and loaded.dtype == state.dtype and loaded.shape == state.shape
-        return is_like and torch.equal(loaded, state)
-    if isinstance(state, dict):
-        is_dict = isinstance(loaded, dict) and loaded.keys() == state.keys()
-        return is_dict and all(same(loaded[key], value) for key, value in state.items())
-    return type(loaded) is type(state) and bool(loaded == state)
-
-
-def archive_pickle(folder: Path) -> tuple[Path, Callable[[random.Random], None], Load, Callable[[object], bool]]:
+def archive_pickle(folder: Path) -> Target:
     """A pickle inside an archive of torch, all of whose sums are right."""
     path = folder / "x.pt"
     state = {
@@ -171,7 +72,7 @@ def archive_pickle(folder: Path) -> tuple[Path, Callable[[random.Random], None],
     return path, write, load, lambda _: True
 
 
-def sealed(folder: Path, suffix: str) -> tuple[Path, Callable[[random.Random], None], Load, Callable[[object], bool]]:
+def sealed(folder: Path, suffix: str) -> Target:
     """A file of ours, every stretch of whose metadata is changed."""
     path = folder / f"x.{suffix}"
     state = {"a": torch.randn(30), "b": torch.randint(0, 9, (2, 3)), "c": torch.empty(0)}
@@ -202,7 +103,7 @@ def sealed(folder: Path, suffix: str) -> tuple[Path, Callable[[random.Random], N
     return path, write, lambda: deepnvme.load(path, verify="full"), lambda loaded: same(loaded, state)
 
 
-def safetensors(folder: Path) -> tuple[Path, Callable[[random.Random], None], Load, Callable[[object], bool]]:
+def safetensors(folder: Path) -> Target:
     """The header of a safetensors file with checksums."""
     path = folder / "x.safetensors"
     state = {"a": torch.randn(30), "b": torch.randint(0, 9, (2, 3)), "c": torch.empty(0)}
@@ -220,7 +121,7 @@ def safetensors(folder: Path) -> tuple[Path, Callable[[random.Random], None], Lo
     return path, write, lambda: deepnvme.load(path, verify="full"), lambda loaded: same(loaded, state)
 
 
-def index(folder: Path) -> tuple[Path, Callable[[random.Random], None], Load, Callable[[object], bool]]:
+def index(folder: Path) -> Target:
     """The list of a sharded model."""
     state = {str(number): torch.randn(100) for number in range(3)}
     deepnvme.save(state, folder / "model.safetensors", max_shard_bytes=500)
@@ -237,7 +138,7 @@ def index(folder: Path) -> tuple[Path, Callable[[random.Random], None], Load, Ca
     return folder, write, lambda: deepnvme.load(folder, verify="full"), fits
 
 
-def history(folder: Path) -> tuple[Path, Callable[[random.Random], None], Load, Callable[[object], bool]]:
+def history(folder: Path) -> Target:
     """The manifest of a Checkpointer."""
     states = {step: {"a": torch.randn(30), "step": step} for step in (1, 2)}
     with deepnvme.Checkpointer(folder) as checkpointer:
@@ -264,14 +165,17 @@ def history(folder: Path) -> tuple[Path, Callable[[random.Random], None], Load, 
     return folder, write, load, lambda loaded: loaded is None or any(same(loaded, state) for state in states.values())
 
 
-def stripes(folder: Path) -> tuple[Path, Callable[[random.Random], None], Load, Callable[[object], bool]]:
+def stripes(folder: Path) -> Target:
     """The list of a file in parts."""
     parts = [folder / "a.pt", folder / "b.pt"]
     state = {"a": torch.randn(3000)}
     made = deepnvme.StripeSet(parts, stripe_bytes=4096)
     deepnvme.save(state, made)
     path = Path(made.manifest_path)
-    document = json.loads(path.read_text())
+    # As one that was written by hand: a checksum would refuse all but the first few.
+    document = {**json.loads(path.read_text()), "version": 1}
+    del document["deepnvme.checksum"]
+    path.write_text(json.dumps(document))
 
     def write(dice: random.Random) -> None:
         path.write_bytes(as_text(mutate_json(document, dice), dice))
@@ -282,7 +186,7 @@ def stripes(folder: Path) -> tuple[Path, Callable[[random.Random], None], Load, 
     return folder, write, load, lambda loaded: same(loaded, state)
 
 
-def distributed(folder: Path) -> tuple[Path, Callable[[random.Random], None], Load, Callable[[object], bool]]:
+def distributed(folder: Path) -> Target:
     """The index of a distributed checkpoint."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -303,7 +207,7 @@ def distributed(folder: Path) -> tuple[Path, Callable[[random.Random], None], Lo
     return folder, write, lambda: DeepnvmeReader(folder).read_metadata(), lambda _: True
 
 
-def settings(folder: Path) -> tuple[Path, Callable[[random.Random], None], Load, Callable[[object], bool]]:
+def settings(folder: Path) -> Target:
     """Settings of engines."""
     path = folder / "deepnvme.toml"
     pieces = ["workers = 1\n", "queue_depth = 4\n", 'backend = "threads"\n', 'direct = "disabled"\n',
@@ -342,7 +246,7 @@ def settings(folder: Path) -> tuple[Path, Callable[[random.Random], None], Load,
     return path, write, load, lambda _: True
 
 
-READERS = {
+READERS: dict[str, Callable[..., Target]] = {
     "pickle": archive_pickle,
     "archive": lambda folder: sealed(folder, "pt"),
     "safetensors": safetensors,
@@ -351,6 +255,7 @@ READERS = {
     "stripes": stripes,
     "distributed": distributed,
     "settings": settings,
+    **STATES,
 }
 
 

@@ -481,3 +481,18 @@ def test_a_reader_beside_a_writer_always_finds_one(tmp_path: Path) -> None:
         for reader in readers:
             reader.join()
     assert not failures
+
+
+def test_a_reader_sees_what_is_saved_after_it_was_made(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    reader = deepnvme.Checkpointer(folder)
+    assert reader.latest() is None
+    with deepnvme.Checkpointer(folder, keep=1) as writer:
+        for step in (1, 2):
+            writer.save(step, {"a": torch.full((3,), float(step))})
+            assert [entry.step for entry in reader.checkpoints] == [step]
+            found = reader.latest()
+            assert found is not None
+            assert found.step == step
+            assert reader.restore()["a"].eq(step).all()
+            assert reader.restore(step)["a"].eq(step).all()

@@ -83,9 +83,10 @@ def test_keys_that_collide_are_refused(tmp_path: Path, container: str, keys: str
     path = archive(tmp_path / "x.pt", CONTAINERS[container](KEYS[keys]()))
     for lazy in (False, True):
         began = time.perf_counter()
-        with pytest.raises(errors.UnsafeFileError, match=r"x\.pt.*268435456 steps"):
+        with pytest.raises(errors.UnsafeFileError, match=r"x\.pt.*more than [12]\d{7} steps"):
             deepnvme.load(path, lazy=lazy)
-        assert time.perf_counter() - began < 20
+        # A second where nothing else runs.
+        assert time.perf_counter() - began < 10
 
 
 def test_costs_add_up(tmp_path: Path) -> None:
@@ -200,7 +201,7 @@ while True:
 @pytest.mark.parametrize("way", ["load", "lazy", "into", "object"])
 def test_ctrl_c_ends_a_load(tmp_path: Path, way: str) -> None:
     # Millions of objects, and a dict whose keys are looked for in many places: none of it is refused.
-    few = as_dict([MODULUS * index for index in range(1, 2_000)])[2:-1]
+    few = as_dict([MODULUS * index for index in range(1, 600)])[2:-1]
     path = archive(tmp_path / "x.pt", b"\x80\x04](" + few + b"](" + b"]" * 2_000_000 + b"ee.")
     command: list[str | Path] = [sys.executable, "-c", CHILD, path, way]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

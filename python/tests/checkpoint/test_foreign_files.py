@@ -212,9 +212,9 @@ def pack(folder: Path, check: Callable[[], None]) -> set[str]:
     assert _command(["pack", str(source), str(folder.parent / "striped"), *striped]) == 0
     check()
     assert _command(["pack", str(folder / "nothing"), str(folder / "none"), *striped]) == 1
-    manifest = next(folder.glob("striped.*.stripes.json"))
+    manifest = folder.parent / "striped" / "packed.safetensors.stripes.json"
     parts = [Path(path) for path in deepnvme.StripeSet.from_manifest(manifest).paths]
-    return {"packed", manifest.name, *(part.name for part in parts if part.parent == folder)}
+    return {"packed", *(part.name for part in parts if part.parent == folder)}
 
 
 OPERATIONS = [save_files, save_distributed, save_checkpoints, save_optimizer, swap, pack]

@@ -19,9 +19,12 @@ MUTATIONS = 5000
 def attacker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A process that imports torch once, and forks for each reader."""
     log = tmp_path_factory.mktemp("log") / "log"
-    command = [sys.executable, str(Path(__file__).with_name("hostile_inputs.py"))]
+    tests = Path(__file__).parent.parent
+    command = [sys.executable, "-m", "checkpoint.hostile_inputs"]
     with log.open("w") as out:
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=out, text=True)
+        child = subprocess.Popen(
+            command, cwd=tests, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=out, text=True
+        )
     with child:
         yield child, log
         child.kill()

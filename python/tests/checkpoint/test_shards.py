@@ -115,6 +115,28 @@ def test_foreign_files_of_every_such_name_stay(tmp_path: Path, stem: str) -> Non
     assert found.keys() == {*foreign, path.name}
 
 
+KILLED_ONE = """
+import resource, signal, sys, torch, deepnvme
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+deepnvme.save({"w": torch.zeros(100_000)}, sys.argv[1])
+"""
+
+
+def test_a_save_of_several_files_removes_what_a_killed_save_of_one_left(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    (tmp_path / "link.safetensors").symlink_to(path)
+    for name in (path, tmp_path / "link.safetensors"):
+        deepnvme.save(state_of(0), path)
+        assert run(KILLED_ONE, path) == -signal.SIGXFSZ
+        assert len(list(tmp_path.glob(".*"))) == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            save(1, name)
+        assert is_state(name, 1)
+        assert not list(tmp_path.glob(".*"))
+
+
 @pytest.mark.parametrize("count", [1, 10])
 def test_what_an_index_names_is_not_removed_for_that(tmp_path: Path, count: int) -> None:
     folder = tmp_path / "model"

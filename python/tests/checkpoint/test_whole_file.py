@@ -19,11 +19,11 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 import deepnvme
 from deepnvme import errors
-from deepnvme._deepnvme import StripeSet, _crc64
+from deepnvme._deepnvme import StripeSet, _command, _crc64
 from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 
 def changed(path: Path, check: Callable[[], object], *, step: int = 1) -> list[int]:
@@ -257,3 +257,67 @@ def test_metadata_of_our_own_files_can_be_given_again(tmp_path: Path) -> None:
         first.write_bytes(damaged)
         with pytest.raises(errors.ChecksumError):
             deepnvme.load(first, verify="full")
+
+
+def reported(path: Path, texts: Iterable[bytes]) -> list[int]:
+    """Verify the same list or part with other contents; those that the command calls sound."""
+    before, unnoticed = path.read_bytes(), []
+    name = next(path.parent.glob("*.stripes.json"))
+    for number, text in enumerate(texts):
+        path.write_bytes(text)
+        if _command(["verify", "--json", str(name)]) == 0:
+            unnoticed.append(number)
+    path.write_bytes(before)
+    assert _command(["verify", "--json", str(name)]) == 0
+    return unnoticed
+
+
+def changes(text: bytes, step: int) -> Iterable[bytes]:
+    """Change, put in, and take out a byte at every place."""
+    for at in range(0, len(text), step):
+        yield text[:at] + bytes([text[at] ^ (1 + at * 37 % 255)]) + text[at + 1 :]
+        yield text[:at] + bytes([at * 41 % 256]) + text[at:]
+        yield text[:at] + text[at + 1 :]
+    yield text + b"\0"
+    yield b""
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
+def test_any_change_of_a_checkpoint_in_parts_is_reported(
+    tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    parts = deepnvme.StripeSet([tmp_path / f"{name}.{number}" for number in range(3)], stripe_bytes=4096)
+    deepnvme.save({**state_of(), "w": torch.randn(5000)}, parts)
+    manifest = Path(parts.manifest_path)
+    assert reported(manifest, changes(manifest.read_bytes(), 1)) == []
+    for part in StripeSet.from_manifest(manifest).paths:
+        assert reported(Path(part), changes(Path(part).read_bytes(), 97)) == []
+    # Each of those runs has said so.
+    said = capfd.readouterr().out
+    assert '"damaged"' in said
+    assert "does not match" in said
+
+
+def test_an_edited_list_of_parts(tmp_path: Path) -> None:
+    """A disk that is mounted elsewhere: the message says how to use the list again."""
+    state, parts = state_of(), [tmp_path / "one" / "a.pt", tmp_path / "two" / "a.pt"]
+    for part in parts:
+        part.parent.mkdir()
+    made = deepnvme.StripeSet(parts, stripe_bytes=4096)
+    deepnvme.save(state, made)
+    (tmp_path / "two").rename(tmp_path / "elsewhere")
+    path = Path(made.manifest_path)
+    path.write_text(path.read_text().replace("/two/", "/elsewhere/"))
+    with pytest.raises(errors.CorruptFileError, match=r'remove "deepnvme.checksum" .* "version" 1') as caught:
+        deepnvme.load(path)
+    assert caught.value.filename == str(path)
+    with pytest.raises(errors.InvalidArgumentError, match="does not match"):
+        deepnvme.save(state, made)
+    wire = json.loads(path.read_text())
+    del wire["deepnvme.checksum"]
+    path.write_text(json.dumps(wire))
+    with pytest.raises(errors.CorruptFileError, match="no checksum"):
+        deepnvme.load(path)
+    path.write_text(json.dumps({**wire, "version": 1}))
+    assert torch.equal(deepnvme.load(path, verify="full")["w"], state["w"])
+    assert _command(["verify", str(path)]) == 0

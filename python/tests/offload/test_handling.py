@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from deepnvme.errors import ClosedError, UnsupportedError
 from .test_training import MEMORY, Model, batches, loss_of, train
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -185,3 +187,70 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     weight = nn.Parameter(torch.ones(3))
     weight.sum().backward()  # type: ignore[no-untyped-call]
     torch.optim.SGD([weight], lr=0.1).step()
+
+
+CHANGES: dict[str, Callable[[nn.Module, nn.Parameter], object]] = {
+    "filled": lambda _, weight: weight.fill_(0),
+    "initialised": lambda _, weight: nn.init.zeros_(weight),
+    "by its data": lambda _, weight: weight.data.fill_(1),
+    "other data": lambda _, weight: setattr(weight, "data", torch.ones_like(weight)),
+    "converted": lambda model, _: model.to(torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_what_is_on_disk_is_refused_and_not_lost_in_silence(tmp_path: Path, change: str) -> None:
+    model, offloading = offloaded(tmp_path)
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    if change != "converted":
+        with torch.no_grad():
+            CHANGES[change](model, model.blocks[1].up.weight)
+        with pytest.raises(RuntimeError, match=r"blocks\.1\.up\.weight was changed while it was on disk"):
+            loss_of(model, batches(1)[0])
+        # It has been said: the parameters are those on disk.
+        loss_of(model, batches(1)[0])
+        state = model.state_dict()
+        assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
+    with torch.no_grad():
+        CHANGES[change](model, model.blocks[1].up.weight)
+    with pytest.raises(RuntimeError, match="was changed while it was on disk"):
+        offloading.close()
+
+
+def test_a_change_of_what_is_in_memory_to_be_read_is_refused(tmp_path: Path) -> None:
+    model, offloading = offloaded(tmp_path)
+    weight = model.blocks[1].up.weight
+    refusal = pytest.raises(RuntimeError, match=r"blocks\.1\.up\.weight.*write=True")
+    with refusal, offloading.gathered([weight]), torch.no_grad():
+        weight.zero_()
+    loss_of(model, batches(1)[0])
+    with offloading.gathered([weight]):
+        assert weight.abs().sum() > 0
+
+
+def test_threads_compute_at_the_same_time(tmp_path: Path) -> None:
+    """A unit that two threads bring at once stays for as long as either of them needs it."""
+    model, offloading = offloaded(tmp_path)
+    data = batches(4)
+    with torch.no_grad():
+        expected = [loss_of(model, one) for one in data]
+    wrong: list[object] = []
+
+    def compute(number: int) -> None:
+        try:
+            for _ in range(20):
+                with torch.no_grad():
+                    found = loss_of(model, data[number])
+                if not torch.equal(found, expected[number]):
+                    wrong.append(found)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=compute, args=(number,), daemon=True) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+    assert not any(thread.is_alive() for thread in threads)
+    offloading.close()

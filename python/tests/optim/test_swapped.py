@@ -41,6 +41,25 @@ def test_the_same_bits(tmp_path: Path, kind: Any, settings: dict[str, Any], dtyp
         assert stats.bytes_read > 3 * stats.stored_bytes
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_sgd_without_momentum_and_with_it_later(tmp_path: Path, dtype: torch.dtype, stochastic: bool) -> None:
+    """The first buffer is the gradient, whenever that is; and noise is the same where there is no state."""
+    one, other = twins(dtype)
+    options: Any = {"lr": 0.01, "dampening": 0.5, "stochastic_rounding": stochastic, "seed": 3}
+    mine = optim.SGD(groups(one), **options, swap_dir=tmp_path, memory=MEMORY)
+    his = optim.SGD(groups(other), **options)
+    train(one, mine, range(3))
+    train(other, his, range(3))
+    assert_same(one, other)
+    for optimizer in (mine, his):
+        for group in optimizer.param_groups:
+            group["momentum"] = 0.9
+    train(one, mine, range(3, 6))
+    train(other, his, range(3, 6))
+    assert_same(one, other)
+
+
 @pytest.mark.parametrize(("kind", "theirs", "settings"), [
     (optim.AdamW, torch.optim.AdamW, {"lr": 1e-3}),
     (optim.SGD, torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9}),

@@ -160,7 +160,7 @@ def test_parts_in_memory_and_on_disk(swapper: Make) -> None:
                 assert torch.equal(lent, expected)
             with pytest.raises(ValueError, match="outside"):
                 mine.read(key, 5999 * 4, torch.empty(2, dtype=torch.int32))
-            with pytest.raises(ValueError, match="outside"):
+            with pytest.raises(ValueError, match="offset is -4"):
                 mine.write(key, -4, torch.empty(2, dtype=torch.int32))
 
 
@@ -450,7 +450,7 @@ def test_a_disk_without_room(swapper: Make, tmp_path: Path) -> None:
 
 def test_a_shape_with_a_negative_dimension_is_refused_and_nothing_is_there(swapper: Make) -> None:
     mine = swapper()
-    with pytest.raises(ValueError, match="negative"), mine.fill("a", (-1, -4), torch.float32):
+    with pytest.raises(ValueError, match="a dimension of 'a' is -1"), mine.fill("a", (-1, -4), torch.float32):
         pass
     # Whoever lends it is told so at once.
     with pytest.raises(KeyError), mine.lend("a"):

@@ -27,7 +27,7 @@ use std::sync::PoisonError;
 use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::op::Errno;
 use deepnvme_io::stream::Replacement;
-use deepnvme_io::{Error as IoError, Target};
+use deepnvme_io::{Error as IoError, ErrorKind, Target};
 
 use crate::error::{Error, Result};
 use crate::sync::{Mutex, MutexGuard, thread};
@@ -50,6 +50,7 @@ pub use manifest::{Entry, MANIFEST, MANIFEST_BYTES_MAX, Manifest, Part};
 pub use names::{PARTS_LIST, is_checkpoint};
 pub use private::PrivateFolder;
 
+use deepnvme_io::start_thread;
 use lock::{Lock, Taken};
 
 /// How often a reader follows a writer that replaces the manifest again and again.
@@ -293,11 +294,25 @@ impl History {
     pub fn publish(&self, entry: &Entry) -> Result<()> {
         let _turn = locked(&self.turn);
         self.make_sure()?;
+        self.check_written(entry)?;
         let now = self.manifest();
         let next = plan::next(&now, entry, self.keep, |entry| files::is_there(&self.folder, entry));
         // The manifest must not be on the disk before the names that it lists.
         fs::sync_folder(&self.folder)?;
         self.write(&next)
+    }
+
+    /// Refuses a checkpoint whose file lies in another folder: one that had this folder's name when the file was made.
+    fn check_written(&self, entry: &Entry) -> Result<()> {
+        let Some(private) = entry.pending.get(&entry.file) else { return Ok(()) };
+        match fs::stat_link(&self.folder.join(private)) {
+            Err(Errno::NOENT | Errno::NOTDIR) => {
+                let detail = "the new checkpoint is not in this folder: somebody renamed the folder, or put another one in \
+                              its place, while the checkpoint was written; save it again";
+                Err(IoError::new(ErrorKind::NotFound, "save a checkpoint", detail).at_path(&self.folder).into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether the manifest on the disk lists that file, whatever went wrong while it was written. `None`: it cannot be
@@ -468,7 +483,7 @@ pub fn private_name(new: &Replacement) -> Option<String> {
 fn release(held: Vec<std::os::fd::OwnedFd>) {
     if !held.is_empty() {
         // Where no thread is to be had, the closure is dropped here, and with it the files.
-        let _ = thread::Builder::new().name("deepnvme-release".into()).spawn(move || drop(held));
+        let _ = start_thread(|| thread::Builder::new().name("deepnvme-release".into()).spawn(move || drop(held)));
     }
 }
 

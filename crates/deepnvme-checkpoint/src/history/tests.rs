@@ -227,6 +227,27 @@ fn a_private_name_that_somebody_took_is_not_given_another() {
 }
 
 #[test]
+fn a_checkpoint_in_a_folder_that_was_renamed_does_not_count_in_another() {
+    let above = tempfile::tempdir().unwrap();
+    let (folder, elsewhere) = (above.path().join("run"), above.path().join("renamed"));
+    real::create_dir(&folder).unwrap();
+    let history = History::new(folder.clone(), Some(2), true);
+    history.claim(&holder(), true).unwrap();
+    let (first, new) = written(&history, 1, 5);
+    history.commit(first, Some(new)).unwrap();
+    let (second, new) = written(&history, 2, 7);
+    real::rename(&folder, &elsewhere).unwrap();
+    real::create_dir(&folder).unwrap();
+    real::write(folder.join(&second.file), b"mine").unwrap();
+    let refused = history.commit(second, Some(new)).unwrap_err().to_string();
+    assert!(refused.contains("run") && refused.contains("renamed the folder"), "{refused}");
+    assert_eq!(real::read(folder.join("step-00000002.pt")).unwrap(), b"mine");
+    assert!(!folder.join(MANIFEST).exists());
+    let left = History::new(elsewhere, Some(2), true).read().unwrap();
+    assert_eq!(left.checkpoints.iter().map(|entry| entry.step).collect::<Vec<_>>(), [1]);
+}
+
+#[test]
 fn manifests_that_name_other_files_are_refused() {
     let good = entry("step-00000001.pt", 1, b"x");
     let text = |entry: &Entry| Manifest { checkpoints: vec![entry.clone()], ..Manifest::empty() }.text();

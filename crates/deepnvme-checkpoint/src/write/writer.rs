@@ -150,7 +150,14 @@ impl Writer {
             && let Some((offset, source)) = line.ready.pop_front()
         {
             let options = WriteOptions { durability: Durability::None, extent: WriteExtent::InPlace };
-            line.started.push_back(self.engine.write(&self.file, offset, source, options)?);
+            match self.engine.write(&self.file, offset, source, options) {
+                Ok(pending) => line.started.push_back(pending),
+                Err(error) => {
+                    // Nobody will start the others. Threads that wait for a slot would wait for theirs for ever.
+                    line.ready.clear();
+                    return Err(error.into());
+                }
+            }
             line.in_air += 1;
         }
         Ok(())
@@ -199,6 +206,8 @@ impl Writer {
             }
             if outcome.is_ok() {
                 outcome = self.start(&mut line, self.in_air_max);
+            } else {
+                line.ready.clear();
             }
         }
         outcome

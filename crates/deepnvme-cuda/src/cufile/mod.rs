@@ -62,7 +62,8 @@ impl CuFile {
             return Err(Absent { text: format!("cuFile is not started: {obstacle}") });
         }
         // SAFETY: the function takes nothing; whatever it answers is looked at.
-        let answer = open::without_log(|| unsafe { (functions.driver_open)() });
+        let opened = open::without_log(|| unsafe { (functions.driver_open)() });
+        let answer = opened.map_err(|error| Absent { text: format!("cuFile does not start: no thread ({error})") })?;
         check(driver, "cuFileDriverOpen", answer).map_err(|error| refused(&error))?;
         let mut session = Session { functions, driver, properties: Properties::default() };
         // SAFETY: the pointer is to a struct of the library's own layout.

@@ -7,6 +7,7 @@
 use std::env;
 use std::ffi::OsStr;
 use std::fs;
+use std::io;
 use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -29,11 +30,11 @@ pub(super) fn obstacle(is_named: bool) -> Option<String> {
 }
 
 /// Makes the call where relative paths lead to a folder of its own, in which the log's name leads nowhere. The folder is gone
-/// afterwards; the process as a whole stays in its current one.
-pub(super) fn without_log<T: Send>(call: impl FnOnce() -> T + Send) -> T {
+/// afterwards; the process as a whole stays in its current one. Without a thread for it, it is not made.
+pub(super) fn without_log<T: Send>(call: impl FnOnce() -> T + Send) -> io::Result<T> {
     let (log, settings) = (env::var_os("CUFILE_LOGFILE_PATH"), env::var_os("CUFILE_ENV_PATH_JSON"));
     if needs_current_folder(log.as_deref(), settings.as_deref()) {
-        return call();
+        return Ok(call());
     }
     thread::scope(|scope| {
         let run = || {
@@ -43,8 +44,8 @@ pub(super) fn without_log<T: Send>(call: impl FnOnce() -> T + Send) -> T {
             let _ = fs::remove_dir_all(folder);
             answer
         };
-        match scope.spawn(run).join() {
-            Ok(answer) => answer,
+        match thread::Builder::new().name("deepnvme-cufile".into()).spawn_scoped(scope, run)?.join() {
+            Ok(answer) => Ok(answer),
             Err(panic) => std::panic::resume_unwind(panic),
         }
     })
@@ -99,6 +100,7 @@ mod tests {
             fs::write("another.log", "nonsense").unwrap();
             there
         });
+        let there = there.unwrap();
         assert_eq!(env::current_dir().unwrap(), here);
         // Where a sandbox forbids it, the call is made all the same.
         if there == here {

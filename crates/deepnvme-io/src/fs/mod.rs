@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::Errno;
+use crate::shown;
 
 #[cfg(not(simulated))]
 mod kernel;
@@ -172,11 +173,46 @@ pub fn open_folder(folder: &Path) -> Result<OwnedFd, Errno> {
 /// # Errors
 /// The kernel's refusal, with the path.
 pub fn sync_folder(folder: &Path) -> Result<()> {
-    let synced = open_folder(folder).and_then(|folder| {
+    OpenedFolder::new(folder)?.sync()
+}
+
+/// A folder that is open before its names change, so that no descriptor can be missing when they have to be synced.
+#[derive(Debug)]
+pub struct OpenedFolder {
+    path: PathBuf,
+    file: OwnedFd,
+}
+
+impl OpenedFolder {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// The kernel's refusal, with the path.
+    pub fn new(folder: &Path) -> Result<Self> {
+        let file = open_folder(folder).map_err(|errno| Error::os("sync folder", errno).at_path(folder))?;
+        Ok(Self { path: folder.to_path_buf(), file })
+    }
+
+    /// Waits until its names are on the disk.
+    ///
+    /// # Errors
+    /// The kernel's refusal, with the path.
+    pub fn sync(&self) -> Result<()> {
         use std::os::fd::AsFd as _;
-        sync(folder.as_fd())
-    });
-    synced.map_err(|errno| Error::os("sync folder", errno).at_path(folder))
+        sync(self.file.as_fd()).map_err(|errno| Error::os("sync folder", errno).at_path(&self.path))
+    }
+
+    /// The same for a name that has changed already.
+    ///
+    /// # Errors
+    /// The kernel's refusal, which says that the change was made.
+    pub fn sync_change(&self, of: &Path) -> Result<()> {
+        self.sync().map_err(|error| {
+            let change = format!("{} is the new one, but a power cut may bring back the old one", shown::path(of));
+            let detail = if error.detail().is_empty() { change } else { format!("{change}; {}", error.detail()) };
+            error.because(detail)
+        })
+    }
 }
 
 /// All bytes of a small regular file, such as a manifest. Anything else is refused at once: a pipe is not waited for, a

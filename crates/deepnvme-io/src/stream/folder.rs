@@ -2,16 +2,18 @@
 //!
 //! Its name is private and proves what it is, as that of a [`Temporary`](super::Temporary) does. Each file that goes into it
 //! is written down before it is made. What is left of a killed process is removed by that list: a file that somebody else
-//! put there stays, and the folder with it.
+//! put there stays, and the folder with it. With a manifest of stripes goes what it recorded as its own, wherever that lies.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
+use super::set;
 use super::temporary::{self, Proof, unlink_if};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs::{self, Identity, Kind, OFlags};
 use crate::op::Errno;
+use crate::stripe::MANIFEST_SUFFIX;
 
 /// The list, in the folder.
 const CONTENTS: &str = ".deepnvme-contents";
@@ -90,28 +92,29 @@ impl PrivateFolder {
         Ok(self.path.join(name))
     }
 
-    /// Gives the folder its name, which nothing but an empty folder may have. The caller has synced the files in it.
+    /// Gives the folder its name, which nothing but an empty folder may have: its permissions pass to the new one. The
+    /// caller has synced the files in it.
     ///
     /// # Errors
     /// The refusal of the file system: then the folder is gone, unless only a sync after the renaming failed.
     pub fn commit(mut self) -> Result<()> {
         let refused = |errno| Error::os("rename", errno).at_path(&self.target);
         fs::sync_folder(&self.path)?;
-        fs::set_mode(self.folder.as_fd(), 0o777 & !fs::umask()).map_err(refused)?;
-        // An empty folder may have the name already; any other one stays, and is what the renaming finds.
-        let _ = fs::remove_folder(&self.target);
-        match fs::rename_new(&self.path, &self.target) {
-            // Folders have no second names. A folder is never renamed over one that has something in it.
-            Err(Errno::INVAL | Errno::NOSYS) => fs::rename(&self.path, &self.target),
-            renamed => renamed,
-        }
-        .map_err(refused)?;
+        let mode = match fs::stat_link(&self.target) {
+            Ok(old) => old.mode & 0o777,
+            Err(Errno::NOENT) => 0o777 & !fs::umask(),
+            Err(errno) => return Err(refused(errno)),
+        };
+        fs::set_mode(self.folder.as_fd(), mode).map_err(refused)?;
+        let above = fs::OpenedFolder::new(fs::folder_of(&self.target))?;
+        // The kernel puts a folder in the place of an empty folder, and of nothing else that has a name.
+        fs::rename(&self.path, &self.target).map_err(refused)?;
         self.is_kept = true;
         // Not before the name is on the disk: until then this list is what finds the files again.
-        fs::sync_folder(fs::folder_of(&self.target))?;
+        above.sync_change(&self.target)?;
         let unlisted = fs::unlink(&self.target.join(CONTENTS));
         unlisted.map_err(|errno| Error::os("remove", errno).at_path(&self.target))?;
-        fs::sync_folder(&self.target)
+        fs::sync(self.folder.as_fd()).map_err(|errno| Error::os("sync folder", errno).at_path(&self.target))
     }
 }
 
@@ -156,7 +159,12 @@ fn empty(folder: &Path, contents: &OwnedFd) {
         if !is_inside(&name) {
             continue;
         }
+        // While files elsewhere are left that a manifest lists, so is the manifest.
+        let is_manifest = name.as_os_str().as_bytes().ends_with(MANIFEST_SUFFIX.as_bytes());
         let path = folder.join(name);
+        if is_manifest && !set::remove_stripes(&path) {
+            continue;
+        }
         temporary::remove_stale(&path);
         match fs::stat_link(&path) {
             Ok(stat) if stat.kind == Kind::Folder => drop(fs::remove_folder(&path)),

@@ -16,7 +16,7 @@ mod writer;
 pub use folder::{PrivateFolder, remove_stale_folders};
 pub use reader::FileReader;
 pub use replace::{PART_MARK, Replacement, replace_small};
-pub use set::{Member, Retired, SetReplacement, remove_set, remove_whole_set, retire_set};
+pub use set::{Member, Retired, SetReplacement, remove_whole_set, retire_set};
 pub use temporary::{TEMPORARY_MARK, Temporary, remove_stale, resolve};
 pub use writer::FileWriter;
 

@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::file::{OpenOptions, Target, TensorFile};
 use crate::fs::{self, Kind};
 use crate::op::Errno;
-use crate::stripe::{RECORD_KEY, StripeSet};
+use crate::stripe::{RECORD_KEY, StripeSet, seal};
 
 /// What the names of a stripe set's rewritten parts contain, after the name of the part as the caller gave it.
 pub const PART_MARK: &str = ".part-";
@@ -45,7 +45,7 @@ fn check_names(set: &StripeSet) -> Result<()> {
     }
     let manifest = set.manifest_path();
     match StripeSet::from_manifest(&manifest) {
-        Err(error) if error.kind() == ErrorKind::InvalidInput => {
+        Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Corrupt) => {
             refused(&manifest, &format!("the name of the set's manifest is taken: {}", error.detail()))
         }
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
@@ -89,13 +89,21 @@ impl Replacement {
 
     fn striped(set: &StripeSet) -> Result<Self> {
         check_names(set)?;
+        Self::listed(set, &set.manifest_path())
+    }
+
+    /// A new set whose manifest does not lie beside its first part: such a one shares no names with any other.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn listed(set: &StripeSet, manifest: &Path) -> Result<Self> {
         let member = |part: &PathBuf| {
             let mut before = part.clone().into_os_string();
             before.push(PART_MARK);
             Member { before: before.into(), after: "".into() }
         };
         let members: Vec<Member> = set.parts().iter().map(member).collect();
-        let new = SetReplacement::begin(&set.manifest_path(), &members, &[RECORD_KEY])?;
+        let new = SetReplacement::begin(manifest, &members, &[RECORD_KEY])?;
         let stripes = StripeSet::new(new.members().map(Path::to_path_buf).collect(), set.stripe_bytes())?;
         Ok(Self { target: new.index().to_path_buf(), new: New::Stripes(stripes, new) })
     }
@@ -151,19 +159,20 @@ impl Replacement {
     pub fn commit(self, sync_folders: bool) -> Result<()> {
         let Self { target, new } = self;
         match new {
-            New::Stripes(set, new) => new.commit(set.to_manifest()?).map(drop),
+            New::Stripes(set, new) => new.commit_with(set.to_manifest()?, false, |text| seal(&text)).map(drop),
             New::File(mut file) => {
                 if temporary::resolve(&target)? != target {
                     let detail = "it has become a symbolic link meanwhile; save again";
                     return Err(Error::new(ErrorKind::InvalidInput, "rename", detail).at_path(target));
                 }
                 file.take_mode_of(&target)?;
+                let folder = sync_folders.then(|| fs::OpenedFolder::new(fs::folder_of(&target))).transpose()?;
                 // Held beyond the rename: to free a large file takes some file systems longer than to write one.
                 let old = temporary::held(&target);
                 let renamed = file.rename(&target);
                 temporary::release(old);
                 renamed.map_err(|errno| Error::os("rename", errno).at_path(&target))?;
-                if sync_folders { fs::sync_folder(fs::folder_of(&target)) } else { Ok(()) }
+                folder.map_or(Ok(()), |folder| folder.sync_change(&target))
             }
         }
     }

@@ -204,13 +204,13 @@ impl SetReplacement {
         self.commit_with(index, false, Ok)
     }
 
-    fn commit_with(
+    pub(super) fn commit_with(
         mut self,
         mut index: Value,
         is_one_line: bool,
         finish: impl Fn(String) -> Result<String>,
     ) -> Result<Vec<PathBuf>> {
-        let folder = fs::folder_of(&self.index).to_path_buf();
+        let folder = fs::OpenedFolder::new(fs::folder_of(&self.index))?;
         let mode = temporary::mode_of(&self.index).map_err(|errno| self.refused(errno))?;
         let mut folders = HashSet::new();
         let mut members = Vec::with_capacity(self.paths.len());
@@ -255,7 +255,7 @@ impl SetReplacement {
             let intent = self.intent.take();
             // Before the names of the old members go, also where less was asked for: they may lie on other disks, which
             // may lose less than this one.
-            let synced = fs::sync_folder(&folder);
+            let synced = folder.sync_change(&self.index);
             match synced {
                 Ok(()) => self.remove_old(&old, &identities),
                 // The old index may come back: then this still lists the members.
@@ -380,9 +380,24 @@ impl Drop for Locked {
     }
 }
 
-/// Removes a stripe set: the manifest, after the files that it recorded as its own. One that records none stays.
-pub fn remove_set(manifest: &Path) {
-    remove_owned(manifest, &[crate::stripe::RECORD_KEY.to_owned()]);
+/// Removes a stripe set as [`remove_whole_set`] does; whether nothing is left of which the manifest, or a list of a killed
+/// save, is to say whose it is.
+pub(super) fn remove_stripes(manifest: &Path) -> bool {
+    let record_at = [crate::stripe::RECORD_KEY.to_owned()];
+    clean_up(manifest, &record_at);
+    remove_owned(manifest, &record_at);
+    let lists = temporary::stale_of(manifest, Kind::File);
+    let says_nothing = |list: &temporary::Proof| {
+        let said = read(&list.file, &list.path);
+        said.is_ok_and(|said| said.is_none_or(|value| intended(&value, &record_at, manifest).is_empty()))
+    };
+    let owns_nothing = match fs::open(manifest, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0) {
+        Ok(file) => {
+            Owned::of(&file, manifest, &record_at).is_ok_and(|owned| owned.is_none_or(|owned| owned.members.is_empty()))
+        }
+        Err(errno) => matches!(errno, Errno::NOENT | Errno::LOOP),
+    };
+    owns_nothing && lists.iter().all(says_nothing)
 }
 
 /// Removes a set of a folder that is to go: what killed saves have left of it, the files that its index recorded as its own,

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs::{self, Identity, Kind, OFlags, Stat};
 use crate::op::Errno;
+use crate::start::start_thread;
 use crate::sync::thread;
 
 /// What the names of temporaries contain, after the name of the file that they will replace.
@@ -363,7 +364,7 @@ pub(super) fn held(path: &Path) -> Option<OwnedFd> {
 pub(super) fn release(file: Option<OwnedFd>) {
     if let Some(file) = file {
         // Where no thread is to be had, the closure is dropped here, and with it the file.
-        let _ = thread::Builder::new().name("deepnvme-release".into()).spawn(move || drop(file));
+        let _ = start_thread(|| thread::Builder::new().name("deepnvme-release".into()).spawn(move || drop(file)));
     }
 }
 

@@ -44,7 +44,14 @@ impl FileWriter {
     /// # Errors
     /// The folder's refusal.
     pub fn create(engine: Arc<Engine>, target: &Target, durability: Durability) -> Result<Self> {
-        let replacement = Replacement::new(target)?;
+        Self::replacing(engine, Replacement::new(target)?, durability)
+    }
+
+    /// Writes what a replacement puts in place.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn replacing(engine: Arc<Engine>, replacement: Replacement, durability: Durability) -> Result<Self> {
         let file = replacement.open(engine.config().direct)?;
         Ok(Self {
             in_flight: VecDeque::with_capacity(BUFFERS),

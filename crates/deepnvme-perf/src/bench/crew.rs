@@ -86,7 +86,7 @@ impl Crew {
             crew.members.push(Member { child, orders });
             told.unwrap_or(Ok(())).map_err(|error| failed(&error))?;
             let sender = sender.clone();
-            std::thread::spawn(move || {
+            let listen = move || {
                 for line in
                     output.into_iter().flat_map(|output| BufReader::new(output).lines()).map_while(|line| line.ok())
                 {
@@ -96,7 +96,8 @@ impl Crew {
                     }
                 }
                 let _ = sender.send((index, Answer::Failed("a worker process ended before its work was done".into())));
-            });
+            };
+            deepnvme_io::start_thread(|| std::thread::Builder::new().spawn(listen))?;
         }
         crew.gather(watch)?;
         Ok(crew)

@@ -126,8 +126,6 @@ fn verify_entry(engine: &Arc<Engine>, entry: &Entry, path: &Path, progress: &Pro
         Err(Error::Engine(error)) if error.kind() == ErrorKind::NotFound => {
             differs(format!("some of its files are not there: {error}"))
         }
-        // A list of parts that is none.
-        Err(Error::Engine(error)) if error.kind() == ErrorKind::InvalidInput => differs(error.to_string()),
         Ok(files) if files.iter().all(|file| file.verdict == Verdict::Sound) => {
             if history::is_as_listed(path, entry).map_err(failed)? {
                 checked
@@ -261,6 +259,8 @@ fn verdict(error: &deepnvme_checkpoint::Error) -> Option<Verdict> {
     use deepnvme_checkpoint::Error as Failure;
     use deepnvme_format::Error as Finding;
     match error {
+        // A list of parts.
+        Failure::Io(error) if error.kind() == ErrorKind::Corrupt => Some(Verdict::Damaged),
         Failure::Io(_) | Failure::Panicked(_) | Failure::Interrupted | Failure::Locked { .. } => None,
         Failure::Format { source: Finding::Memory { .. }, .. } => None,
         Failure::NoSums { .. } | Failure::Format { source: Finding::Unsupported(_), .. } => Some(Verdict::Unverifiable),

@@ -59,8 +59,8 @@ pub(super) fn shown<T: Send>(
             is_over.store(true, Ordering::Relaxed);
             done
         };
-        let worker = std::thread::Builder::new().name("deepnvme-work".into()).spawn_scoped(scope, run);
-        let worker = worker.map_err(|error| deepnvme_io::Error::from_io("start a thread", &error))?;
+        let builder = std::thread::Builder::new().name("deepnvme-work".into());
+        let worker = deepnvme_io::start_thread(|| builder.spawn_scoped(scope, run))?;
         while !is_over.load(Ordering::Relaxed) && !worker.is_finished() {
             std::thread::sleep(LOOK.min(began.elapsed() / 4 + Duration::from_millis(1)));
             let (bytes_done, bytes_total) = progress.bytes();

@@ -24,10 +24,12 @@ mod progress;
 mod python;
 mod report;
 mod shell;
+mod streams;
 mod tune;
 
 use cli::{Cli, Command};
 pub use python::for_python;
+pub use streams::{Output, keep_numbers};
 
 /// Where a command writes, and who may stop it.
 pub struct Session<'a> {
@@ -51,7 +53,14 @@ pub fn run(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>, ses
         Ok(parsed) => parsed,
         Err(error) => return explain(&error, session),
     };
-    match execute(parsed.command, &arguments, session).and_then(|()| session.output.flush().map_err(closed)) {
+    let done = execute(parsed.command, &arguments, session);
+    // Also after bad news: what was written may not have come anywhere.
+    let done = session.output.flush().map_err(closed).and(done);
+    ended(done, session)
+}
+
+fn ended(done: Result<()>, session: &mut Session<'_>) -> u8 {
+    match done {
         Ok(()) => 0,
         Err(Error::Closed) => 0,
         Err(error) => {
@@ -132,9 +141,8 @@ fn explain(error: &clap::Error, session: &mut Session<'_>) -> u8 {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         let styled = std::io::stdout().is_terminal();
         let shown = if styled { write!(session.output, "{}", text.ansi()) } else { write!(session.output, "{text}") };
-        // Whoever piped the help into `head` has read enough.
-        let _ = shown.and_then(|()| session.output.flush());
-        return 0;
+        let shown = shown.and_then(|()| session.output.flush()).map_err(closed);
+        return ended(shown, session);
     }
     let _ = write!(session.talk, "{text}");
     2

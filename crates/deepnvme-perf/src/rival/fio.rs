@@ -106,8 +106,11 @@ impl Fio {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|error| failed(&error.to_string()))?;
-        let output = drain(child.stdout.take());
-        let complaints = drain(child.stderr.take());
+        let drained = drain(child.stdout.take()).and_then(|output| Ok((output, drain(child.stderr.take())?)));
+        let (output, complaints) = drained.inspect_err(|_| {
+            let _ = child.kill();
+            let _ = child.wait();
+        })?;
         let began = Instant::now();
         let status = loop {
             match child.try_wait().map_err(|error| failed(&error.to_string()))? {
@@ -172,14 +175,15 @@ fn huge_bytes_free() -> u64 {
 }
 
 /// Reads a pipe to its end on a thread of its own, so that fio never waits for us.
-fn drain(pipe: Option<impl std::io::Read + Send + 'static>) -> std::thread::JoinHandle<String> {
-    std::thread::spawn(move || {
+fn drain(pipe: Option<impl std::io::Read + Send + 'static>) -> Result<std::thread::JoinHandle<String>> {
+    let read = move || {
         let mut text = Vec::new();
         if let Some(mut pipe) = pipe {
             let _ = pipe.read_to_end(&mut text);
         }
         String::from_utf8_lossy(&text).into_owned()
-    })
+    };
+    Ok(deepnvme_io::start_thread(|| std::thread::Builder::new().spawn(read))?)
 }
 
 /// fio takes a colon for the end of a name.

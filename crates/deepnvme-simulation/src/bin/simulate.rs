@@ -73,15 +73,16 @@ mod simulated {
                 return ExitCode::from(2);
             }
         };
-        let (next, done, failed, steps) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+        let [next, done, failed, steps, moments] = [(); 5].map(|()| AtomicU64::new(0));
         let began = Instant::now();
         let say = || {
             let (done, seconds) = (done.load(Ordering::Relaxed), began.elapsed().as_secs_f64());
             println!(
-                "{done} of {} seeds, {:.0} seeds/s, {:.0} steps a seed, {} failed",
+                "{done} of {} seeds, {:.0} seeds/s, {:.0} steps a seed, {} changes judged, {} failed",
                 options.seeds,
                 done as f64 / seconds.max(1e-3),
                 steps.load(Ordering::Relaxed) as f64 / done.max(1) as f64,
+                moments.load(Ordering::Relaxed),
                 failed.load(Ordering::Relaxed)
             );
         };
@@ -102,6 +103,7 @@ mod simulated {
                         }
                     }
                     steps.fetch_add(report.steps, Ordering::Relaxed);
+                    moments.fetch_add(report.moments, Ordering::Relaxed);
                     done.fetch_add(1, Ordering::Relaxed);
                     if !report.failures.is_empty() {
                         failed.fetch_add(1, Ordering::Relaxed);

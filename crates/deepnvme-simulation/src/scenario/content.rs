@@ -1,9 +1,9 @@
 //! What is saved under a name: plain bytes, or checkpoints by the code that really saves and loads them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use deepnvme_checkpoint::read::{Reader, Verify, find_set};
+use deepnvme_checkpoint::read::{INDEX_SUFFIX, Reader, Verify, find_set};
 use deepnvme_checkpoint::write::{Record, Save, SaveOptions, Saved, Staging, Tensor};
 use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_format::Dtype;
@@ -12,13 +12,14 @@ use deepnvme_format::safetensors::TensorSpec;
 use deepnvme_format::set;
 use deepnvme_format::state::Signs;
 use deepnvme_io::mem::{Region, RegionMut};
-use deepnvme_io::stream::{Member, Replacement, SetReplacement};
+use deepnvme_io::stream::{self, Member, Replacement, SetReplacement, resolve, retire_set};
 use deepnvme_io::{
     Access, DirectMode, Durability, Engine, Error as IoError, OpenOptions, Target, TensorFile, WriteExtent,
     WriteOptions, fs,
 };
 use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
+use rustix::io::Errno;
 use serde_json::{Map, json};
 
 use super::payload::{self, Version};
@@ -37,7 +38,8 @@ pub(super) enum Content {
     Archive,
     /// A safetensors file.
     Safetensors,
-    /// Several of these, and the index that lists them: what Rust does of `save(max_shard_bytes=...)`.
+    /// Several of these, and the index that lists them, or one that takes their place: what Rust does of
+    /// `save(max_shard_bytes=...)`.
     Shards,
 }
 
@@ -47,7 +49,12 @@ pub(super) enum Written {
     One(Replacement, Option<Saved>),
     /// Shards that are in their places, and the text of their index.
     Set(SetReplacement, String),
+    /// One file, after which the shards of that index are out of date.
+    Over(Replacement, PathBuf),
 }
+
+/// Where the record of its own files is in an index.
+const RECORD: [&str; 2] = ["metadata", "deepnvme.owned"];
 
 impl Written {
     /// Gives it its name.
@@ -55,6 +62,11 @@ impl Written {
         match self {
             Self::One(one, _) => one.commit(durability == Durability::Full)?,
             Self::Set(set, index) => drop(set.commit_text(&index, |text| sealed(&text))?),
+            Self::Over(one, index) => {
+                one.commit(durability == Durability::Full)?;
+                // The new file counts, whatever becomes of the old ones.
+                let _ = retire_set(&index, &RECORD);
+            }
         }
         Ok(())
     }
@@ -108,7 +120,11 @@ impl Content {
                 progress.stop();
             })
         });
-        let written = if self == Self::Shards {
+        let written = if self == Self::Shards && is_one_file(order.seed, order.version) {
+            let save = Self::Safetensors.plan(&order.target.path(), &tensors, options);
+            save.and_then(|save| save.write(Arc::clone(order.engine), order.target, progress))
+                .map(|(_, replacement)| Written::Over(replacement, index_of(&order.target.path())))
+        } else if self == Self::Shards {
             write_shards(order, &tensors, &options, &progress)
         } else {
             let save = self.plan(&order.target.path(), &tensors, options);
@@ -148,13 +164,21 @@ impl Content {
         pages * 4096
     }
 
+    /// Whether anything is there under that name.
+    pub(super) fn is_there(self, path: &Path) -> bool {
+        let is_there = |path: &Path| fs::exists(path).unwrap_or(true);
+        is_there(path) || (self == Self::Shards && is_there(&index_of(path)))
+    }
+
     /// What a name shows, by a reader that compares all there is to compare.
     pub(super) fn read(self, engine: &Arc<Engine>, target: &Target, seed: u64) -> Result<Shown> {
         let target = match target {
             Target::Stripes(set) => Target::from(set.manifest_path()),
             path => path.clone(),
         };
-        fs::stat(&target.path()).map_err(|errno| IoError::os("open", errno).at_path(target.path()))?;
+        if !self.is_there(&target.path()) {
+            return Err(IoError::os("open", Errno::NOENT).at_path(target.path()).into());
+        }
         if self == Self::Bytes {
             let bytes = read_bytes(engine, &target)?;
             let text = || format!("{} bytes that nobody saved", bytes.len());
@@ -180,14 +204,16 @@ fn write_shards(
     options: &SaveOptions,
     progress: &Arc<Progress>,
 ) -> Result<Written> {
-    let index = order.target.path();
+    let file = order.target.path();
+    let index = index_of(&file);
     let count = tensors.len().min(SHARDS_MAX);
     let name = |number: usize| {
         let before = format!("model-{:05}-of-{count:05}-", number + 1);
         Member { before: index.with_file_name(before), after: ".safetensors".into() }
     };
     let members: Vec<Member> = (0..count).map(name).collect();
-    let set = SetReplacement::begin(&index, &members, &["metadata", "deepnvme.owned"])?;
+    stream::remove_stale(&resolve(&file)?);
+    let set = SetReplacement::begin(&index, &members, &RECORD)?;
     let (mut weight_map, mut files) = (Map::new(), Map::new());
     for (number, path) in set.members().enumerate() {
         let own: Vec<(usize, &Vec<u8>)> = tensors.iter().enumerate().skip(number).step_by(count).collect();
@@ -197,19 +223,35 @@ fn write_shards(
         let saved = save.write_into(Arc::clone(order.engine), path, Arc::clone(progress))?;
         files.insert(name, json!({"bytes": saved.bytes, "index_crc64": format!("{:016x}", saved.index_crc64)}));
     }
-    let metadata = json!({"total_size": 0, (set::CHECKSUM_KEY): set::BLANK, (set::FILES_KEY): files});
+    let mut metadata = json!({"total_size": 0, (set::CHECKSUM_KEY): set::BLANK, (set::FILES_KEY): files});
+    // One that is there stays, for nothing proves whose it is.
+    if let Ok(stat) = fs::stat(&file) {
+        metadata[set::REPLACES_KEY] = json!({"bytes": stat.bytes, "modified_ns": stat.modified_ns as i64});
+    }
     let text = json!({"metadata": metadata, "weight_map": weight_map}).to_string();
     Ok(Written::Set(set, text))
 }
 
-/// All tensors of the files that an index lists, each of which is the one that the index means.
-fn load_shards(engine: &Arc<Engine>, index: &Path) -> Result<Vec<(String, Vec<u8>)>> {
-    let found = find_set(index)?;
+/// Whether a version is saved as one file, which takes the place of shards.
+fn is_one_file(seed: u64, version: Version) -> bool {
+    Rng::keyed(seed, &[0x006f_6e65, version]).chance(400)
+}
+
+/// The index of what is saved under a file's name.
+pub(super) fn index_of(file: &Path) -> PathBuf {
+    let mut index = file.as_os_str().to_os_string();
+    index.push(INDEX_SUFFIX);
+    index.into()
+}
+
+/// All tensors of the files that a name means, each of which is the one that the index means, if there is one.
+fn load_shards(engine: &Arc<Engine>, path: &Path) -> Result<Vec<(String, Vec<u8>)>> {
+    let found = find_set(path)?;
     found.check()?;
     let mut readers = Vec::new();
     for file in found.files {
-        if file.identity.is_none() {
-            return Err(IoError::invalid("the index does not say which file it means").at_path(index).into());
+        if found.list.is_some() && file.identity.is_none() {
+            return Err(IoError::invalid("the index does not say which file it means").at_path(path).into());
         }
         readers.push(file.open(engine)?);
     }

@@ -5,15 +5,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use deepnvme_checkpoint::write::{POOL_BYTES_MAX, Staging};
 use deepnvme_checkpoint::{Error, Result};
-use deepnvme_io::{Durability, Engine, ErrorKind, StripeSet, Target, fs};
+use deepnvme_io::{Durability, Engine, ErrorKind, StripeSet, Target};
 use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
 use rustix::io::Errno;
 
-use super::content::{Content, Order, Shown};
+use super::content::{self, Content, Order, Shown};
 use super::log::Log;
 use super::payload::Version;
-use super::{Context, POOL_BYTES, users};
+use super::{Context, users};
 use crate::world::USERS_FROM;
 use crate::world::folder::Folder;
 use crate::world::tree::Node;
@@ -76,10 +76,14 @@ impl Play {
         }
     }
 
-    /// What the last save may have used, with the state itself and the engine's bounce memory.
-    fn memory_bound(&self) -> u64 {
-        let version = *self.next_version.lock().unwrap_or_else(PoisonError::into_inner);
-        POOL_BYTES_MAX + POOL_BYTES + self.content.state_bytes(self.seed, version)
+    /// What a save of that version may use, with the state itself.
+    fn memory_bound(&self, version: Version) -> u64 {
+        POOL_BYTES_MAX + self.content.state_bytes(self.seed, version)
+    }
+
+    /// What a reader may use beside the engine's bounce memory, which has the state in memory once.
+    fn reading_bound(&self) -> u64 {
+        STATE_BYTES_MAX + READING_BYTES
     }
 
     /// Memory that the saves of a process share, if they do.
@@ -94,7 +98,11 @@ impl Play {
 
 const DURABILITIES: [Durability; 4] = [Durability::None, Durability::Data, Durability::Full, Durability::Full];
 const MODEL: &str = "model.bin";
-const INDEX: &str = "model.safetensors.index.json";
+const SHARDED: &str = "model.safetensors";
+/// Memory of the largest state.
+const STATE_BYTES_MAX: u64 = 256 << 10;
+/// Memory through which a file is read and compared.
+const READING_BYTES: u64 = 128 << 10;
 /// Times that a reader begins again when a set changes under it.
 const READ_ATTEMPTS_MAX: u32 = 50;
 
@@ -115,7 +123,11 @@ pub(super) fn play(context: &Context, shape: Shape, content: Content) {
     let mut rng = context.rng(1);
     let folders = make_folders(context, if shape == Shape::Striped { rng.within(2..4) as usize } else { 1 });
     let items = match shape {
-        Shape::Single if content == Content::Shards => vec![item(context, &folders[0], INDEX)],
+        Shape::Single if content == Content::Shards => {
+            let item = item(context, &folders[0], SHARDED);
+            context.world.allow_replacing(&content::index_of(&item.ways[0].path()));
+            vec![item]
+        }
         Shape::Single | Shape::Boastful => single(context, &folders, &mut rng),
         Shape::Striped => striped(context, &folders, &mut rng),
     };
@@ -146,21 +158,20 @@ pub(super) fn play(context: &Context, shape: Shape, content: Content) {
         }
     }
     let is_cut = context.world.state().setup.power_cut_at.is_some();
+    context.world.bound_memory();
+    // Whatever goes wrong with several files goes wrong in few of all moments.
+    let chance = if shape == Shape::Striped || content == Content::Shards { 1000 } else { 300 };
+    let watched = Arc::clone(&play);
+    context.watch(chance, 2, move || {
+        let seen = watched.copy();
+        move |context: &Context, is_cut| aftermath(context, &Arc::new(seen.copy()), is_cut)
+    });
     let mut running: Vec<_> = (1..=processes).map(|id| writer(context, &play, id)).collect();
     if rng.chance(600) {
         running.push(users::mimic(context, play.folders.clone()));
     }
     if rng.chance(700) {
         running.push(reader(context, &play));
-    }
-    // Whatever goes wrong with files on several disks goes wrong in few of all moments.
-    let watched = if shape == Shape::Striped { 1000 } else { 300 };
-    if context.rng(4).chance(watched) {
-        let play = Arc::clone(&play);
-        context.watch(2, move || {
-            let seen = Arc::new(play.copy());
-            move |context: &Context, is_cut| aftermath(context, &seen, is_cut)
-        });
     }
     context.finish_running(running, is_cut);
     aftermath(context, &play, is_cut);
@@ -173,7 +184,7 @@ fn begin(context: &Context, play: &Arc<Play>) {
     let process = context.process(400, move |context| {
         let Ok(engine) = context.engine(99) else { return };
         for item in 0..first.items.len() {
-            complain(context, save(&first, &engine, item, &Way::default()));
+            complain(context, save(context, &first, &engine, item, &Way::default()));
         }
     });
     context.join(vec![process]);
@@ -274,6 +285,7 @@ fn writer(context: &Context, play: &Arc<Play>, id: u32) -> thread::JoinHandle<()
         let Ok(engine) = context.engine(u64::from(id)) else { return };
         let threads = rng.within(1..4);
         let staging = play.staging(context, id);
+        let _room = staging.is_some().then(|| context.world.room(POOL_BYTES_MAX));
         thread::scope(|scope| {
             for thread_index in 0..threads {
                 let (play, engine, staging) = (&play, &engine, &staging);
@@ -287,7 +299,7 @@ fn writer(context: &Context, play: &Arc<Play>, id: u32) -> thread::JoinHandle<()
                             gives_up: rng.chance(play.given_up),
                             staging: staging.clone(),
                         };
-                        complain(context, save(play, engine, item, &way));
+                        complain(context, save(context, play, engine, item, &way));
                     }
                 });
                 debug_assert!(started.is_ok(), "threads are never short");
@@ -322,7 +334,7 @@ impl Default for Way {
 }
 
 /// Replaces the file.
-fn save(play: &Play, engine: &Arc<Engine>, item: usize, way: &Way) -> Result<()> {
+fn save(context: &Context, play: &Play, engine: &Arc<Engine>, item: usize, way: &Way) -> Result<()> {
     let item = &play.items[item];
     let version = {
         let mut next = play.next_version.lock().unwrap_or_else(PoisonError::into_inner);
@@ -330,6 +342,7 @@ fn save(play: &Play, engine: &Arc<Engine>, item: usize, way: &Way) -> Result<()>
         *next
     };
     lock(&item.log).begin(version, way.durability);
+    let _room = context.world.room(play.memory_bound(version));
     let order = Order {
         engine,
         target: &item.ways[way.name],
@@ -366,7 +379,7 @@ fn read(play: &Play, engine: &Arc<Engine>, target: &Target) -> Result<Shown> {
             // A set may have been replaced between its manifest and its parts.
             Err(error) if is_missing(&error) && attempts < READ_ATTEMPTS_MAX => {
                 attempts += 1;
-                if !fs::exists(&target.path()).unwrap_or(true) {
+                if !play.content.is_there(&target.path()) {
                     return Ok(Shown::Nothing);
                 }
                 thread::yield_now();
@@ -394,6 +407,7 @@ fn reader(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<()> {
             if !context.world.has_power() {
                 return;
             }
+            let _room = context.world.room(play.reading_bound());
             match read(&play, &engine, target) {
                 Ok(Shown::Nothing | Shown::Saved(_)) => {}
                 Ok(Shown::Foreign(text)) => context.fail(format!("a reader sees {text}")),

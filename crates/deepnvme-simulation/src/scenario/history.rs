@@ -24,6 +24,8 @@ use crate::world::{OUTSIDE, USERS_FROM};
 
 /// Bytes at the end of a checkpoint that are its index, whose checksum the manifest records.
 const INDEX_BYTES: u64 = 8;
+/// Reads of a manifest that work before one does not.
+const MANIFEST_READS_MAX: u64 = 4;
 /// Steps of one writer.
 const SAVES_MAX: u64 = 6;
 
@@ -69,12 +71,16 @@ pub(super) fn play(context: &Context) {
         }
     }
     let is_cut = context.world.state().setup.power_cut_at.is_some();
+    watch(context, &play);
     let mut running: Vec<_> = (1..=processes).map(|id| trainer(context, &play, id)).collect();
     if rng.chance(600) {
         running.push(users::mimic(context, vec![play.folder.clone()]));
     }
     if rng.chance(700) {
         running.push(reader(context, &play));
+    }
+    if context.rng(5).chance(300) {
+        running.push(spoiler(context, &play));
     }
     finish(context, &play, running, is_cut);
 }
@@ -92,15 +98,17 @@ pub(super) fn make(context: &Context, rng: &mut Rng, content: Content) -> Play {
     play
 }
 
-/// Waits for all of them, and judges what is there then, and now and then what would be.
+/// Has what would be there after a crash judged now and then.
+pub(super) fn watch(context: &Context, play: &Arc<Play>) {
+    let play = Arc::clone(play);
+    context.watch(300, 2, move || {
+        let seen = play.copy();
+        move |context: &Context, is_cut| aftermath(context, &Arc::new(seen.copy()), is_cut)
+    });
+}
+
+/// Waits for all of them, and judges what is there then.
 pub(super) fn finish(context: &Context, play: &Arc<Play>, running: Vec<thread::JoinHandle<()>>, is_cut: bool) {
-    if context.rng(4).chance(300) {
-        let play = Arc::clone(play);
-        context.watch(2, move || {
-            let seen = Arc::new(play.copy());
-            move |context: &Context, is_cut| aftermath(context, &seen, is_cut)
-        });
-    }
     context.finish_running(running, is_cut);
     aftermath(context, play, is_cut);
 }
@@ -108,6 +116,8 @@ pub(super) fn finish(context: &Context, play: &Arc<Play>, running: Vec<thread::J
 /// What is there when all processes have ended, also by a power cut, and what the next one makes of it.
 fn aftermath(context: &Context, play: &Arc<Play>, is_cut: bool) {
     check(context, play, is_cut, "afterwards");
+    begin_again(context, play);
+    check(context, play, is_cut, "after a save that could not read the manifest");
     recover(context, play);
     users::check_foreign(context);
 }
@@ -202,7 +212,10 @@ fn trainer(context: &Context, play: &Arc<Play>, id: u32) -> thread::JoinHandle<(
 
 fn complain(context: &Context, outcome: Result<(), Error>) {
     let Err(error) = outcome else { return };
-    let is_excused = context.world.is_dead(thread::process()) || context.world.state().setup.failing > 0;
+    let is_dead = context.world.is_dead(thread::process());
+    let state = context.world.state();
+    let is_excused = is_dead || state.setup.failing > 0 || state.bad_reads > 0;
+    drop(state);
     if !is_excused {
         context.fail(format!("a save failed, though nothing else did: {error}"));
     }
@@ -336,6 +349,34 @@ fn reader(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<()> {
     })
 }
 
+/// Bad sectors in the manifest, which come and go.
+fn spoiler(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<()> {
+    let play = Arc::clone(play);
+    context.process(USERS_FROM + 2, move |context| {
+        let mut rng = context.rng(6);
+        for _ in 0..rng.within(1..6) {
+            (0..rng.below(150)).for_each(|_| thread::yield_now());
+            context.world.refuse_reading(&play.folder.join(MANIFEST), rng.below(3));
+            (0..rng.below(150)).for_each(|_| thread::yield_now());
+            context.world.allow_reading();
+        }
+    })
+}
+
+/// A save that begins where the manifest cannot be read, or not again: it may fail, and what counts stays.
+fn begin_again(context: &Context, play: &Arc<Play>) {
+    let again = Arc::clone(play);
+    let reads = context.world.state().rng().below(MANIFEST_READS_MAX);
+    let process = context.process(499, move |context| {
+        let Ok(engine) = context.engine(95) else { return };
+        let history = History::new(again.folder.clone(), again.keep, true);
+        context.world.refuse_reading(&history.folder().join(MANIFEST), reads);
+        complain(context, save(&again, &engine, &history, 499, 19, Durability::Full));
+    });
+    context.join(vec![process]);
+    context.world.calm();
+}
+
 /// The newest checkpoint is whole, and none that counts is missing.
 fn check(context: &Context, play: &Arc<Play>, after_cut: bool, when: &str) {
     debug_assert_eq!(thread::process(), OUTSIDE, "nothing may fail here");
@@ -378,8 +419,10 @@ fn check(context: &Context, play: &Arc<Play>, after_cut: bool, when: &str) {
 /// The last save that nobody else's followed counts.
 fn check_last(context: &Context, log: &Log, shown: &[Version], after_cut: bool, when: &str) {
     for (version, save) in log.saves.iter().filter(|(_, save)| save.counts) {
-        let is_last =
-            log.saves.iter().all(|(other, it)| other == version || it.ended.is_some_and(|end| end < save.began));
+        // One that neither counts nor is there has taken nobody's place.
+        let is_nothing = |other: &Version, it: &Save| !it.counts && !shown.contains(other);
+        let is_before = |it: &Save| it.ended.is_some_and(|end| end < save.began);
+        let is_last = log.saves.iter().all(|(other, it)| other == version || is_before(it) || is_nothing(other, it));
         if is_last && !shown.contains(version) && !(after_cut && save.durability < Durability::Data) {
             context.fail(format!("{when}: version {version} of step {} was saved last, and does not count", save.step));
         }

@@ -9,7 +9,7 @@ use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_format::Dtype;
 use deepnvme_format::safetensors::TensorSpec;
 use deepnvme_io::stripe::MANIFEST_SUFFIX;
-use deepnvme_io::{Engine, Target, fs};
+use deepnvme_io::{Engine, StripeSet, Target, fs};
 use deepnvme_simulation_runtime::thread;
 use deepnvme_stream::pack::{Mode, PACKED_NAME, PLAIN_NAME, PackOptions, Packer, tensors};
 use deepnvme_testkit::rng::Rng;
@@ -26,7 +26,7 @@ const OTHERS: [&str; 2] = ["config.json", "tokenizer.txt"];
 
 struct Play {
     folder: PathBuf,
-    model: Vec<(String, Dtype, Vec<u8>)>,
+    model: Arc<Vec<(String, Dtype, Vec<u8>)>>,
     mode: Mode,
     /// What the weights are striped over.
     disks: Vec<PathBuf>,
@@ -49,7 +49,7 @@ impl Play {
 
     fn copy(&self) -> Self {
         let Self { folder, model, mode, disks, .. } = self;
-        let (folder, model, disks) = (folder.clone(), model.clone(), disks.clone());
+        let (folder, model, disks) = (folder.clone(), Arc::clone(model), disks.clone());
         Self { folder, model, mode: *mode, disks, is_packed: Mutex::new(self.is_packed()) }
     }
 }
@@ -63,33 +63,30 @@ pub(super) fn play(context: &Context) {
         disks.clear();
     }
     let mode = rng.pick(&[Mode::Keep, Mode::Lossless]);
-    let play = Arc::new(Play { folder, model: model(&mut rng), mode, disks, is_packed: Mutex::new(false) });
+    let play = Arc::new(Play { folder, model: Arc::new(model(&mut rng)), mode, disks, is_packed: Mutex::new(false) });
     begin(context, &play);
     for name in [".packed.deepnvme-tmp-1-0", "packed.bak"] {
         users::drop_file(context, &play.folder.join(name));
     }
-    // Two who pack over the same disks take each other's weights away: a known gap.
-    let processes = if play.disks.is_empty() { rng.within(1..3) as u32 } else { 1 };
+    let processes = rng.within(1..3) as u32;
     let is_cut = {
         let mut state = context.world.state();
-        // Weights on other disks stay behind when a process dies before the folder has its name: the user is told.
         match rng.below(3) {
-            _ if !play.disks.is_empty() => {}
             0 => state.setup.power_cut_at = Some(rng.within(1..250)),
             1 => state.setup.killed = Some((1 + rng.below(processes.into()) as u32, rng.within(1..250))),
             _ => {}
         }
         state.setup.power_cut_at.is_some()
     };
+    let watched = Arc::clone(&play);
+    context.watch(1000, LOOKS, move || {
+        let seen = watched.copy();
+        move |context: &Context, is_cut| aftermath(context, &Arc::new(seen.copy()), is_cut)
+    });
     let mut running: Vec<_> = (1..=processes).map(|id| packer(context, &play, id, processes)).collect();
     if rng.chance(500) {
-        running.push(users::mimic(context, vec![play.folder.clone()]));
+        running.push(users::mimic(context, play.disks.iter().chain([&play.folder]).cloned().collect()));
     }
-    let watched = Arc::clone(&play);
-    context.watch(LOOKS, move || {
-        let seen = Arc::new(watched.copy());
-        move |context: &Context, is_cut| aftermath(context, &seen, is_cut)
-    });
     context.finish_running(running, is_cut);
     aftermath(context, &play, is_cut);
 }
@@ -213,7 +210,7 @@ fn look(context: &Context, play: &Play, target: &Path) -> Result<(), String> {
     if found.len() != play.model.len() {
         return Err(format!("has {} of {} tensors", found.len(), play.model.len()));
     }
-    for (name, _, bytes) in &play.model {
+    for (name, _, bytes) in play.model.iter() {
         let Some((_, found)) = found.iter().find(|(other, _)| other == name) else {
             return Err(format!("lacks {name}"));
         };
@@ -233,7 +230,7 @@ fn look(context: &Context, play: &Play, target: &Path) -> Result<(), String> {
 
 /// One more packing, by a process in peace: it works where nothing is there yet, and leaves nothing else of ours.
 fn recover(context: &Context, play: &Arc<Play>) {
-    if fs::exists(&play.target()).unwrap_or(true) || !play.disks.is_empty() {
+    if fs::exists(&play.target()).unwrap_or(true) {
         return;
     }
     let again = Arc::clone(play);
@@ -247,6 +244,14 @@ fn recover(context: &Context, play: &Arc<Play>) {
     check(context, play, "after the next packing");
     if !context.world.state().setup.has_locks {
         return;
+    }
+    let manifests = [PACKED_NAME, PLAIN_NAME].map(|name| play.target().join(format!("{name}{MANIFEST_SUFFIX}")));
+    let sets = manifests.iter().filter_map(|path| StripeSet::from_manifest(path).ok());
+    let parts: Vec<PathBuf> = sets.flat_map(|set| set.parts().to_vec()).collect();
+    for path in play.disks.iter().flat_map(|disk| users::ours_in(context, disk)) {
+        if !parts.contains(&path) && !files::is_unprovable(context, &path) {
+            context.fail(format!("{} is left behind", path.display()));
+        }
     }
     for path in users::ours_in(context, &play.folder) {
         // A folder cannot be made without a name: the first one that it has proves nothing, and such a folder is empty.

@@ -15,10 +15,9 @@ use deepnvme_checkpoint::{Error, Progress};
 use deepnvme_format::sums::Hasher;
 use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::stream::Replacement;
-use deepnvme_io::{DirectMode, Durability, Engine, Error as IoError, OpenOptions, Target, TensorFile};
+use deepnvme_io::{DirectMode, Durability, Engine, Error as IoError, OpenOptions, StripeSet, Target, TensorFile};
 use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
-use serde_json::json;
 
 use super::content::{self, Content};
 use super::history::{self, Play};
@@ -44,6 +43,7 @@ pub(super) fn play(context: &Context) {
         }
     }
     let is_cut = context.world.state().setup.power_cut_at.is_some();
+    history::watch(context, &play);
     let mut running: Vec<_> = (0..ranks).map(|rank| start(context, &play, &team, rank)).collect();
     if rng.chance(500) {
         running.push(users::mimic(context, vec![play.folder.clone()]));
@@ -318,10 +318,9 @@ impl Member<'_> {
         if self.is_leader() && saving.in_parts {
             let stripe_bytes = saving.shares[0].end.next_multiple_of(BLOCK_BYTES);
             let parts = saving.part_names();
-            let list =
-                json!({"format": "deepnvme-stripes", "version": 1, "stripe_bytes": stripe_bytes, "parts": parts});
+            let list = StripeSet::new(parts.into_iter().map(Into::into).collect(), stripe_bytes)?.to_list()?;
             let new = Replacement::new(&Target::Path(saving.path.clone()))?;
-            fill(&new, list.to_string().as_bytes())?;
+            fill(&new, list.as_bytes())?;
             new.take_mode()?;
             said.other_text = private_name(&new).unwrap_or_default();
             saving.list = Some(new);

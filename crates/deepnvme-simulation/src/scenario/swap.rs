@@ -13,6 +13,8 @@ use super::{Context, files, payload, users};
 /// Memory of one swapper: less than all that is put into it.
 const MEMORY_BYTES: usize = 48 << 10;
 const KEYS: u64 = 6;
+/// Memory of what is put into it at once.
+const PUT_BYTES_MAX: u64 = 24 << 10;
 
 struct Play {
     folders: Vec<PathBuf>,
@@ -44,12 +46,23 @@ pub(super) fn play(context: &Context) {
         }
         state.setup.power_cut_at.is_some()
     };
+    context.world.bound_memory();
+    let watched = Arc::clone(&play);
+    context.watch(400, 3, move || {
+        let seen = Arc::clone(&watched);
+        move |context: &Context, _| aftermath(context, &seen)
+    });
     let mut running: Vec<_> = (1..=processes).map(|id| swapper(context, &play, id)).collect();
     if rng.chance(600) {
         running.push(users::mimic(context, play.folders.clone()));
     }
     context.finish_running(running, is_cut);
-    let next = swapper(context, &play, 500);
+    aftermath(context, &play);
+}
+
+/// What is there when all processes have ended, also by a power cut: the next one finds nothing of theirs, and leaves nothing.
+fn aftermath(context: &Context, play: &Arc<Play>) {
+    let next = swapper(context, play, 500);
     context.join(vec![next]);
     if context.world.state().setup.has_locks {
         for folder in &play.folders {
@@ -93,6 +106,8 @@ fn give_up_fill(context: &Context, swapper: &Swapper, key: &str, rng: &mut Rng) 
 }
 
 fn swap(context: &Context, play: &Play, id: u32, rng: &mut Rng) -> Result<(), Error> {
+    // With what is put into it, or was lent.
+    let _room = context.world.room(MEMORY_BYTES as u64 + PUT_BYTES_MAX);
     let engine = context.engine(u64::from(id))?;
     let options = Options {
         folders: play.folders.clone(),

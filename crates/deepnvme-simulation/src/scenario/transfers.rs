@@ -81,14 +81,12 @@ pub(super) fn play(context: &Context) {
         }
         state.setup.power_cut_at.is_some()
     };
+    let watched = Arc::clone(&play);
+    context.watch(400, 2, move || {
+        let seen = watched.copy();
+        move |context: &Context, is_cut| check(context, &seen, is_cut)
+    });
     let running: Vec<_> = (1..=processes).map(|id| submitter(context, &play, id, processes)).collect();
-    if rng.chance(400) {
-        let play = Arc::clone(&play);
-        context.watch(2, move || {
-            let seen = play.copy();
-            move |context: &Context, is_cut| check(context, &seen, is_cut)
-        });
-    }
     context.finish_running(running, is_cut);
     check(context, &play, is_cut);
     users::check_foreign(context);

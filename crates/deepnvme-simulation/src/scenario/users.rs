@@ -21,11 +21,12 @@ pub(super) fn drop_file(context: &Context, path: &Path) {
 
 fn make_file(context: &Context, path: &Path, is_durable: bool) {
     let mut state = context.world.state();
-    let tree = &mut state.tree;
-    let Ok(place) = tree.find(path, false) else { return };
-    if place.inode.is_some() {
+    if state.tree.find(path, false).map_or(true, |place| place.inode.is_some()) {
         return;
     }
+    state.before_change();
+    let tree = &mut state.tree;
+    let Ok(place) = tree.find(path, false) else { return };
     let disk = tree.disk_of(place.folder);
     let Ok(inode) = tree.make(Node::File(crate::world::journal::Journal::of(CONTENT.to_vec())), disk, 0o640, true)
     else {

@@ -11,8 +11,8 @@ use rustix::fs::{FlockOperation, Mode, fcntl_getfl, fcntl_setfl, flock, ftruncat
 use rustix::io::{Errno, pread, pwrite};
 
 use super::folder::Inode;
-use super::machine::SYNC_OF_NAMES;
-use super::tree::{Entry, Node};
+use super::machine::{Promise, SYNC_OF_NAMES};
+use super::tree::{About, Node};
 use super::{State, World};
 
 /// The number by which ext4 is known.
@@ -31,6 +31,7 @@ impl Calls for World {
             Some(_) if is_exclusive => return Err(Errno::EXIST),
             Some(inode) => inode,
             None if flags.contains(OFlags::CREATE) => {
+                state.before_change();
                 let is_foreign = !state.is_tested();
                 let disk = state.tree.disk_of(place.folder);
                 let inode = state.tree.make(Node::File(Default::default()), disk, mode & !UMASK, is_foreign)?;
@@ -82,6 +83,7 @@ impl Calls for World {
         if state.tree.disk_of(place.folder) != state.tree.disk_of(inode) {
             return Err(Errno::XDEV);
         }
+        state.before_change();
         state.tree.set_names(place.folder, vec![(place.name, Some(inode))]);
         Ok(())
     }
@@ -96,6 +98,7 @@ impl Calls for World {
         if state.tree.disk_of(place.folder) != state.tree.disk_of(inode) {
             return Err(Errno::XDEV);
         }
+        state.before_change();
         state.tree.set_names(place.folder, vec![(place.name, Some(inode))]);
         Ok(())
     }
@@ -128,6 +131,7 @@ impl Calls for World {
             return Err(Errno::ISDIR);
         }
         state.guard(Some(inode), "removes", None);
+        state.before_change();
         state.tree.set_names(place.folder, vec![(place.name, None)]);
         state.renamed();
         Ok(())
@@ -139,6 +143,7 @@ impl Calls for World {
         if place.inode.is_some() {
             return Err(Errno::EXIST);
         }
+        state.before_change();
         let disk = state.tree.disk_of(place.folder);
         let is_foreign = !state.is_tested();
         let inode = state.tree.make(Node::Folder(Default::default()), disk, mode & !UMASK, is_foreign)?;
@@ -154,6 +159,7 @@ impl Calls for World {
             return Err(Errno::NOTEMPTY);
         }
         state.guard(Some(inode), "removes", None);
+        state.before_change();
         state.tree.set_names(place.folder, vec![(place.name, None)]);
         Ok(())
     }
@@ -245,8 +251,7 @@ impl Calls for World {
         let (begins, ends) = if is_of_names { SYNC_OF_NAMES } else { ("sync begins", "sync") };
         let promise = self.step(begins, &"")?.promise(file)?;
         let mut state = self.fallible(ends, &promise.0, Errno::IO)?;
-        let (inode, promised, last) = promise;
-        state.tree.sync(inode, &promised, last)
+        state.sync(&promise)
     }
 
     fn space(&self, _file: BorrowedFd<'_>) -> Result<Space, Errno> {
@@ -285,6 +290,7 @@ impl Calls for World {
         let mut state = self.fallible("write_at", &(offset, bytes.len()), Errno::NOSPC)?;
         let inode = state.tree.inode_of(file)?;
         let at_most = if bytes.len() > 1 && state.rng().chance(100) { 1 + bytes.len() / 2 } else { bytes.len() };
+        state.before_change();
         let written = pwrite(file, &bytes[..at_most], offset)?;
         state.wrote(inode, offset, bytes[..written].to_vec(), true)?;
         Ok(written)
@@ -332,6 +338,7 @@ impl World {
         state.guard(Some(inode), "renames", None);
         let allowed = to.to_path_buf();
         state.guard(target.inode, "replaces", Some(&allowed));
+        state.before_change();
         if source.folder == target.folder {
             state.tree.set_names(source.folder, vec![(source.name, None), (target.name, Some(inode))]);
         } else {
@@ -356,18 +363,26 @@ impl State {
         rustix::fs::open(path, (flags & kept) | OFlags::CLOEXEC, Mode::empty())
     }
 
+    /// Makes durable what a sync promised when it began.
+    pub(crate) fn sync(&mut self, (inode, promised, last): &Promise) -> Result<(), Errno> {
+        let changes_names = self.tree.folder(*inode).is_ok_and(|folder| folder.unsynced() > 0);
+        if changes_names || !promised.is_empty() {
+            self.before_change();
+        }
+        self.tree.sync(*inode, promised, *last)
+    }
+
     fn resize(&mut self, inode: Inode, bytes: u64) -> Result<(), Errno> {
         self.guard(Some(inode), "resizes", None);
+        self.before_change();
         ftruncate(self.tree.memory(inode)?, bytes)?;
         let id = self.tree.next_change();
-        let now = self.tree.tick();
         self.tree.journal(inode)?.resized(id, bytes as usize);
-        self.tree.entry_mut(inode)?.modified_ns = now;
-        Ok(())
+        self.tree.touch(inode)
     }
 
     fn describe(&self, inode: Inode) -> Result<Stat, Errno> {
-        let Entry { node, mode, born_ns, modified_ns, links, disk, .. } = self.tree.entry(inode)?;
+        let About { node, mode, born_ns, modified_ns, links, disk, .. } = &**self.tree.entry(inode)?;
         let kind = match node {
             Node::File(_) => Kind::File,
             Node::Folder(_) => Kind::Folder,

@@ -1,5 +1,7 @@
 //! What one file has been through: what is durable, and what a power cut could still take back. Pure.
 
+use std::sync::Arc;
+
 use deepnvme_testkit::rng::Rng;
 
 /// A power cut tears a write between sectors, never inside one.
@@ -9,9 +11,11 @@ pub const SECTOR_BYTES: usize = 512;
 pub type ChangeId = u64;
 
 /// The content that is safe, and the changes since, in the order in which they took effect.
+///
+/// Copies share the bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Journal {
-    durable: Vec<u8>,
+    durable: Arc<Vec<u8>>,
     changes: Vec<Change>,
 }
 
@@ -25,7 +29,7 @@ struct Change {
 
 #[derive(Clone, Debug)]
 enum What {
-    Write { offset: usize, bytes: Vec<u8> },
+    Write { offset: usize, bytes: Arc<[u8]> },
     Resize { bytes: usize },
 }
 
@@ -33,12 +37,12 @@ impl Journal {
     /// Of a file that has this content on the disk.
     #[must_use]
     pub fn of(durable: Vec<u8>) -> Self {
-        Self { durable, changes: Vec::new() }
+        Self { durable: Arc::new(durable), changes: Vec::new() }
     }
 
     /// Notes bytes that were written.
     pub fn wrote(&mut self, id: ChangeId, offset: usize, bytes: Vec<u8>, is_reported: bool) {
-        self.changes.push(Change { id, what: What::Write { offset, bytes }, is_reported });
+        self.changes.push(Change { id, what: What::Write { offset, bytes: bytes.into() }, is_reported });
     }
 
     /// Notes another length.
@@ -65,7 +69,7 @@ impl Journal {
             std::mem::take(&mut self.changes).into_iter().partition(|change| promised.contains(&change.id));
         self.changes = at_risk;
         for change in &safe {
-            change.what.apply(&mut self.durable, |_| true);
+            change.what.apply(Arc::make_mut(&mut self.durable), |_| true);
         }
     }
 
@@ -79,7 +83,7 @@ impl Journal {
     /// thousand, `keep` are kept whole.
     #[must_use]
     pub fn crash_image(&self, rng: &mut Rng, keep: u32) -> Vec<u8> {
-        let mut image = self.durable.clone();
+        let mut image = self.durable.to_vec();
         for change in &self.changes {
             if rng.chance(keep) {
                 change.what.apply(&mut image, |_| true);

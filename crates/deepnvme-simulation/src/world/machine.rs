@@ -14,8 +14,8 @@ use rustix::io::Errno;
 use super::folder::Inode;
 use super::journal::ChangeId;
 use super::setup::{Aim, Setup};
-use super::tree::{Losses, Node, Tree};
-use super::watch::{Moment, RECENT_CHANGES, Watch};
+use super::tree::{Node, Tree};
+use super::watch::{Instant, Looks, Watch};
 
 /// The simulation itself, which makes worlds, looks at them and is never refused anything.
 pub const OUTSIDE: ProcessId = 0;
@@ -39,21 +39,25 @@ pub struct State {
     /// Calls that could have failed.
     calls: u64,
     refused: Range<u64>,
-    steps: u64,
+    pub(super) steps: u64,
     /// Of these: calls that change names or lengths, and syncs.
-    changes: u64,
+    pub(super) changes: u64,
     /// How many there were by the last renaming or removal.
-    changes_by_renaming: Option<u64>,
-    watch: Option<Watch>,
+    pub(super) changes_by_renaming: Option<u64>,
+    pub(super) watch: Option<Watch>,
     has_power: bool,
     steps_of: HashMap<ProcessId, u64>,
     /// Who has died, and at which step.
     dead: HashMap<ProcessId, u64>,
     pub(crate) violations: Vec<String>,
     /// Names that the code under test may take from whatever has them.
-    replaceable: Vec<PathBuf>,
+    pub(super) replaceable: Vec<PathBuf>,
     /// A file whose sectors go bad, and after how many more reads.
     unreadable: Option<(Inode, u64)>,
+    /// Reads that found those, since there were none.
+    pub bad_reads: u64,
+    /// Memory that engines and what is done with them may have now, where that is bounded.
+    pub(super) memory_bound: Option<u64>,
     /// Ops that back ends have taken, by number, until they give them back.
     pub(crate) in_flight: Flights,
     /// What happened, folded into one number.
@@ -79,6 +83,9 @@ const CHANGES: [&str; 15] = [
     SYNC_OF_NAMES.0,
     SYNC_OF_NAMES.1,
 ];
+/// What a sync makes durable: of which file, which of its changes, and up to which change of names.
+pub(crate) type Promise = (Inode, Vec<ChangeId>, ChangeId);
+
 /// How the sync of a folder begins, and how it ends.
 pub(crate) const SYNC_OF_NAMES: (&str, &str) = ("sync of names begins", "sync of names");
 
@@ -119,15 +126,20 @@ impl World {
         Ok(Self::of(State::new(seed, setup, tree)))
     }
 
-    fn of(state: State) -> Self {
+    pub(super) fn of(state: State) -> Self {
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Has `look` called just before some of the changes that the code under test makes, soon after a renaming rather than at
-    /// any other, with the machine as it would be if all processes died then, the step, and the place of the look: of all
-    /// looks of a place the last counts. Nothing fails in that copy. `look` must not ask this machine for anything.
-    pub fn watch(&self, looks: usize, rng: Rng, look: impl FnMut(Self, u64, usize) + Send + 'static) {
+    /// Has `look` called just before some of the changes that are made from now on, or before all of them: with the machine as
+    /// it is then, and the place of the look. Of all looks of a place the last counts. `look` must not ask this machine for
+    /// anything.
+    pub fn watch(&self, looks: Looks, rng: Rng, look: impl FnMut(Instant, usize) + Send + 'static) {
         self.state().watch = Some(Watch::new(looks, rng, look));
+    }
+
+    /// Has nobody look any more; how many moments there were to look at.
+    pub fn unwatch(&self) -> u64 {
+        self.state().watch.take().map_or(0, |watch| watch.moments())
     }
 
     /// The state, between two switches of threads.
@@ -214,6 +226,11 @@ impl World {
         state.unreadable = found.ok().and_then(|place| place.inode).map(|inode| (inode, after));
     }
 
+    /// Has it readable again.
+    pub fn allow_reading(&self) {
+        self.state().unreadable = None;
+    }
+
     /// How many calls that may fail there were since [`refuse`](Self::refuse).
     #[must_use]
     pub fn calls(&self) -> u64 {
@@ -256,7 +273,7 @@ impl Write for Folded {
 }
 
 impl State {
-    fn new(seed: u64, setup: Setup, tree: Tree) -> Self {
+    pub(super) fn new(seed: u64, setup: Setup, tree: Tree) -> Self {
         Self {
             tree,
             setup,
@@ -273,6 +290,8 @@ impl State {
             violations: Vec::new(),
             replaceable: Vec::new(),
             unreadable: None,
+            bad_reads: 0,
+            memory_bound: None,
             in_flight: Flights::default(),
             trace: seed,
             is_told: std::env::var_os("DEEPNVME_SIMULATION_TELL").is_some(),
@@ -292,6 +311,7 @@ impl State {
                 self.dead.insert(process, self.steps);
                 self.note("killed", &process);
             }
+            self.check_memory();
             let is_change = CHANGES.contains(&what);
             self.changes += u64::from(is_change);
             let is_due = match self.setup.power_cut_at {
@@ -300,7 +320,7 @@ impl State {
                 at => at == Some(self.steps),
             };
             if is_change && self.has_power {
-                self.look(what);
+                self.look_before(what);
             }
             if is_due && self.has_power {
                 self.has_power = false;
@@ -312,29 +332,6 @@ impl State {
         }
         self.note(what, detail);
         Ok(())
-    }
-
-    /// Shows the machine to whoever watches.
-    fn look(&mut self, what: &str) {
-        let Some(mut watch) = self.watch.take() else { return };
-        let is_recent = self.changes_by_renaming.is_some_and(|by| self.changes <= by + RECENT_CHANGES);
-        let is_sync = [SYNC_OF_NAMES.0, SYNC_OF_NAMES.1].contains(&what);
-        let moment = match (is_recent, is_sync) {
-            (true, true) => Moment::Sync,
-            (true, false) => Moment::Recent,
-            (false, _) => Moment::Any,
-        };
-        if let Some(place) = watch.place(moment)
-            && let Ok(tree) = self.tree.copy()
-        {
-            // What this machine loses at the end says nothing of what it would lose now.
-            let setup = Setup { losses: Losses::draw(watch.rng()), ..self.setup.clone() };
-            let mut copy = Self::new(watch.rng().next_u64(), setup, tree);
-            copy.replaceable.clone_from(&self.replaceable);
-            copy.calm();
-            watch.look(World::of(copy), self.steps, place);
-        }
-        self.watch = Some(watch);
     }
 
     /// Notes what happens, for those who compare or watch.
@@ -376,12 +373,12 @@ impl State {
         }
     }
 
-    fn calm(&mut self) {
+    pub(super) fn calm(&mut self) {
         self.has_power = true;
         self.dead.clear();
         self.setup.failing = 0;
         self.refused = 0..0;
-        self.unreadable = None;
+        (self.unreadable, self.bad_reads) = (None, 0);
         self.setup.power_cut_at = None;
         self.setup.killed = None;
     }
@@ -404,6 +401,7 @@ impl State {
         match &mut self.unreadable {
             Some((bad, left)) if *bad == inode => {
                 let is_bad = *left == 0;
+                self.bad_reads += u64::from(is_bad);
                 *left = left.saturating_sub(1);
                 is_bad
             }
@@ -446,14 +444,13 @@ impl State {
     ) -> Result<ChangeId, Errno> {
         self.guard(Some(inode), "writes to", None);
         let id = self.tree.next_change();
-        let now = self.tree.tick();
         self.tree.journal(inode)?.wrote(id, offset as usize, bytes, is_reported);
-        self.tree.entry_mut(inode)?.modified_ns = now;
+        self.tree.touch(inode)?;
         Ok(id)
     }
 
     /// What a sync of that descriptor promises, if it begins now.
-    pub(crate) fn promise(&mut self, file: BorrowedFd<'_>) -> Result<(Inode, Vec<ChangeId>, ChangeId), Errno> {
+    pub(crate) fn promise(&mut self, file: BorrowedFd<'_>) -> Result<Promise, Errno> {
         let inode = self.tree.inode_of(file)?;
         let promised = match &self.tree.entry(inode)?.node {
             Node::File(journal) => journal.promised(),

@@ -12,6 +12,7 @@ use deepnvme_testkit::rng::Rng;
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use rustix::io::{Errno, pread, pwrite};
 
+pub use super::entry::{About, Entry, Node};
 use super::folder::{Folder, Inode};
 use super::journal::{ChangeId, Journal};
 
@@ -38,51 +39,24 @@ pub enum NameLosses {
     Late,
     /// In some folders all, in others none: these may be on disks that write in their own time.
     Folders,
+    /// In some folders those before some moment, and none after it.
+    Early,
 }
 
 impl Losses {
     /// Some that a seed draws.
     #[must_use]
     pub fn draw(rng: &mut Rng) -> Self {
-        let names =
-            rng.pick(&[NameLosses::Any, NameLosses::Any, NameLosses::Late, NameLosses::Late, NameLosses::Folders]);
+        let names = rng.pick(&[
+            NameLosses::Any,
+            NameLosses::Any,
+            NameLosses::Late,
+            NameLosses::Late,
+            NameLosses::Folders,
+            NameLosses::Early,
+        ]);
         Self { kept: rng.pick(&[0, 0, 300, 500, 700, 1000]), names }
     }
-}
-
-/// What lies under a name.
-#[derive(Clone, Debug)]
-pub enum Node {
-    /// A regular file.
-    File(Journal),
-    /// A folder.
-    Folder(Folder),
-    /// A symbolic link.
-    Link(PathBuf),
-    /// A named pipe, as a stand-in for all that is neither of these.
-    Pipe,
-}
-
-/// A file, folder, link or pipe.
-#[derive(Debug)]
-pub struct Entry {
-    /// What it is.
-    pub node: Node,
-    /// Which disk it lies on.
-    pub disk: usize,
-    /// Permission bits.
-    pub mode: u32,
-    /// When it was made.
-    pub born_ns: u64,
-    /// When its bytes last changed.
-    pub modified_ns: u64,
-    /// How many names it has.
-    pub links: u64,
-    /// Whether somebody else than the code under test made it.
-    pub is_foreign: bool,
-    /// Where it has its name.
-    pub at: Option<(Inode, OsString)>,
-    memory: OwnedFd,
 }
 
 /// Where a path leads: the folder, the name in it, and what has that name.
@@ -99,12 +73,12 @@ pub struct Place {
 /// All disks.
 #[derive(Debug)]
 pub struct Tree {
-    entries: BTreeMap<Inode, Entry>,
-    by_memory: HashMap<u64, Inode>,
-    roots: Vec<Inode>,
-    next_inode: Inode,
-    last_change: ChangeId,
-    now_ns: u64,
+    pub(super) entries: BTreeMap<Inode, Entry>,
+    pub(super) by_memory: HashMap<u64, Inode>,
+    pub(super) roots: Vec<Inode>,
+    pub(super) next_inode: Inode,
+    pub(super) last_change: ChangeId,
+    pub(super) now_ns: u64,
 }
 
 /// The root of all paths; the disks lie in it.
@@ -133,40 +107,16 @@ impl Tree {
         Ok(tree)
     }
 
-    /// The same disks once more, with what is on them now.
-    ///
-    /// # Errors
-    /// When the kernel gives no memory.
-    pub fn copy(&self) -> Result<Self, Errno> {
-        let (mut entries, mut by_memory) = (BTreeMap::new(), HashMap::new());
-        for (inode, entry) in &self.entries {
-            let memory = memfd_create("simulated", MemfdFlags::CLOEXEC)?;
-            by_memory.insert(memory_of(memory.as_fd())?, *inode);
-            if matches!(entry.node, Node::File(_)) {
-                write_whole(memory.as_fd(), &self.content(*inode)?)?;
-            }
-            let Entry { node, disk, mode, born_ns, modified_ns, links, is_foreign, at, memory: _ } = entry;
-            let (node, at) = (node.clone(), at.clone());
-            let (disk, mode, born_ns, modified_ns) = (*disk, *mode, *born_ns, *modified_ns);
-            let (links, is_foreign) = (*links, *is_foreign);
-            let copy = Entry { node, disk, mode, born_ns, modified_ns, links, is_foreign, at, memory };
-            entries.insert(*inode, copy);
-        }
-        let Self { roots, next_inode, last_change, now_ns, .. } = self;
-        let (roots, next_inode, last_change, now_ns) = (roots.clone(), *next_inode, *last_change, *now_ns);
-        Ok(Self { entries, by_memory, roots, next_inode, last_change, now_ns })
-    }
-
     /// Makes a file without a name.
     ///
     /// # Errors
     /// When the kernel gives no memory.
     pub fn make(&mut self, node: Node, disk: usize, mode: u32, is_foreign: bool) -> Result<Inode, Errno> {
-        let memory = memfd_create("simulated", MemfdFlags::CLOEXEC)?;
+        let memory = new_memory()?;
         self.by_memory.insert(memory_of(memory.as_fd())?, self.next_inode);
         let now = self.tick();
-        let entry = Entry { node, disk, mode, born_ns: now, modified_ns: now, links: 0, is_foreign, at: None, memory };
-        self.entries.insert(self.next_inode, entry);
+        let about = About { node, disk, mode, born_ns: now, modified_ns: now, links: 0, is_foreign, at: None };
+        self.entries.insert(self.next_inode, Entry::new(about, memory));
         self.next_inode += 1;
         Ok(self.next_inode - 1)
     }
@@ -354,6 +304,17 @@ impl Tree {
         if let Node::File(journal) = &mut self.entry_mut(inode)?.node { Ok(journal) } else { Err(Errno::INVAL) }
     }
 
+    /// Notes that the bytes of a file have changed.
+    ///
+    /// # Errors
+    /// As [`entry`](Self::entry).
+    pub fn touch(&mut self, inode: Inode) -> Result<(), Errno> {
+        let now = self.tick();
+        let entry = self.entry_mut(inode)?;
+        (entry.modified_ns, entry.copied) = (now, None);
+        Ok(())
+    }
+
     /// Makes the changes durable that a sync promised when it began.
     ///
     /// # Errors
@@ -399,13 +360,20 @@ impl Tree {
         let moments: Vec<ChangeId> = self.roots.iter().map(|_| moment()).collect();
         for entry in self.entries.values_mut() {
             let moment = moments.get(entry.disk).copied().unwrap_or(0);
-            match &mut entry.node {
+            entry.copied = None;
+            match &mut entry.about.node {
                 Node::Folder(folder) => {
                     let is_kept = rng.chance(500);
+                    let mut lost = if is_kept { 0 } else { rng.below(folder.unsynced() as u64 + 1) };
                     folder.crash(|id| match losses.names {
                         NameLosses::Any => rng.chance(losses.kept),
                         NameLosses::Late => id <= moment,
                         NameLosses::Folders => is_kept,
+                        NameLosses::Early => {
+                            let is_late = lost == 0;
+                            lost = lost.saturating_sub(1);
+                            is_late
+                        }
                     });
                 }
                 Node::File(journal) => {
@@ -473,7 +441,7 @@ impl Tree {
     }
 }
 
-fn write_whole(memory: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Errno> {
+pub(super) fn write_whole(memory: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Errno> {
     let mut done = 0;
     while done < bytes.len() {
         done += pwrite(memory, &bytes[done..], done as u64)?;
@@ -481,8 +449,13 @@ fn write_whole(memory: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Memory for one file.
+pub(super) fn new_memory() -> Result<OwnedFd, Errno> {
+    memfd_create("simulated", MemfdFlags::CLOEXEC)
+}
+
 /// What identifies the memory behind a descriptor.
-fn memory_of(file: BorrowedFd<'_>) -> Result<u64, Errno> {
+pub(super) fn memory_of(file: BorrowedFd<'_>) -> Result<u64, Errno> {
     Ok(fstat(file)?.st_ino)
 }
 

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use deepnvme_checkpoint::Result;
 use deepnvme_checkpoint::read::INDEX_SUFFIX;
-use deepnvme_io::fs::{self, Identity, Kind, OFlags};
+use deepnvme_io::fs::{self, Kind, OFlags};
 use deepnvme_io::op::Errno;
-use deepnvme_io::stream::{PrivateFolder, remove_set};
+use deepnvme_io::stream::{PrivateFolder, Replacement};
 use deepnvme_io::stripe::{MANIFEST_SUFFIX, STRIPE_BYTES_DEFAULT};
 use deepnvme_io::{Error as IoError, ErrorKind, StripeSet, Target};
 
@@ -44,13 +44,11 @@ pub(super) struct NewFolder {
     target: PathBuf,
     name: &'static str,
     stripes: Option<StripeSet>,
-    /// The manifest of stripes that were written for it.
-    written: Option<(PathBuf, Identity)>,
 }
 
 impl NewFolder {
     /// Refuses to write where something is.
-    pub(super) fn check(target: &Path, disks: &[PathBuf]) -> Result<()> {
+    pub(super) fn check(target: &Path) -> Result<()> {
         let is_free = match fs::entries(target) {
             Ok(entries) => entries.is_empty(),
             Err(Errno::NOENT) => true,
@@ -66,16 +64,6 @@ impl NewFolder {
                 .at_path(target)
                 .into());
         }
-        for name in [super::PACKED_NAME, super::PLAIN_NAME] {
-            if let Some(set) = stripes(target, disks, name)? {
-                let manifest = set.manifest_path();
-                if fs::exists(&manifest).unwrap_or(true) {
-                    let text =
-                        "the stripes of another folder of that name are there; remove them, or choose another name";
-                    return Err(IoError::new(ErrorKind::InvalidInput, "pack", text).at_path(manifest).into());
-                }
-            }
-        }
         Ok(())
     }
 
@@ -84,61 +72,39 @@ impl NewFolder {
         fs::make_folders(parent).map_err(|errno| IoError::os("make a folder", errno).at_path(parent))?;
         let folder = PrivateFolder::new(target)?;
         let stripes = stripes(target, disks, name)?;
-        Ok(Self { folder, target: target.to_path_buf(), name, stripes, written: None })
+        Ok(Self { folder, target: target.to_path_buf(), name, stripes })
     }
 
-    /// Where the weights go.
-    pub(super) fn weights(&mut self) -> Result<Target> {
-        Ok(match &self.stripes {
-            Some(set) => Target::Stripes(set.clone()),
-            None => Target::Path(self.folder.add(Path::new(self.name))?),
-        })
+    /// The file of the weights, or the manifest of their stripes.
+    fn file(&self) -> OsString {
+        let mut file = OsString::from(self.name);
+        if self.stripes.is_some() {
+            file.push(MANIFEST_SUFFIX);
+        }
+        file
     }
 
-    /// Notes that the weights are there, so that they go if the folder does not come to be.
-    pub(super) fn note_weights(&mut self) -> Result<()> {
-        let Some(set) = &self.stripes else { return Ok(()) };
-        let manifest = set.manifest_path();
-        let stat = fs::stat(&manifest).map_err(|errno| IoError::os("look at", errno).at_path(&manifest))?;
-        self.written = Some((manifest, stat.identity));
-        Ok(())
+    /// The weights, and where they will be found. The manifest of stripes lies in the folder alone: on the disks they have
+    /// names that no other model has, and they go with the folder if it does not come to be.
+    pub(super) fn weights(&mut self) -> Result<(Replacement, Target)> {
+        let path = self.folder.add(Path::new(&self.file()))?;
+        let new = match &self.stripes {
+            Some(set) => Replacement::listed(set, &path)?,
+            None => Replacement::new(&Target::from(&path))?,
+        };
+        Ok((new, Target::from(path)))
     }
 
     /// Gives the folder its name; the file of the weights in it, or their manifest.
-    pub(super) fn commit(mut self) -> Result<PathBuf> {
-        let mut file = OsString::from(self.name);
-        if let Some(set) = &self.stripes {
-            file.push(MANIFEST_SUFFIX);
-            let listed = StripeSet::from_manifest(&set.manifest_path())?;
-            listed.write_manifest_to(&self.folder.add(Path::new(&file))?)?;
-        }
-        let written = self.written.take();
-        if let Err(error) = self.folder.commit() {
-            // Where only a sync was refused, the folder is there, and what it lists stays.
-            if !fs::exists(&self.target.join(&file)).unwrap_or(true) {
-                remove_weights(written);
-            }
-            return Err(error.into());
-        }
-        Ok(self.target.join(file))
+    pub(super) fn commit(self) -> Result<PathBuf> {
+        let file = self.target.join(self.file());
+        self.folder.commit()?;
+        Ok(file)
     }
 
     /// Copies what is no weight: configurations, tokenizers, licences; how many files.
     pub(super) fn copy_others(&mut self, source: &Path, mode: Mode) -> Result<usize> {
         copy_others(source, &mut self.folder, mode)
-    }
-
-    /// Takes back what was written outside the folder.
-    pub(super) fn give_up(mut self) {
-        remove_weights(self.written.take());
-    }
-}
-
-fn remove_weights(written: Option<(PathBuf, Identity)>) {
-    if let Some((manifest, identity)) = written
-        && fs::stat(&manifest).is_ok_and(|stat| stat.identity == identity)
-    {
-        remove_set(&manifest);
     }
 }
 

@@ -100,7 +100,7 @@ impl Packer {
     /// # Errors
     /// `Io`, and `Format` where the source is not what is packed.
     pub fn new(engine: &Arc<Engine>, source: &Path, target: &Path, options: PackOptions) -> Result<Self> {
-        NewFolder::check(target, &options.disks)?;
+        NewFolder::check(target)?;
         let model = Model::open(engine, source)?;
         let speeds = survey::speeds(engine, &model, target, &options.disks)?;
         let plan = survey::plan(engine, &model, options.mode, &speeds)?;
@@ -126,15 +126,8 @@ impl Packer {
         let name = if encoded > 0 { PACKED_NAME } else { PLAIN_NAME };
         let mut folder = NewFolder::new(&self.target, &self.options.disks, name)?;
         let copied = folder.copy_others(&self.source, self.options.mode)?;
-        let target = folder.weights()?;
-        let bytes = match write::write(&self.engine, &self.model, recipes, &target, progress, || folder.note_weights())
-        {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                folder.give_up();
-                return Err(error);
-            }
-        };
+        let (new, target) = folder.weights()?;
+        let bytes = write::write(&self.engine, &self.model, recipes, new, &target, progress)?;
         let file = folder.commit()?;
         Ok(Packed { file, bytes, tensors: recipes.len(), encoded, copied })
     }

@@ -11,6 +11,7 @@ use super::source::{Entry, Model};
 use crate::arrival::{Workspace, convert};
 use crate::sync::{Instant, thread};
 use crate::unit::Conversion;
+use deepnvme_io::start_thread;
 
 /// Tensors whose names differ in numbers only are alike; so many of them are looked at.
 const SAMPLED: usize = 2;
@@ -88,7 +89,7 @@ impl Sample {
                     .iter_mut()
                     .map_while(|target| {
                         let thread = thread::Builder::new().name("deepnvme-sample".into());
-                        thread.spawn_scoped(scope, move || self.decode(target).is_some()).ok()
+                        start_thread(|| thread.spawn_scoped(scope, move || self.decode(target).is_some())).ok()
                     })
                     .collect();
                 started = running.len();

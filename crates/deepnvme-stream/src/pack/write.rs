@@ -11,8 +11,8 @@ use deepnvme_format::Dtype;
 use deepnvme_format::safetensors::{HEADER_BYTES_MAX, LENGTH_BYTES, PADDING_BYTES_MIN, seal};
 use deepnvme_format::sums::{self, CELL_BYTES, Frame, Hasher, cell_count};
 use deepnvme_io::mem::Region;
-use deepnvme_io::stream::FileWriter;
-use deepnvme_io::{Access, Durability, Engine, OpenOptions, StripeSet, Target, TensorFile, WriteOptions};
+use deepnvme_io::stream::{FileWriter, Replacement};
+use deepnvme_io::{Access, Durability, Engine, OpenOptions, Target, TensorFile, WriteOptions};
 use serde::Serialize;
 
 use super::container::{self, Encoded};
@@ -21,6 +21,7 @@ use super::recipe::{Recipe, dtype};
 use super::source::{Entry, Model, Reading, refused};
 
 use crate::sync::{AtomicUsize, thread};
+use deepnvme_io::start_thread;
 
 const PAGE_BYTES: u64 = 4096;
 /// Reads on their way while one is encoded.
@@ -50,14 +51,14 @@ struct Written {
     cells: Vec<u64>,
 }
 
-/// Writes all tensors; the bytes of the file.
+/// Writes all tensors into the file that will be found under `target`; the bytes of it.
 pub(super) fn write(
     engine: &Arc<Engine>,
     model: &Model,
     recipes: &[Recipe],
+    new: Replacement,
     target: &Target,
     progress: &Progress,
-    committed: impl FnOnce() -> Result<()>,
 ) -> Result<u64> {
     let Order { tensors, groups, .. } = layout(model, recipes);
     let header_bytes = LENGTH_BYTES + header_bytes_max(model, recipes, &tensors) + PADDING_BYTES_MIN;
@@ -66,7 +67,7 @@ pub(super) fn write(
         return Err(refused(&target.path(), "its header would be longer than the format allows".into()));
     }
     progress.expect(model.tensors.iter().map(|entry| entry.bytes).sum());
-    let mut writer = FileWriter::create(Arc::clone(engine), target, Durability::Full)?;
+    let mut writer = FileWriter::replacing(Arc::clone(engine), new, Durability::Full)?;
     writer.write(&vec![b' '; data_offset as usize])?;
     let mut written = Vec::with_capacity(tensors.len());
     let mut reads = Reads::new(engine, model, recipes, &tensors);
@@ -103,7 +104,6 @@ pub(super) fn write(
     }
     let bytes = writer.position();
     writer.commit()?;
-    committed()?;
     let mut header = (data_offset - LENGTH_BYTES).to_le_bytes().to_vec();
     let frame = Frame { file_bytes: bytes, index_offset: 0, index_bytes: data_offset };
     header.extend(header_text(model, recipes, &written, frame).as_bytes());
@@ -116,13 +116,8 @@ pub(super) fn write(
 
 /// Puts the header in its place, and waits until it is on the disk.
 fn finish(engine: &Engine, target: &Target, header: Vec<u8>) -> Result<()> {
-    let opened = match target {
-        Target::Path(_) => target.clone(),
-        // The parts have got names of their own.
-        Target::Stripes(set) => Target::Stripes(StripeSet::from_manifest(&set.manifest_path())?),
-    };
     let options = OpenOptions { access: Access::ReadWrite, create: false, direct: engine.config().direct };
-    let file = TensorFile::open(&opened, options)?;
+    let file = TensorFile::open(target, options)?;
     engine.write(&file, 0, Region::from_vec(header), WriteOptions::default())?.wait().1?;
     engine.sync(&file, Durability::Data)?;
     Ok(())
@@ -144,7 +139,8 @@ pub(super) fn encode(recipe: &Recipe, bytes: &[u8], part_bytes: usize) -> deepnv
     };
     let mut done: Vec<(usize, Vec<u8>)> = Vec::with_capacity(parts.len());
     thread::scope(|scope| {
-        let start = |_| thread::Builder::new().name("deepnvme-pack".into()).spawn_scoped(scope, work).ok();
+        let builder = || thread::Builder::new().name("deepnvme-pack".into());
+        let start = |_| start_thread(|| builder().spawn_scoped(scope, work)).ok();
         let others: Vec<_> = (1..threads).map_while(start).collect();
         done.extend(work()?);
         for other in others {

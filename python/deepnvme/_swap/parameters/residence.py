@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 import torch
 
+from deepnvme._swap.parameters.absent import Absent
 from deepnvme._swap.parameters.units import OFFLOADED_STRIDE
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class _Held:
     lend: Lend
     memory: torch.Tensor
     holders: WeakSet[Holder]
+    # What torch counted of changes of each parameter, where none may be changed.
+    changes: tuple[int, ...] | None
 
 
 class Residence:
@@ -49,15 +52,8 @@ class Residence:
         self._versions: dict[Unit, int] = {}
         self._trace: list[str] = []
         self._order: list[str] = []
-        # Shape and dtype of what is on disk, in no memory: a number that is none, so that nobody computes with it
-        # unnoticed.
-        self._absent = {
-            member: torch.full((), float("nan"), dtype=member.dtype).expand(member.shape)
-            if member.dtype.is_floating_point or member.dtype.is_complex
-            else torch.zeros((), dtype=member.dtype).expand(member.shape)
-            for unit in units
-            for member in unit.members
-        }
+        self._absent = {member: Absent(member) for unit in units for member in unit.members}
+        self._restored: set[Unit] = set()
 
     def put(self, unit: Unit) -> None:
         """Take over what the parameters of a unit have, and free that."""
@@ -89,7 +85,7 @@ class Residence:
         """Have the parameters of a unit in memory until its holder releases it, or is gone.
 
         Raises:
-            RuntimeError: it is to be changed, and held already.
+            RuntimeError: it is to be changed, and held already; or a parameter was changed while it was on disk.
         """
         with self._lock:
             found = self._held.get(unit)
@@ -100,31 +96,54 @@ class Residence:
                     raise RuntimeError(f"{unit.members[0].name} is in use, and cannot be changed now")
                 found.holders.add(holder)
                 return
+            self._check_absent(unit)
             if len(self._trace) < _TRACE_MAX:
                 self._trace.append(unit.key)
         lend = self.swapper.lend(unit.key, shared=not exclusive)
         memory = lend.__enter__()
+        mine = None
         try:
             with self._lock:
-                self._held[unit] = _Held(lend, memory, WeakSet([holder]))
-                if exclusive:
-                    self._versions[unit] = self.version(unit) + 1
-                self._show(unit, memory)
+                found = self._held.get(unit)
+                if found is not None and found.holders:
+                    # Another thread has brought it meanwhile, and both read it.
+                    found.holders.add(holder)
+                else:
+                    mine = _Held(lend, memory, WeakSet([holder]), None if exclusive else _changes_of(unit))
+                    self._held[unit] = mine
+                    if exclusive:
+                        self._versions[unit] = self.version(unit) + 1
+                    self._show(unit, memory)
         except BaseException:
             # Whoever is interrupted here has nothing to release.
-            self._held.pop(unit, None)
-            self._show(unit, None)
+            with self._lock:
+                if mine is not None and self._held.get(unit) is mine:
+                    self._held.pop(unit)
+                    self._show(unit, None)
             lend.release()
             raise
+        if mine is None:
+            lend.release()
 
     def release(self, holder: Holder) -> None:
-        """Release all that it holds, which may be nothing."""
+        """Release all that it holds, which may be nothing.
+
+        Raises:
+            RuntimeError: a parameter was changed, and not held for that.
+        """
+        lost: str | None = None
         with self._lock:
             for unit in [unit for unit, one in self._held.items() if holder in one.holders]:
                 one = self._held[unit]
                 if len(one.holders) == 1:
+                    lost = lost or _lost(unit, one)
                     self._drop(unit)
                 one.holders.discard(holder)
+        if lost is not None:
+            raise RuntimeError(
+                f"{lost} was changed while it was in memory to be read, and the change is lost; change it within "
+                "offloading.gathered(..., write=True)"
+            )
 
     def release_lost(self) -> None:
         """Release the units of holders that are gone: an interrupt came where they would have released them."""
@@ -174,13 +193,48 @@ class Residence:
             self.swapper.schedule(trace, repeat=True)
 
     def restore(self, unit: Unit) -> None:
-        """Give the parameters of a unit memory of their own again."""
+        """Give the parameters of a unit memory of their own again.
+
+        Raises:
+            RuntimeError: a parameter was changed while it was on disk.
+        """
+        if unit in self._restored:
+            return
+        self._check_absent(unit)
         with self.swapper.lend(unit.key, shared=True) as memory, torch.no_grad():
             for member in unit.members:
                 member.parameter.data = member.view(memory).clone()
                 if hasattr(member.parameter, OFFLOADED_STRIDE):
                     delattr(member.parameter, OFFLOADED_STRIDE)
+        self._restored.add(unit)
+
+    def _check_absent(self, unit: Unit) -> None:
+        """Refuse to go on, once, where somebody has changed what stands for a parameter on disk."""
+        changed = [member for member in unit.members if self._absent[member].is_changed()]
+        if not changed:
+            return
+        for member in changed:
+            self._absent[member].mend()
+        raise RuntimeError(
+            f"{changed[0].name} was changed while it was on disk, and the change is lost; change it within "
+            "offloading.gathered(..., write=True), or give the model back first with offloading.close()"
+        )
 
     def _show(self, unit: Unit, memory: torch.Tensor | None) -> None:
         for member in unit.members:
-            member.parameter.data = self._absent[member] if memory is None else member.view(memory)
+            if memory is None:
+                self._absent[member].show()
+            else:
+                member.parameter.data = member.view(memory)
+
+
+def _changes_of(unit: Unit) -> tuple[int, ...]:
+    return tuple(member.parameter._version for member in unit.members)  # noqa: SLF001
+
+
+def _lost(unit: Unit, held: _Held) -> str | None:
+    """Name a parameter that was changed, and not held for that."""
+    if held.changes is None:
+        return None
+    pairs = zip(held.changes, _changes_of(unit), strict=True)
+    return next((member.name for member, (then, now) in zip(unit.members, pairs, strict=True) if then != now), None)

@@ -4,15 +4,21 @@
 //! that each is compared with all before it, or passes all their places: sixty thousand of them take a minute, in which
 //! Python does not look for Ctrl-C. So the search is done here first, in a table like Python's, and each step is counted.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyFrozenSet, PyInt, PyTuple};
 
 use crate::error;
 
-/// The most steps that all keys of a file take together: of ordinary keys, each takes two or three.
-pub(super) const HASH_STEPS_MAX: u64 = 1 << 28;
+/// The steps that the keys of any file may take.
+const STEPS_FREE: u64 = 1 << 24;
+/// The steps that each byte of a file besides those of its tensors adds: an ordinary key takes two or three, and has as many bytes.
+const STEPS_PER_BYTE: u64 = 8;
+/// The most steps that all keys of a file take together, however long it is.
+const STEPS_MAX: u64 = 1 << 28;
 /// After so many steps Python may look for Ctrl-C.
 const STEPS_PER_LOOK: u64 = 1 << 20;
 /// Up to so many keys, every one may meet every other.
@@ -31,13 +37,17 @@ pub(super) enum Kind {
 #[pyclass(frozen, name = "_HashCosts", module = "deepnvme._deepnvme")]
 pub(crate) struct HashCosts {
     steps: AtomicU64,
+    /// Of the file: it knows how long that is.
+    reader: Py<PyAny>,
+    /// The limit, once somebody has come near to one.
+    most: OnceLock<u64>,
 }
 
 #[pymethods]
 impl HashCosts {
     #[new]
-    fn new() -> Self {
-        Self { steps: AtomicU64::new(0) }
+    fn new(reader: Py<PyAny>) -> Self {
+        Self { steps: AtomicU64::new(0), reader, most: OnceLock::new() }
     }
 
     /// Counts what a dict, or a set, of these keys costs; raises where that is too much.
@@ -52,7 +62,7 @@ impl HashCosts {
     /// Counts what a table of these keys costs.
     ///
     /// # Errors
-    /// `UnsafeFileError` beyond [`HASH_STEPS_MAX`]; what hashing a key raises; what a signal does.
+    /// `UnsafeFileError` beyond the limit; what hashing a key raises; what a signal does.
     pub(super) fn charge<'a, 'py: 'a>(
         &self,
         keys: impl ExactSizeIterator<Item = &'a Bound<'py, PyAny>>,
@@ -61,7 +71,7 @@ impl HashCosts {
         let count = keys.len();
         let mut table = Table::new(kind, self);
         for key in keys {
-            let weight = weight(key, HASH_STEPS_MAX);
+            let weight = weight(key, STEPS_MAX);
             self.count(key.py(), weight)?;
             if count > FEW {
                 table.insert(key, weight)?;
@@ -75,14 +85,24 @@ impl HashCosts {
     fn count(&self, py: Python<'_>, steps: u64) -> PyResult<()> {
         let before = self.steps.fetch_add(steps, Ordering::Relaxed);
         let after = before.saturating_add(steps);
-        if after > HASH_STEPS_MAX {
+        if after > STEPS_FREE && after > self.most(py)? {
             let text = format!(
-                "the keys of the file were chosen so that dicts or sets of them take more than {HASH_STEPS_MAX} steps; it \
-                 was made to take for ever"
+                "the keys of the file were chosen so that dicts or sets of them take more than {} steps; it was made to \
+                 take for ever",
+                self.most(py)?
             );
             return Err(error::plain(py, "UnsafeFileError", text));
         }
         if before / STEPS_PER_LOOK != after / STEPS_PER_LOOK { py.check_signals() } else { Ok(()) }
+    }
+
+    /// The limit for this file: honest keys take steps in proportion to the bytes that describe them.
+    fn most(&self, py: Python<'_>) -> PyResult<u64> {
+        if let Some(most) = self.most.get() {
+            return Ok(*most);
+        }
+        let described: u64 = self.reader.getattr(py, intern!(py, "described_nbytes"))?.extract(py)?;
+        Ok(*self.most.get_or_init(|| STEPS_MAX.min(STEPS_FREE + described.saturating_mul(STEPS_PER_BYTE))))
     }
 }
 

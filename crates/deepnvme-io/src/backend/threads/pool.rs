@@ -6,6 +6,7 @@ use std::thread::{Builder, JoinHandle};
 
 use crate::backend::Wake;
 use crate::op::{Completion, Errno, Op};
+use crate::start::start_thread;
 
 /// A thread only makes system calls; its stack can be small.
 const STACK_BYTES: usize = 128 << 10;
@@ -116,7 +117,7 @@ impl Pool {
     fn start_thread(&mut self) -> bool {
         let shared = Arc::clone(&self.shared);
         let name = format!("dnvme-{}-io-{}", self.worker_index, self.threads.len());
-        let started = Builder::new().name(name).stack_size(STACK_BYTES).spawn(move || shared.serve());
+        let started = start_thread(|| Builder::new().name(name).stack_size(STACK_BYTES).spawn(move || shared.serve()));
         started.is_ok_and(|thread| {
             self.threads.push(thread);
             true

@@ -26,9 +26,25 @@ fn a_folder_appears_as_a_whole() {
     assert_eq!((names(above.path()), names(&target)), (vec!["model".into()], vec!["one".into(), "sub".into()]));
     assert!(make(&target).is_err(), "the name is taken");
     assert_eq!(names(above.path()), ["model"]);
-    let empty = above.path().join("empty");
-    std::fs::create_dir(&empty).unwrap();
-    make(&empty).unwrap();
+}
+
+#[test]
+fn an_empty_folder_stays_until_the_new_one_is_in_its_place_and_passes_its_permissions_on() {
+    use std::os::unix::fs::PermissionsExt;
+    let mut steps = 0;
+    loop {
+        let above = tempfile::tempdir().unwrap();
+        let target = above.path().join("model");
+        std::fs::create_dir(&target).unwrap();
+        std::fs::set_permissions(&target, std::fs::Permissions::from_mode(0o750)).unwrap();
+        let (made, log) = crash::after(steps, || make(&target));
+        let mode = std::fs::metadata(&target).unwrap_or_else(|error| panic!("after {log:?}: {error}")).permissions();
+        assert_eq!(mode.mode() & 0o7777, 0o750, "after {log:?}");
+        if made.is_ok() && log.len() < steps {
+            break;
+        }
+        steps += 1;
+    }
 }
 
 #[test]

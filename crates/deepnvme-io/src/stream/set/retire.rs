@@ -45,13 +45,14 @@ pub fn retire_set(index: &Path, record_at: &[&str]) -> Result<Retired> {
         put(&mut list, &record_at, &record).map_err(|error| error.at_path(&index))?;
         let written = Temporary::new(&index)?;
         written.fill(list.to_string().as_bytes()).map_err(|error| error.at_path(&index))?;
-        fs::sync_folder(fs::folder_of(&index))?;
+        let folder = fs::OpenedFolder::new(fs::folder_of(&index))?;
+        folder.sync()?;
         if !unlink_if(&index, stat.identity) {
             let detail = "the index of files that are out of date could not be removed; remove it";
             return Err(Error::new(ErrorKind::PermissionDenied, "replace", detail).at_path(&index));
         }
         // Before the files, also on the disk: an index without them would be a set that cannot be read.
-        let synced = fs::sync_folder(fs::folder_of(&index));
+        let synced = folder.sync();
         let is_gone = synced.is_ok() && old.remove(&HashSet::new()) && sync_folders_of(old.paths());
         if !is_gone {
             written.leave();

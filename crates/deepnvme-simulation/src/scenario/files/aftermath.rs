@@ -1,15 +1,15 @@
 //! What is there when all processes have ended, also by a power cut, and what the next ones make of it.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use deepnvme_checkpoint::read::find_set;
 use deepnvme_io::StripeSet;
 use deepnvme_io::mem::simulated as memory;
 use deepnvme_simulation_runtime::thread;
 
-use super::super::content::{Content, Shown};
-use super::super::{Context, users};
+use super::super::content::{Content, Shown, index_of};
+use super::super::{Context, POOL_BYTES, users};
 use super::{Play, Way, complain, is_unprovable, lock, read, save};
 use crate::world::OUTSIDE;
 
@@ -61,9 +61,11 @@ fn begin_again(context: &Context, play: &Arc<Play>) {
         let Ok(engine) = context.engine(95) else { return };
         for (item, it) in again.items.iter().enumerate() {
             if let Some(reads) = reads {
-                context.world.refuse_reading(&it.ways[0].path(), reads);
+                let path = it.ways[0].path();
+                let is_index = again.content == Content::Shards;
+                context.world.refuse_reading(&if is_index { index_of(&path) } else { path }, reads);
             }
-            let outcome = save(&again, &engine, item, &Way { gives_up: true, ..Way::default() });
+            let outcome = save(context, &again, &engine, item, &Way { gives_up: true, ..Way::default() });
             if reads.is_none() {
                 complain(context, outcome);
             }
@@ -80,8 +82,9 @@ fn recover(context: &Context, play: &Arc<Play>) {
         let Ok(engine) = context.engine(96) else { return };
         for item in 0..again.items.len() {
             let before = memory::watch();
-            complain(context, save(&again, &engine, item, &Way::default()));
-            let (used, bound) = (memory::held_bytes_max() - before, again.memory_bound());
+            complain(context, save(context, &again, &engine, item, &Way::default()));
+            let version = *again.next_version.lock().unwrap_or_else(PoisonError::into_inner);
+            let (used, bound) = (memory::held_bytes_max() - before, POOL_BYTES + again.memory_bound(version));
             if used > bound {
                 context.fail(format!("a save used {used} bytes of memory; its bound is {bound}"));
             }
@@ -97,6 +100,9 @@ fn recover(context: &Context, play: &Arc<Play>) {
         expected.push(item.ways[0].path());
         if let Ok(set) = StripeSet::from_manifest(&item.ways[0].path()) {
             expected.extend(set.parts().iter().cloned());
+        }
+        if play.content == Content::Shards {
+            expected.push(index_of(&item.ways[0].path()));
         }
         if play.content == Content::Shards
             && let Ok(set) = find_set(&item.ways[0].path())

@@ -1,28 +1,6 @@
-"""Every call that waits, against all that can come while it does; ``docs/blocking-calls.md`` has the same table."""
+"""Calls of engines, files and handles against all that can come while they wait."""
 
-import re
-import subprocess
-import sys
-import textwrap
-import time
-from pathlib import Path
-
-import pytest
-
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "blocking-calls.md"
-
-# What a cell may take from the moment at which something comes, and how often a busy machine may miss that.
-LIMIT_S = 1.0
-ATTEMPTS = 5
-TOO_SLOW = 75
-
-SETUP = f"""
-import atexit, asyncio, os, signal, sys, threading, time, warnings
-# Called after what the package does at exit, which registers itself later.
-atexit.register(lambda: print(time.time(), flush=True))
-import deepnvme
-from deepnvme import errors
-warnings.simplefilter("ignore")
+SETUP = """
 SIZE = 1 << 30
 PART = 8 << 20
 engine = deepnvme.Engine(backend="threads", workers=1, queue_depth=1, block_bytes=4096)
@@ -30,67 +8,10 @@ with open("big", "wb") as big:
     big.truncate(SIZE)
 data = bytearray(SIZE)
 stripes = deepnvme.StripeSet(["part-0", "part-1"])
-came = []
 
 def started():
     stats = engine.stats()
     return stats.bytes_written + stats.bytes_read > 0
-
-def soon(act, is_time=started):
-    is_begun = threading.Event()
-    def wait():
-        # An interrupt must not come while the thread is being started.
-        is_begun.wait()
-        while not is_time():
-            time.sleep(0.001)
-        came.append(time.monotonic())
-        act()
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    is_begun.set()
-
-def in_time():
-    if time.monotonic() - came[0] > {LIMIT_S}:
-        os._exit({TOO_SLOW})
-
-def raises(error, call):
-    try:
-        call()
-    except error:
-        if came:
-            in_time()
-    else:
-        raise SystemExit(f"{{error.__name__}} was not raised")
-
-def returns(call):
-    answer = call()
-    while not came:
-        time.sleep(0.001)
-    in_time()
-    return answer
-
-def interrupt():
-    os.kill(os.getpid(), signal.SIGINT)
-
-def in_child(work):
-    child = os.fork()
-    if child == 0:
-        signal.alarm(30)
-        came.append(time.monotonic())
-        try:
-            work()
-        except BaseException as error:
-            print(repr(error), file=sys.stderr, flush=True)
-            os._exit(1)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-def leave(call):
-    "Ends the interpreter while a thread is in the call."
-    threading.Thread(target=call, daemon=True).start()
-    while not started():
-        time.sleep(0.001)
-    print(time.time(), flush=True)
 """
 
 READ_WRITE = "`read`, `write` and their batches"
@@ -104,7 +25,6 @@ FILE_CLOSE = "`file.close` after writing"
 CLOSE = "`Engine.close`"
 HANDLE = "`aio_handle.wait`"
 ROWS = (READ_WRITE, STRIPES, WAIT, AWAIT, WITH, FILE_READ, FILE_WRITE, FILE_CLOSE, CLOSE, HANDLE)
-COLUMNS = ("cancel", "timeout", "close", "Ctrl-C", "fork", "exit")
 
 PENDING = "pending = engine.start_write(data, 'file')\n"
 SMALL = "pending = engine.start_write(data[:PART], 'file')\n"
@@ -131,11 +51,19 @@ GOES_ON = "raises; the transfer goes on"
 CHILD = "raises `ClosedError`"
 FIRST = "is finished first"
 
-# By row and column: what is documented, and a program that shows it.
-CELLS: dict[tuple[str, str], tuple[str, str]] = {
+# By row and column: what is documented, and programs that show it.
+CELLS: dict[tuple[str, str], tuple[str, ...]] = {
     (READ_WRITE, "close"): (
         FINISHED,
-        "soon(engine.close)\nassert returns(lambda: engine.write(data[:PART], 'file')) == PART",
+        *(
+            f"part = memoryview(data)[:PART]\nsoon(engine.close, started)\nassert returns(lambda: {call})"
+            for call in (
+                "engine.write(part, 'file') == PART",
+                "engine.read(part, 'big') == PART",
+                "engine.write_batch([('file', 0, part)]) == PART",
+                "engine.read_batch([('big', 0, part)]) == PART",
+            )
+        ),
     ),
     (READ_WRITE, "Ctrl-C"): (
         LEFT,
@@ -168,24 +96,41 @@ in_child(lambda: [raises(errors.ClosedError, call) for call in (
     ),
     (READ_WRITE, "exit"): (
         "the process ends; a write may be half done",
-        "leave(lambda: engine.write(data, 'file'))",
+        *(
+            f"leave(lambda: {call}, started)"
+            for call in (
+                "engine.write(data, 'file')",
+                "engine.read(data, 'big')",
+                "engine.write_batch([('file', 0, data)])",
+                "engine.read_batch([('big', 0, data)])",
+            )
+        ),
     ),
     (STRIPES, "close"): (
         FINISHED,
-        "soon(engine.close)\nassert returns(lambda: engine.write(data[:PART], stripes)) == PART",
+        "soon(engine.close, started)\nassert returns(lambda: engine.write(data[:PART], stripes)) == PART",
     ),
-    (STRIPES, "Ctrl-C"): (LEFT, "soon(interrupt)\nraises(KeyboardInterrupt, lambda: engine.write(data, stripes))"),
+    (STRIPES, "Ctrl-C"): (
+        LEFT,
+        "soon(interrupt, started)\nraises(KeyboardInterrupt, lambda: engine.write(data, stripes))",
+        """
+engine.write(data[:PART * 4], stripes)
+before = engine.stats().bytes_read
+soon(interrupt, lambda: engine.stats().bytes_read > before)
+raises(KeyboardInterrupt, lambda: engine.read(memoryview(data)[:PART * 4], stripes))
+""",
+    ),
     (STRIPES, "fork"): (
         CHILD,
         "in_child(lambda: raises(errors.ClosedError, lambda: engine.write(b'x', stripes)))",
     ),
     (STRIPES, "exit"): (
         "the process ends; a write may be half done",
-        "leave(lambda: engine.write(data, stripes))",
+        "leave(lambda: engine.write(data, stripes), started)",
     ),
     (WAIT, "cancel"): (
         "raises `CancelledError`",
-        PENDING + "soon(pending.cancel)\nraises(errors.CancelledError, pending.wait)",
+        PENDING + "soon(pending.cancel, started)\nraises(errors.CancelledError, pending.wait)",
     ),
     (WAIT, "timeout"): (
         "raises `WaitTimeoutError`; the transfer goes on",
@@ -193,19 +138,21 @@ in_child(lambda: [raises(errors.ClosedError, call) for call in (
         + "came.append(time.monotonic() + 0.1)\nraises(errors.WaitTimeoutError, lambda: pending.wait(0.1))\n"
         + "assert not pending.done()",
     ),
-    (WAIT, "close"): (FINISHED, SMALL + "soon(engine.close)\nassert returns(pending.wait) == PART"),
+    (WAIT, "close"): (FINISHED, SMALL + "soon(engine.close, started)\nassert returns(pending.wait) == PART"),
     (WAIT, "Ctrl-C"): (
         GOES_ON,
-        PENDING + "soon(interrupt)\nraises(KeyboardInterrupt, pending.wait)\nassert not pending.done()",
+        PENDING + "soon(interrupt, started)\nraises(KeyboardInterrupt, pending.wait)\nassert not pending.done()",
     ),
     (WAIT, "fork"): (CHILD, PENDING + "in_child(lambda: raises(errors.ClosedError, pending.wait))"),
     (WAIT, "exit"): (
         FIRST,
-        SMALL + "leave(pending.wait)",
+        SMALL + "leave(pending.wait, started)",
     ),
     (AWAIT, "cancel"): (
         "raises `CancelledError`",
-        PENDING + AWAITING + "soon(pending.cancel)\nraises(errors.CancelledError, lambda: asyncio.run(main()))",
+        PENDING
+        + AWAITING
+        + "soon(pending.cancel, started)\nraises(errors.CancelledError, lambda: asyncio.run(main()))",
     ),
     (AWAIT, "timeout"): (
         "`asyncio.wait_for` raises `TimeoutError`; the transfer goes on",
@@ -222,13 +169,13 @@ assert not pending.done()
     ),
     (AWAIT, "close"): (
         FINISHED,
-        SMALL + AWAITING + "soon(engine.close)\nassert returns(lambda: asyncio.run(main())) == PART",
+        SMALL + AWAITING + "soon(engine.close, started)\nassert returns(lambda: asyncio.run(main())) == PART",
     ),
     (AWAIT, "Ctrl-C"): (
         GOES_ON,
         PENDING
         + AWAITING
-        + "soon(interrupt)\nraises(KeyboardInterrupt, lambda: asyncio.run(main()))\nassert not pending.done()",
+        + "soon(interrupt, started)\nraises(KeyboardInterrupt, lambda: asyncio.run(main()))\nassert not pending.done()",
     ),
     (AWAIT, "fork"): (
         CHILD,
@@ -236,25 +183,29 @@ assert not pending.done()
     ),
     (WITH, "cancel"): (
         "raises `CancelledError`",
-        PENDING + "soon(pending.cancel)\nraises(errors.CancelledError, lambda: pending.__exit__(None, None, None))",
+        PENDING
+        + "soon(pending.cancel, started)\nraises(errors.CancelledError, lambda: pending.__exit__(None, None, None))",
     ),
-    (WITH, "close"): (FINISHED, SMALL + "soon(engine.close)\nreturns(lambda: pending.__exit__(None, None, None))"),
+    (WITH, "close"): (
+        FINISHED,
+        SMALL + "soon(engine.close, started)\nreturns(lambda: pending.__exit__(None, None, None))",
+    ),
     (WITH, "Ctrl-C"): (
         GOES_ON,
         PENDING
-        + "soon(interrupt)\nraises(KeyboardInterrupt, lambda: pending.__exit__(None, None, None))\n"
+        + "soon(interrupt, started)\nraises(KeyboardInterrupt, lambda: pending.__exit__(None, None, None))\n"
         + "assert not pending.done()",
     ),
     (WITH, "fork"): (
         CHILD,
         PENDING + "in_child(lambda: raises(errors.ClosedError, lambda: pending.__exit__(None, None, None)))",
     ),
-    (WITH, "exit"): (FIRST, SMALL + "leave(lambda: pending.__exit__(None, None, None))"),
+    (WITH, "exit"): (FIRST, SMALL + "leave(lambda: pending.__exit__(None, None, None), started)"),
     (FILE_READ, "close"): (
         "returns its bytes; the next call raises `ValueError`",
         """
 reader = deepnvme.open("big", engine=engine)
-soon(reader.close)
+soon(reader.close, started)
 assert returns(lambda: reader.read(64 << 20)) == bytes(64 << 20)
 raises(ValueError, lambda: reader.read(1))
 raises(ValueError, lambda: reader.readinto(bytearray(1)))
@@ -264,8 +215,14 @@ raises(ValueError, lambda: reader.readinto(bytearray(1)))
         LEFT,
         """
 reader = deepnvme.open("big", engine=engine)
-soon(interrupt)
+soon(interrupt, started)
 raises(KeyboardInterrupt, reader.read)
+assert engine.stats().bytes_read < SIZE
+""",
+        """
+reader = deepnvme.open("big", engine=engine)
+soon(interrupt, started)
+raises(KeyboardInterrupt, lambda: reader.readinto(data))
 assert engine.stats().bytes_read < SIZE
 """,
     ),
@@ -277,10 +234,14 @@ in_child(lambda: [raises(errors.ClosedError, call) for call in (
     lambda: reader.read(1), lambda: reader.readinto(bytearray(1)))])
 """,
     ),
-    (FILE_READ, "exit"): ("the process ends", "reader = deepnvme.open('big', engine=engine)\nleave(reader.read)"),
+    (FILE_READ, "exit"): (
+        "the process ends",
+        "reader = deepnvme.open('big', engine=engine)\nleave(reader.read, started)",
+        "reader = deepnvme.open('big', engine=engine)\nleave(lambda: reader.readinto(data), started)",
+    ),
     (FILE_WRITE, "close"): (
         "raises `ValueError`",
-        WRITER + "soon(writer.close)\nraises(ValueError, lambda: writer.write(data))",
+        WRITER + "soon(writer.close, started)\nraises(ValueError, lambda: writer.write(data))",
     ),
     (FILE_WRITE, "Ctrl-C"): (
         "raises; in a `with` block no file appears",
@@ -288,7 +249,7 @@ in_child(lambda: [raises(errors.ClosedError, call) for call in (
 def write():
     with deepnvme.open("new", "wb", engine=engine) as writer:
         writer.write(data)
-soon(interrupt)
+soon(interrupt, started)
 raises(KeyboardInterrupt, write)
 assert not os.path.exists("new")
 """,
@@ -299,7 +260,7 @@ assert not os.path.exists("new")
     ),
     (FILE_WRITE, "exit"): (
         "the process ends; no file appears",
-        WRITER + "leave(lambda: writer.write(data))\nassert not os.path.exists('new')",
+        WRITER + "leave(lambda: writer.write(data), started)\nassert not os.path.exists('new')",
     ),
     (FILE_CLOSE, "close"): (
         "the second call returns; the first makes the file",
@@ -340,7 +301,7 @@ assert not os.path.exists("new") or os.path.getsize("new") == 64 << 20
     ),
     (FILE_CLOSE, "exit"): (
         "the process ends; the file is whole or absent",
-        WRITER + "writer.write(data[:64 << 20])\nleave(writer.close)",
+        WRITER + "writer.write(data[:64 << 20])\nleave(writer.close, started)",
     ),
     (CLOSE, "close"): (
         "the second call returns; the first finishes all",
@@ -354,7 +315,7 @@ assert not os.path.exists("new") or os.path.getsize("new") == 64 << 20
         + "raises(errors.ClosedError, lambda: engine.write(b'x', 'other'))\nassert not pending.done()",
     ),
     (CLOSE, "fork"): ("returns, and does nothing", PENDING + "in_child(lambda: returns(engine.close))"),
-    (CLOSE, "exit"): (FIRST, SMALL + MOVES + "started = moves\nleave(engine.close)"),
+    (CLOSE, "exit"): (FIRST, SMALL + MOVES + "leave(engine.close, moves)"),
     (HANDLE, "Ctrl-C"): (
         "raises; nothing is counted, and the transfers go on",
         AIO
@@ -367,50 +328,5 @@ assert not os.path.exists("new") or os.path.getsize("new") == 64 << 20
         + "handle.async_pwrite(tensor[:PART], 'aio')\n"
         + "in_child(lambda: raises(RuntimeError, handle.wait))\nhandle.wait()",
     ),
-    (HANDLE, "exit"): (FIRST, AIO + "handle.async_pwrite(tensor[:PART], 'aio')\nleave(handle.wait)"),
+    (HANDLE, "exit"): (FIRST, AIO + "handle.async_pwrite(tensor[:PART], 'aio')\nleave(handle.wait, started)"),
 }
-
-
-def table() -> dict[tuple[str, str], str]:
-    """Read the first table of the document."""
-    lines = [line for line in DOCUMENT.read_text().split("\n## ")[0].splitlines() if line.startswith("|")]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert tuple(rows[0][1:]) == COLUMNS
-    return {(row[0], column): cell for row in rows[2:] for column, cell in zip(COLUMNS, row[1:], strict=True)}
-
-
-def test_the_document_and_the_tests_have_one_table() -> None:
-    documented = table()
-    assert {row for row, _ in documented} == set(ROWS)
-    tested = {cell: result for cell, result in documented.items() if not re.match(r"— \w+", result)}
-    assert tested == {cell: result for cell, (result, _) in CELLS.items()}
-
-
-@pytest.mark.parametrize(("row", "column"), CELLS, ids=lambda name: name.replace("`", "").replace(" ", "-"))
-def test_a_call_that_waits_ends_in_time(row: str, column: str, tmp_path: Path) -> None:
-    if row == HANDLE:
-        pytest.importorskip("torch")
-    result, program = CELLS[row, column]
-    for attempt in range(ATTEMPTS):
-        folder = tmp_path / str(attempt)
-        folder.mkdir()
-        # What goes on would be finished at exit, which is another cell.
-        end = "" if column == "exit" else "\nos._exit(0)\n"
-        command = [sys.executable, "-c", SETUP + textwrap.dedent(program) + end]
-        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
-        late = ended.returncode == TOO_SLOW
-        if column == "exit" and ended.returncode == 0:
-            left, over = map(float, ended.stdout.split())
-            # torch takes its time to be unloaded, which is none of ours.
-            late = (over if row == HANDLE else time.time()) - left > LIMIT_S
-            if result == FIRST and not late:
-                name = "aio" if row == HANDLE else "file"
-                assert (folder / name).stat().st_size == 8 << 20
-            if row == FILE_WRITE:
-                assert not (folder / "new").exists()
-            if row == FILE_CLOSE and (folder / "new").exists():
-                assert (folder / "new").stat().st_size == 64 << 20
-        if not late:
-            assert ended.returncode == 0, f"{result}: status {ended.returncode}\n{ended.stdout}\n{ended.stderr}"
-            return
-    pytest.fail(f"{row} against {column} took longer than {LIMIT_S} s, {ATTEMPTS} times")

@@ -1,0 +1,38 @@
+//! Starting threads: the one place that says why there is none to be had.
+
+use std::io;
+
+use crate::error::{Error, Result};
+use crate::op::Errno;
+
+const REMEDY: &str = "raise the limit on threads (`ulimit -u`, or `pids.max` of the container) or on memory (`ulimit -v`), \
+                      or lower `workers`";
+
+/// Starts a thread by the `Builder` that `spawn` calls, which may be of any scope. No thread is an error, never a panic, and
+/// never the end of the process.
+///
+/// # Errors
+/// `EAGAIN` or `ENOMEM`, with the remedy.
+pub fn start_thread<T>(spawn: impl FnOnce() -> io::Result<T>) -> Result<T> {
+    deepnvme_mem::thread_room(1).and_then(|()| spawn()).map_err(|error| {
+        let errno = Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
+        Error::os("start a thread", errno).because(REMEDY)
+    })
+}
+
+#[cfg(all(test, not(loom), not(simulated)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_thread_is_an_error_with_a_remedy() {
+        assert_eq!(start_thread(|| Ok(5)).unwrap(), 5);
+        for errno in [Errno::AGAIN, Errno::NOMEM] {
+            let refused = start_thread::<()>(|| Err(errno.into())).unwrap_err();
+            assert_eq!(refused.errno(), Some(errno.raw_os_error()));
+            assert!(refused.detail().contains("ulimit -u") && refused.detail().contains("ulimit -v"), "{refused}");
+        }
+        assert!(deepnvme_mem::thread_room(usize::MAX).is_err());
+        assert!(deepnvme_mem::thread_room(usize::MAX >> 22).is_err());
+    }
+}

@@ -1,0 +1,51 @@
+//! How much memory engines, and what is done with them, may have: compared at every step.
+
+use deepnvme_io::mem::simulated as memory;
+
+use super::{State, World};
+
+/// Memory that somebody may have until this is dropped.
+#[derive(Debug)]
+pub struct Room {
+    world: World,
+    bytes: u64,
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if let Some(bound) = &mut self.world.state().memory_bound {
+            *bound = bound.saturating_sub(self.bytes);
+        }
+    }
+}
+
+impl World {
+    /// From now on no more memory may be held than is held now, and than [`room`](Self::room) was made for.
+    pub fn bound_memory(&self) {
+        self.state().memory_bound = Some(memory::held_bytes());
+    }
+
+    /// Makes room for what is about to be done.
+    #[must_use]
+    pub fn room(&self, bytes: u64) -> Room {
+        if let Some(bound) = &mut self.state().memory_bound {
+            *bound += bytes;
+        }
+        Room { world: self.clone(), bytes }
+    }
+
+    /// Nothing is compared any more.
+    pub fn unbound_memory(&self) {
+        self.state().memory_bound = None;
+    }
+}
+
+impl State {
+    /// Compares what is held now; what is too much is told once.
+    pub(super) fn check_memory(&mut self) {
+        let held = memory::held_bytes();
+        if let Some(bound) = self.memory_bound.take_if(|bound| held > *bound) {
+            self.violations.push(format!("{held} bytes of memory are held at step {}, of {bound}", self.steps));
+        }
+    }
+}

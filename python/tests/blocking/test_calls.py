@@ -1,0 +1,113 @@
+"""Calls that wait, against all that can come while they do; ``docs/blocking-calls.md`` has the same tables."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import signal
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import deepnvme
+
+from . import checkpoints, engine, training
+from .checkpoints import CK_ASYNC, CK_CLOSE, CK_SAVE, CK_WAIT, SAVE
+from .engine import FILE_CLOSE, FILE_WRITE, FIRST, HANDLE
+from .training import SAVE_STATE
+from .zygote import ATTEMPTS, LIMIT_S, SETUP, TENSORS, TOO_SLOW, Zygote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Of a thread that Python ends inside a function of torch; one inside ours ends in another way.
+ABORTED_BY_TORCH = "terminate called without an active exception"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "blocking-calls.md"
+COLUMNS = ("cancel", "timeout", "close", "Ctrl-C", "fork", "exit")
+ROWS = (*engine.ROWS, *checkpoints.ROWS, *training.ROWS)
+CELLS = {**engine.CELLS, **checkpoints.CELLS, **training.CELLS}
+PROGRAMS = [(row, column, program) for (row, column), (_, *programs) in CELLS.items() for program in programs]
+
+
+def tables() -> dict[tuple[str, str], str]:
+    """Read the tables of the document."""
+    lines = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    heads = [row for row in rows if row[0] == "call"]
+    assert heads == [["call", *COLUMNS]] * 2
+    rows = [row for row in rows if row[0] != "call" and not row[0].startswith("---")]
+    return {(row[0], column): cell for row in rows for column, cell in zip(COLUMNS, row[1:], strict=True)}
+
+
+def test_the_document_and_the_tests_have_the_same_tables() -> None:
+    documented = tables()
+    assert {row for row, _ in documented} == set(ROWS)
+    tested = {cell: result for cell, result in documented.items() if not re.match(r"— \w+", result)}
+    assert tested == {cell: result for cell, (result, *_) in CELLS.items()}
+
+
+@pytest.fixture(scope="module")
+def zygotes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, Zygote]]:
+    """Have one for all cells that need torch, and one for the others."""
+    has_torch = importlib.util.find_spec("torch") is not None
+    imports = {False: "", True: TENSORS} if has_torch else {False: ""}
+    made = {needs_torch: Zygote(tmp_path_factory.mktemp("settings"), text) for needs_torch, text in imports.items()}
+    yield made
+    for zygote in made.values():
+        zygote.close()
+
+
+def name_of(part: str) -> str:
+    return "" if "\n" in part or "(" in part else re.sub(r"[`,=' ]+", "-", part).strip("-")
+
+
+@pytest.mark.parametrize(("row", "column", "program"), PROGRAMS, ids=name_of)
+def test_a_call_that_waits_ends_in_time(
+    row: str, column: str, program: str, tmp_path: Path, zygotes: dict[bool, Zygote]
+) -> None:
+    setup = SETUP + (engine.SETUP if row in engine.ROWS else "")
+    needs_torch = row not in engine.ROWS or row == HANDLE
+    if needs_torch not in zygotes:
+        pytest.skip("torch is not installed")
+    for attempt in range(ATTEMPTS):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        # What goes on would be finished at exit, which is another cell.
+        end = "" if column == "exit" else "\nos._exit(0)\n"
+        status, ended = zygotes[needs_torch].run(folder, setup + textwrap.dedent(program) + end)
+        said = (folder / "output").read_text()
+        late = status == TOO_SLOW
+        if column == "exit" and status == -signal.SIGABRT and ABORTED_BY_TORCH in said:
+            status = 0
+        if column == "exit" and status == 0:
+            # Threads that end meanwhile may write on the same line.
+            left, over = map(float, re.findall(r"\b\d{10}\.\d+", said)[-2:])
+            # torch takes its time to be unloaded, which is none of ours.
+            late = (over if needs_torch else ended) - left > LIMIT_S
+            if not late:
+                assert_left(row, folder)
+        if not late:
+            assert status == 0, f"{CELLS[row, column][0]}: status {status}\n{said}"
+            return
+    pytest.fail(f"{row} against {column} took longer than {LIMIT_S} s, {ATTEMPTS} times")
+
+
+def assert_left(row: str, folder: Path) -> None:
+    """What a process that has ended in the middle of a call leaves behind."""
+    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {"output"}
+    if row in engine.ROWS and CELLS[row, "exit"][0] == FIRST:
+        assert (folder / ("aio" if row == HANDLE else "file")).stat().st_size == 8 << 20
+    if row == FILE_WRITE:
+        assert "new" not in there
+    if row == FILE_CLOSE and "new" in there:
+        assert (folder / "new").stat().st_size == 64 << 20
+    if row == SAVE and "file.pt" in there:
+        assert len(deepnvme.load(folder / "file.pt", verify="full")["a"]) == 24 << 20
+    if row == SAVE_STATE:
+        assert "state" not in there
+    if row in (CK_SAVE, CK_ASYNC) and (kept := deepnvme.Checkpointer(folder / "run")).checkpoints:
+        assert len(kept.restore(verify="full")["a"]) >= 1 << 20
+    if row in (CK_WAIT, CK_CLOSE):
+        assert {"run/step-00000001.pt", "run/manifest.json"} <= there

@@ -1,0 +1,48 @@
+"""Where addresses end just behind the stack of a thread, there is an error, and the process goes on."""
+
+from __future__ import annotations
+
+import os
+import resource
+import traceback
+from pathlib import Path
+
+import pytest
+
+import deepnvme
+
+KIB = 1024
+# A stack, and what the C library puts around it: a thread fits, and nothing else does.
+STEPS = [around + more for around in range(2048, 20000, 2200) for more in range(0, 600, 60)]
+WORKERS = 8
+
+
+def attempt(path: Path, backend: str, room: int) -> int:
+    data = bytes(1 << 16)
+    pages = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (pages + room, resource.RLIM_INFINITY))
+    try:
+        with deepnvme.Engine(workers=WORKERS, backend=backend) as engine:  # type: ignore[arg-type]
+            engine.write(data, path)
+    except deepnvme.Error as error:
+        assert any(word in str(error) for word in ("ulimit", "memory")), error
+        return 1
+    return 0
+
+
+@pytest.mark.parametrize("backend", ["auto", "threads"])
+def test_no_thread_is_an_error(tmp_path: Path, backend: str, capfd: pytest.CaptureFixture[str]) -> None:
+    outcomes = set()
+    for step in STEPS:
+        child = os.fork()
+        if child == 0:
+            status = 3
+            try:
+                status = attempt(tmp_path / "file", backend, step * KIB)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(status)
+        _, status = os.waitpid(child, 0)
+        outcomes.add(os.waitstatus_to_exitcode(status))
+        assert outcomes <= {0, 1}, (step, capfd.readouterr().err[-2000:])
+    assert 1 in outcomes

@@ -1,0 +1,124 @@
+"""A process with few descriptors left: a save has happened as a whole, or not at all, and the error has a remedy."""
+
+from __future__ import annotations
+
+import os
+import resource
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+import deepnvme
+
+torch = pytest.importorskip("torch")
+
+# Without direct I/O a file has one descriptor, not two: what else takes some is refused at other numbers.
+ENGINES: dict[str, deepnvme.Engine] = {}
+OLD, NEW = {"a": torch.zeros(500)}, {"a": torch.ones(500)}
+LEFT_MAX = 16
+
+
+def stripes(folder: Path) -> deepnvme.StripeSet:
+    return deepnvme.StripeSet([folder / "one", folder / "two"], stripe_bytes=4096)
+
+
+def engine() -> deepnvme.Engine:
+    return ENGINES["now"]
+
+
+def step(folder: Path, state: Any) -> None:
+    with deepnvme.Checkpointer(folder, keep=1, engine=engine()) as checkpointer:
+        checkpointer.save(int(state["a"][0]), state)
+
+
+def shards(folder: Path, state: Any) -> None:
+    state = {"a": state["a"], "b": state["a"]}
+    deepnvme.save(state, folder / "model.safetensors", max_shard_bytes=2500, engine=engine())
+
+
+SAVES: dict[str, tuple[Callable[[Path, Any], object], Callable[[Path], Any]]] = {
+    "archive": (
+        lambda folder, state: deepnvme.save(state, folder / "a.pt", engine=engine()),
+        lambda folder: deepnvme.load(folder / "a.pt", verify="full"),
+    ),
+    "safetensors": (
+        lambda folder, state: deepnvme.save(state, folder / "a.safetensors", engine=engine()),
+        lambda folder: deepnvme.load(folder / "a.safetensors", verify="full"),
+    ),
+    "stripes": (
+        lambda folder, state: deepnvme.save(state, stripes(folder), engine=engine()),
+        lambda folder: deepnvme.load(stripes(folder), verify="full"),
+    ),
+    "shards": (shards, lambda folder: {"a": deepnvme.load(folder, verify="full")["a"]}),
+    "checkpointer": (step, lambda folder: deepnvme.Checkpointer(folder).restore(verify="full")),
+}
+
+
+def names(folder: Path) -> int:
+    return len([path for path in folder.iterdir() if path.name != ".lock"])
+
+
+def with_descriptors(left: int, save: Callable[[], object]) -> str | None:
+    """Save with so many descriptors left; what was said, where it was refused."""
+    taken = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
+    highest = max(taken)
+    free = [number for number in range(highest) if number not in taken]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Those in between are taken.
+    fill = [os.open("/dev/null", os.O_RDONLY) for _ in free]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max([highest, *fill]) + 1 + left, hard))
+    try:
+        save()
+    except deepnvme.Error as error:
+        return f"{type(error).__name__} {error.filename}: {error}"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for number in fill:
+            os.close(number)
+    return None
+
+
+def attempt(folder: Path, kind: str, left: int) -> bool:
+    """Save over the old state; whether that was refused."""
+    save, load = SAVES[kind]
+    save(folder, OLD)
+    before = names(folder)
+    refused = with_descriptors(left, lambda: save(folder, NEW))
+    expected = NEW if refused is None else OLD
+    assert torch.equal(load(folder)["a"], expected["a"]), (left, refused)
+    if refused is not None:
+        assert "ulimit -n" in refused or "RLIMIT_NOFILE" in refused, refused
+        assert names(folder) == before, list(folder.iterdir())
+    save(folder, NEW)
+    assert names(folder) == before, list(folder.iterdir())
+    return refused is not None
+
+
+@pytest.mark.parametrize("kind", SAVES)
+@pytest.mark.parametrize("direct", ["preferred", "disabled"])
+def test_old_or_new_with_any_number_of_descriptors(
+    tmp_path: Path, kind: str, direct: Literal["preferred", "disabled"]
+) -> None:
+    refused = []
+    for left in range(LEFT_MAX):
+        folder = tmp_path / str(left)
+        folder.mkdir()
+        child = os.fork()
+        if child == 0:
+            status = 3
+            try:
+                torch.set_num_threads(1)
+                # Its own descriptors are there before those that are left are counted.
+                ENGINES["now"] = deepnvme.Engine(workers=1, direct=direct)
+                status = int(attempt(folder, kind, left))
+            except BaseException:
+                traceback.print_exc()
+            os._exit(status)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) in (0, 1), left
+        refused.append(status != 0)
+    assert refused[0], "without a descriptor nothing is saved"
+    assert not refused[-1], "with all that it needs it is"

@@ -1,0 +1,202 @@
+"""Circles of imports between the source files of each crate, and of the Python package. Standard library only.
+
+    python scripts/circles.py
+
+Each line is one circle: files that need each other, directly or by way of others. A re-export alone is no need.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMENT_OR_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"', re.DOTALL)
+TESTS = re.compile(r"#\[cfg\((?:all\()?test[^\]]*\]\s*(?:#\[[^\]]*\]\s*)*mod \w+ \{")
+USE = re.compile(r"(pub(?:\([^)]*\))?\s+)?\buse\s+([^;]+);")
+LONG_PATH = re.compile(r"\b((?:crate|super)(?:::\w+)+)")
+SHORT_PATH = re.compile(r"(?<![\w:])([a-z_]\w*)::(\w+)")
+
+Module = tuple[str, ...]
+Arrows = Mapping[Module, set[Module]]
+
+
+class Crate:
+    """The modules of a crate that are files, and the paths that each of them names."""
+
+    def __init__(self, texts: dict[Module, str]) -> None:
+        self._modules = set(texts)
+        # What a name means in a module, where it was imported or re-exported.
+        self._names: dict[Module, dict[str, list[str]]] = defaultdict(dict)
+        self._needed: dict[Module, list[list[str]]] = defaultdict(list)
+        for module, text in texts.items():
+            self._read_uses(module, text)
+        for module, text in texts.items():
+            self._read_body(module, USE.sub(" ", text))
+
+    def arrows(self) -> Arrows:
+        """Give, for each file, those that it needs."""
+        found: dict[Module, set[Module]] = defaultdict(set)
+        for module, paths in self._needed.items():
+            for path in paths:
+                there = self._resolve(module, path)
+                if there is not None and there != module:
+                    found[module].add(there)
+        return found
+
+    def _read_uses(self, module: Module, text: str) -> None:
+        for match in USE.finditer(text):
+            for path in expanded(match[2]):
+                self._names[module].setdefault(path[-1], path)
+                if not match[1]:
+                    self._needed[module].append(path)
+
+    def _read_body(self, module: Module, body: str) -> None:
+        self._needed[module] += [match[1].split("::") for match in LONG_PATH.finditer(body)]
+        for match in SHORT_PATH.finditer(body):
+            if (*module, match[1]) in self._modules:
+                self._needed[module].append(["self", match[1], match[2]])
+            elif match[1] in self._names[module]:
+                self._needed[module].append([*self._names[module][match[1]], match[2]])
+
+    def _resolve(
+        self, module: Module, path: list[str], seen: frozenset[tuple[Module, str]] = frozenset()
+    ) -> Module | None:
+        """Find the file in which something is defined."""
+        start = self._start(module, path)
+        if start is None:
+            return None
+        at, rest = start
+        while rest and (*at, rest[0]) in self._modules:
+            at, rest = (*at, rest[0]), rest[1:]
+        key = (at, rest[0]) if rest else (at, "")
+        further = self._names[at].get(rest[0]) if rest else None
+        if further is not None and key not in seen:
+            there = self._resolve(at, [*further, *rest[1:]], seen | {key})
+            if there is not None:
+                return there
+        return at if at in self._modules else None
+
+    def _start(self, module: Module, path: list[str]) -> tuple[Module, list[str]] | None:
+        """Give the module in which a path begins, and the rest of the path; none for a path into another crate."""
+        if path[0] == "crate":
+            return (), path[1:]
+        if path[0] == "self":
+            return module, path[1:]
+        ups = next((index for index, name in enumerate(path) if name != "super"), len(path))
+        if ups > 0:
+            return (module[: len(module) - ups], path[ups:]) if ups <= len(module) else None
+        is_here = (*module, path[0]) in self._modules
+        return (module, path) if is_here else None
+
+
+def expanded(tree: str) -> list[list[str]]:
+    """Take the tree of a ``use`` apart into paths."""
+    tree = " ".join(tree.split())
+    brace = tree.find("{")
+    if brace < 0:
+        path = [name.strip() for name in tree.partition(" as ")[0].split("::") if name.strip()]
+        path = [name for name in path if name not in ("self", "*")] if path[0] != "self" else path
+        return [path] if path else []
+    head = tree[:brace]
+    return [path for part in parts(tree[brace + 1 : tree.rfind("}")]) for path in expanded(head + part.strip())]
+
+
+def parts(inner: str) -> Iterator[str]:
+    """Cut at commas that are in no braces."""
+    depth, begin = 0, 0
+    for index, letter in enumerate(inner):
+        depth += (letter == "{") - (letter == "}")
+        if letter == "," and depth == 0:
+            yield inner[begin:index]
+            begin = index + 1
+    if inner[begin:].strip():
+        yield inner[begin:]
+
+
+def crate_texts(src: Path) -> dict[Module, str]:
+    """Read the files of a crate, without tests, comments and texts."""
+    found = {}
+    for path in sorted(src.rglob("*.rs")):
+        names = list(path.relative_to(src).with_suffix("").parts)
+        if "tests" in names or names[-1].endswith("tests") or names[0] == "bin":
+            continue
+        if names[-1] in ("mod", "lib", "main"):
+            names.pop()
+        text = COMMENT_OR_TEXT.sub(" ", path.read_text())
+        tests = TESTS.search(text)
+        found[tuple(names)] = text[: tests.start()] if tests else text
+    return found
+
+
+def python_arrows(package: Path) -> Arrows:
+    """Give the imports that run; those for type checkers alone do not."""
+    modules: dict[Module, Path] = {}
+    for path in package.rglob("*.py"):
+        names = (package.name, *path.relative_to(package).with_suffix("").parts)
+        modules[names[:-1] if names[-1] == "__init__" else names] = path
+    found: dict[Module, set[Module]] = defaultdict(set)
+    for module, path in modules.items():
+        for name in imported(ast.parse(path.read_text())):
+            there = tuple(name.split("."))
+            there = there if there in modules else there[:-1]
+            if there in modules and there != module:
+                found[module].add(there)
+    return found
+
+
+def imported(node: ast.AST) -> Iterator[str]:
+    """Give the full names of what is imported, also inside functions."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+            continue
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom) and child.module:
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        yield from imported(child)
+
+
+def circles(arrows: Arrows) -> list[list[Module]]:
+    """Find the groups of files that reach each other."""
+    reached = {module: reach(arrows, module) for module in arrows}
+    groups = {
+        tuple(sorted({module, *(other for other in there if module in reached.get(other, ()))}))
+        for module, there in reached.items()
+        if module in there
+    }
+    return [list(group) for group in sorted(groups)]
+
+
+def reach(arrows: Arrows, module: Module) -> set[Module]:
+    """Give all files that one needs, directly or not."""
+    found: set[Module] = set()
+    left = list(arrows.get(module, ()))
+    while left:
+        there = left.pop()
+        if there not in found:
+            found.add(there)
+            left += arrows.get(there, ())
+    return found
+
+
+def main() -> int:
+    """Print all circles."""
+    count = 0
+    sources = [*sorted((ROOT / "crates").glob("*/src")), ROOT / "python" / "src"]
+    houses = [(src.parent.name, Crate(crate_texts(src)).arrows()) for src in sources]
+    houses.append(("deepnvme", python_arrows(ROOT / "python" / "deepnvme")))
+    for name, arrows in houses:
+        for circle in circles(arrows):
+            count += 1
+            print(f"{name}: {', '.join('/'.join(module) or 'lib' for module in circle)}")
+    print(f"circles: {count}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

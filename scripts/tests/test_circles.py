@@ -1,0 +1,38 @@
+"""Circles of imports are found, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import ast
+
+from circles import Crate, circles, expanded, imported
+
+
+def test_a_use_is_taken_apart() -> None:
+    assert expanded("crate::{a::{B, self}, c as d, e::*}") == [
+        ["crate", "a", "B"],
+        ["crate", "a"],
+        ["crate", "c"],
+        ["crate", "e"],
+    ]
+
+
+def test_files_that_need_each_other() -> None:
+    texts = {
+        (): "mod a; mod b; mod c; pub use a::One;",
+        ("a",): "use crate::b::Two; pub struct One;",
+        ("b",): "pub struct Two; fn f() { crate::One::new() }",
+        ("c",): "use super::a::One; use std::fmt;",
+        ("d",): "mod e; pub use e::Four;",
+        ("d", "e"): "pub struct Four;",
+    }
+    assert circles(Crate(texts).arrows()) == [[("a",), ("b",)]]
+
+
+def test_a_parent_that_its_child_needs() -> None:
+    texts = {(): "", ("a",): "mod b; use b::Small; struct Large;", ("a", "b"): "use super::Large; pub struct Small;"}
+    assert circles(Crate(texts).arrows()) == [[("a",), ("a", "b")]]
+
+
+def test_imports_for_type_checkers_do_not_count() -> None:
+    text = "from a import b\nif TYPE_CHECKING:\n    import c\ndef f():\n    import d.e\n"
+    assert list(imported(ast.parse(text))) == ["a.b", "d.e"]
