@@ -49,6 +49,7 @@ LEFT_OUT = {
     "a_stale_temporary_is_removed": FORGETS,
     "a_batch_that_is_never_reported": "it has the engine give memory up on purpose",
     "lists_of_parts": "20,000 mutations take minutes here, and the parser has no unsafe code",
+    "lists_of_killed": FORGETS,
 }
 # Binary -> what of it runs with io_uring.
 WITH_IO_URING = {"backend_smoke": ["transfers::", "lifetime::", "queue::a_full_queue", "queue::reap_waits"]}

@@ -4,6 +4,8 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -322,6 +324,87 @@ fn two_packings_over_the_same_disks_leave_each_other_alone() {
     let other = packer(&out.path().join("other/packed")).run(&Progress::default()).unwrap();
     whole(&packed);
     whole(&other);
+}
+
+#[test]
+fn what_is_not_copied_is_named() {
+    let engine = engine(None);
+    let model = Model::new(&engine, 6);
+    let out = tempfile::tempdir().unwrap();
+    let path = |name: &str| model.path().join(name);
+    fs::write(path("pytorch_model.bin"), "other weights").unwrap();
+    fs::write(path("1_Pooling/model.safetensors"), "other weights").unwrap();
+    fs::write(path(".gitattributes"), "hidden").unwrap();
+    fs::create_dir_all(path("a/b/c/d/e")).unwrap();
+    fs::write(path("a/b/c/d/deep.txt"), "deep").unwrap();
+    fs::write(path("a/b/c/d/e/deeper.txt"), "deeper").unwrap();
+    fs::File::create(path("video.mp4")).unwrap().set_len((256 << 20) + 1).unwrap();
+    symlink("nowhere", path("dangling.json")).unwrap();
+    symlink("round", path("round")).unwrap();
+    symlink("config.json", path("linked.json")).unwrap();
+    symlink("1_Pooling", path("2_Pooling")).unwrap();
+    let _socket = UnixListener::bind(path("socket")).unwrap();
+
+    let packed = run(&engine, &model, &out.path().join("packed"), Mode::Keep, &[]).unwrap();
+    let left_out: Vec<(&str, &str)> =
+        packed.left_out.iter().map(|file| (file.path.to_str().unwrap(), file.reason)).collect();
+    let expected = [
+        (".gitattributes", "it is hidden"),
+        ("1_Pooling/model.safetensors", "they are other weights"),
+        ("2_Pooling", "it is a link to a folder"),
+        ("a/b/c/d/e", "it lies too deep"),
+        ("dangling.json", "it is a link that leads nowhere"),
+        ("pytorch_model.bin", "they are other weights"),
+        ("round", "it is a link that leads nowhere"),
+        ("socket", "it is no regular file"),
+        ("video.mp4", "it has more than 256 MiB"),
+    ];
+    assert_eq!(left_out, expected);
+    assert_eq!(packed.copied, 4);
+    for name in ["config.json", "1_Pooling/config.json", "a/b/c/d/deep.txt", "linked.json"] {
+        assert_eq!(fs::read(out.path().join("packed").join(name)).unwrap(), fs::read(path(name)).unwrap());
+    }
+}
+
+#[test]
+fn a_folder_that_goes_away_is_an_error() {
+    let engine = engine(None);
+    let model = Model::new(&engine, 7);
+    let out = tempfile::tempdir().unwrap();
+    let target = out.path().join("packed");
+    let options = PackOptions { mode: Mode::Keep, ..PackOptions::default() };
+    let packer = Packer::new(&engine, model.path(), &target, options).unwrap();
+    let (here, there) = (model.path().to_path_buf(), out.path().join("moved"));
+    fs::rename(&here, &there).unwrap();
+    let gone = packer.run(&Progress::default()).unwrap_err();
+    assert!(gone.to_string().contains(here.to_str().unwrap()), "{gone}");
+    assert!(!target.exists() && leftovers(out.path()).is_empty());
+    fs::rename(&there, &here).unwrap();
+}
+
+#[test]
+fn nobody_sees_more_of_a_packed_model_than_of_the_model() {
+    let engine = engine(None);
+    let model = Model::new(&engine, 8);
+    let out = tempfile::tempdir().unwrap();
+    let disks = [out.path().join("a"), out.path().join("b")];
+    disks.iter().for_each(|disk| fs::create_dir(disk).unwrap());
+    let allow = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    allow(&model.path().join("model-0.safetensors"), 0o640);
+    allow(&model.path().join("model-1.safetensors"), 0o604);
+    allow(&model.path().join("config.json"), 0o600);
+    allow(&model.path().join("1_Pooling"), 0o500);
+    for (name, disks) in [("single", &[][..]), ("striped", &disks[..])] {
+        let packed = run(&engine, &model, &out.path().join(name), Mode::Keep, disks).unwrap();
+        assert_eq!(mode(&packed.file), 0o600);
+        assert_eq!(mode(&out.path().join(name).join("config.json")), 0o600);
+        assert_eq!(mode(&out.path().join(name).join("1_Pooling")), 0o700);
+    }
+    for part in disks.iter().flat_map(|disk| fs::read_dir(disk).unwrap()) {
+        assert_eq!(mode(&part.unwrap().path()), 0o600);
+    }
+    allow(&model.path().join("1_Pooling"), 0o700);
 }
 
 #[test]

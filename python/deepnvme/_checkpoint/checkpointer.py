@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from deepnvme._checkpoint import distributed_sharded as sharded
@@ -28,6 +27,7 @@ from deepnvme._checkpoint.schedule import Schedule
 from deepnvme._checkpoint.starting import Starter
 from deepnvme._checkpoint.stats import CheckpointerStats, Tally
 from deepnvme._checkpoint.writing import SaveOptions, check_torch
+from deepnvme._paths import path_of
 from deepnvme._sizes import whole
 from deepnvme.errors import ClosedError, InvalidArgumentError
 
@@ -128,7 +128,7 @@ class Checkpointer:
             writers_per_node = whole(writers_per_node, "writers_per_node (None has all write)", 1)
         check_torch("Checkpointer")
         # The process may change its folder before the next save.
-        self.folder = Path(folder).absolute()
+        self.folder = path_of(folder).absolute()
         self._process = os.getpid()
         self._turn = threading.RLock()
         self._depth = 0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from deepnvme._checkpoint.collector import uncollected
 from deepnvme._checkpoint.progress import Progress, watcher
 from deepnvme._deepnvme import StripeSet, _plan_archive, _plan_safetensors
+from deepnvme._paths import path_of
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def save(
             return start_tensors(path, tensors, options, texts).wait(tell, True)[0]
         from deepnvme._checkpoint.shards import retire_shards, save_shards  # noqa: PLC0415
 
-        name = Path(os.fsdecode(path))
+        name = path_of(path)
         if max_shard_bytes is None:
             nbytes = start_tensors(path, tensors, options, texts).wait(tell, True)[0]
             retire_shards(name)

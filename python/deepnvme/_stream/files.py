@@ -11,6 +11,7 @@ import torch
 
 from deepnvme._checkpoint.following import follow
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set, _packed_tensors
+from deepnvme._paths import path_of
 from deepnvme._stream.pieces import Origin, Piece
 from deepnvme._strides import row_major
 from deepnvme.errors import ChangedFileError, UnsupportedError
@@ -124,7 +125,7 @@ class ModelFiles:
 
 def _packed_in(path: str | PathLike[str]) -> str | StripeSet | None:
     """Find what ``deepnvme pack`` has made of a folder: one file, or stripes of one."""
-    folder = Path(os.fspath(path))
+    folder = path_of(path)
     for name in ("packed.safetensors", "model.safetensors"):
         manifest = folder / f"{name}.stripes.json"
         if manifest.is_file():

@@ -6,14 +6,18 @@ is not in the files are transformers' own business, whatever release it is.
 
 from __future__ import annotations
 
+import errno
+import os
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._stream.traced import Traced, UntraceableError
-from deepnvme.errors import UnsupportedError
+from deepnvme.errors import NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     import torch
     from torch import nn
 
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 
 # Options of `from_pretrained` that have others decide where weights are, and what they are.
 _OTHERS = ("device_map", "quantization_config", "tp_plan", "max_memory", "offload_folder", "state_dict")
+# Weights that an error names.
+_NAMED_MAX = 3
 
 
 def build(
@@ -43,7 +49,9 @@ def build(
             raise UnsupportedError(
                 f"{name} has others place or change the weights, which deepnvme.stream does itself; leave it out"
             )
-    config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(folder)
+    if options.pop("output_loading_info", None):
+        raise UnsupportedError("deepnvme.stream returns the model alone; leave output_loading_info out")
+    config = options.pop("config", None) or _read_config(transformers, folder)
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedError(
             f"{folder}: the weights are quantised by another library (quantization_config), whose layers cannot be "
@@ -54,16 +62,44 @@ def build(
     if dtype == "auto":
         dtype = _dtype_of(config, files)
     try:
-        model = chosen.from_pretrained(None, config=config, state_dict=state, dtype=dtype, **options)
+        model, loaded = chosen.from_pretrained(
+            None, config=config, state_dict=state, dtype=dtype, output_loading_info=True, **options
+        )
     except UntraceableError as error:
         raise UnsupportedError(
             f"{folder}: the layout of these files is not the one that {chosen.__name__} has in memory ({error}); load "
             "the model with transformers, save it with save_pretrained(), and stream that"
         ) from error
+    _refuse_missing(folder, chosen, loaded["missing_keys"])
     model.config._name_or_path = str(folder)  # noqa: SLF001
     model.name_or_path = str(folder)
     _read_generation_config(transformers, model, folder)
     return model  # type: ignore[no-any-return]
+
+
+def _read_config(transformers: Any, folder: Path) -> Any:
+    path = folder / "config.json"
+    try:
+        return transformers.AutoConfig.from_pretrained(folder)
+    except Exception as error:
+        if not os.path.lexists(path):
+            remedy = "stream a folder that save_pretrained() wrote, or give a module: stream(module, weights=...)"
+            raise NotFoundError(
+                errno.ENOENT, f"the folder of a model has a config.json; {remedy}", str(path)
+            ) from error
+        raise UnsupportedError(f"{path}: transformers refuses it: {error}") from error
+
+
+def _refuse_missing(folder: Path, chosen: Any, missing: Collection[str]) -> None:
+    """Refuse what transformers would fill with random numbers, and only warn of."""
+    if not missing:
+        return
+    names = sorted(missing)
+    more = f" and {len(names) - _NAMED_MAX} others" if len(names) > _NAMED_MAX else ""
+    raise UnsupportedError(
+        f"{folder}: the files lack weights that {chosen.__name__} has: {', '.join(names[:_NAMED_MAX])}{more}; get the "
+        "missing files, or name the class of the model that was saved as model_class"
+    )
 
 
 def _class_of(transformers: Any, config: Any) -> Any:

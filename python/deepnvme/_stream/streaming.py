@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 
 from deepnvme import _deepnvme
 from deepnvme._deepnvme import StripeSet
+from deepnvme._paths import path_of
 from deepnvme._sizes import parse_bytes, whole
 from deepnvme._stream import huggingface, throughput
 from deepnvme._stream.files import ModelFiles
@@ -275,7 +275,7 @@ def stream(
             )
         built, files = existing(model, weights, engine)
     else:
-        folder = Path(os.fspath(model))
+        folder = path_of(model)
         files = ModelFiles(weights if weights is not None else folder, engine)
         built = huggingface.build(folder, files, dtype, model_class, dict(options))
     origin_of = origins(built, files)

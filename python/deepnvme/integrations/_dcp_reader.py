@@ -17,6 +17,7 @@ from torch.futures import Future
 
 from deepnvme._checkpoint.metadata_file import read_metadata
 from deepnvme._deepnvme import _list_state, default_engine
+from deepnvme._paths import path_of
 from deepnvme.errors import ChecksumError, CorruptFileError, OutOfMemoryError
 from deepnvme.integrations._dcp_index import NAME, Place, decode
 from deepnvme.integrations._dcp_objects import checked
@@ -59,7 +60,7 @@ class DeepnvmeReader(StorageReader):
         if verify not in ("auto", "off", "sample", "full"):
             msg = f"verify is {verify!r}; it must be 'auto', 'off', 'sample' or 'full'"
             raise ValueError(msg)
-        self._path = None if path is None else Path(path).absolute()
+        self._path = None if path is None else path_of(path).absolute()
         self._engine = engine
         self._verify = verify
         self._places: dict[MetadataIndex, Place] = {}
@@ -76,7 +77,7 @@ class DeepnvmeReader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Take the folder of the next load."""
         if checkpoint_id is not None:
-            self._path = Path(checkpoint_id).absolute()
+            self._path = path_of(checkpoint_id).absolute()
         self._places, self._identities = {}, {}
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:

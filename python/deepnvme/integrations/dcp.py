@@ -33,6 +33,7 @@ from torch.futures import Future
 from deepnvme._checkpoint.shards import identities
 from deepnvme._checkpoint.writing import SaveOptions, described, plan_tensors
 from deepnvme._deepnvme import _CheckpointReader, _SetReplacement
+from deepnvme._paths import path_of
 from deepnvme.errors import NotFoundError, UnsupportedError
 from deepnvme.integrations._dcp_index import NAME, OWNED, Place, encode
 from deepnvme.integrations._dcp_reader import DeepnvmeReader
@@ -66,7 +67,7 @@ class DeepnvmeWriter(StorageWriter):
         checksums: bool = True,
     ) -> None:
         super().__init__()
-        self._path = None if path is None else Path(path).absolute()
+        self._path = None if path is None else path_of(path).absolute()
         self._options = SaveOptions(engine, durability, checksums)
         # The coordinator's: the files of all ranks, until they count.
         self._new: _SetReplacement | None = None
@@ -81,7 +82,7 @@ class DeepnvmeWriter(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Take the folder of the next save."""
         if checkpoint_id is not None:
-            self._path = Path(checkpoint_id).absolute()
+            self._path = path_of(checkpoint_id).absolute()
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **kwargs: Any) -> None:
         """Make the folder."""

@@ -212,8 +212,6 @@ def _is_number(value: object) -> bool:
 
 
 def _open(path: Path) -> _CheckpointReader:
-    if path.stat().st_size == 0:
-        raise _corrupt(path, 0, "it is empty")
     try:
         return _CheckpointReader(path, None, False)
     except UnsupportedError as error:
@@ -256,6 +254,10 @@ class Unchanged:
                 raise CorruptFileError(f"{path}: somebody replaced the file while it was loaded; load it again")
 
 
-def _identity(path: Path) -> tuple[int, ...]:
-    stat = os.stat(path)  # noqa: PTH116 - `path` may be one whose methods are patched
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """Tell which file it is, and when it changed; None where the kernel does not say: whoever opens it hears why."""
+    try:
+        stat = os.stat(path)  # noqa: PTH116 - `path` may be one whose methods are patched
+    except OSError:
+        return None
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from deepnvme._deepnvme import Kernel
+from deepnvme._paths import path_of
 from deepnvme._sizes import WHOLE_MAX, whole
 from deepnvme.errors import ClosedError, UnsupportedError
 from deepnvme.optim._formats import FORMATS, FP32, Kind
@@ -472,11 +472,11 @@ class KernelSteps(torch.optim.Optimizer):
         self.check_whole()
         from deepnvme.optim import _saved  # noqa: PLC0415
 
-        return _saved.save(self, self._on_disk(), Path(path), shards, checksums=checksums)
+        return _saved.save(self, self._on_disk(), path_of(path), shards, checksums=checksums)
 
     def load_state(
         self,
-        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        path: str | bytes | os.PathLike[str] | Sequence[str | bytes | os.PathLike[str]],
         *,
         shards: Shards | None = None,
         verify: Literal["auto", "off", "sample", "full"] = "auto",
@@ -500,11 +500,11 @@ class KernelSteps(torch.optim.Optimizer):
         """
         from deepnvme.optim import _saved  # noqa: PLC0415
 
-        paths = [path] if isinstance(path, (str, os.PathLike)) else path
+        paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else path
         if verify not in ("auto", "off", "sample", "full"):
             msg = f"verify is {verify!r}; it must be 'auto', 'off', 'sample' or 'full'"
             raise ValueError(msg)
-        found = _saved.load(self, self._on_disk(), [Path(one) for one in paths], shards, verify)
+        found = _saved.load(self, self._on_disk(), [path_of(one) for one in paths], shards, verify)
         self._progress, self._is_half_loaded = None, False
         return found
 

@@ -184,6 +184,17 @@ def test_a_damaged_file_is_not_made_good(tmp_path: Path, kind: str, suffix: str)
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_nobody_sees_more_of_the_result_than_of_the_source(tmp_path: Path) -> None:
+    deepnvme.save({"a": torch.arange(5)}, tmp_path / "old.pt")
+    (tmp_path / "old.pt").chmod(0o600)
+    convert(tmp_path / "old.pt", tmp_path / "new.safetensors")
+    assert (tmp_path / "new.safetensors").stat().st_mode & 0o777 == 0o600
+    # What is replaced keeps its own.
+    (tmp_path / "new.safetensors").chmod(0o644)
+    convert(tmp_path / "old.pt", tmp_path / "new.safetensors")
+    assert (tmp_path / "new.safetensors").stat().st_mode & 0o777 == 0o644
+
+
 def test_what_cannot_be_converted(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no tensors here")
     assert "neither a torch archive nor a safetensors" in convert(tmp_path / "text", tmp_path / "b.pt", status=1)[1]

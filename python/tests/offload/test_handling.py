@@ -155,6 +155,11 @@ def test_refusals(tmp_path: Path) -> None:
     model, offloading = offloaded(tmp_path)
     with pytest.raises(UnsupportedError, match="offloaded already"):
         deepnvme.offload_parameters(model, memory=MEMORY, swap_dir=tmp_path)
+    with pytest.raises(ValueError, match="none of the model's parameters"):
+        offloading.attach(torch.optim.SGD(nn.Linear(3, 3).parameters()))
+    for alone in (next(model.parameters()), model):
+        with pytest.raises(TypeError, match="several parameters"), offloading.gathered(alone):
+            pass
     offloading.close()
     offloading.close()
     with pytest.raises(ClosedError):

@@ -19,7 +19,7 @@ from torch import nn
 
 from deepnvme import optim
 from deepnvme._swap import Swapper
-from deepnvme.errors import ChecksumError, CorruptFileError, Error, UnsupportedError
+from deepnvme.errors import ChecksumError, CorruptFileError, Error, NotFoundError, UnsupportedError
 from deepnvme.optim import _saved_file
 
 from .nets import KINDS, MEMORY, assert_same, groups, train, twins
@@ -400,6 +400,16 @@ def test_names_links_and_modes(tmp_path: Path) -> None:
         with pytest.raises(error, match=re.escape(str(tmp_path / name))) as caught:
             optimizer.save_state(tmp_path / name)
         assert isinstance(caught.value, Error)
+        with pytest.raises((error, CorruptFileError)) as caught:
+            optimizer.load_state(tmp_path / name)
+        assert isinstance(caught.value, Error)
+    with pytest.raises(NotFoundError, match="nowhere"):
+        optimizer.load_state([path, tmp_path / "nowhere"])
+    in_bytes = os.fsencode(path)
+    optimizer.save_state(in_bytes)
+    optimizer.load_state(in_bytes)
+    with pytest.raises(TypeError):
+        optimizer.load_state([3])
 
 
 def test_a_refusal_of_the_kernel_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import deepnvme
@@ -45,10 +46,31 @@ def test_no_folder_and_no_weights(zoo: Zoo, tmp_path: Path) -> None:
         deepnvme.stream(tmp_path, memory="1MB")
     shutil.copy(zoo.folder("llama") / "model.safetensors", tmp_path)
     (tmp_path / "config.json").unlink()
-    with pytest.raises((OSError, ValueError), match=r"config\.json"):
+    with pytest.raises(NotFoundError, match=r"config\.json"):
         deepnvme.stream(tmp_path, memory="1MB")
     with pytest.raises(ValueError, match="it must be a size such as"):
         deepnvme.stream(tmp_path, memory="much")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"model_type": "llama", "hidden_size": "many"}'])
+def test_a_damaged_configuration(zoo: Zoo, tmp_path: Path, text: str) -> None:
+    folder = shutil.copytree(zoo.folder("llama"), tmp_path / "damaged")
+    (folder / "config.json").write_text(text)
+    with pytest.raises(UnsupportedError, match=r"config\.json: transformers refuses it"):
+        deepnvme.stream(folder, memory="1MB")
+
+
+def test_weights_that_are_missing_are_never_made_up(zoo: Zoo, tmp_path: Path) -> None:
+    folder = shutil.copytree(zoo.folder("llama"), tmp_path / "incomplete")
+    weights = load_file(folder / "model.safetensors")
+    missing = [name for name in weights if "mlp.up_proj" in name]
+    save_file(
+        {name: tensor for name, tensor in weights.items() if name not in missing},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    with pytest.raises(UnsupportedError, match=f"the files lack weights.*{missing[0]}"):
+        deepnvme.stream(folder, memory="1MB")
 
 
 def test_models_that_others_have_in_hand(zoo: Zoo, tmp_path: Path, saved: plain.Saved) -> None:
@@ -63,7 +85,7 @@ def test_models_that_others_have_in_hand(zoo: Zoo, tmp_path: Path, saved: plain.
     placed.hf_device_map = {"": "cpu"}  # type: ignore[assignment]
     with pytest.raises(UnsupportedError, match="without device_map"):
         deepnvme.stream(placed, weights=saved.path, memory="1MB")
-    for option in ({"device_map": "auto"}, {"quantization_config": object()}):
+    for option in ({"device_map": "auto"}, {"quantization_config": object()}, {"output_loading_info": True}):
         with pytest.raises(UnsupportedError, match=next(iter(option))):
             deepnvme.stream(zoo.folder("llama"), memory="1MB", **option)
     streamed = saved.stream()

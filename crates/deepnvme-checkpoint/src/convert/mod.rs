@@ -89,7 +89,10 @@ fn write(
     progress: &Arc<Progress>,
 ) -> Result<Saved> {
     let bytes = save.bytes();
-    let (replacement, file) = create(engine, &Target::Path(target.to_path_buf()), bytes)?;
+    let (mut replacement, file) = create(engine, &Target::Path(target.to_path_buf()), bytes)?;
+    for reader in readers {
+        replacement.limit_mode(reader.file().stats()?.iter().fold(0o777, |common, stat| common & stat.mode));
+    }
     let save = Arc::new(save);
     let share = Arc::clone(&save).share(Arc::clone(engine), file, 0..bytes, 0, Arc::clone(progress));
     let saved = share.and_then(|share| share.finish(&[])).map_err(|error| match error {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::backend::cachestat::cached_pages;
 use crate::config::DirectMode;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fs::{self, Kind, OFlags};
+use crate::fs::{self, Kind, OFlags, Stat};
 use crate::split::{Channel, Geometry};
 use crate::stripe::{Layout, StripeSet};
 
@@ -274,6 +274,14 @@ impl TensorFile {
             bytes = bytes.max(self.layout.logical_end(index, part.len()?));
         }
         Ok(bytes)
+    }
+
+    /// What the kernel knows of the file, or of each part of a stripe set.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn stats(&self) -> Result<Vec<Stat>> {
+        self.parts.iter().map(Part::stat).collect()
     }
 
     /// Whether the file has no bytes now.

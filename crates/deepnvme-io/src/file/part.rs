@@ -224,9 +224,12 @@ impl Part {
         }
     }
 
+    pub(crate) fn stat(&self) -> Result<Stat> {
+        fs::stat_of(self.any().as_fd()).map_err(|errno| Error::os("stat", errno).at_path(&self.path))
+    }
+
     pub(crate) fn len(&self) -> Result<u64> {
-        let stat = fs::stat_of(self.any().as_fd());
-        stat.map(|stat| stat.bytes).map_err(|errno| Error::os("stat", errno).at_path(&self.path))
+        self.stat().map(|stat| stat.bytes)
     }
 
     /// The folder of its name.

@@ -156,7 +156,7 @@ fn empty(folder: &Path, contents: &OwnedFd) {
     let whole = text.iter().rposition(|byte| *byte == 0).map_or(&[][..], |end| &text[..end]);
     for name in whole.split(|byte| *byte == 0).rev() {
         let name = PathBuf::from(std::ffi::OsString::from_vec(name.to_vec()));
-        if !is_inside(&name) {
+        if !is_inside(&name) || has_link(folder, &name) {
             continue;
         }
         // While files elsewhere are left that a manifest lists, so is the manifest.
@@ -178,6 +178,12 @@ fn empty(folder: &Path, contents: &OwnedFd) {
         unlink_if(&list, stat.identity);
         let _ = fs::remove_folder(folder);
     }
+}
+
+/// Whether one of the folders on the way to a file has become a link, which leads to somebody else's.
+fn has_link(folder: &Path, name: &Path) -> bool {
+    let between = name.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty());
+    between.into_iter().any(|above| fs::stat_link(&folder.join(above)).is_ok_and(|stat| stat.kind == Kind::Link))
 }
 
 fn is_inside(name: &Path) -> bool {

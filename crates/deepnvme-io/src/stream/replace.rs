@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::set::{Member, SetReplacement};
-use super::temporary::{self, Temporary};
+use super::temporary::{self, EVERYBODY, Temporary};
 use crate::config::DirectMode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::{OpenOptions, Target, TensorFile};
@@ -58,6 +58,8 @@ fn check_names(set: &StripeSet) -> Result<()> {
 pub struct Replacement {
     target: PathBuf,
     new: New,
+    /// Whom a file is for at most that replaces none.
+    most: u32,
 }
 
 #[derive(Debug)]
@@ -84,7 +86,7 @@ impl Replacement {
         let target = temporary::resolve(path)?;
         temporary::remove_stale(&target);
         let file = Temporary::new(&target).map_err(|error| error.at_path(path))?;
-        Ok(Self { target, new: New::File(file) })
+        Ok(Self { target, new: New::File(file), most: EVERYBODY })
     }
 
     fn striped(set: &StripeSet) -> Result<Self> {
@@ -105,7 +107,12 @@ impl Replacement {
         let members: Vec<Member> = set.parts().iter().map(member).collect();
         let new = SetReplacement::begin(manifest, &members, &[RECORD_KEY])?;
         let stripes = StripeSet::new(new.members().map(Path::to_path_buf).collect(), set.stripe_bytes())?;
-        Ok(Self { target: new.index().to_path_buf(), new: New::Stripes(stripes, new) })
+        Ok(Self { target: new.index().to_path_buf(), new: New::Stripes(stripes, new), most: EVERYBODY })
+    }
+
+    /// Has it be for those at most whom `most`, permission bits of another file, names, if it replaces nothing.
+    pub fn limit_mode(&mut self, most: u32) {
+        self.most &= most;
     }
 
     /// What will be replaced: the file, or the manifest of the set.
@@ -137,7 +144,7 @@ impl Replacement {
     /// The kernel's refusal.
     pub fn take_mode(&self) -> Result<()> {
         match &self.new {
-            New::File(file) => file.take_mode_of(&self.target),
+            New::File(file) => file.take_mode_within(self.most, &self.target),
             // Its members get theirs when it is committed.
             New::Stripes(..) => Ok(()),
         }
@@ -157,15 +164,15 @@ impl Replacement {
     /// # Errors
     /// The refusal of the rename or of the sync; `InvalidInput` where the target is no regular file any more.
     pub fn commit(self, sync_folders: bool) -> Result<()> {
-        let Self { target, new } = self;
+        let Self { target, new, most } = self;
         match new {
-            New::Stripes(set, new) => new.commit_with(set.to_manifest()?, false, |text| seal(&text)).map(drop),
+            New::Stripes(set, new) => new.commit_with(set.to_manifest()?, false, most, |text| seal(&text)).map(drop),
             New::File(mut file) => {
                 if temporary::resolve(&target)? != target {
                     let detail = "it has become a symbolic link meanwhile; save again";
                     return Err(Error::new(ErrorKind::InvalidInput, "rename", detail).at_path(target));
                 }
-                file.take_mode_of(&target)?;
+                file.take_mode_within(most, &target)?;
                 let folder = sync_folders.then(|| fs::OpenedFolder::new(fs::folder_of(&target))).transpose()?;
                 // Held beyond the rename: to free a large file takes some file systems longer than to write one.
                 let old = temporary::held(&target);

@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::ser::Formatter;
 use serde_json::{Map, Value};
 
-use super::temporary::{self, Temporary, unlink_if};
+use super::temporary::{self, EVERYBODY, Temporary, unlink_if};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs::{self, Identity, Kind, OFlags, Stat};
 use crate::op::Errno;
@@ -201,17 +201,18 @@ impl SetReplacement {
     /// The refusal of the file system; `Busy` where another commit of the set holds the index for longer than a minute. The
     /// old set is what it was, unless only the last sync was refused.
     pub fn commit(self, index: Value) -> Result<Vec<PathBuf>> {
-        self.commit_with(index, false, Ok)
+        self.commit_with(index, false, EVERYBODY, Ok)
     }
 
     pub(super) fn commit_with(
         mut self,
         mut index: Value,
         is_one_line: bool,
+        most: u32,
         finish: impl Fn(String) -> Result<String>,
     ) -> Result<Vec<PathBuf>> {
         let folder = fs::OpenedFolder::new(fs::folder_of(&self.index))?;
-        let mode = temporary::mode_of(&self.index).map_err(|errno| self.refused(errno))?;
+        let mode = temporary::mode_of(&self.index, most).map_err(|errno| self.refused(errno))?;
         let mut folders = HashSet::new();
         let mut members = Vec::with_capacity(self.paths.len());
         let mut identities = HashSet::new();
@@ -274,7 +275,7 @@ impl SetReplacement {
     /// As [`commit`](Self::commit); `InvalidInput` for what is no JSON; what `finish` says.
     pub fn commit_text(self, index: &str, finish: impl Fn(String) -> Result<String>) -> Result<Vec<PathBuf>> {
         match serde_json::from_str(index) {
-            Ok(value) => self.commit_with(value, !index.trim_end().contains('\n'), finish),
+            Ok(value) => self.commit_with(value, !index.trim_end().contains('\n'), EVERYBODY, finish),
             Err(error) => Err(Error::invalid(format!("the index is no JSON: {error}")).at_path(&self.index)),
         }
     }

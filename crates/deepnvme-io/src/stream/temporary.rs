@@ -36,6 +36,9 @@ pub struct Temporary {
     process: u32,
 }
 
+/// Whom a new file is for at most: everybody whom the umask lets.
+pub(super) const EVERYBODY: u32 = 0o666;
+
 impl Temporary {
     /// Makes a new file, readable by its owner alone, in the folder of `target`, which it may replace later.
     ///
@@ -90,7 +93,12 @@ impl Temporary {
     /// # Errors
     /// The kernel's refusal.
     pub fn take_mode_of(&self, target: &Path) -> Result<()> {
-        let set = mode_of(target).and_then(|mode| fs::set_mode(self.file(), mode));
+        self.take_mode_within(EVERYBODY, target)
+    }
+
+    /// The same, where a new file there would be for those at most whom `most` names.
+    pub(super) fn take_mode_within(&self, most: u32, target: &Path) -> Result<()> {
+        let set = mode_of(target, most).and_then(|mode| fs::set_mode(self.file(), mode));
         set.map_err(|errno| Error::os("set permissions", errno).at_path(target))
     }
 
@@ -345,11 +353,11 @@ pub(super) fn unlink_if(path: &Path, identity: Identity) -> bool {
     }
 }
 
-/// The permissions that a file has, or that a new one there would get.
-pub(super) fn mode_of(target: &Path) -> Result<u32, Errno> {
+/// The permissions that a file has, or that a new one there would get, which are within `most`.
+pub(super) fn mode_of(target: &Path, most: u32) -> Result<u32, Errno> {
     match fs::stat(target) {
         Ok(old) => Ok(old.mode & 0o777),
-        Err(Errno::NOENT) => Ok(0o666 & !fs::umask()),
+        Err(Errno::NOENT) => Ok(EVERYBODY & most & !fs::umask()),
         // What may not be asked could be a file that is for fewer eyes.
         Err(errno) => Err(errno),
     }

@@ -10,7 +10,7 @@ use deepnvme_codec::Float;
 use deepnvme_codec::quant::Code;
 use deepnvme_io::shown;
 use deepnvme_io::{Config, Engine};
-use deepnvme_stream::pack::{Forecast, Mode, Packed, Packer};
+use deepnvme_stream::pack::{Forecast, LeftOut, Mode, Packed, Packer};
 use serde::Serialize;
 
 use super::checkpoint::shown;
@@ -19,6 +19,9 @@ use crate::checkpoint::failed;
 use crate::error::Result;
 use crate::measure::Phase;
 use crate::units::{bytes_text, gb};
+
+/// Lines about files that were left out.
+const LEFT_OUT_SHOWN_MAX: usize = 20;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -48,8 +51,9 @@ pub(super) enum Dtype {
   deepnvme pack llama llama-int8 --dtype int8           half of bf16's bytes, and a little error
   deepnvme pack llama llama-packed --disks /mnt/a /mnt/b
 
-The new folder has all that the old one has, and appears when it is whole; nothing is overwritten. deepnvme.stream reads
-it as any other. Where no tensor is in another form, it is model.safetensors, which everybody reads.")]
+The new folder has the weights, and the other files of the old one; what is left out is named. It appears when it is
+whole; nothing is overwritten. deepnvme.stream reads it as any other. Where no tensor is in another form, its weights are
+model.safetensors, which everybody reads.")]
 pub(super) struct PackOptions {
     /// A folder with a model, an index, or a safetensors file
     source: PathBuf,
@@ -155,12 +159,19 @@ fn forecast_text(forecast: &Forecast) -> String {
 
 /// What was written.
 fn packed_text(packed: &Packed, forecast: &Forecast, seconds: f64) -> String {
-    let Packed { file, bytes, tensors, encoded, copied } = packed;
+    let Packed { file, bytes, tensors, encoded, copied, left_out } = packed;
     let ratio = *bytes as f64 / forecast.bytes.max(1) as f64;
-    format!(
+    let mut out = format!(
         "{}: {tensors} tensors, {encoded} of them in another form, {} ({ratio:.3} of the old bytes), {:.2} GB/s; {copied} other files\n",
         shown::path(file),
         bytes_text(*bytes),
         gb(forecast.bytes) / seconds.max(1e-9)
-    )
+    );
+    for LeftOut { path, reason } in left_out.iter().take(LEFT_OUT_SHOWN_MAX) {
+        let _ = writeln!(out, "left out: {} ({reason})", shown::path(path));
+    }
+    if let Some(more) = left_out.len().checked_sub(LEFT_OUT_SHOWN_MAX).filter(|more| *more > 0) {
+        let _ = writeln!(out, "left out: {more} more, which --json lists");
+    }
+    out
 }

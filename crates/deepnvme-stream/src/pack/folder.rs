@@ -7,14 +7,15 @@ use std::path::{Path, PathBuf};
 
 use deepnvme_checkpoint::Result;
 use deepnvme_checkpoint::read::INDEX_SUFFIX;
-use deepnvme_io::fs::{self, Kind, OFlags};
+use deepnvme_io::fs::{self, Identity, Kind, OFlags};
 use deepnvme_io::op::Errno;
 use deepnvme_io::stream::{PrivateFolder, Replacement};
 use deepnvme_io::stripe::{MANIFEST_SUFFIX, STRIPE_BYTES_DEFAULT};
 use deepnvme_io::{Error as IoError, ErrorKind, StripeSet, Target};
 
-use super::Mode;
 use super::recipe::dtype;
+use super::source::Model;
+use super::{LeftOut, Mode};
 
 /// Other files of a model are no larger.
 const OTHER_BYTES_MAX: u64 = 256 << 20;
@@ -86,12 +87,14 @@ impl NewFolder {
 
     /// The weights, and where they will be found. The manifest of stripes lies in the folder alone: on the disks they have
     /// names that no other model has, and they go with the folder if it does not come to be.
-    pub(super) fn weights(&mut self) -> Result<(Replacement, Target)> {
+    /// `most`: the permissions that the source's files have in common.
+    pub(super) fn weights(&mut self, most: u32) -> Result<(Replacement, Target)> {
         let path = self.folder.add(Path::new(&self.file()))?;
-        let new = match &self.stripes {
+        let mut new = match &self.stripes {
             Some(set) => Replacement::listed(set, &path)?,
             None => Replacement::new(&Target::from(&path))?,
         };
+        new.limit_mode(most);
         Ok((new, Target::from(path)))
     }
 
@@ -102,9 +105,9 @@ impl NewFolder {
         Ok(file)
     }
 
-    /// Copies what is no weight: configurations, tokenizers, licences; how many files.
-    pub(super) fn copy_others(&mut self, source: &Path, mode: Mode) -> Result<usize> {
-        copy_others(source, &mut self.folder, mode)
+    /// Copies what is no weight: configurations, tokenizers, licences; how many files, and what was not copied.
+    pub(super) fn copy_others(&mut self, source: &Path, model: &Model, mode: Mode) -> Result<(usize, Vec<LeftOut>)> {
+        copy_others(source, &mut self.folder, model, mode)
     }
 }
 
@@ -120,56 +123,87 @@ fn stripes(target: &Path, disks: &[PathBuf], name: &str) -> Result<Option<Stripe
     Ok(Some(StripeSet::new(parts, STRIPE_BYTES_DEFAULT)?))
 }
 
-fn copy_others(source: &Path, target: &mut PrivateFolder, mode: Mode) -> Result<usize> {
-    if !fs::is_folder(source) {
-        return Ok(0);
-    }
-    let mut copied = 0;
+/// What becomes of an entry of a model's folder.
+enum Fate {
+    /// It is looked through, too.
+    Folder { mode: u32 },
+    /// It is copied, with these permissions.
+    Copy { mode: u32 },
+    /// The weights that are packed, and what lists them.
+    Packed,
+    /// It is not in the new folder, for this reason.
+    LeftOut(&'static str),
+}
+
+fn copy_others(source: &Path, target: &mut PrivateFolder, model: &Model, mode: Mode) -> Result<(usize, Vec<LeftOut>)> {
+    let (mut copied, mut left_out) = (0, Vec::new());
+    let packed: HashSet<Identity> = model.identities()?;
     let mut folders = vec![(source.to_path_buf(), PathBuf::new(), 0)];
-    let mut made = HashSet::from([PathBuf::new()]);
     while let Some((from, to, depth)) = folders.pop() {
         let refused = |errno| IoError::os("copy", errno).at_path(&from);
-        for name in fs::entries(&from).map_err(refused)? {
-            let path = from.join(&name);
-            if name.as_encoded_bytes().starts_with(b".") {
-                continue;
-            }
-            if fs::stat_link(&path).is_ok_and(|stat| stat.kind == Kind::Folder) {
-                if depth < DEPTH_MAX {
-                    folders.push((path, to.join(name), depth + 1));
+        let mut names = fs::entries(&from).map_err(refused)?;
+        names.sort_unstable();
+        for name in names {
+            let (path, new) = (from.join(&name), to.join(&name));
+            let fate = fate(&path, depth, &packed).map_err(|errno| IoError::os("copy", errno).at_path(&path))?;
+            match fate {
+                Fate::Packed => {}
+                Fate::LeftOut(reason) => left_out.push(LeftOut { path: new, reason }),
+                Fate::Folder { mode } => {
+                    // What is in it has to be put there, whoever may write to the old one.
+                    fs::make_folder(&target.add(&new)?, mode | 0o700).map_err(refused)?;
+                    folders.push((path, new, depth + 1));
                 }
-            // What a link leads to is copied: downloads are folders of links.
-            } else if fs::stat(&path).is_ok_and(|stat| stat.kind == Kind::File && stat.bytes <= OTHER_BYTES_MAX)
-                && is_other(&path)
-            {
-                for folder in to.ancestors().collect::<Vec<_>>().into_iter().rev() {
-                    if made.insert(folder.to_path_buf()) {
-                        fs::make_folder(&target.add(folder)?, 0o777).map_err(refused)?;
-                    }
+                Fate::Copy { mode: permissions } => {
+                    let is_config = depth == 0 && name == "config.json";
+                    copy(&path, &target.add(&new)?, permissions, mode, is_config)?;
+                    copied += 1;
                 }
-                let new = target.add(&to.join(&name))?;
-                copy(&path, &new, mode, depth == 0 && name == "config.json")?;
-                copied += 1;
             }
         }
     }
-    Ok(copied)
+    left_out.sort_by(|one, other| one.path.cmp(&other.path));
+    Ok((copied, left_out))
 }
 
-fn is_other(path: &Path) -> bool {
+fn fate(path: &Path, depth: usize, packed: &HashSet<Identity>) -> Result<Fate, Errno> {
     let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-    let is_weight =
-        path.extension().is_some_and(|suffix| WEIGHTS.iter().any(|weights| suffix.eq_ignore_ascii_case(weights)));
-    !is_weight && !name.ends_with(INDEX_SUFFIX.as_bytes()) && !name.ends_with(MANIFEST_SUFFIX.as_bytes())
+    if name.starts_with(b".") {
+        return Ok(Fate::LeftOut("it is hidden"));
+    }
+    let is_link = fs::stat_link(path)?.kind == Kind::Link;
+    // What a link leads to is copied: downloads are folders of links.
+    let stat = match fs::stat(path) {
+        Err(Errno::NOENT | Errno::LOOP) if is_link => return Ok(Fate::LeftOut("it is a link that leads nowhere")),
+        stat => stat?,
+    };
+    let mode = stat.mode & 0o777;
+    Ok(match stat.kind {
+        Kind::Folder if is_link => Fate::LeftOut("it is a link to a folder"),
+        Kind::Folder if depth >= DEPTH_MAX => Fate::LeftOut("it lies too deep"),
+        Kind::Folder => Fate::Folder { mode },
+        Kind::File if packed.contains(&stat.identity) => Fate::Packed,
+        Kind::File if name.ends_with(INDEX_SUFFIX.as_bytes()) || name.ends_with(MANIFEST_SUFFIX.as_bytes()) => {
+            if depth == 0 { Fate::Packed } else { Fate::LeftOut("it lists other weights") }
+        }
+        Kind::File if is_weight(path) => Fate::LeftOut("they are other weights"),
+        Kind::File if stat.bytes > OTHER_BYTES_MAX => Fate::LeftOut("it has more than 256 MiB"),
+        Kind::File => Fate::Copy { mode },
+        _ => Fate::LeftOut("it is no regular file"),
+    })
 }
 
-fn copy(from: &Path, to: &Path, mode: Mode, is_config: bool) -> Result<()> {
+fn is_weight(path: &Path) -> bool {
+    path.extension().is_some_and(|suffix| WEIGHTS.iter().any(|weights| suffix.eq_ignore_ascii_case(weights)))
+}
+
+fn copy(from: &Path, to: &Path, permissions: u32, mode: Mode, is_config: bool) -> Result<()> {
     let bytes = fs::read_small(from, OTHER_BYTES_MAX)?;
     let cast = match mode {
         Mode::Cast(float) if is_config => retyped(&bytes, dtype(float).torch_name()),
         _ => None,
     };
-    let written = fs::open(to, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, 0o666).and_then(|file| {
+    let written = fs::open(to, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, permissions).and_then(|file| {
         fs::write_all(file.as_fd(), &cast.unwrap_or(bytes))?;
         fs::sync(file.as_fd())
     });

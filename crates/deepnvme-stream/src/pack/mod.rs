@@ -20,7 +20,8 @@ use std::sync::Arc;
 use deepnvme_checkpoint::{Progress, Result};
 use deepnvme_codec::Float;
 use deepnvme_codec::quant::Code;
-use deepnvme_io::Engine;
+use deepnvme_io::fs::{self, Kind};
+use deepnvme_io::{Engine, Error as IoError};
 use serde::Serialize;
 
 mod container;
@@ -81,6 +82,17 @@ pub struct Packed {
     pub encoded: usize,
     /// Other files of the folder that were copied.
     pub copied: usize,
+    /// What the folder has, and the new one has not.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// A file or a folder of a model's folder that was not copied.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct LeftOut {
+    /// Relative to the model's folder.
+    pub path: PathBuf,
+    /// Why.
+    pub reason: &'static str,
 }
 
 /// A model that is looked at, and may be packed.
@@ -88,7 +100,8 @@ pub struct Packer {
     engine: Arc<Engine>,
     model: Model,
     plan: survey::Plan,
-    source: PathBuf,
+    /// The model's folder, if it was named by that.
+    folder: Option<PathBuf>,
     target: PathBuf,
     options: PackOptions,
 }
@@ -101,11 +114,13 @@ impl Packer {
     /// `Io`, and `Format` where the source is not what is packed.
     pub fn new(engine: &Arc<Engine>, source: &Path, target: &Path, options: PackOptions) -> Result<Self> {
         NewFolder::check(target)?;
+        let kind = fs::stat(source).map(|stat| stat.kind);
+        let kind = kind.map_err(|errno| IoError::os("open", errno).at_path(source))?;
         let model = Model::open(engine, source)?;
         let speeds = survey::speeds(engine, &model, target, &options.disks)?;
         let plan = survey::plan(engine, &model, options.mode, &speeds)?;
-        let (source, target) = (source.to_path_buf(), target.to_path_buf());
-        Ok(Self { engine: Arc::clone(engine), model, plan, source, target, options })
+        let folder = (kind == Kind::Folder).then(|| source.to_path_buf());
+        Ok(Self { engine: Arc::clone(engine), model, plan, folder, target: target.to_path_buf(), options })
     }
 
     /// What packing would gain.
@@ -125,10 +140,14 @@ impl Packer {
         let encoded = recipes.iter().filter(|recipe| recipe.is_encoded()).count();
         let name = if encoded > 0 { PACKED_NAME } else { PLAIN_NAME };
         let mut folder = NewFolder::new(&self.target, &self.options.disks, name)?;
-        let copied = folder.copy_others(&self.source, self.options.mode)?;
-        let (new, target) = folder.weights()?;
+        let copied = match &self.folder {
+            Some(old) => folder.copy_others(old, &self.model, self.options.mode)?,
+            None => (0, Vec::new()),
+        };
+        let (copied, left_out) = copied;
+        let (new, target) = folder.weights(self.model.permissions()?)?;
         let bytes = write::write(&self.engine, &self.model, recipes, new, &target, progress)?;
         let file = folder.commit()?;
-        Ok(Packed { file, bytes, tensors: recipes.len(), encoded, copied })
+        Ok(Packed { file, bytes, tensors: recipes.len(), encoded, copied, left_out })
     }
 }

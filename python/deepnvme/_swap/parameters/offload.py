@@ -78,13 +78,16 @@ class Offloaded:
         """Have parameters in memory for a ``with`` block, as far as they are offloaded.
 
         Args:
-            parameters: and with them, those that come and go together with them.
+            parameters: and with them, those that come and go together with them. Others stay as they are.
             write: they are changed; what a block uses just now cannot be.
 
         Raises:
             MemoryError: they are more than ``memory``.
+            TypeError: it is not given parameters.
         """
         self._check_open()
+        if isinstance(parameters, (torch.Tensor, torch.nn.Module)):
+            raise TypeError("gathered takes several parameters: offloading.gathered([layer.weight])")
         found = {id(parameter): self._unit_of.get(id(parameter)) for parameter in parameters}
         units = list(dict.fromkeys(unit for unit in found.values() if unit is not None))
         wanted = sum(unit.nbytes for unit in units)
@@ -110,8 +113,13 @@ class Offloaded:
 
         Raises:
             UnsupportedError: it treats them together, or is attached already.
+            ValueError: it has none of the model's parameters.
         """
         self._check_open()
+        model = self._model()
+        theirs = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if model is not None and theirs.isdisjoint(map(id, model.parameters())):
+            raise ValueError("this optimizer has none of the model's parameters; attach the one that trains the model")
         if any(stepping.is_of(optimizer) for stepping in self._attached()):
             raise UnsupportedError("this optimizer is attached already, and it is attached once")
         stepping = Stepping(

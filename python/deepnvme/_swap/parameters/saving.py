@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from deepnvme._checkpoint.progress import Progress, watcher
 from deepnvme._checkpoint.shards import save_shards
 from deepnvme._checkpoint.writing import Described, SaveOptions, described, is_safetensors, plan_tensors
+from deepnvme._paths import path_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,7 +40,7 @@ class Copies:
         def plan(shard: Path, part: list[Described]) -> _SavePlan:
             return plan_tensors(shard, self._here(part), options)
 
-        return save_shards(Path(path), described(self._state), max_shard_bytes, plan, tell)
+        return save_shards(path_of(path), described(self._state), max_shard_bytes, plan, tell)
 
     def _here(self, part: list[Described]) -> list[Described]:
         # One that has two names is copied once.

@@ -104,3 +104,47 @@ fn names_that_lead_out_are_refused() {
     drop(folder);
     assert!(names(above.path()).is_empty());
 }
+
+#[test]
+fn lists_of_killed_folders_that_were_changed_remove_nothing_elsewhere() {
+    let mut random = fastrand::Rng::with_seed(20);
+    let above = tempfile::tempdir().unwrap();
+    let (target, outside) = (above.path().join("model"), above.path().join("outside"));
+    std::fs::create_dir(&outside).unwrap();
+    std::fs::write(outside.join("foreign"), "foreign").unwrap();
+    std::os::unix::fs::symlink(&outside, above.path().join("link")).unwrap();
+    let absolute = outside.join("foreign");
+    let names = [
+        "one",
+        "sub",
+        "sub/two",
+        "sub/foreign",
+        "../outside/foreign",
+        "../outside",
+        "sub/../../outside/foreign",
+        "",
+        ".",
+        "..",
+        CONTENTS,
+    ];
+    let names: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).chain([absolute.as_os_str().as_bytes()]).collect();
+    for _ in 0..5000 {
+        let mut folder = PrivateFolder::new(&target).unwrap();
+        std::fs::write(folder.add(Path::new("one")).unwrap(), "1").unwrap();
+        // A folder that became a link to somebody else's.
+        std::os::unix::fs::symlink(&outside, folder.add(Path::new("sub")).unwrap()).unwrap();
+        let mut list: Vec<u8> = Vec::new();
+        for _ in 0..random.usize(..6) {
+            list.extend_from_slice(random.choice(&names).unwrap());
+            list.push(if random.u32(..8) == 0 { random.u8(..) } else { 0 });
+        }
+        let path = folder.path().to_path_buf();
+        std::fs::write(path.join(CONTENTS), &list).unwrap();
+        fs::unlock(folder.folder.as_fd()).unwrap();
+        std::mem::forget(folder);
+        remove_stale_folders(&target);
+        let shown = String::from_utf8_lossy(&list);
+        assert_eq!(std::fs::read(outside.join("foreign")).ok().as_deref(), Some(&b"foreign"[..]), "{shown}");
+        let _ = std::fs::remove_dir_all(path);
+    }
+}

@@ -348,3 +348,70 @@ fn sets_that_are_retired_and_replaced_at_once_are_whole_or_gone() {
         }
     }
 }
+
+/// Text of a list with something else in it: other members, other files of the same marks, ends of it, other bytes. Never
+/// the mark of the last file, which no list of ours has ever stated.
+fn mutated(text: &[u8], others: &[PathBuf], random: &mut fastrand::Rng) -> Vec<u8> {
+    let mut value: Value = serde_json::from_slice(text).unwrap();
+    let marks = others.iter().map(|path| mark(&fs::stat(path).unwrap()));
+    let stated: Vec<Value> = marks.take(others.len() - 1).map(Value::from).collect();
+    for _ in 0..=random.usize(..3) {
+        let other = random.usize(..others.len());
+        let members = value["members"].as_array_mut().unwrap();
+        let at = random.usize(..=members.len());
+        match random.u32(..7) {
+            0 => members.insert(at, serde_json::json!([others[other], null])),
+            1 => members.insert(at, serde_json::json!([others[other], random.choice(&stated)])),
+            2 => members.insert(at, serde_json::json!([others[other], stated[other.min(stated.len() - 1)]])),
+            3 if at < members.len() => members[at][0] = others[other].to_str().into(),
+            4 if at < members.len() => members[at][1] = random.choice(&stated).unwrap().clone(),
+            5 if at < members.len() => drop(members.remove(at)),
+            _ => value["version"] = random.u32(..3).into(),
+        }
+        if !value["members"].is_array() {
+            break;
+        }
+    }
+    let mut text = serde_json::to_vec(&value).unwrap();
+    match random.u32(..4) {
+        0 => text.truncate(random.usize(..text.len())),
+        1 => {
+            let at = random.usize(..text.len());
+            text[at] = random.u8(..);
+        }
+        _ => {}
+    }
+    text
+}
+
+#[test]
+fn lists_of_killed_saves_that_were_changed_remove_nothing_of_others() {
+    let mut random = fastrand::Rng::with_seed(20);
+    for _ in 0..50 {
+        let folder = tempfile::tempdir().unwrap();
+        let (index, elsewhere) = (folder.path().join("index.json"), folder.path().join("elsewhere"));
+        save(&index, "live").unwrap();
+        let live = files(folder.path()).into_keys();
+        std::fs::create_dir(&elsewhere).unwrap();
+        // With no token in the name, and with one.
+        let foreign = ["elsewhere/plain.bin".to_owned(), format!("one-{}.bin", "a".repeat(TOKEN_DIGITS))];
+        let foreign = foreign.map(|name| folder.path().join(name));
+        foreign.iter().for_each(|path| std::fs::write(path, "foreign").unwrap());
+        let others: Vec<PathBuf> = live.chain(foreign.clone()).collect();
+        for _ in 0..100 {
+            let mut new = begin(&index).unwrap();
+            let intent = new.intent.take().unwrap();
+            let path = intent.path().to_path_buf();
+            intent.leave();
+            drop(new);
+            let text = mutated(&std::fs::read(&path).unwrap(), &others, &mut random);
+            std::fs::write(&path, &text).unwrap();
+            drop(begin(&index).unwrap());
+            let shown = String::from_utf8_lossy(&text);
+            assert_eq!(load(&index), "live", "{shown}");
+            for path in &foreign {
+                assert_eq!(std::fs::read(path).ok().as_deref(), Some(&b"foreign"[..]), "{shown}");
+            }
+        }
+    }
+}
