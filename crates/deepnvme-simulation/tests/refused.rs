@@ -16,7 +16,7 @@ use deepnvme_format::safetensors::TensorSpec;
 use deepnvme_format::sums::sums_of;
 use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::mem::Region;
-use deepnvme_io::stream::{Member, PrivateFolder, Replacement, SetReplacement};
+use deepnvme_io::stream::{Member, PrivateFolder, Replacement, SetReplacement, retire_set};
 use deepnvme_io::{Result, Target};
 use deepnvme_simulation::run::script;
 use deepnvme_simulation::scenario::Context;
@@ -160,6 +160,34 @@ fn a_set_whose_save_is_refused_anything_gives_its_names_back_for_good() {
     };
     with_each_refused(before, give_up, after, 10);
     with_each_refused(before, save, after, 20);
+}
+
+#[test]
+fn a_set_that_is_retired_takes_what_earlier_ones_could_not_remove_with_it() {
+    let retire = || retire_set(&Path::new(FOLDER).join("index.json"), &["files"]);
+    for late in LATE_CALLS {
+        for from in 0.. {
+            let calls = Arc::new(AtomicU64::new(0));
+            let counted = Arc::clone(&calls);
+            let report = script(7, &setup(true), move |context| {
+                in_process(1, || commit(begin().unwrap(), "old").unwrap());
+                context.world.refuse(late..late + 1);
+                in_process(1, || begin().and_then(|new| commit(new, "new")).unwrap_or_default());
+                context.world.calm();
+                context.world.refuse(from..from + 1);
+                in_process(2, || drop(retire()));
+                counted.store(context.world.calls(), Ordering::Relaxed);
+                context.world.calm();
+                in_process(3, || drop(retire().unwrap()));
+                assert_eq!(names(), Vec::<String>::new());
+            });
+            assert!(report.failures.is_empty(), "{late}, {from}: {:#?}", report.failures);
+            if from > calls.load(Ordering::Relaxed) {
+                assert!(from > 10, "only {from} calls");
+                break;
+            }
+        }
+    }
 }
 
 /// Has the power fail, and says what was left of it: of what was not on the disk, about a half.

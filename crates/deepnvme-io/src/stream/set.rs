@@ -381,47 +381,6 @@ impl Drop for Locked {
     }
 }
 
-/// Removes a stripe set as [`remove_whole_set`] does; whether nothing is left of which the manifest, or a list of a killed
-/// save, is to say whose it is.
-pub(super) fn remove_stripes(manifest: &Path) -> bool {
-    let record_at = [crate::stripe::RECORD_KEY.to_owned()];
-    clean_up(manifest, &record_at);
-    remove_owned(manifest, &record_at);
-    let lists = temporary::stale_of(manifest, Kind::File);
-    let says_nothing = |list: &temporary::Proof| {
-        let said = read(&list.file, &list.path);
-        said.is_ok_and(|said| said.is_none_or(|value| intended(&value, &record_at, manifest).is_empty()))
-    };
-    let owns_nothing = match fs::open(manifest, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0) {
-        Ok(file) => {
-            Owned::of(&file, manifest, &record_at).is_ok_and(|owned| owned.is_none_or(|owned| owned.members.is_empty()))
-        }
-        Err(errno) => matches!(errno, Errno::NOENT | Errno::LOOP),
-    };
-    owns_nothing && lists.iter().all(says_nothing)
-}
-
-/// Removes a set of a folder that is to go: what killed saves have left of it, the files that its index recorded as its own,
-/// and the index. An index that records none stays.
-pub fn remove_whole_set(index: &Path, record_at: &[&str]) {
-    let record_at: Vec<String> = record_at.iter().map(|key| (*key).to_owned()).collect();
-    clean_up(index, &record_at);
-    remove_owned(index, &record_at);
-}
-
-fn remove_owned(manifest: &Path, record_at: &[String]) {
-    let Ok(file) = fs::open(manifest, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0) else { return };
-    let Ok(stat) = fs::stat_of(file.as_fd()) else { return };
-    let file = Locked(file);
-    if fs::try_lock(file.0.as_fd()) != Ok(false) {
-        let Ok(Some(owned)) = Owned::of(&file.0, manifest, record_at) else { return };
-        // The manifest last, also on the disk: it is what lists the others.
-        if !owned.members.is_empty() && owned.remove(&HashSet::new()) && sync_folders_of(owned.paths()) {
-            unlink_if(manifest, stat.identity);
-        }
-    }
-}
-
 /// The files that an index owns, as it is there now.
 #[derive(Default)]
 struct Owned {
@@ -458,14 +417,19 @@ impl Owned {
         all.map(|(path, stated)| (recorded(&path, index), stated)).collect()
     }
 
-    fn paths(&self) -> impl Iterator<Item = &Path> {
-        self.members.iter().map(|(path, _)| path.as_path())
+    /// Its members, and those of earlier indexes that could not be removed.
+    fn all(&self) -> impl Iterator<Item = &(PathBuf, String)> {
+        self.members.iter().chain(&self.replaced)
     }
 
-    /// Removes the members, but none of the files in `kept`; whether all are gone, or somebody else's.
+    fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.all().map(|(path, _)| path.as_path())
+    }
+
+    /// Removes all, but none of the files in `kept`; whether all are gone, or somebody else's.
     fn remove(&self, kept: &HashSet<Identity>) -> bool {
         let mut are_gone = true;
-        for (path, stated) in &self.members {
+        for (path, stated) in self.all() {
             match fs::stat_link(path) {
                 Ok(stat) if stat.kind == Kind::File && mark(&stat) == *stated && !kept.contains(&stat.identity) => {
                     let file = temporary::held(path);
@@ -693,4 +657,5 @@ mod retire;
 #[cfg(test)]
 mod tests;
 
-pub use retire::{Retired, retire_set};
+pub(super) use retire::remove_stripes;
+pub use retire::{Retired, remove_whole_set, retire_set};

@@ -1,4 +1,4 @@
-//! Removing a set of which one file has taken the place.
+//! Removing a set: of which one file has taken the place, or that goes with its folder.
 
 use std::collections::HashSet;
 use std::os::fd::AsFd;
@@ -6,9 +6,10 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::{Owned, RACES_MAX, Record, clean_up, lock_current, put, sync_folders_of};
+use super::{Locked, Owned, RACES_MAX, Record, clean_up, intended, lock_current, put, read, sync_folders_of};
 use crate::error::{Error, ErrorKind, Result};
-use crate::fs;
+use crate::fs::{self, Kind, OFlags};
+use crate::op::Errno;
 use crate::stream::temporary::{self, Temporary, unlink_if};
 
 /// What became of a set that was to go.
@@ -61,4 +62,45 @@ pub fn retire_set(index: &Path, record_at: &[&str]) -> Result<Retired> {
     }
     Err(Error::new(ErrorKind::Busy, "replace", "the index was replaced again and again meanwhile; save again")
         .at_path(&index))
+}
+
+/// Removes a stripe set as [`remove_whole_set`] does; whether nothing is left of which the manifest, or a list of a killed
+/// save, is to say whose it is.
+pub(in crate::stream) fn remove_stripes(manifest: &Path) -> bool {
+    let record_at = [crate::stripe::RECORD_KEY.to_owned()];
+    clean_up(manifest, &record_at);
+    remove_owned(manifest, &record_at);
+    let lists = temporary::stale_of(manifest, Kind::File);
+    let says_nothing = |list: &temporary::Proof| {
+        let said = read(&list.file, &list.path);
+        said.is_ok_and(|said| said.is_none_or(|value| intended(&value, &record_at, manifest).is_empty()))
+    };
+    let owns_nothing = match fs::open(manifest, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0) {
+        Ok(file) => {
+            Owned::of(&file, manifest, &record_at).is_ok_and(|owned| owned.is_none_or(|owned| owned.members.is_empty()))
+        }
+        Err(errno) => matches!(errno, Errno::NOENT | Errno::LOOP),
+    };
+    owns_nothing && lists.iter().all(says_nothing)
+}
+
+/// Removes a set of a folder that is to go: what killed saves have left of it, the files that its index recorded as its own,
+/// and the index. An index that records none stays.
+pub fn remove_whole_set(index: &Path, record_at: &[&str]) {
+    let record_at: Vec<String> = record_at.iter().map(|key| (*key).to_owned()).collect();
+    clean_up(index, &record_at);
+    remove_owned(index, &record_at);
+}
+
+fn remove_owned(manifest: &Path, record_at: &[String]) {
+    let Ok(file) = fs::open(manifest, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0) else { return };
+    let Ok(stat) = fs::stat_of(file.as_fd()) else { return };
+    let file = Locked(file);
+    if fs::try_lock(file.0.as_fd()) != Ok(false) {
+        let Ok(Some(owned)) = Owned::of(&file.0, manifest, record_at) else { return };
+        // The manifest last, also on the disk: it is what lists the others.
+        if !owned.members.is_empty() && owned.remove(&HashSet::new()) && sync_folders_of(owned.paths()) {
+            unlink_if(manifest, stat.identity);
+        }
+    }
 }
