@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -139,10 +139,22 @@ def entries_of(folder: Path, text: str) -> list[Checkpoint]:
 def _entry(folder: Path, entry: dict[str, Any]) -> Checkpoint:
     name, pending = entry.pop("file"), entry.pop("pending", {})
     parts = tuple(Part(**part) for part in entry.pop("parts", ()))
-    path, private = folder / name, folder / pending.get(name, name)
+    own = Checkpoint(path=folder / name, parts=parts, **entry)
     # Where this process may not rename, a file may have its private name still.
-    is_private = not os.path.lexists(path) and os.path.lexists(private)
-    return Checkpoint(path=private if is_private else path, parts=parts, **entry)
+    private = replace(own, path=folder / pending.get(name, name))
+    if private == own or not os.path.lexists(private.path) or (os.path.lexists(own.path) and _is_saved(own)):
+        return own
+    # It may have got its name in between.
+    return private if os.path.lexists(private.path) else own
+
+
+def _is_saved(checkpoint: Checkpoint) -> bool:
+    """Whether it is what was saved: somebody else may have made a file of its name before it got it."""
+    try:
+        checkpoint.check()
+    except OSError:
+        return False
+    return True
 
 
 def wire_of(entry: Checkpoint, pending: dict[str, str] | None = None) -> str:

@@ -77,6 +77,19 @@ def test_killed_at_each_instant(tmp_path: Path, function: str, when: str, step: 
     assert there == {"manifest.json", *(checkpoint.path.name for checkpoint in checkpointer.checkpoints)}
 
 
+def test_a_name_that_somebody_took_before_a_killed_save_gave_it(tmp_path: Path) -> None:
+    with deepnvme.Checkpointer(tmp_path, keep=2) as checkpointer:
+        checkpointer.save(5, state_of(1))
+    assert run(KILLED, tmp_path, "publish", "after", 6) == -signal.SIGKILL
+    theirs = tmp_path / "step-00000006.pt"
+    theirs.write_bytes(b"mine")
+    assert number_in(tmp_path) == 9
+    with deepnvme.Checkpointer(tmp_path, keep=2) as checkpointer:
+        checkpointer.save(7, state_of(10))
+    assert number_in(tmp_path) == 10
+    assert theirs.read_bytes() == b"mine"
+
+
 @pytest.mark.parametrize("async_", [False, True])
 def test_a_folder_that_takes_nothing(tmp_path: Path, async_: bool) -> None:
     checkpointer = deepnvme.Checkpointer(tmp_path / "c", async_=async_)

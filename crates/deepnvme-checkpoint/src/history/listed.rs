@@ -35,24 +35,35 @@ pub fn listed(folder: &Path) -> Result<Option<Listed>> {
     let path = folder.join(MANIFEST);
     let Some((text, manifest)) = read(&path)? else { return Ok(None) };
     let at = |entry: Entry| {
-        let (own, private) = (folder.join(&entry.file), entry.pending.get(&entry.file).map(|name| folder.join(name)));
-        // The private name last: a file that gets its own in between is found under neither, and looked for again.
-        let is_private =
-            fs::stat_link(&own).is_err() && private.as_deref().is_some_and(|path| fs::stat_link(path).is_ok());
-        (entry, private.filter(|_| is_private).unwrap_or(own))
+        let path = place_of(folder, &entry.file, &entry);
+        (entry, path)
     };
     let checkpoints = manifest.checkpoints.into_iter().map(at).collect();
     let is_sealed = set::state(&text) == State::Sound;
     Ok(Some(Listed { path, bytes: text.len() as u64, is_sealed, checkpoints }))
 }
 
-/// Whether what lies at a path is the checkpoint that the manifest recorded.
+/// Where a file of a checkpoint is: under its name, or under the private one that a killed writer left. Somebody else may
+/// have made a file of either name.
+#[must_use]
+pub fn place_of(folder: &Path, name: &str, entry: &Entry) -> PathBuf {
+    let own = folder.join(name);
+    let Some(private) = entry.pending.get(name).map(|private| folder.join(private)) else { return own };
+    let is_there = |path: &Path| fs::stat_link(path).is_ok();
+    if !is_there(&private) || (is_there(&own) && files::is_as_listed(&own, name, entry) == Ok(true)) {
+        return own;
+    }
+    // It may have got its name in between.
+    if is_there(&private) { private } else { own }
+}
+
+/// Whether what lies at a path is the file of that name that the manifest recorded.
 ///
 /// # Errors
 /// The kernel's refusal, but for a path at which there is nothing.
-pub fn is_as_listed(path: &Path, entry: &Entry) -> Result<bool> {
+pub fn is_as_listed(path: &Path, name: &str, entry: &Entry) -> Result<bool> {
     let refused = |errno| IoError::os("open", errno).at_path(path);
-    Ok(files::is_as_listed(path, &entry.file, entry).map_err(refused)?)
+    Ok(files::is_as_listed(path, name, entry).map_err(refused)?)
 }
 
 /// A manifest and its text.

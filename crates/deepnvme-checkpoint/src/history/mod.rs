@@ -44,7 +44,7 @@ mod private;
 mod tests;
 
 pub use files::{HEAD_BYTES, SHARDS_LIST, SHARDS_RECORD};
-pub use listed::{Listed, is_as_listed, listed};
+pub use listed::{Listed, is_as_listed, listed, place_of};
 pub use lock::{Holder, LOCK};
 pub use manifest::{Entry, MANIFEST, MANIFEST_BYTES_MAX, Manifest, Part};
 pub use names::{PARTS_LIST, is_checkpoint};

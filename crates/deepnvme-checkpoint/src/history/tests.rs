@@ -205,10 +205,18 @@ fn a_private_name_that_somebody_took_is_not_given_another() {
     new_entry.pending.insert(new_entry.file.clone(), private.clone());
     history.publish(&new_entry).unwrap();
     new.keep();
+    let place = || place_of(folder.path(), &new_entry.file, &new_entry);
+    let (own, private_path) = (folder.path().join(&new_entry.file), folder.path().join(&private));
+    assert_eq!(place(), private_path);
+    real::write(&own, b"mine").unwrap();
+    assert_eq!(place(), private_path, "somebody has its name");
+    real::remove_file(&own).unwrap();
     // The file gets its name, which the next manifest would say; then the process dies.
     files::place(folder.path(), &new_entry).unwrap();
+    assert_eq!(place(), own);
     drop(history);
     real::write(folder.path().join(&private), b"mine").unwrap();
+    assert_eq!(place(), own, "somebody has the private name that it had");
     let history = History::new(folder.path().to_path_buf(), Some(2), true);
     history.read().unwrap();
     history.claim(&holder(), true).unwrap();

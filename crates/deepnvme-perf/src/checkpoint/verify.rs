@@ -127,7 +127,7 @@ fn verify_entry(engine: &Arc<Engine>, entry: &Entry, path: &Path, progress: &Pro
             differs(format!("some of its files are not there: {error}"))
         }
         Ok(files) if files.iter().all(|file| file.verdict == Verdict::Sound) => {
-            if history::is_as_listed(path, entry).map_err(failed)? {
+            if history::is_as_listed(path, &entry.file, entry).map_err(failed)? {
                 checked
             } else {
                 differs(format!("{} lists another checkpoint of that name", history::MANIFEST))

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use deepnvme_checkpoint::Error;
-use deepnvme_checkpoint::history::{Entry, History, Holder, LOCK, MANIFEST, Manifest};
+use deepnvme_checkpoint::history::{self, Entry, History, Holder, LOCK, MANIFEST, Manifest};
 use deepnvme_checkpoint::read::Reader;
 use deepnvme_checkpoint::write::Saved;
 use deepnvme_format::sums::Hasher;
@@ -299,12 +299,7 @@ fn newest(context: &Context, play: &Play) -> Result<Option<(u64, Shown)>, Error>
 
 /// What a checkpoint holds, under its name or its private one.
 fn shown(context: &Context, play: &Play, entry: &Entry) -> Result<Shown, Error> {
-    let place = |name: &String| {
-        let named = play.folder.join(name);
-        let private = entry.pending.get(name).map(|private| play.folder.join(private));
-        // Somebody else may have the name.
-        private.filter(|private| fs::exists(private).unwrap_or(false)).unwrap_or(named)
-    };
+    let place = |name: &String| history::place_of(&play.folder, name, entry);
     if play.content == Content::Bytes {
         let bytes = fs::read_small(&place(&entry.file), 1 << 20)?;
         let version = payload::recognised(play.seed, &bytes);
