@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::lock::{LockState, lock};
 use crate::mapping::Mapping;
-use crate::{Alignment, Device, RegionMut, numa};
+use crate::{Alignment, numa};
 
 /// Zeroed memory of a fixed length that starts on a page, unmapped when dropped.
 ///
@@ -151,16 +151,8 @@ impl Buffer {
         self.huge_advised
     }
 
-    /// The buffer as memory to read into or write from; [`RegionMut::into_buffer`] is the way back.
-    #[must_use]
-    pub fn into_region(self) -> RegionMut {
-        let (start, len) = (self.start(), self.len);
-        // SAFETY: the owner is the buffer itself, and nobody else can reach its bytes while it is an owner.
-        unsafe { RegionMut::from_raw(start, len, Device::Host, Arc::new(self)) }
-    }
-
     /// The first byte, or an aligned address of nothing.
-    fn start(&self) -> *mut u8 {
+    pub(crate) fn start(&self) -> *mut u8 {
         let nothing = ptr::without_provenance_mut(Alignment::PAGE.bytes() as usize);
         let Some(mapping) = &self.mapping else { return nothing };
         // SAFETY: a buffer begins within its mapping.

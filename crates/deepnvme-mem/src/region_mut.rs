@@ -1,6 +1,7 @@
 //! Memory to write to.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::buffer::Buffer;
 use crate::region::{Region, from_vec};
@@ -151,7 +152,18 @@ impl RegionMut {
     /// Gives itself back when it was not made by [`Buffer::into_region`], is only a part of that buffer, or when
     /// another region of the same memory is alive (I/O in flight holds one).
     pub fn into_buffer(self) -> Result<Buffer, Self> {
-        self.0.into_buffer().map_err(Self)
+        let is_all_of = |buffer: &Buffer, span: &Span| buffer.addr() == span.addr() && buffer.len() == span.len();
+        self.0.into_owner(is_all_of).map_err(Self)
+    }
+}
+
+impl Buffer {
+    /// The buffer as memory to read into or write from; [`RegionMut::into_buffer`] is the way back.
+    #[must_use]
+    pub fn into_region(self) -> RegionMut {
+        let (start, len) = (self.start(), self.len());
+        // SAFETY: the owner is the buffer itself, and nobody else can reach its bytes while it is an owner.
+        unsafe { RegionMut::from_raw(start, len, Device::Host, Arc::new(self)) }
     }
 }
 

@@ -7,7 +7,6 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use crate::buffer::Buffer;
 use crate::past_cache;
 use crate::runs::Runs;
 use crate::stream_handle::StreamHandle;
@@ -157,16 +156,15 @@ impl Span {
         self.start
     }
 
-    /// The buffer that owns these bytes, when they are all of its bytes and nothing else holds it.
-    pub(crate) fn into_buffer(self) -> Result<Buffer, Self> {
-        let is_all_of = |buffer: &Buffer| buffer.addr() == self.addr() && buffer.len() == self.len;
-        if !self.owner.downcast_ref().is_some_and(is_all_of) {
+    /// The owner, where it is a `T` that owns just these bytes, as `is_all_of` says, and nothing else holds it.
+    pub(crate) fn into_owner<T: Any + Send + Sync>(self, is_all_of: impl FnOnce(&T, &Self) -> bool) -> Result<T, Self> {
+        if !self.owner.downcast_ref().is_some_and(|owner| is_all_of(owner, &self)) {
             return Err(self);
         }
         let Self { start, len, device, stream, owner, runs } = self;
         let restore = |owner| Self { start, len, device, stream, owner, runs };
-        match owner.downcast().map(Arc::<Buffer>::try_unwrap) {
-            Ok(Ok(buffer)) => Ok(buffer),
+        match owner.downcast().map(Arc::<T>::try_unwrap) {
+            Ok(Ok(owner)) => Ok(owner),
             Ok(Err(shared)) => Err(restore(shared)),
             Err(other) => Err(restore(other)),
         }

@@ -11,10 +11,13 @@ use crate::Alignment;
 use crate::buffer::Buffer;
 use crate::lock::LockState;
 use crate::region::Region;
-use crate::region_mut::RegionMut;
-use crate::slot::Slot;
-use crate::span::Span;
-use crate::sync::{Arc, Condvar, Instant, Mutex, MutexGuard};
+use crate::sync::{Arc, Condvar, Instant, Mutex};
+
+mod slot;
+mod slots;
+
+pub use slot::Slot;
+use slots::Slots;
 
 /// A fixed number of equal slots of memory; each starts on a page, and all lie in one arena.
 ///
@@ -32,19 +35,7 @@ use crate::sync::{Arc, Condvar, Instant, Mutex, MutexGuard};
 /// ```
 #[derive(Clone)]
 pub struct Pool {
-    shared: Arc<Shared>,
-}
-
-/// What the pool's clones and its slots share.
-pub(crate) struct Shared {
-    arena: RegionMut,
-    lock_state: LockState,
-    slot_bytes: usize,
-    stride_bytes: usize,
-    slots: usize,
-    /// Indices of the free slots. The one that came back last goes out first, since its bytes may still be cached.
-    free: Mutex<Vec<usize>>,
-    returned: Condvar,
+    slots: Arc<Slots>,
 }
 
 impl Pool {
@@ -79,15 +70,15 @@ impl Pool {
         free.extend((0..slots).rev());
         let (free, returned) = (Mutex::new(free), Condvar::new());
         let arena = arena.into_region();
-        let shared = Arc::new(Shared { arena, lock_state, slot_bytes, stride_bytes, slots, free, returned });
-        Ok(Self { shared })
+        let slots = Arc::new(Slots { arena, lock_state, slot_bytes, stride_bytes, count: slots, free, returned });
+        Ok(Self { slots })
     }
 
     /// A slot, if one is free.
     #[must_use]
     pub fn try_take(&self) -> Option<Slot> {
-        let index = self.shared.lock_free().pop()?;
-        Some(Slot::new(Arc::clone(&self.shared), index))
+        let index = self.slots.lock_free().pop()?;
+        Some(Slot::new(Arc::clone(&self.slots), index))
     }
 
     /// A slot; waits up to `timeout` for one to come back.
@@ -95,17 +86,17 @@ impl Pool {
     pub fn take_timeout(&self, timeout: Duration) -> Option<Slot> {
         // A time beyond the clock's range is a wait without an end.
         let deadline = Instant::now().checked_add(timeout);
-        let mut free = self.shared.lock_free();
+        let mut free = self.slots.lock_free();
         loop {
             if let Some(index) = free.pop() {
                 drop(free);
-                return Some(Slot::new(Arc::clone(&self.shared), index));
+                return Some(Slot::new(Arc::clone(&self.slots), index));
             }
             let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return None;
             }
-            let woken = self.shared.returned.wait_timeout(free, left);
+            let woken = self.slots.returned.wait_timeout(free, left);
             (free, _) = woken.unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -113,66 +104,44 @@ impl Pool {
     /// Slots that can be taken now.
     #[must_use]
     pub fn free(&self) -> usize {
-        self.shared.lock_free().len()
+        self.slots.lock_free().len()
     }
 
     /// Slots in all.
     #[must_use]
     pub fn slots(&self) -> usize {
-        self.shared.slots
+        self.slots.count
     }
 
     /// Bytes of one slot.
     #[must_use]
     pub fn slot_bytes(&self) -> usize {
-        self.shared.slot_bytes
+        self.slots.slot_bytes
     }
 
     /// Bytes of the arena: the most that the pool will ever use.
     #[must_use]
     pub fn bound_bytes(&self) -> usize {
-        self.shared.arena.len()
+        self.slots.arena.len()
     }
 
     /// The whole arena, to register its address with the kernel or a device. Slots lie in it one after the other.
     #[must_use]
     pub fn arena(&self) -> Region {
-        self.shared.arena.region()
+        self.slots.arena.region()
     }
 
     /// What the kernel said to locking the arena into RAM.
     #[must_use]
     pub fn lock_state(&self) -> LockState {
-        self.shared.lock_state.clone()
-    }
-}
-
-impl Shared {
-    /// The memory of one slot. Only who holds the slot may ask.
-    pub(crate) fn memory(&self, index: usize) -> Span {
-        let start = index * self.stride_bytes;
-        self.arena.0.slice(start..start + self.slot_bytes)
-    }
-
-    /// Takes a slot back and wakes one who waits.
-    pub(crate) fn give_back(&self, index: usize) {
-        let mut free = self.lock_free();
-        debug_assert!(!free.contains(&index), "slot {index} came back twice");
-        free.push(index);
-        drop(free);
-        self.returned.notify_one();
-    }
-
-    /// The list is whole after every statement, so that a panic elsewhere cannot have spoilt it.
-    fn lock_free(&self) -> MutexGuard<'_, Vec<usize>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock_state.clone()
     }
 }
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shared { slots, slot_bytes, lock_state, .. } = &*self.shared;
-        write!(f, "Pool({} of {slots} slots of {slot_bytes} bytes free, {lock_state:?})", self.free())
+        let Slots { count, slot_bytes, lock_state, .. } = &*self.slots;
+        write!(f, "Pool({} of {count} slots of {slot_bytes} bytes free, {lock_state:?})", self.free())
     }
 }
 

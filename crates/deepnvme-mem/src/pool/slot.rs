@@ -2,10 +2,11 @@
 
 use std::slice;
 
-use crate::pool::Shared;
 use crate::region::Region;
 use crate::region_mut::RegionMut;
 use crate::sync::Arc;
+
+use super::slots::Slots;
 
 /// The right to one slot of a [`Pool`](crate::Pool), with its memory.
 ///
@@ -19,20 +20,20 @@ pub struct Slot {
 
 /// What stands for a slot that is out: the owner of the slot's memory. Its end is the slot's return.
 struct Lease {
-    shared: Arc<Shared>,
+    slots: Arc<Slots>,
     index: usize,
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.shared.give_back(self.index);
+        self.slots.give_back(self.index);
     }
 }
 
 impl Slot {
-    pub(crate) fn new(shared: Arc<Shared>, index: usize) -> Self {
-        let memory = shared.memory(index);
-        let lease = std::sync::Arc::new(Lease { shared, index });
+    pub(super) fn new(slots: Arc<Slots>, index: usize) -> Self {
+        let memory = slots.memory(index);
+        let lease = std::sync::Arc::new(Lease { slots, index });
         // The lease holds the pool's arena, so that it may take the arena's place as the owner.
         Self { index, memory: RegionMut(memory.owned_by(lease)) }
     }
