@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use deepnvme_io::Engine;
 use deepnvme_io::trace::{Lane, Recorded, Recording};
-use deepnvme_perf::trace;
+use deepnvme_trace as trace;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Names as messages and tables show them: nothing in them moves a terminal's cursor, and no byte is lost.
+//! Names and sizes as messages and tables show them: nothing in them moves a terminal's cursor, and no byte is lost.
 //!
 //! Names of files and tensors come from whoever made them. A control character in one could clear a screen or forge a line,
 //! and a letter that reverses the text after it could hide the end of a name.
@@ -23,6 +23,23 @@ pub fn path(path: &Path) -> Shown<'_> {
 #[must_use]
 pub const fn text(text: &str) -> Shown<'_> {
     Shown(text.as_bytes())
+}
+
+/// In the largest unit of 1024 that leaves no long fraction: `512 KiB`, `1.5 GiB`, `4097 bytes`.
+#[must_use]
+pub fn bytes(bytes: u64) -> String {
+    for (unit, shift) in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {
+        // Quarters are still read at a glance.
+        if bytes >= 1 << shift && (bytes * 4).is_multiple_of(1 << shift) {
+            return format!("{} {unit}", bytes as f64 / (1_u64 << shift) as f64);
+        }
+    }
+    for (unit, shift) in [("TiB", 40), ("GiB", 30), ("MiB", 20)] {
+        if bytes >= 1 << shift {
+            return format!("{:.2} {unit}", bytes as f64 / (1_u64 << shift) as f64);
+        }
+    }
+    format!("{bytes} bytes")
 }
 
 /// A path as JSON has it: as it is, or with escapes where it is no UTF-8.
@@ -71,6 +88,12 @@ mod tests {
     use std::ffi::OsStr;
 
     use super::*;
+
+    #[test]
+    fn sizes_are_short() {
+        let shown = [1, 4097, 512 << 10, 1536 << 20, 2 << 30, (2 << 30) + 1].map(bytes);
+        assert_eq!(shown, ["1 bytes", "4097 bytes", "512 KiB", "1.5 GiB", "2 GiB", "2.00 GiB"]);
+    }
 
     #[test]
     fn nothing_acts_and_nothing_is_lost() {

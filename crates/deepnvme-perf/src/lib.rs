@@ -3,7 +3,7 @@
 //! [`report`] gathers facts about the system, its back ends and the folders that data is to live in, and says which of
 //! them cost speed and what to do about it. [`measure`] does a workload round by round, [`bench`] sums the rounds up,
 //! beside a [`rival`] if asked; [`tune`] searches for the settings that suit a disk. [`checkpoint`] looks into
-//! checkpoint files, and [`trace`] draws what an engine recorded. [`command`] is the command line over all of it, for the Rust binary and for Python.
+//! checkpoint files. [`command`] is the command line over all of it, for the Rust binary and for Python.
 //!
 //! Gathering and judging are apart: findings, plans and summaries are pure functions, and every reader of `/proc` and
 //! `/sys` takes the root of the tree, so that tests bring machines of their own.
@@ -17,7 +17,6 @@ pub mod error;
 pub mod measure;
 pub mod report;
 pub mod rival;
-pub mod trace;
 mod tree;
 pub mod tune;
 pub mod units;

@@ -1,5 +1,7 @@
 //! Sizes as people type and read them. Suffixes are powers of 1024, as in fio and DeepSpeed; speeds are in GB/s, 10^9 bytes.
 
+pub use deepnvme_io::shown::bytes as bytes_text;
+
 /// `4096`, `512K`, `8M`, `2G`, `1T`, also `512KiB`, `8MB`, in either case.
 ///
 /// # Errors
@@ -19,23 +21,6 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let number: u64 =
         number.parse().map_err(|_| format!("{text:?} is no size; write for example 4096, 512K, 8M or 2G"))?;
     number.checked_mul(1 << (10 * power)).ok_or_else(|| format!("{text:?} is more than there is"))
-}
-
-/// In the largest unit of 1024 that leaves no long fraction: `512 KiB`, `1.5 GiB`, `4097 bytes`.
-#[must_use]
-pub fn bytes_text(bytes: u64) -> String {
-    for (unit, shift) in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {
-        // Quarters are still read at a glance.
-        if bytes >= 1 << shift && (bytes * 4).is_multiple_of(1 << shift) {
-            return format!("{} {unit}", bytes as f64 / (1_u64 << shift) as f64);
-        }
-    }
-    for (unit, shift) in [("TiB", 40), ("GiB", 30), ("MiB", 20)] {
-        if bytes >= 1 << shift {
-            return format!("{:.2} {unit}", bytes as f64 / (1_u64 << shift) as f64);
-        }
-    }
-    format!("{bytes} bytes")
 }
 
 /// The shortest form that [`parse_bytes`] reads: `512K`, `2G`, `4097`.
@@ -74,8 +59,6 @@ mod tests {
 
     #[test]
     fn sizes_are_shown_short() {
-        let shown = [1, 4097, 512 << 10, 1536 << 20, 2 << 30, (2 << 30) + 1].map(bytes_text);
-        assert_eq!(shown, ["1 bytes", "4097 bytes", "512 KiB", "1.5 GiB", "2 GiB", "2.00 GiB"]);
         assert_eq!([0, 512 << 10, 1536 << 20, 2 << 30].map(bytes_option), ["0", "512K", "1536M", "2G"]);
     }
 

@@ -1,13 +1,13 @@
 //! Times, bytes and counts as people read them: pure.
 
 /// 1, 2 or 5 times a power of ten: the next that is not smaller.
-pub(super) fn nice_step(least: f64) -> f64 {
+pub(crate) fn nice_step(least: f64) -> f64 {
     let power = 10_f64.powf(least.max(1e-9).log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|step| *step >= least * 0.999).unwrap_or(power)
 }
 
 /// Nanoseconds in the unit that suits them, and steps of so many between two of them.
-pub(super) fn time_text(ns: f64, step: f64) -> String {
+pub(crate) fn time_text(ns: f64, step: f64) -> String {
     let (unit, size) = match ns.max(step) {
         longest if longest >= 1e9 => ("s", 1e9),
         longest if longest >= 1e6 => ("ms", 1e6),
@@ -18,7 +18,7 @@ pub(super) fn time_text(ns: f64, step: f64) -> String {
 }
 
 /// `1 request`, `2 requests`.
-pub(super) fn counted(count: u64, noun: &str) -> String {
+pub(crate) fn counted(count: u64, noun: &str) -> String {
     match (count, noun.strip_suffix('y')) {
         (1, _) => format!("1 {noun}"),
         (_, Some(stem)) => format!("{count} {stem}ies"),
@@ -27,7 +27,7 @@ pub(super) fn counted(count: u64, noun: &str) -> String {
 }
 
 /// Bytes in the unit of a thousand that suits them.
-pub(super) fn amount(bytes: u64) -> String {
+pub(crate) fn amount(bytes: u64) -> String {
     let (unit, size) = match bytes {
         1_000_000_000.. => ("GB", 1e9),
         1_000_000.. => ("MB", 1e6),
@@ -37,7 +37,7 @@ pub(super) fn amount(bytes: u64) -> String {
 }
 
 /// Three digits, without zeros behind the point.
-pub(super) fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     let digits = if value >= 100.0 {
         0
     } else if value >= 10.0 {
@@ -50,7 +50,7 @@ pub(super) fn number(value: f64) -> String {
 }
 
 /// Text as text, whatever is in it.
-pub(super) fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 

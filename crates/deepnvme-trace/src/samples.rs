@@ -14,7 +14,7 @@ fn event(start_ms: u64, end_ms: u64, what: What) -> Event {
 }
 
 /// 100 ms: reads for 80, copies for 60 of which 50 beside the reads, a sync, computing for 40.
-pub(super) fn recorded() -> Recorded {
+pub(crate) fn recorded() -> Recorded {
     let file: Arc<Path> = Arc::from(Path::new("/data/<model> & co.safetensors"));
     let mut events = Vec::new();
     for worker in 0..2_u64 {

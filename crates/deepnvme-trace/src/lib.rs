@@ -2,6 +2,7 @@
 //!
 //! `spans` is the arithmetic, `lanes` puts events into lines, `figures` adds up; `chrome` makes text of that, and so does `page`,
 //! with a `picture` and its `curves`, and `words`. All of them are pure; only [`write()`] here touches a file.
+#![forbid(unsafe_code)]
 
 use std::path::Path;
 

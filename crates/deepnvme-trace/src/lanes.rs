@@ -4,11 +4,11 @@ use deepnvme_io::split::Direction;
 use deepnvme_io::trace::{Event, Recorded, What};
 
 use super::spans::{self, Span};
-use crate::units::bytes_text;
+use deepnvme_io::shown;
 
 /// What a lane is about.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Requests,
     Disk,
     Copies,
@@ -17,13 +17,13 @@ pub(super) enum Kind {
 
 /// Events of one kind and one owner.
 #[derive(Debug)]
-pub(super) struct Lane<'a> {
-    pub(super) name: String,
-    pub(super) kind: Kind,
+pub(crate) struct Lane<'a> {
+    pub(crate) name: String,
+    pub(crate) kind: Kind,
     /// In the order of their starts.
-    pub(super) events: Vec<&'a Event>,
+    pub(crate) events: Vec<&'a Event>,
     /// A row for each, so that none hides another.
-    pub(super) rows: Vec<usize>,
+    pub(crate) rows: Vec<usize>,
 }
 
 impl<'a> Lane<'a> {
@@ -33,21 +33,21 @@ impl<'a> Lane<'a> {
         Self { name, kind, events, rows }
     }
 
-    pub(super) fn spans(&self) -> impl Iterator<Item = Span> {
+    pub(crate) fn spans(&self) -> impl Iterator<Item = Span> {
         self.events.iter().map(|event| span(event))
     }
 
-    pub(super) fn row_count(&self) -> usize {
+    pub(crate) fn row_count(&self) -> usize {
         self.rows.iter().max().map_or(0, |row| row + 1)
     }
 }
 
-pub(super) fn span(event: &Event) -> Span {
+pub(crate) fn span(event: &Event) -> Span {
     (event.start_ns, event.end_ns)
 }
 
 /// The lanes of a recording: requests, each worker, each GPU, and those of others in the order of their first event.
-pub(super) fn lanes(recorded: &Recorded) -> Vec<Lane<'_>> {
+pub(crate) fn lanes(recorded: &Recorded) -> Vec<Lane<'_>> {
     let mut lanes: Vec<(Kind, String, Vec<&Event>)> = Vec::new();
     for event in &recorded.events {
         let (kind, name) = home(&event.what);
@@ -80,20 +80,20 @@ fn home(what: &What) -> (Kind, String) {
 }
 
 /// What an event is called.
-pub(super) fn title(what: &What) -> String {
+pub(crate) fn title(what: &What) -> String {
     match what {
         What::Request { direction, bytes, .. } | What::Transfer { direction, bytes, .. } => {
-            format!("{} {}", direction.name(), bytes_text(*bytes))
+            format!("{} {}", direction.name(), shown::bytes(*bytes))
         }
         What::Sync { .. } => "sync".into(),
-        What::Copy { direction: Direction::Read, bytes, .. } => format!("to GPU {}", bytes_text(*bytes)),
-        What::Copy { bytes, .. } => format!("from GPU {}", bytes_text(*bytes)),
+        What::Copy { direction: Direction::Read, bytes, .. } => format!("to GPU {}", shown::bytes(*bytes)),
+        What::Copy { bytes, .. } => format!("from GPU {}", shown::bytes(*bytes)),
         What::Span { name, .. } => name.to_string(),
     }
 }
 
 /// Whether it ended in an error.
-pub(super) fn failed(what: &What) -> bool {
+pub(crate) fn failed(what: &What) -> bool {
     match what {
         What::Request { failed, .. }
         | What::Transfer { failed, .. }

@@ -1,10 +1,10 @@
 //! Arithmetic on spans of time: pure.
 
 /// From when to when, in nanoseconds.
-pub(super) type Span = (u64, u64);
+pub(crate) type Span = (u64, u64);
 
 /// What all of them cover, as spans that neither touch nor overlap, in order.
-pub(super) fn union(spans: impl IntoIterator<Item = Span>) -> Vec<Span> {
+pub(crate) fn union(spans: impl IntoIterator<Item = Span>) -> Vec<Span> {
     let mut sorted: Vec<Span> = spans.into_iter().collect();
     sorted.sort_unstable();
     let mut whole: Vec<Span> = Vec::new();
@@ -18,12 +18,12 @@ pub(super) fn union(spans: impl IntoIterator<Item = Span>) -> Vec<Span> {
 }
 
 /// How long they are together, if they do not overlap.
-pub(super) fn total(spans: &[Span]) -> u64 {
+pub(crate) fn total(spans: &[Span]) -> u64 {
     spans.iter().map(|(start, end)| end - start).sum()
 }
 
 /// How long both are going on: of two unions.
-pub(super) fn common(a: &[Span], b: &[Span]) -> u64 {
+pub(crate) fn common(a: &[Span], b: &[Span]) -> u64 {
     let (mut at, mut bt, mut sum) = (0, 0, 0);
     while at < a.len() && bt < b.len() {
         sum += a[at].1.min(b[bt].1).saturating_sub(a[at].0.max(b[bt].0));
@@ -34,7 +34,7 @@ pub(super) fn common(a: &[Span], b: &[Span]) -> u64 {
 
 /// A row for each span, so that those of one row do not overlap: the first that is free. They come in the order of their
 /// starts.
-pub(super) fn rows(spans: impl IntoIterator<Item = Span>) -> Vec<usize> {
+pub(crate) fn rows(spans: impl IntoIterator<Item = Span>) -> Vec<usize> {
     let mut free_from: Vec<u64> = Vec::new();
     let row = |(start, end): Span| {
         let row = free_from.iter().position(|free| *free <= start).unwrap_or_else(|| {
@@ -49,7 +49,7 @@ pub(super) fn rows(spans: impl IntoIterator<Item = Span>) -> Vec<usize> {
 }
 
 /// How much is going on from each moment on, where each span stands for an amount.
-pub(super) fn levels(spans: impl IntoIterator<Item = (Span, u64)>) -> Vec<(u64, u64)> {
+pub(crate) fn levels(spans: impl IntoIterator<Item = (Span, u64)>) -> Vec<(u64, u64)> {
     let mut changes: Vec<(u64, i128)> = Vec::new();
     for ((start, end), amount) in spans {
         changes.extend([(start, i128::from(amount)), (end, -i128::from(amount))]);
@@ -68,7 +68,7 @@ pub(super) fn levels(spans: impl IntoIterator<Item = (Span, u64)>) -> Vec<(u64, 
 }
 
 /// The highest of the levels in each of so many equal stretches, and the last of all.
-pub(super) fn thinned(levels: Vec<(u64, u64)>, count_max: usize) -> Vec<(u64, u64)> {
+pub(crate) fn thinned(levels: Vec<(u64, u64)>, count_max: usize) -> Vec<(u64, u64)> {
     let (Some(first), Some(last)) = (levels.first().copied(), levels.last().copied()) else { return levels };
     if levels.len() <= count_max {
         return levels;
@@ -88,7 +88,7 @@ pub(super) fn thinned(levels: Vec<(u64, u64)>, count_max: usize) -> Vec<(u64, u6
 }
 
 /// The amounts in each of so many equal parts of a span, where each lies evenly over a span of its own.
-pub(super) fn spread(over: Span, parts: usize, amounts: impl IntoIterator<Item = (Span, u64)>) -> Vec<f64> {
+pub(crate) fn spread(over: Span, parts: usize, amounts: impl IntoIterator<Item = (Span, u64)>) -> Vec<f64> {
     let mut sums = vec![0.0; parts];
     let width = (over.1.saturating_sub(over.0)) as f64 / parts as f64;
     if width <= 0.0 {

@@ -135,8 +135,8 @@ fn us(ns: u64) -> String {
 mod tests {
     use std::collections::HashMap;
 
-    use super::super::samples::recorded;
     use super::*;
+    use crate::samples::recorded;
 
     #[test]
     fn every_event_is_in_the_file_once_and_nothing_overlaps_on_one_thread() {

@@ -142,8 +142,8 @@ fn seconds(ns: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::samples::recorded;
     use super::*;
+    use crate::samples::recorded;
 
     #[test]
     fn sums_are_those_of_the_events() {

@@ -16,7 +16,7 @@ const SPEED_PARTS: usize = 150;
 
 impl Picture {
     /// GB/s of reading, writing and copying.
-    pub(super) fn speed(&mut self, recorded: &Recorded) {
+    pub(crate) fn speed(&mut self, recorded: &Recorded) {
         let part_s = (self.over.1 - self.over.0) as f64 / SPEED_PARTS as f64 / 1e9;
         let mut lines = Vec::new();
         for (class, direction) in [("read", Some(Direction::Read)), ("write", Some(Direction::Write)), ("copy", None)] {
@@ -60,7 +60,7 @@ impl Picture {
     }
 
     /// Bytes of transfers that the disk has at each moment.
-    pub(super) fn level(&mut self, name: &str, recorded: &Recorded) {
+    pub(crate) fn level(&mut self, name: &str, recorded: &Recorded) {
         let transfers = recorded.events.iter().filter_map(|event| match &event.what {
             What::Transfer { bytes, .. } => Some((span(event), *bytes)),
             _ => None,
@@ -75,7 +75,7 @@ impl Picture {
         }
     }
 
-    pub(super) fn steps(&mut self, levels: &[(u64, u64)], highest: u64, class: &str, height: f64) {
+    pub(crate) fn steps(&mut self, levels: &[(u64, u64)], highest: u64, class: &str, height: f64) {
         let bottom = self.y + height;
         let mut area = format!("M{:.1},{bottom:.1} ", levels.first().map_or(GUTTER, |(moment, _)| self.x(*moment)));
         let mut before = bottom;

@@ -10,34 +10,34 @@ use super::lanes::{Kind, Lane, failed, lanes, span, title};
 use super::spans::{Span, levels, thinned};
 use super::words::{counted, escape, nice_step, time_text};
 
-pub(super) const WIDTH: f64 = 1180.0;
+pub(crate) const WIDTH: f64 = 1180.0;
 /// Left of the time axis, for the names of lanes.
-pub(super) const GUTTER: f64 = 132.0;
-pub(super) const RIGHT: f64 = 14.0;
+pub(crate) const GUTTER: f64 = 132.0;
+pub(crate) const RIGHT: f64 = 14.0;
 const TOP: f64 = 18.0;
-pub(super) const LEVEL_HEIGHT: f64 = 44.0;
+pub(crate) const LEVEL_HEIGHT: f64 = 44.0;
 const ROW_HEIGHT: f64 = 8.0;
 /// Of lanes whose bars have names that should be read.
 const NAMED_ROW_HEIGHT: f64 = 20.0;
-pub(super) const BETWEEN: f64 = 14.0;
+pub(crate) const BETWEEN: f64 = 14.0;
 /// Lanes with more rows or bars than that are drawn as how many are under way.
 const ROWS_MAX: usize = 10;
 const BARS_MAX: usize = 1500;
 /// Points of a drawn level: two for each column that a screen may have.
-pub(super) const POINTS_MAX: usize = 1600;
+pub(crate) const POINTS_MAX: usize = 1600;
 /// A letter's width in the names of bars.
 const LETTER: f64 = 6.2;
 
 /// A drawing that grows downwards.
-pub(super) struct Picture {
+pub(crate) struct Picture {
     body: String,
-    pub(super) y: f64,
+    pub(crate) y: f64,
     /// What the width stands for.
-    pub(super) over: Span,
+    pub(crate) over: Span,
 }
 
 /// The picture, or nothing where nothing happened. `about` is what is said of it to those who cannot see it.
-pub(super) fn picture(recorded: &Recorded, about: &str) -> Option<String> {
+pub(crate) fn picture(recorded: &Recorded, about: &str) -> Option<String> {
     let first = recorded.events.iter().map(|event| event.start_ns).min()?;
     let last = recorded.events.iter().map(|event| event.end_ns).max()?;
     let mut picture = Picture { body: String::new(), y: TOP, over: (first, last.max(first + 1)) };
@@ -50,17 +50,17 @@ pub(super) fn picture(recorded: &Recorded, about: &str) -> Option<String> {
 }
 
 impl Picture {
-    pub(super) fn add(&mut self, text: &str) {
+    pub(crate) fn add(&mut self, text: &str) {
         self.body.push_str(text);
         self.body.push('\n');
     }
 
-    pub(super) fn x(&self, moment: u64) -> f64 {
+    pub(crate) fn x(&self, moment: u64) -> f64 {
         let share = moment.saturating_sub(self.over.0) as f64 / (self.over.1 - self.over.0) as f64;
         GUTTER + share.min(1.0) * (WIDTH - GUTTER - RIGHT)
     }
 
-    pub(super) fn label(&mut self, name: &str, below: Option<&str>, height: f64) {
+    pub(crate) fn label(&mut self, name: &str, below: Option<&str>, height: f64) {
         let (x, middle) = (GUTTER - 12.0, self.y + height / 2.0);
         let y = if below.is_some() { middle - 3.0 } else { middle + 4.0 };
         self.add(&format!("<text class=\"name\" x=\"{x}\" y=\"{y:.1}\">{}</text>", escape(name)));
@@ -185,8 +185,8 @@ fn hint(event: &Event) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::samples::recorded;
     use super::*;
+    use crate::samples::recorded;
 
     #[test]
     fn every_bar_is_drawn_and_names_are_text() {

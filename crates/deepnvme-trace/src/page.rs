@@ -7,7 +7,6 @@ use deepnvme_io::trace::Recorded;
 use super::figures::{Figures, figures};
 use super::picture::picture;
 use super::words::{amount, counted, escape, number, time_text};
-use crate::units::gb;
 
 /// Colours that colour-blind eyes tell apart, too (Okabe and Ito), by day and by night.
 const STYLE: &str = "
@@ -83,7 +82,7 @@ fn cards_of(sums: &Figures) -> Vec<(String, String)> {
     let mut cards = Vec::new();
     let moved = sums.bytes_read + sums.bytes_written;
     if sums.disk_busy_s > 0.0 {
-        let speed = format!("{} GB/s", number(gb(moved) / sums.disk_busy_s));
+        let speed = format!("{} GB/s", number(moved as f64 / 1e9 / sums.disk_busy_s));
         cards.push((speed, "while the disk was busy".to_owned()));
     }
     for (bytes, what) in [(sums.bytes_read, "read"), (sums.bytes_written, "written")] {
@@ -118,8 +117,8 @@ fn key(sums: &Figures) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::samples::recorded;
     use super::*;
+    use crate::samples::recorded;
 
     #[test]
     fn the_page_needs_nothing_else_and_says_what_matters() {
