@@ -57,12 +57,12 @@ from deepnvme._deepnvme import (
     write_batch,
 )
 from deepnvme._file import Reader, Writer, open  # noqa: A004 (it is one, as gzip.open is)
+from deepnvme._tools import Answer, bench, report, tune
 
 # Now, and not in the first transfer of a tensor: a child that is forked while another thread imports a module can never
 # import it.
-from deepnvme._patching import moves as _moves  # noqa: F401
-from deepnvme._tools import Answer, bench, report, tune
-from deepnvme._torch import as_bytes, pinned_empty
+from deepnvme._utils import held_storages as _held_storages  # noqa: F401
+from deepnvme._utils.tensors import as_bytes, pinned_empty
 from deepnvme.errors import EndOfFileError, Error
 
 if TYPE_CHECKING:

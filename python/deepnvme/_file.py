@@ -10,7 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, overload
 
 from deepnvme._deepnvme import StripeSet, _FileReader, _FileWriter
-from deepnvme._sizes import WHOLE_MAX, whole
+from deepnvme._utils.arguments import WHOLE_MAX, whole
 
 if TYPE_CHECKING:
     from types import TracebackType

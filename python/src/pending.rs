@@ -106,7 +106,7 @@ impl Pending {
 
     fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
-        let module = py.import(intern!(py, "deepnvme._await"))?;
+        let module = py.import(intern!(py, "deepnvme._utils.awaiting"))?;
         let coroutine = module.call_method1(intern!(py, "completion"), (slf,))?;
         coroutine.call_method0(intern!(py, "__await__"))
     }

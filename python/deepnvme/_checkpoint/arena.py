@@ -10,7 +10,7 @@ import torch
 import torch.utils.dlpack
 
 from deepnvme._checkpoint.devices import is_reached
-from deepnvme._torch import pinned_empty
+from deepnvme._utils.tensors import pinned_empty
 from deepnvme.errors import OutOfMemoryError
 
 if TYPE_CHECKING:

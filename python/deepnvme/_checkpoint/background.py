@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from deepnvme._checkpoint.names import tensors_of
 from deepnvme._deepnvme import _SaveStaging
-from deepnvme._sizes import whole
+from deepnvme._utils.arguments import whole
 
 # What a file that was saved has: its size, and where its index is, how long, and of which sum.
 Saved: TypeAlias = tuple[int, int, int, int]

@@ -27,8 +27,7 @@ from deepnvme._checkpoint.schedule import Schedule
 from deepnvme._checkpoint.starting import Starter
 from deepnvme._checkpoint.stats import CheckpointerStats, Tally
 from deepnvme._checkpoint.writing import SaveOptions, check_torch
-from deepnvme._paths import path_of
-from deepnvme._sizes import whole
+from deepnvme._utils.arguments import path_of, whole
 from deepnvme.errors import ClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:

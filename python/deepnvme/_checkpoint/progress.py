@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from deepnvme._terminal import is_terminal, show
+from deepnvme._utils.terminal import is_terminal, show
 
 # What the argument `progress` may be: nothing said, yes or no, or who wants to know (bytes done, bytes in all).
 Progress: TypeAlias = bool | Callable[[int, int], object] | None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from deepnvme._checkpoint import manifest
 from deepnvme._checkpoint.manifest import Checkpoint
 from deepnvme._deepnvme import __version__, _History
-from deepnvme._sizes import whole
+from deepnvme._utils.arguments import whole
 from deepnvme.errors import NotFoundError
 
 if TYPE_CHECKING:

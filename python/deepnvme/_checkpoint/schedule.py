@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 
-from deepnvme._sizes import whole
+from deepnvme._utils.arguments import whole
 
 
 class Schedule:

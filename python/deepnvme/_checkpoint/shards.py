@@ -13,7 +13,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._deepnvme import _find_set, _remove_stale, _retire_set, _SetReplacement
-from deepnvme._sizes import whole
+from deepnvme._utils.arguments import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from deepnvme._checkpoint.collector import uncollected
 from deepnvme._checkpoint.progress import Progress, watcher
 from deepnvme._deepnvme import StripeSet, _plan_archive, _plan_safetensors
-from deepnvme._paths import path_of
+from deepnvme._utils.arguments import path_of
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

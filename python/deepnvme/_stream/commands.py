@@ -13,8 +13,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from deepnvme._sizes import parse_bytes
-from deepnvme._terminal import OutputError, is_terminal, say, show
+from deepnvme._utils.arguments import parse_bytes
+from deepnvme._utils.terminal import OutputError, is_terminal, say, show
 from deepnvme.errors import Error
 
 _PATHS = ("model", "prompt_file", "folder", "trace")

@@ -11,9 +11,9 @@ import torch
 
 from deepnvme._checkpoint.following import follow
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set, _packed_tensors
-from deepnvme._paths import path_of
 from deepnvme._stream.pieces import Origin, Piece
-from deepnvme._strides import row_major
+from deepnvme._utils.arguments import path_of
+from deepnvme._utils.strides import row_major
 from deepnvme.errors import ChangedFileError, UnsupportedError
 
 if TYPE_CHECKING:

@@ -11,8 +11,6 @@ from torch import nn
 
 from deepnvme import _deepnvme
 from deepnvme._deepnvme import StripeSet
-from deepnvme._paths import path_of
-from deepnvme._sizes import parse_bytes, whole
 from deepnvme._stream import huggingface, throughput
 from deepnvme._stream.files import ModelFiles
 from deepnvme._stream.kept import load_kept
@@ -22,6 +20,7 @@ from deepnvme._stream.plan import Model, Plan, enough
 from deepnvme._stream.shown import put
 from deepnvme._stream.steps import Steps
 from deepnvme._stream.units import Units
+from deepnvme._utils.arguments import parse_bytes, path_of, whole
 from deepnvme.errors import ClosedError, UnsupportedError
 
 # More than any model takes, and less than what overflows when it is multiplied.

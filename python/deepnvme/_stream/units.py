@@ -13,7 +13,7 @@ from deepnvme._stream.budget import places
 from deepnvme._stream.shown import Shown, view
 from deepnvme._stream.turns import Turns
 from deepnvme._stream.wrapped import refuse_backward, wrap
-from deepnvme._torch import pinned_empty
+from deepnvme._utils.tensors import pinned_empty
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from deepnvme._deepnvme import StripeSet, _Lend, _Swapper
-from deepnvme._sizes import parse_bytes, whole
 from deepnvme._swap.stats import SwapStats
+from deepnvme._utils.arguments import parse_bytes, whole
 
 _FD_MAX = (1 << 31) - 1
 

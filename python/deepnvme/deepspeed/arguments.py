@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 
 import deepnvme
-from deepnvme._sizes import WHOLE_MAX, whole
+from deepnvme._utils.arguments import WHOLE_MAX, whole
 
 # What callers name a file by, and what is passed on.
 FileName: TypeAlias = str | bytes | os.PathLike[str] | deepnvme.StripeSet

@@ -6,7 +6,7 @@ import multiprocessing.spawn
 from collections.abc import Callable
 from typing import Any
 
-from deepnvme._patching.patches import Patches
+from deepnvme._utils.patches import Patches
 
 # Multiprocessing ignores entries of its preparation data that it does not know.
 _KEY = "deepnvme.deepspeed"

@@ -6,8 +6,8 @@ import sys
 import threading
 from types import ModuleType
 
-from deepnvme._patching.hooks import ImportHook
-from deepnvme._patching.patches import Patches
+from deepnvme._utils.import_hooks import ImportHook
+from deepnvme._utils.patches import Patches
 
 from . import children, mends, takeover
 from .builders import BUILDERS

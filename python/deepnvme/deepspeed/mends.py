@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from deepnvme._patching.patches import Patches
+from deepnvme._utils.patches import Patches
 
 _PARAMETERS = "deepspeed.runtime.swap_tensor.partitioned_param_swapper"
 _ENGINE = "deepspeed.runtime.engine"

@@ -10,7 +10,7 @@ import re
 from types import ModuleType
 from typing import Any
 
-from deepnvme._patching.patches import Patches
+from deepnvme._utils.patches import Patches
 
 from .builders import BUILDERS
 

@@ -17,7 +17,7 @@ from torch.futures import Future
 
 from deepnvme._checkpoint.metadata_file import read_metadata
 from deepnvme._deepnvme import _list_state, default_engine
-from deepnvme._paths import path_of
+from deepnvme._utils.arguments import path_of
 from deepnvme.errors import ChecksumError, CorruptFileError, OutOfMemoryError
 from deepnvme.integrations._dcp_index import NAME, Place, decode
 from deepnvme.integrations._dcp_objects import checked

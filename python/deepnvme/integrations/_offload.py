@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme._sizes import whole
+from deepnvme._utils.arguments import whole
 from deepnvme.integrations._offload_file import OffloadFile
 from deepnvme.integrations._offload_module import OffloadedModule
 from deepnvme.integrations._streaming import Streamer

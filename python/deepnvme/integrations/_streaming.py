@@ -11,7 +11,7 @@ import torch
 
 from deepnvme._deepnvme import _Streamer
 from deepnvme._stream.budget import PAGE_BYTES, classify, fitting, share
-from deepnvme._torch import pinned_empty
+from deepnvme._utils.tensors import pinned_empty
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

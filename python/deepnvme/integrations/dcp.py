@@ -33,7 +33,7 @@ from torch.futures import Future
 from deepnvme._checkpoint.shards import identities
 from deepnvme._checkpoint.writing import SaveOptions, described, plan_tensors
 from deepnvme._deepnvme import _CheckpointReader, _SetReplacement
-from deepnvme._paths import path_of
+from deepnvme._utils.arguments import path_of
 from deepnvme.errors import NotFoundError, UnsupportedError
 from deepnvme.integrations._dcp_index import NAME, OWNED, Place, encode
 from deepnvme.integrations._dcp_reader import DeepnvmeReader

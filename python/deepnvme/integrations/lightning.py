@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.writing import SaveOptions, start_archive
-from deepnvme._sizes import whole
+from deepnvme._utils.arguments import whole
 from deepnvme.integrations._background import BackgroundFiles
 from deepnvme.integrations._loading import load_as_torch
 

@@ -23,8 +23,8 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._patching.hooks import ImportHook
-from deepnvme._patching.patches import Patches
+from deepnvme._utils.import_hooks import ImportHook
+from deepnvme._utils.patches import Patches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from deepnvme._checkpoint.following import follow
 from deepnvme._checkpoint.writing import check_torch
 from deepnvme._deepnvme import _CheckpointReader, _find_set
-from deepnvme._sizes import parse_bytes
+from deepnvme._utils.arguments import parse_bytes
 from deepnvme.errors import ChangedFileError
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from deepnvme._deepnvme import Kernel
-from deepnvme._paths import path_of
-from deepnvme._sizes import WHOLE_MAX, whole
+from deepnvme._utils.arguments import WHOLE_MAX, path_of, whole
 from deepnvme.errors import ClosedError, UnsupportedError
 from deepnvme.optim._formats import FORMATS, FP32, Kind
 from deepnvme.optim._gradients import SwappedGradient, in_order

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from deepnvme._strides import is_dense, row_major
 from deepnvme._swap.parameters.units import OFFLOADED_STRIDE
+from deepnvme._utils.strides import is_dense, row_major
 from deepnvme.optim._formats import BLOCK, Kept, Kind, put, take
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme._sizes import parse_bytes
 from deepnvme._swap import Swapper
+from deepnvme._utils.arguments import parse_bytes
 from deepnvme.optim._formats import put, take
 from deepnvme.optim._gradients import SwappedGradient, SwappedGradients
 from deepnvme.optim._layout import Layout

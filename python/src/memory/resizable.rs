@@ -1,7 +1,7 @@
 //! Storages of torch that must keep their memory while a transfer works on it.
 //!
 //! `storage.resize_()` frees or moves the memory whoever else has the storage, and so does `share_memory_()`, which
-//! `deepnvme._patching.moves` refuses meanwhile. torch has a mark for storages that it
+//! `deepnvme._utils.held_storages` refuses meanwhile. torch has a mark for storages that it
 //! refuses to resize, which `Tensor.numpy()` sets for good; here it is set for the time of a transfer. torch has no
 //! function that takes it back, so that the mark is looked for, once, in storages of our own, and believed only when
 //! torch's own answer follows it there.
@@ -124,7 +124,7 @@ fn moving(py: Python<'_>) -> PyResult<Option<&'static Py<PyAny>>> {
     }
     // Made while the cell is not locked: the import lets go of the GIL, and a child that another thread forks meanwhile
     // would find the cell locked for ever.
-    let made = py.import("deepnvme._patching.moves")?.call_method0("install")?.unbind();
+    let made = py.import("deepnvme._utils.held_storages")?.call_method0("install")?.unbind();
     Ok(Some(MOVING.get_or_init(py, || made)))
 }
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import deepnvme.deepspeed
-from deepnvme._patching.patches import Patches
+from deepnvme._utils.patches import Patches
 from deepnvme.deepspeed import mends
 
 # Of each model some parameters are large enough for DeepSpeed to swap (1 MiB), also halved for two processes, and

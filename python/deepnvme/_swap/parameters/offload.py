@@ -11,7 +11,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deepnvme._checkpoint.lazy import LazyTensor
 from deepnvme._checkpoint.writing import SaveOptions
-from deepnvme._sizes import parse_bytes
 from deepnvme._stream.wrapped import wrap
 from deepnvme._swap.parameters.meta import give_places
 from deepnvme._swap.parameters.passes import Passes
@@ -20,6 +19,7 @@ from deepnvme._swap.parameters.saving import Copies
 from deepnvme._swap.parameters.stepping import Stepping
 from deepnvme._swap.parameters.units import find_blocks
 from deepnvme._swap.swapper import Swapper
+from deepnvme._utils.arguments import parse_bytes
 from deepnvme.errors import ClosedError, UnsupportedError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from deepnvme._checkpoint.progress import Progress, watcher
 from deepnvme._checkpoint.shards import save_shards
 from deepnvme._checkpoint.writing import Described, SaveOptions, described, is_safetensors, plan_tensors
-from deepnvme._paths import path_of
+from deepnvme._utils.arguments import path_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from deepnvme._stream.partition import Limits, partition
-from deepnvme._strides import is_dense, row_major
+from deepnvme._utils.strides import is_dense, row_major
 
 # The attribute of a parameter that is offloaded which says how it lies in memory when it is there.
 OFFLOADED_STRIDE = "_deepnvme_stride"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deepnvme._sizes import parse_bytes
+from deepnvme._utils.arguments import parse_bytes
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from deepnvme._deepnvme import _pinned_capsule
-from deepnvme._sizes import whole
+from deepnvme._utils.arguments import whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

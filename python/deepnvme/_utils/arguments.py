@@ -1,9 +1,14 @@
-"""Whole numbers and sizes as people write them, ``"4GB"`` or ``"512 MiB"``: suffixes are powers of 1024."""
+"""Arguments as callers give them: whole numbers, paths, and sizes such as ``"4GB"`` or ``"512 MiB"``.
+
+Suffixes of sizes are powers of 1024.
+"""
 
 from __future__ import annotations
 
 import operator
+import os
 import re
+from pathlib import Path
 from typing import SupportsIndex
 
 from deepnvme.errors import InvalidArgumentError
@@ -70,3 +75,12 @@ def _shown(value: object) -> str:
     except ValueError:
         return "a number of thousands of digits"
     return text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "..."
+
+
+def path_of(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
+    """Make a path of whatever names a file.
+
+    Raises:
+        TypeError: it names none.
+    """
+    return Path(os.fsdecode(path))
