@@ -1,30 +1,16 @@
 //! From 64 codes to 64 symbols and back, as the processor does it best.
 //!
-//! Three ways that do the same: [`Portable`] for any processor, `Avx2` with byte shuffles, `Avx512` with the expansion of
-//! bytes. Whoever calls them is compiled for that processor, too ([`widely`]), so that they are inlined.
+//! Three ways that do the same, which the [`contract`] states: [`Portable`] for any processor, `Avx2` with byte shuffles,
+//! `Avx512` with the expansion of bytes. Whoever calls them is compiled for that processor, too ([`widely`]), so that they
+//! are inlined.
 
+mod contract;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+pub(super) use contract::{Lanes, WINDOW};
 use portable::Portable;
-
-use super::GROUP;
-
-/// Bytes of the next layer that [`Lanes::spread`] may look at: 64 that may be needed, and as many again, so that it
-/// can load more than it needs.
-pub(super) const WINDOW: usize = 2 * GROUP;
-
-/// The two directions, for one group.
-pub(super) trait Lanes: Copy {
-    /// The symbols of 64 codes. A code is a bit of `low` and one of `high`; 0 to 2 are the `symbols`, and 3 is the next
-    /// byte of `next`.
-    fn spread(self, low: u64, high: u64, symbols: [u8; 3], next: &[u8; WINDOW], out: &mut [u8; GROUP]);
-
-    /// The codes of 64 bytes, as (low, high). The bytes with code 3 come to the beginning of `rest`, in order; what is
-    /// behind them there may be anything.
-    fn gather(self, bytes: &[u8; GROUP], symbols: [u8; 3], rest: &mut [u8; GROUP]) -> (u64, u64);
-}
 
 /// Something to be done with the lanes of this processor. `run` has to be `inline(always)`.
 pub(super) trait Task {
@@ -57,6 +43,7 @@ pub(super) fn widely<T: Task>(task: T) -> T::Output {
 
 #[cfg(test)]
 mod tests {
+    use super::super::GROUP;
     use super::*;
 
     /// Calls the test with all lanes that this processor has.

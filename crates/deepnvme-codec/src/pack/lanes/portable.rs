@@ -1,6 +1,7 @@
 //! 64 codes without vectors.
 
-use super::{GROUP, Lanes, WINDOW};
+use super::contract::{Lanes, WINDOW};
+use crate::pack::GROUP;
 
 /// Words of eight bytes, and a loop over the bits that are set.
 #[derive(Clone, Copy)]

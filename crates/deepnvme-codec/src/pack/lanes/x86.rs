@@ -5,7 +5,8 @@ use std::arch::x86_64::*;
 use fearless_simd::prelude::*;
 use fearless_simd::{Avx2, Avx512, kernel, u8x32, u8x64};
 
-use super::{GROUP, Lanes, WINDOW};
+use super::contract::{Lanes, WINDOW};
+use crate::pack::GROUP;
 
 impl Lanes for Avx512 {
     #[inline(always)]
