@@ -2,7 +2,8 @@
 
 use fearless_simd::prelude::*;
 
-use super::{Grad, Place, Tile, add, addcdiv, addcmul, lines, load, look_ahead, places, store, vectors};
+use super::operators::{add, addcdiv, addcmul};
+use super::tile::{Grad, Place, Tile, lines, load, look_ahead, places, store, vectors};
 use crate::Root;
 
 /// Settings of `torch.optim.Adagrad`. The initial accumulator value is what the caller fills the sum with.

@@ -2,7 +2,8 @@
 
 use fearless_simd::prelude::*;
 
-use super::{Grad, Lerp, Place, Tile, add, addcdiv, addcmul, lines, load, look_ahead, places, store, vectors};
+use super::operators::{Lerp, add, addcdiv, addcmul};
+use super::tile::{Grad, Place, Tile, lines, load, look_ahead, places, store, vectors};
 use crate::Root;
 
 /// Settings of `torch.optim.Adam` and `AdamW`.

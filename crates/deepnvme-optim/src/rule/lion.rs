@@ -10,7 +10,8 @@
 
 use fearless_simd::prelude::*;
 
-use super::{Grad, Lerp, Place, Tile, lines, load, look_ahead, store, vectors};
+use super::operators::Lerp;
+use super::tile::{Grad, Place, Tile, lines, load, look_ahead, store, vectors};
 
 /// Settings of Lion.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -2,7 +2,8 @@
 
 use fearless_simd::prelude::*;
 
-use super::{Grad, Place, Tile, add, lines, load, look_ahead, store, vectors};
+use super::operators::add;
+use super::tile::{Grad, Place, Tile, lines, load, look_ahead, store, vectors};
 
 /// Settings of `torch.optim.SGD`.
 #[derive(Clone, Copy, PartialEq, Debug)]
