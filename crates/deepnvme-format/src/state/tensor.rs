@@ -1,6 +1,6 @@
-//! What a tensor says of itself, compared with what its storage has.
+//! A tensor, and what it says of itself, compared with what its storage has.
 
-use super::{Signs, Storage, Tensor};
+use super::storage::Storage;
 use crate::DIMS_MAX;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -12,6 +12,60 @@ const DTYPE_ARGUMENT: usize = 6;
 
 /// What of its own a tensor has beside the call that makes it: those that have attributes, or a class of their own.
 const TYPED_ARGUMENTS: usize = 4;
+
+/// A tensor: a view of a storage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// The way to it.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: Dtype,
+    /// Its sizes.
+    pub shape: Vec<u64>,
+    /// Its strides, in elements.
+    pub strides: Vec<u64>,
+    /// Where it begins in its storage, in elements.
+    pub offset: u64,
+    /// Which of the storages it views.
+    pub storage: usize,
+    /// Which of its signs are the opposite of those in the storage.
+    pub signs: Signs,
+}
+
+impl Tensor {
+    /// Bytes of its elements.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.shape.iter().product::<u64>() * self.dtype.bytes()
+    }
+}
+
+/// What torch does lazily to the elements of a tensor: they are what the storage has with other signs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Signs {
+    /// Whether the tensor is the complex conjugate.
+    pub is_conj: bool,
+    /// Whether the tensor is the negative.
+    pub is_neg: bool,
+}
+
+impl Signs {
+    /// Whether the elements are what the storage has.
+    #[must_use]
+    pub fn are_plain(self) -> bool {
+        !(self.is_conj || self.is_neg)
+    }
+
+    /// Reads what torch notes of a tensor.
+    fn of(graph: &Graph, metadata: NodeId) -> Self {
+        let Node::Dict(items) = graph.node(metadata) else { return Self::default() };
+        let has = |name: &str| {
+            let found = items.iter().rev().find(|(key, _)| graph.text(*key) == Some(name));
+            found.is_some_and(|(_, value)| *graph.node(*value) == Node::Bool(true))
+        };
+        Self { is_conj: has("conj"), is_neg: has("neg") }
+    }
+}
 
 /// The call of one of torch's own functions that makes a tensor of a storage.
 #[derive(Clone, Copy)]

@@ -2,6 +2,7 @@
 
 use super::walk::{Limits, Walk};
 use super::*;
+use crate::error::{Error, Result};
 use crate::pickle;
 
 /// `_rebuild_tensor_v2` of two floats, without the instruction that ends its arguments; the storage is in the memo at 0,

@@ -1,4 +1,4 @@
-//! The way through a graph, from the root to every tensor.
+//! The way through a graph, from the root to every tensor, and the state that it finds.
 //!
 //! Each container is entered once, whatever refers to it, and so are the arguments of calls, which several may share.
 //! What is noted for each reference instead (a step, a tensor in several places) is counted against a limit.
@@ -6,7 +6,8 @@
 use std::collections::HashMap;
 
 use super::names::{Part, WayId, Ways};
-use super::{State, Storage, Tensor, storage, tensor};
+use super::storage::{Storage, storage};
+use super::tensor::{self, Tensor};
 use crate::error::{Error, Result};
 use crate::pickle::{Graph, Node, NodeId, Object};
 
@@ -14,6 +15,27 @@ use crate::pickle::{Graph, Node, NodeId, Object};
 pub const STEPS_MAX: usize = 1 << 25;
 /// What tensors and storages may take in memory, names included: millions of them.
 pub const STATE_BYTES_MAX: usize = 512 << 20;
+
+/// What an archive holds.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    /// The storages, in the order in which the pickle names them.
+    pub storages: Vec<Storage>,
+    /// The tensors, in the order of the containers that they are in. One that is in several places is there several times.
+    pub tensors: Vec<Tensor>,
+}
+
+impl State {
+    /// Walks a graph.
+    ///
+    /// # Errors
+    /// `Corrupt` for tensors that reach beyond their storage; `Unsupported` for element types that are not known, and for
+    /// graphs beyond [`DEPTH_MAX`](super::DEPTH_MAX), [`NAME_BYTES_MAX`](super::NAME_BYTES_MAX), [`STEPS_MAX`] or
+    /// [`STATE_BYTES_MAX`].
+    pub fn of(graph: &Graph) -> Result<Self> {
+        Walk::new(graph, Limits::default()).run()
+    }
+}
 
 /// How far a walk may go.
 #[derive(Clone, Copy)]
