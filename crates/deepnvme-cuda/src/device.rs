@@ -4,7 +4,8 @@ use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::ptr;
 
-use crate::driver::{Driver, Handle};
+use crate::abi::Handle;
+use crate::driver::Driver;
 use crate::error::Result;
 
 /// A GPU, with its primary context held: that is the one of the CUDA runtime, so that torch's streams and memory are

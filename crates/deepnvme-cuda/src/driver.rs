@@ -6,14 +6,9 @@ use std::ptr;
 use libloading::Library;
 use once_cell::race::OnceBox;
 
-use crate::copy::Copy2d;
+use crate::abi::{Copy2d, DevicePointer, Handle};
 use crate::error::{Absent, Error, Result, SUCCESS};
 use crate::library::Wanted;
-
-/// `CUdeviceptr`.
-pub(crate) type DevicePointer = u64;
-/// `CUcontext`, `CUstream`, `CUevent`: handles that only the driver looks into.
-pub(crate) type Handle = *mut c_void;
 
 const WANTED: Wanted = Wanted {
     what: "the CUDA driver",

@@ -3,8 +3,8 @@
 use std::ptr;
 use std::sync::Arc;
 
+use crate::abi::Handle;
 use crate::device::Device;
-use crate::driver::Handle;
 use crate::error::{NOT_READY, Result, SUCCESS};
 use crate::stream::RawStream;
 

@@ -16,7 +16,7 @@
 //! Copies take addresses, so that they are unsafe: whoever starts one answers for both ends until an event says that it is
 //! over.
 
-mod copy;
+mod abi;
 mod cufile;
 mod device;
 mod driver;

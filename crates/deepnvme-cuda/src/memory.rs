@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::abi::DevicePointer;
 use crate::device::Device;
-use crate::driver::DevicePointer;
 use crate::error::Result;
 
 /// Memory on a GPU, given back when this is dropped. What it holds at first is whatever was there before.

@@ -3,9 +3,9 @@
 use std::ptr;
 use std::sync::Arc;
 
-use crate::copy::Copy2d;
+use crate::abi::Copy2d;
+use crate::abi::{DevicePointer, Handle};
 use crate::device::Device;
-use crate::driver::{DevicePointer, Handle};
 use crate::error::{NOT_READY, Result};
 use crate::rows::Rows;
 

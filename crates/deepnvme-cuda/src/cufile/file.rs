@@ -9,8 +9,8 @@ use super::CuFile;
 use super::functions::Description;
 use super::span::DeviceSpan;
 use super::transfer::{self, IoError};
+use crate::abi::Handle;
 use crate::device::Device;
-use crate::driver::Handle;
 use crate::error::{Error, Result};
 
 /// A file that is registered with cuFile until this is dropped. It has a descriptor of its own, so that the other one may be

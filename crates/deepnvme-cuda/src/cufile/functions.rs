@@ -4,21 +4,9 @@ use std::ffi::{c_int, c_void};
 
 use libloading::Library;
 
-use super::batch;
-use crate::driver::Handle;
-
-/// `CU_FILE_SUCCESS`.
-pub(super) const SUCCESS: c_int = 0;
-/// `CU_FILE_CUDA_DRIVER_ERROR`: what went wrong is the other code.
-pub(super) const CUDA_DRIVER_ERROR: c_int = 5011;
-
-/// `CUfileError_t`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Answer {
-    pub(super) code: c_int,
-    pub(super) cuda_code: c_int,
-}
+use super::answer::Answer;
+use super::batch_functions;
+use crate::abi::Handle;
 
 /// `CUfileDescr_t`: a file descriptor of Linux.
 #[repr(C)]
@@ -106,7 +94,7 @@ pub(super) struct Functions {
     pub(super) read: Transfer<*mut c_void>,
     pub(super) write: Transfer<*const c_void>,
     /// Not in every version.
-    pub(super) batch: Option<batch::Functions>,
+    pub(super) batch: Option<batch_functions::Functions>,
 }
 
 impl Functions {
@@ -126,7 +114,7 @@ impl Functions {
                 buffer_deregister: *library.get(b"cuFileBufDeregister\0")?,
                 read: *library.get(b"cuFileRead\0")?,
                 write: *library.get(b"cuFileWrite\0")?,
-                batch: batch::Functions::of(library),
+                batch: batch_functions::Functions::of(library),
             })
         }
     }

@@ -1,10 +1,13 @@
 //! cuFile, NVIDIA's library for GPUDirect Storage: transfers between files and GPU memory past the host's memory.
 //!
-//! `functions` has what is taken out of the library, `open` how its driver is opened, `file` files that it knows, `buffer`
-//! memory that it knows and `span` how that is named, `transfer` what a read or a write says, `batch` many of them at once.
+//! `functions` and `batch_functions` have what is taken out of the library, `answer` what those answer, `open` how its
+//! driver is opened, `file` files that it knows, `buffer` memory that it knows and `span` how that is named, `transfer` what
+//! a read or a write says, `batch` many of them at once.
 //! The library is opened by [`CuFile::open`] and closed with its last user.
 
+mod answer;
 mod batch;
+mod batch_functions;
 mod buffer;
 mod file;
 mod functions;
@@ -22,6 +25,7 @@ pub use file::FileHandle;
 pub use span::DeviceSpan;
 pub use transfer::IoError;
 
+use self::answer::{Answer, check};
 use self::functions::{Functions, Properties};
 use crate::driver::Driver;
 use crate::error::{Absent, Error, Result};
@@ -112,7 +116,7 @@ impl CuFile {
         self.session.properties.pinned_bytes_max()
     }
 
-    fn check(&self, call: &'static str, answer: functions::Answer) -> Result<()> {
+    fn check(&self, call: &'static str, answer: Answer) -> Result<()> {
         check(self.session.driver, call, answer)
     }
 
@@ -149,13 +153,4 @@ fn functions() -> std::result::Result<&'static Functions, Absent> {
         functions.map_err(|error| Absent { text: format!("cuFile lacks a function ({error}); install a newer one") })
     };
     FUNCTIONS.get_or_init(|| Box::new(load())).as_ref().map_err(Clone::clone)
-}
-
-/// Makes an error of any answer but success.
-fn check(driver: &Driver, call: &'static str, answer: functions::Answer) -> Result<()> {
-    match answer.code {
-        functions::SUCCESS => Ok(()),
-        functions::CUDA_DRIVER_ERROR => driver.check(call, answer.cuda_code),
-        code => Err(Error { call, code, text: transfer::name(code).to_owned() }),
-    }
 }

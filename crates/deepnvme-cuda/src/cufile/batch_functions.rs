@@ -1,14 +1,13 @@
-//! The functions of batches and the structs that they take, as `cufile.h` has them.
+//! The functions of cuFile's batch API and the structs that they take, as `cufile.h` has them.
 
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
 use libloading::Library;
 
-use super::BatchEvent;
-use crate::cufile::functions::Answer;
-use crate::cufile::transfer::IoError;
-use crate::driver::Handle;
+use super::answer::Answer;
+use super::transfer::IoError;
+use crate::abi::Handle;
 
 /// 1000 times the major version and 10 times the minor one: the first whose batches are known to work (CUDA 12.1).
 const VERSION_MIN: c_int = 1060;
@@ -65,7 +64,7 @@ const CANCELED: c_int = 8;
 const COMPLETE: c_int = 16;
 
 /// The functions, where the library has them all.
-pub(in crate::cufile) struct Functions {
+pub(super) struct Functions {
     pub(super) set_up: unsafe extern "C" fn(*mut Handle, u32) -> Answer,
     pub(super) submit: unsafe extern "C" fn(Handle, u32, *mut Parameters, u32) -> Answer,
     pub(super) status: unsafe extern "C" fn(Handle, u32, *mut u32, *mut Event, *mut Timespec) -> Answer,
@@ -76,7 +75,7 @@ pub(in crate::cufile) struct Functions {
 impl Functions {
     /// # Safety
     /// The library is cuFile: its symbols have the types that are written here.
-    pub(in crate::cufile) unsafe fn of(library: &Library) -> Option<Self> {
+    pub(super) unsafe fn of(library: &Library) -> Option<Self> {
         type Version = unsafe extern "C" fn(*mut c_int) -> Answer;
         // SAFETY: the types are those of cufile.h for these symbols.
         unsafe {
@@ -97,15 +96,14 @@ impl Functions {
 }
 
 impl Event {
-    /// What it says; nothing for a transfer that goes on.
-    pub(super) fn meaning(self) -> Option<BatchEvent> {
-        let result = match self.status {
-            NONE | WAITING | PENDING => return None,
-            COMPLETE if self.result >= 0 => Ok(self.result as usize),
-            CANCELED => Err(IoError::CuFile(0, "a batch was taken back")),
-            _ => Err(IoError::of_code(self.result)),
-        };
-        Some(BatchEvent { cookie: self.cookie.addr(), result })
+    /// How the transfer ended; nothing for one that goes on.
+    pub(super) fn outcome(self) -> Option<Result<usize, IoError>> {
+        match self.status {
+            NONE | WAITING | PENDING => None,
+            COMPLETE if self.result >= 0 => Some(Ok(self.result as usize)),
+            CANCELED => Some(Err(IoError::CuFile(0, "a batch was taken back"))),
+            _ => Some(Err(IoError::of_code(self.result))),
+        }
     }
 }
 
@@ -125,15 +123,14 @@ mod tests {
     }
 
     #[test]
-    fn what_events_mean() {
-        let event = |status, result| Event { cookie: ptr::without_provenance_mut(7), status, result }.meaning();
-        assert!(event(NONE, 0).is_none() && event(WAITING, 0).is_none() && event(PENDING, 0).is_none());
-        let done = event(COMPLETE, 4096).unwrap();
-        assert_eq!((done.cookie, done.result.unwrap()), (7, 4096));
-        assert!(matches!(event(64, -5).unwrap().result, Err(IoError::Kernel(5))));
-        assert!(matches!(event(64, -5012).unwrap().result, Err(IoError::CuFile(5012, _))));
-        assert!(matches!(event(COMPLETE, -28).unwrap().result, Err(IoError::Kernel(28))));
-        assert!(matches!(event(64, 0).unwrap().result, Err(IoError::Kernel(5))), "failed, and does not say why");
-        assert!(matches!(event(CANCELED, 0).unwrap().result, Err(IoError::CuFile(..))));
+    fn how_transfers_end() {
+        let outcome = |status, result| Event { cookie: ptr::null_mut(), status, result }.outcome();
+        assert!(outcome(NONE, 0).is_none() && outcome(WAITING, 0).is_none() && outcome(PENDING, 0).is_none());
+        assert_eq!(outcome(COMPLETE, 4096).unwrap().unwrap(), 4096);
+        assert!(matches!(outcome(64, -5).unwrap(), Err(IoError::Kernel(5))));
+        assert!(matches!(outcome(64, -5012).unwrap(), Err(IoError::CuFile(5012, _))));
+        assert!(matches!(outcome(COMPLETE, -28).unwrap(), Err(IoError::Kernel(28))));
+        assert!(matches!(outcome(64, 0).unwrap(), Err(IoError::Kernel(5))), "failed, and does not say why");
+        assert!(matches!(outcome(CANCELED, 0).unwrap(), Err(IoError::CuFile(..))));
     }
 }

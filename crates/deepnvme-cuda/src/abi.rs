@@ -1,14 +1,20 @@
-//! What the driver is told of a copy of a plane (`CUDA_MEMCPY2D`).
+//! The plain types of the driver's functions, as `cuda.h` has them.
 
 use std::ffi::c_void;
 use std::ptr;
 
-use crate::driver::DevicePointer;
 use crate::rows::Rows;
 
+/// `CUdeviceptr`.
+pub(crate) type DevicePointer = u64;
+/// `CUcontext`, `CUstream`, `CUevent`: handles that only the driver looks into.
+pub(crate) type Handle = *mut c_void;
+
+/// `CU_MEMORYTYPE_HOST` and `CU_MEMORYTYPE_DEVICE`.
 const HOST: u32 = 1;
 const DEVICE: u32 = 2;
 
+/// `CUDA_MEMCPY2D`: a copy of a plane.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Copy2d {

@@ -1,21 +1,18 @@
 //! cuFile's batch API: many transfers with one call, reported as they end.
 //!
 //! NVIDIA's library takes one submission of a batch at a time, and the next when all of that has been reported; so does
-//! [`Batch::submit`]. `abi` has what is written down of the library.
-
-mod abi;
+//! [`Batch::submit`].
 
 use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(super) use self::abi::Functions;
-use self::abi::{Event, MODE, Parameters, READ, Timespec, WRITE};
+use super::batch_functions::{Event, Functions, MODE, Parameters, READ, Timespec, WRITE};
 use super::transfer::IoError;
 use super::{CuFile, DeviceSpan, FileHandle};
+use crate::abi::Handle;
 use crate::device::Device;
-use crate::driver::Handle;
 use crate::error::{Error, Result, SUCCESS};
 
 /// Questions about a batch that may fail before it is given up.
@@ -46,6 +43,13 @@ pub struct BatchEvent {
     pub cookie: usize,
     /// What came of it.
     pub result: std::result::Result<usize, IoError>,
+}
+
+impl BatchEvent {
+    /// What cuFile says; nothing for a transfer that goes on.
+    fn of(event: Event) -> Option<Self> {
+        event.outcome().map(|result| Self { cookie: event.cookie.addr(), result })
+    }
 }
 
 /// Room for some transfers at once, between files and one GPU.
@@ -185,7 +189,7 @@ impl Batch {
             unsafe { (self.functions.status)(self.handle, 1, &raw mut count, events.as_mut_ptr(), &raw mut limit) };
         self.cufile.check("cuFileBatchIOGetStatus", answer)?;
         events.truncate(count as usize);
-        let ended: Vec<_> = events.into_iter().filter_map(Event::meaning).collect();
+        let ended: Vec<_> = events.into_iter().filter_map(BatchEvent::of).collect();
         self.outstanding -= (ended.len() as u32).min(self.outstanding);
         Ok(ended)
     }
