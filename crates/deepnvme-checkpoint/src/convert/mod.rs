@@ -19,6 +19,8 @@ use crate::write::{Save, SaveOptions, Saved, create, named};
 mod entries;
 mod target;
 
+use self::target::Copied;
+
 /// What a conversion made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conversion {
@@ -28,13 +30,6 @@ pub struct Conversion {
     pub tensors: usize,
     /// What the old one has that is no tensor, and is not in the new one: the names, with what each is.
     pub left_out: Vec<(String, &'static str)>,
-}
-
-/// A record of the new file whose bytes are all of a record of the old one, in their order.
-struct Copied {
-    record: usize,
-    reader: usize,
-    extent: usize,
 }
 
 /// Writes the tensors of `source`, a file, an index or a folder, as the file `target`: safetensors if it is called so, and

@@ -11,7 +11,6 @@ use deepnvme_format::sums::METADATA_KEY;
 use deepnvme_io::Engine;
 use deepnvme_io::mem::{Region, Strided};
 
-use super::Copied;
 use super::entries::Entry;
 use crate::error::{Error, Result};
 use crate::read::{Contents, Reader};
@@ -20,6 +19,13 @@ use crate::write::{FileBytes, FileView, Flips, LastStorage, Origin, Record, Save
 /// The least that torch wants to find beside the objects and their storages.
 const VERSION: (&str, &[u8]) = ("version", b"3\n");
 const BYTE_ORDER: (&str, &[u8]) = ("byteorder", b"little");
+
+/// A record of the new file whose bytes are all of a record of the old one, in their order.
+pub(super) struct Copied {
+    pub(super) record: usize,
+    pub(super) reader: usize,
+    pub(super) extent: usize,
+}
 
 /// A safetensors file: every tensor by itself, those that share memory, too.
 pub(super) fn safetensors(

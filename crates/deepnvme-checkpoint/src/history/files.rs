@@ -12,13 +12,10 @@ use deepnvme_io::{Error as IoError, Result as IoResult};
 
 use super::manifest::{Entry, Part};
 use super::members;
+use super::names::SHARDS_LIST;
 use super::private::Stated;
 use crate::summed::crc64;
 
-/// The name of a folder's list of its shards.
-pub const SHARDS_LIST: &str = "deepnvme.json";
-/// Where in that list the record of its own files is.
-pub const SHARDS_RECORD: &str = "deepnvme.owned";
 /// Bytes at the beginning of a part that its checksum covers.
 pub const HEAD_BYTES: u64 = 64 << 10;
 /// The longest list of parts, or index of shards, that is read.

@@ -43,11 +43,11 @@ mod private;
 #[cfg(test)]
 mod tests;
 
-pub use files::{HEAD_BYTES, SHARDS_LIST, SHARDS_RECORD};
+pub use files::HEAD_BYTES;
 pub use listed::{Listed, is_as_listed, listed, place_of};
 pub use lock::{Holder, LOCK};
 pub use manifest::{Entry, MANIFEST, MANIFEST_BYTES_MAX, Manifest, Part};
-pub use names::{PARTS_LIST, is_checkpoint};
+pub use names::{PARTS_LIST, SHARDS_LIST, SHARDS_RECORD, is_checkpoint};
 pub use private::PrivateFolder;
 
 use deepnvme_io::start_thread;

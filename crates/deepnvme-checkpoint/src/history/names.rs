@@ -7,6 +7,10 @@ use deepnvme_io::stream::TEMPORARY_MARK;
 
 /// What the list of the parts ends with.
 pub const PARTS_LIST: &str = ".stripes.json";
+/// The name of a folder's list of its shards.
+pub const SHARDS_LIST: &str = "deepnvme.json";
+/// Where in that list the record of its own files is.
+pub const SHARDS_RECORD: &str = "deepnvme.owned";
 
 /// The name of a step's checkpoint: the first, or one of a step that was saved again.
 #[must_use]

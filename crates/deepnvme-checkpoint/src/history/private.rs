@@ -13,8 +13,7 @@ use deepnvme_io::op::Errno;
 use deepnvme_io::stream::{self, TEMPORARY_MARK};
 use deepnvme_io::{Error as IoError, Result as IoResult};
 
-use super::files::{SHARDS_LIST, SHARDS_RECORD};
-use super::names;
+use super::names::{self, SHARDS_LIST, SHARDS_RECORD};
 
 /// How often a random name may be taken already.
 const TRIES_MAX: u32 = 100;

@@ -4,7 +4,7 @@
 //! a copy, and each tensor in it is as aligned as in the file. Neighbouring small tensors share a stretch; a large one
 //! has its own, so that its memory is free when it is dropped.
 
-use super::Extent;
+use super::extent::Extent;
 
 /// Where mirrored stretches begin: at a page of memory, and at a block of the file.
 const BLOCK_BYTES: u64 = 4096;

@@ -6,7 +6,8 @@ use std::time::Duration;
 use deepnvme_io::mem::{Region, RegionMut};
 use deepnvme_io::{Comparisons, Engine, GpuAccess, Pending};
 
-use super::{Arena, Contents, Reader, header_of, header_room, seal, sealed_room, verify};
+use super::extent::{header_of, header_room, sealed_room};
+use super::{Arena, Contents, Reader, seal, verify};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::read::Verify;

@@ -10,7 +10,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use deepnvme_format::archive::{self, Header, LOCAL_BYTES};
 use deepnvme_format::pickle::Graph;
 use deepnvme_format::set::Identity;
 use deepnvme_format::state::State;
@@ -19,10 +18,12 @@ use deepnvme_io::mem::{Region, RegionMut};
 use deepnvme_io::{Engine, ReadItem, TensorFile};
 
 use crate::error::{Error, Result};
+use extent::{header_of, header_room, sealed_room};
 use seal::Seal;
 
 mod arena;
 mod audit;
+mod extent;
 mod folder;
 mod loading;
 mod open;
@@ -30,37 +31,11 @@ mod seal;
 mod verify;
 
 pub use arena::{Arena, Member};
+pub use extent::Extent;
 pub use folder::{INDEX_SUFFIX, List, Located, SHARDS_LIST, Set, find_set, find_shards, follow, open_all};
 pub use loading::Loading;
 pub use seal::Coverage;
 pub use verify::Verify;
-
-/// A stretch of the file that belongs to one storage, or one tensor.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// The record's name below the root; the tensor's name in safetensors.
-    pub name: String,
-    /// Where its header begins; in safetensors the same as `data_offset`.
-    pub header_offset: u64,
-    /// Where its bytes begin.
-    pub data_offset: u64,
-    /// How many those are.
-    pub bytes: u64,
-    /// The CRC-32 that the archive's directory has for it.
-    pub crc32: Option<u32>,
-    /// Whole name in its header, where there is one.
-    record_name: String,
-    /// What the place of its elements in memory must be a multiple of.
-    alignment: u64,
-}
-
-impl Extent {
-    /// Where its bytes end.
-    #[must_use]
-    pub fn end(&self) -> u64 {
-        self.data_offset + self.bytes
-    }
-}
 
 /// What kind of file it is, and what that kind knows.
 #[derive(Debug)]
@@ -78,6 +53,9 @@ pub enum Contents {
         header: safetensors::Header,
     },
 }
+
+/// The longest index that is compared: side-car and directory have bounds of their own.
+const INDEX_BYTES_MAX: u64 = 1 << 30;
 
 /// A checkpoint file that is open.
 #[derive(Debug)]
@@ -249,31 +227,4 @@ impl Reader {
         let offset = extent.data_offset + cell;
         Error::Damaged { path: self.path.clone(), name: extent.name.clone(), offset, bytes, sums }
     }
-}
-
-/// The longest header: name and extra field have 16-bit lengths.
-const HEADER_BYTES_MAX: u64 = LOCAL_BYTES + 2 * 65_535;
-/// More than deepnvme pads a header with.
-const PADDING_BYTES_MAX: u64 = 4 * 4096;
-/// The longest index that is compared: side-car and directory have bounds of their own.
-const INDEX_BYTES_MAX: u64 = 1 << 30;
-
-/// As many bytes as tell a header.
-fn header_room(extent: &Extent) -> usize {
-    LOCAL_BYTES as usize + extent.record_name.len()
-}
-
-/// As many bytes as the whole header of an extent, where deepnvme has written it. What claims to be longer is not read.
-fn sealed_room(extent: &Extent) -> usize {
-    let claimed = extent.data_offset.saturating_sub(extent.header_offset);
-    claimed.min(header_room(extent) as u64 + PADDING_BYTES_MAX) as usize
-}
-
-/// The header in front of an extent, which must be its own, out of its first bytes.
-fn header_of(path: &Path, extent: &Extent, bytes: &[u8]) -> Result<Header> {
-    let header = archive::Header::parse(bytes, extent.header_offset).map_err(|error| Error::format(path, error))?;
-    header.filter(|header| header.name == extent.record_name.as_bytes()).ok_or_else(|| {
-        let what = format!("the header there is not the one of {:?}, which the directory names", extent.record_name);
-        Error::format(path, FormatError::Corrupt { offset: extent.header_offset, what })
-    })
 }

@@ -16,8 +16,9 @@ use deepnvme_io::mem::RegionMut;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Access, Engine, OpenOptions, ReadItem, Target, TensorFile};
 
+use super::extent::{Extent, HEADER_BYTES_MAX, header_of};
 use super::seal::{self, Coverage, Seal};
-use super::{Contents, Extent, HEADER_BYTES_MAX, INDEX_BYTES_MAX, Reader, arena};
+use super::{Contents, INDEX_BYTES_MAX, Reader, arena};
 use crate::error::{Error, Result};
 
 /// What is read of the beginning before anything is known.
@@ -179,7 +180,7 @@ impl<'a> Source<'a> {
         };
         let room = LOCAL_BYTES + last.record_name.len() as u64;
         let bytes = self.bytes(last.header_offset..(last.header_offset + room).min(self.file_bytes))?;
-        Ok(match super::header_of(self.file.path(), last, &bytes) {
+        Ok(match header_of(self.file.path(), last, &bytes) {
             Ok(_) => Seal::none(Coverage::Data, index),
             Err(error) => Seal::refused(error, index),
         })

@@ -13,7 +13,7 @@ use deepnvme_format::safetensors::PADDING_BYTES_MIN;
 use deepnvme_format::sums::{self, Frame, SideCar, SideCarRecord, cell_count, covered_sum, quoted_digits};
 use deepnvme_format::{ALIGNMENT_LARGE, Error as FormatError, Result as FormatResult};
 
-use super::Extent;
+use super::extent::Extent;
 use crate::error::{Error, Result};
 
 /// What the checksums of a file cover.

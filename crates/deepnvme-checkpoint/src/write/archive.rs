@@ -6,9 +6,18 @@ use deepnvme_format::archive::{ENTRY_CRC32, HEADER_CRC32, Plan, RecordSpec, root
 use deepnvme_format::sums::{self, Frame, INDEX_DIGITS, RecordSums, SIDE_CAR};
 use deepnvme_format::{Error, Result};
 
-use super::Record;
 use super::image::Layout;
+use super::origin::Origin;
 use super::spans::{Content, Spans};
+
+/// A record of an archive.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// Its name below the archive's root.
+    pub name: String,
+    /// Its bytes.
+    pub bytes: Origin,
+}
 
 /// The plan of an archive, whose last record is the side-car, if it has one.
 pub(super) struct ArchiveLayout {

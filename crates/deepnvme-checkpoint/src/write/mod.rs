@@ -6,6 +6,7 @@
 //! image, source, origin      any piece of it, put together and hashed
 //! flips                      signs that torch flips lazily
 //! writer                     threads that fill slots, and the engine that writes them
+//! whole                      all of it by one writer, under a private name
 //! share, tally               one writer's part of it, and what it tells the others
 //! placed                     a file whose tensors somebody else puts there
 //! ```
@@ -22,15 +23,19 @@ mod shares;
 mod source;
 mod spans;
 mod tally;
+mod whole;
 mod writer;
 
+pub use archive::Record;
 pub(crate) use flips::Flips;
 pub(crate) use origin::LastStorage;
 pub use origin::{FileBytes, FileView, GpuBytes, Origin};
 pub use placed::Placed;
-pub use save::{Record, Save, SaveOptions, Saved, Tensor, create, named};
+pub use safetensors::Tensor;
+pub use save::{Save, SaveOptions, Saved};
 pub use share::Share;
 pub use shares::{SHARE_BYTES_MIN, shares};
+pub use whole::{create, named};
 pub use writer::{POOL_BYTES_MAX, Staging};
 
 /// Bytes of a piece: one request to the disk.

@@ -4,10 +4,18 @@ use deepnvme_format::Result;
 use deepnvme_format::safetensors::{Plan, TensorSpec};
 use deepnvme_format::sums::RecordSums;
 
-use super::Tensor;
 use super::image::Layout;
 use super::origin::Origin;
 use super::spans::{Content, Spans};
+
+/// A tensor of a safetensors file.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    /// Name, type and sizes.
+    pub spec: TensorSpec,
+    /// Its elements in row-major order.
+    pub bytes: Origin,
+}
 
 /// The plan of a file: its header holds all sums.
 pub(super) struct SafetensorsLayout {

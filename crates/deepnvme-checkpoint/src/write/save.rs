@@ -1,39 +1,15 @@
-//! A save that is planned: written as a whole by one process, or in shares by several.
+//! A save that is planned to the last byte. It is written as a whole by one process, or in shares by several.
 
-use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
 
 use deepnvme_format::sums::RecordSums;
-use deepnvme_io::stream::Replacement;
-use deepnvme_io::{Durability, Engine, ErrorKind, OpenOptions, StreamPoints, Target, TensorFile};
+use deepnvme_io::{Durability, StreamPoints};
 
-use super::archive::ArchiveLayout;
+use super::archive::{ArchiveLayout, Record};
 use super::image::Image;
-use super::origin::Origin;
-use super::safetensors::SafetensorsLayout;
-use super::share::Share;
+use super::safetensors::{SafetensorsLayout, Tensor};
 use super::writer::Staging;
 use crate::error::{Error, Result};
-use crate::progress::Progress;
-
-/// A record of an archive.
-#[derive(Clone, Debug)]
-pub struct Record {
-    /// Its name below the archive's root.
-    pub name: String,
-    /// Its bytes.
-    pub bytes: Origin,
-}
-
-/// A tensor of a safetensors file.
-#[derive(Clone, Debug)]
-pub struct Tensor {
-    /// Name, type and sizes.
-    pub spec: deepnvme_format::safetensors::TensorSpec,
-    /// Its elements in row-major order.
-    pub bytes: Origin,
-}
 
 /// How a file is saved.
 #[derive(Clone, Debug)]
@@ -126,92 +102,4 @@ impl Save {
     pub fn fingerprint(&self) -> u64 {
         self.image.fingerprint()
     }
-
-    /// Writes the whole file under a private name, and gives it its own.
-    ///
-    /// # Errors
-    /// `Io` for what the disk refused: then nothing is left of the new file, and the old one is untouched.
-    /// `Interrupted` when `progress` was stopped.
-    pub fn run(self, engine: Arc<Engine>, target: &Target, progress: Arc<Progress>) -> Result<Saved> {
-        let durability = self.options.durability;
-        let (saved, replacement) = self.write(engine, target, progress)?;
-        replacement.commit(durability == Durability::Full)?;
-        Ok(saved)
-    }
-
-    /// Writes the whole file under a private name, and leaves it to the caller to give it another one.
-    ///
-    /// # Errors
-    /// As [`run`](Self::run).
-    pub fn write(self, engine: Arc<Engine>, target: &Target, progress: Arc<Progress>) -> Result<(Saved, Replacement)> {
-        let bytes = self.bytes();
-        let (replacement, file) = create(&engine, target, bytes)?;
-        let shown = Arc::clone(&progress);
-        let share = Arc::new(self).share(engine, file, 0..bytes, 0, progress);
-        let saved =
-            share.and_then(|share| share.finish(&[])).map_err(|error| named(error, replacement.target(), bytes))?;
-        shown.check()?;
-        Ok((saved, replacement))
-    }
-
-    /// Writes the whole file into one that is there already, and that nobody reads yet: a member of a set that will be
-    /// replaced at once. Its bytes are synced as far as the options say; its name is the caller's to sync.
-    ///
-    /// # Errors
-    /// As [`run`](Self::run). What is in the file then is of no use.
-    pub fn write_into(self, engine: Arc<Engine>, path: &Path, progress: Arc<Progress>) -> Result<Saved> {
-        let bytes = self.bytes();
-        let shown = Arc::clone(&progress);
-        let options = OpenOptions::to_fill(engine.config().direct);
-        let filled = || {
-            let file = TensorFile::open(&Target::Path(path.to_path_buf()), options)?;
-            file.set_len(bytes)?;
-            Arc::new(self).share(engine, file, 0..bytes, 0, progress)?.finish(&[])
-        };
-        let saved = filled().map_err(|error| named(error, path, bytes))?;
-        shown.check()?;
-        Ok(saved)
-    }
-
-    /// Writes what can be written at once of that range of the file, one of [`shares`](super::shares), into a file whose
-    /// first byte is the byte `base`. The rest follows with [`Share::finish`].
-    ///
-    /// # Errors
-    /// As [`run`](Self::run).
-    pub fn share(
-        self: Arc<Self>,
-        engine: Arc<Engine>,
-        file: Arc<TensorFile>,
-        range: Range<u64>,
-        base: u64,
-        progress: Arc<Progress>,
-    ) -> Result<Share> {
-        Share::start(self, engine, file, range, base, progress)
-    }
-}
-
-/// A private file of so many bytes, which will be the target. A full disk is found out before anything is written, and
-/// writes land inside the file.
-///
-/// # Errors
-/// The refusal of the folder or the disk.
-pub fn create(engine: &Engine, target: &Target, bytes: u64) -> Result<(Replacement, Arc<TensorFile>)> {
-    let replacement = Replacement::new(target)?;
-    let file = replacement.open(engine.config().direct)?;
-    file.set_len(bytes).map_err(|error| error.at_path(replacement.target()))?;
-    Ok((replacement, file))
-}
-
-/// An error of the temporary, as one of the file that was to be; a full disk with what was needed.
-pub fn named(error: Error, target: &Path, file_bytes: u64) -> Error {
-    let Error::Io(error) = error else { return error };
-    let error = error.at_path(target);
-    if error.kind() != ErrorKind::NoSpace {
-        return error.into();
-    }
-    let text = format!(
-        "the checkpoint needs {file_bytes} bytes, and there is not so much room; free some space or choose another \
-         folder. What was there under that name before is untouched"
-    );
-    error.because(text).into()
 }

@@ -19,20 +19,25 @@ pub struct Share {
     late: Vec<Range<u64>>,
 }
 
-impl Share {
-    pub(super) fn start(
-        save: Arc<Save>,
+impl Save {
+    /// Writes what can be written at once of that range of the file, one of [`shares`](super::shares), into a file whose
+    /// first byte is the byte `base`. The rest follows with [`Share::finish`].
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn share(
+        self: Arc<Self>,
         engine: Arc<Engine>,
         file: Arc<TensorFile>,
         range: Range<u64>,
         base: u64,
         progress: Arc<Progress>,
-    ) -> Result<Self> {
+    ) -> Result<Share> {
         progress.expect(range.end - range.start);
-        save.starts_after.wait()?;
-        let pieces = save.image.pieces(&range);
+        self.starts_after.wait()?;
+        let pieces = self.image.pieces(&range);
         let early = pieces.early.len();
-        let threads = if save.image.is_on_disk() {
+        let threads = if self.image.is_on_disk() {
             // Threads that wait for a disk do not need a processor each.
             THREADS_MAX.min(early).max(1)
         } else if matches!(file.direct(), DirectState::Direct { .. }) {
@@ -40,17 +45,19 @@ impl Share {
         } else {
             crew::threads(early)
         };
-        let writer = Writer::new(engine, file, base, threads, save.options.staging.as_ref(), progress)?;
-        if let Some((access, index)) = save.image.gpu() {
+        let writer = Writer::new(engine, file, base, threads, self.options.staging.as_ref(), progress)?;
+        if let Some((access, index)) = self.image.gpu() {
             writer.make_known(access, index);
         }
         // The sums of the late pieces' records are complete when the early pieces have been hashed.
-        save.image.hash_late(&pieces.late)?;
-        let written = writer.write(&save.image, &pieces.early);
-        let share = Self { save, writer, late: pieces.late };
+        self.image.hash_late(&pieces.late)?;
+        let written = writer.write(&self.image, &pieces.early);
+        let share = Share { save: self, writer, late: pieces.late };
         written.map(|()| share)
     }
+}
 
+impl Share {
     /// The sums of what it has read, for the writers of the other shares.
     #[must_use]
     pub fn tally(&self) -> Vec<u8> {
