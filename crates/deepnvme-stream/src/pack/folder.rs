@@ -12,10 +12,10 @@ use deepnvme_io::op::Errno;
 use deepnvme_io::stream::{PrivateFolder, Replacement};
 use deepnvme_io::stripe::{MANIFEST_SUFFIX, STRIPE_BYTES_DEFAULT};
 use deepnvme_io::{Error as IoError, ErrorKind, StripeSet, Target};
+use serde::Serialize;
 
-use super::recipe::dtype;
+use super::recipe::{Mode, dtype};
 use super::source::Model;
-use super::{LeftOut, Mode};
 
 /// Other files of a model are no larger.
 const OTHER_BYTES_MAX: u64 = 256 << 20;
@@ -121,6 +121,15 @@ fn stripes(target: &Path, disks: &[PathBuf], name: &str) -> Result<Option<Stripe
     file.push(name);
     let parts = disks.iter().map(|disk| disk.join(&file)).collect();
     Ok(Some(StripeSet::new(parts, STRIPE_BYTES_DEFAULT)?))
+}
+
+/// A file or a folder of a model's folder that was not copied.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct LeftOut {
+    /// Relative to the model's folder.
+    pub path: PathBuf,
+    /// Why.
+    pub reason: &'static str,
 }
 
 /// What becomes of an entry of a model's folder.

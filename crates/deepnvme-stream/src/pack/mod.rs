@@ -18,8 +18,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use deepnvme_checkpoint::{Progress, Result};
-use deepnvme_codec::Float;
-use deepnvme_codec::quant::Code;
 use deepnvme_io::fs::{self, Kind};
 use deepnvme_io::{Engine, Error as IoError};
 use serde::Serialize;
@@ -34,6 +32,8 @@ mod survey;
 mod write;
 
 pub use container::{METADATA_KEY, PackedTensor, tensors};
+pub use folder::LeftOut;
+pub use recipe::Mode;
 pub use survey::{Forecast, Share};
 
 use folder::NewFolder;
@@ -43,22 +43,6 @@ use source::Model;
 pub const PACKED_NAME: &str = "packed.safetensors";
 /// The name of one that has none.
 pub const PLAIN_NAME: &str = "model.safetensors";
-
-/// What becomes of the weights.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Mode {
-    /// Packed without loss where that is measured to gain time, else kept.
-    #[default]
-    Auto,
-    /// Packed without loss where that makes fewer bytes, however long decoding takes.
-    Lossless,
-    /// As they are.
-    Keep,
-    /// Floats are cast to that type.
-    Cast(Float),
-    /// Matrices are stored in eight bits, with a scale for each group of so many elements.
-    Quantised(Code, usize),
-}
 
 /// What is asked for.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -84,15 +68,6 @@ pub struct Packed {
     pub copied: usize,
     /// What the folder has, and the new one has not.
     pub left_out: Vec<LeftOut>,
-}
-
-/// A file or a folder of a model's folder that was not copied.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct LeftOut {
-    /// Relative to the model's folder.
-    pub path: PathBuf,
-    /// Why.
-    pub reason: &'static str,
 }
 
 /// A model that is looked at, and may be packed.

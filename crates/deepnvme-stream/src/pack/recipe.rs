@@ -1,4 +1,4 @@
-//! What is done to a tensor, and what that makes of a part of it: pure.
+//! What becomes of weights: what is done to a tensor, and what that makes of a part of it. Pure.
 
 use std::num::NonZeroUsize;
 
@@ -16,6 +16,22 @@ const PART_BYTES: usize = 256 << 10;
 const CHUNK_BYTES: usize = 16 << 20;
 /// The type of scales: as good as fp16, and no weight is too small for it.
 pub(super) const SCALES: Float = Float::Bf16;
+
+/// What becomes of the weights.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mode {
+    /// Packed without loss where that is measured to gain time, else kept.
+    #[default]
+    Auto,
+    /// Packed without loss where that makes fewer bytes, however long decoding takes.
+    Lossless,
+    /// As they are.
+    Keep,
+    /// Floats are cast to that type.
+    Cast(Float),
+    /// Matrices are stored in eight bits, with a scale for each group of so many elements.
+    Quantised(Code, usize),
+}
 
 /// What is done to a tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -10,10 +10,10 @@ use deepnvme_io::stripe::STRIPE_BYTES_DEFAULT;
 use deepnvme_io::{Durability, Engine, Error as IoError, StripeSet, Target, WriteOptions, fs};
 use serde::Serialize;
 
-use super::recipe::{Recipe, float};
+use super::recipe::{Mode, Recipe, float};
 use super::sample::Sample;
 use super::source::{Entry, Model};
-use super::{Mode, write};
+use super::write;
 use crate::crew;
 use crate::sync::Instant;
 
