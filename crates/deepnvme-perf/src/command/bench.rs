@@ -4,7 +4,7 @@ use deepnvme_io::{BackendChoice, Config, DirectMode, Durability, SubmitMode};
 
 use super::cli::{Backend, BenchOptions, Direct, Durable};
 use super::progress::Bar;
-use super::{Answer, Session};
+use super::session::{Answer, Session};
 use crate::bench::{self, Options, plot, text};
 use crate::error::Result;
 use crate::measure::{Order, Workload, gpu};

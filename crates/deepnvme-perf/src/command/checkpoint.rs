@@ -8,7 +8,7 @@ use deepnvme_checkpoint::Progress;
 
 use super::cli::{ConvertOptions, InspectOptions, VerifyOptions};
 use super::progress::Bar;
-use super::{Answer, Session};
+use super::session::{Answer, Session};
 use crate::checkpoint::{Verdict, convert, inspect, text, verify};
 use crate::error::{Error, Result};
 use crate::measure::{Moment, Phase, Watch};

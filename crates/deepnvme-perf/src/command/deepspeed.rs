@@ -2,7 +2,7 @@
 
 use super::cli::{DsIoOptions, DsTuneOptions};
 use super::progress::Bar;
-use super::{Session, closed, print};
+use super::session::{Session, closed, print};
 use crate::deepspeed::{io, tune};
 use crate::error::Result;
 use crate::measure::{Direction, gpu};

@@ -1,18 +1,16 @@
 //! The command `deepnvme`: what was typed, and what it means.
 //!
 //! [`run`] is the whole program behind the Rust binary and the wheel's entry point: arguments in, an exit status out.
-//! `cli` is what may be typed; each command's file turns that into a value of the library, and the value that comes back
-//! into lines. Data goes to standard output, talk to standard error.
+//! `cli` is what may be typed, `session` what all commands share; each command's file turns that into a value of the
+//! library, and the value that comes back into lines. Data goes to standard output, talk to standard error.
 
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::io::IsTerminal;
 
 use clap::Parser;
 use clap::error::ErrorKind;
 use deepnvme_io::shown;
 
-use crate::bench::Launcher;
 use crate::error::{Error, Result};
 
 mod bench;
@@ -23,27 +21,16 @@ mod pack;
 mod progress;
 mod python;
 mod report;
+mod session;
 mod shell;
 mod streams;
 mod tune;
 
 use cli::{Cli, Command};
 pub use python::for_python;
+pub use session::{Answer, Session};
+use session::{closed, print};
 pub use streams::{Output, keep_numbers};
-
-/// Where a command writes, and who may stop it.
-pub struct Session<'a> {
-    /// Data.
-    pub output: &'a mut (dyn Write + Send),
-    /// Talk: progress and errors.
-    pub talk: &'a mut (dyn Write + Send),
-    /// Whether somebody asked to stop.
-    pub interrupted: &'a (dyn Fn() -> bool + Sync),
-    /// How to start this program again, for several processes.
-    pub launcher: Launcher,
-    /// The Python that a report asks for its packages: the caller, or the first `python3`.
-    pub python: PathBuf,
-}
 
 /// Runs the command of these arguments; the first is the program's name. Returns the exit status: 0 done, 1 refused
 /// by the machine or interrupted, 2 asked wrongly.
@@ -67,26 +54,6 @@ fn ended(done: Result<()>, session: &mut Session<'_>) -> u8 {
             let _ = writeln!(session.talk, "deepnvme: {}", plain(&error.to_string()));
             error.exit_status()
         }
-    }
-}
-
-/// What a command found out: for machines, for people, and which of the two was asked for.
-pub struct Answer {
-    /// JSON.
-    pub json: String,
-    /// Lines to read.
-    pub text: String,
-    wants_json: bool,
-    /// Whether somebody stopped it: what is there is printed, and the exit status tells.
-    is_cut_short: bool,
-    /// What the exit status tells, too.
-    bad_news: Option<String>,
-}
-
-impl Answer {
-    fn of(value: &impl serde::Serialize, text: String, wants_json: bool) -> Result<Self> {
-        let json = serde_json::to_string_pretty(value).map_err(|error| Error::failed(error.to_string()))?;
-        Ok(Self { json, text, wants_json, is_cut_short: false, bad_news: None })
     }
 }
 
@@ -152,18 +119,4 @@ fn explain(error: &clap::Error, session: &mut Session<'_>) -> u8 {
 fn plain(text: &str) -> String {
     let lines: Vec<String> = text.split('\n').map(|line| shown::text(line).to_string()).collect();
     lines.join("\n  ")
-}
-
-/// A reader that has gone is no failure; a full disk behind standard output is one.
-#[allow(clippy::needless_pass_by_value, reason = "it is what map_err gives")]
-fn closed(error: std::io::Error) -> Error {
-    if error.kind() == std::io::ErrorKind::BrokenPipe {
-        return Error::Closed;
-    }
-    Error::failed(format!("cannot write to standard output: {error}"))
-}
-
-/// Writes data, as text.
-fn print(session: &mut Session<'_>, text: &str) -> Result<()> {
-    session.output.write_all(text.as_bytes()).map_err(closed)
 }

@@ -1,11 +1,9 @@
-//! `deepnvme pack`: what may be typed, and how what comes of it is drawn.
+//! `deepnvme pack`, and how what comes of it is drawn.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use clap::{Args, ValueEnum};
 use deepnvme_codec::Float;
 use deepnvme_codec::quant::Code;
 use deepnvme_io::shown;
@@ -14,7 +12,8 @@ use deepnvme_stream::pack::{Forecast, LeftOut, Mode, Packed, Packer};
 use serde::Serialize;
 
 use super::checkpoint::shown;
-use super::{Answer, Session};
+use super::cli::{Dtype, PackOptions};
+use super::session::{Answer, Session};
 use crate::checkpoint::failed;
 use crate::error::Result;
 use crate::measure::Phase;
@@ -22,59 +21,6 @@ use crate::units::{bytes_text, gb};
 
 /// Lines about files that were left out.
 const LEFT_OUT_SHOWN_MAX: usize = 20;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Dtype {
-    /// Packed without loss where that is measured to gain time, else kept
-    Auto,
-    /// Packed without loss where that makes fewer bytes
-    Lossless,
-    /// As they are
-    Keep,
-    /// Cast
-    Bf16,
-    /// Cast
-    Fp16,
-    /// Cast
-    Fp32,
-    /// Matrices in eight bits: integers
-    Int8,
-    /// Matrices in eight bits: floats, e4m3
-    Fp8,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  deepnvme pack llama llama-packed --dry-run            what it would gain, in some seconds
-  deepnvme pack llama llama-packed                      without loss, where that gains
-  deepnvme pack llama llama-int8 --dtype int8           half of bf16's bytes, and a little error
-  deepnvme pack llama llama-packed --disks /mnt/a /mnt/b
-
-The new folder has the weights, and the other files of the old one; what is left out is named. It appears when it is
-whole; nothing is overwritten. deepnvme.stream reads it as any other. Where no tensor is in another form, its weights are
-model.safetensors, which everybody reads.")]
-pub(super) struct PackOptions {
-    /// A folder with a model, an index, or a safetensors file
-    source: PathBuf,
-    /// The new folder
-    target: PathBuf,
-    /// What becomes of the weights
-    #[arg(long, value_enum, default_value = "auto")]
-    dtype: Dtype,
-    /// Weights that share a scale, with int8 and fp8
-    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..), value_name = "WEIGHTS")]
-    group: u32,
-    /// Stripe the weights over these folders, one on each disk
-    #[arg(long, num_args = 1.., value_name = "FOLDER")]
-    disks: Vec<PathBuf>,
-    /// Only say what it would gain
-    #[arg(long)]
-    dry_run: bool,
-    /// For machines
-    #[arg(long)]
-    json: bool,
-}
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -86,7 +32,7 @@ struct Report<'a> {
 pub(super) fn answer(options: &PackOptions, session: &mut Session<'_>) -> Result<Answer> {
     let began = Instant::now();
     let engine = Arc::new(Engine::new(Config::default())?);
-    let asked = deepnvme_stream::pack::PackOptions { mode: options.mode(), disks: options.disks.clone() };
+    let asked = deepnvme_stream::pack::PackOptions { mode: mode(options), disks: options.disks.clone() };
     let packer = Packer::new(&engine, &options.source, &options.target, asked).map_err(failed)?;
     let forecast = packer.forecast().clone();
     let mut text = forecast_text(&forecast);
@@ -103,18 +49,17 @@ pub(super) fn answer(options: &PackOptions, session: &mut Session<'_>) -> Result
     Answer::of(&Report { forecast: &forecast, packed: packed.as_ref(), seconds }, text, options.json)
 }
 
-impl PackOptions {
-    fn mode(&self) -> Mode {
-        match self.dtype {
-            Dtype::Auto => Mode::Auto,
-            Dtype::Lossless => Mode::Lossless,
-            Dtype::Keep => Mode::Keep,
-            Dtype::Bf16 => Mode::Cast(Float::Bf16),
-            Dtype::Fp16 => Mode::Cast(Float::F16),
-            Dtype::Fp32 => Mode::Cast(Float::F32),
-            Dtype::Int8 => Mode::Quantised(Code::Int8, self.group as usize),
-            Dtype::Fp8 => Mode::Quantised(Code::F8E4m3, self.group as usize),
-        }
+/// What was typed, as a value.
+fn mode(options: &PackOptions) -> Mode {
+    match options.dtype {
+        Dtype::Auto => Mode::Auto,
+        Dtype::Lossless => Mode::Lossless,
+        Dtype::Keep => Mode::Keep,
+        Dtype::Bf16 => Mode::Cast(Float::Bf16),
+        Dtype::Fp16 => Mode::Cast(Float::F16),
+        Dtype::Fp32 => Mode::Cast(Float::F32),
+        Dtype::Int8 => Mode::Quantised(Code::Int8, options.group as usize),
+        Dtype::Fp8 => Mode::Quantised(Code::F8E4m3, options.group as usize),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::cli::ReportOptions;
-use super::{Answer, Session};
+use super::session::{Answer, Session};
 use crate::error::Result;
 use crate::report::{Report, text};
 

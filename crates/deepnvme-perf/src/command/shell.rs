@@ -4,7 +4,7 @@ use clap::CommandFactory;
 use clap_complete::Shell;
 
 use super::cli::Cli;
-use super::{Session, closed};
+use super::session::{Session, closed};
 use crate::error::Result;
 
 pub(super) fn completions(shell: Shell, session: &mut Session<'_>) -> Result<()> {

@@ -7,7 +7,7 @@ use deepnvme_io::shown;
 
 use super::cli::{Durable, TuneOptions};
 use super::progress::Bar;
-use super::{Answer, Session};
+use super::session::{Answer, Session};
 use crate::bench::plot;
 use crate::error::{Error, Result};
 use crate::measure::{Direction, gpu};
@@ -81,29 +81,4 @@ fn write(settings: &str, outcome: &tune::Outcome, path: &Path) -> Result<()> {
         outcome.version
     );
     Ok(deepnvme_io::stream::replace_small(path, (head + settings).as_bytes())?)
-}
-
-/// `60s`, `2m`, or a number of seconds.
-pub(super) fn parse_budget(text: &str) -> std::result::Result<std::time::Duration, String> {
-    let wrong = || format!("{text:?} is no time; write for example 60s or 2m");
-    let (number, unit) = match text.strip_suffix('m') {
-        Some(minutes) => (minutes, 60.0),
-        None => (text.strip_suffix('s').unwrap_or(text), 1.0),
-    };
-    let seconds = number.parse::<f64>().map_err(|_| wrong())? * unit;
-    std::time::Duration::try_from_secs_f64(seconds).map_err(|_| wrong())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn budgets_are_read_as_people_write_them() {
-        let seconds = ["60s", "2m", "1.5", "90"].map(|text| parse_budget(text).unwrap().as_secs_f64());
-        assert_eq!(seconds.map(|s| (s * 10.0) as u32), [600, 1200, 15, 900]);
-        for text in ["", "s", "-1", "1h", "nan", "soon"] {
-            assert!(parse_budget(text).is_err(), "{text}");
-        }
-    }
 }

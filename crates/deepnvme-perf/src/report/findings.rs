@@ -4,7 +4,8 @@ use serde::Serialize;
 
 use deepnvme_io::shown;
 
-use super::{Backend, Device, Folder, System};
+use super::backends::Backend;
+use super::{Device, Folder, System};
 use crate::units::gb;
 
 /// Free space below which a folder is worth a word, in hundredths of it.

@@ -9,7 +9,6 @@ use deepnvme_io::{Access, DirectMode, DirectState, TensorFile};
 use serde::Serialize;
 
 use super::device::Device;
-use super::gds::{Gds, GpuPath};
 use super::mounts;
 use crate::tree::Tree;
 
@@ -57,6 +56,24 @@ pub struct Direct {
     pub offset_alignment_bytes: Option<u64>,
     /// Why there is none.
     pub reason: Option<String>,
+}
+
+/// What cuFile would do with files of a folder.
+#[derive(Clone, Debug, Serialize, PartialEq, Eq)]
+pub struct Gds {
+    /// `direct`, `compatibility` or `none`.
+    pub mode: &'static str,
+    /// Why not the better one.
+    pub reason: Option<String>,
+}
+
+/// The way that bytes of a folder take to a GPU and back.
+#[derive(Clone, Debug, Serialize, PartialEq, Eq)]
+pub struct GpuPath {
+    /// `bounce`: through slots of host memory that the driver copies from and to.
+    pub way: &'static str,
+    /// Why not a shorter one.
+    pub reason: String,
 }
 
 impl Folder {

@@ -4,27 +4,8 @@
 //! loaded, the file system is ext4 in its ordered mode or XFS, and it lies on NVMe drives, alone or in an array. cuFile
 //! serves all else in its compatibility mode, through host memory.
 
-use serde::Serialize;
-
+pub use super::folder::{Gds, GpuPath};
 use super::{Device, Folder, Gpu};
-
-/// What cuFile would do with files of a folder.
-#[derive(Clone, Debug, Serialize, PartialEq, Eq)]
-pub struct Gds {
-    /// `direct`, `compatibility` or `none`.
-    pub mode: &'static str,
-    /// Why not the better one.
-    pub reason: Option<String>,
-}
-
-/// The way that bytes of a folder take to a GPU and back.
-#[derive(Clone, Debug, Serialize, PartialEq, Eq)]
-pub struct GpuPath {
-    /// `bounce`: through slots of host memory that the driver copies from and to.
-    pub way: &'static str,
-    /// Why not a shorter one.
-    pub reason: String,
-}
 
 impl Gds {
     fn because(mode: &'static str, reason: impl Into<String>) -> Self {

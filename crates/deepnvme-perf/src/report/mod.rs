@@ -1,19 +1,20 @@
 //! `deepnvme report`: what works here, why not, and what to do about it.
 //!
-//! `system` is the machine, `gpu` its GPUs, `packages` what Python has, `folder` a place for data, `device` the disk under
-//! it, `mounts` finds which file system that is. `findings` judges, `text` draws.
+//! `system` is the machine, `backends` which back ends of the engine work on it, `gpu` its GPUs, `packages` what Python has,
+//! `folder` a place for data, `device` the disk under it, `gds` whether cuFile would serve it, `mounts` finds which file
+//! system that is. `findings` judges, `text` draws.
 
 use std::path::{Path, PathBuf};
 
 use deepnvme_io::StripeSet;
-use deepnvme_io::backend::BackendKind;
 use deepnvme_io::config::Config;
-use deepnvme_io::probe::{Availability, GpuProbe, Probe};
+use deepnvme_io::probe::{GpuProbe, Probe};
 use deepnvme_io::stripe::MANIFEST_SUFFIX;
 use serde::Serialize;
 
 use crate::tree::Tree;
 
+mod backends;
 pub mod device;
 pub mod findings;
 pub mod folder;
@@ -24,10 +25,10 @@ pub mod packages;
 pub mod system;
 pub mod text;
 
+pub use backends::Backend;
 pub use device::Device;
 pub use findings::{Finding, Severity};
-pub use folder::{Direct, Folder};
-pub use gds::{Gds, GpuPath};
+pub use folder::{Direct, Folder, Gds, GpuPath};
 pub use gpu::{Card, Gpu};
 pub use packages::Package;
 pub use system::System;
@@ -51,23 +52,6 @@ pub struct Report {
     pub folders: Vec<Folder>,
     /// What costs speed, the worst first.
     pub findings: Vec<Finding>,
-}
-
-/// Whether a back end works here.
-#[derive(Clone, Debug, Serialize, PartialEq, Eq)]
-pub struct Backend {
-    /// `"io_uring"`, `"aio"` or `"threads"`.
-    pub name: &'static str,
-    /// Whether it was set up and has read a file.
-    pub works: bool,
-    /// Whether `backend="auto"` takes it.
-    pub is_chosen: bool,
-    /// What it was given, or why it does not work.
-    pub detail: String,
-    /// The kernel's error number, where there was one.
-    pub errno: Option<i32>,
-    /// What would make it work.
-    pub remedy: Option<String>,
 }
 
 /// A line of `ds_report`: an op by DeepSpeed's name.
@@ -98,7 +82,7 @@ impl Report {
             nvidia.as_deref(),
             GpuProbe::run(),
         );
-        let backends = backends(&Probe::run());
+        let backends = backends::of(&Probe::run());
         let folders: Vec<_> = folders.iter().flat_map(|path| places(path)).collect();
         let mut folders: Vec<_> = folders.iter().map(|path| Folder::gather(&tree, path)).collect();
         for folder in &mut folders {
@@ -144,41 +128,9 @@ fn ops(backends: &[Backend], gpu: &Gpu) -> Vec<Op> {
     ]
 }
 
-fn backends(probe: &Probe) -> Vec<Backend> {
-    let mut is_taken = false;
-    let kinds = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
-    let mut line = |kind: BackendKind| {
-        let availability = probe.of(kind)?;
-        let works = availability.works();
-        let is_chosen = works && !is_taken;
-        is_taken |= works;
-        let (detail, errno, remedy) = match availability.clone() {
-            Availability::Works { detail } => (detail, None, None),
-            Availability::Missing { errno, reason, remedy } => (reason, errno, Some(remedy)),
-        };
-        Some(Backend { name: kind.name(), works, is_chosen, detail, errno, remedy })
-    };
-    kinds.into_iter().filter_map(&mut line).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_first_back_end_that_works_is_chosen_and_no_other() {
-        let works = || Availability::Works { detail: "fine".into() };
-        let missing =
-            || Availability::Missing { errno: Some(1), reason: "forbidden".into(), remedy: "allow it".into() };
-        for (uring, aio, chosen) in
-            [(works(), works(), "io_uring"), (missing(), works(), "aio"), (missing(), missing(), "threads")]
-        {
-            let found = backends(&Probe { uring, aio, threads: works() });
-            let names: Vec<_> = found.iter().filter(|backend| backend.is_chosen).map(|backend| backend.name).collect();
-            assert_eq!(names, [chosen]);
-            assert!(found.iter().all(|backend| backend.works == backend.remedy.is_none()));
-        }
-    }
 
     #[test]
     fn this_machine_can_be_reported_on() {

@@ -1,4 +1,4 @@
-//! What may be typed.
+//! What may be typed: the program, its commands and their options. `pack` and `python` have the options of their commands.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,7 +6,11 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
-use super::python::{GenerateOptions, StreamBenchOptions};
+mod pack;
+mod python;
+
+pub(super) use self::pack::{Dtype, PackOptions};
+use self::python::{GenerateOptions, StreamBenchOptions};
 use crate::measure::{Cache, Direction, Memory};
 use crate::units::parse_bytes;
 
@@ -45,7 +49,7 @@ pub(super) enum Command {
     #[command(name = "stream-bench")]
     StreamBench(Box<StreamBenchOptions>),
     /// A model's weights laid out layer by layer, in fewer bytes where that is asked for or gains
-    Pack(super::pack::PackOptions),
+    Pack(PackOptions),
     /// DeepSpeed's ds_io: its options, its output lines
     #[command(name = "ds_io", alias = "ds-io")]
     DsIo(Box<DsIoOptions>),
@@ -282,7 +286,7 @@ pub(super) struct TuneOptions {
     #[arg(long, alias = "nvme_dir", num_args = 1.., value_name = "FOLDER", hide = true)]
     pub(super) nvme_dir: Vec<PathBuf>,
     /// How long all searches together may take: 60s, 2m
-    #[arg(long, value_parser = super::tune::parse_budget, default_value = "60s")]
+    #[arg(long, value_parser = parse_budget, default_value = "60s")]
     pub(super) budget: Duration,
     /// Bytes of each trial
     #[arg(long, value_parser = parse_bytes, default_value = "400M", aliases = ["io-size", "io_size"])]
@@ -437,4 +441,29 @@ pub(super) struct DsTuneOptions {
     /// Print every combination as it is measured
     #[arg(long)]
     pub(super) verbose: bool,
+}
+
+/// `60s`, `2m`, or a number of seconds.
+fn parse_budget(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is no time; write for example 60s or 2m");
+    let (number, unit) = match text.strip_suffix('m') {
+        Some(minutes) => (minutes, 60.0),
+        None => (text.strip_suffix('s').unwrap_or(text), 1.0),
+    };
+    let seconds = number.parse::<f64>().map_err(|_| wrong())? * unit;
+    Duration::try_from_secs_f64(seconds).map_err(|_| wrong())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budgets_are_read_as_people_write_them() {
+        let seconds = ["60s", "2m", "1.5", "90"].map(|text| parse_budget(text).unwrap().as_secs_f64());
+        assert_eq!(seconds.map(|s| (s * 10.0) as u32), [600, 1200, 15, 900]);
+        for text in ["", "s", "-1", "1h", "nan", "soon"] {
+            assert!(parse_budget(text).is_err(), "{text}");
+        }
+    }
 }

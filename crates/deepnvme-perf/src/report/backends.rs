@@ -1,0 +1,60 @@
+//! Which back ends of the engine work here, and which of them is chosen.
+
+use deepnvme_io::backend::BackendKind;
+use deepnvme_io::probe::{Availability, Probe};
+use serde::Serialize;
+
+/// Whether a back end works here.
+#[derive(Clone, Debug, Serialize, PartialEq, Eq)]
+pub struct Backend {
+    /// `"io_uring"`, `"aio"` or `"threads"`.
+    pub name: &'static str,
+    /// Whether it was set up and has read a file.
+    pub works: bool,
+    /// Whether `backend="auto"` takes it.
+    pub is_chosen: bool,
+    /// What it was given, or why it does not work.
+    pub detail: String,
+    /// The kernel's error number, where there was one.
+    pub errno: Option<i32>,
+    /// What would make it work.
+    pub remedy: Option<String>,
+}
+
+/// All back ends, in the order in which they are chosen.
+pub(super) fn of(probe: &Probe) -> Vec<Backend> {
+    let mut is_taken = false;
+    let kinds = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
+    let mut line = |kind: BackendKind| {
+        let availability = probe.of(kind)?;
+        let works = availability.works();
+        let is_chosen = works && !is_taken;
+        is_taken |= works;
+        let (detail, errno, remedy) = match availability.clone() {
+            Availability::Works { detail } => (detail, None, None),
+            Availability::Missing { errno, reason, remedy } => (reason, errno, Some(remedy)),
+        };
+        Some(Backend { name: kind.name(), works, is_chosen, detail, errno, remedy })
+    };
+    kinds.into_iter().filter_map(&mut line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_back_end_that_works_is_chosen_and_no_other() {
+        let works = || Availability::Works { detail: "fine".into() };
+        let missing =
+            || Availability::Missing { errno: Some(1), reason: "forbidden".into(), remedy: "allow it".into() };
+        for (uring, aio, chosen) in
+            [(works(), works(), "io_uring"), (missing(), works(), "aio"), (missing(), missing(), "threads")]
+        {
+            let found = of(&Probe { uring, aio, threads: works() });
+            let names: Vec<_> = found.iter().filter(|backend| backend.is_chosen).map(|backend| backend.name).collect();
+            assert_eq!(names, [chosen]);
+            assert!(found.iter().all(|backend| backend.works == backend.remedy.is_none()));
+        }
+    }
+}
