@@ -11,9 +11,9 @@ use rustix::fs::{FlockOperation, Mode, fcntl_getfl, fcntl_setfl, flock, ftruncat
 use rustix::io::{Errno, pread, pwrite};
 
 use super::folder::Inode;
-use super::machine::{Promise, SYNC_OF_NAMES};
+use super::machine::World;
+use super::state::{Promise, SYNC_OF_NAMES, State};
 use super::tree::{About, Node};
-use super::{State, World};
 
 /// The number by which ext4 is known.
 const EXT4: u32 = 0xef53;

@@ -1,8 +1,8 @@
-//! How much memory engines, and what is done with them, may have: compared at every step.
+//! How much memory engines, and what is done with them, may have: compared at every step (`state`).
 
 use deepnvme_io::mem::simulated as memory;
 
-use super::{State, World};
+use super::machine::World;
 
 /// Memory that somebody may have until this is dropped.
 #[derive(Debug)]
@@ -37,15 +37,5 @@ impl World {
     /// Nothing is compared any more.
     pub fn unbound_memory(&self) {
         self.state().memory_bound = None;
-    }
-}
-
-impl State {
-    /// Compares what is held now; what is too much is told once.
-    pub(super) fn check_memory(&mut self) {
-        let held = memory::held_bytes();
-        if let Some(bound) = self.memory_bound.take_if(|bound| held > *bound) {
-            self.violations.push(format!("{held} bytes of memory are held at step {}, of {bound}", self.steps));
-        }
     }
 }

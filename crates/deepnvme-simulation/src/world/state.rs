@@ -1,0 +1,356 @@
+//! What the machine keeps under its lock: who lives, what may fail, who may touch what, and what is looked at.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt::Write;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+
+use deepnvme_io::mem::simulated as memory;
+use deepnvme_simulation_runtime::thread::{self, ProcessId};
+use deepnvme_testkit::rng::Rng;
+use rustix::io::Errno;
+
+use super::folder::Inode;
+use super::journal::ChangeId;
+use super::setup::{Aim, Setup};
+use super::tree::{Losses, Node, Tree};
+use super::watch::{Instant, Looks, Moment, Watch};
+
+/// The simulation itself, which makes worlds, looks at them and is never refused anything.
+pub const OUTSIDE: ProcessId = 0;
+/// Processes from this number on are those of users, whose files are nobody else's to touch.
+pub const USERS_FROM: ProcessId = 1000;
+
+/// What the world keeps under its lock, which nobody holds while threads are switched.
+#[derive(Debug)]
+pub struct State {
+    /// The files.
+    pub tree: Tree,
+    /// What it is like.
+    pub setup: Setup,
+    pub(super) rng: Rng,
+    /// Calls that could have failed.
+    pub(super) calls: u64,
+    pub(super) refused: Range<u64>,
+    pub(super) steps: u64,
+    /// Of these: calls that change names or lengths, and syncs.
+    pub(super) changes: u64,
+    /// How many there were by the last renaming or removal.
+    pub(super) changes_by_renaming: Option<u64>,
+    pub(super) watch: Option<Watch>,
+    pub(super) has_power: bool,
+    steps_of: HashMap<ProcessId, u64>,
+    /// Who has died, and at which step.
+    pub(super) dead: HashMap<ProcessId, u64>,
+    pub(crate) violations: Vec<String>,
+    /// Names that the code under test may take from whatever has them.
+    pub(super) replaceable: Vec<PathBuf>,
+    /// A file whose sectors go bad, and after how many more reads.
+    pub(super) unreadable: Option<(Inode, u64)>,
+    /// Reads that found those, since there were none.
+    pub bad_reads: u64,
+    /// Memory that engines and what is done with them may have now, where that is bounded.
+    pub(super) memory_bound: Option<u64>,
+    /// Ops that back ends have taken, by number, until they give them back.
+    pub(crate) in_flight: Flights,
+    /// What happened, folded into one number.
+    pub(super) trace: u64,
+    is_told: bool,
+}
+
+/// Changes after a renaming or a removal for which it counts as recent: the syncs that must follow it are among them.
+const RECENT_CHANGES: u64 = 6;
+/// The calls that decide what a crash leaves.
+const CHANGES: [&str; 15] = [
+    "open_unnamed",
+    "link",
+    "link_path",
+    "rename",
+    "rename_new",
+    "unlink",
+    "make_folder",
+    "remove_folder",
+    "set_mode",
+    "truncate",
+    "allocate",
+    "sync begins",
+    "sync",
+    SYNC_OF_NAMES.0,
+    SYNC_OF_NAMES.1,
+];
+/// What a sync makes durable: of which file, which of its changes, and up to which change of names.
+pub(crate) type Promise = (Inode, Vec<ChangeId>, ChangeId);
+
+/// How the sync of a folder begins, and how it ends.
+pub(crate) const SYNC_OF_NAMES: (&str, &str) = ("sync of names begins", "sync of names");
+
+/// The ops of all back ends: each comes home once.
+#[derive(Debug, Default)]
+pub(crate) struct Flights {
+    last: u64,
+    pub(super) out: BTreeSet<u64>,
+}
+
+impl Flights {
+    /// Takes note of one that a back end has taken; its number.
+    pub(crate) fn depart(&mut self) -> u64 {
+        self.last += 1;
+        self.out.insert(self.last);
+        self.last
+    }
+
+    /// Takes note of one that is home; whether it was out.
+    pub(crate) fn arrive(&mut self, number: u64) -> bool {
+        self.out.remove(&number)
+    }
+}
+
+/// A text, folded into one number.
+struct Folded(u64);
+
+impl Write for Folded {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        self.0 = text.bytes().fold(self.0, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+        Ok(())
+    }
+}
+
+impl State {
+    pub(super) fn new(seed: u64, setup: Setup, tree: Tree) -> Self {
+        Self {
+            tree,
+            setup,
+            rng: Rng::keyed(seed, &[0x0077_6f72]),
+            calls: 0,
+            refused: 0..0,
+            steps: 0,
+            changes: 0,
+            changes_by_renaming: None,
+            watch: None,
+            has_power: true,
+            steps_of: HashMap::new(),
+            dead: HashMap::new(),
+            violations: Vec::new(),
+            replaceable: Vec::new(),
+            unreadable: None,
+            bad_reads: 0,
+            memory_bound: None,
+            in_flight: Flights::default(),
+            trace: seed,
+            is_told: std::env::var_os("DEEPNVME_SIMULATION_TELL").is_some(),
+        }
+    }
+
+    pub(super) fn begin_step(&mut self, what: &str, detail: &dyn std::fmt::Debug) -> Result<(), Errno> {
+        let process = thread::process();
+        if process == OUTSIDE {
+            return Ok(());
+        }
+        if process < USERS_FROM {
+            self.steps += 1;
+            let steps = self.steps_of.entry(process).or_default();
+            *steps += 1;
+            if self.setup.killed == Some((process, *steps)) {
+                self.dead.insert(process, self.steps);
+                self.note("killed", &process);
+            }
+            self.check_memory();
+            let is_change = CHANGES.contains(&what);
+            self.changes += u64::from(is_change);
+            let is_due = match self.setup.power_cut_at {
+                // Such a call is one step of four.
+                Some(at) if self.setup.aim == Aim::Changes => is_change && self.changes == at.div_ceil(4),
+                at => at == Some(self.steps),
+            };
+            if is_change && self.has_power {
+                self.look_before(what);
+            }
+            if is_due && self.has_power {
+                self.has_power = false;
+                self.note("power cut", &self.steps.clone());
+            }
+        }
+        if !self.has_power || self.dead.contains_key(&process) {
+            return Err(Errno::IO);
+        }
+        self.note(what, detail);
+        Ok(())
+    }
+
+    /// Some call that decides what a crash leaves is about to be made.
+    fn look_before(&mut self, what: &str) {
+        let is_recent = self.changes_by_renaming.is_some_and(|by| self.changes <= by + RECENT_CHANGES);
+        let is_sync = [SYNC_OF_NAMES.0, SYNC_OF_NAMES.1].contains(&what);
+        let moment = match (is_recent, is_sync) {
+            (true, true) => Moment::Sync,
+            (true, false) => Moment::Recent,
+            (false, _) => Moment::Any,
+        };
+        if let Some(watch) = self.watch.as_mut().filter(|watch| !matches!(watch.looks, Looks::Every(_)))
+            && let Some(place) = watch.place(moment)
+        {
+            self.show(place);
+        }
+    }
+
+    /// The machine is about to change. Between two changes most has been promised by the end: there each of its states is
+    /// looked at, once.
+    pub(crate) fn before_change(&mut self) {
+        let Some(Watch { looks: Looks::Every(numbers), moments, .. }) = &mut self.watch else { return };
+        let number = *moments;
+        *moments += 1;
+        if numbers.contains(&number) {
+            self.show(number as usize);
+        }
+    }
+
+    /// Shows the machine to whoever watches.
+    fn show(&mut self, place: usize) {
+        let Some(mut watch) = self.watch.take() else { return };
+        match self.tree.snapshot() {
+            Ok(disks) => {
+                // What this machine loses at the end says nothing of what it would lose now.
+                let mut rng = Rng::keyed(watch.seed, &[place as u64, self.steps]);
+                let setup = Setup { losses: Losses::draw(&mut rng), ..self.setup.clone() };
+                let (replaceable, step) = (self.replaceable.clone(), self.steps);
+                (watch.look)(Instant { disks, setup, replaceable, seed: rng.next_u64(), step }, place);
+            }
+            Err(errno) => self.violations.push(format!("no copy of the disks: {errno}")),
+        }
+        self.watch = Some(watch);
+    }
+
+    /// Compares what is held now; what is too much is told once.
+    fn check_memory(&mut self) {
+        let held = memory::held_bytes();
+        if let Some(bound) = self.memory_bound.take_if(|bound| held > *bound) {
+            self.violations.push(format!("{held} bytes of memory are held at step {}, of {bound}", self.steps));
+        }
+    }
+
+    /// Notes what happens, for those who compare or watch.
+    pub(crate) fn note(&mut self, what: &str, detail: &dyn std::fmt::Debug) {
+        let process = thread::process();
+        let mut folded = Folded(self.trace);
+        let written = write!(folded, "{process} {what} {detail:?}");
+        debug_assert!(written.is_ok(), "a number takes any text");
+        self.trace = folded.0;
+        if self.is_told {
+            self.tell(&format!("{:>5} p{process} {what} {detail:?}", self.steps));
+        }
+    }
+
+    #[allow(clippy::print_stderr, reason = "asked for by whoever follows one seed")]
+    fn tell(&self, line: &str) {
+        eprintln!("{line}");
+    }
+
+    /// Notes that something got another name, or lost its: what was to fail at some step may fail a few steps after this one
+    /// instead.
+    pub(crate) fn renamed(&mut self) {
+        if !self.is_tested() {
+            return;
+        }
+        self.changes_by_renaming = Some(self.changes);
+        let Aim::Renamings { chance } = self.setup.aim else { return };
+        if !self.rng.chance(chance) {
+            return;
+        }
+        let process = thread::process();
+        let soon = 1 + self.rng.below(12);
+        if self.setup.power_cut_at.is_some_and(|at| at > self.steps) {
+            self.setup.power_cut_at = Some(self.steps + soon);
+        }
+        let own_steps = self.steps_of.get(&process).copied().unwrap_or(0);
+        if self.setup.killed.is_some_and(|(killed, at)| killed == process && at > own_steps) {
+            self.setup.killed = Some((process, own_steps + soon));
+        }
+    }
+
+    pub(super) fn calm(&mut self) {
+        self.has_power = true;
+        self.dead.clear();
+        self.setup.failing = 0;
+        self.refused = 0..0;
+        (self.unreadable, self.bad_reads) = (None, 0);
+        self.setup.power_cut_at = None;
+        self.setup.killed = None;
+    }
+
+    /// Whether the seed has this call fail.
+    pub(crate) fn fails(&mut self) -> bool {
+        if !self.is_tested() {
+            return false;
+        }
+        self.calls += 1;
+        let is_refused = self.refused.contains(&(self.calls - 1));
+        is_refused || (self.setup.failing > 0 && self.rng.chance(self.setup.failing))
+    }
+
+    /// Whether this file cannot be read by the caller, now and from now on.
+    pub(crate) fn is_unreadable(&mut self, inode: Inode) -> bool {
+        if !self.is_tested() {
+            return false;
+        }
+        match &mut self.unreadable {
+            Some((bad, left)) if *bad == inode => {
+                let is_bad = *left == 0;
+                self.bad_reads += u64::from(is_bad);
+                *left = left.saturating_sub(1);
+                is_bad
+            }
+            _ => false,
+        }
+    }
+
+    /// The world's own random numbers.
+    pub(crate) fn rng(&mut self) -> &mut Rng {
+        &mut self.rng
+    }
+
+    /// Whether the caller is code under test.
+    pub(crate) fn is_tested(&self) -> bool {
+        (1..USERS_FROM).contains(&thread::process())
+    }
+
+    /// Notes that the code under test is about to touch what is not its own.
+    pub(crate) fn guard(&mut self, inode: Option<Inode>, does: &str, may_replace: Option<&Path>) {
+        let Some(inode) = inode else { return };
+        let is_foreign = self.tree.entry(inode).is_ok_and(|entry| entry.is_foreign);
+        if !self.is_tested() || !is_foreign {
+            return;
+        }
+        let path = self.tree.path_of(inode).unwrap_or_default();
+        let is_allowed = may_replace.is_some_and(|path| self.replaceable.iter().any(|allowed| allowed == path))
+            && self.replaceable.contains(&path);
+        if !is_allowed {
+            self.violations.push(format!("{does} {}, which somebody else made", path.display()));
+        }
+    }
+
+    /// Notes bytes that were written to a file.
+    pub(crate) fn wrote(
+        &mut self,
+        inode: Inode,
+        offset: u64,
+        bytes: Vec<u8>,
+        is_reported: bool,
+    ) -> Result<ChangeId, Errno> {
+        self.guard(Some(inode), "writes to", None);
+        let id = self.tree.next_change();
+        self.tree.journal(inode)?.wrote(id, offset as usize, bytes, is_reported);
+        self.tree.touch(inode)?;
+        Ok(id)
+    }
+
+    /// What a sync of that descriptor promises, if it begins now.
+    pub(crate) fn promise(&mut self, file: BorrowedFd<'_>) -> Result<Promise, Errno> {
+        let inode = self.tree.inode_of(file)?;
+        let promised = match &self.tree.entry(inode)?.node {
+            Node::File(journal) => journal.promised(),
+            _ => Vec::new(),
+        };
+        Ok((inode, promised, self.tree.last_change()))
+    }
+}
