@@ -8,27 +8,13 @@ use deepnvme_io::mem::simulated as memory;
 use deepnvme_simulation_runtime::{thread, time};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 
+pub use crate::scenario::Report;
 use crate::scenario::{self, BATCH, Context, FIRST, GLIMPSE, Kind};
 use crate::scheduler::SeededScheduler;
 use crate::world::Setup;
 
 /// Switches of threads after which an execution is taken for one that never ends.
 const SWITCHES_MAX: usize = 1_500_000;
-
-/// How an execution ended.
-#[derive(Clone, Debug)]
-pub struct Report {
-    /// What it was about.
-    pub kind: Kind,
-    /// Steps of the code under test.
-    pub steps: u64,
-    /// A number that tells whether two executions did the same.
-    pub trace: u64,
-    /// Moments at which a crash was tried, where it is tried at all of them.
-    pub moments: u64,
-    /// What was wrong.
-    pub failures: Vec<String>,
-}
 
 /// Executes a seed. `only` has every seed be about the same.
 #[must_use]

@@ -1,26 +1,24 @@
 //! Files, and stripe sets, that several threads of several processes replace: each reader sees the old or the new, whole.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use deepnvme_checkpoint::write::{POOL_BYTES_MAX, Staging};
-use deepnvme_checkpoint::{Error, Result};
-use deepnvme_io::{Durability, Engine, ErrorKind, StripeSet, Target};
+use deepnvme_checkpoint::write::POOL_BYTES_MAX;
+use deepnvme_io::{Durability, StripeSet, Target};
 use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
-use rustix::io::Errno;
 
-use super::content::{self, Content, Order, Shown};
-use super::log::Log;
-use super::payload::Version;
-use super::{Context, users};
+use super::content::{self, Content, Shown};
+use super::context::Context;
+use super::folders::make_folders;
+use super::users;
 use crate::world::USERS_FROM;
-use crate::world::folder::Folder;
-use crate::world::tree::Node;
 
 mod aftermath;
+mod saves;
 
 use aftermath::aftermath;
+use saves::{Item, Play, Way, complain, read, save};
 
 /// Where it lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,78 +31,9 @@ pub(super) enum Shape {
     Boastful,
 }
 
-/// One file, and all ways to name it.
-struct Item {
-    ways: Vec<Target>,
-    log: Mutex<Log>,
-}
-
-struct Play {
-    /// The steps of a process at which it may die.
-    steps_max: u64,
-    content: Content,
-    items: Vec<Item>,
-    folders: Vec<PathBuf>,
-    next_version: Mutex<Version>,
-    is_boastful: bool,
-    /// What saves ask for, one as often as the other.
-    durabilities: &'static [Durability],
-    /// Saves that are given up, of a thousand.
-    given_up: u32,
-    seed: u64,
-}
-
-impl Item {
-    fn copy(&self) -> Self {
-        Self { ways: self.ways.clone(), log: Mutex::new(lock(&self.log).clone()) }
-    }
-}
-
-impl Play {
-    /// The same with what has happened by now.
-    fn copy(&self) -> Self {
-        Self {
-            steps_max: self.steps_max,
-            content: self.content,
-            items: self.items.iter().map(Item::copy).collect(),
-            folders: self.folders.clone(),
-            next_version: Mutex::new(*self.next_version.lock().unwrap_or_else(PoisonError::into_inner)),
-            is_boastful: self.is_boastful,
-            durabilities: self.durabilities,
-            given_up: self.given_up,
-            seed: self.seed,
-        }
-    }
-
-    /// What a save of that version may use, with the state itself.
-    fn memory_bound(&self, version: Version) -> u64 {
-        POOL_BYTES_MAX + self.content.state_bytes(self.seed, version)
-    }
-
-    /// What a reader may use beside the engine's bounce memory, which has the state in memory once.
-    fn reading_bound(&self) -> u64 {
-        STATE_BYTES_MAX + READING_BYTES
-    }
-
-    /// Memory that the saves of a process share, if they do.
-    fn staging(&self, context: &Context, process: u32) -> Option<Staging> {
-        let mut rng = context.rng(7000 + u64::from(process));
-        if self.content == Content::Bytes || rng.chance(500) {
-            return None;
-        }
-        Staging::new(rng.within(1..100_000)).ok()
-    }
-}
-
 const DURABILITIES: [Durability; 4] = [Durability::None, Durability::Data, Durability::Full, Durability::Full];
 const MODEL: &str = "model.bin";
 const SHARDED: &str = "model.safetensors";
-/// Memory of the largest state.
-const STATE_BYTES_MAX: u64 = 256 << 10;
-/// Memory through which a file is read and compared.
-const READING_BYTES: u64 = 128 << 10;
-/// Times that a reader begins again when a set changes under it.
-const READ_ATTEMPTS_MAX: u32 = 50;
 
 /// Checkpoints, by the code that saves and loads them.
 pub(super) fn play_saves(context: &Context) {
@@ -190,28 +119,6 @@ fn begin(context: &Context, play: &Arc<Play>) {
     context.join(vec![process]);
     context.world.forget_steps();
     context.world.state().setup.failing = failing;
-}
-
-/// Each on a disk of its own.
-pub(super) fn make_folders(context: &Context, count: usize) -> Vec<PathBuf> {
-    let mut folders = Vec::new();
-    let mut state = context.world.state();
-    for disk in 0..count {
-        let tree = &mut state.tree;
-        let path = PathBuf::from(format!("/d{disk}/models"));
-        let made = tree.find(&path, false).and_then(|place| {
-            let inode = tree.make(Node::Folder(Folder::default()), disk, 0o755, true)?;
-            tree.set_names(place.folder, vec![(place.name, Some(inode))]);
-            // Another way there.
-            let link = tree.make(Node::Link(path.clone()), disk, 0o777, true)?;
-            tree.set_names(place.folder, vec![("link".into(), Some(link))]);
-            let all = tree.last_change();
-            tree.sync(place.folder, &[], all)
-        });
-        debug_assert!(made.is_ok(), "an empty disk has room");
-        folders.push(path);
-    }
-    folders
 }
 
 fn through_link(path: &Path) -> PathBuf {
@@ -308,91 +215,6 @@ fn writer(context: &Context, play: &Arc<Play>, id: u32) -> thread::JoinHandle<()
     })
 }
 
-/// A save may fail only where something was made to fail.
-fn complain(context: &Context, outcome: Result<()>) {
-    let Err(error) = outcome else { return };
-    let is_excused = context.world.is_dead(thread::process()) || context.world.state().setup.failing > 0;
-    if !is_excused {
-        context.fail(format!("a save failed, though nothing else did: {error}"));
-    }
-}
-
-/// How a save is made.
-struct Way {
-    /// By which of its names.
-    name: usize,
-    durability: Durability,
-    /// All is prepared, or stopped on the way, and then dropped.
-    gives_up: bool,
-    staging: Option<Staging>,
-}
-
-impl Default for Way {
-    fn default() -> Self {
-        Self { name: 0, durability: Durability::Full, gives_up: false, staging: None }
-    }
-}
-
-/// Replaces the file.
-fn save(context: &Context, play: &Play, engine: &Arc<Engine>, item: usize, way: &Way) -> Result<()> {
-    let item = &play.items[item];
-    let version = {
-        let mut next = play.next_version.lock().unwrap_or_else(PoisonError::into_inner);
-        *next += 1;
-        *next
-    };
-    lock(&item.log).begin(version, way.durability);
-    let _room = context.world.room(play.memory_bound(version));
-    let order = Order {
-        engine,
-        target: &item.ways[way.name],
-        seed: play.seed,
-        version,
-        durability: if play.is_boastful { Durability::None } else { way.durability },
-        staging: way.staging.clone(),
-        is_stopped: way.gives_up,
-    };
-    let outcome = match play.content.write(&order) {
-        Err(error) if way.gives_up && is_stop(&error) => Ok(()),
-        Err(error) => Err(error),
-        Ok(_) if way.gives_up => Ok(()),
-        Ok(written) => written.commit(order.durability),
-    };
-    lock(&item.log).end(version, outcome.is_ok() && !way.gives_up);
-    outcome
-}
-
-fn lock(log: &Mutex<Log>) -> std::sync::MutexGuard<'_, Log> {
-    log.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Whether it says that somebody stopped it.
-fn is_stop(error: &Error) -> bool {
-    matches!(error, Error::Interrupted) || matches!(error, Error::Io(error) if error.kind() == ErrorKind::Cancelled)
-}
-
-/// What a name shows.
-fn read(play: &Play, engine: &Arc<Engine>, target: &Target) -> Result<Shown> {
-    let mut attempts = 0;
-    loop {
-        match play.content.read(engine, target, play.seed) {
-            // A set may have been replaced between its manifest and its parts.
-            Err(error) if is_missing(&error) && attempts < READ_ATTEMPTS_MAX => {
-                attempts += 1;
-                if !play.content.is_there(&target.path()) {
-                    return Ok(Shown::Nothing);
-                }
-                thread::yield_now();
-            }
-            read => return read,
-        }
-    }
-}
-
-fn is_missing(error: &Error) -> bool {
-    matches!(error, Error::Io(error) if error.errno() == Some(Errno::NOENT.raw_os_error()))
-}
-
 fn reader(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<()> {
     let play = Arc::clone(play);
     context.process(USERS_FROM + 1, move |context| {
@@ -416,11 +238,4 @@ fn reader(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<()> {
             }
         }
     })
-}
-
-/// Where every new file has a name at once, that name cannot prove whose it is yet: after a writer that dies in that
-/// instant, or a power cut that undoes the renaming, nobody may remove the file.
-pub(super) fn is_unprovable(context: &Context, path: &Path) -> bool {
-    let is_new = path.file_name().is_some_and(|name| name.to_string_lossy().contains(".deepnvme-tmp-new-"));
-    is_new && !context.world.state().setup.has_unnamed
 }

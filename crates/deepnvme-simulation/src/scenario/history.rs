@@ -16,8 +16,10 @@ use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
 
 use super::content::{self, Content, Order, Shown, Written};
+use super::context::Context;
+use super::folders::is_unprovable;
 use super::payload::{self, Version};
-use super::{Context, users};
+use super::users;
 use crate::world::folder::Folder;
 use crate::world::tree::Node;
 use crate::world::{OUTSIDE, USERS_FROM};
@@ -444,7 +446,7 @@ fn recover(context: &Context, play: &Arc<Play>) {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         // The file of the lock may stay: it is locked again, whoever made it.
         let is_known = manifest.knows(&name) || name == MANIFEST || name == LOCK;
-        if !is_known && !super::files::is_unprovable(context, &path) {
+        if !is_known && !is_unprovable(context, &path) {
             context.fail(format!("{} is left behind", path.display()));
         }
     }

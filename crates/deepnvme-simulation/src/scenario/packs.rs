@@ -14,7 +14,9 @@ use deepnvme_simulation_runtime::thread;
 use deepnvme_stream::pack::{Mode, PACKED_NAME, PLAIN_NAME, PackOptions, Packer, tensors};
 use deepnvme_testkit::rng::Rng;
 
-use super::{Context, content, files, payload, users};
+use super::context::Context;
+use super::folders::{is_unprovable, make_folders};
+use super::{content, payload, users};
 use crate::world::OUTSIDE;
 
 /// Threads may be switched so often before somebody stops a packing.
@@ -57,7 +59,7 @@ impl Play {
 /// Plays it.
 pub(super) fn play(context: &Context) {
     let mut rng = context.rng(1);
-    let mut disks = files::make_folders(context, 3);
+    let mut disks = make_folders(context, 3);
     let folder = disks.remove(0);
     if !context.rng(5).chance(250) {
         disks.clear();
@@ -249,7 +251,7 @@ fn recover(context: &Context, play: &Arc<Play>) {
     let sets = manifests.iter().filter_map(|path| StripeSet::from_manifest(path).ok());
     let parts: Vec<PathBuf> = sets.flat_map(|set| set.parts().to_vec()).collect();
     for path in play.disks.iter().flat_map(|disk| users::ours_in(context, disk)) {
-        if !parts.contains(&path) && !files::is_unprovable(context, &path) {
+        if !parts.contains(&path) && !is_unprovable(context, &path) {
             context.fail(format!("{} is left behind", path.display()));
         }
     }
@@ -257,7 +259,7 @@ fn recover(context: &Context, play: &Arc<Play>) {
         // A folder cannot be made without a name: the first one that it has proves nothing, and such a folder is empty.
         let is_new = path.to_string_lossy().contains(".deepnvme-tmp-new-");
         // Nor does one go that has a file in it which nobody may remove.
-        let is_kept = users::ours_in(context, &path).iter().any(|inner| files::is_unprovable(context, inner));
+        let is_kept = users::ours_in(context, &path).iter().any(|inner| is_unprovable(context, inner));
         if path != play.target() && path != play.source() && !is_new && !is_kept {
             context.fail(format!("{} is left behind", path.display()));
         }

@@ -20,10 +20,11 @@ use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
 
 use super::content::{self, Content};
+use super::context::Context;
 use super::history::{self, Play};
 use super::payload::Version;
 use super::team::{Failure, Said, Team};
-use super::{Context, users};
+use super::users;
 
 /// Shares and parts begin on blocks.
 const BLOCK_BYTES: u64 = 4096;

@@ -8,7 +8,9 @@ use deepnvme_simulation_runtime::thread;
 use deepnvme_swap::{Error, Options, Swapper};
 use deepnvme_testkit::rng::Rng;
 
-use super::{Context, files, payload, users};
+use super::context::Context;
+use super::folders::{is_unprovable, make_folders};
+use super::{payload, users};
 
 /// Memory of one swapper: less than all that is put into it.
 const MEMORY_BYTES: usize = 48 << 10;
@@ -26,7 +28,7 @@ struct Play {
 /// Plays it.
 pub(super) fn play(context: &Context) {
     let mut rng = context.rng(1);
-    let folders = files::make_folders(context, rng.within(1..3) as usize);
+    let folders = make_folders(context, rng.within(1..3) as usize);
     let play =
         Arc::new(Play { folders, seed: rng.next_u64(), is_named: rng.chance(700), has_checksums: rng.chance(500) });
     for folder in &play.folders {
@@ -67,7 +69,7 @@ fn aftermath(context: &Context, play: &Arc<Play>) {
     if context.world.state().setup.has_locks {
         for folder in &play.folders {
             for path in users::ours_in(context, folder) {
-                if !files::is_unprovable(context, &path) {
+                if !is_unprovable(context, &path) {
                     context.fail(format!("{} is left behind", path.display()));
                 }
             }

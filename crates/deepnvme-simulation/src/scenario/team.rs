@@ -7,7 +7,7 @@ use deepnvme_checkpoint::write::Saved;
 use deepnvme_simulation_runtime::sync::{Condvar, Mutex, MutexGuard};
 use deepnvme_simulation_runtime::thread;
 
-use super::Context;
+use super::context::Context;
 
 /// What a rank says in a round.
 #[derive(Clone, Default)]

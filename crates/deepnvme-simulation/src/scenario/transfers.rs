@@ -17,7 +17,9 @@ use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
 
 use super::area::Area;
-use super::{Context, POOL_BYTES, files, payload, users};
+use super::context::{Context, POOL_BYTES};
+use super::folders::make_folders;
+use super::{payload, users};
 
 const FILE: &str = "tensors.bin";
 /// Areas in the file: threads at the most.
@@ -65,7 +67,7 @@ impl Play {
 /// Plays it.
 pub(super) fn play(context: &Context) {
     let mut rng = context.rng(1);
-    let folders = files::make_folders(context, rng.within(1..3) as usize);
+    let folders = make_folders(context, rng.within(1..3) as usize);
     let play = Arc::new(make(&folders, &mut rng));
     for folder in &play.folders {
         users::drop_file(context, &folder.join("tensors.bin.bak"));

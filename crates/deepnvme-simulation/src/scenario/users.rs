@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use deepnvme_io::fs;
 use deepnvme_simulation_runtime::thread::{self, JoinHandle};
 
-use super::Context;
+use super::context::Context;
 use crate::world::USERS_FROM;
 use crate::world::tree::Node;
 

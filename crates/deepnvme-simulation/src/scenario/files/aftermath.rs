@@ -8,9 +8,11 @@ use deepnvme_io::StripeSet;
 use deepnvme_io::mem::simulated as memory;
 use deepnvme_simulation_runtime::thread;
 
-use super::super::content::{Content, Shown, index_of};
-use super::super::{Context, POOL_BYTES, users};
-use super::{Play, Way, complain, is_unprovable, lock, read, save};
+use super::saves::{Play, Way, complain, lock, read, save};
+use crate::scenario::content::{Content, Shown, index_of};
+use crate::scenario::context::{Context, POOL_BYTES};
+use crate::scenario::folders::is_unprovable;
+use crate::scenario::users;
 use crate::world::OUTSIDE;
 
 /// Reads of an index that work before one does not.

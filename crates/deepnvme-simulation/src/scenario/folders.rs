@@ -1,0 +1,36 @@
+//! Folders of the machine's disks, and which of the files in them nobody may remove.
+
+use std::path::{Path, PathBuf};
+
+use super::context::Context;
+use crate::world::folder::Folder;
+use crate::world::tree::Node;
+
+/// Each on a disk of its own.
+pub(super) fn make_folders(context: &Context, count: usize) -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    let mut state = context.world.state();
+    for disk in 0..count {
+        let tree = &mut state.tree;
+        let path = PathBuf::from(format!("/d{disk}/models"));
+        let made = tree.find(&path, false).and_then(|place| {
+            let inode = tree.make(Node::Folder(Folder::default()), disk, 0o755, true)?;
+            tree.set_names(place.folder, vec![(place.name, Some(inode))]);
+            // Another way there.
+            let link = tree.make(Node::Link(path.clone()), disk, 0o777, true)?;
+            tree.set_names(place.folder, vec![("link".into(), Some(link))]);
+            let all = tree.last_change();
+            tree.sync(place.folder, &[], all)
+        });
+        debug_assert!(made.is_ok(), "an empty disk has room");
+        folders.push(path);
+    }
+    folders
+}
+
+/// Where every new file has a name at once, that name cannot prove whose it is yet: after a writer that dies in that
+/// instant, or a power cut that undoes the renaming, nobody may remove the file.
+pub(super) fn is_unprovable(context: &Context, path: &Path) -> bool {
+    let is_new = path.file_name().is_some_and(|name| name.to_string_lossy().contains(".deepnvme-tmp-new-"));
+    is_new && !context.world.state().setup.has_unnamed
+}
