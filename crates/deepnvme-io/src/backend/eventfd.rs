@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::backend::Wake;
+use super::contract::Wake;
 use crate::error::{Error, Result};
 
 /// An eventfd that is readable from the first `wake` until the next `drain`.

@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use super::{Backend, BackendKind, Wake, call};
+use super::call;
+use super::contract::{Backend, BackendKind, Wake};
 use crate::error::Result;
 use crate::op::{Completion, Op, Submit};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 pub use super::files::KnownFile;
 use super::{Gds, GdsBackend};
-use crate::backend::{Backend, BackendSetup};
+use crate::backend::contract::{Backend, BackendSetup};
 use crate::gpus::Gpus;
 use crate::trace::{Recorder, Tape};
 

@@ -8,8 +8,8 @@ use deepnvme_cuda::CuFile;
 use deepnvme_mem::{Device, Region};
 
 use super::{Gds, batches};
+use crate::backend::contract::{Backend, BackendKind, BackendSetup, Wake};
 use crate::backend::threads::pool::{Perform, Pool};
-use crate::backend::{Backend, BackendKind, BackendSetup, Wake};
 use crate::error::Result;
 use crate::op::{Completion, Op, Submit};
 

@@ -9,7 +9,8 @@ pub(super) mod pool;
 use std::sync::Arc;
 
 use self::pool::{Pool, Shared};
-use super::{Backend, BackendKind, BackendSetup, Wake, call};
+use super::call;
+use super::contract::{Backend, BackendKind, BackendSetup, Wake};
 use crate::config::SubmitMode;
 use crate::error::Result;
 use crate::op::{Completion, Op, Submit};

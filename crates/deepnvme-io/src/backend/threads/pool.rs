@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
-use crate::backend::Wake;
+use crate::backend::contract::Wake;
 use crate::op::{Completion, Errno, Op};
 use crate::start::start_thread;
 
