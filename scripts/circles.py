@@ -2,7 +2,8 @@
 
     python scripts/circles.py
 
-Each line is one circle: files that need each other, directly or by way of others. A re-export alone is no need.
+Each line is one circle: files that need each other, directly or by way of others. A re-export alone is no need, nor is
+the module that something is visible in.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 COMMENT_OR_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"', re.DOTALL)
 TESTS = re.compile(r"#\[cfg\((?:all\()?test[^\]]*\]\s*(?:#\[[^\]]*\]\s*)*mod \w+ \{")
+VISIBILITY = re.compile(r"\bpub\(in [^)]*\)")
 USE = re.compile(r"(pub(?:\([^)]*\))?\s+)?\buse\s+([^;]+);")
 LONG_PATH = re.compile(r"\b((?:crate|super)(?:::\w+)+)")
 SHORT_PATH = re.compile(r"(?<![\w:])([a-z_]\w*)::(\w+)")
@@ -36,7 +38,7 @@ class Crate:
         for module, text in texts.items():
             self._read_uses(module, text)
         for module, text in texts.items():
-            self._read_body(module, USE.sub(" ", text))
+            self._read_body(module, VISIBILITY.sub("pub", USE.sub(" ", text)))
 
     def arrows(self) -> Arrows:
         """Give, for each file, those that it needs."""

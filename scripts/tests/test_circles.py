@@ -33,6 +33,15 @@ def test_a_parent_that_its_child_needs() -> None:
     assert circles(Crate(texts).arrows()) == [[("a",), ("a", "b")]]
 
 
+def test_where_something_is_visible_is_no_need() -> None:
+    texts = {
+        (): "mod a;",
+        ("a",): "mod b; use b::One; struct Large;",
+        ("a", "b"): "pub(in crate::a) use crate::a::Large as L; pub(in crate::a) struct One;",
+    }
+    assert circles(Crate(texts).arrows()) == []
+
+
 def test_imports_for_type_checkers_do_not_count() -> None:
     text = "from a import b\nif TYPE_CHECKING:\n    import c\ndef f():\n    import d.e\n"
     assert list(imported(ast.parse(text))) == ["a.b", "d.e"]
