@@ -7,7 +7,7 @@ use std::sync::Arc;
 use deepnvme_cuda as cuda;
 use deepnvme_mem::{Device, Region, RegionMut, StreamHandle};
 
-use super::{Gpu, GpuEvent, GpuStream, Registration, Rows};
+use super::gpu::{Gpu, GpuEvent, GpuStream, Registration, Rows};
 use crate::error::{Error, ErrorKind, Result};
 
 /// A GPU that the CUDA driver has.
