@@ -12,7 +12,7 @@ use rustix::fs::{
 };
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::{Identity, Kind, Space, Stat};
+use super::stat::{Identity, Kind, Space, Stat};
 use crate::backend::close::close;
 use crate::op::Errno;
 

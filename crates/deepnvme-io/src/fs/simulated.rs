@@ -10,7 +10,7 @@ use std::sync::Arc;
 use deepnvme_simulation_runtime::thread::{self, WorldId};
 use rustix::fs::OFlags;
 
-use super::{Space, Stat};
+use super::stat::{Space, Stat};
 use crate::op::Errno;
 
 thread_local! {
