@@ -3,8 +3,9 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use super::beside::GdsBackend;
+use super::cufile::Gds;
 pub use super::files::KnownFile;
-use super::{Gds, GdsBackend};
 use crate::backend::contract::{Backend, BackendSetup};
 use crate::gpus::Gpus;
 use crate::trace::{Recorder, Tape};

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use deepnvme_cuda::CuFile;
 use deepnvme_mem::{Device, Region};
 
-use super::{Gds, batches};
+use super::cufile::Gds;
+use super::submission::ENTRIES_MAX;
 use crate::backend::contract::{Backend, BackendKind, BackendSetup, Wake};
 use crate::backend::threads::pool::{Perform, Pool};
 use crate::error::Result;
@@ -58,7 +59,7 @@ impl GdsBackend {
         let (setup, gds, main) = (&self.setup, &self.gds, &self.main);
         let pool = self.pool.get_or_insert_with(|| {
             let has_batches = gds.cufile().is_ok_and(CuFile::has_batches);
-            let (threads, most) = if has_batches { (LANES_MAX, batches::ENTRIES_MAX) } else { (THREADS_MAX, 1) };
+            let (threads, most) = if has_batches { (LANES_MAX, ENTRIES_MAX) } else { (THREADS_MAX, 1) };
             let gds = Arc::clone(gds);
             let perform: Perform = Box::new(move |ops, finish| gds.perform_all(ops, finish));
             Pool::new(setup.worker_index, threads.min(setup.queue_depth), most, perform, Some(main.waker()))

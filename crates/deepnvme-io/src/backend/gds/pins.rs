@@ -3,6 +3,7 @@
 //!
 //! Registered memory is mapped into the window through which devices reach the GPU, which is small on many of them. cuFile
 //! has one table for the process, and takes no range twice; so there is one here, for all engines.
+#![allow(unsafe_code)]
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, Weak};

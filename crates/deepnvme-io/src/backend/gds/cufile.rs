@@ -1,0 +1,160 @@
+//! cuFile as one engine has it: opened when a request first could use it, its devices, the files and the memory that it is told
+//! of, and a transfer by one call.
+#![allow(unsafe_code)]
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use deepnvme_cuda::{CuFile, IoError};
+use deepnvme_mem::{Device, Region};
+
+use super::batches::Batches;
+use super::files::KnownFile;
+use super::pins::{GpuPin, Pinned, Pins};
+use crate::backend::device::cuda;
+use crate::config::limits::BLOCK_BYTES_MIN;
+use crate::error::{Error, ErrorKind, Result};
+use crate::gpus::Gpus;
+use crate::op::{Errno, Op, OpKind};
+use crate::stats::StatsSnapshot;
+use crate::sync::{Mutex, lock};
+
+/// What the engine has of cuFile: opened when a request first could use it.
+#[derive(Debug)]
+pub(crate) struct Gds {
+    gpus: Arc<Gpus>,
+    opened: OnceLock<std::result::Result<CuFile, String>>,
+    /// What cuFile said last of a transfer that it refused.
+    refusal: Mutex<Option<String>>,
+    pub(super) batches: Batches,
+    pub(super) pins: Arc<Pins>,
+    /// Registrations, those of them that gave way to later ones, and bytes that profited.
+    pinned: AtomicU64,
+    evicted: AtomicU64,
+    bytes_pinned: AtomicU64,
+}
+
+impl Gds {
+    pub(crate) fn new(gpus: &Arc<Gpus>) -> Self {
+        Self {
+            gpus: Arc::clone(gpus),
+            opened: OnceLock::new(),
+            refusal: Mutex::default(),
+            batches: Batches::default(),
+            pins: Pins::of_process(),
+            pinned: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
+            bytes_pinned: AtomicU64::new(0),
+        }
+    }
+
+    /// Has cuFile know memory of a GPU, or notes why it does not.
+    pub(crate) fn pin(&self, memory: Region) -> Result<GpuPin> {
+        let Device::Cuda { index } = memory.device() else {
+            return Err(Error::invalid("only memory of a GPU is pinned for cuFile; this is the host's"));
+        };
+        if !memory.is_contiguous() || memory.is_empty() {
+            return Err(Error::invalid("only contiguous memory with some bytes is pinned for cuFile"));
+        }
+        let device = self.device(index)?;
+        let cufile = match self.cufile() {
+            Ok(cufile) => cufile,
+            Err(reason) => return Ok(GpuPin::without(reason.to_owned(), memory)),
+        };
+        let Pinned { pin, evicted } = self.pins.pin(cufile, &device, memory);
+        self.evicted.fetch_add(evicted, Ordering::Relaxed);
+        self.pinned.fetch_add(u64::from(pin.refusal().is_none()), Ordering::Relaxed);
+        Ok(pin)
+    }
+
+    /// The GPU of that number, as cuFile knows it.
+    pub(super) fn device(&self, index: u32) -> Result<Arc<deepnvme_cuda::Device>> {
+        let gpu = self.gpus.get(Device::Cuda { index })?;
+        let none = || Error::new(ErrorKind::Unsupported, "use cuFile", "it has transfers for CUDA's GPUs only");
+        cuda::device_of(&*gpu).cloned().ok_or_else(none)
+    }
+
+    /// Adds what is counted here to an engine's figures.
+    pub(crate) fn count(&self, stats: &mut StatsSnapshot) {
+        stats.gds_pins = self.pinned.load(Ordering::Relaxed);
+        stats.gds_pins_evicted = self.evicted.load(Ordering::Relaxed);
+        stats.gds_batches = self.batches.submissions.load(Ordering::Relaxed);
+        stats.bytes_gds_pinned = self.bytes_pinned.load(Ordering::Relaxed);
+    }
+
+    /// cuFile, or why it is no better than a bounce slot.
+    pub(crate) fn cufile(&self) -> std::result::Result<&CuFile, &str> {
+        let open = || {
+            let cufile = CuFile::open().map_err(|absent| absent.to_string())?;
+            cufile.compatibility_reason().map_or(Ok(cufile), |reason| Err(reason.to_owned()))
+        };
+        self.opened.get_or_init(open).as_ref().map_err(String::as_str)
+    }
+
+    /// Has cuFile know a file, for as long as the answer lives.
+    pub(crate) fn register(&self, file: &Arc<OwnedFd>) -> std::result::Result<KnownFile, String> {
+        KnownFile::register(self.cufile()?, file)
+    }
+
+    /// The largest block that cuFile takes as one, of so many bytes at the most.
+    pub(crate) fn block_bytes(&self, most: u64) -> u64 {
+        let limit = self.cufile().map_or(most, CuFile::transfer_bytes_max) / BLOCK_BYTES_MIN * BLOCK_BYTES_MIN;
+        most.min(limit.max(BLOCK_BYTES_MIN))
+    }
+
+    /// What cuFile said last, in words.
+    pub(crate) fn take_refusal(&self) -> Option<String> {
+        lock(&self.refusal).take()
+    }
+
+    /// Makes one op with one call.
+    pub(super) fn perform(&self, op: &Op) -> std::result::Result<usize, Errno> {
+        let (Some(file), [memory]) = (&op.cufile, &op.pieces[..]) else { return Err(Errno::BADF) };
+        let Device::Cuda { index } = memory.device() else { return Err(Errno::INVAL) };
+        let device = self.device(index).map_err(|_| Errno::NODEV)?;
+        let (span, is_pinned, touched) = self.pins.touch(index, memory.addr(), memory.len());
+        // SAFETY: the op holds the memory, which is contiguous on that device; requests that use the same memory at the
+        // same time are their caller's to order.
+        let moved = unsafe {
+            match op.kind {
+                OpKind::Read => file.handle().read(&device, span, op.offset),
+                _ => file.handle().write(&device, span, op.offset),
+            }
+        };
+        drop(touched);
+        self.outcome(moved, is_pinned)
+    }
+
+    /// What a transfer came to, counted, and its refusal noted.
+    pub(super) fn outcome(
+        &self,
+        moved: std::result::Result<usize, IoError>,
+        is_pinned: bool,
+    ) -> std::result::Result<usize, Errno> {
+        match moved {
+            Ok(bytes) => {
+                self.bytes_pinned.fetch_add(if is_pinned { bytes as u64 } else { 0 }, Ordering::Relaxed);
+                Ok(bytes)
+            }
+            Err(error) => {
+                self.refuse(error.to_string());
+                Err(errno_of(&error))
+            }
+        }
+    }
+
+    /// Notes what cuFile said of a transfer that it refused.
+    pub(super) fn refuse(&self, said: String) {
+        *lock(&self.refusal) = Some(said);
+    }
+}
+
+/// The kernel's own number, or one that says whether the same could go another way.
+fn errno_of(error: &IoError) -> Errno {
+    match error {
+        IoError::Kernel(errno) => Errno::from_raw_os_error(*errno),
+        IoError::CuFile(..) => Errno::OPNOTSUPP,
+        IoError::Device(_) => Errno::IO,
+    }
+}
