@@ -120,7 +120,7 @@ impl Engine {
     fn start(config: Config, probe: Probe, backend_reason: String, factory: &BackendFactory) -> Result<Self> {
         let recorder = Arc::new(Recorder::new());
         let queue = Arc::new(Queue::new(config.workers, &recorder));
-        let gpus = Arc::new(Gpus::new(Tape::new(&recorder, None)));
+        let gpus = Arc::new(Gpus::new(Arc::default(), Tape::new(&recorder, None)));
         let stats: Vec<_> = (0..config.workers).map(|_| Arc::new(WorkerStats::new())).collect();
         let mut engine = Self {
             backend: BackendKind::Threads,
@@ -130,7 +130,7 @@ impl Engine {
             crew: Arc::new(Crew { gate: Gate::new(&queue), queue: Arc::clone(&queue), workers: Mutex::default() }),
             drops_in_background: false,
             hands: None,
-            gds: Arc::new(Gds::new(&gpus)),
+            gds: Arc::new(Gds::new(gpus.opened())),
             gpus,
             queue,
             config,
@@ -246,7 +246,7 @@ impl Engine {
     pub fn stats(&self) -> StatsSnapshot {
         let mut sum = stats::snapshot(self.backend, self.stats.iter().map(|worker| &**worker));
         (sum.requests, sum.requests_failed) = self.queue.ended();
-        self.gds.count(&mut sum);
+        sum.set_gds(&self.gds.counts());
         sum
     }
 

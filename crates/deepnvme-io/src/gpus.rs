@@ -1,12 +1,11 @@
-//! The GPUs that requests name, opened when the first one does.
+//! The GPUs that requests name: points in their streams, their memory, and copies for who waits.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use deepnvme_mem::{Device, Region, RegionMut, Slot, StreamHandle};
 
 use crate::backend::copies::{Fetcher, Slice};
-use crate::backend::device::{self, Gpu, GpuEvent, Registration};
+use crate::backend::device::{Gpu, GpuEvent, OpenedGpus, Registration};
 use crate::error::Result;
 use crate::split::Direction;
 use crate::sync::{Mutex, lock};
@@ -15,8 +14,8 @@ use crate::trace::{Copied, Tape, now_ns};
 /// The GPUs of an engine.
 #[derive(Debug)]
 pub(crate) struct Gpus {
+    opened: Arc<OpenedGpus>,
     tape: Tape,
-    open: Mutex<HashMap<Device, Arc<dyn Gpu>>>,
     /// What copies while somebody waits, and is not used now.
     resting: Mutex<Vec<(Device, Fetcher)>>,
 }
@@ -169,25 +168,17 @@ impl GpuAccess {
 }
 
 impl Gpus {
-    pub(crate) fn new(tape: Tape) -> Self {
-        Self { tape, open: Mutex::default(), resting: Mutex::default() }
+    pub(crate) fn new(opened: Arc<OpenedGpus>, tape: Tape) -> Self {
+        Self { opened, tape, resting: Mutex::default() }
     }
 
-    /// With a GPU that is open already.
-    #[cfg(test)]
-    pub(crate) fn with(tape: Tape, device: Device, gpu: Arc<dyn Gpu>) -> Self {
-        Self { open: Mutex::new(HashMap::from([(device, gpu)])), ..Self::new(tape) }
+    /// Those that are open, for what copies by itself.
+    pub(crate) fn opened(&self) -> &Arc<OpenedGpus> {
+        &self.opened
     }
 
-    /// The GPU with that memory.
-    pub(crate) fn get(&self, device: Device) -> Result<Arc<dyn Gpu>> {
-        let mut open = lock(&self.open);
-        if let Some(gpu) = open.get(&device) {
-            return Ok(Arc::clone(gpu));
-        }
-        let gpu = device::open(device)?;
-        open.insert(device, Arc::clone(&gpu));
-        Ok(gpu)
+    fn get(&self, device: Device) -> Result<Arc<dyn Gpu>> {
+        self.opened.get(device)
     }
 
     /// The NUMA node that a GPU is attached to, where the machine has several.

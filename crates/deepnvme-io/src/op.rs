@@ -21,6 +21,26 @@ pub type Pieces = SmallVec<[Region; 1]>;
 /// The most pieces that one op may carry (the kernel's `IOV_MAX`).
 pub const PIECES_MAX: usize = 1024;
 
+/// File to memory, or memory to file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Direction {
+    /// File to memory.
+    Read,
+    /// Memory to file.
+    Write,
+}
+
+impl Direction {
+    /// The verb that errors and spans use.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+        }
+    }
+}
+
 /// The verb of an op.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum OpKind {

@@ -22,6 +22,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::op::PIECES_MAX;
 use crate::stripe::Layout;
 
+pub use crate::op::Direction;
+
 /// Largest hole between two ranges of one read that is read along rather than skipped.
 pub const GAP_BYTES_MAX: u64 = 4096;
 
@@ -48,26 +50,6 @@ impl BlockSizes {
     #[must_use]
     pub const fn same(bytes: u64) -> Self {
         Self { block_bytes: bytes, slot_bytes: bytes, gds_bytes: bytes }
-    }
-}
-
-/// File to memory, or memory to file.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Direction {
-    /// File to memory.
-    Read,
-    /// Memory to file.
-    Write,
-}
-
-impl Direction {
-    /// The verb that errors and spans use.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Write => "write",
-        }
     }
 }
 

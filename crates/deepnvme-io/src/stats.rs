@@ -7,6 +7,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 
 use crate::backend::BackendKind;
+use crate::backend::gds;
 use crate::split::{Channel, Direction, Via};
 use crate::sync::{Mutex, lock};
 
@@ -112,6 +113,16 @@ counters! {
     bytes_compared,
     /// Those that loads have not compared: the file has no checksums, or it would have cost too much.
     bytes_not_compared,
+}
+
+impl StatsSnapshot {
+    /// Takes the figures of cuFile, which counts for the whole engine.
+    pub(crate) fn set_gds(&mut self, counts: &gds::Counts) {
+        self.gds_pins = counts.pins;
+        self.gds_pins_evicted = counts.pins_evicted;
+        self.gds_batches = counts.batches;
+        self.bytes_gds_pinned = counts.bytes_pinned;
+    }
 }
 
 /// Latency of blocks in microseconds.

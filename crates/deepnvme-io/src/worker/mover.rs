@@ -293,7 +293,10 @@ impl<B: Backend> Mover<B> {
         let flight = copying.flight();
         let started = match &flight.slot {
             Some(slot) => {
-                let copies = self.copies.get_or_insert_with(|| Copies::new(&self.gpus, &self.tape));
+                let copies = self.copies.get_or_insert_with(|| {
+                    let tape = self.tape.clone();
+                    Copies::new(self.gpus.opened(), Box::new(move || tape.now()))
+                });
                 let bytes = slices.iter().map(|slice| slice.len as u64).sum();
                 if let (Some(pool), false) = (&self.pool, self.is_pool_known) {
                     self.is_pool_known = true;

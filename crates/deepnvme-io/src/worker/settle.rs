@@ -4,14 +4,14 @@ use super::flight::{Flight, Landed, Task};
 use super::mover::{Copying, Mover};
 use super::verdict::Verdict;
 use crate::backend::Backend;
-use crate::backend::copies::Copies;
+use crate::backend::copies::{Copies, Finished};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::op::{Completion, Errno, Op, Token};
 use crate::split::Block;
 use crate::stats::WorkerStats;
 use crate::sync::Instant;
-use crate::trace::{Moved, Way};
+use crate::trace::{Copied, Moved, Way};
 
 impl<B: Backend> Mover<B> {
     /// Acts on one completion.
@@ -158,9 +158,13 @@ impl<B: Backend> Mover<B> {
     pub(crate) fn settle_copies(&mut self) -> Result<bool> {
         let finished = self.copies.as_mut().map(Copies::take_finished).unwrap_or_default();
         let any = !finished.is_empty();
-        for (number, result) in finished {
+        for Finished { outcome, gpu, direction, bytes, start_ns, end_ns, .. } in &finished {
+            let (gpu, direction, bytes, failed) = (*gpu, *direction, *bytes, outcome.is_err());
+            self.tape.copy(Copied { gpu, direction, bytes, start_ns: *start_ns, end_ns: *end_ns, failed });
+        }
+        for Finished { number, outcome, .. } in finished {
             let Some(copying) = self.copying.remove(&number) else { continue };
-            match (result, copying) {
+            match (outcome, copying) {
                 (Ok(()), Copying::Out(flight)) => self.launch(flight)?,
                 (Ok(()), Copying::Home(landed)) => self.finish(landed),
                 (Err(error), copying) => {

@@ -6,9 +6,11 @@ use deepnvme_mem::{RegionMut, StreamHandle};
 use deepnvme_testkit::data::random_bytes;
 
 use super::*;
+use crate::backend::device::Rows;
 use crate::error::{Error, ErrorKind};
+use crate::gpus::Gpus;
 use crate::sync::{Mutex, lock};
-use crate::trace::Recorder;
+use crate::trace::{Recorder, Tape};
 
 // SAFETY: no driver is asked for it.
 const SEVENTH: StreamHandle = unsafe { StreamHandle::from_raw(7) };
@@ -150,8 +152,7 @@ fn on_gpu(host: &Region) -> RegionMut {
 }
 
 fn copies_with(gpu: &Slow) -> Copies {
-    let tape = Tape::new(&Arc::new(Recorder::new()), None);
-    Copies::new(&Arc::new(Gpus::with(tape.clone(), ON, Arc::new(gpu.clone()))), &tape)
+    Copies::new(&Arc::new(OpenedGpus::with(ON, Arc::new(gpu.clone()))), Box::new(|| None))
 }
 
 fn memory(bytes: Vec<u8>) -> Region {
@@ -183,7 +184,10 @@ fn a_copy_is_over_when_its_event_is_in_both_directions() {
             assert_eq!((content(&slot), content(&mirror)), (slot_bytes.clone(), gpu_bytes.clone()));
         }
         let finished = copies.take_finished();
-        assert!(matches!(finished[..], [(known, Ok(()))] if known == number), "{finished:?}");
+        assert!(
+            matches!(finished[..], [Finished { number: known, outcome: Ok(()), .. }] if known == number),
+            "{finished:?}"
+        );
         let (target, source) = match direction {
             Direction::Read => (&mirror, &slot_bytes),
             Direction::Write => (&slot, &gpu_bytes),
@@ -227,7 +231,7 @@ fn whoever_waits_has_the_bytes_and_points_are_behind_what_was_given() {
         .unwrap();
     assert_eq!(content(&slot)[4096..], content(&mirror)[..4096]);
     let tape = Tape::new(&Arc::new(Recorder::new()), None);
-    let gpus = Gpus::with(tape, ON, Arc::new(gpu.clone()));
+    let gpus = Gpus::new(Arc::new(OpenedGpus::with(ON, Arc::new(gpu.clone()))), tape);
     let streams = [(Device::Host, StreamHandle::DEFAULT), (ON, SEVENTH)];
     assert!(gpus.points(&streams).unwrap().is_empty(), "nothing runs there");
     gpu.give(slot.addr(), mirror.addr(), Rows { address: mirror.addr(), bytes: 1, count: 1, pitch: 0 }).unwrap();

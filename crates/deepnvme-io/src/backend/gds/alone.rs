@@ -7,8 +7,7 @@ use super::beside::GdsBackend;
 use super::cufile::Gds;
 pub use super::files::KnownFile;
 use crate::backend::contract::{Backend, BackendSetup};
-use crate::gpus::Gpus;
-use crate::trace::{Recorder, Tape};
+use crate::backend::device::OpenedGpus;
 
 /// cuFile for some backends.
 #[derive(Debug)]
@@ -18,9 +17,7 @@ impl CuFileAccess {
     /// Opens nothing yet.
     #[must_use]
     pub fn new() -> Self {
-        // Nobody records what it does.
-        let gpus = Gpus::new(Tape::new(&Arc::new(Recorder::new()), None));
-        Self(Arc::new(Gds::new(&Arc::new(gpus))))
+        Self(Arc::new(Gds::new(&Arc::<OpenedGpus>::default())))
     }
 
     /// A backend that moves ops with memory of a GPU by way of cuFile, and all others as `main` does. They carry what

@@ -12,18 +12,16 @@ use deepnvme_mem::{Device, Region};
 use super::batches::Batches;
 use super::files::KnownFile;
 use super::pins::{GpuPin, Pinned, Pins};
-use crate::backend::device::cuda;
+use crate::backend::device::{OpenedGpus, cuda};
 use crate::config::limits::BLOCK_BYTES_MIN;
 use crate::error::{Error, ErrorKind, Result};
-use crate::gpus::Gpus;
 use crate::op::{Errno, Op, OpKind};
-use crate::stats::StatsSnapshot;
 use crate::sync::{Mutex, lock};
 
 /// What the engine has of cuFile: opened when a request first could use it.
 #[derive(Debug)]
 pub(crate) struct Gds {
-    gpus: Arc<Gpus>,
+    gpus: Arc<OpenedGpus>,
     opened: OnceLock<std::result::Result<CuFile, String>>,
     /// What cuFile said last of a transfer that it refused.
     refusal: Mutex<Option<String>>,
@@ -35,8 +33,20 @@ pub(crate) struct Gds {
     bytes_pinned: AtomicU64,
 }
 
+/// What an engine's use of cuFile has come to.
+pub(crate) struct Counts {
+    /// Registrations of memory.
+    pub(crate) pins: u64,
+    /// Those that were ended for this engine's to have room.
+    pub(crate) pins_evicted: u64,
+    /// Submissions of several transfers at once.
+    pub(crate) batches: u64,
+    /// Bytes from and to registered memory.
+    pub(crate) bytes_pinned: u64,
+}
+
 impl Gds {
-    pub(crate) fn new(gpus: &Arc<Gpus>) -> Self {
+    pub(crate) fn new(gpus: &Arc<OpenedGpus>) -> Self {
         Self {
             gpus: Arc::clone(gpus),
             opened: OnceLock::new(),
@@ -75,12 +85,14 @@ impl Gds {
         cuda::device_of(&*gpu).cloned().ok_or_else(none)
     }
 
-    /// Adds what is counted here to an engine's figures.
-    pub(crate) fn count(&self, stats: &mut StatsSnapshot) {
-        stats.gds_pins = self.pinned.load(Ordering::Relaxed);
-        stats.gds_pins_evicted = self.evicted.load(Ordering::Relaxed);
-        stats.gds_batches = self.batches.submissions.load(Ordering::Relaxed);
-        stats.bytes_gds_pinned = self.bytes_pinned.load(Ordering::Relaxed);
+    /// What was counted until now.
+    pub(crate) fn counts(&self) -> Counts {
+        Counts {
+            pins: self.pinned.load(Ordering::Relaxed),
+            pins_evicted: self.evicted.load(Ordering::Relaxed),
+            batches: self.batches.submissions.load(Ordering::Relaxed),
+            bytes_pinned: self.bytes_pinned.load(Ordering::Relaxed),
+        }
     }
 
     /// cuFile, or why it is no better than a bounce slot.

@@ -14,6 +14,6 @@ mod recency;
 mod submission;
 
 pub(crate) use self::beside::GdsBackend;
-pub(crate) use self::cufile::Gds;
+pub(crate) use self::cufile::{Counts, Gds};
 pub use self::files::KnownFile;
 pub use self::pins::GpuPin;

@@ -1,52 +1,61 @@
 //! Copies between bounce slots and GPUs: one stream for each GPU that a worker has to do with.
 //!
 //! A copy holds the slot and the GPU's memory until its event is over, and whoever drops this waits for all of them, so that
-//! neither is given to somebody else while the GPU works on it.
+//! neither is given to somebody else while the GPU works on it. `slice` is a part of such a copy; `fetcher` copies while somebody
+//! waits.
 #![allow(unsafe_code)]
+
+mod fetcher;
+mod slice;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use deepnvme_mem::{Device, Region};
 
-use super::device::{Gpu, GpuEvent, GpuStream, Registration, Rows};
+pub(crate) use self::fetcher::Fetcher;
+pub(crate) use self::slice::Slice;
+use self::slice::launch;
+use super::device::{Gpu, GpuEvent, GpuStream, OpenedGpus, Registration};
 use crate::error::Result;
-use crate::gpus::Gpus;
-use crate::split::Direction;
-use crate::trace::{Copied, Tape};
+use crate::op::Direction;
 
-#[cfg(test)]
-mod tests;
+/// The time in nanoseconds, if anybody wants to know.
+pub(crate) type Clock = Box<dyn Fn() -> Option<u64> + Send>;
 
-/// A part of a slot that belongs to memory on a GPU.
+/// A copy that is over.
 #[derive(Debug)]
-pub(crate) struct Slice {
-    /// Where in the slot it begins.
-    pub(crate) at: usize,
-    /// The memory on the GPU.
-    pub(crate) memory: Region,
-    /// Where in that.
-    pub(crate) from: usize,
-    pub(crate) len: usize,
+pub(crate) struct Finished {
+    pub(crate) number: u64,
+    /// What went wrong first.
+    pub(crate) outcome: Result<()>,
+    /// The first of its GPUs.
+    pub(crate) gpu: u32,
+    pub(crate) direction: Direction,
+    pub(crate) bytes: u64,
+    /// When it was the first in its stream; the largest number where nobody wanted to know.
+    pub(crate) start_ns: u64,
+    /// When it was seen to be over; 0 where nobody wanted to know.
+    pub(crate) end_ns: u64,
 }
 
 /// The copies of one worker.
 pub(crate) struct Copies {
-    gpus: Arc<Gpus>,
+    gpus: Arc<OpenedGpus>,
     lanes: Vec<Lane>,
     /// Copies by their number.
     unfinished: HashMap<u64, Unfinished>,
     next: u64,
-    tape: Tape,
+    clock: Clock,
     registration: Option<Box<dyn Registration>>,
 }
 
 struct Unfinished {
     /// How many are still at it.
     lanes: usize,
-    /// What went wrong first.
-    outcome: Result<()>,
-    copied: Copied,
+    finished: Finished,
 }
 
 /// What goes through one stream, in its order.
@@ -71,9 +80,9 @@ struct InFlight {
 }
 
 impl Copies {
-    pub(crate) fn new(gpus: &Arc<Gpus>, tape: &Tape) -> Self {
-        let (gpus, tape) = (Arc::clone(gpus), tape.clone());
-        Self { gpus, lanes: Vec::new(), unfinished: HashMap::new(), next: 0, tape, registration: None }
+    pub(crate) fn new(gpus: &Arc<OpenedGpus>, clock: Clock) -> Self {
+        let gpus = Arc::clone(gpus);
+        Self { gpus, lanes: Vec::new(), unfinished: HashMap::new(), next: 0, clock, registration: None }
     }
 
     /// Has the driver know the arena of the slots, so that copies from and to it need no staging. Why not, where it refuses.
@@ -98,7 +107,7 @@ impl Copies {
         let lanes = by_lane.len();
         let bytes = by_lane.iter().flat_map(|(_, slices)| slices).map(|slice| slice.len as u64).sum();
         let gpu = by_lane.first().map_or(0, |(lane, _)| self.lanes[*lane].gpu.index());
-        let given_ns = self.tape.now().unwrap_or(0);
+        let given_ns = (self.clock)().unwrap_or(0);
         for (lane, slices) in by_lane {
             if let Err(error) = self.lanes[lane].start((number, given_ns), direction, slot, slices) {
                 // What has begun must not go on behind the back of who is told that it has failed.
@@ -108,31 +117,28 @@ impl Copies {
                 return Err(error);
             }
         }
-        let copied = Copied { gpu, direction, bytes, start_ns: u64::MAX, end_ns: 0, failed: false };
-        self.unfinished.insert(number, Unfinished { lanes, outcome: Ok(()), copied });
+        let finished = Finished { number, outcome: Ok(()), gpu, direction, bytes, start_ns: u64::MAX, end_ns: 0 };
+        self.unfinished.insert(number, Unfinished { lanes, finished });
         Ok(number)
     }
 
     /// The copies that are over.
-    pub(crate) fn take_finished(&mut self) -> Vec<(u64, Result<()>)> {
+    pub(crate) fn take_finished(&mut self) -> Vec<Finished> {
         let mut finished = Vec::new();
         for lane in &mut self.lanes {
             while let Some((number, result)) = lane.take_finished() {
                 let Some(copy) = self.unfinished.get_mut(&number) else { continue };
                 copy.lanes -= 1;
-                if copy.outcome.is_ok() {
-                    copy.outcome = result;
+                if copy.finished.outcome.is_ok() {
+                    copy.finished.outcome = result;
                 }
-                if let Some(now) = self.tape.now() {
-                    copy.copied.start_ns = copy.copied.start_ns.min(lane.began_ns);
-                    copy.copied.end_ns = now;
+                if let Some(now) = (self.clock)() {
+                    copy.finished.start_ns = copy.finished.start_ns.min(lane.began_ns);
+                    copy.finished.end_ns = now;
                     lane.free_since_ns = now;
                 }
-                if copy.lanes == 0
-                    && let Some(Unfinished { outcome, copied, .. }) = self.unfinished.remove(&number)
-                {
-                    self.tape.copy(Copied { failed: outcome.is_err(), ..copied });
-                    finished.push((number, outcome));
+                if copy.lanes == 0 {
+                    finished.extend(self.unfinished.remove(&number).map(|copy| copy.finished));
                 }
             }
         }
@@ -211,70 +217,6 @@ impl Lane {
         // A stream does one after the other: until then, this one was behind that before it.
         self.began_ns = given_ns.max(self.free_since_ns);
         Some((number, result))
-    }
-}
-
-/// Starts to copy a slice: from the host's memory to the GPU for a read, the other way for a write.
-///
-/// # Safety
-/// Until an event behind this is over, both ends are alive, and nothing else changes what is copied or uses what it is
-/// copied to.
-unsafe fn launch(stream: &dyn GpuStream, direction: Direction, host: &Region, slice: &Slice) -> Result<()> {
-    let Slice { at, memory, from, len } = slice;
-    assert!(at.checked_add(*len).is_some_and(|end| end <= host.len()), "a slice lies in its slot");
-    let mut start = std::ptr::with_exposed_provenance_mut::<u8>(host.addr() + at);
-    let mut outcome = Ok(());
-    memory.each_row(*from, *len, |address, bytes, count, pitch| {
-        let rows = Rows { address, bytes, count, pitch };
-        if outcome.is_ok() {
-            // SAFETY: the host's memory has these bytes, as was checked, and the GPU's its rows; the rest is the caller's
-            // word.
-            outcome = unsafe {
-                match direction {
-                    Direction::Read => stream.copy_to_gpu(rows, start),
-                    Direction::Write => stream.copy_to_host(start, rows),
-                }
-            };
-        }
-        start = start.wrapping_add(rows.total_bytes());
-    });
-    outcome
-}
-
-/// Copies from and to one GPU for somebody who waits.
-#[derive(Debug)]
-pub(crate) struct Fetcher {
-    gpu: Arc<dyn Gpu>,
-    stream: Box<dyn GpuStream>,
-    event: Box<dyn GpuEvent>,
-}
-
-impl Fetcher {
-    pub(crate) fn new(gpu: Arc<dyn Gpu>) -> Result<Self> {
-        let (stream, event) = (gpu.new_stream()?, gpu.new_event()?);
-        Ok(Self { gpu, stream, event })
-    }
-
-    /// The number of its GPU.
-    pub(crate) fn index(&self) -> u32 {
-        self.gpu.index()
-    }
-
-    /// Copies slices to the host's memory, which is this call's alone, for a write, from there for a read, and waits for
-    /// that.
-    pub(crate) fn copy(&self, direction: Direction, host: &Region, slices: &[Slice]) -> Result<()> {
-        let mut outcome = Ok(());
-        for slice in slices {
-            if outcome.is_ok() {
-                // SAFETY: both ends are borrowed for this call, which waits for the event, or for the whole stream.
-                outcome = unsafe { launch(&*self.stream, direction, host, slice) };
-            }
-        }
-        let over = self.event.record(self.stream.raw()).and_then(|()| self.event.wait());
-        if over.is_err() {
-            let _ = self.stream.synchronize();
-        }
-        outcome.and(over)
     }
 }
 

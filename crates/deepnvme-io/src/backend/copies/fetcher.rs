@@ -1,0 +1,48 @@
+//! Copies from and to one GPU while somebody waits.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use deepnvme_mem::Region;
+
+use super::slice::{Slice, launch};
+use crate::backend::device::{Gpu, GpuEvent, GpuStream};
+use crate::error::Result;
+use crate::op::Direction;
+
+/// Copies from and to one GPU for somebody who waits.
+#[derive(Debug)]
+pub(crate) struct Fetcher {
+    gpu: Arc<dyn Gpu>,
+    stream: Box<dyn GpuStream>,
+    event: Box<dyn GpuEvent>,
+}
+
+impl Fetcher {
+    pub(crate) fn new(gpu: Arc<dyn Gpu>) -> Result<Self> {
+        let (stream, event) = (gpu.new_stream()?, gpu.new_event()?);
+        Ok(Self { gpu, stream, event })
+    }
+
+    /// The number of its GPU.
+    pub(crate) fn index(&self) -> u32 {
+        self.gpu.index()
+    }
+
+    /// Copies slices to the host's memory, which is this call's alone, for a write, from there for a read, and waits for
+    /// that.
+    pub(crate) fn copy(&self, direction: Direction, host: &Region, slices: &[Slice]) -> Result<()> {
+        let mut outcome = Ok(());
+        for slice in slices {
+            if outcome.is_ok() {
+                // SAFETY: both ends are borrowed for this call, which waits for the event, or for the whole stream.
+                outcome = unsafe { launch(&*self.stream, direction, host, slice) };
+            }
+        }
+        let over = self.event.record(self.stream.raw()).and_then(|()| self.event.wait());
+        if over.is_err() {
+            let _ = self.stream.synchronize();
+        }
+        outcome.and(over)
+    }
+}
