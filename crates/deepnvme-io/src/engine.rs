@@ -15,7 +15,7 @@ use crate::gpus::{GpuAccess, Gpus};
 use crate::job::{Durability, Job, Memory, WriteExtent, WriteOptions};
 use crate::pending::{self, Home, MemoryHome, Pending};
 use crate::probe::Probe;
-use crate::queue::{self, Queue, Turn};
+use crate::queue::{Queue, Turn};
 use crate::split::{BlockSizes, Direction, Plan, Segment};
 use crate::start::start_thread;
 use crate::stats::{self, Comparisons, StatsSnapshot, WorkerStats};
@@ -276,7 +276,7 @@ impl Engine {
     /// `Closed` in a forked child.
     pub fn record(&self) -> Result<Recording> {
         self.check_process()?;
-        Ok(self.recorder.record())
+        Ok(Recording::begin(&self.recorder))
     }
 
     /// A line of that name in the recordings of this engine, for those who work beside it.
@@ -453,7 +453,7 @@ impl Engine {
 
     /// An error in a process that was forked from the one that made this engine.
     pub(crate) fn check_process(&self) -> Result<()> {
-        if self.queue.is_foreign() { Err(queue::forked()) } else { Ok(()) }
+        if self.queue.is_foreign() { Err(Error::forked()) } else { Ok(()) }
     }
 
     fn planned(&self, direction: Direction, layout: RequestLayout) -> Result<Planned> {

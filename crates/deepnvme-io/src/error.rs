@@ -97,6 +97,12 @@ impl Error {
         Self::new(ErrorKind::InvalidInput, "settings", detail)
     }
 
+    /// That of every call on an engine that was made before a fork.
+    pub(crate) fn forked() -> Self {
+        let detail = "the engine belongs to the process before the fork; make a new one in this process";
+        Self::new(ErrorKind::Closed, "engine", detail)
+    }
+
     /// The same error, naming the file.
     #[must_use]
     pub fn at_path(mut self, path: impl Into<PathBuf>) -> Self {

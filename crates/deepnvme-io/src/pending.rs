@@ -139,7 +139,7 @@ impl<T: Home> Pending<T> {
     /// The memory and the result, if they are there. The memory comes once, to the first who asks.
     pub fn finish(&self) -> Option<(Option<T>, Result<Transfer>)> {
         if self.queue.is_foreign() && !self.is_done() {
-            return Some((None, Err(crate::queue::forked())));
+            return Some((None, Err(Error::forked())));
         }
         let outcome = self.job.outcome.get()?;
         Some((memory_of(&self.job), outcome))
@@ -150,7 +150,7 @@ impl<T: Home> Pending<T> {
     /// with the parent's engine (`None`).
     pub fn wait(self) -> (Option<T>, Result<Transfer>) {
         if self.queue.is_foreign() && !self.is_done() {
-            return (None, Err(crate::queue::forked()));
+            return (None, Err(Error::forked()));
         }
         let outcome = self.job.outcome.wait();
         (memory_of(&self.job), outcome)

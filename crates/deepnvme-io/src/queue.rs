@@ -425,12 +425,6 @@ fn closed(job: &Job) -> Error {
     Error::new(ErrorKind::Closed, job.plan.direction().name(), "the engine is closed")
 }
 
-/// The error of every call on an engine that was made before a fork.
-pub(crate) fn forked() -> Error {
-    let detail = "the engine belongs to the process before the fork; make a new one in this process";
-    Error::new(ErrorKind::Closed, "engine", detail)
-}
-
 /// The descriptors to sync at the end of a write: each part, and for full durability each folder.
 fn sync_targets(job: &Job) -> Result<Vec<SyncTarget>> {
     let kind = match job.options.durability {

@@ -80,6 +80,19 @@ pub enum What {
     },
 }
 
+/// All that happened between the beginning and the end of a recording.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Recorded {
+    /// When it began, by [`now_ns`](super::now_ns).
+    pub start_ns: u64,
+    /// When it was ended.
+    pub end_ns: u64,
+    /// What was over by then, in the order of its end; what was still on its way is missing. At most [`EVENTS_MAX`](super::EVENTS_MAX).
+    pub events: Vec<Event>,
+    /// How many more there were.
+    pub dropped: u64,
+}
+
 /// How bytes go between a file and memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Way {

@@ -12,10 +12,10 @@ mod recorder;
 mod recording;
 mod tape;
 
-pub use event::{Event, Way, What};
+pub use event::{Event, Recorded, Way, What};
 pub use recorder::EVENTS_MAX;
 pub(crate) use recorder::Recorder;
-pub use recording::{Lane, Recorded, Recording};
+pub use recording::{Lane, Recording};
 pub(crate) use tape::{Copied, Moved, Tape};
 
 /// The time of every event: nanoseconds of `CLOCK_MONOTONIC`, which Python calls `time.monotonic_ns()`.

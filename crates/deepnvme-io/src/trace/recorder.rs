@@ -5,9 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::event::{Event, What};
+use super::event::{Event, Recorded, What};
 use super::now_ns;
-use super::recording::{Recorded, Recording};
 use crate::sync::{Instant, Mutex, lock};
 
 /// The most events of one recording: about 20 MB, and 128 GiB that went through bounce slots. Those that come later are counted,
@@ -66,8 +65,8 @@ impl Recorder {
         ns + u64::try_from(moment.saturating_duration_since(then).as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Begins a recording.
-    pub(crate) fn record(self: &Arc<Self>) -> Recording {
+    /// Begins a recording, and gives its number.
+    pub(super) fn open(&self) -> u64 {
         let mut books = lock(&self.books);
         let number = books.next;
         books.next += 1;
@@ -75,7 +74,7 @@ impl Recorder {
         let recorded = Recorded { start_ns, end_ns: start_ns, events: Vec::new(), dropped: 0 };
         books.open.push(Book { number, recorded });
         self.running.fetch_add(1, Ordering::Relaxed);
-        Recording::new(self, number)
+        number
     }
 
     /// Notes what is over, in every recording that had begun by then. `what` is made from the recorder's own copies of
@@ -149,7 +148,7 @@ where
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::recording::Lane;
+    use super::super::recording::{Lane, Recording};
     use super::*;
 
     fn spans(recorded: &Recorded) -> Vec<(u64, u64, String)> {
@@ -166,10 +165,10 @@ mod tests {
         let lane = Lane::new(&recorder, "compute");
         lane.span("nobody listens", now_ns(), now_ns());
         assert!(!lane.is_on());
-        let outer = recorder.record();
+        let outer = Recording::begin(&recorder);
         let (before, during) = (now_ns(), now_ns() + 1);
         lane.span("first", before, during);
-        let inner = recorder.record();
+        let inner = Recording::begin(&recorder);
         let start = lock(&recorder.books).open[1].recorded.start_ns;
         lane.span("over before the inner one", before, before);
         lane.span("both", 0, start + 5);
@@ -189,12 +188,12 @@ mod tests {
     fn a_full_recording_counts_what_it_drops() {
         let recorder = Arc::new(Recorder::new());
         let lane = Lane::new(&recorder, "compute");
-        let recording = recorder.record();
+        let recording = Recording::begin(&recorder);
         let now = now_ns();
         for number in 0..EVENTS_MAX as u64 + 7 {
             lane.span("step", now + number, now + number + 1);
         }
-        let later = recorder.record();
+        let later = Recording::begin(&recorder);
         lane.span("step", now, u64::MAX);
         let recorded = recording.stop().unwrap();
         assert_eq!((recorded.events.len(), recorded.dropped), (EVENTS_MAX, 8));
@@ -205,7 +204,7 @@ mod tests {
     #[test]
     fn a_recording_that_is_dropped_costs_nothing_any_more() {
         let recorder = Arc::new(Recorder::new());
-        drop(recorder.record());
+        drop(Recording::begin(&recorder));
         assert!(!recorder.is_on());
         assert!(lock(&recorder.books).open.is_empty());
     }

@@ -1,24 +1,10 @@
-//! What others hold of a recorder: a recording that runs, what it has in the end, and lanes of their own.
+//! What others hold of a recorder: a recording that runs, and lanes of their own.
 
 use std::sync::Arc;
 
-use super::event::{Event, What};
+use super::event::{Recorded, What};
 use super::recorder::Recorder;
-use crate::error::Result;
-use crate::queue;
-
-/// All that happened between the beginning and the end of a recording.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Recorded {
-    /// When it began, by [`now_ns`](super::now_ns).
-    pub start_ns: u64,
-    /// When it was ended.
-    pub end_ns: u64,
-    /// What was over by then, in the order of its end; what was still on its way is missing. At most [`EVENTS_MAX`](super::EVENTS_MAX).
-    pub events: Vec<Event>,
-    /// How many more there were.
-    pub dropped: u64,
-}
+use crate::error::{Error, Result};
 
 /// A recording that runs; dropping it forgets what it has.
 #[derive(Debug)]
@@ -36,8 +22,9 @@ pub struct Lane {
 }
 
 impl Recording {
-    pub(super) fn new(recorder: &Arc<Recorder>, number: u64) -> Self {
-        Self { recorder: Arc::clone(recorder), number }
+    /// Begins one.
+    pub(crate) fn begin(recorder: &Arc<Recorder>) -> Self {
+        Self { recorder: Arc::clone(recorder), number: recorder.open() }
     }
 
     /// A line of that name, as [`Engine::lane`](crate::Engine::lane) gives it.
@@ -52,10 +39,10 @@ impl Recording {
     /// `Closed` in a process that was forked since it began: the recording is the parent's.
     pub fn stop(self) -> Result<Recorded> {
         if self.recorder.is_foreign() {
-            return Err(queue::forked());
+            return Err(Error::forked());
         }
         // Only this and `drop` close it, and both have it to themselves.
-        self.recorder.close(self.number).ok_or_else(queue::forked)
+        self.recorder.close(self.number).ok_or_else(Error::forked)
     }
 }
 
