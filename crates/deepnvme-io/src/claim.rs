@@ -1,23 +1,23 @@
 //! The duty to end one piece of a job's work.
 //!
-//! Whoever takes work takes a claim with it. A claim that is dropped without having been ended (its worker broke
+//! Whoever takes work from the queue takes a claim with it. A claim that is dropped without having been ended (its worker broke
 //! down, or panicked) fails the job, so that nobody waits for ever.
 
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::job::Job;
-use crate::queue::Queue;
+use crate::queue::{Duty, Piece, Queue, SyncTarget};
 
-/// What is claimed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Duty {
-    /// To give the file its final size.
-    Prepare,
-    /// To move one block.
-    Block,
-    /// To sync one file or folder.
-    Sync,
+/// One thing for a worker to do.
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// Give the file its final size.
+    Prepare(Claim),
+    /// Move that block.
+    Block(Claim, u64),
+    /// Sync that descriptor.
+    Sync(Claim, SyncTarget),
 }
 
 /// One piece of a job, to be ended exactly once.
@@ -27,6 +27,18 @@ pub(crate) struct Claim {
     queue: Arc<Queue>,
     duty: Duty,
     is_ended: bool,
+}
+
+impl Work {
+    /// The next thing to do, if there is one.
+    pub(crate) fn next(queue: &Arc<Queue>) -> Option<Self> {
+        let claim = |job, duty| Claim::new(job, Arc::clone(queue), duty);
+        Some(match queue.next()? {
+            Piece::Prepare(job) => Self::Prepare(claim(job, Duty::Prepare)),
+            Piece::Block(job, index) => Self::Block(claim(job, Duty::Block), index),
+            Piece::Sync(job, target) => Self::Sync(claim(job, Duty::Sync), target),
+        })
+    }
 }
 
 impl Claim {
@@ -56,24 +68,7 @@ impl Claim {
 
     fn report(&mut self, result: Result<u64>) {
         self.is_ended = true;
-        let bytes = result.unwrap_or_else(|error| {
-            self.job.fail(error);
-            0
-        });
-        match self.duty {
-            Duty::Prepare | Duty::Block => {
-                if self.job.finish_piece(bytes) {
-                    self.queue.blocks_done(&self.job);
-                } else if self.duty == Duty::Prepare {
-                    self.queue.prepared(&self.job);
-                }
-            }
-            Duty::Sync => {
-                if self.job.finish_sync() {
-                    self.queue.complete(&self.job);
-                }
-            }
-        }
+        self.queue.end(&self.job, self.duty, result);
     }
 }
 

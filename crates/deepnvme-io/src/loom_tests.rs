@@ -8,12 +8,12 @@ use std::sync::Arc;
 use loom::thread;
 
 use crate::backend::device::GpuEvent;
-use crate::claim::{Claim, Duty};
+use crate::claim::{Claim, Work};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gate::Gate;
 use crate::job::{Job, Memory, WriteExtent, WriteOptions};
 use crate::pending::Pending;
-use crate::queue::{Queue, SyncTarget, Turn, Work};
+use crate::queue::{Duty, Queue, SyncTarget, Turn};
 use crate::split::{BlockSizes, Direction, Geometry, Plan, Segment};
 use crate::stripe::Layout;
 use crate::trace::Recorder;
@@ -63,7 +63,7 @@ fn work(queue: &Arc<Queue>, pieces_max: usize) {
     let mut pieces = 0;
     loop {
         seat.run();
-        while let Some(work) = queue.next() {
+        while let Some(work) = Work::next(queue) {
             if pieces == pieces_max {
                 // Its claim is dropped as by a panic.
                 drop(work);
@@ -295,7 +295,7 @@ fn loom_the_gate_is_closed_while_a_request_is_held_and_cancelled() {
         // What the gate let go, the queue has; nobody has begun it.
         queue.close();
         if !told {
-            assert!(matches!(queue.next(), Some(Work::Block(..))));
+            assert!(matches!(Work::next(&queue), Some(Work::Block(..))));
         }
         assert!(job.outcome.get().is_some());
         assert_eq!(queue.ended().0, 1);

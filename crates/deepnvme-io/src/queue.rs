@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::backend::Wake;
-use crate::claim::{Claim, Duty};
 use crate::error::{Error, ErrorKind, Result};
 use crate::job::{Cancelled, Durability, Job};
 use crate::op::OpKind;
@@ -22,15 +21,25 @@ use crate::trace::{Recorder, What};
 /// Most requests that wait at once.
 pub const REQUESTS_MAX: usize = 1 << 20;
 
-/// One thing for a worker to do.
+/// One piece of a job that somebody has taken, and is to [end](Queue::end): workers take it as
+/// [`Work`](crate::claim::Work), which sees to that.
 #[derive(Debug)]
-pub(crate) enum Work {
-    /// Give the file its final size.
-    Prepare(Claim),
-    /// Move that block.
-    Block(Claim, u64),
-    /// Sync that descriptor.
-    Sync(Claim, SyncTarget),
+#[must_use = "a piece that nobody ends keeps its job for ever"]
+pub(crate) enum Piece {
+    Prepare(Arc<Job>),
+    Block(Arc<Job>, u64),
+    Sync(Arc<Job>, SyncTarget),
+}
+
+/// What is to be done with a piece.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Duty {
+    /// To give the file its final size.
+    Prepare,
+    /// To move one block.
+    Block,
+    /// To sync one file or folder.
+    Sync,
 }
 
 #[derive(Debug)]
@@ -204,21 +213,20 @@ impl Queue {
         Ok(())
     }
 
-    /// The next thing to do, if there is one.
-    pub(crate) fn next(self: &Arc<Self>) -> Option<Work> {
-        let claim = |job, duty| Claim::new(job, Arc::clone(self), duty);
+    /// The next piece to do, if there is one.
+    pub(crate) fn next(&self) -> Option<Piece> {
         let mut state = lock(&self.state);
         loop {
             let Some(entry) = state.entries.pop_front() else { break };
             match entry {
                 // A request that was cancelled before has nothing to prepare.
                 Entry::Prepare(job) if !job.claim_preparation() => {}
-                Entry::Prepare(job) => return Some(Work::Prepare(claim(job, Duty::Prepare))),
-                Entry::Sync(job, target) => return Some(Work::Sync(claim(job, Duty::Sync), target)),
+                Entry::Prepare(job) => return Some(Piece::Prepare(job)),
+                Entry::Sync(job, target) => return Some(Piece::Sync(job, target)),
                 Entry::Blocks(job) => {
                     if let Some(index) = job.claim() {
                         state.entries.push_back(Entry::Blocks(Arc::clone(&job)));
-                        return Some(Work::Block(claim(job, Duty::Block), index));
+                        return Some(Piece::Block(job, index));
                     }
                 }
             }
@@ -226,7 +234,7 @@ impl Queue {
         // One after the other: what is read ahead is wanted in this order.
         while let Some(job) = state.later.front() {
             if let Some(index) = job.claim() {
-                return Some(Work::Block(claim(Arc::clone(job), Duty::Block), index));
+                return Some(Piece::Block(Arc::clone(job), index));
             }
             state.later.pop_front();
         }
@@ -307,6 +315,28 @@ impl Queue {
         Ok(())
     }
 
+    /// Takes note of how a piece went: the bytes that the caller got or gave, or the failure.
+    pub(crate) fn end(&self, job: &Arc<Job>, duty: Duty, result: Result<u64>) {
+        let bytes = result.unwrap_or_else(|error| {
+            job.fail(error);
+            0
+        });
+        match duty {
+            Duty::Prepare | Duty::Block => {
+                if job.finish_piece(bytes) {
+                    self.blocks_done(job);
+                } else if duty == Duty::Prepare {
+                    self.prepared(job);
+                }
+            }
+            Duty::Sync => {
+                if job.finish_sync() {
+                    self.complete(job);
+                }
+            }
+        }
+    }
+
     /// After the last piece of a job: its syncs, or its end.
     pub(crate) fn blocks_done(&self, job: &Arc<Job>) {
         let targets = if job.has_failed() { Ok(Vec::new()) } else { sync_targets(job) };
@@ -366,7 +396,7 @@ impl Queue {
     }
 
     /// After a worker's backend broke down for good. The last one takes the waiting requests along.
-    pub(crate) fn worker_lost(self: &Arc<Self>, error: &Error) {
+    pub(crate) fn worker_lost(&self, error: &Error) {
         let entries = {
             let mut state = lock(&self.state);
             state.workers_gone += 1;
@@ -385,7 +415,7 @@ impl Queue {
                 Entry::Prepare(job) | Entry::Blocks(job) => {
                     self.cancel(&job, error.clone());
                 }
-                Entry::Sync(job, _) => Claim::new(job, Arc::clone(self), Duty::Sync).end(Err(error.clone())),
+                Entry::Sync(job, _) => self.end(&job, Duty::Sync, Err(error.clone())),
             }
         }
     }
@@ -454,6 +484,7 @@ fn sync_targets(job: &Job) -> Result<Vec<SyncTarget>> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::claim::Work;
     use crate::job::{Memory, WriteExtent, WriteOptions};
     use crate::split::{BlockSizes, Direction, Geometry, Plan, Segment};
     use crate::stripe::Layout;
@@ -484,7 +515,7 @@ mod tests {
         busy.sit(Arc::new(NoWake));
         idle.sit(Arc::new(NoWake));
         queue.push(&job(), Turn::Now).unwrap();
-        let Some(Work::Prepare(preparation)) = queue.next() else { panic!("a file is prepared first") };
+        let Some(Work::Prepare(preparation)) = Work::next(&queue) else { panic!("a file is prepared first") };
         queue.close();
         idle.run();
         assert!(queue.next().is_none());
@@ -494,7 +525,7 @@ mod tests {
         preparation.end(Ok(0));
         assert!(!queue.leave(), "a block is left, when the idle one looks");
         busy.run();
-        let Some(Work::Block(block, _)) = queue.next() else { panic!("a block comes next") };
+        let Some(Work::Block(block, _)) = Work::next(&queue) else { panic!("a block comes next") };
         block.end(Ok(4096));
         assert!(queue.next().is_none() && queue.leave());
         let (woken, wakes) = mpsc::channel();

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use self::window::Window;
 use crate::backend::Backend;
-use crate::claim::Claim;
+use crate::claim::{Claim, Work};
 use crate::config::WindowMode;
 use crate::error::Result;
 use crate::gpus::Gpus;
-use crate::queue::{Queue, Seat, Work};
+use crate::queue::{Queue, Seat};
 use crate::stats::WorkerStats;
 use crate::trace::Tape;
 
@@ -106,7 +106,7 @@ impl<'a> Worker<'a> {
             }
             let work = match self.waiting.take() {
                 Some((claim, index)) => Some(Work::Block(claim, index)),
-                None => self.queue.next(),
+                None => Work::next(self.queue),
             };
             match work {
                 None => break,
