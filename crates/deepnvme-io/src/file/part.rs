@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use super::alignment::{self, Found};
 use super::{Access, DirectState, OpenOptions};
-use crate::backend::gds::{Gds, KnownFile};
+use crate::backend::gds::Gds;
 use crate::config::DirectMode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs::{self, Kind, OFlags, Stat};
-use crate::op::Errno;
+use crate::op::{Errno, KnownFile};
 use crate::split::{Channel, FileAlignment};
 use crate::sync::OnceLock;
 

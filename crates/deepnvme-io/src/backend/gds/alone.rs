@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::beside::GdsBackend;
 use super::cufile::Gds;
-pub use super::files::KnownFile;
 use crate::backend::contract::{Backend, BackendSetup};
 use crate::backend::device::OpenedGpus;
+pub use crate::op::KnownFile;
 
 /// cuFile for some backends.
 #[derive(Debug)]

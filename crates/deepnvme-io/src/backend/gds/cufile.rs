@@ -10,12 +10,11 @@ use deepnvme_cuda::{CuFile, IoError};
 use deepnvme_mem::{Device, Region};
 
 use super::batches::Batches;
-use super::files::KnownFile;
 use super::pins::{GpuPin, Pinned, Pins};
 use crate::backend::device::{OpenedGpus, cuda};
 use crate::config::limits::BLOCK_BYTES_MIN;
 use crate::error::{Error, ErrorKind, Result};
-use crate::op::{Errno, Op, OpKind};
+use crate::op::{Errno, KnownFile, Op, OpKind};
 use crate::sync::{Mutex, lock};
 
 /// What the engine has of cuFile: opened when a request first could use it.

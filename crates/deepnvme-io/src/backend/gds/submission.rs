@@ -10,9 +10,8 @@ use deepnvme_cuda::{Batch, BatchEntry, BatchEvent, CuFile, Device as Gpu};
 use deepnvme_mem::Device;
 
 use super::cufile::Gds;
-use super::files::KnownFile;
 use super::pins::Touched;
-use crate::op::{Completion, Errno, Op, OpKind};
+use crate::op::{Completion, Errno, KnownFile, Op, OpKind};
 
 /// Transfers of one batch, at the most.
 pub(super) const ENTRIES_MAX: usize = 64;

@@ -18,12 +18,12 @@ struct Known {
 
 impl KnownFile {
     /// Has cuFile know a file.
-    pub(super) fn register(cufile: &CuFile, file: &Arc<OwnedFd>) -> Result<Self, String> {
+    pub(crate) fn register(cufile: &CuFile, file: &Arc<OwnedFd>) -> Result<Self, String> {
         let handle = FileHandle::new(cufile, file.as_fd()).map_err(|error| error.to_string())?;
         Ok(Self(Arc::new(Known { handle, _file: Arc::clone(file) })))
     }
 
-    pub(super) fn handle(&self) -> &FileHandle {
+    pub(crate) fn handle(&self) -> &FileHandle {
         &self.0.handle
     }
 }

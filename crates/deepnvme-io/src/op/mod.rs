@@ -6,7 +6,9 @@ use std::sync::Arc;
 use deepnvme_mem::Region;
 use smallvec::SmallVec;
 
-use crate::backend::gds::KnownFile;
+mod known_file;
+
+pub use self::known_file::KnownFile;
 
 /// Names one accepted op until it comes back; chosen by whoever submits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
