@@ -10,13 +10,13 @@ import pytest
 import simulate_faults
 
 PATCHES = sorted(simulate_faults.FAULTS.glob("*.patch"))
-SCENARIOS = simulate_faults.ROOT / "crates" / "deepnvme-simulation" / "src" / "scenario" / "mod.rs"
+KINDS = simulate_faults.ROOT / "crates" / "deepnvme-simulation" / "src" / "scenario" / "kind.rs"
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=[patch.stem for patch in PATCHES])
 def test_each_applies(patch: Path) -> None:
     assert simulate_faults.why_not(patch) == ""
-    names = re.findall(r"Self::\w+ => \"(\w+)\"", SCENARIOS.read_text())
+    names = re.findall(r"Self::\w+ => \"(\w+)\"", KINDS.read_text())
     assert simulate_faults.scenario_of(patch) in names
 
 
