@@ -178,7 +178,7 @@ fn a_set_that_is_retired_takes_what_earlier_ones_could_not_remove_with_it() {
                 in_process(2, || drop(retire()));
                 counted.store(context.world.calls(), Ordering::Relaxed);
                 context.world.calm();
-                in_process(3, || drop(retire().unwrap()));
+                in_process(3, || _ = retire().unwrap());
                 assert_eq!(names(), Vec::<String>::new());
             });
             assert!(report.failures.is_empty(), "{late}, {from}: {:#?}", report.failures);

@@ -232,7 +232,8 @@ def staging_of(tensors_nbytes: int, nbytes: int | None, neighbours: int = 1) -> 
 def _available(root: Path = Path("/")) -> int:
     """Bytes of memory that this process can have without swapping, or being killed in a container that has less."""
     found = 1 << 30
-    with (root / "proc/meminfo").open() as lines:
+    # A container may have no /proc.
+    with suppress(OSError), (root / "proc/meminfo").open() as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
                 found = int(line.split()[1]) << 10

@@ -117,7 +117,11 @@ class Swapper:
         _check(tensor)
         source = tensor.detach()
         with self.fill(key, source.shape, source.dtype) as held, torch.no_grad():
-            held.copy_(source)
+            try:
+                held.copy_(source)
+            except NotImplementedError:
+                # Types of few bits, which torch does not copy.
+                held.view(torch.uint8).copy_(source.view(torch.uint8))
 
     def fill(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> Lend:
         """Lend a new tensor for a ``with`` block, which fills it: a :meth:`put` without a copy.

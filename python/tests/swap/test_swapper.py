@@ -109,6 +109,16 @@ def test_one_lend_does_not_touch_anothers_gradient(swapper: Make) -> None:
         total.backward()  # type: ignore[no-untyped-call]
 
 
+def test_types_that_torch_does_not_copy(swapper: Make) -> None:
+    one = swapper()
+    for dtype in (getattr(torch, name) for name in ("int4", "uint1", "uint7")):
+        source = torch.arange(5, dtype=torch.uint8).view(dtype)
+        one.put("few bits", source)
+        with one.lend("few bits") as lent:
+            assert lent.dtype == dtype
+            assert lent.view(torch.uint8).equal(source.view(torch.uint8))
+
+
 def test_a_key_takes_tensors_of_other_sizes(swapper: Make) -> None:
     mine = swapper()
     generator = random.Random(5)

@@ -211,9 +211,20 @@ impl Part {
         if let Some(fd) = self.buffered.get() {
             return Ok(Arc::clone(fd));
         }
-        let reopened = fs::reopen(self.any().as_fd(), self.access.flags());
+        let reopened = match fs::reopen(self.any().as_fd(), self.access.flags()) {
+            // Reopening goes through /proc, which a container may not have.
+            Err(Errno::NOENT) => self.reopen_by_name(),
+            reopened => reopened,
+        };
         let fd = reopened.map_err(|errno| Error::os("reopen without O_DIRECT", errno).at_path(&self.path))?;
         Ok(Arc::clone(self.buffered.get_or_init(|| Arc::new(fd))))
+    }
+
+    /// Opens the file by its name, if that is still this file's.
+    fn reopen_by_name(&self) -> Result<OwnedFd, Errno> {
+        let file = fs::open(&self.path, self.access.flags() | OFlags::NONBLOCK, 0)?;
+        let (own, found) = (fs::stat_of(self.any().as_fd())?, fs::stat_of(file.as_fd())?);
+        if own.identity == found.identity { Ok(file) } else { Err(Errno::NOENT) }
     }
 
     /// Whichever descriptor there is.
