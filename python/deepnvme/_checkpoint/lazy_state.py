@@ -12,7 +12,7 @@ from deepnvme._checkpoint.arena import Arenas
 from deepnvme._checkpoint.bounds import Bounds
 from deepnvme._checkpoint.factory import Factory
 from deepnvme._checkpoint.lazy import LazyTensor
-from deepnvme._checkpoint.reading import typed
+from deepnvme._checkpoint.refusals import typed
 
 if TYPE_CHECKING:
     from deepnvme._checkpoint.reading import Listed, Request
