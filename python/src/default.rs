@@ -1,6 +1,5 @@
 //! The engine that is made when nobody makes one.
 
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use deepnvme_io::{Config, Engine, SettingsFile};
@@ -8,6 +7,7 @@ use pyo3::prelude::*;
 
 use crate::engine::PyEngine;
 use crate::error;
+use crate::settings::settings_path;
 
 struct Current {
     engine: Py<PyEngine>,
@@ -15,11 +15,6 @@ struct Current {
 }
 
 static CURRENT: Mutex<Option<Current>> = Mutex::new(None);
-
-/// The file of settings that the environment names.
-pub(crate) fn settings_path() -> Option<PathBuf> {
-    std::env::var_os("DEEPNVME_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
-}
 
 /// The engine of the module-level functions: made when first needed, one per process.
 pub(crate) fn object(py: Python<'_>) -> PyResult<Py<PyEngine>> {

@@ -1,11 +1,12 @@
 //! `deepnvme.Engine`.
 
-use std::sync::{Arc, PoisonError, RwLock, mpsc};
+use std::sync::{Arc, mpsc};
 
 use deepnvme_io::{Config, Engine, SettingsFile};
 use pyo3::prelude::*;
 
 use crate::flight::SLICE;
+use crate::open_engine::OpenEngine;
 use crate::path::file_name;
 use crate::pending::Pending;
 use crate::probe::Probe;
@@ -13,7 +14,7 @@ use crate::request::{Offset, Request};
 use crate::settings::{self, Typed, direct_word, submit_word, window_word};
 use crate::stats::Stats;
 use crate::timeline::{self, Trace};
-use crate::{default, error, orphans};
+use crate::{error, orphans};
 
 /// Moves tensors between files and memory.
 ///
@@ -51,7 +52,7 @@ use crate::{default, error, orphans};
 ///     4096
 #[pyclass(frozen, name = "Engine", weakref, module = "deepnvme")]
 pub(crate) struct PyEngine {
-    inner: RwLock<Option<Arc<Engine>>>,
+    inner: OpenEngine,
     config: Config,
     backend: &'static str,
 }
@@ -121,7 +122,7 @@ impl PyEngine {
     ) -> PyResult<Self> {
         let path = match path {
             Some(path) => file_name(path)?,
-            None => default::settings_path().unwrap_or_else(|| "deepnvme.toml".into()),
+            None => settings::settings_path().unwrap_or_else(|| "deepnvme.toml".into()),
         };
         let folder = folder.map(file_name).transpose()?;
         let file = error::check(py, SettingsFile::load(&path))?;
@@ -308,8 +309,8 @@ impl PyEngine {
     ///     4096
     ///     >>> trace.summary()["requests"]
     ///     1
-    fn trace(slf: Py<Self>, path: &Bound<'_, PyAny>) -> PyResult<Trace> {
-        Ok(Trace::new(slf, file_name(path)?))
+    pub(crate) fn trace(&self, path: &Bound<'_, PyAny>) -> PyResult<Trace> {
+        Ok(Trace::new(self.inner.clone(), file_name(path)?))
     }
 
     /// Adds a bar to the traces of this engine that run, in a lane of its own: what computes, or waits. Without a trace,
@@ -344,8 +345,7 @@ impl PyEngine {
     /// nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         orphans::sweep(py);
-        let taken = self.inner.write().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(engine) = taken else { return Ok(()) };
+        let Some(engine) = self.inner.take() else { return Ok(()) };
         // The engine's end waits for the device, perhaps long; another thread does that, so that Ctrl-C arrives here. Whoever
         // is inside a call has the engine, too: it is closed for them, and dropped by the last.
         let (report, mut over) = mpsc::sync_channel::<()>(1);
@@ -447,7 +447,7 @@ impl PyEngine {
     /// Whether ``close`` was called.
     #[getter]
     pub(crate) fn closed(&self) -> bool {
-        self.inner.read().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.inner.is_closed()
     }
 
     fn __repr__(&self) -> String {
@@ -467,12 +467,11 @@ impl PyEngine {
         let engine = py.detach(|| Engine::new(config).map(Engine::dropped_in_background));
         let engine = error::check(py, engine)?;
         let (config, backend) = (engine.config().clone(), engine.backend_kind().name());
-        Ok(Self { inner: RwLock::new(Some(Arc::new(engine))), config, backend })
+        Ok(Self { inner: OpenEngine::new(engine), config, backend })
     }
 
     /// The engine, unless it was closed.
     pub(crate) fn open_engine(&self, py: Python<'_>) -> PyResult<Arc<Engine>> {
-        let engine = self.inner.read().unwrap_or_else(PoisonError::into_inner).clone();
-        engine.ok_or_else(|| error::plain(py, "ClosedError", "the engine is closed; make a new one".into()))
+        self.inner.get(py)
     }
 }

@@ -24,6 +24,7 @@ mod handle;
 #[allow(unsafe_code)]
 mod memory;
 mod module;
+mod open_engine;
 mod optim;
 mod orphans;
 mod path;

@@ -4,7 +4,6 @@ use pyo3::prelude::*;
 
 use crate::default;
 use crate::engine::PyEngine;
-use crate::path::file_name;
 use crate::pending::Pending;
 use crate::probe::Probe;
 use crate::request::{Offset, Request};
@@ -111,7 +110,7 @@ pub(crate) fn stats(py: Python<'_>) -> PyResult<Stats> {
 ///     4096
 #[pyfunction]
 pub(crate) fn trace(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<Trace> {
-    Ok(Trace::new(default::object(py)?, file_name(path)?))
+    default::object(py)?.get().trace(path)
 }
 
 /// ``Engine.span`` on the default engine.

@@ -1,4 +1,6 @@
-//! The words that Python callers choose settings with.
+//! The words that Python callers choose settings with, and the file that the environment names.
+
+use std::path::PathBuf;
 
 use deepnvme_io::split::Direction;
 use deepnvme_io::{BackendChoice, Config, DirectMode, Durability, SubmitMode, WindowMode};
@@ -7,6 +9,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyBool;
 
 use crate::error;
+
+/// The file of settings that the environment names.
+pub(crate) fn settings_path() -> Option<PathBuf> {
+    std::env::var_os("DEEPNVME_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
+}
 
 /// The settings of `Engine(...)` as they were typed.
 pub(crate) struct Typed<'a, 'py> {

@@ -9,10 +9,9 @@ use deepnvme_trace as trace;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::settings::number;
-
-use crate::engine::PyEngine;
 use crate::error;
+use crate::open_engine::OpenEngine;
+use crate::settings::number;
 
 /// Records what an engine does while the block runs, and writes it to a file. See ``Engine.trace``.
 ///
@@ -26,7 +25,7 @@ use crate::error;
 ///     4096
 #[pyclass(frozen, module = "deepnvme")]
 pub(crate) struct Trace {
-    engine: Py<PyEngine>,
+    engine: OpenEngine,
     path: PathBuf,
     state: Mutex<State>,
 }
@@ -39,7 +38,7 @@ enum State {
 }
 
 impl Trace {
-    pub(crate) fn new(engine: Py<PyEngine>, path: PathBuf) -> Self {
+    pub(crate) fn new(engine: OpenEngine, path: PathBuf) -> Self {
         // It is written at the end of the block, in which the process may change its folder.
         let path = std::path::absolute(&path).unwrap_or(path);
         Self { engine, path, state: Mutex::new(State::New) }
@@ -59,7 +58,7 @@ impl Trace {
         }
         let checked = py.detach(|| trace::check(&this.path));
         error::check(py, checked)?;
-        let recording = error::check(py, this.engine.get().open_engine(py)?.record())?;
+        let recording = error::check(py, this.engine.get(py)?.record())?;
         *this.state() = State::Running(recording);
         Ok(slf)
     }
