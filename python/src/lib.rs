@@ -3,7 +3,7 @@
 //! The way of a call: `engine` has the methods, and `module` the functions, on the engine of `default`; `request`
 //! understands the arguments with the help of `path` and `memory` (which asks `torch`, `array` and `dlpack` where the
 //! bytes are), and makes the request without the GIL; `flight` waits for it; `pending` is Python's end of a started
-//! one, and `orphans` looks after those that were dropped. `reader` and `writer` are what `deepnvme.open` is made of,
+//! one, and `watch` looks after the `orphans`, those that were dropped. `reader` and `writer` are what `deepnvme.open` is made of,
 //! `exit` ends it all. Beside that way, `timeline` records what happens on it, and `command` runs the command line.
 //!
 //! No thread but Python's own ever takes the GIL. `memory` is the only folder with unsafe code.

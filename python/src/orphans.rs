@@ -13,7 +13,6 @@ use pyo3::exceptions::PyResourceWarning;
 use pyo3::prelude::*;
 
 use crate::flight::Flight;
-use crate::watch;
 
 /// How many orphans one call looks at, so that no call is slow.
 const LOOKS_PER_CALL: usize = 16;
@@ -21,9 +20,8 @@ const LOOKS_PER_CALL: usize = 16;
 static ORPHANS: Mutex<VecDeque<Arc<Flight>>> = Mutex::new(VecDeque::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Keeps a request until it is done.
-pub(crate) fn adopt(flight: Arc<Flight>) {
-    watch::watch(&flight);
+/// Keeps a request until a sweep finds it done.
+pub(crate) fn keep(flight: Arc<Flight>) {
     with(|orphans| orphans.push_back(flight));
 }
 

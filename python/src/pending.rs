@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::flight::Flight;
-use crate::{error, exit, orphans};
+use crate::{error, exit, orphans, watch};
 
 /// A request in flight, made by `start_read`, `start_write` and their batches.
 ///
@@ -191,7 +191,7 @@ impl Drop for Pending {
     fn drop(&mut self) {
         self.settle();
         if let Some(flight) = self.flight() {
-            return orphans::adopt(flight);
+            return watch::adopt(flight);
         }
         if let Some(error) = self.unobserved_failure() {
             Python::try_attach(|py| orphans::warn_of(py, error));

@@ -15,7 +15,7 @@ use crate::memory;
 use crate::path::Place;
 use crate::pending::Pending;
 use crate::settings::{durability, number};
-use crate::{error, orphans};
+use crate::{error, orphans, watch};
 
 /// A place in a file, in bytes.
 #[derive(Clone, Copy)]
@@ -134,7 +134,7 @@ impl Request {
 pub(crate) fn run_flight(py: Python<'_>, flight: Flight) -> PyResult<u64> {
     if let Err(interrupt) = py.check_signals().and_then(|()| flight.wait(py, None)) {
         if !flight.abandon(py) {
-            orphans::adopt(Arc::new(flight));
+            watch::adopt(Arc::new(flight));
         }
         return Err(interrupt);
     }

@@ -22,8 +22,13 @@ struct Watch {
     is_over: Arc<Mutex<bool>>,
 }
 
-/// Has the interpreter sweep the orphans when that request is done. Without a thread the calls to come do it.
-pub(crate) fn watch(flight: &Arc<Flight>) {
+/// Keeps a request until it is done, and has the interpreter sweep the orphans then. Without a thread the calls to come do it.
+pub(crate) fn adopt(flight: Arc<Flight>) {
+    watch(&flight);
+    orphans::keep(flight);
+}
+
+fn watch(flight: &Arc<Flight>) {
     let mut watch = WATCH.lock().unwrap_or_else(PoisonError::into_inner);
     if watch.as_ref().is_none_or(|watch| watch.pid != std::process::id()) {
         let (flights, receiver) = mpsc::channel();
