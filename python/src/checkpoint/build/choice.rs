@@ -8,7 +8,7 @@ use std::cmp::Ordering;
 use deepnvme_format::pickle::{Graph, Node, NodeId, Object};
 use deepnvme_format::state::State;
 
-use super::PLAIN;
+use super::callables::PLAIN;
 
 /// Names in order, and those of them that are wanted.
 pub(super) struct Choice<'a> {

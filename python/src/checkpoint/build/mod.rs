@@ -12,14 +12,17 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyFrozenSet, PyInt, PyList, PySet, PyString, PyTuple};
 
+use callables::PLAIN;
 use choice::{Choice, Place};
 use hashing::Kind;
 
 use crate::error;
 
+mod callables;
 mod choice;
 mod hashing;
 
+pub(super) use callables::is_plain;
 pub(crate) use hashing::HashCosts;
 
 /// How often something may be met again while it is being made: a tuple that is in a list of its own is, once.
@@ -28,39 +31,6 @@ const ENTRIES_MAX: u8 = 16;
 const OBJECTS_PER_LOOK: u32 = 1 << 12;
 /// What the longest arguments of a parameter are: tensor, flag, hooks, state.
 const PARAMETER_ARGUMENTS_MAX: usize = 4;
-
-/// What may be called while bytes are on their way, and makes no tensor.
-const PLAIN: [(&str, &str); 12] = [
-    ("collections", "OrderedDict"),
-    ("torch", "Size"),
-    ("torch", "device"),
-    ("_codecs", "encode"),
-    ("builtins", "set"),
-    ("__builtin__", "set"),
-    ("builtins", "complex"),
-    ("__builtin__", "complex"),
-    ("builtins", "bytearray"),
-    ("__builtin__", "bytearray"),
-    ("builtins", "frozenset"),
-    ("__builtin__", "frozenset"),
-];
-/// And what makes one.
-const TENSORS: [(&str, &str); 3] = [
-    ("torch._utils", "_rebuild_tensor_v2"),
-    ("torch._utils", "_rebuild_tensor_v3"),
-    ("torch._utils", "_rebuild_parameter"),
-];
-
-/// Whether none of the objects looks at bytes when it is made.
-pub(super) fn is_plain(graph: &Graph) -> bool {
-    graph.nodes().iter().all(|node| match node {
-        Node::Object(object) => {
-            let global = graph.global(object.callable);
-            global.is_some_and(|global| PLAIN.contains(&global) || TENSORS.contains(&global))
-        }
-        _ => true,
-    })
-}
 
 /// Makes the root object.
 pub(super) fn build<'py>(
