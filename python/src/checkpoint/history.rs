@@ -6,8 +6,8 @@ use deepnvme_checkpoint::history::{self, Entry, History, Manifest, Settled};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use super::new_file::{NewFile, over};
 use super::raise;
-use super::share::{NewFile, over};
 use crate::error;
 use crate::threads::Ending;
 

@@ -11,8 +11,8 @@ use deepnvme_io::Target;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use super::new_file::over;
 use super::raise;
-use super::share::over;
 use crate::path::file_name;
 use crate::threads::Ending;
 use crate::{background, default};

@@ -11,8 +11,8 @@ use deepnvme_io::{Engine, Target};
 use pyo3::prelude::*;
 
 use super::load::look;
+use super::new_file::{NewFile, over};
 use super::raise;
-use super::share::{NewFile, over};
 use crate::{error, threads};
 
 /// How often Python may look for a signal.

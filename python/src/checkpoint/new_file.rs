@@ -1,0 +1,83 @@
+//! The private file that a file is until it has its name.
+
+use std::path::PathBuf;
+
+use deepnvme_checkpoint::write;
+use deepnvme_io::Target;
+use deepnvme_io::stream::Replacement;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+
+use super::raise;
+use crate::engine::PyEngine;
+use crate::threads::Ending;
+use crate::{default, error};
+
+/// A private file, which becomes ``path`` when it is committed, and goes when it is not.
+#[pyclass(frozen, name = "_NewFile", module = "deepnvme._deepnvme")]
+pub(crate) struct NewFile {
+    temporary: PathBuf,
+    inner: Ending<Replacement>,
+}
+
+#[pymethods]
+impl NewFile {
+    #[new]
+    #[pyo3(signature = (path, nbytes, engine))]
+    fn new(py: Python<'_>, path: PathBuf, nbytes: u64, engine: Option<&Bound<'_, PyEngine>>) -> PyResult<Self> {
+        let engine = default::or_default(py, engine)?;
+        let target = Target::Path(path);
+        let created = py.detach(|| write::create(&engine, &target, nbytes));
+        let (replacement, _) = created.map_err(|failure| raise(py, &write::named(failure, &target.path(), nbytes)))?;
+        let temporary = replacement.temporary().path();
+        Ok(Self { temporary, inner: Ending::new(replacement) })
+    }
+
+    /// Where the bytes go.
+    #[getter]
+    fn temporary(&self) -> PathBuf {
+        self.temporary.clone()
+    }
+
+    /// Gives it the permissions of a new file. What is in it has been synced.
+    fn take_mode(&self, py: Python<'_>) -> PyResult<()> {
+        let taken = self.inner.with(py, |replacement| replacement.take_mode());
+        error::check(py, taken.ok_or_else(over)?)
+    }
+
+    /// Leaves it under its private name, which a manifest has.
+    fn keep(&self, py: Python<'_>) {
+        let replacement = self.take(py);
+        py.detach(|| replacement.map(Replacement::keep));
+    }
+
+    /// Gives the file its name; with ``sync`` that is on disk then. What is in it has been synced.
+    fn commit(&self, py: Python<'_>, sync: bool) -> PyResult<()> {
+        let Some(replacement) = self.take(py) else { return Err(over()) };
+        let committed = py.detach(|| replacement.commit(sync));
+        error::check(py, committed)
+    }
+
+    /// Removes it, unless it has its name.
+    fn give_up(&self, py: Python<'_>) {
+        let replacement = self.take(py);
+        py.detach(|| drop(replacement));
+    }
+}
+
+impl NewFile {
+    /// A file that is written and synced.
+    pub(super) fn of(replacement: Replacement) -> Self {
+        Self { temporary: replacement.temporary().path(), inner: Ending::new(replacement) }
+    }
+
+    /// The file, unless it has its name or was given up.
+    pub(super) fn take(&self, py: Python<'_>) -> Option<Replacement> {
+        self.inner.take(py)
+    }
+}
+
+/// That there is nothing left to do something with.
+pub(super) fn over() -> PyErr {
+    PyRuntimeError::new_err("the file has its name, or was given up")
+}
