@@ -36,7 +36,6 @@ mod replace;
 mod request;
 mod settings;
 mod stats;
-mod stored;
 mod streaming;
 mod stripes;
 mod swap;
@@ -86,9 +85,7 @@ mod _deepnvme {
     #[pymodule_export]
     use crate::stats::Stats;
     #[pymodule_export]
-    use crate::stored::{_packed_tensors, PyStored};
-    #[pymodule_export]
-    use crate::streaming::{_picked_page_bytes, _stash_bytes_wanted, PyPicker, PyStreamer};
+    use crate::streaming::{_packed_tensors, _picked_page_bytes, _stash_bytes_wanted, PyPicker, PyStored, PyStreamer};
     #[pymodule_export]
     use crate::stripes::StripeSet;
     #[pymodule_export]

@@ -1,4 +1,5 @@
-//! Weights that pass through bounded memory, as `deepnvme._stream` sees them.
+//! Weights that pass through bounded memory, as `deepnvme._stream` sees them. `stored` has those that are on disk in another
+//! form than in memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,15 +7,21 @@ use std::time::Duration;
 use deepnvme_io::{Engine, Target};
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
 use deepnvme_mem::{Reserved, StreamHandle};
-use deepnvme_stream::{Conversion, Error, Part, Piece, Places, SlotClass, Source, StreamStats, Streamer, Unit};
-use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyTypeError, PyValueError};
+use deepnvme_stream::{Conversion, Part, Piece, Places, SlotClass, Source, StreamStats, Streamer, Unit};
+use pyo3::exceptions::{PyOSError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
+use self::failure::raise;
+use self::stored::{StretchArgument as StoredArgument, float, stretch};
 use crate::engine::PyEngine;
 use crate::path::Place;
-use crate::stored::{StretchArgument as StoredArgument, float, stretch};
 use crate::{default, error, memory};
+
+mod failure;
+mod stored;
+
+pub(crate) use stored::{_packed_tensors, PyStored};
 
 /// How often Python may look for a signal while a unit is waited for.
 const SLICE: Duration = Duration::from_millis(50);
@@ -289,26 +296,4 @@ fn figures<'py>(py: Python<'py>, stats: &StreamStats) -> PyResult<Bound<'py, PyD
     figures.set_item("disk_busy_s", stats.disk_busy.as_secs_f64())?;
     figures.set_item("converting_s", stats.converting.as_secs_f64())?;
     Ok(figures)
-}
-
-/// What failed, as the exception that Python code expects.
-pub(crate) fn raise(py: Python<'_>, failure: &Error) -> PyErr {
-    match failure {
-        Error::Io(failure) => error::raise(py, failure),
-        Error::Changed { path, .. } => {
-            let raised = error::plain(py, "ChangedFileError", failure.to_string());
-            let named = raised.value(py).setattr("filename", path.as_os_str());
-            named.err().unwrap_or(raised)
-        }
-        Error::Corrupt { path, offset, .. } => {
-            let raised = error::plain(py, "CorruptFileError", failure.to_string());
-            let value = raised.value(py);
-            let named = value.setattr("filename", path.as_os_str()).and_then(|()| value.setattr("offset", offset));
-            named.err().unwrap_or(raised)
-        }
-        Error::Busy { .. } | Error::TooMany { .. } => PyMemoryError::new_err(failure.to_string()),
-        Error::Plan(_) => PyValueError::new_err(failure.to_string()),
-        Error::Panicked { .. } => PyRuntimeError::new_err(failure.to_string()),
-        Error::Closed => error::plain(py, "ClosedError", failure.to_string()),
-    }
 }

@@ -9,6 +9,7 @@ use deepnvme_stream::{Form, Stored, Stretch};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use super::failure::raise;
 use crate::checkpoint::{self, CheckpointReader};
 
 /// A tensor in parts that are decoded by themselves. Two are equal where they are the same object.
@@ -65,9 +66,6 @@ pub(crate) fn stretch(py: Python<'_>, argument: StretchArgument<'_>) -> PyResult
     };
     let end = stretch.start.checked_add(stretch.bytes);
     let end = end.ok_or_else(|| PyValueError::new_err("a stretch is longer than memory"))?;
-    stretch
-        .stored
-        .conversions(end..end, 0, stretch.stored.float)
-        .map_err(|failure| crate::streaming::raise(py, &failure))?;
+    stretch.stored.conversions(end..end, 0, stretch.stored.float).map_err(|failure| raise(py, &failure))?;
     Ok(stretch)
 }
