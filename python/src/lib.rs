@@ -37,7 +37,6 @@ mod request;
 mod settings;
 mod stats;
 mod streaming;
-mod stripes;
 mod swap;
 mod threads;
 mod timeline;
@@ -73,6 +72,8 @@ mod _deepnvme {
     #[pymodule_export]
     use crate::optim::{PyKernel, PyStepRecord};
     #[pymodule_export]
+    use crate::path::StripeSet;
+    #[pymodule_export]
     use crate::pending::{Pending, Progress};
     #[pymodule_export]
     use crate::pinned::_pinned_capsule;
@@ -86,8 +87,6 @@ mod _deepnvme {
     use crate::stats::Stats;
     #[pymodule_export]
     use crate::streaming::{_packed_tensors, _picked_page_bytes, _stash_bytes_wanted, PyPicker, PyStored, PyStreamer};
-    #[pymodule_export]
-    use crate::stripes::StripeSet;
     #[pymodule_export]
     use crate::swap::{PyLend, PySwapper};
     #[pymodule_export]

@@ -6,7 +6,7 @@ use deepnvme_io::stripe::STRIPE_BYTES_DEFAULT;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::path::file_name;
+use super::file_name::file_name;
 use crate::{error, settings};
 
 /// One logical file over several part files, laid out as RAID-0 lays out disks, so that several NVMe add up

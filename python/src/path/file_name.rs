@@ -1,0 +1,34 @@
+//! The name of a file, as Python code may give it.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString};
+
+/// The name of a file, from `str`, `bytes` or `os.PathLike`.
+pub(crate) fn file_name(argument: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
+    let py = argument.py();
+    let class = argument.get_type();
+    let path = if argument.is_instance_of::<PyString>() || argument.is_instance_of::<PyBytes>() {
+        argument.clone()
+    } else if let Ok(method) = class.getattr(intern!(py, "__fspath__")) {
+        method.call1((argument,))?
+    } else {
+        return Err(PyTypeError::new_err(format!(
+            "path must be str, bytes, os.PathLike, an open file descriptor or a StripeSet, not {}",
+            class.name()?
+        )));
+    };
+    let name = match path.cast::<PyBytes>() {
+        Ok(bytes) => OsString::from_vec(bytes.as_bytes().to_vec()),
+        Err(_) => path.extract::<OsString>()?,
+    };
+    if name.as_bytes().contains(&0) {
+        return Err(PyValueError::new_err(format!("the path {name:?} has a null byte in it; no file has such a name")));
+    }
+    Ok(PathBuf::from(name))
+}
