@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyList, PyType, PyWeakrefReference};
 
+use crate::imported;
 use crate::memory::{self, Exported, Keep, Layout, Place, Use};
-use crate::torch;
 
 /// The layout of a numpy array; `None` for anything else. Unlike the buffer protocol, numpy's own has every dtype.
 pub(crate) fn layout(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<Layout>> {
@@ -17,7 +17,7 @@ pub(crate) fn layout(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<L
     let class = match NDARRAY.get(py) {
         Some(class) => class,
         None => {
-            let Some(numpy) = torch::module(py, "numpy")? else { return Ok(None) };
+            let Some(numpy) = imported::module(py, "numpy")? else { return Ok(None) };
             let Ok(class) = numpy.getattr("ndarray") else { return Ok(None) };
             let class = class.cast_into::<PyType>()?.unbind();
             NDARRAY.get_or_init(py, || class)

@@ -21,6 +21,7 @@ mod error;
 mod exit;
 mod flight;
 mod handle;
+mod imported;
 #[allow(unsafe_code)]
 mod memory;
 mod module;

@@ -6,8 +6,9 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyType};
+use pyo3::types::PyType;
 
+use crate::imported::module;
 use crate::memory::{self, Keep, Layout, Place, Use};
 
 /// What of torch is needed to recognise a tensor.
@@ -36,17 +37,6 @@ fn imported(py: Python<'_>) -> PyResult<Option<&Torch>> {
         strided: strided.unbind(),
     };
     Ok(Some(TORCH.get_or_init(py, || torch)))
-}
-
-/// A module that has been imported already.
-pub(crate) fn module<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
-    static MODULES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
-    if let Some(modules) = MODULES.get(py) {
-        return modules.bind(py).get_item(name);
-    }
-    // Asked for while the cell is not locked: see `memory::resizable`.
-    let modules = py.import("sys")?.getattr("modules")?.cast_into::<PyDict>()?.unbind();
-    MODULES.get_or_init(py, || modules).bind(py).get_item(name)
 }
 
 /// The layout of a tensor; `None` for anything else.

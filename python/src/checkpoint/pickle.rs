@@ -74,7 +74,7 @@ impl Torch {
         if let Some(torch) = TORCH.get(py) {
             return Ok(Some(torch));
         }
-        let Some(module) = crate::torch::module(py, "torch")? else { return Ok(None) };
+        let Some(module) = crate::imported::module(py, "torch")? else { return Ok(None) };
         let mut dtypes = HashMap::new();
         for dtype in Dtype::ALL.into_iter().filter(|dtype| dtype.storage_class().is_some()) {
             if let Ok(object) = module.getattr(dtype.torch_name()) {

@@ -8,7 +8,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-use super::refusal;
+use super::layout::refusal;
 
 /// The functions by which a type's tensors can be looked at without calling Python, if it has them.
 pub(crate) fn exchange_api(class: &Bound<'_, PyAny>) -> Option<&'static ExchangeApi> {

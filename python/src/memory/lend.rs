@@ -6,7 +6,9 @@ use deepnvme_mem::Device;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
-use super::{Found, Keep, Layout, Use, find};
+use super::layout::{Layout, Use};
+use super::region::{Found, find};
+use super::resizable::Keep;
 
 /// Types of which every pattern of bits is a value.
 pub(crate) trait Plain: Copy + Send + Sync + 'static {}

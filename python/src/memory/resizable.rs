@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 use super::forks;
-use crate::torch;
+use crate::imported;
 
 /// What is searched of a storage. Every release since 2.4 has the mark within, and more behind it.
 const SEARCHED_BYTES: usize = 80;
@@ -119,7 +119,7 @@ fn moving(py: Python<'_>) -> PyResult<Option<&'static Py<PyAny>>> {
     if let Some(made) = MOVING.get(py) {
         return Ok(Some(made));
     }
-    if torch::module(py, "torch")?.is_none() {
+    if imported::module(py, "torch")?.is_none() {
         return Ok(None);
     }
     // Made while the cell is not locked: the import lets go of the GIL, and a child that another thread forks meanwhile
@@ -147,7 +147,7 @@ fn place(py: Python<'_>) -> PyResult<Option<usize>> {
 
 /// Compares storages that torch resizes with one that it does not.
 fn find_place(py: Python<'_>) -> PyResult<Option<usize>> {
-    let Some(torch) = torch::module(py, "torch")? else { return Ok(None) };
+    let Some(torch) = imported::module(py, "torch")? else { return Ok(None) };
     let is_resizable =
         |storage: &Bound<'_, PyAny>| storage.call_method0(intern!(py, "resizable")).and_then(|answer| answer.extract());
     let address = |storage: &Bound<'_, PyAny>| storage.getattr(intern!(py, "_cdata")).and_then(|cdata| cdata.extract());
