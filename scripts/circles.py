@@ -3,7 +3,7 @@
     python scripts/circles.py
 
 Each line is one circle: files that need each other, directly or by way of others. A re-export alone is no need, nor is
-the module that something is visible in.
+the module that something is visible in. Any circle ends with exit status 1.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def reach(arrows: Arrows, module: Module) -> set[Module]:
 
 
 def main() -> int:
-    """Print all circles."""
+    """Print all circles; 1 where there is one."""
     count = 0
     sources = [*sorted((ROOT / "crates").glob("*/src")), ROOT / "python" / "src"]
     houses = [(src.parent.name, Crate(crate_texts(src)).arrows()) for src in sources]
@@ -197,7 +197,7 @@ def main() -> int:
             count += 1
             print(f"{name}: {', '.join('/'.join(module) or 'lib' for module in circle)}")
     print(f"circles: {count}")
-    return 0
+    return int(count > 0)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
+import pytest
+
+import circles as script
 from circles import Crate, circles, expanded, imported
 
 
@@ -45,3 +49,17 @@ def test_where_something_is_visible_is_no_need() -> None:
 def test_imports_for_type_checkers_do_not_count() -> None:
     text = "from a import b\nif TYPE_CHECKING:\n    import c\ndef f():\n    import d.e\n"
     assert list(imported(ast.parse(text))) == ["a.b", "d.e"]
+
+
+@pytest.mark.parametrize(("needs", "status"), [("", 0), ("use super::one::One;", 1)])
+def test_a_circle_ends_with_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], needs: str, status: int
+) -> None:
+    src = tmp_path / "crates" / "some" / "src"
+    src.mkdir(parents=True)
+    (src / "lib.rs").write_text("mod one; mod two;")
+    (src / "one.rs").write_text("use crate::two::Two; pub struct One;")
+    (src / "two.rs").write_text(f"{needs} pub struct Two;")
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    assert script.main() == status
+    assert f"circles: {status}" in capsys.readouterr().out
