@@ -231,7 +231,7 @@ RUST_CODE = re.compile(
     r"\bpickle\s*\.|\btorch\s*\.\s*load\b|\bimport\s+\w+|\bfrom\s+\w+\s+import\b|\b(eval|exec|__import__)\s*\("
 )
 RUST_ALLOWED = {
-    ("checkpoint/build/mod.rs", "builtins"): "names in pickles are compared with it; nothing is imported",
+    ("checkpoint/build/callables.rs", "builtins"): "names in pickles are compared with it; nothing is imported",
     ("timeline.rs", "loads"): "of json, on a text that the extension has made",
 }
 _TOKENS = re.compile(
