@@ -86,7 +86,7 @@ fn write(
     let bytes = save.bytes();
     let (mut replacement, file) = create(engine, &Target::Path(target.to_path_buf()), bytes)?;
     for reader in readers {
-        replacement.limit_mode(reader.file().stats()?.iter().fold(0o777, |common, stat| common & stat.mode));
+        replacement.limit_mode(reader.file().permissions()?);
     }
     let save = Arc::new(save);
     let share = Arc::clone(&save).share(Arc::clone(engine), file, 0..bytes, 0, Arc::clone(progress));

@@ -44,7 +44,7 @@ pub(super) fn header_room(extent: &Extent) -> usize {
     LOCAL_BYTES as usize + extent.record_name.len()
 }
 
-/// As many bytes as the whole header of an extent, where deepnvme has written it. What claims to be longer is not read.
+/// The bytes of an extent's header, as deepnvme writes it. A header that claims more is not read to its end.
 pub(super) fn sealed_room(extent: &Extent) -> usize {
     let claimed = extent.data_offset.saturating_sub(extent.header_offset);
     claimed.min(header_room(extent) as u64 + PADDING_BYTES_MAX) as usize

@@ -42,7 +42,7 @@ impl Save {
     /// replaced at once. Its bytes are synced as far as the options say; its name is the caller's to sync.
     ///
     /// # Errors
-    /// As [`run`](Self::run). What is in the file then is of no use.
+    /// As [`run`](Self::run). The file is then incomplete.
     pub fn write_into(self, engine: Arc<Engine>, path: &Path, progress: Arc<Progress>) -> Result<Saved> {
         let bytes = self.bytes();
         let shown = Arc::clone(&progress);
@@ -58,8 +58,8 @@ impl Save {
     }
 }
 
-/// A private file of so many bytes, which will be the target. A full disk is found out before anything is written, and
-/// writes land inside the file.
+/// Makes a private file of that length, which replaces the target later. A full disk is an error before any write, and no
+/// write extends the file.
 ///
 /// # Errors
 /// The refusal of the folder or the disk.

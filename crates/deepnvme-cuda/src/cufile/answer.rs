@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 
 /// `CU_FILE_SUCCESS`.
 const SUCCESS: c_int = 0;
-/// `CU_FILE_CUDA_DRIVER_ERROR`: what went wrong is the other code.
+/// `CU_FILE_CUDA_DRIVER_ERROR`: the driver's own code tells the reason.
 const CUDA_DRIVER_ERROR: c_int = 5011;
 
 /// `CUfileError_t`.

@@ -40,7 +40,7 @@ impl Tensor {
     }
 }
 
-/// What torch does lazily to the elements of a tensor: they are what the storage has with other signs.
+/// Signs that torch changes lazily: a tensor's elements are those of its storage with these signs flipped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Signs {
     /// Whether the tensor is the complex conjugate.

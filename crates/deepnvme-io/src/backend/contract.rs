@@ -34,7 +34,7 @@ impl BackendKind {
     }
 }
 
-/// What a backend is built from.
+/// The settings of a backend.
 #[derive(Clone, Debug)]
 pub struct BackendSetup {
     /// Ops in flight at once, at the most.

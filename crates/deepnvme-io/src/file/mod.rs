@@ -284,6 +284,14 @@ impl TensorFile {
         self.parts.iter().map(Part::stat).collect()
     }
 
+    /// The permission bits that the file has, or that all parts of a stripe set have.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn permissions(&self) -> Result<u32> {
+        Ok(self.stats()?.iter().fold(0o777, |common, stat| common & stat.mode))
+    }
+
     /// Whether the file has no bytes now.
     ///
     /// # Errors

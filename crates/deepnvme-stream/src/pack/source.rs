@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use deepnvme_checkpoint::read::{Contents, Reader, open_all};
 use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_format::Dtype;
-use deepnvme_io::fs::{Identity, Stat};
+use deepnvme_io::fs::Identity;
 use deepnvme_io::mem::{Buffer, RegionMut};
 use deepnvme_io::{Engine, Error as IoError, Pending};
 
@@ -112,20 +112,16 @@ impl Model {
 
     /// Which files it is.
     pub(super) fn identities(&self) -> Result<HashSet<Identity>> {
-        Ok(self.stats()?.iter().map(|stat| stat.identity).collect())
-    }
-
-    /// The permissions that all of its files have.
-    pub(super) fn permissions(&self) -> Result<u32> {
-        Ok(self.stats()?.iter().fold(0o777, |common, stat| common & stat.mode))
-    }
-
-    fn stats(&self) -> Result<Vec<Stat>> {
-        let mut all = Vec::new();
+        let mut found = HashSet::new();
         for reader in &self.readers {
-            all.extend(reader.file().stats()?);
+            found.extend(reader.file().stats()?.iter().map(|stat| stat.identity));
         }
-        Ok(all)
+        Ok(found)
+    }
+
+    /// The permission bits that all of its files have.
+    pub(super) fn permissions(&self) -> Result<u32> {
+        self.readers.iter().try_fold(0o777, |common, reader| Ok(common & reader.file().permissions()?))
     }
 
     /// How many stretches of files a set of tensors is in, where what is close counts as one.

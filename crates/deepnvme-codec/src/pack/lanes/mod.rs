@@ -1,8 +1,8 @@
 //! From 64 codes to 64 symbols and back, as the processor does it best.
 //!
 //! Three ways that do the same, which the [`contract`] states: [`Portable`] for any processor, `Avx2` with byte shuffles,
-//! `Avx512` with the expansion of bytes. Whoever calls them is compiled for that processor, too ([`widely`]), so that they
-//! are inlined.
+//! `Avx512` with the expansion of bytes. Their callers are compiled for that processor, so that
+//! they are inlined ([`widely`]).
 
 mod contract;
 mod portable;

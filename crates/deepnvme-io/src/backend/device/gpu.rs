@@ -29,7 +29,7 @@ pub(crate) trait Gpu: Any + Debug + Send + Sync {
     /// Whether a stream, also somebody else's, has done all that it was given. One that does not exist is an error.
     fn is_idle(&self, stream: StreamHandle) -> Result<bool>;
 
-    /// So many bytes of its memory, which hold whatever was there before, and are given back with the last region of them.
+    /// Allocates that many bytes of its memory, uninitialised. The last region of them frees them.
     fn allocate(&self, bytes: usize) -> Result<RegionMut>;
 
     /// Has the driver know memory of the host, so that copies from and to it need no staging, until the answer is dropped.

@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::op::{Errno, KnownFile, Op, OpKind};
 use crate::sync::{Mutex, lock};
 
-/// What the engine has of cuFile: opened when a request first could use it.
+/// An engine's cuFile, opened by the first request that can use it.
 #[derive(Debug)]
 pub(crate) struct Gds {
     gpus: Arc<OpenedGpus>,
@@ -32,7 +32,7 @@ pub(crate) struct Gds {
     bytes_pinned: AtomicU64,
 }
 
-/// What an engine's use of cuFile has come to.
+/// Counters of an engine's use of cuFile.
 pub(crate) struct Counts {
     /// Registrations of memory.
     pub(crate) pins: u64,
