@@ -51,9 +51,9 @@ mod _deepnvme {
 
     #[pymodule_export]
     use crate::checkpoint::{
-        _check_pickle, _crc64, _find_set, _list_state, _pickle_plain, _plan_archive, _plan_safetensors, _shares,
-        CheckpointReader, HashCosts, Loading, NewFile, NewFolder, PlacedFile, PyHistory, SavePlan, SaveShare,
-        SaveStaging, Saving,
+        _check_pickle, _crc64, _crc64_of_all, _find_set, _list_state, _pickle_plain, _places_of, _plan_archive,
+        _plan_safetensors, _shares, CheckpointReader, HashCosts, Loading, NewFile, NewFolder, PlacedFile, PyHistory,
+        SavePlan, SaveShare, SaveStaging, Saving,
     };
     #[pymodule_export]
     use crate::command::{_answer, _command, _python_command};
@@ -83,7 +83,9 @@ mod _deepnvme {
     #[pymodule_export]
     use crate::reader::FileReader;
     #[pymodule_export]
-    use crate::replace::{_read_small_file, _remove_stale, _retire_set, PrivateFolder, SetReplacement};
+    use crate::replace::{
+        _make_folders, _open_regular, _read_small_file, _remove_stale, _retire_set, PrivateFolder, SetReplacement,
+    };
     #[pymodule_export]
     use crate::stats::Stats;
     #[pymodule_export]

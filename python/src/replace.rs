@@ -1,6 +1,7 @@
 //! Private files and folders, and sets of files that are replaced at once, for the checkpoints that Python puts together.
 
 use std::ffi::OsString;
+use std::os::fd::{IntoRawFd, RawFd};
 use std::path::PathBuf;
 
 use deepnvme_io::stream::{self, Member, Retired};
@@ -30,6 +31,22 @@ pub(crate) fn _read_small_file<'py>(path: &Bound<'py, PyAny>, max_nbytes: u64) -
     let (py, name) = (path.py(), file_name(path)?);
     let bytes = py.detach(|| deepnvme_io::fs::read_small(&name, max_nbytes));
     Ok(PyBytes::new(py, &error::check(py, bytes)?))
+}
+
+/// Opens a regular file for reading: its descriptor, which is the caller's. A pipe or a device is an error at once.
+#[pyfunction]
+pub(crate) fn _open_regular(path: &Bound<'_, PyAny>) -> PyResult<RawFd> {
+    let (py, name) = (path.py(), file_name(path)?);
+    let opened = py.detach(|| deepnvme_io::fs::open_regular(&name));
+    Ok(error::check(py, opened)?.into_raw_fd())
+}
+
+/// Makes a folder and those above it that are missing.
+#[pyfunction]
+pub(crate) fn _make_folders(path: &Bound<'_, PyAny>) -> PyResult<()> {
+    let (py, name) = (path.py(), file_name(path)?);
+    let made = py.detach(|| deepnvme_io::fs::make_folders(&name));
+    error::check(py, made.map_err(|errno| deepnvme_io::Error::os("make folder", errno).at_path(name)))
 }
 
 /// A new folder under a private name, which becomes ``path`` when it is committed.

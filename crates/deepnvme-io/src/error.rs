@@ -97,6 +97,12 @@ impl Error {
         Self::new(ErrorKind::InvalidInput, "settings", detail)
     }
 
+    /// A name that is a symbolic link to a file that is not there.
+    pub(crate) fn dangling(operation: &'static str, path: &Path) -> Self {
+        let detail = "it is a symbolic link that leads nowhere; remove the link, or make what it points to";
+        Self::new(ErrorKind::NotFound, operation, detail).at_path(path)
+    }
+
     /// That of every call on an engine that was made before a fork.
     pub(crate) fn forked() -> Self {
         let detail = "the engine belongs to the process before the fork; make a new one in this process";
@@ -218,6 +224,8 @@ fn remedy(errno: Errno) -> &'static str {
         Errno::MFILE | Errno::NFILE => "too many open files; raise the limit with `ulimit -n`",
         Errno::NOMEM => "the kernel has no memory for it; lower queue_depth or block_bytes",
         Errno::ISDIR => "the path is a folder; name a file in it",
+        Errno::LOOP => "name the file that they should lead to, or remove them",
+        Errno::NXIO => "the name belongs to a socket, or to a device that is not there; name a file",
         Errno::BADF => "the descriptor is closed, or not open for this direction",
         Errno::IO => "the device reported an error; see `dmesg`",
         Errno::STALE => "the network file system has lost the file; open it again",

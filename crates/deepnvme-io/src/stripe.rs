@@ -109,6 +109,14 @@ impl StripeSet {
         Self::parse(&fs::read_small(path, MANIFEST_BYTES_MAX)?, path)
     }
 
+    /// As [`from_manifest`](Self::from_manifest); nothing where there is no such name.
+    ///
+    /// # Errors
+    /// As [`from_manifest`](Self::from_manifest).
+    pub(crate) fn find(path: &Path) -> Result<Option<Self>> {
+        fs::read_small_if_there(path, MANIFEST_BYTES_MAX)?.map(|text| Self::parse(&text, path)).transpose()
+    }
+
     /// The set that a manifest's text names; `path` is where it lies, and what its parts are named from.
     ///
     /// # Errors

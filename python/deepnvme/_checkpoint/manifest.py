@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+import stat
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
-from deepnvme._checkpoint.metadata_file import METADATA_BYTES_MAX, open_regular
-from deepnvme._deepnvme import _crc64
-from deepnvme.errors import ChecksumError, CorruptFileError, NotFoundError
+from deepnvme._checkpoint.metadata_file import METADATA_BYTES_MAX
+from deepnvme._deepnvme import _crc64, _crc64_of_all, _places_of
+from deepnvme.errors import (
+    ChecksumError,
+    CorruptFileError,
+    InvalidArgumentError,
+    IsFolderError,
+    NotFolderError,
+    NotFoundError,
+)
+
+if TYPE_CHECKING:
+    import os
+    from pathlib import Path
 
 # What lists the parts of a checkpoint that is in several files.
 PARTS_LIST = ".stripes.json"
@@ -77,52 +87,55 @@ class Checkpoint:
             FileNotFoundError: the file is gone, or a part of it is not here.
             deepnvme.errors.ChecksumError: it is another file.
         """
-        if self.index_nbytes > METADATA_BYTES_MAX:
-            # Reading as much as a manifest claims could take days, and all memory.
+        try:
+            is_same = self._is_as_saved()
+        except (CorruptFileError, IsFolderError, InvalidArgumentError, NotFolderError):
+            # It ends too early, or something that is no file has its name.
             is_same = False
-        elif self.parts:
-            is_same = self._check_parts()
-        elif self.is_sharded:
-            is_same = self._is_index(self.path / SHARDS_LIST)
-        else:
-            is_same = self.path.stat().st_size == self.nbytes and self._is_index(self.path)
         if is_same:
             return
         msg = f"{self.path}: this is not the file that was saved at step {self.step}; restore an earlier step"
         raise ChecksumError(msg)
 
-    def _is_index(self, path: Path | str) -> bool:
+    def _is_as_saved(self) -> bool:
+        if self.index_nbytes > METADATA_BYTES_MAX:
+            # Reading as much as a manifest claims could take days, and all memory.
+            return False
+        if self.parts:
+            return self._check_parts()
+        if self.is_sharded:
+            return self._is_index(self.path / SHARDS_LIST)
+        return self._is_index(self.path) and self.path.stat().st_size == self.nbytes
+
+    def _is_index(self, path: Path) -> bool:
         try:
             return f"{_crc64(path, self.index_offset, self.index_nbytes):016x}" == self.index_crc64
-        except CorruptFileError:
-            # It ends too early.
-            return False
+        except NotFoundError as error:
+            why = "is a symbolic link that leads nowhere" if path.is_symlink() else "is not there"
+            text = f"{path}: the manifest lists step {self.step}, and this file {why}"
+            raise NotFoundError(f"{text}; bring it back, or restore another step") from error
 
     def _check_parts(self) -> bool:
         """Look for all parts; whether they are those that were saved."""
-        if not self.path.exists():
-            raise self.missing(self.path.name, self.parts[0].host)
-        # The index lies in one part, or in several: as one stretch it has an address of its own.
-        index = os.memfd_create("deepnvme-index", os.MFD_CLOEXEC)
+        self._stat(self.path.name, self.parts[0].host)
+        # The index lies in one part, or in several.
+        stretches, begin = [], 0
+        for part in self.parts:
+            found = self._stat(part.file, part.host)
+            if not stat.S_ISREG(found.st_mode) or found.st_size != part.nbytes:
+                return False
+            start = max(self.index_offset - begin, 0)
+            wanted = min(self.index_offset + self.index_nbytes - begin, part.nbytes) - start
+            if wanted > 0:
+                stretches.append((self.path.with_name(part.file), start, wanted))
+            begin += part.nbytes
+        return f"{_crc64_of_all(stretches):016x}" == self.index_crc64
+
+    def _stat(self, name: str, host: str) -> os.stat_result:
         try:
-            begin = 0
-            for part in self.parts:
-                path = self.path.with_name(part.file)
-                if not path.exists():
-                    raise self.missing(part.file, part.host)
-                if path.stat().st_size != part.nbytes:
-                    return False
-                start = max(self.index_offset - begin, 0)
-                wanted = min(self.index_offset + self.index_nbytes - begin, part.nbytes) - start
-                if wanted > 0:
-                    with open_regular(path) as file_:
-                        file_.seek(start)
-                        os.write(index, file_.read(wanted))
-                begin += part.nbytes
-            stretch = f"/proc/self/fd/{index}"
-            return f"{_crc64(stretch, 0, self.index_nbytes):016x}" == self.index_crc64
-        finally:
-            os.close(index)
+            return self.path.with_name(name).stat()
+        except FileNotFoundError:
+            raise self.missing(name, host) from None
 
     def missing(self, name: str, host: str) -> NotFoundError:
         """Say that a file of it is not here, and where it is."""
@@ -132,29 +145,13 @@ class Checkpoint:
 
 
 def entries_of(folder: Path, text: str) -> list[Checkpoint]:
-    """Understand what a manifest lists."""
-    return [_entry(folder, entry) for entry in json.loads(text)["checkpoints"]]
+    """Understand what a manifest lists. Files that may not be renamed here have their private names still."""
+    return [_entry(*found) for found in zip(json.loads(text)["checkpoints"], _places_of(folder, text), strict=True)]
 
 
-def _entry(folder: Path, entry: dict[str, Any]) -> Checkpoint:
-    name, pending = entry.pop("file"), entry.pop("pending", {})
-    parts = tuple(Part(**part) for part in entry.pop("parts", ()))
-    own = Checkpoint(path=folder / name, parts=parts, **entry)
-    # Where this process may not rename, a file may have its private name still.
-    private = replace(own, path=folder / pending.get(name, name))
-    if private == own or not os.path.lexists(private.path) or (os.path.lexists(own.path) and _is_saved(own)):
-        return own
-    # It may have got its name in between.
-    return private if os.path.lexists(private.path) else own
-
-
-def _is_saved(checkpoint: Checkpoint) -> bool:
-    """Whether it is what was saved: somebody else may have made a file of its name before it got it."""
-    try:
-        checkpoint.check()
-    except OSError:
-        return False
-    return True
+def _entry(entry: dict[str, Any], path: Path) -> Checkpoint:
+    fields = {name: value for name, value in entry.items() if name not in ("file", "pending", "parts")}
+    return Checkpoint(path=path, parts=tuple(Part(**part) for part in entry.get("parts", ())), **fields)
 
 
 def wire_of(entry: Checkpoint, pending: dict[str, str] | None = None) -> str:

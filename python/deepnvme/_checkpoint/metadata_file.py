@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from deepnvme.errors import CorruptFileError, OutOfMemoryError
+from deepnvme._deepnvme import _open_regular
+from deepnvme.errors import CorruptFileError, InvalidArgumentError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,19 +20,14 @@ METADATA_BYTES_MAX = 1 << 30
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[BufferedReader]:
-    """Open a file for reading, or raise ``CorruptFileError`` where it is not a regular one.
+    """Open a file for reading, or raise ``CorruptFileError`` for a pipe, a device or a socket.
 
     Opening a named pipe would wait for its writer, and a device may have no end.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        raise CorruptFileError(f"{path}: this is not a regular file, but a socket") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise CorruptFileError(f"{path}: this is not a regular file")
+        descriptor = _open_regular(path)
+    except InvalidArgumentError as error:
+        raise CorruptFileError(str(error)) from error
     with open(descriptor, "rb") as file:  # noqa: PTH123 (it is open already)
         yield file
 

@@ -32,7 +32,7 @@ from torch.futures import Future
 
 from deepnvme._checkpoint.shards import identities
 from deepnvme._checkpoint.writing import SaveOptions, described, plan_tensors
-from deepnvme._deepnvme import _CheckpointReader, _SetReplacement
+from deepnvme._deepnvme import _CheckpointReader, _make_folders, _SetReplacement
 from deepnvme._utils.arguments import path_of
 from deepnvme.errors import NotFoundError, UnsupportedError
 from deepnvme.integrations._dcp_index import NAME, OWNED, Place, encode
@@ -92,7 +92,7 @@ class DeepnvmeWriter(StorageWriter):
             # would replace the old checkpoint by its own part of the new one.
             msg = f"{self._folder}: DeepnvmeWriter needs one list of all ranks' files; save with use_collectives=True"
             raise UnsupportedError(msg)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        _make_folders(self._folder)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Leave the plan as it is."""

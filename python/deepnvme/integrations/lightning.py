@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.writing import SaveOptions, start_archive
+from deepnvme._deepnvme import _make_folders
 from deepnvme._utils.arguments import whole
 from deepnvme.integrations._background import BackgroundFiles
 from deepnvme.integrations._loading import load_as_torch
@@ -93,7 +94,7 @@ class DeepnvmeCheckpointIO(*_bases()):  # type: ignore[misc]
             )
             raise TypeError(msg)
         target = _local(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make_folders(target.parent)
         if not self._is_async:
             start_archive(checkpoint, target, self._options).wait(None, True)
             return

@@ -121,6 +121,15 @@ impl PyHistory {
     }
 }
 
+/// Where the files of the checkpoints lie that a manifest lists, in its order.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted")]
+pub(crate) fn _places_of(py: Python<'_>, folder: PathBuf, text: &str) -> PyResult<Vec<PathBuf>> {
+    let manifest = Manifest::parse(text.as_bytes()).map_err(PyValueError::new_err)?;
+    let place = |entry: &Entry| history::place_of(&folder, &entry.file, entry);
+    Ok(py.detach(|| manifest.checkpoints.iter().map(place).collect()))
+}
+
 /// A folder that has a private name, and vanishes unless it is kept.
 #[pyclass(frozen, name = "_NewFolder", module = "deepnvme._deepnvme")]
 pub(crate) struct NewFolder {

@@ -17,13 +17,13 @@ mod save;
 mod share;
 
 pub(crate) use build::HashCosts;
-pub(crate) use history::{NewFolder, PyHistory};
+pub(crate) use history::{_places_of, NewFolder, PyHistory};
 pub(crate) use load::{_find_set, _list_state, CheckpointReader, Loading};
 pub(crate) use new_file::NewFile;
 pub(crate) use pickle::{_check_pickle, _pickle_plain};
 pub(crate) use placed::PlacedFile;
 pub(crate) use plan::{_plan_archive, _plan_safetensors, SavePlan, SaveStaging};
-pub(crate) use save::{_crc64, Saving};
+pub(crate) use save::{_crc64, _crc64_of_all, Saving};
 pub(crate) use share::{_shares, SaveShare};
 
 /// What is wrong with what a file says, as the exception that Python code expects.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use deepnvme_checkpoint::write::{Save, Saved};
-use deepnvme_checkpoint::{Error, Progress, Result};
+use deepnvme_checkpoint::{Error, Progress, Result, Stretch};
 use deepnvme_io::stream::Replacement;
 use deepnvme_io::{Engine, Target};
 use pyo3::prelude::*;
@@ -158,14 +158,24 @@ impl Saving {
 /// The CRC-64/NVME of a stretch of a file.
 #[pyfunction]
 pub(crate) fn _crc64(py: Python<'_>, path: &Bound<'_, PyAny>, offset: u64, nbytes: u64) -> PyResult<u64> {
-    let path = crate::path::file_name(path)?;
-    let sum = py.detach(|| deepnvme_checkpoint::crc64_of(&path, offset, nbytes));
+    crc64(py, &[Stretch { path: crate::path::file_name(path)?, offset, bytes: nbytes }])
+}
+
+/// The CRC-64/NVME of stretches of files, one after the other: of each the path, where it begins and its bytes.
+#[pyfunction]
+pub(crate) fn _crc64_of_all(py: Python<'_>, stretches: Vec<(PathBuf, u64, u64)>) -> PyResult<u64> {
+    let stretch = |(path, offset, bytes)| Stretch { path, offset, bytes };
+    crc64(py, &stretches.into_iter().map(stretch).collect::<Vec<_>>())
+}
+
+fn crc64(py: Python<'_>, stretches: &[Stretch]) -> PyResult<u64> {
+    let sum = py.detach(|| deepnvme_checkpoint::crc64_of(stretches));
     error::check(py, sum)?.ok_or_else(|| {
-        let text = format!(
-            "{}: it ends before byte {}, where {nbytes} bytes are expected",
-            deepnvme_io::shown::path(&path),
-            offset.saturating_add(nbytes)
-        );
-        error::plain(py, "CorruptFileError", text)
+        let place = |Stretch { path, offset, bytes }: &Stretch| {
+            let end = offset.saturating_add(*bytes);
+            format!("{}: {bytes} bytes are expected before byte {end}", deepnvme_io::shown::path(path))
+        };
+        let places: Vec<String> = stretches.iter().map(place).collect();
+        error::plain(py, "CorruptFileError", format!("the file is too short: {}", places.join("; ")))
     })
 }

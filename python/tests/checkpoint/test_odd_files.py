@@ -1,4 +1,4 @@
-"""Small files that are pipes, devices or folders: an error of the library at once, never a wait or an endless read."""
+"""A pipe, a device, a folder or a link to nothing in the place of a small file: an error of the library at once."""
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ def as_folder(path: Path) -> None:
 def as_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(os.path.relpath(path))
+
+
+def as_dangling_link(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def as_circular_link(path: Path) -> None:
+    path.symlink_to(path.name)
 
 
 def checkpoint(folder: Path) -> None:
@@ -95,7 +103,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("make", [as_pipe, as_device, as_folder, as_socket])
+@pytest.mark.parametrize("make", [as_pipe, as_device, as_folder, as_socket, as_dangling_link, as_circular_link])
 def test_what_is_no_file_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
 ) -> None:
@@ -126,3 +134,62 @@ def test_what_is_no_file_is_refused_at_once(
         )
         assert isinstance(error, expected), (what, error)
         assert getattr(error, "filename", None) == str(path) or str(path.parent) in str(error), (what, error)
+
+
+def saved_folder(folder: Path) -> deepnvme.Checkpointer:
+    checkpointer = deepnvme.Checkpointer(folder)
+    checkpointer.save(1, {"a": torch.randn(100)})
+    checkpointer.save(2, {"a": torch.randn(100)})
+    checkpointer.close()
+    return deepnvme.Checkpointer(folder)
+
+
+def test_a_manifest_that_leads_nowhere_is_no_empty_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    saved_folder(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    as_dangling_link(tmp_path / "manifest.json")
+    for use in (
+        lambda: deepnvme.Checkpointer(tmp_path).checkpoints,
+        lambda: deepnvme.Checkpointer(tmp_path).restore(),
+        lambda: deepnvme.Checkpointer(tmp_path).save(3, {"a": torch.ones(2)}),
+    ):
+        with pytest.raises(errors.CorruptFileError, match=r"manifest\.json.*leads nowhere"):
+            use()
+    assert _command(["verify", str(tmp_path)]) == 1
+    assert "manifest.json: this is no manifest" in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+def test_a_model_that_leads_nowhere_is_not_an_older_one(tmp_path: Path, name: str) -> None:
+    torch.save({"a": torch.ones(2)}, tmp_path / "pytorch_model.bin")
+    as_dangling_link(tmp_path / name)
+    with pytest.raises(errors.NotFoundError, match=name):
+        deepnvme.load(tmp_path)
+
+
+def test_a_list_of_parts_that_leads_nowhere_is_no_new_set(tmp_path: Path) -> None:
+    parts = deepnvme.StripeSet([tmp_path / "0", tmp_path / "1"], stripe_bytes=4096)
+    deepnvme.write(torch.randn(10_000), parts)
+    manifest = Path(parts.manifest_path)
+    manifest.unlink()
+    as_dangling_link(manifest)
+    other = deepnvme.StripeSet([tmp_path / "0", tmp_path / "1"], stripe_bytes=8192)
+    with pytest.raises(errors.NotFoundError, match="leads nowhere"):
+        deepnvme.read(torch.empty(10_000), other)
+
+
+@pytest.mark.parametrize("make", [as_pipe, as_folder, as_socket, as_dangling_link, as_circular_link, Path.touch])
+def test_verify_goes_on_after_a_checkpoint_that_is_something_else(
+    tmp_path: Path, make: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpointer = saved_folder(tmp_path)
+    path = checkpointer.checkpoints[0].path
+    path.unlink()
+    make(path)
+    assert _command(["verify", str(tmp_path), "--json"]) == 1
+    files = {Path(file["path"]).name: file for file in json.loads(capfd.readouterr().out)}
+    assert files["step-00000002.pt"]["verdict"] == "sound"
+    assert files[path.name]["verdict"] == "damaged"
+    with pytest.raises(errors.Error, match=path.name):
+        checkpointer.restore(1)

@@ -68,23 +68,28 @@ pub fn is_as_listed(path: &Path, name: &str, entry: &Entry) -> Result<bool> {
 
 /// A manifest and its text.
 pub(super) fn read(path: &Path) -> Result<Option<(Vec<u8>, Manifest)>> {
-    match fs::read_small(path, MANIFEST_BYTES_MAX) {
-        Ok(text) => {
-            // Parsing ends the process where there is no memory, so it is asked for before.
-            let mut room: Vec<u8> = Vec::new();
-            if room.try_reserve_exact(text.len().saturating_mul(JSON_ROOM)).is_err() {
-                return Err(IoError::os("read", Errno::NOMEM).at_path(path).into());
-            }
-            drop(room);
-            match Manifest::parse(&text) {
-                Ok(manifest) => Ok(Some((text, manifest))),
-                Err(detail) => Err(Error::Manifest { path: path.to_path_buf(), detail }),
-            }
-        }
-        Err(failure) if failure.kind() == ErrorKind::NotFound => Ok(None),
-        Err(failure) if failure.kind() == ErrorKind::InvalidInput => {
-            Err(Error::Manifest { path: path.to_path_buf(), detail: failure.detail().into() })
-        }
-        Err(failure) => Err(failure.into()),
+    let unlike = |detail: String| Error::Manifest { path: path.to_path_buf(), detail };
+    let text = match fs::read_small_if_there(path, MANIFEST_BYTES_MAX) {
+        Ok(Some(text)) => text,
+        Ok(None) => return Ok(None),
+        Err(failure) => return Err(odd(&failure).map_or_else(|| failure.into(), unlike)),
+    };
+    // Parsing ends the process where there is no memory, so it is asked for before.
+    let mut room: Vec<u8> = Vec::new();
+    if room.try_reserve_exact(text.len().saturating_mul(JSON_ROOM)).is_err() {
+        return Err(IoError::os("read", Errno::NOMEM).at_path(path).into());
+    }
+    drop(room);
+    let manifest = Manifest::parse(&text).map_err(unlike)?;
+    Ok(Some((text, manifest)))
+}
+
+/// What has the name, where it is no file: a folder, a pipe, a symbolic link that leads to no file.
+fn odd(failure: &IoError) -> Option<String> {
+    match failure.errno().map(Errno::from_raw_os_error) {
+        Some(Errno::ISDIR) => Some("it is a folder".into()),
+        Some(Errno::LOOP) => Some("it is a symbolic link that leads to itself".into()),
+        _ if [ErrorKind::NotFound, ErrorKind::InvalidInput].contains(&failure.kind()) => Some(failure.detail().into()),
+        _ => None,
     }
 }

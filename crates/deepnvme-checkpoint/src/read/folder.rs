@@ -116,24 +116,22 @@ fn newest(file: &Path) -> Result<Option<Found>> {
     index.push(INDEX_SUFFIX);
     let index = PathBuf::from(index);
     // The index first: when it has gone, the one file that took its place is there already.
-    let text = match fs::read_small(&index, INDEX_BYTES_MAX) {
-        Ok(text) => Some(text),
-        Err(error) if is_absence(&error) => None,
+    let text = match fs::read_small_if_there(&index, INDEX_BYTES_MAX) {
+        Ok(text) => text,
+        // No index can have that name.
+        Err(error) if error.errno() == Some(Errno::NAMETOOLONG.raw_os_error()) => None,
         Err(error) => return Err(error.into()),
     };
+    // A link that leads nowhere is there: what it led to may have been saved last.
+    let is_absent = matches!(fs::stat_link(file), Err(Errno::NOENT | Errno::NOTDIR));
     let stat = fs::stat(file);
     Ok(match (stat, text) {
         (Ok(stat), Some(text)) if is_replaced_by(&stat, &text) => Some(Found::Index(index, text)),
-        (Err(Errno::NOENT | Errno::NOTDIR), None) => None,
-        (Err(_), Some(text)) => Some(Found::Index(index, text)),
+        (_, Some(text)) if is_absent => Some(Found::Index(index, text)),
+        (_, None) if is_absent => None,
         // Opening it says what is wrong, if anything is.
         (_, _) => Some(Found::File(file.to_path_buf())),
     })
-}
-
-fn is_absence(error: &IoError) -> bool {
-    let errno = error.errno().map(Errno::from_raw_os_error);
-    errno.is_some_and(|errno| [Errno::NOENT, Errno::NOTDIR, Errno::NAMETOOLONG].contains(&errno))
 }
 
 /// Whether an index counts, and not the one file of its name. One that is damaged does: reading it says so.
@@ -178,10 +176,7 @@ fn of_index(path: PathBuf, text: &[u8]) -> Result<Set> {
 /// `Io`, `Format` for a damaged list.
 pub fn find_shards(folder: &Path) -> Result<Option<Set>> {
     let path = folder.join(SHARDS_LIST);
-    if !fs::exists(&path).unwrap_or(true) {
-        return Ok(None);
-    }
-    let text = fs::read_small(&path, INDEX_BYTES_MAX)?;
+    let Some(text) = fs::read_small_if_there(&path, INDEX_BYTES_MAX)? else { return Ok(None) };
     let (state, identities) = identities(&path, &text)?;
     let mut files: Vec<Located> = identities
         .into_iter()

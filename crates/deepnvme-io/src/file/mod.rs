@@ -150,16 +150,15 @@ impl TensorFile {
     /// A set by the files that its caller named, and by its manifest where there is one.
     fn open_stripes(named: &StripeSet, options: OpenOptions) -> Result<Arc<Self>> {
         let manifest = named.manifest_path();
-        Self::open_listed(&manifest, options, || match StripeSet::from_manifest(&manifest) {
-            Ok(stored) if stored.parts().len() != named.parts().len() => {
+        Self::open_listed(&manifest, options, || match StripeSet::find(&manifest)? {
+            Some(stored) if stored.parts().len() != named.parts().len() => {
                 let (was, is) = (stored.parts().len(), named.parts().len());
                 let detail = format!("the set was written over {was} parts, and is opened with {is}; name all of them");
                 Err(Error::new(ErrorKind::InvalidInput, "open", detail).at_path(&manifest))
             }
             // The manifest knows which files hold the parts and how they were striped.
-            Ok(stored) => Ok((stored, true)),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok((named.clone(), false)),
-            Err(error) => Err(error),
+            Some(stored) => Ok((stored, true)),
+            None => Ok((named.clone(), false)),
         })
     }
 

@@ -14,6 +14,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::op::Errno;
 use crate::shown;
 
+/// Times that a file may come and go while it is being read.
+const REPLACEMENTS_MAX: usize = 100;
+
 #[cfg(not(simulated))]
 mod kernel;
 #[cfg(simulated)]
@@ -144,9 +147,68 @@ impl OpenedFolder {
 /// # Errors
 /// `InvalidInput` for what is no regular file, or has more than `bytes_max` bytes; the kernel's refusal. All name the path.
 pub fn read_small(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
+    read_small_of(&open_to_read(path)?, path, bytes_max)
+}
+
+/// Opens a regular file for reading. Anything else is refused at once, as by [`read_small`].
+///
+/// # Errors
+/// `InvalidInput` for what is no regular file; the kernel's refusal. All name the path.
+pub fn open_regular(path: &Path) -> Result<OwnedFd> {
+    let file = open_to_read(path)?;
+    check_regular(&file, path)?;
+    Ok(file)
+}
+
+/// Opens without waiting for the writer of a pipe.
+fn open_to_read(path: &Path) -> Result<OwnedFd> {
+    open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY, 0).map_err(|errno| match errno {
+        Errno::NXIO => odd(path, "it is a socket, or a device without a driver; a regular file is expected"),
+        errno => Error::os("read", errno).at_path(path),
+    })
+}
+
+fn check_regular(file: &OwnedFd, path: &Path) -> Result<Stat> {
+    use std::os::fd::AsFd as _;
     let refused = |errno| Error::os("read", errno).at_path(path);
-    let file = open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY, 0).map_err(refused)?;
-    read_small_of(&file, path, bytes_max)
+    let stat = stat_of(file.as_fd()).map_err(refused)?;
+    match stat.kind {
+        Kind::File => Ok(stat),
+        Kind::Folder => Err(refused(Errno::ISDIR)),
+        other => Err(odd(path, format!("it is {}, where a regular file is expected", other.name()))),
+    }
+}
+
+fn odd(path: &Path, detail: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidInput, "read", detail).at_path(path)
+}
+
+/// As [`read_small`]; nothing where there is no such name.
+///
+/// # Errors
+/// As [`read_small`]. A symbolic link that leads nowhere is `NotFound`: the name is there, so that its file may have been.
+pub fn read_small_if_there(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>> {
+    for _ in 0..REPLACEMENTS_MAX {
+        match read_small(path, bytes_max) {
+            Ok(bytes) => return Ok(Some(bytes)),
+            Err(error) if !is_no_such_file(&error) => return Err(error),
+            Err(_) => {}
+        }
+        match stat_link(path) {
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+            Ok(stat) if stat.kind == Kind::Link => return Err(Error::dangling("read", path)),
+            // It has been made since.
+            Ok(_) => {}
+            Err(errno) => return Err(Error::os("read", errno).at_path(path)),
+        }
+    }
+    let detail = "the file came and went again and again while it was being read; read it again";
+    Err(Error::new(ErrorKind::Busy, "read", detail).at_path(path))
+}
+
+fn is_no_such_file(error: &Error) -> bool {
+    let errno = error.errno().map(Errno::from_raw_os_error);
+    errno.is_some_and(|errno| [Errno::NOENT, Errno::NOTDIR].contains(&errno))
 }
 
 /// As [`read_small`], of a file that is open; `path` is for errors.
@@ -156,14 +218,9 @@ pub fn read_small(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
 pub fn read_small_of(file: &OwnedFd, path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
     use std::os::fd::AsFd as _;
     let refused = |errno| Error::os("read", errno).at_path(path);
-    let odd = |detail: String| Error::new(ErrorKind::InvalidInput, "read", detail).at_path(path);
-    let stat = stat_of(file.as_fd()).map_err(refused)?;
-    match stat.kind {
-        Kind::File => {}
-        Kind::Folder => return Err(refused(Errno::ISDIR)),
-        other => return Err(odd(format!("it is {}, where a regular file is expected", other.name()))),
-    }
-    let too_long = |bytes: u64| odd(format!("it has {bytes} bytes; this kind of file has {bytes_max} at the most"));
+    let stat = check_regular(file, path)?;
+    let too_long =
+        |bytes: u64| odd(path, format!("it has {bytes} bytes; this kind of file has {bytes_max} at the most"));
     if stat.bytes > bytes_max {
         return Err(too_long(stat.bytes));
     }

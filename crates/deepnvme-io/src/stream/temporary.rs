@@ -397,10 +397,7 @@ pub fn resolve(path: &Path) -> Result<PathBuf> {
     let mut target = absolute;
     if stat.kind == Kind::Link {
         let opened = fs::open(&target, OFlags::PATH, 0).map_err(|errno| match errno {
-            Errno::NOENT => {
-                let detail = "it is a symbolic link that leads nowhere; remove the link, or make what it points to";
-                Error::new(ErrorKind::NotFound, OPERATION, detail).at_path(path)
-            }
+            Errno::NOENT => Error::dangling(OPERATION, path),
             Errno::LOOP => refused(errno).because("the symbolic links go round in a circle; remove them"),
             errno => refused(errno),
         })?;

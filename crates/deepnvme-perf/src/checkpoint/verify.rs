@@ -8,6 +8,7 @@ use deepnvme_checkpoint::history::{self, Entry, Listed};
 use deepnvme_checkpoint::read::{self, List, Located, Reader, Set, find_set, find_shards};
 use deepnvme_checkpoint::{Progress, until_stopped};
 use deepnvme_format::set::State;
+use deepnvme_io::op::Errno;
 use deepnvme_io::stripe::MANIFEST_SUFFIX;
 use deepnvme_io::{Config, Engine, ErrorKind, StripeSet, Target, shown};
 use deepnvme_stream::pack::{PACKED_NAME, PLAIN_NAME};
@@ -126,7 +127,10 @@ fn verify_entry(engine: &Arc<Engine>, entry: &Entry, path: &Path, progress: &Pro
         Err(Error::Engine(error)) if error.kind() == ErrorKind::NotFound => {
             differs(format!("some of its files are not there: {error}"))
         }
-        Ok(files) if files.iter().all(|file| file.verdict == Verdict::Sound) => {
+        Err(Error::Engine(error)) if is_no_file(error) => {
+            differs(format!("{} lists it, and this is something else: {error}", history::MANIFEST))
+        }
+        Ok(files) if files.iter().all(|file| file.verdict != Verdict::Damaged) => {
             if history::is_as_listed(path, &entry.file, entry).map_err(failed)? {
                 checked
             } else {
@@ -135,6 +139,12 @@ fn verify_entry(engine: &Arc<Engine>, entry: &Entry, path: &Path, progress: &Pro
         }
         _ => checked,
     }
+}
+
+/// Whether something has the name that is no file: a pipe, a socket, links that lead to each other.
+fn is_no_file(error: &deepnvme_io::Error) -> bool {
+    let errno = error.errno().map(Errno::from_raw_os_error);
+    error.kind() == ErrorKind::InvalidInput || matches!(errno, Some(Errno::LOOP | Errno::NXIO))
 }
 
 /// A file, or the files of a folder, an index or a list of parts.
