@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 from deepnvme._checkpoint.names import tensors_of
 from deepnvme._deepnvme import _SaveStaging
 from deepnvme._utils.arguments import whole
+from deepnvme.errors import Error
 
 # What a file that was saved has: its size, and where its index is, how long, and of which sum.
 Saved: TypeAlias = tuple[int, int, int, int]
@@ -168,7 +170,11 @@ class _Current:
 
     def begin(self) -> None:
         """Start to wait."""
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            text = f"start a thread: {error}; raise the limit on threads (`ulimit -u`, or `pids.max` of the container)"
+            raise Error(errno.EAGAIN, f"{text}, or save with async_=False") from error
 
     def _run(self) -> None:
         # Whoever saves is not kept alive by a save that is over.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import errno
+import os
 import signal
 import threading
 from pathlib import Path
@@ -212,3 +214,21 @@ def test_an_interrupted_copy_is_no_save(tmp_path: Path, monkeypatch: pytest.Monk
     checkpointer.save(3, state_of(3))
     checkpointer.close()
     assert number_in(tmp_path) == 3
+
+
+def test_where_there_is_no_thread_for_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"a": torch.randn(1000)}
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with deepnvme.Checkpointer(tmp_path, async_=True) as checkpointer:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(deepnvme.Error, match="ulimit -u") as refused:
+                checkpointer.save(1, state)
+        assert refused.value.errno == errno.EAGAIN
+        assert checkpointer.checkpoints == []
+        checkpointer.save(2, state)
+    assert torch.equal(deepnvme.Checkpointer(tmp_path).restore()["a"], state["a"])
+    assert sorted(os.listdir(tmp_path)) == ["manifest.json", "step-00000002.pt"]
