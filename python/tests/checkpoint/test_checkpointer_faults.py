@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import errno
-import os
 import signal
 import threading
 from pathlib import Path
@@ -231,4 +230,4 @@ def test_where_there_is_no_thread_for_a_save(tmp_path: Path, monkeypatch: pytest
         assert checkpointer.checkpoints == []
         checkpointer.save(2, state)
     assert torch.equal(deepnvme.Checkpointer(tmp_path).restore()["a"], state["a"])
-    assert sorted(os.listdir(tmp_path)) == ["manifest.json", "step-00000002.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "step-00000002.pt"]
