@@ -345,7 +345,9 @@ class _HashCosts:
 
 @final
 class _CheckpointReader:
-    def __new__(cls, path: _Path, engine: Engine | None, exact: bool) -> Self: ...
+    def __new__(
+        cls, path: _Path, engine: Engine | None, exact: bool, names: list[str] | None = None
+    ) -> Self: ...
     @property
     def format(self) -> str: ...
     @property

@@ -171,7 +171,7 @@ class Request:
 
     def open(self, file: Listed, *, exact: bool = False) -> _CheckpointReader:
         """Open one of the files."""
-        reader = _CheckpointReader(file.path, self.engine, exact)
+        reader = _CheckpointReader(file.path, self.engine, exact, file.names)
         if self.verify != "off":
             reader.check(file.identity)
         if reader.coverage == "stale":

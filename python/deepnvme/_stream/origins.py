@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def existing(
-    model: nn.Module, weights: str | PathLike[str] | StripeSet | None, engine: Engine | None
+    model: nn.Module, weights: str | PathLike[str] | StripeSet | None, engine: Engine | None, verify: str
 ) -> tuple[nn.Module, ModelFiles]:
     if getattr(model, "hf_device_map", None) or hasattr(model, "_hf_hook"):
         raise UnsupportedError(
@@ -33,7 +33,7 @@ def existing(
             "say where the weights of this module are: deepnvme.save(module.state_dict(), 'weights.safetensors'), "
             "then deepnvme.stream(module, weights='weights.safetensors', memory=...)"
         )
-    files = ModelFiles(weights, engine)
+    files = ModelFiles(weights, engine, verify)
     state = dict(named(model))
     unknown = [name for name in files.tensors if name not in state]
     if unknown:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -212,6 +212,7 @@ def stream(
     weights: str | PathLike[str] | StripeSet | None = None,
     ahead: int | None = None,
     model_class: type | None = None,
+    verify: Literal["off", "sample", "full"] = "sample",
     engine: Engine | None = None,
     trace: str | PathLike[str] | None = None,
     **options: Any,
@@ -234,6 +235,10 @@ def stream(
         ahead: layers that are fetched before they run. Default: 2, or 3 of those that are converted on
             the way, as far as there is memory.
         model_class: of transformers, where another than the one that ``config.json`` names is wanted.
+        verify: how much is compared with the checksums of the files before the model is returned. ``"sample"``
+            (default): names, types, shapes and a 32nd of the weights. ``"full"``: every byte, which reads the files
+            once. ``"off"``: nothing. Files without checksums can be streamed, but not with ``"full"``. Later reads
+            are not compared.
         engine: reads the files. Default: the default engine.
         trace: a timeline of all that the model does until it is closed, or the program ends: ``*.html`` for a page to
             look at, ``*.json`` for Perfetto. ``model.streaming.trace`` records a part of it.
@@ -246,6 +251,8 @@ def stream(
         MemoryError: the memory is less than the model's largest layer needs; the message says how much is enough.
         UnsupportedError: it cannot be streamed, and why.
         NotFoundError: there is no such folder, or no weights in it.
+        ChecksumError: the bytes are not those that were saved.
+        CorruptFileError: a file is cut or damaged, or lacks a tensor that its index lists.
 
     Example:
         A module of one's own; ``deepnvme.stream("llama-3-70b", memory="16GB")`` is the same for a folder.
@@ -257,6 +264,9 @@ def stream(
         ...     model(torch.randn(2, 512)).shape
         torch.Size([2, 512])
     """
+    if verify not in ("off", "sample", "full"):
+        msg = f"verify is {verify!r}; it must be 'off', 'sample' or 'full'"
+        raise ValueError(msg)
     nbytes = parse_bytes(memory)
     ahead = None if ahead is None else whole(ahead, "ahead", 0, _AHEAD_MAX)
     place = torch.device(device)
@@ -272,10 +282,10 @@ def stream(
             raise UnsupportedError(
                 "the weights of this model are streamed already; model.streaming.close() comes first"
             )
-        built, files = existing(model, weights, engine)
+        built, files = existing(model, weights, engine, verify)
     else:
         folder = path_of(model)
-        files = ModelFiles(weights if weights is not None else folder, engine)
+        files = ModelFiles(weights if weights is not None else folder, engine, verify)
         built = huggingface.build(folder, files, dtype, model_class, dict(options))
     origin_of = origins(built, files)
     try:

@@ -79,7 +79,7 @@ def iterate_weights(
         deepnvme.errors.CorruptFileError: a file is cut or damaged; the message names it and the place.
         deepnvme.errors.ChecksumError: the bytes are not those that were saved.
         deepnvme.errors.ChangedFileError: a file was replaced, of a model with more files than can stay open.
-        ValueError: a file is not a safetensors file, or ``ahead`` is no size.
+        ValueError: a file is not a safetensors file, two files have a tensor of one name, or ``ahead`` is no size.
     """
     check_torch("iterate_weights")
     request = _Request(parse_bytes(ahead, "ahead"), wanted, verify, engine)
@@ -137,8 +137,11 @@ class _Request:
         """Open all files, so that all are of one save, and have them stay open as far as that goes."""
         left = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _DESCRIPTORS)
         files = []
+        owners: dict[str, Any] = {}
         for path, names, listed in found:
-            reader = self._open(path)
+            reader = self._open(path, names)
+            if names is None and len(found) > 1:
+                _refuse_doubles(owners, path, reader)
             if self.verify != "off":
                 reader.check(listed)
             left -= 1
@@ -151,7 +154,7 @@ class _Request:
         if file.reader is not None:
             return file.reader
         try:
-            reader = self._open(file.path)
+            reader = self._open(file.path, None)
             is_same = (reader.nbytes, reader.index_crc64()) == file.identity
         except FileNotFoundError:
             is_same = False
@@ -163,8 +166,8 @@ class _Request:
             raise error
         return reader
 
-    def _open(self, path: Any) -> _CheckpointReader:
-        reader = _CheckpointReader(path, self.engine, False)
+    def _open(self, path: Any, names: list[str] | None) -> _CheckpointReader:
+        reader = _CheckpointReader(path, self.engine, False, names)
         if reader.format != "safetensors":
             msg = f"{path}: this is a {reader.format} file; a model server reads safetensors, see deepnvme convert"
             raise ValueError(msg)
@@ -218,6 +221,14 @@ class _Request:
 
     def _is_wanted(self, name: str, names: set[str] | None) -> bool:
         return (names is None or name in names) and (self.wanted is None or self.wanted(name))
+
+
+def _refuse_doubles(owners: dict[str, Any], path: Any, reader: _CheckpointReader) -> None:
+    """Refuse a tensor that two files have: the caller would get whichever comes last."""
+    for name, *_ in reader.tensors():
+        if (owner := owners.setdefault(name, path)) is not path:
+            msg = f"{path}: the tensor {name!r} is in {owner} as well; give one of the files, or the index of the model"
+            raise ValueError(msg)
 
 
 class _Flight:

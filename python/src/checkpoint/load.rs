@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use deepnvme_checkpoint::Progress;
 use deepnvme_checkpoint::read::{self, Arena, Contents, Coverage, Member, Reader, Verify};
 use deepnvme_format::set;
-use deepnvme_io::Target;
+use deepnvme_io::{Target, shown};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -55,6 +55,8 @@ pub(crate) fn _list_state(text: &[u8]) -> &'static str {
 pub(crate) struct CheckpointReader {
     reader: Arc<Reader>,
     engine: Arc<deepnvme_io::Engine>,
+    /// Whether the place of every extent is certain.
+    is_exact: bool,
 }
 
 impl CheckpointReader {
@@ -66,13 +68,15 @@ impl CheckpointReader {
 
 #[pymethods]
 impl CheckpointReader {
+    /// ``names`` are the tensors that an index lists for this file: one that is missing is an error.
     #[new]
-    #[pyo3(signature = (path, engine, exact))]
+    #[pyo3(signature = (path, engine, exact, names=None))]
     fn new(
         py: Python<'_>,
         path: &Bound<'_, PyAny>,
         engine: Option<&Bound<'_, PyEngine>>,
         exact: bool,
+        names: Option<Vec<String>>,
     ) -> PyResult<Self> {
         orphans::sweep(py);
         let engine = default::or_default(py, engine)?;
@@ -88,6 +92,7 @@ impl CheckpointReader {
         let opening = Arc::clone(&engine);
         let opened = background::read_only(py, move || {
             let mut reader = Reader::open(&opening, &target)?;
+            reader.require(names.as_deref().unwrap_or_default())?;
             if exact {
                 let all: Vec<usize> = (0..reader.extents().len()).collect();
                 reader.resolve(&opening, &all)?;
@@ -95,7 +100,8 @@ impl CheckpointReader {
             Ok(reader)
         })?;
         let reader = Arc::new(opened.map_err(|error| raise(py, &error))?);
-        Ok(Self { reader, engine })
+        let is_exact = exact || matches!(reader.contents(), Contents::Safetensors { .. });
+        Ok(Self { reader, engine, is_exact })
     }
 
     /// ``"torch"`` or ``"safetensors"``.
@@ -136,13 +142,18 @@ impl CheckpointReader {
         checked.map_err(|error| raise(py, &error))
     }
 
-    /// Reads a safetensors file to compare it with its checksums, a sample of it or all: ``"sample"`` or ``"full"``.
+    /// Reads a file to compare it with its checksums, a sample of it or all: ``"sample"`` or ``"full"``. An archive must
+    /// have been opened with ``exact``.
     fn audit(&self, py: Python<'_>, verify: &str) -> PyResult<()> {
         let is_sample = match verify {
             "sample" => true,
             "full" => false,
             other => return Err(PyValueError::new_err(format!("verify is {other:?}; it must be 'sample' or 'full'"))),
         };
+        if !self.is_exact {
+            let text = format!("{}: this is a torch archive, and a safetensors file is expected", shown::path(self.reader.path()));
+            return Err(PyValueError::new_err(text));
+        }
         let progress = Arc::new(Progress::default());
         let (reader, engine, seen) = (Arc::clone(&self.reader), Arc::clone(&self.engine), Arc::clone(&progress));
         let work = move || reader.audit_tensors(&engine, is_sample, &seen);

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use deepnvme_format::Dtype;
 use deepnvme_format::state::Signs;
 
-use crate::error::{Error, Result};
 use crate::read::{Contents, Reader};
 
 /// A tensor of the source: a view of one of its extents.
@@ -49,23 +48,14 @@ pub(super) fn contiguous(shape: &[u64]) -> Vec<u64> {
 
 /// The tensors, in the order of the files and what is in them; of a file of which an index lists names, those. One that is
 /// in several places of an archive is there under each name.
-pub(super) fn of(readers: &[Arc<Reader>], listed: &[Option<Vec<String>>]) -> Result<Vec<Entry>> {
+pub(super) fn of(readers: &[Arc<Reader>], listed: &[Option<Vec<String>>]) -> Vec<Entry> {
     let mut entries = Vec::new();
     for (index, (reader, names)) in readers.iter().zip(listed).enumerate() {
         let names: Option<HashSet<&str>> = names.as_ref().map(|names| names.iter().map(String::as_str).collect());
-        let mut found = in_file(index, reader);
-        if let Some(names) = names {
-            found.retain(|entry| names.contains(entry.name.as_str()));
-            if found.len() < names.len() {
-                let there: HashSet<&str> = found.iter().map(|entry| entry.name.as_str()).collect();
-                let missing = names.iter().find(|name| !there.contains(**name)).copied().unwrap_or_default();
-                let what = format!("the file has no tensor {missing:?}, which the index says is in it");
-                return Err(Error::format(reader.path(), deepnvme_format::Error::Corrupt { offset: 0, what }));
-            }
-        }
-        entries.extend(found);
+        let is_listed = |entry: &Entry| names.as_ref().is_none_or(|names| names.contains(entry.name.as_str()));
+        entries.extend(in_file(index, reader).into_iter().filter(is_listed));
     }
-    Ok(entries)
+    entries
 }
 
 fn in_file(reader: usize, file: &Reader) -> Vec<Entry> {

@@ -60,7 +60,7 @@ pub fn convert(
     })?;
     let (readers, listed): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
     refuse_source(source, target, &readers)?;
-    let entries = entries::of(&readers, &listed)?;
+    let entries = entries::of(&readers, &listed);
     refuse_doubles(target, &entries)?;
     let (tensors, left_out) = (entries.len(), entries::others(&readers));
     let durability = options.durability;

@@ -1,13 +1,12 @@
 //! Reading a whole file to compare it with its sums, in little memory: what `deepnvme verify` does.
 
-use deepnvme_format::Error as FormatError;
 use deepnvme_format::sums::CELL_BYTES;
 use deepnvme_io::Engine;
 
 use super::verify::{Comparison, SAMPLE, scratch};
-use super::{Contents, Reader};
+use super::Reader;
 use crate::crew;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::progress::Progress;
 use crate::stretch;
 
@@ -36,17 +35,14 @@ impl Reader {
         Ok(self.extents().iter().map(|extent| extent.bytes).sum())
     }
 
-    /// Compares the tensors of a safetensors file, and what the file says of itself: all cells, or one in 32, chosen at
-    /// random, and one at least. A sample of a file without sums is nothing.
+    /// Compares the index and the tensors with their checksums: all cells, or one in 32 (at least one), chosen at random.
+    /// A sample of a file without checksums compares nothing. The records of an archive must have been
+    /// [resolved](Self::resolve).
     ///
     /// # Errors
-    /// As [`audit`](Self::audit); `Format` for an archive.
+    /// As [`audit`](Self::audit).
     pub fn audit_tensors(&self, engine: &Engine, is_sample: bool, progress: &Progress) -> Result<()> {
         self.check()?;
-        if matches!(self.contents, Contents::Archive { .. }) {
-            let text = "a safetensors file is expected, and this is a torch archive";
-            return Err(Error::format(&self.path, FormatError::Unsupported(text.into())));
-        }
         let all: Vec<usize> = (0..self.extents).collect();
         if !is_sample {
             return self.audit_these(&all, engine, progress);

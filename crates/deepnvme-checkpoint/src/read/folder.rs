@@ -7,7 +7,8 @@ use deepnvme_format::safetensors::Index;
 use deepnvme_format::set::{self, Identity, Replaced, State};
 use deepnvme_io::fs::Stat;
 use deepnvme_io::op::Errno;
-use deepnvme_io::{Engine, Error as IoError, ErrorKind, Target, fs};
+use deepnvme_io::stripe::MANIFEST_SUFFIX;
+use deepnvme_io::{Engine, Error as IoError, ErrorKind, StripeSet, Target, fs};
 
 use super::Reader;
 use crate::error::{Error, Result};
@@ -35,14 +36,40 @@ pub struct Located {
 }
 
 impl Located {
-    /// Opens it, and compares it with what the index says of it.
+    /// A file that no index names.
+    #[must_use]
+    pub fn alone(path: PathBuf) -> Self {
+        Self { path, names: None, identity: None }
+    }
+
+    /// Opens the file and checks everything that the index claims about it.
     ///
     /// # Errors
-    /// As [`Reader::open`]; `Damaged` where it is another file.
+    /// As [`Reader::open`] and [`compare`](Self::compare).
     pub fn open(&self, engine: &Engine) -> Result<Reader> {
-        let reader = Reader::open(engine, &Target::Path(self.path.clone()))?;
-        self.identity.map_or(Ok(()), |identity| reader.compare_identity(engine, identity))?;
+        let reader = Reader::open(engine, &self.target()?)?;
+        self.compare(engine, &reader)?;
         Ok(reader)
+    }
+
+    /// The file itself, or the stripe set whose manifest it is.
+    ///
+    /// # Errors
+    /// `Io` for a manifest that cannot be read.
+    pub fn target(&self) -> Result<Target> {
+        if self.path.as_os_str().as_encoded_bytes().ends_with(MANIFEST_SUFFIX.as_bytes()) {
+            return Ok(Target::Stripes(StripeSet::from_manifest(&self.path)?));
+        }
+        Ok(Target::Path(self.path.clone()))
+    }
+
+    /// Checks everything that the index claims about the open file: its tensors, its size and its own index.
+    ///
+    /// # Errors
+    /// `Format` where a tensor is missing, `Damaged` where it is another file, `Io`.
+    pub fn compare(&self, engine: &Engine, reader: &Reader) -> Result<()> {
+        reader.require(self.names.as_deref().unwrap_or_default())?;
+        self.identity.map_or(Ok(()), |identity| reader.compare_identity(engine, identity))
     }
 }
 
@@ -101,7 +128,7 @@ pub fn find_set(path: &Path) -> Result<Set> {
         newest(path)?.unwrap_or_else(|| Found::File(path.to_path_buf()))
     };
     match found {
-        Found::File(path) => Ok(Set { files: vec![Located { path, names: None, identity: None }], list: None }),
+        Found::File(path) => Ok(Set { files: vec![Located::alone(path)], list: None }),
         Found::Index(path, text) => of_index(path, &text),
     }
 }
@@ -198,17 +225,21 @@ fn identities(path: &Path, text: &[u8]) -> Result<(State, HashMap<String, Identi
     Ok((state, files.into_iter().collect()))
 }
 
-/// Does something with the files that a path means. When one of them is gone or is another one, the set may have been
-/// replaced since its list was read: then it is done again, with the files that the path means by now.
+/// Works on the files that `find` finds for a path. A file that is missing or differs may mean that the set was replaced
+/// after its list was read. The work then starts again with the files that `find` finds now.
 ///
 /// # Errors
-/// As [`find_set`], and what `work` says of files that are still those of the list.
-pub fn follow<T>(path: &Path, mut work: impl FnMut(&Set) -> Result<T>) -> Result<T> {
-    let mut set = find_set(path)?;
+/// As `find`, and the error of `work` when the set has not changed.
+pub fn follow<T>(
+    path: &Path,
+    find: impl Fn(&Path) -> Result<Set>,
+    mut work: impl FnMut(&Set) -> Result<T>,
+) -> Result<T> {
+    let mut set = find(path)?;
     for _ in 0..REPLACEMENTS_MAX {
         match work(&set) {
             Err(error) if may_be_replaced(&error) => {
-                let now = find_set(path)?;
+                let now = find(path)?;
                 if now == set {
                     return Err(error);
                 }
@@ -229,12 +260,24 @@ fn may_be_replaced(error: &Error) -> bool {
     }
 }
 
-/// Opens the files that a path means, one after the other, as [`follow`] does it. The list is compared with its checksum.
+/// Opens the files of [`find_set`], one after the other, as [`follow`] does. The list is compared with its checksum.
 ///
 /// # Errors
 /// As [`follow`]; `ChangedList`.
-pub fn open_all<T>(path: &Path, mut open: impl FnMut(&Located) -> Result<T>) -> Result<Vec<T>> {
-    follow(path, |set| {
+pub fn open_all<T>(path: &Path, open: impl FnMut(&Located) -> Result<T>) -> Result<Vec<T>> {
+    open_all_of(path, find_set, open)
+}
+
+/// As [`open_all`], with another way to find the files.
+///
+/// # Errors
+/// As [`open_all`].
+pub fn open_all_of<T>(
+    path: &Path,
+    find: impl Fn(&Path) -> Result<Set>,
+    mut open: impl FnMut(&Located) -> Result<T>,
+) -> Result<Vec<T>> {
+    follow(path, find, |set| {
         set.check()?;
         set.files.iter().map(&mut open).collect()
     })

@@ -7,6 +7,7 @@
 //! Loading::finish                      (headers and sums are compared with what has come)
 //! ```
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -32,7 +33,7 @@ mod verify;
 
 pub use arena::{Arena, Member};
 pub use extent::Extent;
-pub use folder::{INDEX_SUFFIX, List, Located, SHARDS_LIST, Set, find_set, find_shards, follow, open_all};
+pub use folder::{INDEX_SUFFIX, List, Located, SHARDS_LIST, Set, find_set, find_shards, follow, open_all, open_all_of};
 pub use loading::Loading;
 pub use seal::Coverage;
 pub use verify::Verify;
@@ -193,6 +194,28 @@ impl Reader {
             extent.data_offset = data_offset;
         }
         Ok(())
+    }
+
+    /// Checks that the file has all these tensors.
+    ///
+    /// # Errors
+    /// `Format` with the first name that is missing.
+    pub fn require(&self, names: &[String]) -> Result<()> {
+        if names.is_empty() {
+            return Ok(());
+        }
+        let there: HashSet<&str> = match &self.contents {
+            Contents::Archive { state, .. } => state.tensors.iter().map(|tensor| tensor.name.as_str()).collect(),
+            Contents::Safetensors { header } => header.tensors.iter().map(|tensor| tensor.name.as_str()).collect(),
+        };
+        let missing = names.iter().find(|name| !there.contains(name.as_str()));
+        missing.map_or(Ok(()), |name| {
+            let what = format!(
+                "the file has no tensor {name:?}, which its index lists; restore one of them from a copy, or \
+                 name the file itself to have what is there"
+            );
+            Err(Error::format(&self.path, FormatError::Corrupt { offset: 0, what }))
+        })
     }
 
     /// Compares the file with what a list says of it.

@@ -64,7 +64,8 @@ pub struct Tensor {
 pub fn inspect(path: &Path, progress: &Progress) -> Result<Vec<Inspection>> {
     let engine = Engine::new(Config { workers: 1, ..Config::default() })?;
     let path = path.to_path_buf();
-    until_stopped(progress, move || read::open_all(&path, |file| inspect_file(&engine, file))).map_err(failed)
+    let inspect = move || read::open_all_of(&path, verify::set_of, |file| inspect_file(&engine, file));
+    until_stopped(progress, inspect).map_err(failed)
 }
 
 fn inspect_file(engine: &Engine, file: &Located) -> deepnvme_checkpoint::Result<Inspection> {

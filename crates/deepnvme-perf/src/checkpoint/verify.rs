@@ -10,7 +10,7 @@ use deepnvme_checkpoint::{Progress, until_stopped};
 use deepnvme_format::set::State;
 use deepnvme_io::op::Errno;
 use deepnvme_io::stripe::MANIFEST_SUFFIX;
-use deepnvme_io::{Config, Engine, ErrorKind, StripeSet, Target, shown};
+use deepnvme_io::{Config, Engine, ErrorKind, shown};
 use deepnvme_stream::pack::{PACKED_NAME, PLAIN_NAME};
 use serde::Serialize;
 
@@ -167,8 +167,8 @@ fn verify_path(engine: &Arc<Engine>, path: &Path, progress: &Progress) -> Result
     verify_set(engine, path, set, progress)
 }
 
-/// The files that are to be verified.
-fn set_of(path: &Path) -> deepnvme_checkpoint::Result<Set> {
+/// The files of a model, a checkpoint or a packed model.
+pub(super) fn set_of(path: &Path) -> deepnvme_checkpoint::Result<Set> {
     if !deepnvme_io::fs::is_folder(path) {
         return find_set(path);
     }
@@ -183,7 +183,7 @@ fn set_of(path: &Path) -> deepnvme_checkpoint::Result<Set> {
         .map(|name| path.join(name))
         .find(|path| deepnvme_io::fs::exists(path).unwrap_or(false))
     {
-        Some(path) => Ok(Set { files: vec![Located { path, names: None, identity: None }], list: None }),
+        Some(path) => Ok(Set { files: vec![Located::alone(path)], list: None }),
         None => find_set(path),
     }
 }
@@ -201,11 +201,12 @@ fn verify_set(
         Err(error) => return Err(failed(error)),
     };
     let mut found = Vec::with_capacity(set.files.len() + 1);
-    if let Some(List { path, bytes, state: State::Sound | State::Damaged }) = &set.list {
-        match set.check() {
-            Ok(()) => found.push(compared(path, Instant::now(), Ok((*bytes, Coverage::File)))?),
+    if let Some(List { path, bytes, state }) = &set.list {
+        match (state, set.check()) {
+            (State::Unsealed, _) => found.push(unsealed(path)),
+            (_, Ok(())) => found.push(compared(path, Instant::now(), Ok((*bytes, Coverage::File)))?),
             // Nobody knows which files it means.
-            Err(error) => return Ok(vec![of_list(path, *bytes, &error)]),
+            (_, Err(error)) => return Ok(vec![of_list(path, *bytes, &error)]),
         }
     }
     for file in set.files {
@@ -221,12 +222,19 @@ fn of_list(path: &Path, bytes: u64, error: &deepnvme_checkpoint::Error) -> Verif
     Verification { path, verdict, finding, coverage: Coverage::Nothing, bytes, seconds: 0.0 }
 }
 
+/// A list that another program wrote. A file or a tensor may have been taken out of it, and nothing shows that.
+fn unsealed(path: &Path) -> Verification {
+    let finding = "the list of files has no checksum; whether it lists all tensors is unknown. deepnvme.save writes lists \
+                   with a checksum";
+    let (path, finding) = (path.to_path_buf(), Some(format!("{}: {finding}", shown::path(path))));
+    let (verdict, coverage) = (Verdict::Unverifiable, Coverage::Nothing);
+    Verification { path, verdict, finding, coverage, bytes: 0, seconds: 0.0 }
+}
+
 fn verify_file(engine: &Arc<Engine>, file: &Located, progress: &Progress) -> Result<Verification> {
     let began = Instant::now();
-    let audited = opened(engine, &file.path, progress).and_then(|mut reader| {
-        if let Some(identity) = file.identity {
-            reader.compare_identity(engine, identity)?;
-        }
+    let audited = opened(engine, file, progress).and_then(|mut reader| {
+        file.compare(engine, &reader)?;
         let bytes = reader.audit(engine, progress)?;
         let coverage = if reader.coverage() == read::Coverage::File { Coverage::File } else { Coverage::Data };
         Ok((bytes, coverage))
@@ -235,17 +243,9 @@ fn verify_file(engine: &Arc<Engine>, file: &Located, progress: &Progress) -> Res
 }
 
 /// What a file holds, unless somebody asks to stop first: the names of millions of tensors take their time.
-fn opened(engine: &Arc<Engine>, path: &Path, progress: &Progress) -> deepnvme_checkpoint::Result<Reader> {
-    let (engine, target) = (Arc::clone(engine), target_of(path)?);
+fn opened(engine: &Arc<Engine>, file: &Located, progress: &Progress) -> deepnvme_checkpoint::Result<Reader> {
+    let (engine, target) = (Arc::clone(engine), file.target()?);
     until_stopped(progress, move || Reader::open(&engine, &target))
-}
-
-/// The file of that name, or the one that a list of parts means.
-fn target_of(path: &Path) -> deepnvme_checkpoint::Result<Target> {
-    if path.as_os_str().as_encoded_bytes().ends_with(MANIFEST_SUFFIX.as_bytes()) {
-        return Ok(Target::Stripes(StripeSet::from_manifest(path)?));
-    }
-    Ok(Target::Path(path.to_path_buf()))
 }
 
 fn compared(
