@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use deepnvme_io::Target;
-use deepnvme_io::stream;
+use deepnvme_file::Target;
 use deepnvme_mem::{Device, RegionMut};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -15,7 +14,7 @@ use crate::flight::{Flight, Kind};
 use crate::handle::Handle;
 use crate::path::Place;
 use crate::request::run_flight;
-use crate::{default, error, memory};
+use crate::{default, error, memory, torch};
 
 /// Largest read that is copied out of a window without letting go of the GIL.
 const GLANCE_BYTES_MAX: usize = 32 << 10;
@@ -31,7 +30,7 @@ const COPY_BYTES_MAX: usize = 256 << 20;
 /// Reads a file at a position that moves with the reading.
 #[pyclass(frozen, name = "_FileReader", module = "deepnvme._deepnvme")]
 pub(crate) struct FileReader {
-    handle: Handle<stream::FileReader>,
+    handle: Handle<deepnvme_file::FileReader>,
     position: AtomicU64,
     file_bytes: u64,
 }
@@ -48,7 +47,7 @@ impl FileReader {
             Place::Descriptor(number) => Target::Path(PathBuf::from(format!("/proc/self/fd/{number}"))),
         };
         let engine = default::or_default(py, engine)?;
-        let opened = py.detach(|| stream::FileReader::open(engine, &target));
+        let opened = py.detach(|| deepnvme_file::FileReader::open(engine, &target));
         let reader = error::check(py, opened)?;
         let file_bytes = reader.len();
         Ok(Self { handle: Handle::new(reader), position: AtomicU64::new(0), file_bytes })
@@ -56,38 +55,22 @@ impl FileReader {
 
     /// The next `size` bytes, or all that are left where it is negative.
     fn read<'py>(&self, py: Python<'py>, size: i64) -> PyResult<Bound<'py, PyBytes>> {
-        let bytes = self.peek(py, size)?;
-        self.position.fetch_add(bytes.as_bytes().len() as u64, Ordering::Relaxed);
-        Ok(bytes)
+        let (at, size) = self.take(u64::try_from(size).unwrap_or(u64::MAX));
+        self.or_give_back(at, size, self.read_at(py, at, size))
     }
 
     /// The same bytes, without moving on.
     fn peek<'py>(&self, py: Python<'py>, size: i64) -> PyResult<Bound<'py, PyBytes>> {
         let (at, left) = self.left();
-        let size = u64::try_from(size).unwrap_or(left).min(left) as usize;
-        let (bytes, target) = memory::new_bytes(py, size)?;
-        self.fill(py, at, target)?;
-        Ok(bytes)
+        self.read_at(py, at, u64::try_from(size).unwrap_or(left).min(left) as usize)
     }
 
     /// Fills a writable buffer as far as the file goes; how many bytes that were.
     fn readinto(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let (at, left) = self.left();
         let target = memory::target(buffer)?;
-        let size = (target.len() as u64).min(left) as usize;
-        if target.device() != Device::Host && (size < LARGE_BYTES_MIN || size < target.len()) {
-            let read = self.handle.with(py, |reader| reader.read_to_gpu(at, &target))?;
-            check_whole(py, read, size)?;
-        } else if size == target.len() {
-            self.fill(py, at, target)?;
-        } else if target.is_contiguous() {
-            self.fill(py, at, target.split_at(size).0)?;
-        } else {
-            // The end of the file in the middle of strided memory.
-            let read = self.handle.with(py, |reader| reader.read_into(at, &target))?;
-            check_whole(py, read, size)?;
-        }
-        self.position.fetch_add(size as u64, Ordering::Relaxed);
+        let (at, size) = self.take(target.len() as u64);
+        self.or_give_back(at, size, self.fill_at(py, at, size, target))?;
+        torch::changed(std::slice::from_ref(buffer))?;
         Ok(size)
     }
 
@@ -116,6 +99,49 @@ impl FileReader {
 }
 
 impl FileReader {
+    /// Takes the next bytes for one caller, at most `wanted`: threads that share a reader never get the same ones.
+    fn take(&self, wanted: u64) -> (u64, usize) {
+        let mut at = self.position.load(Ordering::Relaxed);
+        loop {
+            let size = wanted.min(self.file_bytes.saturating_sub(at));
+            match self.position.compare_exchange_weak(at, at + size, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return (at, size as usize),
+                Err(now) => at = now,
+            }
+        }
+    }
+
+    /// After a failure, moves back to before the bytes that were taken, unless somebody has moved on since.
+    fn or_give_back<T>(&self, at: u64, size: usize, result: PyResult<T>) -> PyResult<T> {
+        if result.is_err() {
+            let _ = self.position.compare_exchange(at + size as u64, at, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        result
+    }
+
+    fn read_at<'py>(&self, py: Python<'py>, at: u64, size: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let (bytes, target) = memory::new_bytes(py, size)?;
+        self.fill(py, at, target)?;
+        Ok(bytes)
+    }
+
+    /// Fills the first `size` bytes of `target`.
+    fn fill_at(&self, py: Python<'_>, at: u64, size: usize, target: RegionMut) -> PyResult<()> {
+        if target.device() != Device::Host && (size < LARGE_BYTES_MIN || size < target.len()) {
+            let read = self.handle.with(py, |reader| reader.read_to_gpu(at, &target))?;
+            check_whole(py, read, size)?;
+        } else if size == target.len() {
+            self.fill(py, at, target)?;
+        } else if target.is_contiguous() {
+            self.fill(py, at, target.split_at(size).0)?;
+        } else {
+            // The end of the file in the middle of strided memory.
+            let read = self.handle.with(py, |reader| reader.read_into(at, &target))?;
+            check_whole(py, read, size)?;
+        }
+        Ok(())
+    }
+
     /// The position, and how many bytes are left from there.
     fn left(&self) -> (u64, u64) {
         let at = self.position.load(Ordering::Relaxed);

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::fd::{IntoRawFd, RawFd};
 use std::path::PathBuf;
 
-use deepnvme_io::stream::{self, Member, Retired};
+use deepnvme_file::replace::{self, Member, Retired};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -19,8 +19,8 @@ use crate::threads::Ending;
 pub(crate) fn _remove_stale(path: &Bound<'_, PyAny>) -> PyResult<()> {
     let target = file_name(path)?;
     path.py().detach(|| {
-        stream::remove_stale(&target);
-        stream::remove_stale_folders(&target);
+        replace::remove_stale(&target);
+        replace::remove_stale_folders(&target);
     });
     Ok(())
 }
@@ -56,7 +56,7 @@ pub(crate) fn _make_folders(path: &Bound<'_, PyAny>) -> PyResult<()> {
 #[pyclass(frozen, name = "_PrivateFolder", module = "deepnvme._deepnvme")]
 pub(crate) struct PrivateFolder {
     path: PathBuf,
-    inner: Ending<stream::PrivateFolder>,
+    inner: Ending<replace::PrivateFolder>,
 }
 
 #[pymethods]
@@ -64,7 +64,7 @@ impl PrivateFolder {
     #[new]
     fn new(path: &Bound<'_, PyAny>) -> PyResult<Self> {
         let (py, target) = (path.py(), file_name(path)?);
-        let folder = error::check(py, py.detach(|| stream::PrivateFolder::new(&target)))?;
+        let folder = error::check(py, py.detach(|| replace::PrivateFolder::new(&target)))?;
         Ok(Self { path: folder.path().to_path_buf(), inner: Ending::new(folder) })
     }
 
@@ -106,7 +106,7 @@ impl PrivateFolder {
 #[pyclass(frozen, name = "_SetReplacement", module = "deepnvme._deepnvme")]
 pub(crate) struct SetReplacement {
     members: Vec<PathBuf>,
-    inner: Ending<stream::SetReplacement>,
+    inner: Ending<replace::SetReplacement>,
 }
 
 #[pymethods]
@@ -117,7 +117,7 @@ impl SetReplacement {
         let (py, index) = (index.py(), file_name(index)?);
         let members: Vec<Member> = members.into_iter().map(|(before, after)| Member { before, after }).collect();
         let record_at: Vec<&str> = record_at.iter().map(String::as_str).collect();
-        let new = error::check(py, py.detach(|| stream::SetReplacement::begin(&index, &members, &record_at)))?;
+        let new = error::check(py, py.detach(|| replace::SetReplacement::begin(&index, &members, &record_at)))?;
         Ok(Self { members: new.members().map(PathBuf::from).collect(), inner: Ending::new(new) })
     }
 
@@ -152,7 +152,7 @@ impl SetReplacement {
 pub(crate) fn _retire_set(index: &Bound<'_, PyAny>, record_at: Vec<String>) -> PyResult<&'static str> {
     let (py, index) = (index.py(), file_name(index)?);
     let record_at: Vec<&str> = record_at.iter().map(String::as_str).collect();
-    let retired = py.detach(|| stream::retire_set(&index, &record_at));
+    let retired = py.detach(|| replace::retire_set(&index, &record_at));
     Ok(match error::check(py, retired)? {
         Retired::Absent => "absent",
         Retired::Removed => "removed",

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use deepnvme_io::{Access, Engine, ReadItem, Result, TensorFile, WriteExtent, WriteItem, WriteOptions};
 use deepnvme_mem::{Region, RegionMut};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyMemoryError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyIterator, PyList, PyString, PyTuple};
@@ -15,7 +15,12 @@ use crate::memory;
 use crate::path::Place;
 use crate::pending::Pending;
 use crate::settings::{durability, number};
-use crate::{error, orphans, watch};
+use crate::{error, orphans, torch, watch};
+
+/// Memory that an item of a batch takes until the batch is done, and more.
+const ITEM_BYTES: usize = 2 << 10;
+/// Batches below this size are not worth a question.
+const UNCHECKED_ITEMS_MAX: usize = 1 << 12;
 
 /// A place in a file, in bytes.
 #[derive(Clone, Copy)]
@@ -50,6 +55,7 @@ pub(crate) struct Request {
 impl Request {
     pub(crate) fn read(tensor: &Bound<'_, PyAny>, path: &Bound<'_, PyAny>, offset: Offset) -> PyResult<Self> {
         let (target, place) = (memory::target(tensor)?, Place::new(path)?);
+        torch::changed(std::slice::from_ref(tensor))?;
         let make = move |engine: &Engine, tense| {
             let file = place.open(Access::Read, engine.config().direct)?;
             let read = if tense == Tense::Now { Engine::read_now } else { Engine::read };
@@ -75,7 +81,13 @@ impl Request {
     }
 
     pub(crate) fn read_batch(items: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let batch = Batch::<RegionMut>::collect(items, memory::target)?;
+        let mut tensors = Vec::new();
+        let batch = Batch::<RegionMut>::collect(items, |tensor| {
+            let target = memory::target(tensor)?;
+            tensors.push(tensor.clone());
+            Ok(target)
+        })?;
+        torch::changed(&tensors)?;
         let make = move |engine: &Engine, _| {
             let files = open_all(batch.places, Access::Read, engine)?;
             let items = batch.items.into_iter().map(|(file, offset, target)| {
@@ -159,7 +171,10 @@ struct Batch<R> {
 }
 
 impl<R> Batch<R> {
-    fn collect(items: &Bound<'_, PyAny>, region: fn(&Bound<'_, PyAny>) -> PyResult<R>) -> PyResult<Self> {
+    fn collect<'py>(
+        items: &Bound<'py, PyAny>,
+        mut region: impl FnMut(&Bound<'py, PyAny>) -> PyResult<R>,
+    ) -> PyResult<Self> {
         let mut known: HashMap<Place, usize> = HashMap::new();
         let _uncollected = memory::Uncollected::new(items.py());
         // What it says of its length is believed of lists only: they have what they count.
@@ -167,7 +182,11 @@ impl<R> Batch<R> {
         let mut batch = Self { places: Vec::new(), items: Vec::with_capacity(count) };
         // Neighbours mostly name their file by the same object, which need not be understood again.
         let mut last: Option<(Bound<'_, PyAny>, usize)> = None;
+        check_room(count)?;
         for (index, item) in several(items)?.enumerate() {
+            if index >= count && index.is_power_of_two() {
+                check_room(index)?;
+            }
             let (path, offset, tensor) = parts(&item?).map_err(|error| in_item(items.py(), index, error))?;
             let file = match &last {
                 Some((same, file)) if same.is(&path) => *file,
@@ -184,6 +203,16 @@ impl<R> Batch<R> {
             last = Some((path, file));
         }
         Ok(batch)
+    }
+}
+
+/// Refuses more items than there is memory for: where an allocation fails later, the process ends.
+fn check_room(items: usize) -> PyResult<()> {
+    let is_there = items < UNCHECKED_ITEMS_MAX || deepnvme_mem::room(items.saturating_mul(ITEM_BYTES)).is_ok();
+    if is_there {
+        Ok(())
+    } else {
+        Err(PyMemoryError::new_err(format!("there is no memory for a batch of {items} items")))
     }
 }
 

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use deepnvme_io::Target;
-use deepnvme_io::stripe::STRIPE_BYTES_DEFAULT;
+use deepnvme_file::Target;
+use deepnvme_file::stripe_set::STRIPE_BYTES_DEFAULT;
 use deepnvme_mem::LockState;
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
 use deepnvme_swap::{Copied, Error, Lend, Options, Swapper};
@@ -15,7 +15,7 @@ use pyo3::types::{PyCapsule, PyDict};
 use crate::engine::PyEngine;
 use crate::path::{Place, file_name};
 use crate::request::Offset;
-use crate::{default, error, memory};
+use crate::{default, error, memory, torch};
 
 /// A stretch of a file: path, descriptor, offset, bytes.
 type LocatedTuple = (std::ffi::OsString, i32, u64, u64);
@@ -244,6 +244,7 @@ impl PyLend {
 
     fn read_part(&self, py: Python<'_>, start: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
         let (lend, target) = (self.lend()?, memory::target(tensor)?);
+        torch::changed(std::slice::from_ref(tensor))?;
         // Also what is dropped last is dropped without the GIL.
         py.detach(move || lend.read_part(start, target)).map_err(|failure| raise(py, &failure))
     }

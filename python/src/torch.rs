@@ -6,7 +6,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyType;
+use pyo3::types::{PyList, PyType};
 
 use crate::imported::module;
 use crate::memory::{self, Keep, Layout, Place, Use};
@@ -37,6 +37,33 @@ fn imported(py: Python<'_>) -> PyResult<Option<&Torch>> {
         strided: strided.unbind(),
     };
     Ok(Some(TORCH.get_or_init(py, || torch)))
+}
+
+/// Tells autograd that these objects, as far as they are tensors, were changed in place. A backward pass that needs their
+/// old values then raises, as after any in-place operation of torch.
+pub(crate) fn changed(objects: &[Bound<'_, PyAny>]) -> PyResult<()> {
+    static INCREMENT: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
+    let Some(py) = objects.first().map(Bound::py) else { return Ok(()) };
+    let Some(torch) = imported(py)? else { return Ok(()) };
+    let class = torch.tensor.bind(py);
+    let tensors = objects.iter().filter(|object| object.is_instance(class).unwrap_or(false));
+    let tensors = PyList::new(py, tensors.collect::<Vec<_>>())?;
+    if tensors.is_empty() {
+        return Ok(());
+    }
+    let increment = match INCREMENT.get(py) {
+        Some(known) => known,
+        None => {
+            let found = module(py, "torch.autograd.graph")?.and_then(|graph| graph.getattr("increment_version").ok());
+            INCREMENT.get_or_init(py, || found.map(Bound::unbind))
+        }
+    };
+    let Some(increment) = increment else { return Ok(()) };
+    match increment.call1(py, (&tensors,)) {
+        Ok(_) => Ok(()),
+        // Older releases of torch take one tensor at a time.
+        Err(_) => tensors.iter().try_for_each(|tensor| increment.call1(py, (tensor,)).map(drop)),
+    }
 }
 
 /// The layout of a tensor; `None` for anything else.

@@ -3,8 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 
-use deepnvme_io::Target;
-use deepnvme_io::stream;
+use deepnvme_file::Target;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
@@ -20,7 +19,7 @@ const STEP_BYTES: usize = 32 << 20;
 /// Writes a file from its start; it appears under its name when committed.
 #[pyclass(frozen, name = "_FileWriter", module = "deepnvme._deepnvme")]
 pub(crate) struct FileWriter {
-    handle: Handle<stream::FileWriter>,
+    handle: Handle<deepnvme_file::FileWriter>,
     position: AtomicU64,
 }
 
@@ -46,7 +45,7 @@ impl FileWriter {
             }
         };
         let engine = default::or_default(py, engine)?;
-        let writer = py.detach(|| stream::FileWriter::create(engine, &target, durability));
+        let writer = py.detach(|| deepnvme_file::FileWriter::create(engine, &target, durability));
         Ok(Self { handle: Handle::new(error::check(py, writer)?), position: AtomicU64::new(0) })
     }
 

@@ -18,7 +18,8 @@
 //! use deepnvme_checkpoint::write::{Save, SaveOptions, Tensor};
 //! use deepnvme_checkpoint::{Progress, convert};
 //! use deepnvme_format::{Dtype, safetensors::TensorSpec};
-//! use deepnvme_io::{Config, Engine, Target, mem::Region};
+//! use deepnvme_file::Target;
+//! use deepnvme_io::{Config, Engine, mem::Region};
 //!
 //! # let folder = tempfile::tempdir()?;
 //! # let (path, archive) = (folder.path().join("model.safetensors"), folder.path().join("model.pt"));

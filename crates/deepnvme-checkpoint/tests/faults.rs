@@ -11,8 +11,9 @@ use std::time::Duration;
 use deepnvme_checkpoint::read::Reader;
 use deepnvme_checkpoint::write::{Save, SaveOptions};
 use deepnvme_checkpoint::{Error, Progress, convert};
+use deepnvme_file::Target;
 use deepnvme_io::backend::BackendKind;
-use deepnvme_io::{BackendFactory, Config, Engine, ErrorKind, Target};
+use deepnvme_io::{BackendFactory, Config, Engine, ErrorKind};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 use proptest::prelude::*;
 

@@ -14,10 +14,11 @@ use std::sync::Arc;
 use deepnvme_checkpoint::read::{Reader, Verify};
 use deepnvme_checkpoint::write::{Origin, Record, Save, SaveOptions, Tensor};
 use deepnvme_checkpoint::{Error, Progress};
+use deepnvme_file::Target;
 use deepnvme_format::Dtype;
 use deepnvme_format::safetensors::TensorSpec;
 use deepnvme_io::mem::Region;
-use deepnvme_io::{Engine, ErrorKind, Target};
+use deepnvme_io::{Engine, ErrorKind};
 
 use crate::common::{engine, plan_archive, plan_safetensors};
 use crate::standin::{Gpu, GpuMemory, pattern};

@@ -14,11 +14,12 @@ use deepnvme_checkpoint::history::{History, Holder, MANIFEST};
 use deepnvme_checkpoint::read::{Reader, Verify, find_set};
 use deepnvme_checkpoint::write::SaveOptions;
 use deepnvme_checkpoint::{Error, Progress, Result};
+use deepnvme_file::{StripeSet, Target};
 use deepnvme_format::archive::{Plan, RecordSpec};
 use deepnvme_format::set;
 use deepnvme_format::sums::{CELL_BYTES, METADATA_KEY};
 use deepnvme_io::mem::{Buffer, Region, RegionMut};
-use deepnvme_io::{Config, DirectMode, Engine, StripeSet, Target};
+use deepnvme_io::{Config, DirectMode, Engine};
 use deepnvme_testkit::guard::{Guard, guarded};
 use serde_json::{Map, Value, json};
 

@@ -10,8 +10,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use deepnvme_checkpoint::write::SaveOptions;
+use deepnvme_file::Target;
 use deepnvme_io::backend::BackendKind;
-use deepnvme_io::{BackendFactory, Config, Durability, Engine, Target};
+use deepnvme_io::{BackendFactory, Config, Durability, Engine};
 use deepnvme_testkit::simulated::SimDisk;
 
 use crate::common::{plan_archive, plan_safetensors, random};

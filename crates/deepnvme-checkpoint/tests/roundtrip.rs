@@ -10,10 +10,11 @@ use std::sync::Arc;
 use deepnvme_checkpoint::read::{Contents, Reader, Verify};
 use deepnvme_checkpoint::write::{Save, SaveOptions, Saved, Staging, Tensor};
 use deepnvme_checkpoint::{Error, Progress};
+use deepnvme_file::Target;
 use deepnvme_format::Dtype;
 use deepnvme_format::safetensors::TensorSpec;
+use deepnvme_io::Engine;
 use deepnvme_io::mem::{Buffer, Region, RegionMut};
-use deepnvme_io::{Engine, Target};
 use proptest::prelude::*;
 
 use crate::common::{engine, plan_archive, plan_safetensors, random};

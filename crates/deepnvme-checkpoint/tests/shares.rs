@@ -10,8 +10,8 @@ use std::sync::{Arc, Barrier, Mutex};
 
 use deepnvme_checkpoint::write::{Save, SaveOptions, create, shares};
 use deepnvme_checkpoint::{Error, Progress};
-use deepnvme_io::stream::Replacement;
-use deepnvme_io::{Access, DirectMode, OpenOptions, StripeSet, Target, TensorFile};
+use deepnvme_file::{Replacement, StripeSet, Target};
+use deepnvme_io::{Access, DirectMode, OpenOptions, TensorFile};
 use proptest::prelude::*;
 
 use crate::common::{engine, plan_archive, plan_safetensors, random};
@@ -73,7 +73,7 @@ proptest! {
         let (replacement, _) = create(&engine(), &Target::from(&path), bytes).unwrap();
         let temporary = replacement.temporary();
         let place: Place = Box::new(move |_| {
-            (TensorFile::open(&temporary, OpenOptions::to_fill(DirectMode::Preferred)).unwrap(), 0)
+            (deepnvme_file::open(&temporary, OpenOptions::to_fill(DirectMode::Preferred)).unwrap(), 0)
         });
         write_together(&save, &ranges, &place);
         prop_assert!(!path.exists());
@@ -107,7 +107,10 @@ fn part_files_are_a_stripe_set() {
     assert!(joined == expected, "cat of the parts is the file");
     let set = StripeSet::new(parts, ranges[0].end).unwrap();
     let options = OpenOptions { access: Access::Read, create: false, direct: DirectMode::Preferred };
-    assert_eq!(TensorFile::open(&Target::Stripes(set.clone()), options).unwrap().len().unwrap(), expected.len() as u64);
+    assert_eq!(
+        deepnvme_file::open(&Target::Stripes(set.clone()), options).unwrap().len().unwrap(),
+        expected.len() as u64
+    );
     let mut reader = deepnvme_checkpoint::read::Reader::open(&engine(), &Target::Stripes(set)).unwrap();
     reader.audit(&engine(), &Progress::default()).unwrap();
 }

@@ -11,10 +11,11 @@ use std::sync::Arc;
 use deepnvme_checkpoint::read::{Coverage, Reader, Verify};
 use deepnvme_checkpoint::write::{Save, SaveOptions, Tensor};
 use deepnvme_checkpoint::{Error, Progress, Result};
+use deepnvme_file::Target;
 use deepnvme_format::Dtype;
 use deepnvme_format::safetensors::{Header, LENGTH_BYTES, TensorSpec};
 use deepnvme_io::mem::{Buffer, Region, RegionMut};
-use deepnvme_io::{Config, DirectMode, Engine, Target};
+use deepnvme_io::{Config, DirectMode, Engine};
 
 use crate::common::{engine, plan_archive, plan_safetensors, random};
 

@@ -310,12 +310,10 @@ impl Engine {
 
     /// As [`read`](Self::read), for what nobody waits for yet: it is served when the blocks of all other requests are on
     /// their way, or as soon as [`Pending::hurry`] says that somebody waits.
-    pub(crate) fn read_later(
-        &self,
-        file: &Arc<TensorFile>,
-        offset: u64,
-        target: RegionMut,
-    ) -> Result<Pending<RegionMut>> {
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_later(&self, file: &Arc<TensorFile>, offset: u64, target: RegionMut) -> Result<Pending<RegionMut>> {
         let item = ReadItem { file: Arc::clone(file), offset, target };
         Ok(self.offer(vec![item], Turn::Later)?)
     }
@@ -451,8 +449,11 @@ impl Engine {
         Ok(self.planned(Direction::Write, layout)?.job(Memory::Sources(sources), options))
     }
 
-    /// An error in a process that was forked from the one that made this engine.
-    pub(crate) fn check_process(&self) -> Result<()> {
+    /// Refuses calls in a process that was forked from the one that made this engine.
+    ///
+    /// # Errors
+    /// `Closed`.
+    pub fn check_process(&self) -> Result<()> {
         if self.queue.is_foreign() { Err(Error::forked()) } else { Ok(()) }
     }
 

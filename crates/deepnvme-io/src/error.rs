@@ -98,7 +98,8 @@ impl Error {
     }
 
     /// A name that is a symbolic link to a file that is not there.
-    pub(crate) fn dangling(operation: &'static str, path: &Path) -> Self {
+    #[must_use]
+    pub fn dangling(operation: &'static str, path: &Path) -> Self {
         let detail = "it is a symbolic link that leads nowhere; remove the link, or make what it points to";
         Self::new(ErrorKind::NotFound, operation, detail).at_path(path)
     }

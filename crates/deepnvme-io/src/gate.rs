@@ -196,9 +196,9 @@ mod tests {
     use super::*;
     use crate::backend::device::GpuEvent;
     use crate::job::{Memory, WriteOptions};
+    use crate::layout::Layout;
     use crate::pending::Pending;
     use crate::split::{BlockSizes, Direction, Geometry, Plan, Segment};
-    use crate::stripe::Layout;
     use crate::trace::Recorder;
 
     /// A point that a stream never reaches, and one whose driver panics.

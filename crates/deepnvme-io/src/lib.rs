@@ -4,7 +4,7 @@
 //! each `worker` moves them through its own `backend` and settles what comes back, `pending` is the caller's end.
 //!
 //! ```
-//! use deepnvme_io::{Access, Config, DirectMode, Engine, OpenOptions, Target, TensorFile, WriteOptions};
+//! use deepnvme_io::{Access, Config, DirectMode, Engine, OpenOptions, TensorFile, WriteOptions};
 //! use deepnvme_mem::{Buffer, Region};
 //!
 //! # fn main() -> deepnvme_io::Result<()> {
@@ -12,7 +12,7 @@
 //! # let path = folder.join(format!("deepnvme-doc-{}", std::process::id()));
 //! let engine = Engine::new(Config::default())?;
 //! let options = OpenOptions { access: Access::ReadWrite, create: true, direct: DirectMode::Preferred };
-//! let file = TensorFile::open(&Target::from(&path), options)?;
+//! let file = TensorFile::open(&path, options)?;
 //!
 //! let (_, written) = engine.write(&file, 0, Region::from_vec(vec![7; 100_000]), WriteOptions::default())?.wait();
 //! assert_eq!(written?.bytes, 100_000);
@@ -39,6 +39,7 @@ mod gate;
 mod gpus;
 pub mod handover;
 mod job;
+mod layout;
 #[cfg(all(test, loom))]
 mod loom_tests;
 pub mod op;
@@ -49,8 +50,6 @@ pub mod shown;
 pub mod split;
 mod start;
 mod stats;
-pub mod stream;
-pub mod stripe;
 mod sync;
 pub mod trace;
 mod worker;
@@ -62,12 +61,12 @@ pub use backend::gds::GpuPin;
 pub use config::{BackendChoice, Config, DirectMode, SettingsFile, SubmitMode, WindowMode};
 pub use engine::{BackendFactory, Engine, ReadItem, Refused, WriteItem};
 pub use error::{Error, ErrorKind, Result};
-pub use file::{Access, DirectState, OpenOptions, Target, TensorFile};
+pub use file::{Access, DirectState, OpenOptions, TensorFile};
 pub use gpus::{GpuAccess, KnownMemory, StreamPoints};
 pub use job::{Durability, Progress, Transfer, WriteExtent, WriteOptions};
+pub use layout::Layout;
 pub use pending::{Home, Pending};
 pub use queue::REQUESTS_MAX;
 pub use start::start_thread;
 pub use stats::{Comparisons, LatencySummary, StatsSnapshot};
-pub use stripe::StripeSet;
 pub use worker::{RETRIES_AT_ONCE, RETRIES_MAX, RETRY_PAUSE};

@@ -12,10 +12,10 @@ use crate::claim::{Claim, Work};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gate::Gate;
 use crate::job::{Job, Memory, WriteExtent, WriteOptions};
+use crate::layout::Layout;
 use crate::pending::Pending;
 use crate::queue::{Duty, Queue, SyncTarget, Turn};
 use crate::split::{BlockSizes, Direction, Geometry, Plan, Segment};
-use crate::stripe::Layout;
 use crate::trace::Recorder;
 
 /// Switches between threads that are not forced: three find what there is to find.

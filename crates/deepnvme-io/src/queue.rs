@@ -486,8 +486,8 @@ mod tests {
     use super::*;
     use crate::claim::Work;
     use crate::job::{Memory, WriteExtent, WriteOptions};
+    use crate::layout::Layout;
     use crate::split::{BlockSizes, Direction, Geometry, Plan, Segment};
-    use crate::stripe::Layout;
     use crate::sync::mpsc;
 
     struct NoWake;

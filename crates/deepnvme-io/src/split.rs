@@ -19,8 +19,8 @@ use deepnvme_mem::Alignment;
 
 use crate::config::limits::BLOCK_BYTES_MIN;
 use crate::error::{Error, ErrorKind, Result};
+use crate::layout::Layout;
 use crate::op::PIECES_MAX;
-use crate::stripe::Layout;
 
 pub use crate::op::Direction;
 

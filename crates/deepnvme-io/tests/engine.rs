@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use deepnvme_io::{
     Access, BackendChoice, Config, DirectMode, DirectState, Durability, Engine, ErrorKind, OpenOptions, ReadItem,
-    StripeSet, SubmitMode, Target, TensorFile, WriteExtent, WriteItem, WriteOptions,
+    SubmitMode, TensorFile, WriteExtent, WriteItem, WriteOptions,
 };
 use deepnvme_mem::{Region, RegionMut};
 
@@ -32,7 +32,7 @@ fn engine(backend: BackendChoice) -> Engine {
 }
 
 fn open(path: &Path, access: Access, direct: DirectMode) -> Arc<TensorFile> {
-    TensorFile::open(&Target::from(path), OpenOptions { access, create: access != Access::Read, direct }).unwrap()
+    TensorFile::open(path, OpenOptions { access, create: access != Access::Read, direct }).unwrap()
 }
 
 fn random(bytes: usize, seed: u64) -> Vec<u8> {
@@ -220,13 +220,13 @@ fn opening_what_cannot_be_opened_names_the_path() {
     let folder = folder();
     let options = OpenOptions { access: Access::Read, create: false, direct: DirectMode::Preferred };
     let missing = folder.path().join("missing");
-    let error = TensorFile::open(&Target::from(&missing), options).unwrap_err();
+    let error = TensorFile::open(&missing, options).unwrap_err();
     assert_eq!((error.kind(), error.path()), (ErrorKind::NotFound, Some(missing.as_path())));
-    let error = TensorFile::open(&Target::from(folder.path()), options).unwrap_err();
+    let error = TensorFile::open(folder.path(), options).unwrap_err();
     assert_eq!(error.errno(), Some(rustix::io::Errno::ISDIR.raw_os_error()));
     let pipe = folder.path().join("pipe");
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    let error = TensorFile::open(&Target::from(&pipe), options).unwrap_err();
+    let error = TensorFile::open(&pipe, options).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "at once, though nobody writes: {error}");
 }
 
@@ -314,36 +314,6 @@ fn a_pending_can_be_watched_through_an_eventfd() {
         let timeout = rustix::event::Timespec { tv_sec: 30, tv_nsec: 0 };
         assert_eq!(poll(&mut fds, Some(&timeout)).unwrap(), 1, "before and after it is done");
         assert!(pending.is_done());
-    }
-}
-
-#[test]
-fn a_stripe_set_is_one_file_over_several() {
-    for choice in choices() {
-        let engine = engine(choice);
-        let folder = folder();
-        let parts: Vec<_> = (0..3).map(|index| folder.path().join(format!("disk{index}"))).collect();
-        let set = StripeSet::new(parts.clone(), 8192).unwrap();
-        let options = OpenOptions { access: Access::ReadWrite, create: true, direct: DirectMode::Preferred };
-        let file = TensorFile::open(&Target::Stripes(set.clone()), options).unwrap();
-        let data = random(300_007, 17);
-        write(&engine, &file, 0, &data, WriteOptions { durability: Durability::Full, ..WHOLE });
-        assert_eq!(file.len().unwrap(), data.len() as u64);
-        write(&engine, &file, 12_345, &data[..20_000], WriteOptions::default());
-        let mut expected = data;
-        expected.copy_within(0..20_000, 12_345);
-        let options = OpenOptions { access: Access::Read, create: false, ..options };
-        let by_name = TensorFile::open(&Target::from(set.manifest_path()), options).unwrap();
-        assert!(read_back(&engine, &by_name, 0, expected.len()) == expected);
-        assert!(read_back(&engine, &by_name, 99_999, 100_001) == expected[99_999..200_000]);
-        for (index, part) in parts.iter().enumerate() {
-            let bytes = fs::read(part).unwrap();
-            let first = index * 8192;
-            assert!(bytes[..8192] == expected[first..first + 8192], "RAID-0 order");
-        }
-        let past_end = engine.read(&by_name, 299_000, RegionMut::from_vec(vec![0; 5000])).unwrap().wait().1;
-        let error = past_end.unwrap_err();
-        assert!(error.to_string().contains("of which 1007 are there"), "{error}");
     }
 }
 

@@ -11,8 +11,8 @@ use common::lane::Lane;
 use common::mounts::{LoopDevice, Mounted};
 use common::{all_real, available, engine, open, skipped, small_config};
 use deepnvme_io::{
-    Access, Config, DirectMode, DirectState, Engine, ErrorKind, OpenOptions, SubmitMode, Target, TensorFile,
-    WriteExtent, WriteOptions,
+    Access, Config, DirectMode, DirectState, Engine, ErrorKind, OpenOptions, SubmitMode, TensorFile, WriteExtent,
+    WriteOptions,
 };
 use deepnvme_testkit::data::{
     bytes_of, difference, own_memory_bytes, random_bytes, region_at, region_holding, temp_dir,
@@ -127,7 +127,7 @@ fn a_block_device_is_a_file_of_fixed_size() {
     for device in available([512, 4096].map(|sector_bytes| LoopDevice::new(8, sector_bytes))) {
         let engine = any_engine();
         let options = OpenOptions { access: Access::ReadWrite, create: false, direct: DirectMode::Preferred };
-        let file = TensorFile::open(&Target::from(&device.path), options).expect("a block device is a file");
+        let file = TensorFile::open(&device.path, options).expect("a block device is a file");
         let bytes = random_bytes(3, 100_001);
         for (offset, write) in [(0, WHOLE), (12_345, WriteOptions::default())] {
             let source = region_holding(7, &bytes).region();
@@ -191,12 +191,12 @@ fn check_read_only(mounted: &Mounted) {
     mounted.make_read_only();
     for (path, create) in [(&path, false), (&mounted.folder().join("new.bin"), true)] {
         let options = OpenOptions { access: Access::Write, create, direct: DirectMode::Preferred };
-        let error = TensorFile::open(&Target::from(path), options).expect_err("the file system is read-only");
+        let error = TensorFile::open(path, options).expect_err("the file system is read-only");
         assert_eq!((error.kind(), error.path()), (ErrorKind::PermissionDenied, Some(path.as_path())), "{error}");
         assert!(error.to_string().contains("read-only"), "{error}");
     }
     let options = OpenOptions { access: Access::Read, create: false, direct: DirectMode::Preferred };
-    let file = TensorFile::open(&Target::from(&path), options).expect("readable");
+    let file = TensorFile::open(&path, options).expect("readable");
     let (home, result) = any_engine().read(&file, 0, region_at(1, 50_000)).expect("accepted").wait();
     result.expect("read");
     assert_eq!(bytes_of(&home.expect("memory comes home").region()), content);

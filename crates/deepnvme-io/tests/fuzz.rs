@@ -75,11 +75,6 @@ fn smoke(target: &str, body: fn(&[u8])) {
 }
 
 #[test]
-fn lists_of_parts() {
-    smoke("stripes", fuzz_bodies::stripes);
-}
-
-#[test]
 fn settings() {
     smoke("settings", fuzz_bodies::settings);
 }

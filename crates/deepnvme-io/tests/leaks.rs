@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::{all_real, engine, open, small_config, try_real};
-use deepnvme_io::{Config, DirectMode, Engine, ErrorKind, SubmitMode, Target, TensorFile, WriteOptions};
+use deepnvme_io::{Config, DirectMode, Engine, ErrorKind, SubmitMode, TensorFile, WriteOptions};
 use deepnvme_testkit::data::{TestFile, bytes_of, own_memory_bytes, random_bytes, region_at, region_holding};
 
 const OPENS: usize = 1000;
@@ -76,7 +76,7 @@ fn open_write_read_close(engine: &Engine, path: &Path, round: usize) {
     drop(engine.read(&file, 0, region_at(1, 9000)).expect("accepted"));
     let missing = path.with_extension("missing");
     let read_only = deepnvme_io::OpenOptions { access: deepnvme_io::Access::Read, create: false, direct: mode };
-    let error = TensorFile::open(&Target::from(missing), read_only).expect_err("there is no such file");
+    let error = TensorFile::open(&missing, read_only).expect_err("there is no such file");
     assert_eq!(error.kind(), ErrorKind::NotFound);
 }
 

@@ -8,7 +8,7 @@ mod standin;
 use std::path::Path;
 use std::sync::Arc;
 
-use deepnvme_io::{Access, Config, DirectMode, Engine, ErrorKind, OpenOptions, Target, TensorFile, WriteOptions};
+use deepnvme_io::{Access, Config, DirectMode, Engine, ErrorKind, OpenOptions, TensorFile, WriteOptions};
 use deepnvme_mem::{Region, Strided};
 use standin::{Gpu, GpuMemory, pattern};
 
@@ -21,7 +21,7 @@ fn engine(gds: DirectMode) -> Engine {
 
 fn open(folder: &Path) -> Arc<TensorFile> {
     let options = OpenOptions { access: Access::ReadWrite, create: true, direct: DirectMode::Required };
-    TensorFile::open(&Target::from(folder.join("file").as_path()), options).unwrap()
+    TensorFile::open(&folder.join("file"), options).unwrap()
 }
 
 /// Real files with direct I/O, which a file system in memory does not have.

@@ -10,8 +10,7 @@ use std::process::Command;
 use deepnvme_io::backend::{self, BackendKind, BackendSetup};
 use deepnvme_io::probe::{Availability, Probe};
 use deepnvme_io::{
-    Access, BackendChoice, Config, DirectMode, Engine, ErrorKind, OpenOptions, SubmitMode, Target, TensorFile,
-    WriteOptions,
+    Access, BackendChoice, Config, DirectMode, Engine, ErrorKind, OpenOptions, SubmitMode, TensorFile, WriteOptions,
 };
 use deepnvme_mem::{Buffer, Region};
 
@@ -69,7 +68,7 @@ fn engine_round_trip(backend: BackendChoice) -> BackendKind {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let engine = Engine::new(Config { backend, ..Config::default() }).unwrap();
     let options = OpenOptions { access: Access::ReadWrite, create: true, direct: DirectMode::Preferred };
-    let file = TensorFile::open(&Target::from(folder.path().join("data")), options).unwrap();
+    let file = TensorFile::open(&folder.path().join("data"), options).unwrap();
     let (_, written) = engine.write(&file, 0, Region::from_vec(data.clone()), WriteOptions::default()).unwrap().wait();
     assert_eq!(written.unwrap().bytes, data.len() as u64);
     let target = Buffer::zeroed(data.len()).unwrap().into_region();
@@ -172,17 +171,6 @@ fn without_statx_and_files_in_memory_everything_works() {
     for errno in [libc::ENOSYS, libc::EPERM] {
         behind_filter(test, &[libc::SYS_statx, libc::SYS_memfd_create], errno, || {
             engine_round_trip(BackendChoice::Auto);
-            let folder = tempfile::tempdir().unwrap();
-            let path = folder.path().join("file");
-            for bytes in [b"one".as_slice(), b"two"] {
-                let engine = std::sync::Arc::new(Engine::new(Config::default()).unwrap());
-                let target = deepnvme_io::Target::from(&path);
-                let mut writer =
-                    deepnvme_io::stream::FileWriter::create(engine, &target, deepnvme_io::Durability::Full).unwrap();
-                writer.write(bytes).unwrap();
-                writer.commit().unwrap();
-                assert_eq!(std::fs::read(&path).unwrap(), bytes);
-            }
         });
     }
 }

@@ -1,10 +1,10 @@
 //! The laws of splitting, over random requests: every wanted byte in exactly one block, every direct op aligned.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
+use deepnvme_io::Layout;
 use deepnvme_io::split::{
     Block, BlockSizes, Channel, Direction, FileAlignment, GDS_BYTES_MIN, Geometry, Plan, Segment, Via,
 };
-use deepnvme_io::stripe::Layout;
 use deepnvme_mem::Alignment;
 use proptest::prelude::*;
 

@@ -68,4 +68,4 @@ pub use reserve::Reserved;
 pub use span::{Device, Owner};
 pub use stream_handle::StreamHandle;
 pub use strided::{DIMS_MAX, Strided};
-pub use thread_room::thread_room;
+pub use thread_room::{room, thread_room};

@@ -17,7 +17,15 @@ const THREAD_BYTES: usize = 4 << 20;
 /// # Errors
 /// `ENOMEM` when there is no room for them.
 pub fn thread_room(threads: usize) -> io::Result<()> {
-    let bytes = threads.checked_mul(THREAD_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
+    room(threads.checked_mul(THREAD_BYTES).ok_or(io::ErrorKind::OutOfMemory)?)
+}
+
+/// Checks that the address space has so many bytes left. Small allocations that fail end the process, so whoever is about
+/// to make many of them asks first.
+///
+/// # Errors
+/// `ENOMEM` when there is no room for them.
+pub fn room(bytes: usize) -> io::Result<()> {
     // Nothing is written there, so this costs no memory.
     Mapping::map(bytes, MapFlags::PRIVATE | MapFlags::NORESERVE).map(drop)
 }

@@ -33,6 +33,16 @@ pub enum Error {
 /// What may end early.
 pub type Result<T> = std::result::Result<T, Error>;
 
+impl From<deepnvme_checkpoint::Error> for Error {
+    fn from(error: deepnvme_checkpoint::Error) -> Self {
+        match error {
+            deepnvme_checkpoint::Error::Io(error) => Self::Engine(error),
+            deepnvme_checkpoint::Error::Interrupted => Self::Interrupted,
+            other => Self::failed(other.to_string()),
+        }
+    }
+}
+
 impl Error {
     /// Something that was asked for and makes no sense.
     pub fn usage(text: impl Into<String>) -> Self {

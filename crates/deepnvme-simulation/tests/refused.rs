@@ -11,13 +11,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use deepnvme_checkpoint::history::{self, Entry, History, Holder, LOCK, MANIFEST};
 use deepnvme_checkpoint::write::{Save, SaveOptions, Staging, Tensor};
+use deepnvme_file::Target;
+use deepnvme_file::{
+    Replacement,
+    replace::{Member, PrivateFolder, SetReplacement, retire_set},
+};
 use deepnvme_format::Dtype;
 use deepnvme_format::safetensors::TensorSpec;
 use deepnvme_format::sums::sums_of;
+use deepnvme_io::Result;
 use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::mem::Region;
-use deepnvme_io::stream::{Member, PrivateFolder, Replacement, SetReplacement, retire_set};
-use deepnvme_io::{Result, Target};
 use deepnvme_simulation::run::script;
 use deepnvme_simulation::scenario::Context;
 use deepnvme_simulation::world::tree::{Losses, NameLosses};

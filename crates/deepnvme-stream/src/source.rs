@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use deepnvme_file::Target;
 use deepnvme_io::fs::{self, Identity};
-use deepnvme_io::{Access, DirectMode, Error as IoError, OpenOptions, Target, TensorFile};
+use deepnvme_io::{Access, DirectMode, Error as IoError, OpenOptions, TensorFile};
 
 use crate::error::{Error, Result};
 
@@ -60,7 +61,7 @@ impl Source {
         let stamps = paths.into_iter().map(|path| Stamp::of(&path).map(|stamp| (path, stamp)));
         let stamps = stamps.collect::<Result<Vec<_>>>()?;
         let options = OpenOptions { access: Access::Read, create: false, direct: DirectMode::Preferred };
-        let file = TensorFile::open(&target, options)?;
+        let file = deepnvme_file::open(&target, options)?;
         Ok(Self { file, stamps })
     }
 

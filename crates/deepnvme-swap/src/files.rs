@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use deepnvme_file::{Temporary, replace::remove_stale};
 use deepnvme_io::fs::{self, OFlags};
-use deepnvme_io::stream::{Temporary, remove_stale};
 use deepnvme_io::{Access, DirectMode, DirectState, Error as IoError, TensorFile};
 
 use crate::error::{Error, Result};
@@ -50,7 +50,7 @@ impl Files {
         }
         let fds: Vec<(BorrowedFd<'_>, &Path)> =
             parts.iter().map(|(path, file, _)| (file.as_fd(), path.as_path())).collect();
-        let file = TensorFile::from_fds(&fds, stripe_bytes, Access::ReadWrite, direct)?;
+        let file = deepnvme_file::from_descriptors(&fds, stripe_bytes, Access::ReadWrite, direct)?;
         let grain = match file.direct() {
             DirectState::Direct { offset_alignment_bytes, .. } => offset_alignment_bytes.max(GRAIN_BYTES_MIN),
             DirectState::Buffered { .. } => GRAIN_BYTES_MIN,

@@ -6,7 +6,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use deepnvme_io::{Access, DirectMode, Error as IoError, ErrorKind, OpenOptions, Target, TensorFile, fs};
+use deepnvme_file::Target;
+use deepnvme_io::{Access, DirectMode, Error as IoError, ErrorKind, OpenOptions, TensorFile, fs};
 
 use crate::extents::Extent;
 use crate::files::Files;
@@ -84,7 +85,7 @@ impl Room {
         if let Some(file) = known.filter(|file| is_same(file, &path)) {
             return Ok(file);
         }
-        let file = TensorFile::open(target, OpenOptions { access: Access::Read, create: false, direct })?;
+        let file = deepnvme_file::open(target, OpenOptions { access: Access::Read, create: false, direct })?;
         self.lock().add_adopted(path, &file);
         Ok(file)
     }

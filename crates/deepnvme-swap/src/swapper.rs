@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use deepnvme_file::Target;
 use deepnvme_io::mem::{Arena, Region};
-use deepnvme_io::{Engine, Error as IoError, Target};
+use deepnvme_io::{Engine, Error as IoError};
 
 use crate::desk::{Desk, Refusal};
 use crate::error::{Error, Result};
@@ -59,7 +60,7 @@ impl Options {
             reserve_bytes: None,
             has_checksums: false,
             is_named: false,
-            stripe_bytes: deepnvme_io::stripe::STRIPE_BYTES_DEFAULT,
+            stripe_bytes: deepnvme_file::stripe_set::STRIPE_BYTES_DEFAULT,
         }
     }
 }

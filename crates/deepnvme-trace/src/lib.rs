@@ -6,9 +6,10 @@
 
 use std::path::Path;
 
-use deepnvme_io::stream::{Replacement, replace_small};
+use deepnvme_file::replace::replace_small;
+use deepnvme_file::{Replacement, Target};
 use deepnvme_io::trace::Recorded;
-use deepnvme_io::{Error, Result, Target};
+use deepnvme_io::{Error, Result};
 
 mod chrome;
 mod curves;

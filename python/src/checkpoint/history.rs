@@ -38,6 +38,12 @@ impl PyHistory {
         py.detach(|| self.inner.read().map(|manifest| manifest.text())).map_err(|failure| raise(py, &failure))
     }
 
+    /// Step and file of the checkpoints that the last ``read`` left out: the manifest lists them, and they are not there.
+    #[getter]
+    fn missing(&self) -> Vec<(u64, String)> {
+        self.inner.missing()
+    }
+
     /// What this process knows of it.
     #[getter]
     fn text(&self, py: Python<'_>) -> String {

@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use deepnvme_checkpoint::Progress;
 use deepnvme_checkpoint::read::{self, Arena, Contents, Coverage, Member, Reader, Verify};
+use deepnvme_file::Target;
 use deepnvme_format::set;
-use deepnvme_io::{Target, shown};
+use deepnvme_io::shown;
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -14,7 +15,7 @@ use pyo3::types::PyList;
 use super::{build, raise};
 use crate::engine::PyEngine;
 use crate::path::{Place, file_name};
-use crate::{background, default, memory, orphans, threads};
+use crate::{background, default, memory, orphans, threads, torch};
 
 /// Name, type, sizes, strides, first element, index of the storage.
 type TensorAnswer = (String, &'static str, Vec<u64>, Vec<u64>, u64, usize);
@@ -151,7 +152,10 @@ impl CheckpointReader {
             other => return Err(PyValueError::new_err(format!("verify is {other:?}; it must be 'sample' or 'full'"))),
         };
         if !self.is_exact {
-            let text = format!("{}: this is a torch archive, and a safetensors file is expected", shown::path(self.reader.path()));
+            let text = format!(
+                "{}: this is a torch archive, and a safetensors file is expected",
+                shown::path(self.reader.path())
+            );
             return Err(PyValueError::new_err(text));
         }
         let progress = Arc::new(Progress::default());
@@ -159,6 +163,24 @@ impl CheckpointReader {
         let work = move || reader.audit_tensors(&engine, is_sample, &seen);
         let stop = || progress.stop();
         background::watch(py, work, &mut || Ok(()), &stop)?.map_err(|error| raise(py, &error))
+    }
+
+    /// Fills memory with the bytes of a tensor from ``start`` on, through the file that is open, whatever its name means by
+    /// now, and compares them with the checksums. The file is a safetensors file.
+    fn read_range(&self, py: Python<'_>, extent: usize, start: u64, target: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.check_extents([extent].into_iter())?;
+        let (record, memory) = (&self.reader.extents()[extent], memory::target(target)?);
+        if !self.is_exact || start.checked_add(memory.len() as u64).is_none_or(|end| end > record.bytes) {
+            return Err(PyValueError::new_err("the range is not within the tensor"));
+        }
+        torch::changed(std::slice::from_ref(target))?;
+        let (reader, engine, offset) = (Arc::clone(&self.reader), Arc::clone(&self.engine), record.data_offset + start);
+        let filled = memory.region();
+        let read = background::read_only(py, move || {
+            engine.read(reader.file(), offset, memory)?.wait().1?;
+            reader.audit_range(&engine, extent, start, &filled)
+        })?;
+        read.map_err(|error| raise(py, &error))
     }
 
     /// The checksum of the file's index, which with its size tells it from any other file.
@@ -266,7 +288,9 @@ impl CheckpointReader {
             let members = members.into_iter().map(|(extent, at)| Member { extent, at }).collect();
             Ok((Arena { offset, bytes, members }, target))
         };
+        let objects: Vec<_> = arenas.iter().map(|(_, object)| object.clone()).collect();
         let targets = arenas.into_iter().map(target).collect::<PyResult<Vec<_>>>()?;
+        torch::changed(&objects)?;
         let started = py.detach(|| self.reader.start(&self.engine, targets));
         let loading = started.map_err(|error| raise(py, &error))?;
         Ok(Loading { inner: Mutex::new(Some(loading)) })

@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use deepnvme_checkpoint::write;
-use deepnvme_io::Target;
-use deepnvme_io::stream::Replacement;
+use deepnvme_file::{Replacement, Target};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 

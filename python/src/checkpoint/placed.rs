@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use deepnvme_checkpoint::Progress;
 use deepnvme_checkpoint::write::Placed;
+use deepnvme_file::Target;
 use deepnvme_format::Dtype;
 use deepnvme_format::safetensors::TensorSpec;
-use deepnvme_io::Target;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 

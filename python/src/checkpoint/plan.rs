@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use deepnvme_checkpoint::Progress;
 use deepnvme_checkpoint::write::{Origin, Record, Save, SaveOptions, Staging, Tensor, named};
+use deepnvme_file::Target;
 use deepnvme_format::Dtype;
 use deepnvme_format::archive::STORAGES;
 use deepnvme_format::safetensors::TensorSpec;
-use deepnvme_io::{Engine, OpenOptions, Target, TensorFile};
+use deepnvme_io::{Engine, OpenOptions};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
@@ -177,7 +178,7 @@ impl SavePlan {
         let options = OpenOptions::to_fill(self.engine.config().direct);
         let (engine, progress) = (Arc::clone(&self.engine), Arc::clone(&self.progress));
         let written = py.detach(|| {
-            let file = TensorFile::open(&Target::Path(file), options)?;
+            let file = deepnvme_file::open(&Target::Path(file), options)?;
             save.share(engine, file, range, base, progress)
         });
         let share = written.map_err(|error| raise(py, &named(error, &self.target.path(), self.nbytes)))?;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use deepnvme_checkpoint::write::{Save, Saved};
 use deepnvme_checkpoint::{Error, Progress, Result, Stretch};
-use deepnvme_io::stream::Replacement;
-use deepnvme_io::{Engine, Target};
+use deepnvme_file::{Replacement, Target};
+use deepnvme_io::Engine;
 use pyo3::prelude::*;
 
 use super::load::look;

@@ -1,7 +1,7 @@
 //! Tensors of floats as slices.
 
 use deepnvme_optim::{MomentMut, Numbers, NumbersMut, Part};
-use pyo3::exceptions::{PyException, PyTypeError};
+use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 
@@ -147,8 +147,8 @@ impl PartTensors {
 fn dtype(tensor: &Bound<'_, PyAny>) -> PyResult<String> {
     let named = tensor.getattr(intern!(tensor.py(), "dtype")).and_then(|dtype| dtype.str()?.extract());
     named.map_err(|error| {
-        // Ctrl-C is raised from here as well.
-        let is_error = error.is_instance_of::<PyException>(tensor.py());
-        if is_error { PyTypeError::new_err("a torch tensor is wanted") } else { error }
+        // A signal handler may raise anything from here.
+        let is_no_tensor = error.is_instance_of::<PyAttributeError>(tensor.py());
+        if is_no_tensor { PyTypeError::new_err("a torch tensor is wanted") } else { error }
     })
 }

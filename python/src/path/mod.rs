@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use deepnvme_io::{Access, DirectMode, OpenOptions, Target, TensorFile};
+use deepnvme_file::Target;
+use deepnvme_io::{Access, DirectMode, OpenOptions, TensorFile};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt};
@@ -22,7 +23,7 @@ pub(crate) enum Place {
     /// A file, to be opened by name.
     Path(PathBuf),
     /// One logical file over several.
-    Stripes(deepnvme_io::StripeSet),
+    Stripes(deepnvme_file::StripeSet),
     /// A descriptor that the caller opened and will close.
     Descriptor(i32),
 }
@@ -43,8 +44,8 @@ impl Place {
     pub(crate) fn open(self, access: Access, direct: DirectMode) -> deepnvme_io::Result<Arc<TensorFile>> {
         let options = OpenOptions { access, create: access != Access::Read, direct };
         match self {
-            Self::Path(path) => TensorFile::open(&Target::Path(path), options),
-            Self::Stripes(set) => TensorFile::open(&Target::Stripes(set), options),
+            Self::Path(path) => deepnvme_file::open(&Target::Path(path), options),
+            Self::Stripes(set) => deepnvme_file::open(&Target::Stripes(set), options),
             Self::Descriptor(number) => TensorFile::from_fd(memory::borrow_descriptor(number), None, access, direct),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use deepnvme_io::stripe::STRIPE_BYTES_DEFAULT;
+use deepnvme_file::stripe_set::STRIPE_BYTES_DEFAULT;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -30,7 +30,7 @@ use crate::{error, settings};
 ///     4096
 #[pyclass(frozen, eq, hash, module = "deepnvme")]
 #[derive(PartialEq, Eq, Hash)]
-pub(crate) struct StripeSet(deepnvme_io::StripeSet);
+pub(crate) struct StripeSet(deepnvme_file::StripeSet);
 
 #[pymethods]
 impl StripeSet {
@@ -39,7 +39,7 @@ impl StripeSet {
     fn new(paths: &Bound<'_, PyAny>, stripe_bytes: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let stripe_bytes = settings::whole("stripe_bytes", stripe_bytes)?.unwrap_or(STRIPE_BYTES_DEFAULT);
         let parts = paths.try_iter()?.map(|part| file_name(&part?)).collect::<PyResult<Vec<PathBuf>>>()?;
-        error::check(paths.py(), deepnvme_io::StripeSet::new(parts, stripe_bytes)).map(Self)
+        error::check(paths.py(), deepnvme_file::StripeSet::new(parts, stripe_bytes)).map(Self)
     }
 
     /// The set that a manifest names.
@@ -55,7 +55,7 @@ impl StripeSet {
     fn from_manifest(path: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = path.py();
         let path = file_name(path)?;
-        let set = py.detach(|| deepnvme_io::StripeSet::from_manifest(&path));
+        let set = py.detach(|| deepnvme_file::StripeSet::from_manifest(&path));
         error::check(py, set).map(Self)
     }
 
@@ -99,7 +99,7 @@ impl StripeSet {
 }
 
 impl StripeSet {
-    pub(crate) fn set(&self) -> &deepnvme_io::StripeSet {
+    pub(crate) fn set(&self) -> &deepnvme_file::StripeSet {
         &self.0
     }
 }

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use deepnvme_io::{Engine, Target};
+use deepnvme_file::Target;
+use deepnvme_io::Engine;
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
 use deepnvme_mem::{Reserved, StreamHandle};
 use deepnvme_stream::{Conversion, Part, Piece, Places, SlotClass, Source, StreamStats, Streamer, Unit};

@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use deepnvme_io::{Durability, Engine, Error as IoError, ErrorKind, Target, fs};
+use deepnvme_file::Target;
+use deepnvme_io::{Durability, Engine, Error as IoError, ErrorKind, fs};
 
 use crate::error::{Error, Result};
 use crate::progress::Progress;

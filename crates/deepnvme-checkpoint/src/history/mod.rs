@@ -24,10 +24,10 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
-use deepnvme_io::fs::{self, OFlags};
+use deepnvme_file::{Replacement, Target};
+use deepnvme_io::fs::{self, Kind, OFlags};
 use deepnvme_io::op::Errno;
-use deepnvme_io::stream::Replacement;
-use deepnvme_io::{Error as IoError, ErrorKind, Target};
+use deepnvme_io::{Error as IoError, ErrorKind};
 
 use crate::error::{Error, Result};
 use crate::sync::{Mutex, MutexGuard, thread};
@@ -99,8 +99,13 @@ struct State {
     reserved: BTreeSet<String>,
     /// The latter: they were given back while the manifest was in doubt.
     doubtful: BTreeSet<String>,
+    /// Checkpoints that the manifest listed when it was last read, and of which no file was there.
+    missing: Vec<Missing>,
     known: Known,
 }
+
+/// A checkpoint that the manifest lists, and of which no file is there: step and name.
+pub type Missing = (u64, String);
 
 /// How well the manifest on the disk is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -119,7 +124,8 @@ impl History {
     #[must_use]
     pub fn new(folder: PathBuf, keep: Option<usize>, is_synced: bool) -> Self {
         let [reserved, doubtful] = [BTreeSet::new(), BTreeSet::new()];
-        let state = State { manifest: Manifest::empty(), reserved, doubtful, known: Known::Read };
+        let (manifest, missing, known) = (Manifest::empty(), Vec::new(), Known::Read);
+        let state = State { manifest, reserved, doubtful, missing, known };
         // The process may change its folder before the next save.
         let folder = std::path::absolute(&folder).unwrap_or(folder);
         Self { folder, keep, is_synced, turn: Mutex::new(()), state: Mutex::new(state), lock: Mutex::new(None) }
@@ -153,7 +159,10 @@ impl History {
     pub fn read(&self) -> Result<Manifest> {
         let _turn = locked(&self.turn);
         if locked(&self.lock).is_some() {
-            return Ok(self.present(&self.manifest()));
+            let manifest = self.manifest();
+            let shown = self.present(&manifest);
+            self.note_missing(&manifest, &shown);
+            return Ok(shown);
         }
         let mut manifest = self.read_file()?;
         let mut shown = manifest.clone();
@@ -172,8 +181,21 @@ impl History {
             }
             (manifest, shown) = (now.clone(), now);
         }
+        self.note_missing(&manifest, &shown);
         self.adopt(manifest);
         Ok(shown)
+    }
+
+    /// The checkpoints that [`read`](Self::read) left out because no file of them is there.
+    #[must_use]
+    pub fn missing(&self) -> Vec<Missing> {
+        locked(&self.state).missing.clone()
+    }
+
+    fn note_missing(&self, listed: &Manifest, present: &Manifest) {
+        let is_missing = |entry: &&Entry| !present.checkpoints.iter().any(|there| there.file == entry.file);
+        let missing = listed.checkpoints.iter().filter(is_missing);
+        locked(&self.state).missing = missing.map(|entry| (entry.step, entry.file.clone())).collect();
     }
 
     /// A manifest without the checkpoints of which no file is here.
@@ -196,6 +218,7 @@ impl History {
     /// `Locked` where somebody else saves into the folder.
     pub fn claim(&self, holder: &Holder, is_leader: bool) -> Result<Claim> {
         let _turn = locked(&self.turn);
+        self.refuse_link()?;
         if locked(&self.lock).as_ref().is_some_and(Lock::is_there) {
             return Ok(Claim::default());
         }
@@ -222,6 +245,17 @@ impl History {
             private::remove_stale(&self.folder, &names, |name| manifest.knows(name));
         }
         Ok(claim)
+    }
+
+    /// Refuses a manifest that is a symbolic link: two folders would have one history and two locks.
+    fn refuse_link(&self) -> Result<()> {
+        let path = self.folder.join(MANIFEST);
+        if fs::stat_link(&path).is_ok_and(|stat| stat.kind == Kind::Link) {
+            let detail = "it is a symbolic link to the manifest of another folder: save into that folder, or remove the \
+                          link";
+            return Err(IoError::new(ErrorKind::InvalidInput, "save a checkpoint", detail).at_path(path).into());
+        }
+        Ok(())
     }
 
     /// Whether this process holds the lock.
@@ -453,6 +487,7 @@ impl History {
     /// Replaces the manifest. Its bytes and its name are on the disk when this returns, whatever else need not be:
     /// files are removed because it does not list them any more.
     fn write(&self, next: &Manifest) -> Result<()> {
+        self.refuse_link()?;
         let path = self.folder.join(MANIFEST);
         let refused = |errno| Error::from(IoError::os("write", errno).at_path(&path));
         let replacement = Replacement::new(&Target::Path(path.clone()))?;

@@ -3,7 +3,7 @@
 //! `step-00000010.pt` is the first of its step, `step-00000010-1.pt` the next one. A sharded one is a folder without a
 //! suffix; one in parts has `.part-03-of-16` files and a list of them.
 
-use deepnvme_io::stream::TEMPORARY_MARK;
+use deepnvme_file::replace::TEMPORARY_MARK;
 
 /// What the list of the parts ends with.
 pub const PARTS_LIST: &str = ".stripes.json";

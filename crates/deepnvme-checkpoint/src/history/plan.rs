@@ -3,12 +3,13 @@
 use super::manifest::{Entry, Manifest};
 
 /// The manifest after a new checkpoint: of its step only the new one stays, and of the others the `keep - 1` of the
-/// highest steps; the new one stays also where its step is not among them. `is_there` says of a listed one whether any
-/// file of it is left. The same manifest records the removed entries as retired.
+/// highest steps; the new one stays also where its step is not among them. The same manifest records the removed entries
+/// as retired. `is_there` says of a listed one whether any file of it is left. One that is missing is forgotten: were it
+/// retired, its file would be removed when somebody brings it back.
 #[must_use]
 pub(super) fn next(now: &Manifest, new: &Entry, keep: Option<usize>, is_there: impl Fn(&Entry) -> bool) -> Manifest {
-    let (mut staying, mut retired): (Vec<Entry>, Vec<Entry>) =
-        now.checkpoints.iter().cloned().partition(|entry| entry.step != new.step && is_there(entry));
+    let there = now.checkpoints.iter().filter(|entry| is_there(entry)).cloned();
+    let (mut staying, mut retired): (Vec<Entry>, Vec<Entry>) = there.partition(|entry| entry.step != new.step);
     if let Some(keep) = keep {
         let surplus = staying.len().saturating_sub(keep.max(1) - 1);
         retired.extend(staying.drain(..surplus));

@@ -8,9 +8,9 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use deepnvme_file::replace::{self, TEMPORARY_MARK};
 use deepnvme_io::fs::{self, Kind, OFlags, Stat};
 use deepnvme_io::op::Errno;
-use deepnvme_io::stream::{self, TEMPORARY_MARK};
 use deepnvme_io::{Error as IoError, Result as IoResult};
 
 use super::names::{self, SHARDS_LIST, SHARDS_RECORD};
@@ -80,7 +80,7 @@ pub(super) fn remove_stale(folder: &Path, entries: &[OsString], listed: impl Fn(
         names.any(|name| names::is_private_of(name, target) && listed(name))
     };
     for target in targets.into_iter().filter(|target| !is_waiting(target)) {
-        stream::remove_stale(&folder.join(target));
+        replace::remove_stale(&folder.join(target));
     }
 }
 
@@ -103,7 +103,7 @@ fn remove_unheld(path: &Path, name: &str) -> Result<(), Errno> {
 /// Removes a folder that is ours, with the set of shards in it: what its index recorded, and what the list of a save that
 /// did not end says. Anything else in it is nobody's that this library knows: then it stays, and the folder.
 fn remove_folder(path: &Path) -> Result<(), Errno> {
-    stream::remove_whole_set(&path.join(SHARDS_LIST), &[SHARDS_RECORD]);
+    replace::remove_whole_set(&path.join(SHARDS_LIST), &[SHARDS_RECORD]);
     fs::remove_folder(path)
 }
 

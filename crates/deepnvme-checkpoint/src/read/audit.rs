@@ -2,9 +2,10 @@
 
 use deepnvme_format::sums::CELL_BYTES;
 use deepnvme_io::Engine;
+use deepnvme_io::mem::Region;
 
-use super::verify::{Comparison, SAMPLE, scratch};
 use super::Reader;
+use super::verify::{Comparison, SAMPLE, scratch};
 use crate::crew;
 use crate::error::Result;
 use crate::progress::Progress;
@@ -64,6 +65,35 @@ impl Reader {
         };
         let windows: Vec<Window> = cells.into_iter().map(window).collect();
         self.audit_windows(&windows, engine, progress)
+    }
+
+    /// Compares bytes of an extent with the checksums, after a read of the range from `start` on into `memory`. Whole cells
+    /// are compared in memory. A cell that the range cuts is read again from the file. Without sums nothing is compared.
+    ///
+    /// # Errors
+    /// As [`audit`](Self::audit).
+    pub fn audit_range(&self, engine: &Engine, extent: usize, start: u64, memory: &Region) -> Result<()> {
+        self.check()?;
+        if !self.has_sums() || memory.is_empty() {
+            return Ok(());
+        }
+        let (record, end) = (&self.records[extent], start + memory.len() as u64);
+        let comparison = Comparison::new(self)?;
+        let (mut scratch, mut cut) = (scratch(), Vec::new());
+        for index in start / CELL_BYTES..end.div_ceil(CELL_BYTES) {
+            let from = index * CELL_BYTES;
+            let bytes = CELL_BYTES.min(record.bytes - from);
+            if from < start || from + bytes > end {
+                let cells = vec![(extent, index, 0, bytes)];
+                cut.push(Window { offset: record.data_offset + from, bytes, cells });
+                continue;
+            }
+            comparison.compare(extent, index, bytes, &mut scratch, |at, step| {
+                memory.copy_to_slice((from - start + at) as usize, step);
+                Ok(())
+            })?;
+        }
+        self.audit_windows(&cut, engine, &Progress::default())
     }
 
     /// The same of some extents, whose headers have been read.

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use deepnvme_file::stripe_set::MANIFEST_SUFFIX;
+use deepnvme_file::{StripeSet, Target};
 use deepnvme_format::safetensors::Index;
 use deepnvme_format::set::{self, Identity, Replaced, State};
 use deepnvme_io::fs::Stat;
 use deepnvme_io::op::Errno;
-use deepnvme_io::stripe::MANIFEST_SUFFIX;
-use deepnvme_io::{Engine, Error as IoError, ErrorKind, StripeSet, Target, fs};
+use deepnvme_io::{Engine, Error as IoError, ErrorKind, fs};
 
 use super::Reader;
 use crate::error::{Error, Result};

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
+use deepnvme_file::Target;
 use deepnvme_format::archive::{
     self, Directory, ENTRY_CRC32, HEADER_CRC32, Header, LOCAL_BYTES, PICKLE, Record, STORAGES, TAIL_BYTES_MAX,
 };
@@ -14,7 +15,7 @@ use deepnvme_format::sums::{self, CELL_BYTES, Frame, INDEX_DIGITS, METADATA_KEY,
 use deepnvme_format::{Error as FormatError, Result as FormatResult};
 use deepnvme_io::mem::RegionMut;
 use deepnvme_io::op::Errno;
-use deepnvme_io::{Access, Engine, OpenOptions, ReadItem, Target, TensorFile};
+use deepnvme_io::{Access, Engine, OpenOptions, ReadItem, TensorFile};
 
 use super::extent::{Extent, HEADER_BYTES_MAX, header_of};
 use super::seal::{self, Coverage, Seal};
@@ -43,7 +44,7 @@ impl Reader {
     /// which one, and what to do.
     pub fn open(engine: &Engine, target: &Target) -> Result<Self> {
         let options = OpenOptions { access: Access::Read, create: false, direct: engine.config().direct };
-        let file = TensorFile::open(target, options)?;
+        let file = deepnvme_file::open(target, options)?;
         let path = target.path();
         let file_bytes = file.len()?;
         let source = Source::new(engine, file, file_bytes)?;

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use deepnvme_file::{Replacement, Target};
 use deepnvme_format::safetensors::{Plan, TensorSpec};
 use deepnvme_format::sums::{CELL_BYTES, Hasher, cell_count};
 use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::mem::Region;
-use deepnvme_io::stream::Replacement;
-use deepnvme_io::{Durability, Engine, Error as IoError, Target, TensorFile, WriteOptions};
+use deepnvme_io::{Durability, Engine, Error as IoError, TensorFile, WriteOptions};
 
 use crate::crew;
 use crate::error::{Error, Result};

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use deepnvme_io::stream::Replacement;
-use deepnvme_io::{Durability, Engine, ErrorKind, OpenOptions, Target, TensorFile};
+use deepnvme_file::{Replacement, Target};
+use deepnvme_io::{Durability, Engine, ErrorKind, OpenOptions, TensorFile};
 
 use super::save::{Save, Saved};
 use crate::error::{Error, Result};
@@ -48,7 +48,7 @@ impl Save {
         let shown = Arc::clone(&progress);
         let options = OpenOptions::to_fill(engine.config().direct);
         let filled = || {
-            let file = TensorFile::open(&Target::Path(path.to_path_buf()), options)?;
+            let file = deepnvme_file::open(&Target::Path(path.to_path_buf()), options)?;
             file.set_len(bytes)?;
             Arc::new(self).share(engine, file, 0..bytes, 0, progress)?.finish(&[])
         };

@@ -8,20 +8,24 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use deepnvme_mem::Region;
+use smallvec::smallvec;
+
 use crate::backend::cachestat::cached_pages;
+use crate::backend::call;
 use crate::config::DirectMode;
-use crate::error::{Error, ErrorKind, Result};
-use crate::fs::{self, Kind, OFlags, Stat};
+use crate::error::{Error, Result};
+
+use crate::fs::{OFlags, Stat};
+use crate::layout::Layout;
+use crate::op::{Errno, Op, OpKind, Token};
 use crate::split::{Channel, Geometry};
-use crate::stripe::{Layout, StripeSet};
 
 mod alignment;
 mod part;
 
 pub(crate) use part::Part;
 
-/// Times that a stripe set may be replaced while it is being opened.
-const REPLACEMENTS_MAX: usize = 100;
 /// Smallest write in place that is worth asking for the file's size first.
 const ROOM_BYTES_MIN: u64 = 4 << 20;
 
@@ -70,41 +74,6 @@ impl OpenOptions {
     }
 }
 
-/// What a path argument names.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Target {
-    /// One file.
-    Path(PathBuf),
-    /// One logical file over several.
-    Stripes(StripeSet),
-}
-
-impl Target {
-    /// The path that errors name: the file, or the manifest of the set.
-    #[must_use]
-    pub fn path(&self) -> PathBuf {
-        match self {
-            Self::Path(path) => path.clone(),
-            Self::Stripes(set) => set.manifest_path(),
-        }
-    }
-
-    /// The same, whatever folder the process changes to: for whoever opens it later.
-    #[must_use]
-    pub fn absolute(&self) -> Self {
-        match self {
-            Self::Path(path) => Self::Path(std::path::absolute(path).unwrap_or_else(|_| path.clone())),
-            Self::Stripes(set) => Self::Stripes(set.absolute()),
-        }
-    }
-}
-
-impl<P: Into<PathBuf>> From<P> for Target {
-    fn from(path: P) -> Self {
-        Self::Path(path.into())
-    }
-}
-
 /// Whether a file's transfers bypass the page cache, and if not, why.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DirectState {
@@ -131,73 +100,25 @@ pub struct TensorFile {
 }
 
 impl TensorFile {
-    /// Opens a path or a stripe set. A path that ends in `.stripes.json` and holds a manifest is a stripe set.
+    /// Opens a file.
     ///
     /// # Errors
-    /// The kernel's refusal, with the path; `Unsupported` when direct I/O is required and not to be had.
-    pub fn open(target: &Target, options: OpenOptions) -> Result<Arc<Self>> {
-        match target {
-            Target::Path(path) if is_manifest(path) => Self::open_manifest(path, options),
-            Target::Path(path) => Ok(Arc::new(Self {
-                path: path.clone(),
-                parts: vec![Part::open(path, options)?],
-                layout: Layout::SINGLE,
-            })),
-            Target::Stripes(set) => Self::open_stripes(set, options),
-        }
+    /// The kernel's refusal, with the path; `Unsupported` when direct I/O is required and not available.
+    pub fn open(path: &Path, options: OpenOptions) -> Result<Arc<Self>> {
+        Self::open_parts(path, &[path.to_path_buf()], Layout::SINGLE, options)
     }
 
-    /// A set by the files that its caller named, and by its manifest where there is one.
-    fn open_stripes(named: &StripeSet, options: OpenOptions) -> Result<Arc<Self>> {
-        let manifest = named.manifest_path();
-        Self::open_listed(&manifest, options, || match StripeSet::find(&manifest)? {
-            Some(stored) if stored.parts().len() != named.parts().len() => {
-                let (was, is) = (stored.parts().len(), named.parts().len());
-                let detail = format!("the set was written over {was} parts, and is opened with {is}; name all of them");
-                Err(Error::new(ErrorKind::InvalidInput, "open", detail).at_path(&manifest))
-            }
-            // The manifest knows which files hold the parts and how they were striped.
-            Some(stored) => Ok((stored, true)),
-            None => Ok((named.clone(), false)),
-        })
-    }
-
-    /// A set by its manifest, which may lie anywhere.
-    fn open_manifest(manifest: &Path, options: OpenOptions) -> Result<Arc<Self>> {
-        Self::open_listed(manifest, options, || Ok((StripeSet::from_manifest(manifest)?, true)))
-    }
-
-    /// Opens the parts of the set that `list` finds, which also says whether a manifest lists them. When one of those is
-    /// gone, the set may have been replaced since the manifest was read: then it is read again.
-    fn open_listed(
-        manifest: &Path,
-        options: OpenOptions,
-        list: impl Fn() -> Result<(StripeSet, bool)>,
-    ) -> Result<Arc<Self>> {
-        let mut before = None;
-        for _ in 0..REPLACEMENTS_MAX {
-            let (set, is_listed) = list()?;
-            let options = OpenOptions { create: options.create && !is_listed, ..options };
-            let parts: Result<Vec<_>> = set.parts().iter().map(|path| Part::open(path, options)).collect();
-            match parts {
-                Err(error) if is_listed && error.kind() == ErrorKind::NotFound && before.as_ref() != Some(&set) => {
-                    before = Some(set);
-                }
-                Err(error) => return Err(error),
-                Ok(parts) => {
-                    if options.create {
-                        set.write_manifest()?;
-                    }
-                    let layout = match parts.len() {
-                        1 => Layout::SINGLE,
-                        count => Layout { parts: count as u64, stripe_bytes: set.stripe_bytes() },
-                    };
-                    return Ok(Arc::new(Self { path: manifest.to_path_buf(), parts, layout }));
-                }
-            }
-        }
-        let detail = "the set was replaced again and again while it was being opened; open it again";
-        Err(Error::new(ErrorKind::Busy, "open", detail).at_path(manifest))
+    /// Opens the parts of one logical file. `path` is the name that errors give.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    ///
+    /// # Panics
+    /// When the layout is for another number of parts.
+    pub fn open_parts(path: &Path, parts: &[PathBuf], layout: Layout, options: OpenOptions) -> Result<Arc<Self>> {
+        assert_eq!(layout.parts, parts.len() as u64, "a layout is for as many parts as there are");
+        let parts = parts.iter().map(|part| Part::open(part, options)).collect::<Result<Vec<_>>>()?;
+        Ok(Arc::new(Self { path: path.to_path_buf(), parts, layout }))
     }
 
     /// Takes a duplicate of an open descriptor; the caller's own stays as it is, and stays the caller's to close.
@@ -209,24 +130,24 @@ impl TensorFile {
         Ok(Arc::new(Self { path: part.path().to_path_buf(), parts: vec![part], layout: Layout::SINGLE }))
     }
 
-    /// As [`from_fd`](Self::from_fd), for the parts of a stripe set, which no manifest names. One part is a plain file.
+    /// As [`from_fd`](Self::from_fd), for the parts of one logical file. `path` is the name that errors give.
     ///
     /// # Errors
-    /// As [`from_fd`](Self::from_fd); `InvalidInput` for no parts, and where [`StripeSet::new`] finds fault.
-    pub fn from_fds(
+    /// As [`from_fd`](Self::from_fd).
+    ///
+    /// # Panics
+    /// When the layout is for another number of parts.
+    pub fn from_part_fds(
+        path: &Path,
         parts: &[(BorrowedFd<'_>, &Path)],
-        stripe_bytes: u64,
+        layout: Layout,
         access: Access,
         direct: DirectMode,
     ) -> Result<Arc<Self>> {
-        let set = StripeSet::new(parts.iter().map(|(_, path)| path.to_path_buf()).collect(), stripe_bytes)?;
+        assert_eq!(layout.parts, parts.len() as u64, "a layout is for as many parts as there are");
         let adopt = |(fd, path): &(BorrowedFd<'_>, &Path)| Part::adopt(*fd, Some(path), access, direct);
-        let opened = parts.iter().map(adopt).collect::<Result<Vec<_>>>()?;
-        let layout = match parts.len() {
-            1 => Layout::SINGLE,
-            count => Layout { parts: count as u64, stripe_bytes },
-        };
-        Ok(Arc::new(Self { path: set.parts()[0].clone(), parts: opened, layout }))
+        let parts = parts.iter().map(adopt).collect::<Result<Vec<_>>>()?;
+        Ok(Arc::new(Self { path: path.to_path_buf(), parts, layout }))
     }
 
     /// The path that errors name.
@@ -242,11 +163,7 @@ impl TensorFile {
     /// Where that descriptor has yet to be opened, and cannot be.
     pub fn locate(&self, offset: u64) -> Result<(Arc<OwnedFd>, &Path, u64, u64)> {
         let (part, at) = self.part_at(offset);
-        let together = match self.layout {
-            Layout::SINGLE => u64::MAX - offset,
-            Layout { stripe_bytes, .. } => stripe_bytes - offset % stripe_bytes,
-        };
-        Ok((part.descriptor(Channel::Buffered)?, part.path(), at, together))
+        Ok((part.descriptor(Channel::Buffered)?, part.path(), at, self.layout.together_bytes(offset)))
     }
 
     /// Whether transfers bypass the page cache; of a stripe set, the first part that does not decides.
@@ -342,7 +259,8 @@ impl TensorFile {
 
     /// How much of that range of a plain file is in the page cache, and how much that is of, in pages. `None` of a
     /// stripe set, and where the kernel does not tell.
-    pub(crate) fn cached_pages(&self, range: &Range<u64>) -> Option<(u64, u64)> {
+    #[must_use]
+    pub fn cached_pages(&self, range: &Range<u64>) -> Option<(u64, u64)> {
         let [part] = &self.parts[..] else { return None };
         if range.is_empty() {
             return None;
@@ -352,8 +270,31 @@ impl TensorFile {
         Some((cached_pages(part.any().as_fd(), range)?, pages))
     }
 
-    /// The same open file, with every transfer through the page cache, for that reason.
-    pub(crate) fn buffered_twin(&self, reason: &str) -> Result<Arc<Self>> {
+    /// Reads through the page cache on the calling thread, with one system call. Returns the bytes read: fewer than asked
+    /// for at the end of the file or of a stripe, none behind the end.
+    ///
+    /// # Errors
+    /// The kernel's refusal, with path and offset.
+    pub fn read_through_cache(&self, offset: u64, memory: &Region) -> Result<usize> {
+        let together = usize::try_from(self.layout.together_bytes(offset)).unwrap_or(usize::MAX);
+        let memory = memory.slice(0..memory.len().min(together));
+        let (part, offset) = self.part_at(offset);
+        let file = part.descriptor(Channel::Buffered)?;
+        let op = Op { token: Token(0), kind: OpKind::Read, file, offset, pieces: smallvec![memory], cufile: None };
+        loop {
+            match call::perform(&op) {
+                Ok(bytes) => return Ok(bytes),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(Error::os("read", errno).at_path(part.path()).at_offset(offset)),
+            }
+        }
+    }
+
+    /// The same open file, with every transfer through the page cache; [`direct`](Self::direct) gives the reason.
+    ///
+    /// # Errors
+    /// Where the descriptor through the page cache has yet to be opened, and cannot be.
+    pub fn buffered_twin(&self, reason: &str) -> Result<Arc<Self>> {
         let parts = self.parts.iter().map(|part| part.buffered_twin(reason)).collect::<Result<Vec<_>>>()?;
         Ok(Arc::new(Self { path: self.path.clone(), parts, layout: self.layout }))
     }
@@ -385,9 +326,4 @@ impl TensorFile {
     pub(crate) fn parts(&self) -> &[Part] {
         &self.parts
     }
-}
-
-fn is_manifest(path: &Path) -> bool {
-    path.as_os_str().as_encoded_bytes().ends_with(crate::stripe::MANIFEST_SUFFIX.as_bytes())
-        && fs::stat(path).is_ok_and(|stat| stat.kind == Kind::File)
 }

@@ -10,7 +10,7 @@ thread_local! {
 }
 
 /// Runs `work` and stops it after so many changes to the file system; the changes that it made, in order.
-pub(crate) fn after<T>(steps: usize, work: impl FnOnce() -> T) -> (T, Vec<String>) {
+pub fn after<T>(steps: usize, work: impl FnOnce() -> T) -> (T, Vec<String>) {
     STEPS_LEFT.set(Some(steps));
     STEPS.with_borrow_mut(Vec::clear);
     let result = work();

@@ -326,11 +326,11 @@ pub fn random_bits() -> Result<u128, Errno> {
     Ok(u128::from_ne_bytes(bytes))
 }
 
-#[cfg(test)]
+#[cfg(feature = "crash-steps")]
 use super::crash::step;
 
 /// Tests stop a process here.
-#[cfg(not(test))]
+#[cfg(not(feature = "crash-steps"))]
 #[inline]
 #[expect(clippy::unnecessary_wraps, reason = "in tests it fails")]
 fn step(_what: &str, _path: impl FnOnce() -> PathBuf) -> Result<(), Errno> {

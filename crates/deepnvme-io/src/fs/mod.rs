@@ -273,7 +273,7 @@ pub fn real_path_or(path: &Path) -> PathBuf {
     real_path(path).unwrap_or_else(|_| path.to_path_buf())
 }
 
-#[cfg(test)]
-pub(crate) mod crash;
+#[cfg(feature = "crash-steps")]
+pub mod crash;
 #[cfg(test)]
 mod tests;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use deepnvme_io::backend::{self, Backend, BackendKind, BackendSetup};
 use deepnvme_io::{
-    Access, BackendFactory, Config, DirectMode, DirectState, Engine, OpenOptions, SubmitMode, Target, TensorFile,
+    Access, BackendFactory, Config, DirectMode, DirectState, Engine, OpenOptions, SubmitMode, TensorFile,
 };
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 use deepnvme_testkit::simulated::SimDisk;
@@ -111,7 +111,7 @@ pub(crate) fn small_config(workers: u32, submit: SubmitMode) -> Config {
 
 /// Opens a file for both directions, making it where it is missing.
 pub(crate) fn open(path: &Path, direct: DirectMode) -> deepnvme_io::Result<Arc<TensorFile>> {
-    TensorFile::open(&Target::from(path), OpenOptions { access: Access::ReadWrite, create: true, direct })
+    TensorFile::open(path, OpenOptions { access: Access::ReadWrite, create: true, direct })
 }
 
 /// Whether files of the test folder can bypass the page cache.

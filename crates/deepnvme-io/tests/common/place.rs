@@ -1,10 +1,9 @@
 //! Where a program's file lies: in one file, or striped over several.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use deepnvme_io::{
-    Access, DirectMode, Durability, Engine, OpenOptions, StripeSet, Target, TensorFile, WriteExtent, WriteOptions,
-};
+use deepnvme_io::{Access, DirectMode, Durability, Engine, Layout, OpenOptions, TensorFile, WriteExtent, WriteOptions};
 use deepnvme_testkit::data::{bytes_of, region_at, region_holding, temp_dir};
 use tempfile::TempDir;
 
@@ -19,7 +18,8 @@ pub(crate) enum Place {
 
 /// A file of that kind.
 pub(crate) struct Placed {
-    target: Target,
+    parts: Vec<PathBuf>,
+    layout: Layout,
     _dir: TempDir,
 }
 
@@ -27,17 +27,15 @@ impl Place {
     /// A new file that holds the bytes.
     pub(crate) fn make(self, engine: &Engine, content: &[u8]) -> Placed {
         let dir = temp_dir();
-        let target = match self {
-            Self::File => Target::from(dir.path().join("data.bin")),
-            Self::Stripes { parts, stripe_bytes } => {
-                let path = |index| dir.path().join(format!("part{index}.bin"));
-                Target::Stripes(StripeSet::new((0..parts).map(path).collect(), stripe_bytes).expect("a sound set"))
-            }
+        let layout = match self {
+            Self::File => Layout::SINGLE,
+            Self::Stripes { parts, stripe_bytes } => Layout { parts: parts as u64, stripe_bytes },
         };
-        let placed = Placed { target, _dir: dir };
-        match &placed.target {
-            Target::Path(path) => std::fs::write(path, content).expect("a file in the test folder"),
-            Target::Stripes(_) => {
+        let parts = (0..layout.parts).map(|index| dir.path().join(format!("part{index}.bin"))).collect();
+        let placed = Placed { parts, layout, _dir: dir };
+        match &placed.parts[..] {
+            [path] => std::fs::write(path, content).expect("a file in the test folder"),
+            _ => {
                 let options = WriteOptions { extent: WriteExtent::WholeFile, durability: Durability::None };
                 let file = placed.open(DirectMode::Preferred);
                 let source = region_holding(0, content).region();
@@ -52,12 +50,12 @@ impl Placed {
     /// Opens it for both directions.
     pub(crate) fn open(&self, direct: DirectMode) -> Arc<TensorFile> {
         let options = OpenOptions { access: Access::ReadWrite, create: true, direct };
-        TensorFile::open(&self.target, options).expect("the test file")
+        TensorFile::open_parts(&self.parts[0], &self.parts, self.layout, options).expect("the test file")
     }
 
-    /// What it holds now.
+    /// Its content.
     pub(crate) fn bytes(&self, engine: &Engine) -> Vec<u8> {
-        if let Target::Path(path) = &self.target {
+        if let [path] = &self.parts[..] {
             return std::fs::read(path).expect("the test file");
         }
         let file = self.open(DirectMode::Disabled);

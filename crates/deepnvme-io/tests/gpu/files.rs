@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use deepnvme_io::{Access, Config, DirectMode, Engine, OpenOptions, Target, TensorFile, WriteOptions};
+use deepnvme_io::{Access, Config, DirectMode, Engine, OpenOptions, TensorFile, WriteOptions};
 use deepnvme_mem::{Region, RegionMut};
 
 pub(crate) fn config(gds: DirectMode) -> Config {
@@ -17,7 +17,7 @@ pub(crate) fn folder() -> tempfile::TempDir {
 
 pub(crate) fn open(path: &Path, direct: DirectMode) -> Arc<TensorFile> {
     let options = OpenOptions { access: Access::ReadWrite, create: true, direct };
-    TensorFile::open(&Target::from(path), options).unwrap()
+    TensorFile::open(path, options).unwrap()
 }
 
 pub(crate) fn write(engine: &Engine, file: &Arc<TensorFile>, offset: u64, source: Region) {

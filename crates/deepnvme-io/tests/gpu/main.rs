@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use deepnvme_io::split::Direction;
 use deepnvme_io::{
-    Access, BackendChoice, Config, DirectMode, Engine, ErrorKind, OpenOptions, ReadItem, Target, TensorFile, WriteItem,
+    Access, BackendChoice, Config, DirectMode, Engine, ErrorKind, OpenOptions, ReadItem, TensorFile, WriteItem,
     WriteOptions,
 };
 use deepnvme_mem::{Region, RegionMut, Strided};
@@ -26,7 +26,7 @@ fn engine(backend: BackendChoice) -> Option<Engine> {
 
 fn open(path: &Path, direct: DirectMode) -> Arc<TensorFile> {
     let options = OpenOptions { access: Access::ReadWrite, create: true, direct };
-    TensorFile::open(&Target::from(path), options).unwrap()
+    TensorFile::open(path, options).unwrap()
 }
 
 fn folder() -> tempfile::TempDir {

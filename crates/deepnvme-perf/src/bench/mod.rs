@@ -7,7 +7,7 @@ use std::path::Path;
 
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::probe::GpuFacts;
-use deepnvme_io::{DirectMode, DirectState, Engine, OpenOptions, TensorFile, shown};
+use deepnvme_io::{DirectMode, DirectState, Engine, OpenOptions, shown};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
@@ -164,7 +164,7 @@ fn is_direct(workload: &Workload) -> bool {
     }
     let Ok(files) = crate::measure::ScratchFiles::make(&workload.folders[..1], None) else { return true };
     let options = OpenOptions { access: deepnvme_io::Access::ReadWrite, create: false, direct: DirectMode::Preferred };
-    let opened = files.targets().iter().map(|target| TensorFile::open(target, options));
+    let opened = files.targets().iter().map(|target| deepnvme_file::open(target, options));
     let states: Vec<_> = opened.flatten().map(|file| file.direct()).collect();
     states.iter().all(|state| matches!(state, DirectState::Direct { .. }))
 }

@@ -34,7 +34,7 @@ pub fn write(outcome: &Outcome, path: &Path) -> Result<()> {
     let picture = svg(outcome).map_err(|error| Error::failed(format!("cannot draw the plot: {error}")))?;
     let is_page = path.extension().is_some_and(|ending| ending == "html");
     let text = if is_page { page("deepnvme bench", &picture) } else { picture };
-    Ok(deepnvme_io::stream::replace_small(path, text.as_bytes())?)
+    Ok(deepnvme_file::replace::replace_small(path, text.as_bytes())?)
 }
 
 /// Whether the name ends in something that can be drawn.

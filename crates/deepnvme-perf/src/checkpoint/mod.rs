@@ -65,7 +65,7 @@ pub fn inspect(path: &Path, progress: &Progress) -> Result<Vec<Inspection>> {
     let engine = Engine::new(Config { workers: 1, ..Config::default() })?;
     let path = path.to_path_buf();
     let inspect = move || read::open_all_of(&path, verify::set_of, |file| inspect_file(&engine, file));
-    until_stopped(progress, inspect).map_err(failed)
+    until_stopped(progress, inspect).map_err(Error::from)
 }
 
 fn inspect_file(engine: &Engine, file: &Located) -> deepnvme_checkpoint::Result<Inspection> {
@@ -137,15 +137,7 @@ pub fn convert(source: &Path, target: &Path, progress: &Arc<Progress>) -> Result
     let began = Instant::now();
     let engine = Arc::new(Engine::new(Config::default())?);
     let converted = deepnvme_checkpoint::convert(&engine, source, target, SaveOptions::default(), progress);
-    let deepnvme_checkpoint::Conversion { saved, tensors, left_out } = converted.map_err(failed)?;
+    let deepnvme_checkpoint::Conversion { saved, tensors, left_out } = converted.map_err(Error::from)?;
     let (source, target, file_bytes) = (source.to_path_buf(), target.to_path_buf(), saved.bytes);
     Ok(Conversion { source, target, file_bytes, tensors, left_out, seconds: began.elapsed().as_secs_f64() })
-}
-
-pub(crate) fn failed(error: deepnvme_checkpoint::Error) -> Error {
-    match error {
-        deepnvme_checkpoint::Error::Io(error) => Error::Engine(error),
-        deepnvme_checkpoint::Error::Interrupted => Error::Interrupted,
-        other => Error::failed(other.to_string()),
-    }
 }

@@ -7,14 +7,13 @@ use std::time::Instant;
 use deepnvme_checkpoint::history::{self, Entry, Listed};
 use deepnvme_checkpoint::read::{self, List, Located, Reader, Set, find_set, find_shards};
 use deepnvme_checkpoint::{Progress, until_stopped};
+use deepnvme_file::stripe_set::MANIFEST_SUFFIX;
 use deepnvme_format::set::State;
 use deepnvme_io::op::Errno;
-use deepnvme_io::stripe::MANIFEST_SUFFIX;
 use deepnvme_io::{Config, Engine, ErrorKind, shown};
 use deepnvme_stream::pack::{PACKED_NAME, PLAIN_NAME};
 use serde::Serialize;
 
-use super::failed;
 use crate::error::{Error, Result};
 
 /// Times that a set may be replaced while it is being looked at.
@@ -99,7 +98,7 @@ fn verify_history(
             continue;
         }
         // It may have got its name, or have been removed, since the manifest was read.
-        let now = history::listed(folder).map_err(failed)?;
+        let now = history::listed(folder).map_err(Error::from)?;
         let now = now.and_then(|now| now.checkpoints.into_iter().find(|(other, _)| other.file == entry.file));
         match now {
             Some((now, at)) if (&now, &at) != (entry, path) => {
@@ -131,7 +130,7 @@ fn verify_entry(engine: &Arc<Engine>, entry: &Entry, path: &Path, progress: &Pro
             differs(format!("{} lists it, and this is something else: {error}", history::MANIFEST))
         }
         Ok(files) if files.iter().all(|file| file.verdict != Verdict::Damaged) => {
-            if history::is_as_listed(path, &entry.file, entry).map_err(failed)? {
+            if history::is_as_listed(path, &entry.file, entry).map_err(Error::from)? {
                 checked
             } else {
                 differs(format!("{} lists another checkpoint of that name", history::MANIFEST))
@@ -198,7 +197,7 @@ fn verify_set(
         Ok(set) => set,
         // A list that is none is a finding about the list.
         Err(error @ deepnvme_checkpoint::Error::Format { .. }) => return Ok(vec![of_list(path, 0, &error)]),
-        Err(error) => return Err(failed(error)),
+        Err(error) => return Err(Error::from(error)),
     };
     let mut found = Vec::with_capacity(set.files.len() + 1);
     if let Some(List { path, bytes, state }) = &set.list {
@@ -257,7 +256,7 @@ fn compared(
         Ok((bytes, coverage)) => (bytes, coverage, Verdict::Sound, None),
         Err(error) => match verdict(&error) {
             Some(verdict) => (0, Coverage::Nothing, verdict, Some(error.to_string())),
-            None => return Err(failed(error)),
+            None => return Err(Error::from(error)),
         },
     };
     let seconds = began.elapsed().as_secs_f64();

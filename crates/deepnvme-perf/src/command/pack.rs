@@ -14,8 +14,7 @@ use serde::Serialize;
 use super::checkpoint::shown;
 use super::cli::{Dtype, PackOptions};
 use super::session::{Answer, Session};
-use crate::checkpoint::failed;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::measure::Phase;
 use crate::units::{bytes_text, gb};
 
@@ -33,7 +32,7 @@ pub(super) fn answer(options: &PackOptions, session: &mut Session<'_>) -> Result
     let began = Instant::now();
     let engine = Arc::new(Engine::new(Config::default())?);
     let asked = deepnvme_stream::pack::PackOptions { mode: mode(options), disks: options.disks.clone() };
-    let packer = Packer::new(&engine, &options.source, &options.target, asked).map_err(failed)?;
+    let packer = Packer::new(&engine, &options.source, &options.target, asked).map_err(Error::from)?;
     let forecast = packer.forecast().clone();
     let mut text = forecast_text(&forecast);
     let packed = if options.dry_run {
@@ -41,7 +40,7 @@ pub(super) fn answer(options: &PackOptions, session: &mut Session<'_>) -> Result
     } else {
         // Beforehand, for whoever would rather stop it.
         let _ = session.talk.write_all(std::mem::take(&mut text).as_bytes());
-        let packed = shown(session, Phase::Packing, "pack", |progress| packer.run(progress).map_err(failed))?;
+        let packed = shown(session, Phase::Packing, "pack", |progress| packer.run(progress).map_err(Error::from))?;
         text = packed_text(&packed, &forecast, began.elapsed().as_secs_f64());
         Some(packed)
     };

@@ -80,5 +80,5 @@ fn write(settings: &str, outcome: &tune::Outcome, path: &Path) -> Result<()> {
         "# Found by deepnvme tune {} in {seconds:.0} s. Read by Engine.from_file() and DEEPNVME_CONFIG.\n\n",
         outcome.version
     );
-    Ok(deepnvme_io::stream::replace_small(path, (head + settings).as_bytes())?)
+    Ok(deepnvme_file::replace::replace_small(path, (head + settings).as_bytes())?)
 }

@@ -75,7 +75,7 @@ pub fn run(options: &Options, watch: &mut dyn Watch, say: &mut dyn FnMut(&str) -
             let figures = measure(options, &mut runner, *direction, &config, watch)?;
             let name = log_name(*direction, &config, options.nvme_dir.len());
             let path = folder.join(&name);
-            deepnvme_io::stream::replace_small(&path, figures.text().as_bytes())?;
+            deepnvme_file::replace::replace_small(&path, figures.text().as_bytes())?;
             if options.verbose {
                 say(&format!("{name}: {:.2} GB/sec\n", figures.e2e_speed()))?;
             }

@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use deepnvme_file::replace::remove_stale;
+use deepnvme_file::{StripeSet, Target, Temporary};
 use deepnvme_io::shown;
-use deepnvme_io::stream::{Temporary, remove_stale};
-use deepnvme_io::{DirectMode, OpenOptions, StripeSet, Target, TensorFile};
+use deepnvme_io::{DirectMode, OpenOptions};
 
 use crate::error::{Error, Result};
 use crate::units::bytes_text;
@@ -48,7 +49,7 @@ impl ScratchFiles {
     /// tell from anybody's.
     pub(crate) fn allocate(&self, bytes: u64) -> Result<()> {
         for target in &self.targets {
-            TensorFile::open(target, OpenOptions::to_fill(DirectMode::Disabled))?.set_len(bytes)?;
+            deepnvme_file::open(target, OpenOptions::to_fill(DirectMode::Disabled))?.set_len(bytes)?;
         }
         Ok(())
     }

@@ -155,7 +155,7 @@ impl Runner {
         let direct = self.workload.config.direct;
         let options = OpenOptions { access, create: false, direct };
         let targets = self.files.targets().iter();
-        Ok(targets.map(|target| TensorFile::open(target, options)).collect::<deepnvme_io::Result<_>>()?)
+        Ok(targets.map(|target| deepnvme_file::open(target, options)).collect::<deepnvme_io::Result<_>>()?)
     }
 
     /// All requests, as many at once as the plan says. What has been started is waited for, whatever happens.

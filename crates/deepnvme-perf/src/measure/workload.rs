@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
+use deepnvme_file::stripe_set::{STRIPE_BYTES_MAX, STRIPE_BYTES_MIN};
 use deepnvme_io::shown;
-use deepnvme_io::stripe::{STRIPE_BYTES_MAX, STRIPE_BYTES_MIN};
 use deepnvme_io::{Config, Durability};
 use serde::{Deserialize, Serialize};
 

@@ -3,8 +3,8 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use deepnvme_file::Temporary;
 use deepnvme_io::shown;
-use deepnvme_io::stream::Temporary;
 use deepnvme_io::{Access, DirectMode, DirectState, TensorFile};
 use serde::Serialize;
 

@@ -6,10 +6,10 @@
 
 use std::path::{Path, PathBuf};
 
-use deepnvme_io::StripeSet;
+use deepnvme_file::StripeSet;
+use deepnvme_file::stripe_set::MANIFEST_SUFFIX;
 use deepnvme_io::config::Config;
 use deepnvme_io::probe::{GpuProbe, Probe};
-use deepnvme_io::stripe::MANIFEST_SUFFIX;
 use serde::Serialize;
 
 use crate::tree::Tree;

@@ -31,7 +31,7 @@ pub fn write(outcome: &Outcome, path: &Path) -> Result<()> {
     let picture = svg(outcome).map_err(|error| Error::failed(format!("cannot draw the heat map: {error}")))?;
     let is_page = path.extension().is_some_and(|ending| ending == "html");
     let text = if is_page { page("deepnvme tune", &picture) } else { picture };
-    Ok(deepnvme_io::stream::replace_small(path, text.as_bytes())?)
+    Ok(deepnvme_file::replace::replace_small(path, text.as_bytes())?)
 }
 
 /// One row of panels: a place and a direction.

@@ -6,16 +6,19 @@ use std::sync::Arc;
 use deepnvme_checkpoint::read::{INDEX_SUFFIX, Reader, Verify, find_set};
 use deepnvme_checkpoint::write::{Record, Save, SaveOptions, Saved, Staging, Tensor};
 use deepnvme_checkpoint::{Error, Progress, Result};
+use deepnvme_file::Target;
+use deepnvme_file::{
+    self, Replacement,
+    replace::{Member, SetReplacement, resolve, retire_set},
+};
 use deepnvme_format::Dtype;
 use deepnvme_format::pickle::{Emitter, TensorView};
 use deepnvme_format::safetensors::TensorSpec;
 use deepnvme_format::set;
 use deepnvme_format::state::Signs;
 use deepnvme_io::mem::{Region, RegionMut};
-use deepnvme_io::stream::{self, Member, Replacement, SetReplacement, resolve, retire_set};
 use deepnvme_io::{
-    Access, DirectMode, Durability, Engine, Error as IoError, OpenOptions, Target, TensorFile, WriteExtent,
-    WriteOptions, fs,
+    Access, DirectMode, Durability, Engine, Error as IoError, OpenOptions, WriteExtent, WriteOptions, fs,
 };
 use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
@@ -212,7 +215,7 @@ fn write_shards(
         Member { before: index.with_file_name(before), after: ".safetensors".into() }
     };
     let members: Vec<Member> = (0..count).map(name).collect();
-    stream::remove_stale(&resolve(&file)?);
+    deepnvme_file::replace::remove_stale(&resolve(&file)?);
     let set = SetReplacement::begin(&index, &members, &RECORD)?;
     let (mut weight_map, mut files) = (Map::new(), Map::new());
     for (number, path) in set.members().enumerate() {
@@ -372,7 +375,7 @@ fn write_bytes(order: &Order<'_>) -> Result<Replacement> {
 
 fn read_bytes(engine: &Arc<Engine>, target: &Target) -> Result<Vec<u8>> {
     let options = OpenOptions { access: Access::Read, create: false, direct: DirectMode::Preferred };
-    let file = TensorFile::open(target, options)?;
+    let file = deepnvme_file::open(target, options)?;
     let bytes = file.len()? as usize;
     let (home, result) = engine.read(&file, 0, payload::memory(bytes))?.wait();
     result?;

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use deepnvme_checkpoint::write::POOL_BYTES_MAX;
-use deepnvme_io::{Durability, StripeSet, Target};
+use deepnvme_file::{StripeSet, Target};
+use deepnvme_io::Durability;
 use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
 

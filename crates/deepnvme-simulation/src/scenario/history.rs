@@ -8,10 +8,10 @@ use deepnvme_checkpoint::Error;
 use deepnvme_checkpoint::history::{self, Entry, History, Holder, LOCK, MANIFEST, Manifest};
 use deepnvme_checkpoint::read::Reader;
 use deepnvme_checkpoint::write::Saved;
+use deepnvme_file::{Replacement, StripeSet, Target};
 use deepnvme_format::sums::Hasher;
 use deepnvme_io::fs;
-use deepnvme_io::stream::Replacement;
-use deepnvme_io::{DirectMode, Durability, Engine, StripeSet, Target, WriteExtent, WriteOptions};
+use deepnvme_io::{DirectMode, Durability, Engine, WriteExtent, WriteOptions};
 use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
 

@@ -12,10 +12,10 @@ use std::sync::Arc;
 use deepnvme_checkpoint::history::{Entry, HEAD_BYTES, History, Holder, Manifest, PARTS_LIST, Part, private_name};
 use deepnvme_checkpoint::write::{Save, SaveOptions, Saved, Share, create};
 use deepnvme_checkpoint::{Error, Progress};
+use deepnvme_file::{Replacement, StripeSet, Target};
 use deepnvme_format::sums::Hasher;
 use deepnvme_io::fs::{self, OFlags};
-use deepnvme_io::stream::Replacement;
-use deepnvme_io::{DirectMode, Durability, Engine, Error as IoError, OpenOptions, StripeSet, Target, TensorFile};
+use deepnvme_io::{DirectMode, Durability, Engine, Error as IoError, OpenOptions};
 use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
 
@@ -300,7 +300,7 @@ impl Member<'_> {
             Some(new) => (new.temporary(), if saving.in_parts { range.start } else { 0 }),
             None => (Target::from(saving.path.with_file_name(&saving.temporary)), 0),
         };
-        let file = TensorFile::open(&target, OpenOptions::to_fill(DirectMode::Preferred))?;
+        let file = deepnvme_file::open(&target, OpenOptions::to_fill(DirectMode::Preferred))?;
         let (save, engine) = (Arc::clone(&saving.save), Arc::clone(&self.engine));
         save.share(engine, file, range, base, Arc::<Progress>::default()).map(Some)
     }

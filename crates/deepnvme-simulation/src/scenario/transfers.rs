@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use deepnvme_file::{Replacement, StripeSet, Target};
 use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::mem::{Region, RegionMut};
-use deepnvme_io::stream::Replacement;
 use deepnvme_io::{
-    Access, DirectMode, Durability, Engine, Error, ErrorKind, OpenOptions, Pending, ReadItem, Result, StripeSet,
-    Target, TensorFile, Transfer, WriteExtent, WriteItem, WriteOptions,
+    Access, DirectMode, Durability, Engine, Error, ErrorKind, OpenOptions, Pending, ReadItem, Result, TensorFile,
+    Transfer, WriteExtent, WriteItem, WriteOptions,
 };
 use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
@@ -52,7 +52,7 @@ impl Play {
             Target::Stripes(set) => Target::from(set.manifest_path()),
             path => path.clone(),
         };
-        TensorFile::open(&target, OpenOptions { access, create: false, direct: DirectMode::Preferred })
+        deepnvme_file::open(&target, OpenOptions { access, create: false, direct: DirectMode::Preferred })
     }
 
     /// The same through a descriptor of the caller's own, to which the kernel appends whatever is written.

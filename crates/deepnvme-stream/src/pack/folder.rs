@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 
 use deepnvme_checkpoint::Result;
 use deepnvme_checkpoint::read::INDEX_SUFFIX;
+use deepnvme_file::replace::PrivateFolder;
+use deepnvme_file::stripe_set::{MANIFEST_SUFFIX, STRIPE_BYTES_DEFAULT};
+use deepnvme_file::{Replacement, StripeSet, Target};
 use deepnvme_io::fs::{self, Identity, Kind, OFlags};
 use deepnvme_io::op::Errno;
-use deepnvme_io::stream::{PrivateFolder, Replacement};
-use deepnvme_io::stripe::{MANIFEST_SUFFIX, STRIPE_BYTES_DEFAULT};
-use deepnvme_io::{Error as IoError, ErrorKind, StripeSet, Target};
+use deepnvme_io::{Error as IoError, ErrorKind};
 use serde::Serialize;
 
 use super::recipe::{Mode, dtype};

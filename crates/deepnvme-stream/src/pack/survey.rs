@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 
 use deepnvme_checkpoint::Result;
+use deepnvme_file::stripe_set::STRIPE_BYTES_DEFAULT;
+use deepnvme_file::{Replacement, StripeSet, Target};
 use deepnvme_io::mem::{Buffer, Region};
-use deepnvme_io::stream::Replacement;
-use deepnvme_io::stripe::STRIPE_BYTES_DEFAULT;
-use deepnvme_io::{Durability, Engine, Error as IoError, StripeSet, Target, WriteOptions, fs};
+use deepnvme_io::{Durability, Engine, Error as IoError, WriteOptions, fs};
 use serde::Serialize;
 
 use super::recipe::{Mode, Recipe, float};

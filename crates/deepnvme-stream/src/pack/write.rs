@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use deepnvme_checkpoint::{Error, Progress, Result};
+use deepnvme_file::{FileWriter, Replacement, Target};
 use deepnvme_format::Dtype;
 use deepnvme_format::safetensors::{HEADER_BYTES_MAX, LENGTH_BYTES, PADDING_BYTES_MIN, seal};
 use deepnvme_format::sums::{self, CELL_BYTES, Frame, Hasher, cell_count};
 use deepnvme_io::mem::Region;
-use deepnvme_io::stream::{FileWriter, Replacement};
-use deepnvme_io::{Access, Durability, Engine, OpenOptions, Target, TensorFile, WriteOptions};
+use deepnvme_io::{Access, Durability, Engine, OpenOptions, WriteOptions};
 use serde::Serialize;
 
 use super::container::{self, Encoded};
@@ -117,7 +117,7 @@ pub(super) fn write(
 /// Puts the header in its place, and waits until it is on the disk.
 fn finish(engine: &Engine, target: &Target, header: Vec<u8>) -> Result<()> {
     let options = OpenOptions { access: Access::ReadWrite, create: false, direct: engine.config().direct };
-    let file = TensorFile::open(target, options)?;
+    let file = deepnvme_file::open(target, options)?;
     engine.write(&file, 0, Region::from_vec(header), WriteOptions::default())?.wait().1?;
     engine.sync(&file, Durability::Data)?;
     Ok(())

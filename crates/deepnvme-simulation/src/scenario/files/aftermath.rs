@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 
 use deepnvme_checkpoint::read::find_set;
-use deepnvme_io::StripeSet;
+use deepnvme_file::StripeSet;
 use deepnvme_io::mem::simulated as memory;
 use deepnvme_simulation_runtime::thread;
 

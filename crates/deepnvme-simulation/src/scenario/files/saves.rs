@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use deepnvme_checkpoint::write::{POOL_BYTES_MAX, Staging};
 use deepnvme_checkpoint::{Error, Result};
-use deepnvme_io::{Durability, Engine, ErrorKind, Target};
+use deepnvme_file::Target;
+use deepnvme_io::{Durability, Engine, ErrorKind};
 use deepnvme_simulation_runtime::thread;
 use rustix::io::Errno;
 

@@ -10,10 +10,10 @@ use std::path::{Component, Path, PathBuf};
 
 use super::set;
 use super::temporary::{self, Proof, unlink_if};
-use crate::error::{Error, ErrorKind, Result};
-use crate::fs::{self, Identity, Kind, OFlags};
-use crate::op::Errno;
-use crate::stripe::MANIFEST_SUFFIX;
+use crate::stripe_set::MANIFEST_SUFFIX;
+use deepnvme_io::fs::{self, Identity, Kind, OFlags};
+use deepnvme_io::op::Errno;
+use deepnvme_io::{Error, ErrorKind, Result};
 
 /// The list, in the folder.
 const CONTENTS: &str = ".deepnvme-contents";

@@ -1,9 +1,9 @@
 //! One buffer of a reader: on its way from the disk, or full.
 
-use deepnvme_mem::{Buffer, RegionMut};
+use deepnvme_io::mem::{Buffer, RegionMut};
 
-use crate::error::{Error, ErrorKind, Result};
-use crate::pending::Pending;
+use deepnvme_io::Pending;
+use deepnvme_io::{Error, ErrorKind, Result};
 
 /// A range of the file that has been asked for.
 #[derive(Debug)]

@@ -32,10 +32,10 @@ use serde_json::ser::Formatter;
 use serde_json::{Map, Value};
 
 use super::temporary::{self, EVERYBODY, Temporary, unlink_if};
-use crate::error::{Error, ErrorKind, Result};
-use crate::fs::{self, Identity, Kind, OFlags, Stat};
-use crate::op::Errno;
 use crate::sync::{Instant, thread};
+use deepnvme_io::fs::{self, Identity, Kind, OFlags, Stat};
+use deepnvme_io::op::Errno;
+use deepnvme_io::{Error, ErrorKind, Result};
 
 /// Largest index that is read.
 const INDEX_BYTES_MAX: u64 = 256 << 20;
@@ -101,9 +101,10 @@ impl SetReplacement {
     /// index, which is a JSON object, the record of its own files goes: the keys to follow.
     ///
     /// # Errors
-    /// The refusal of a folder, with the path; as [`Replacement::new`](super::Replacement::new) for the index.
+    /// The refusal of a folder, with the path; as [`Replacement::new`](super::Replacement::new) for the index;
+    /// `InvalidInput` for an index that is a symbolic link.
     pub fn begin(index: &Path, members: &[Member], record_at: &[&str]) -> Result<Self> {
-        let index = temporary::resolve(index)?;
+        let index = index_path(index)?;
         let record_at: Vec<String> = record_at.iter().map(|key| (*key).to_owned()).collect();
         clean_up(&index, &record_at);
         let random = fs::random_bits().map_err(|errno| Error::os("getrandom", errno))?;
@@ -309,6 +310,21 @@ impl Drop for SetReplacement {
             }
         }
     }
+}
+
+/// The index by its absolute path. A symbolic link is refused: the index would lie in one folder and its members in
+/// another, and a save through the link would remove the members of the set that the link leads to.
+fn index_path(index: &Path) -> Result<PathBuf> {
+    if is_link(index) {
+        let detail = "it is a symbolic link, and its set lies elsewhere: save into the folder that it leads to, or remove \
+                      the link";
+        return Err(Error::new(ErrorKind::InvalidInput, "replace", detail).at_path(index));
+    }
+    temporary::resolve(index)
+}
+
+fn is_link(path: &Path) -> bool {
+    fs::stat_link(path).is_ok_and(|stat| stat.kind == Kind::Link)
 }
 
 /// A new member that has no name yet, or a private one.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::fs::crash;
+use deepnvme_io::fs::crash;
 
 const RECORD: [&str; 2] = ["metadata", "files"];
 

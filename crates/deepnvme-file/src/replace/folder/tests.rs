@@ -1,7 +1,7 @@
 //! Folders that appear as a whole, and what is left of those that do not.
 
 use super::*;
-use crate::fs::crash;
+use deepnvme_io::fs::crash;
 
 fn names(folder: &Path) -> Vec<String> {
     let mut names: Vec<_> =

@@ -9,11 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 
+use deepnvme_file::{FileReader, FileWriter, Replacement, StripeSet, Target};
 use deepnvme_io::mem::Region;
-use deepnvme_io::stream::{FileReader, FileWriter, Replacement};
-use deepnvme_io::{
-    Access, Config, DirectMode, Durability, Engine, ErrorKind, StripeSet, Target, TensorFile, WriteOptions,
-};
+use deepnvme_io::{Access, Config, DirectMode, Durability, Engine, ErrorKind, TensorFile, WriteOptions};
 
 fn engine() -> Arc<Engine> {
     Arc::new(Engine::new(Config::default()).unwrap())

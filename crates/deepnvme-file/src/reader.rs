@@ -5,19 +5,17 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use deepnvme_mem::{Buffer, Device, Region, RegionMut};
-use smallvec::smallvec;
+use deepnvme_io::mem::{Buffer, Device, Region, RegionMut};
 
-use super::window::{Filling, Held, Window};
-use super::{BUFFER_BYTES, BUFFERS};
-use crate::backend::call;
-use crate::config::DirectMode;
-use crate::engine::Engine;
-use crate::error::{Error, Result};
-use crate::file::{Access, OpenOptions, Target, TensorFile};
-use crate::op::{Errno, Op, OpKind, Token};
-use crate::pending::Pending;
-use crate::split::Channel;
+use crate::open::{Target, open};
+use crate::prefetch_window::{Filling, Held, Window};
+use crate::{BUFFER_BYTES, BUFFERS};
+use deepnvme_io::DirectMode;
+use deepnvme_io::Engine;
+use deepnvme_io::Pending;
+use deepnvme_io::op::Errno;
+use deepnvme_io::{Access, OpenOptions, TensorFile};
+use deepnvme_io::{Error, Result};
 
 /// Bytes of the first window after a jump; it doubles while the reading goes on in order.
 const FIRST_BYTES: usize = if cfg!(simulated) { 4 << 10 } else { 64 << 10 };
@@ -60,7 +58,7 @@ impl FileReader {
     pub fn open(engine: Arc<Engine>, target: &Target) -> Result<Self> {
         engine.check_process()?;
         let direct = engine.config().direct;
-        let file = TensorFile::open(target, OpenOptions { access: Access::Read, create: false, direct })?;
+        let file = open(target, OpenOptions { access: Access::Read, create: false, direct })?;
         let file_bytes = file.len()?;
         Ok(Self {
             ahead: VecDeque::new(),
@@ -208,7 +206,7 @@ impl FileReader {
             if let Some(memory) = memory.filter(|_| wanted - done >= UNWINDOWED_BYTES_MIN)
                 && self.is_cached(&(at..offset + wanted as u64))
             {
-                let bytes = self.read_cached(at, memory.slice(done..wanted))?;
+                let bytes = self.read_cached(at, &memory.slice(done..wanted))?;
                 done += bytes;
                 if bytes > 0 {
                     continue;
@@ -268,7 +266,7 @@ impl FileReader {
             })?,
         };
         let memory = buffer.into_region();
-        if is_cached && self.read_cached(offset, memory.region())? == bytes {
+        if is_cached && self.read_cached(offset, &memory.region())? == bytes {
             if let Ok(buffer) = memory.into_buffer() {
                 self.ahead.push_back(Window { offset, bytes, filling: Filling::Full(buffer) });
             }
@@ -288,18 +286,8 @@ impl FileReader {
 
     /// Copies out of the page cache, on this thread; how many bytes that were. At the end of the file none, and it is
     /// for the engine to say so.
-    fn read_cached(&mut self, offset: u64, memory: Region) -> Result<usize> {
-        let twin = self.through_cache()?;
-        let (part, offset) = twin.part_at(offset);
-        let file = part.descriptor(Channel::Buffered)?;
-        let op = Op { token: Token(0), kind: OpKind::Read, file, offset, pieces: smallvec![memory], cufile: None };
-        loop {
-            match call::perform(&op) {
-                Ok(bytes) => return Ok(bytes),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(Error::os("read", errno).at_path(part.path()).at_offset(offset)),
-            }
-        }
+    fn read_cached(&mut self, offset: u64, memory: &Region) -> Result<usize> {
+        self.through_cache()?.read_through_cache(offset, memory)
     }
 
     fn through_cache(&mut self) -> Result<Arc<TensorFile>> {

@@ -5,9 +5,9 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use deepnvme_io::stream::{BUFFER_BYTES, BUFFERS, FileReader};
-use deepnvme_io::{BackendChoice, Config, DirectMode, Engine, ErrorKind, StripeSet, Target, WriteOptions};
-use deepnvme_mem::{Region, RegionMut};
+use deepnvme_file::{BUFFER_BYTES, BUFFERS, FileReader, StripeSet, Target};
+use deepnvme_io::mem::{Region, RegionMut};
+use deepnvme_io::{BackendChoice, Config, DirectMode, Engine, ErrorKind, WriteOptions};
 use proptest::prelude::*;
 
 const FILE_BYTES: usize = BUFFER_BYTES * 5 + 4321;
@@ -262,7 +262,7 @@ fn stripe_sets_are_read_in_any_order_too() {
     let engine = engine(Config::default());
     let options =
         deepnvme_io::OpenOptions { access: deepnvme_io::Access::Write, create: true, direct: DirectMode::Preferred };
-    let file = deepnvme_io::TensorFile::open(&Target::Stripes(set.clone()), options).unwrap();
+    let file = deepnvme_file::open(&Target::Stripes(set.clone()), options).unwrap();
     engine.write(&file, 0, Region::from_vec(data.clone()), WriteOptions::default()).unwrap().wait().1.unwrap();
     let mut reader = FileReader::open(engine, &Target::Stripes(set)).unwrap();
     assert!(!reader.is_cached(&(0..1000)), "the parts are not asked one by one");

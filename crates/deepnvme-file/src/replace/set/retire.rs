@@ -6,11 +6,13 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::{Locked, Owned, RACES_MAX, Record, clean_up, intended, lock_current, put, read, sync_folders_of};
-use crate::error::{Error, ErrorKind, Result};
-use crate::fs::{self, Kind, OFlags};
-use crate::op::Errno;
-use crate::stream::temporary::{self, Temporary, unlink_if};
+use super::{
+    Locked, Owned, RACES_MAX, Record, clean_up, index_path, intended, is_link, lock_current, put, read, sync_folders_of,
+};
+use crate::replace::temporary::{self, Temporary, unlink_if};
+use deepnvme_io::fs::{self, Kind, OFlags};
+use deepnvme_io::op::Errno;
+use deepnvme_io::{Error, ErrorKind, Result};
 
 /// What became of a set that was to go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,7 +21,7 @@ pub enum Retired {
     Absent,
     /// It is gone: the index, and the files that it recorded as its own.
     Removed,
-    /// It stays: the index is not known to be ours, as that of another program, or a copy.
+    /// It stays: the index is not known to be ours, as that of another program, a copy, or a symbolic link.
     Foreign,
 }
 
@@ -30,7 +32,10 @@ pub enum Retired {
 /// The refusal of the file system; `Busy` where a commit of the set holds the index for longer than a minute. Of a set whose
 /// index is gone the next save removes the rest.
 pub fn retire_set(index: &Path, record_at: &[&str]) -> Result<Retired> {
-    let index = temporary::resolve(index)?;
+    if is_link(index) {
+        return Ok(Retired::Foreign);
+    }
+    let index = index_path(index)?;
     let record_at: Vec<String> = record_at.iter().map(|key| (*key).to_owned()).collect();
     clean_up(&index, &record_at);
     for _ in 0..RACES_MAX {
@@ -66,8 +71,8 @@ pub fn retire_set(index: &Path, record_at: &[&str]) -> Result<Retired> {
 
 /// Removes a stripe set as [`remove_whole_set`] does; whether nothing is left of which the manifest, or a list of a killed
 /// save, is to say whose it is.
-pub(in crate::stream) fn remove_stripes(manifest: &Path) -> bool {
-    let record_at = [crate::stripe::RECORD_KEY.to_owned()];
+pub(in crate::replace) fn remove_stripes(manifest: &Path) -> bool {
+    let record_at = [crate::stripe_set::RECORD_KEY.to_owned()];
     clean_up(manifest, &record_at);
     remove_owned(manifest, &record_at);
     let lists = temporary::stale_of(manifest, Kind::File);

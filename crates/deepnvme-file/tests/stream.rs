@@ -6,8 +6,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use deepnvme_io::stream::{BUFFER_BYTES, BUFFERS, FileReader, FileWriter, TEMPORARY_MARK, Temporary};
-use deepnvme_io::{Config, Durability, Engine, ErrorKind, StripeSet, Target};
+use deepnvme_file::replace::TEMPORARY_MARK;
+use deepnvme_file::{BUFFER_BYTES, BUFFERS, FileReader, FileWriter, StripeSet, Target, Temporary};
+use deepnvme_io::{Config, Durability, Engine, ErrorKind};
 
 fn random(bytes: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2).wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -10,11 +10,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, ErrorKind, Result};
-use crate::fs::{self, Identity, Kind, OFlags, Stat};
-use crate::op::Errno;
-use crate::start::start_thread;
 use crate::sync::thread;
+use deepnvme_io::fs::{self, Identity, Kind, OFlags, Stat};
+use deepnvme_io::op::Errno;
+use deepnvme_io::start_thread;
+use deepnvme_io::{Error, ErrorKind, Result};
 
 /// What the names of temporaries contain, after the name of the file that they will replace.
 pub const TEMPORARY_MARK: &str = ".deepnvme-tmp-";

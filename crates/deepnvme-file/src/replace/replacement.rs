@@ -8,12 +8,13 @@ use std::sync::Arc;
 
 use super::set::{Member, SetReplacement};
 use super::temporary::{self, EVERYBODY, Temporary};
-use crate::config::DirectMode;
-use crate::error::{Error, ErrorKind, Result};
-use crate::file::{OpenOptions, Target, TensorFile};
-use crate::fs::{self, Kind};
-use crate::op::Errno;
-use crate::stripe::{RECORD_KEY, StripeSet, seal};
+use crate::open::{Target, open};
+use crate::stripe_set::{RECORD_KEY, StripeSet, seal};
+use deepnvme_io::DirectMode;
+use deepnvme_io::fs::{self, Kind};
+use deepnvme_io::op::Errno;
+use deepnvme_io::{Error, ErrorKind, Result};
+use deepnvme_io::{OpenOptions, TensorFile};
 
 /// What the names of a stripe set's rewritten parts contain, after the name of the part as the caller gave it.
 pub const PART_MARK: &str = ".part-";
@@ -135,7 +136,7 @@ impl Replacement {
     /// # Errors
     /// The kernel's refusal.
     pub fn open(&self, direct: DirectMode) -> Result<Arc<TensorFile>> {
-        TensorFile::open(&self.temporary(), OpenOptions::to_fill(direct))
+        open(&self.temporary(), OpenOptions::to_fill(direct))
     }
 
     /// Gives the private files the permissions that the target has, or that a new file there would get.

@@ -4,15 +4,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use deepnvme_mem::{Buffer, Region, RegionMut};
+use deepnvme_io::mem::{Buffer, Region, RegionMut};
 
-use super::replace::Replacement;
-use super::{BUFFER_BYTES, BUFFERS};
-use crate::engine::Engine;
-use crate::error::{Error, ErrorKind, Result};
-use crate::file::{Target, TensorFile};
-use crate::job::{Durability, WriteOptions};
-use crate::pending::Pending;
+use crate::open::Target;
+use crate::replace::Replacement;
+use crate::{BUFFER_BYTES, BUFFERS};
+use deepnvme_io::Engine;
+use deepnvme_io::Pending;
+use deepnvme_io::TensorFile;
+use deepnvme_io::{Durability, WriteOptions};
+use deepnvme_io::{Error, ErrorKind, Result};
 
 /// First allocation ahead of the writer; it doubles up to [`AHEAD_BYTES_MAX`].
 const AHEAD_BYTES_MIN: u64 = if cfg!(simulated) { 32 << 10 } else { 64 << 20 };

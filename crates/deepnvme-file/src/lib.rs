@@ -1,0 +1,49 @@
+//! Files by name, above the engine of `deepnvme-io`.
+//!
+//! - `open` finds the file or stripe set that a path names, and opens it for the engine.
+//! - `stripe_set` is one logical file over several disks, and its manifest.
+//! - `replace` changes a file, a set of files or a folder atomically, and cleans up after killed processes. No other code
+//!   of the workspace removes a file by its name.
+//! - `reader` and `writer` are files as streams: what `open(path, "rb")` and `open(path, "wb")` are made of.
+//!
+//! ```
+//! use deepnvme_file::{FileReader, FileWriter, Target};
+//! use deepnvme_io::{Config, Durability, Engine};
+//! use std::sync::Arc;
+//!
+//! # fn main() -> deepnvme_io::Result<()> {
+//! # let path = std::env::temp_dir().join(format!("deepnvme-file-doc-{}", std::process::id()));
+//! let engine = Arc::new(Engine::new(Config::default())?);
+//! let target = Target::from(&path);
+//!
+//! let mut writer = FileWriter::create(Arc::clone(&engine), &target, Durability::None)?;
+//! writer.write(&[7; 100_000])?;
+//! writer.commit()?; // the name refers to the new file from here on
+//!
+//! let mut bytes = [0; 1000];
+//! assert_eq!(FileReader::open(engine, &target)?.read_at(99_000, &mut bytes)?, 1000);
+//! assert_eq!(bytes, [7; 1000]);
+//! # let _ = std::fs::remove_file(path);
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod open;
+mod prefetch_window;
+mod reader;
+pub mod replace;
+pub mod stripe_set;
+mod sync;
+mod writer;
+
+pub use open::{Target, from_descriptors, open};
+pub use reader::FileReader;
+pub use replace::{Replacement, Temporary};
+pub use stripe_set::StripeSet;
+pub use writer::FileWriter;
+
+/// Bytes of one buffer of a reader or writer.
+pub const BUFFER_BYTES: usize = if cfg!(simulated) { 16 << 10 } else { 4 << 20 };
+/// Most buffers of a reader or writer.
+pub const BUFFERS: usize = 4;

@@ -1,0 +1,127 @@
+//! Opening the file or stripe set that a path names.
+
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use deepnvme_io::fs::{self, Kind};
+use deepnvme_io::{Access, DirectMode, Error, ErrorKind, OpenOptions, Result, TensorFile};
+
+use crate::stripe_set::{MANIFEST_SUFFIX, StripeSet};
+
+/// Times that a stripe set may be replaced while it is being opened.
+const REPLACEMENTS_MAX: usize = 100;
+
+/// The file or stripe set that a path argument names.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Target {
+    /// One file.
+    Path(PathBuf),
+    /// One logical file over several.
+    Stripes(StripeSet),
+}
+
+impl Target {
+    /// The path that errors name: the file, or the manifest of the set.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        match self {
+            Self::Path(path) => path.clone(),
+            Self::Stripes(set) => set.manifest_path(),
+        }
+    }
+
+    /// The same target by absolute paths, which stay right when the process changes its folder.
+    #[must_use]
+    pub fn absolute(&self) -> Self {
+        match self {
+            Self::Path(path) => Self::Path(std::path::absolute(path).unwrap_or_else(|_| path.clone())),
+            Self::Stripes(set) => Self::Stripes(set.absolute()),
+        }
+    }
+}
+
+impl<P: Into<PathBuf>> From<P> for Target {
+    fn from(path: P) -> Self {
+        Self::Path(path.into())
+    }
+}
+
+/// Opens a path or a stripe set. A path that ends in `.stripes.json` and holds a manifest is a stripe set.
+///
+/// # Errors
+/// The kernel's refusal, with the path; `Unsupported` when direct I/O is required and not available.
+pub fn open(target: &Target, options: OpenOptions) -> Result<Arc<TensorFile>> {
+    match target {
+        Target::Path(path) if is_manifest(path) => open_manifest(path, options),
+        Target::Path(path) => TensorFile::open(path, options),
+        Target::Stripes(set) => open_stripes(set, options),
+    }
+}
+
+/// Duplicates the descriptors of a stripe set's parts, which no manifest lists. One part is a plain file.
+///
+/// # Errors
+/// As [`TensorFile::from_fd`] and [`StripeSet::new`].
+pub fn from_descriptors(
+    parts: &[(BorrowedFd<'_>, &Path)],
+    stripe_bytes: u64,
+    access: Access,
+    direct: DirectMode,
+) -> Result<Arc<TensorFile>> {
+    let set = StripeSet::new(parts.iter().map(|(_, path)| path.to_path_buf()).collect(), stripe_bytes)?;
+    TensorFile::from_part_fds(&set.parts()[0], parts, set.layout(), access, direct)
+}
+
+/// Opens a set by the files that its caller named, and by its manifest where there is one.
+fn open_stripes(named: &StripeSet, options: OpenOptions) -> Result<Arc<TensorFile>> {
+    let manifest = named.manifest_path();
+    open_listed(&manifest, options, || match StripeSet::find(&manifest)? {
+        Some(stored) if stored.parts().len() != named.parts().len() => {
+            let (was, is) = (stored.parts().len(), named.parts().len());
+            let detail = format!("the set was written over {was} parts, and is opened with {is}; name all of them");
+            Err(Error::new(ErrorKind::InvalidInput, "open", detail).at_path(&manifest))
+        }
+        // The manifest knows which files hold the parts and how they were striped.
+        Some(stored) => Ok((stored, true)),
+        None => Ok((named.clone(), false)),
+    })
+}
+
+/// Opens a set by its manifest, which may lie anywhere.
+fn open_manifest(manifest: &Path, options: OpenOptions) -> Result<Arc<TensorFile>> {
+    open_listed(manifest, options, || Ok((StripeSet::from_manifest(manifest)?, true)))
+}
+
+/// Opens the parts of the set that `list` returns, with whether a manifest lists them. A listed part that is missing may
+/// mean that the set was replaced after the manifest was read: the manifest is read again.
+fn open_listed(
+    manifest: &Path,
+    options: OpenOptions,
+    list: impl Fn() -> Result<(StripeSet, bool)>,
+) -> Result<Arc<TensorFile>> {
+    let mut before = None;
+    for _ in 0..REPLACEMENTS_MAX {
+        let (set, is_listed) = list()?;
+        let options = OpenOptions { create: options.create && !is_listed, ..options };
+        match TensorFile::open_parts(manifest, set.parts(), set.layout(), options) {
+            Err(error) if is_listed && error.kind() == ErrorKind::NotFound && before.as_ref() != Some(&set) => {
+                before = Some(set);
+            }
+            Err(error) => return Err(error),
+            Ok(file) => {
+                if options.create {
+                    set.write_manifest()?;
+                }
+                return Ok(file);
+            }
+        }
+    }
+    let detail = "the set was replaced again and again while it was being opened; open it again";
+    Err(Error::new(ErrorKind::Busy, "open", detail).at_path(manifest))
+}
+
+fn is_manifest(path: &Path) -> bool {
+    path.as_os_str().as_encoded_bytes().ends_with(MANIFEST_SUFFIX.as_bytes())
+        && fs::stat(path).is_ok_and(|stat| stat.kind == Kind::File)
+}

@@ -1,0 +1,17 @@
+//! Atomic replacement: a name refers to the old content or to the new one, also after a crash.
+//!
+//! - `replacement` is one file or stripe set.
+//! - `set` is several files and the index that lists them.
+//! - `folder` is a folder that gets its name when it is complete.
+//! - `temporary` is a private file whose name proves what it is. It is the one rule for deletion: a leftover is removed
+//!   only if its name states its own inode and creation time, and no process holds its lock.
+
+mod folder;
+mod replacement;
+mod set;
+mod temporary;
+
+pub use folder::{PrivateFolder, remove_stale_folders};
+pub use replacement::{PART_MARK, Replacement, replace_small};
+pub use set::{Member, Retired, SetReplacement, remove_whole_set, retire_set};
+pub use temporary::{TEMPORARY_MARK, Temporary, remove_stale, resolve};
