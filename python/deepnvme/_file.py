@@ -7,7 +7,7 @@ import io
 import os
 import warnings
 import weakref
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, NoReturn, overload
 
 from deepnvme._deepnvme import StripeSet, _FileReader, _FileWriter
 from deepnvme._utils.arguments import WHOLE_MAX, whole
@@ -122,6 +122,11 @@ class _File(_BinaryFile):
         """Refuse: there is no raw file underneath."""
         msg = "detach"
         raise io.UnsupportedOperation(msg)
+
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:
+        """Refuse: a copy would share the open file, and close it."""
+        msg = f"a {type(self).__name__} is neither copied nor pickled; open the file a second time"
+        raise TypeError(msg)
 
     def _check_open(self) -> None:
         if self._handle is None:

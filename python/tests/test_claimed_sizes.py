@@ -56,3 +56,27 @@ def test_memory_that_is_not_there_is_an_error(python: Callable[..., Any]) -> Non
         os._exit(0)
     os._exit(1)
     """)
+
+
+BATCH = """
+    import resource, sys, deepnvme
+    buffer = bytearray(600)
+    deepnvme.write(buffer, "a.bin")
+    deepnvme.read(buffer, "a.bin")
+    items = [("a.bin", 0, buffer)] * 200_000
+    size = int(open("/proc/self/statm").read().split()[0]) * 4096
+    resource.setrlimit(resource.RLIMIT_AS, (size + (20 << 20),) * 2)
+    for call in (deepnvme.read_batch, deepnvme.write_batch, deepnvme.start_read_batch, deepnvme.start_write_batch):
+        for given in (items, iter(items)):
+            try:
+                call(given)
+            except MemoryError as error:
+                assert "no memory for a batch" in str(error), error
+            else:
+                raise SystemExit("a batch for which there is no memory was taken")
+    assert deepnvme.read(buffer, "a.bin") == 600
+"""
+
+
+def test_a_batch_for_which_there_is_no_memory_is_an_exception(python: Callable[..., Any]) -> None:
+    python(BATCH)

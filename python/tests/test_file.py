@@ -1,9 +1,13 @@
 """``deepnvme.open``: a binary file like any other."""
 
+import copy
 import gc
 import io
 import os
+import pickle
 import random
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -266,3 +270,49 @@ def test_an_engine_can_be_given(path: Path, random_bytes: RandomBytes) -> None:
         assert (stats.bytes_written, stats.bytes_read >= 6_000_000) == (6_000_000, True)
     with pytest.raises(deepnvme.errors.ClosedError):
         deepnvme.open(path, engine=engine)
+
+
+def test_threads_that_share_a_reader_get_each_byte_once(tmp_path: Path) -> None:
+    blocks = 1024
+    path = tmp_path / "blocks"
+    path.write_bytes(b"".join(block.to_bytes(8, "little") * 512 for block in range(blocks)))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for way in ("read", "readinto") * 5:
+            found: list[int] = []
+            with deepnvme.open(path) as file:
+
+                def work(file: Any = file, found: list[int] = found, way: str = way) -> None:
+                    buffer = bytearray(4096)
+                    while True:
+                        if way == "read":
+                            data = file.read(4096)
+                        else:
+                            data = buffer[: file.readinto(buffer)]
+                        if not data:
+                            return
+                        found.append(int.from_bytes(data[:8], "little"))
+
+                threads = [threading.Thread(target=work) for _ in range(6)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+            assert sorted(found) == list(range(blocks))
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_files_are_not_copied(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    writer = deepnvme.open(path, "wb")
+    writer.write(b"abc")
+    for refuse in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="neither copied nor pickled"):
+            refuse(writer)
+    writer.close()
+    with deepnvme.open(path) as reader:
+        with pytest.raises(TypeError, match="neither copied nor pickled"):
+            copy.copy(reader)
+        assert reader.read() == b"abc"

@@ -264,3 +264,21 @@ def test_what_is_asked_in_full_and_what_at_a_glance_agree(kind: str, path: Path)
     target = torch.zeros_like(tensor.detach())
     assert deepnvme.read(target, path) == tensor.nbytes
     assert torch.equal(target, tensor)
+
+
+def test_autograd_notices_that_a_tensor_was_read_into(values: Callable[..., Any], path: Path) -> None:
+    deepnvme.write(values((64,)), path)
+    reads: dict[str, Callable[[Any], object]] = {
+        "read": lambda tensor: deepnvme.read(tensor, path),
+        "start_read": lambda tensor: deepnvme.start_read(tensor, path).wait(),
+        "read_batch": lambda tensor: deepnvme.read_batch([(path, 0, tensor), (path, 0, bytearray(8))]),
+        "readinto": lambda tensor: deepnvme.open(path).readinto(tensor),
+    }
+    for name, read in reads.items():
+        x, weight = torch.ones(64), torch.nn.Parameter(torch.ones(64))
+        loss = (x * weight).sum()
+        before = x._version
+        read(x)
+        assert x._version > before, name
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()

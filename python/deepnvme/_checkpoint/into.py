@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -15,6 +15,7 @@ from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from deepnvme._checkpoint.reading import Listed, Request
+    from deepnvme._deepnvme import _CheckpointReader
 
 # Tensors that cannot be filled directly go through memory of that size, one group after the other.
 _GROUP_BYTES = 64 << 20
@@ -29,15 +30,36 @@ def fill(request: Request, into: Mapping[str, Any], cast: bool) -> Mapping[str, 
     return into
 
 
+class _Plan(NamedTuple):
+    """What one file fills."""
+
+    reader: _CheckpointReader
+    direct: list[Any]
+    """Tensors that are read into."""
+    copied: list[tuple[torch.Tensor, Any]]
+    """Tensors that are copied into."""
+
+
 def _fill(request: Request, files: list[Listed], targets: dict[str, torch.Tensor], cast: bool) -> None:
+    # All files are compared with all tensors before the first byte changes.
+    for plan in _plan(request, files, targets, cast):
+        if plan.direct:
+            plan.reader.start(plan.direct).finish(request.verify, request.tell)
+        _copy(request, plan.reader, plan.copied, plan.reader.storages())
+
+
+def _plan(
+    request: Request, files: list[Listed], targets: dict[str, torch.Tensor], cast: bool
+) -> list[_Plan]:
+    """Find the place of each tensor in the files, and refuse what does not fit."""
+    plans = []
     # The file names a tensor of a flat state dict as its key, also where that has dots.
     missing = set(targets)
     for file in files:
         names = file.names
         reader = request.open(file, exact=True)
         storages = reader.storages()
-        direct: list[Any] = []
-        copied: list[tuple[torch.Tensor, Any]] = []
+        plan = _Plan(reader, [], [])
         tensors = reader.tensors()
         signs = {number: (is_conj, is_neg) for number, is_conj, is_neg in reader.signs()}
         met: set[str] = set()
@@ -56,22 +78,26 @@ def _fill(request: Request, files: list[Listed], targets: dict[str, torch.Tensor
             described = (dtype, shape, strides, offset, index, signs.get(number))
             if _is_direct(target, described, storages[index][1]):
                 if target.numel():
-                    direct.append(((storages[index][3], target.nbytes, [(index, 0)]), target.detach()))
+                    plan.direct.append(((storages[index][3], target.nbytes, [(index, 0)]), target.detach()))
             else:
-                copied.append((target, described))
-        if direct:
-            reader.start(direct).finish(request.verify, request.tell)
-        _copy(request, reader, copied, storages)
+                plan.copied.append((target, described))
+        plans.append(plan)
     if missing:
         shown = ", ".join(sorted(missing)[:5])
         msg = f"{request.name}: the file does not have {shown}; leave them out of into, or check the names"
         raise KeyError(msg)
+    return plans
 
 
 def _targets(request: Request, into: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Give the tensors by name; no two may have one name."""
     found = list(tensors_of(into))
     targets = dict(found)
+    if not targets and into:
+        msg = f"{request.name}: into has no tensor to fill"
+        raise InvalidArgumentError(msg)
+    for name, target in targets.items():
+        _check_kind(f"{request.name}: {name}", target)
     if len(targets) < len(found):
         counts = Counter(name for name, _ in found)
         twice = next(name for name, count in counts.items() if count > 1)
@@ -79,6 +105,22 @@ def _targets(request: Request, into: Mapping[str, Any]) -> dict[str, torch.Tenso
         msg = f"{request.name}: into has {' and '.join(ways)}, which a file both calls {twice!r}; fill them one by one"
         raise InvalidArgumentError(msg)
     return targets
+
+
+def _check_kind(what: str, target: torch.Tensor) -> None:
+    """Refuse a tensor that has no memory of its own for each element."""
+    if target.is_meta:
+        kind, remedy = "is on the meta device", "give it memory first, with module.to_empty(device=...)"
+    elif target.layout is not torch.strided or target.is_nested:
+        kind, remedy = "is not a dense tensor", "load the file without into, and assign the tensor"
+    elif target.is_quantized:
+        kind, remedy = "is quantised", "load the file without into, and assign the tensor"
+    elif any(size > 1 and stride == 0 for size, stride in zip(target.shape, target.stride(), strict=True)):
+        kind, remedy = "has elements that share their memory (expand)", "fill a tensor of its own, and expand that"
+    else:
+        return
+    msg = f"{what} {kind} in into, and cannot be filled; {remedy}"
+    raise InvalidArgumentError(msg)
 
 
 def _check(what: str, target: torch.Tensor, dtype: torch.dtype, shape: list[int], cast: bool) -> None:

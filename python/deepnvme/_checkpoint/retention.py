@@ -7,6 +7,7 @@ processes does which step, and what users are told.
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import os
 import secrets
 import socket
@@ -77,7 +78,18 @@ class Retained:
     def _read(self) -> str:
         # Also where the leader's folder is not this one: parts go there.
         self._history.make()
-        return self._history.read() if self._team.is_leader else ""
+        return self._read_manifest() if self._team.is_leader else ""
+
+    def _read_manifest(self) -> str:
+        text = self._history.read()
+        if self._history.missing:
+            names = ", ".join(name for _, name in self._history.missing)
+            self._say(
+                names,
+                f"{self.folder}: the manifest lists {names}, and no such file is there; bring it back before the next "
+                "save, which takes it off the list",
+            )
+        return text
 
     def _take_over(self, text: str) -> None:
         """Have what the leader lists, with the paths that this process has for the files."""
@@ -90,7 +102,7 @@ class Retained:
         if not self._team.is_alone:
             return False
         before = self.entries
-        self.entries = manifest.entries_of(self.folder, self._history.read())
+        self.entries = manifest.entries_of(self.folder, self._read_manifest())
         return self.entries != before
 
     def follow(self) -> None:
@@ -102,6 +114,11 @@ class Retained:
         """Give the checkpoint of a step, or the newest."""
         step = None if step is None else whole(step, "step")
         found = [entry for entry in self.entries if step is None or entry.step == step]
+        for missing, name in self._history.missing if not found else ():
+            if step in (None, missing):
+                path = self.folder / name
+                text = f"{path}: the manifest lists step {missing}, and this file is not there"
+                raise NotFoundError(errno.ENOENT, f"{text}; bring it back, or restore another step", str(path))
         if not found:
             what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
             steps = ", ".join(str(entry.step) for entry in self.entries) or "none"
@@ -129,7 +146,7 @@ class Retained:
             return ""
         self._history.settle() if self._team.is_alone else None
         if self._team.is_leader:
-            self.entries = manifest.entries_of(self.folder, self._history.read())
+            self.entries = manifest.entries_of(self.folder, self._read_manifest())
         return self._history.text
 
     def begin_together(self, step: int) -> tuple[str, str, list[str]]:

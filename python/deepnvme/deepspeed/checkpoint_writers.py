@@ -75,7 +75,12 @@ class DecoupledCheckpointEngine(WriterCheckpointEngine):
             super().save(state_dict, path)
             return
         began = time.perf_counter()
-        self._files.save(state_dict, path)
+        try:
+            self._files.save(state_dict, path)
+        except BaseException:
+            # A checkpoint that lacks a file is never committed: `latest` goes on naming the one before.
+            self._uncommitted = None
+            raise
         self._files.afterwards(lambda: self._report(path, began))
 
     def load(self, path: str, map_location: Any = None) -> Any:  # type: ignore[override]
@@ -84,10 +89,12 @@ class DecoupledCheckpointEngine(WriterCheckpointEngine):
         return super().load(path, map_location)
 
     def commit(self, info: Any) -> bool:
-        """Wait for the files."""
-        del info
-        self._uncommitted = None
+        """Wait for the files of the checkpoint. One of which a file could not be saved is refused."""
+        waiting, self._uncommitted = self._uncommitted, None
         self._files.wait()
+        if waiting is None:
+            msg = f"checkpoint {getattr(info, 'tag', info)!r} is not committed: a file of it was not saved"
+            raise RuntimeError(msg)
         return True
 
     def is_decoupled(self) -> bool:

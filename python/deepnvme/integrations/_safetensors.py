@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._checkpoint.arena import Arenas
-from deepnvme._deepnvme import _CheckpointReader, read
+from deepnvme._deepnvme import _CheckpointReader
 
 if TYPE_CHECKING:
     import os
@@ -66,7 +66,7 @@ class TensorFile:
         _, dtype, shape, _, _, index = self._find(name)
         rows = torch.empty([max(0, stop - start), *shape[1:]], dtype=getattr(torch, dtype))
         if rows.numel():
-            read(rows, self._path, self._storages[index][3] + start * math.prod(shape[1:]) * rows.itemsize)
+            self._reader.read_range(index, start * math.prod(shape[1:]) * rows.itemsize, rows)
         return rows.to(self._device)
 
     def get_slice(self, name: str) -> TensorSlice:

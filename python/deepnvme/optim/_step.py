@@ -11,7 +11,7 @@ import torch
 
 from deepnvme._deepnvme import Kernel
 from deepnvme._utils.arguments import WHOLE_MAX, path_of, whole
-from deepnvme.errors import ClosedError, UnsupportedError
+from deepnvme.errors import ClosedError, Error, UnsupportedError
 from deepnvme.optim._formats import FORMATS, FP32, Kind
 from deepnvme.optim._gradients import SwappedGradient, in_order
 from deepnvme.optim._progress import ROUNDS, Progress
@@ -225,7 +225,8 @@ class KernelSteps(torch.optim.Optimizer):
         except (UnsupportedError, ClosedError):
             # No disk has failed: a gradient is there no more, or in part, or the state is gone. No other try finds it.
             raise
-        except OSError as error:
+        except Error as error:
+            # Not any OSError: a handler of a signal may raise one.
             raise progress.stopped(error) from error
         finally:
             if is_done or progress.is_untouched:
@@ -411,9 +412,15 @@ class KernelSteps(torch.optim.Optimizer):
 
         State beside short parameters stays fp32, where torch would round it to the type of the parameter.
         """
+        was_half_loaded, state_before = self._is_half_loaded, self.state
         # Until all of it has come: what is half of one state and half of another is nothing to go on with.
         self._is_half_loaded = True
-        super().load_state_dict(state_dict)
+        try:
+            super().load_state_dict(state_dict)
+        except BaseException:
+            # torch replaces the state at once, after it has checked everything: what it refused has changed nothing.
+            self._is_half_loaded = was_half_loaded or self.state is not state_before
+            raise
         self._progress = None
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
         ours = [param for group in self.param_groups for param in group["params"]]

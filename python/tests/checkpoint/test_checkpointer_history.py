@@ -496,3 +496,42 @@ def test_a_reader_sees_what_is_saved_after_it_was_made(tmp_path: Path) -> None:
             assert found.step == step
             assert reader.restore()["a"].eq(step).all()
             assert reader.restore(step)["a"].eq(step).all()
+
+
+def test_a_listed_checkpoint_that_is_away_is_said_and_stays_when_it_is_back(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    save_all(folder, 0, 1, 2, 3)
+    away = {step: folder / f"step-{step:08}.pt" for step in (2, 3)}
+    for step, path in away.items():
+        path.rename(tmp_path / str(step))
+    with pytest.warns(UserWarning, match=r"lists step-00000002\.pt, step-00000003\.pt, and no such file is there"):
+        checkpointer = deepnvme.Checkpointer(folder, keep=5)
+    assert [entry.step for entry in checkpointer.checkpoints] == [0, 1]
+    with pytest.raises(FileNotFoundError, match="the manifest lists step 2, and this file is not there") as caught:
+        checkpointer.restore(2)
+    assert caught.value.filename == str(away[2])
+    assert checkpointer.restore()["step"] == 1
+    checkpointer.save(4, state_of(4))
+    checkpointer.close()
+    # Forgotten, and not retired: files that come back are nobody's, and nobody removes them.
+    for step, path in away.items():
+        (tmp_path / str(step)).rename(path)
+    with pytest.warns(UserWarning, match="not in the manifest"), deepnvme.Checkpointer(folder, keep=2) as checkpointer:
+        checkpointer.save(5, state_of(5))
+        assert [entry.step for entry in checkpointer.checkpoints] == [4, 5]
+    for step, path in away.items():
+        assert_same(deepnvme.load(path, verify="full"), state_of(step))
+
+
+def test_one_that_is_back_before_the_next_save_counts(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    save_all(folder, 0, 1)
+    path = folder / "step-00000001.pt"
+    path.rename(tmp_path / "away")
+    with pytest.warns(UserWarning, match="bring it back"):
+        checkpointer = deepnvme.Checkpointer(folder, keep=None)
+    (tmp_path / "away").rename(path)
+    assert checkpointer.restore()["step"] == 1
+    checkpointer.save(2, state_of(2))
+    assert [entry.step for entry in checkpointer.checkpoints] == [0, 1, 2]
+    checkpointer.close()

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import deepnvme
+from deepnvme.errors import ChecksumError
+from deepnvme.integrations._safetensors import TensorFile
 
 from .states import DTYPES, assert_same_tensor, random
 
@@ -182,3 +184,29 @@ def test_empty_tensors_have_storages_of_their_own(tmp_path: Path, name: str) -> 
     loaded["a"].resize_(4).fill_(1)
     loaded["b"].resize_(4).fill_(2)
     assert loaded["a"].tolist() == [1] * 4
+
+
+def test_a_slice_is_of_the_file_that_was_opened(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    deepnvme.save({"w": torch.full((8, 4), 1.0), "b": torch.zeros(16)}, path)
+    with TensorFile(path) as file:
+        part = file.get_slice("w")
+        deepnvme.save({"a": torch.full((999,), 7.0), "w": torch.full((8, 4), 2.0)}, path)
+        assert torch.equal(part[2:6], torch.full((4, 4), 1.0))
+        assert torch.equal(part[3:4], file.get_tensor("w")[3:4])
+
+
+@pytest.mark.parametrize("rows", [slice(0, 1000), slice(999, 1000), slice(300, 1000)])
+def test_damage_is_noticed_in_a_slice(tmp_path: Path, rows: slice) -> None:
+    path = tmp_path / "m.safetensors"
+    weights = torch.randn(1000, 700)
+    deepnvme.save({"w": weights}, path)
+    with TensorFile(path) as file:
+        assert torch.equal(file.get_slice("w")[rows], weights[rows])
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with TensorFile(path) as file:
+        assert torch.equal(file.get_slice("w")[0:10], weights[0:10])
+        with pytest.raises(ChecksumError):
+            file.get_slice("w")[rows]

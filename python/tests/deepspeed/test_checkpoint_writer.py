@@ -105,6 +105,34 @@ mock = make(1, {"type": "mock", "show_statistics": True}, 1)
 mock.save_checkpoint(folder, tag="mock")
 assert [path.stat().st_size for path in (folder / "mock").glob("*.pt")] == [0, 0]
 
+# A checkpoint of which a file cannot be saved is never committed, and `latest` goes on naming the one before.
+first = make(1, {"decoupled": True}, 1)
+first.save_checkpoint(folder, tag="whole")
+train(first)
+assert (folder / "latest").read_text() == "whole"
+saver = first.checkpoint_engine
+def fail(state_dict, path, save=saver.save):
+    save({"no file has this": lambda: 1} if "optim" in path else state_dict, path)
+saver.save = fail
+try:
+    first.save_checkpoint(folder, tag="lacking")
+except Exception as error:
+    assert "lambda" in str(error) or "pickle" in str(error).lower(), error
+else:
+    raise SystemExit("a file that cannot be saved was taken for one that was")
+del saver.save
+assert saver.get_commit_info() is None
+try:
+    saver.commit(None)
+except RuntimeError as error:
+    assert "not committed" in str(error)
+else:
+    raise SystemExit("a checkpoint that lacks a file was committed")
+train(first)
+assert (folder / "latest").read_text() == "whole"
+saver.cleanup()
+assert (folder / "latest").read_text() == "whole"
+
 # A file in the format of before torch 1.6 is a pickle from end to end: it is refused, and the message says what to do.
 torch.save({"a": torch.ones(3)}, folder / "old.pt", _use_new_zipfile_serialization=False)
 try:

@@ -1,0 +1,72 @@
+"""``load(into=)``: all or nothing, and never a silent nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import deepnvme
+from deepnvme.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def saved(folder: Path, suffix: str, **options: Any) -> Path:
+    path = folder / f"model{suffix}"
+    deepnvme.save({"a": torch.ones(400), "b": torch.full((400,), 2.0)}, path, **options)
+    return path
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "meta": (lambda: torch.empty(400, device="meta"), "b is on the meta device"),
+    "sparse": (lambda: torch.ones(400).to_sparse(), "b is not a dense tensor"),
+    "quantised": (lambda: torch.quantize_per_tensor(torch.ones(400), 0.1, 0, torch.qint8), "b is quantised"),
+    "expanded": (lambda: torch.ones(1).expand(400), "b has elements that share their memory"),
+    "another shape": (lambda: torch.ones(7), r"b has the shape \[400\]"),
+}
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_target_that_cannot_be_filled_is_named_before_anything_changes(
+    tmp_path: Path, suffix: str, kind: str
+) -> None:
+    path = saved(tmp_path, suffix)
+    make, text = REFUSED[kind]
+    into = {"a": torch.zeros(400), "b": make()}
+    with pytest.raises(InvalidArgumentError, match=text) as caught:
+        deepnvme.load(path, into=into)
+    assert str(path) in str(caught.value)
+    assert not into["a"].any()
+
+
+@pytest.mark.parametrize("options", [{}, {"max_shard_bytes": 2000}], ids=["one file", "shards"])
+def test_a_name_or_a_shape_that_does_not_fit_changes_nothing(tmp_path: Path, options: dict[str, Any]) -> None:
+    path = saved(tmp_path, ".safetensors", **options)
+    into = {"a": torch.zeros(400), "typo": torch.zeros(400)}
+    with pytest.raises(KeyError, match="typo"):
+        deepnvme.load(path, into=into)
+    with pytest.raises(InvalidArgumentError, match="shape"):
+        deepnvme.load(path, into={"a": into["a"], "b": torch.zeros(3)})
+    assert not into["a"].any()
+
+
+def test_nothing_to_fill_is_an_error(tmp_path: Path) -> None:
+    path = saved(tmp_path, ".safetensors")
+    with pytest.raises(InvalidArgumentError, match=r"model\.safetensors: into has no tensor to fill"):
+        deepnvme.load(path, into={"a": "typo", "b": None})
+    assert deepnvme.load(path, into={}) == {}
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_autograd_notices_that_weights_were_loaded(tmp_path: Path, suffix: str) -> None:
+    path = saved(tmp_path, suffix)
+    weight = torch.nn.Parameter(torch.full((400,), 3.0))
+    loss = (weight * weight).sum()
+    deepnvme.load(path, into={"a": weight})
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
