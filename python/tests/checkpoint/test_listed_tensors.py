@@ -110,7 +110,7 @@ def packed(tmp_path: Path, *options: str) -> Path:
     source.mkdir()
     state = {name: value.bfloat16() for name, value in layers(PACKED_WIDTH).state_dict().items()}
     deepnvme.save(state, source / "model.safetensors")
-    assert _command(["pack", str(source), str(target), *options]) == 0
+    assert _command(["pack", str(source), str(target), "--dtype", "lossless", *options]) == 0
     return target
 
 
