@@ -44,30 +44,30 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod arrival;
-mod cells;
-mod crew;
+mod access_predictor;
+mod compressed_cache;
+mod decode;
+mod decode_pool;
+mod decode_task;
+mod encoded_tensor;
 mod error;
-mod flight;
-mod forecast;
-mod gather;
+mod fetch;
+mod inline_decoder;
+mod layer_group;
 pub mod pack;
-mod picker;
 mod residency;
-mod source;
-mod stash;
+mod slot_memory;
+mod sparse_row_cache;
 mod stats;
-mod stored;
 mod streamer;
 mod sync;
-mod task;
-mod unit;
+mod weight_file;
 
+pub use compressed_cache::stash_bytes_wanted;
+pub use encoded_tensor::{Form, Stored};
 pub use error::{Error, Result};
-pub use picker::{Part, Picker, Places, Stretch};
-pub use source::Source;
-pub use stash::stash_bytes_wanted;
+pub use layer_group::{Arrival, CONVERSION_BYTES_MAX, Conversion, Piece, SlotClass, Unit};
+pub use sparse_row_cache::{Part, Picker, Places, Stretch};
 pub use stats::StreamStats;
-pub use stored::{Form, Stored};
 pub use streamer::Streamer;
-pub use unit::{Arrival, CONVERSION_BYTES_MAX, Conversion, Piece, SlotClass, Unit};
+pub use weight_file::Source;

@@ -10,7 +10,7 @@
 
 use std::cmp::Reverse;
 
-use crate::forecast::Forecast;
+use crate::access_predictor::Forecast;
 
 /// How a class of units is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -253,8 +253,8 @@ impl Residency {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cells::overlaps;
-    use crate::unit::{SlotClass, layout};
+    use crate::layer_group::{SlotClass, layout};
+    use crate::slot_memory::overlaps;
 
     fn one_class(units: usize, slots: usize, ahead: usize) -> Residency {
         Residency::new(vec![0; units], vec![Class { slots, ahead }], vec![vec![]; slots])

@@ -7,16 +7,16 @@ use std::time::Duration;
 use deepnvme_io::mem::{Device, RegionMut, StreamHandle};
 use deepnvme_io::{Engine, ReadItem, Refused};
 
-use crate::cells::{Cells, overlaps};
-use crate::crew::{Crew, Job};
+use crate::compressed_cache::{Berths, Stash};
+use crate::decode_pool::{Crew, Job};
 use crate::error::{Error, Result};
-use crate::flight::{Arrived, Flight, Waiting, whole};
+use crate::fetch::{Arrived, Flight, Waiting, whole};
+use crate::layer_group::{self, SlotClass, Unit};
 use crate::residency::{Call, Residency};
-use crate::source::Source;
-use crate::stash::{Berths, Stash};
+use crate::slot_memory::{Cells, overlaps};
 use crate::stats::{Busy, StreamStats};
 use crate::sync::{Instant, Mutex, MutexGuard};
-use crate::unit::{self, SlotClass, Unit};
+use crate::weight_file::Source;
 
 /// Who waits without a limit looks again after this.
 const LOOK_AGAIN: Duration = Duration::from_secs(3600);
@@ -69,12 +69,12 @@ impl Streamer {
         if !arena.is_contiguous() {
             return Err(Error::Plan("the memory for slots is not contiguous".into()));
         }
-        unit::check(&units, classes, sources.len(), arena.len())?;
+        layer_group::check(&units, classes, sources.len(), arena.len())?;
         if arena.device() != Device::Host && classes.iter().any(|class| class.shares) {
             // A slot made of others would have to wait for several streams.
             return Err(Error::Plan("slots share memory on the host only".into()));
         }
-        let places = unit::layout(classes);
+        let places = layer_group::layout(classes);
         let memory = Cells::new(arena, &places);
         let class_of = units.iter().map(|unit| unit.class).collect();
         let residency = Residency::new(class_of, classes.iter().map(Into::into).collect(), overlaps(&places));

@@ -10,12 +10,12 @@ use deepnvme_io::mem::Buffer;
 use deepnvme_io::{Access, DirectMode, Engine, Error as IoError, ErrorKind, TensorFile, WriteOptions, fs};
 use rustix::io::Errno;
 
-use crate::error::{Error, Result};
-use crate::files::Located;
 #[cfg(doc)]
-use crate::lend::Lend;
+use crate::borrowed::Lend;
+use crate::error::{Error, Result};
 use crate::residency::Mode;
 use crate::store::Home;
+use crate::swap_files::Located;
 use crate::swapper::{Look, Swapper};
 
 /// Bytes that pass through memory at once where the kernel does not copy.

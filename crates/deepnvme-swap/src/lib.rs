@@ -43,30 +43,30 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod desk;
+mod borrowed;
+mod checksums;
+mod deadlock;
+mod disk_space;
 mod error;
 mod export;
-mod extents;
-mod files;
-mod lend;
+mod extent_allocator;
+mod io_scheduler;
+mod item_table;
 #[cfg(all(test, loom))]
 mod loom_tests;
-mod order;
-mod parts;
-mod places;
+mod next_use;
+mod partial_io;
 mod residency;
-mod room;
+mod slot_allocator;
 mod stats;
 mod store;
-mod sums;
+mod swap_files;
 mod swapper;
 mod sync;
-mod traffic;
-mod waits;
 
+pub use borrowed::Lend;
 pub use error::{Error, Result};
 pub use export::Copied;
-pub use files::{Located, NAME_PREFIX};
-pub use lend::Lend;
 pub use stats::SwapStats;
+pub use swap_files::{Located, NAME_PREFIX};
 pub use swapper::{Look, Options, Swapper};

@@ -5,9 +5,9 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 
-use crate::desk::{Desk, Refusal};
-use crate::places::Id;
+use crate::item_table::{Desk, Refusal};
 use crate::residency::{Action, Bounds, Mode, Residency};
+use crate::slot_allocator::Id;
 
 /// How often a thread may be interrupted in the largest model.
 const PREEMPTIONS_MAX: usize = 2;

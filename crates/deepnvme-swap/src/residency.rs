@@ -17,8 +17,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
-use crate::order::Order;
-use crate::places::{Id, Places};
+use crate::next_use::Order;
+use crate::slot_allocator::{Id, Places};
 
 /// Items that are looked at ahead.
 const AHEAD_ITEMS_MAX: usize = 256;

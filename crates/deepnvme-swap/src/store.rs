@@ -7,9 +7,9 @@ use std::sync::Arc;
 use deepnvme_io::{Error as IoError, TensorFile};
 
 use crate::error::Result;
-use crate::extents::{Extent, Extents};
-use crate::files::{Files, Located};
-use crate::places::Id;
+use crate::extent_allocator::{Extent, Extents};
+use crate::slot_allocator::Id;
+use crate::swap_files::{Files, Located};
 
 /// Bytes behind the end that are kept for items to come.
 const SPARE_BYTES: u64 = 64 << 20;

@@ -6,20 +6,20 @@ use std::sync::Arc;
 use deepnvme_io::mem::{Arena, Region};
 use deepnvme_io::{Engine, Error as IoError, Target};
 
-use crate::desk::{Desk, Refusal};
+use crate::borrowed::{Lend, this_thread};
+use crate::deadlock::On;
+use crate::disk_space::Room;
 use crate::error::{Error, Result};
-use crate::extents::Extent;
-use crate::files::Files;
-use crate::lend::{Lend, this_thread};
-use crate::order::Order;
-use crate::places::Id;
+use crate::extent_allocator::Extent;
+use crate::io_scheduler::Shared;
+use crate::item_table::{Desk, Refusal};
+use crate::next_use::Order;
 use crate::residency::{Bounds, Mode, Residency, Whereabouts};
-use crate::room::Room;
+use crate::slot_allocator::Id;
 use crate::stats::SwapStats;
 use crate::store::{Home, Stored};
+use crate::swap_files::Files;
 use crate::sync::outer::thread::{self, JoinHandle};
-use crate::traffic::Shared;
-use crate::waits::On;
 use deepnvme_io::start_thread;
 
 /// Most that is read ahead, or kept ready for that, where nobody says otherwise and items are small.

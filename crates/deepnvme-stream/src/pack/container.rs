@@ -9,9 +9,9 @@ use deepnvme_codec::quant::{Code, Scheme};
 use deepnvme_format::{DIMS_MAX, Dtype, Error, Result, safetensors};
 use serde::{Deserialize, Serialize};
 
-use super::recipe::{Recipe, SCALES, dtype, float};
-use crate::stored::{Form, Stored};
-use crate::unit::{Arrival, CONVERSION_BYTES_MAX};
+use super::encoding::{Recipe, SCALES, dtype, float};
+use crate::encoded_tensor::{Form, Stored};
+use crate::layer_group::{Arrival, CONVERSION_BYTES_MAX};
 
 /// The name of the text in a safetensors header.
 pub const METADATA_KEY: &str = "deepnvme.packed";

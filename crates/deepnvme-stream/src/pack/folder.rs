@@ -14,8 +14,8 @@ use deepnvme_io::stripe::{MANIFEST_SUFFIX, STRIPE_BYTES_DEFAULT};
 use deepnvme_io::{Error as IoError, ErrorKind, StripeSet, Target};
 use serde::Serialize;
 
-use super::recipe::{Mode, dtype};
-use super::source::Model;
+use super::encoding::{Mode, dtype};
+use super::model::Model;
 
 /// Other files of a model are no larger.
 const OTHER_BYTES_MAX: u64 = 256 << 20;

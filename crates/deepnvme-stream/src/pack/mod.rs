@@ -23,21 +23,21 @@ use deepnvme_io::{Engine, Error as IoError};
 use serde::Serialize;
 
 mod container;
+mod encoding;
+mod estimate;
 mod folder;
+mod model;
 mod order;
-mod recipe;
 mod sample;
-mod source;
-mod survey;
 mod write;
 
 pub use container::{METADATA_KEY, PackedTensor, tensors};
+pub use encoding::Mode;
+pub use estimate::{Forecast, Share};
 pub use folder::LeftOut;
-pub use recipe::Mode;
-pub use survey::{Forecast, Share};
 
 use folder::NewFolder;
-use source::Model;
+use model::Model;
 
 /// The name of a file that has tensors in another form.
 pub const PACKED_NAME: &str = "packed.safetensors";
@@ -74,7 +74,7 @@ pub struct Packed {
 pub struct Packer {
     engine: Arc<Engine>,
     model: Model,
-    plan: survey::Plan,
+    plan: estimate::Plan,
     /// The model's folder, if it was named by that.
     folder: Option<PathBuf>,
     target: PathBuf,
@@ -92,8 +92,8 @@ impl Packer {
         let kind = fs::stat(source).map(|stat| stat.kind);
         let kind = kind.map_err(|errno| IoError::os("open", errno).at_path(source))?;
         let model = Model::open(engine, source)?;
-        let speeds = survey::speeds(engine, &model, target, &options.disks)?;
-        let plan = survey::plan(engine, &model, options.mode, &speeds)?;
+        let speeds = estimate::speeds(engine, &model, target, &options.disks)?;
+        let plan = estimate::plan(engine, &model, options.mode, &speeds)?;
         let folder = (kind == Kind::Folder).then(|| source.to_path_buf());
         Ok(Self { engine: Arc::clone(engine), model, plan, folder, target: target.to_path_buf(), options })
     }

@@ -6,11 +6,11 @@ use std::time::Duration;
 use deepnvme_checkpoint::Result;
 use deepnvme_io::Engine;
 
-use super::recipe::{Recipe, dtype, float};
-use super::source::{Entry, Model};
-use crate::arrival::{Workspace, convert};
+use super::encoding::{Recipe, dtype, float};
+use super::model::{Entry, Model};
+use crate::decode::{Workspace, convert};
+use crate::layer_group::Conversion;
 use crate::sync::{Instant, thread};
-use crate::unit::Conversion;
 use deepnvme_io::start_thread;
 
 /// Tensors whose names differ in numbers only are alike; so many of them are looked at.

@@ -16,9 +16,9 @@ use deepnvme_io::{Access, Durability, Engine, OpenOptions, Target, TensorFile, W
 use serde::Serialize;
 
 use super::container::{self, Encoded};
+use super::encoding::{Recipe, dtype};
+use super::model::{Entry, Model, Reading, refused};
 use super::order::{Member, Order, order};
-use super::recipe::{Recipe, dtype};
-use super::source::{Entry, Model, Reading, refused};
 
 use crate::sync::{AtomicUsize, thread};
 use deepnvme_io::start_thread;

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::places::Id;
+use crate::slot_allocator::Id;
 
 /// A thread's number.
 pub(crate) type Who = u64;

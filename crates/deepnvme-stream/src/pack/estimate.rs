@@ -10,11 +10,11 @@ use deepnvme_io::stripe::STRIPE_BYTES_DEFAULT;
 use deepnvme_io::{Durability, Engine, Error as IoError, StripeSet, Target, WriteOptions, fs};
 use serde::Serialize;
 
-use super::recipe::{Mode, Recipe, float};
+use super::encoding::{Mode, Recipe, float};
+use super::model::{Entry, Model};
 use super::sample::Sample;
-use super::source::{Entry, Model};
 use super::write;
-use crate::crew;
+use crate::decode_pool;
 use crate::sync::Instant;
 
 /// What has fewer bytes is kept as it is: it would be a conversion of its own.
@@ -121,7 +121,7 @@ pub(super) fn speeds(engine: &Engine, model: &Model, target: &Path, disks: &[Pat
         finish(&mut on_their_way)?;
     }
     let disk = bytes as f64 / began.elapsed().as_secs_f64().max(1e-9);
-    Ok(Speeds { disk, threads: crew::hands() })
+    Ok(Speeds { disk, threads: decode_pool::hands() })
 }
 
 fn finish(reads: &mut VecDeque<deepnvme_io::Pending<deepnvme_io::mem::RegionMut>>) -> Result<Option<Buffer>> {

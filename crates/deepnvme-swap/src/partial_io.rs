@@ -5,8 +5,8 @@ use std::ops::Range;
 use deepnvme_io::mem::{Region, RegionMut};
 use deepnvme_io::{ReadItem, WriteItem, WriteOptions};
 
+use crate::borrowed::Lend;
 use crate::error::{Error, Result};
-use crate::lend::Lend;
 use crate::store::{Piece, Stored};
 
 /// Bytes that are copied at once.

@@ -14,13 +14,13 @@ use deepnvme_io::mem::{Arena, Region, RegionMut};
 use deepnvme_io::{Engine, Error as IoError, Pending, ReadItem, WriteItem, WriteOptions};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
-use crate::desk::Desk;
+use crate::checksums;
+use crate::disk_space::Room;
 use crate::error::{Error, Result};
-use crate::places::Id;
+use crate::item_table::Desk;
 use crate::residency::Action;
-use crate::room::Room;
+use crate::slot_allocator::Id;
 use crate::store::{Store, Stored};
-use crate::sums;
 use crate::sync::outer::{Mutex, MutexGuard};
 use crate::sync::wait_for_wake;
 
@@ -184,7 +184,7 @@ impl Shared {
             self.engine.read_batch(pieces.into_iter().map(item).collect()).map(Either::Read)
         } else {
             if self.has_sums {
-                let sums = sums::sums_of(&self.arena.region(start..start + stored.bytes));
+                let sums = checksums::sums_of(&self.arena.region(start..start + stored.bytes));
                 self.store().set_sums(id, sums);
             }
             let item = |(file, offset, from, len): (_, _, usize, usize)| {
@@ -240,7 +240,7 @@ impl Shared {
 
     /// What is wrong with bytes that have come, if anything is.
     fn damage(&self, stored: &Stored, region: &Region) -> Option<Error> {
-        let (at, expected, found) = sums::first_difference(region, stored.sums.as_ref()?)?;
+        let (at, expected, found) = checksums::first_difference(region, stored.sums.as_ref()?)?;
         let place = self.store().pieces(stored, at..at + 1, false).into_iter().next();
         let (path, offset) =
             place.map_or((PathBuf::new(), 0), |(file, offset, ..)| (file.path().to_path_buf(), offset));

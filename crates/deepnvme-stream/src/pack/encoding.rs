@@ -7,7 +7,7 @@ use deepnvme_codec::quant::{Code, Scheme, quantise};
 use deepnvme_codec::{Float, Result, cast};
 use deepnvme_format::Dtype;
 
-use crate::unit::{Arrival, CONVERSION_BYTES_MAX};
+use crate::layer_group::{Arrival, CONVERSION_BYTES_MAX};
 
 /// Decoded bytes of a part, about: who wants one row of an embedding reads that much, and a layer is cut there so that
 /// several processors work on it.

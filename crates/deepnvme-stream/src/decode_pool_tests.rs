@@ -10,10 +10,10 @@ use deepnvme_io::{BackendFactory, Config, Engine};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 
 use super::{BUFFERS_BYTES, Crew, Job, lock};
-use crate::source::Source;
-use crate::stash::Stash;
-use crate::task::{Done, Task};
-use crate::unit::{Arrival, Conversion};
+use crate::compressed_cache::Stash;
+use crate::decode_task::{Done, Task};
+use crate::layer_group::{Arrival, Conversion};
+use crate::weight_file::Source;
 
 const JOB_BYTES: usize = 1 << 20;
 const FAR: Duration = Duration::from_secs(600);

@@ -6,12 +6,12 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::places::Id;
+use crate::deadlock::{On, Waits, Who};
 use crate::residency::{Action, Mode, Residency, Take};
+use crate::slot_allocator::Id;
 use crate::stats::SwapStats;
 use crate::sync::outer::Instant;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
-use crate::waits::{On, Waits, Who};
 
 /// How often somebody who waits may look for a reason to stop.
 const SLICE: Duration = Duration::from_millis(50);

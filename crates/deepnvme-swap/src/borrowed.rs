@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use deepnvme_io::mem::{Region, RegionMut};
 
-use crate::places::Id;
+use crate::deadlock::Who;
+use crate::io_scheduler::Shared;
 use crate::residency::Mode;
-use crate::traffic::Shared;
-use crate::waits::Who;
+use crate::slot_allocator::Id;
 
 /// The calling thread's number.
 pub(crate) fn this_thread() -> Who {

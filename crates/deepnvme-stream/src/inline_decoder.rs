@@ -6,11 +6,11 @@ use std::time::Duration;
 use deepnvme_io::mem::{Buffer, RegionMut, Reserved};
 use deepnvme_io::{Engine, Error as IoError, Pending, ReadItem};
 
-use crate::arrival::{Workspace, convert};
+use crate::decode::{Workspace, convert};
 use crate::error::{Error, Result};
-use crate::source::Source;
+use crate::layer_group::{BLOCK_BYTES, Conversion};
 use crate::sync::Instant;
-use crate::unit::{BLOCK_BYTES, Conversion};
+use crate::weight_file::Source;
 
 /// Bytes that are on their way while those before them are converted.
 const WAVE_BYTES: usize = 16 << 20;

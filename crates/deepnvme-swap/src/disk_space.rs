@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use deepnvme_io::{Access, DirectMode, Error as IoError, ErrorKind, OpenOptions, Target, TensorFile, fs};
 
-use crate::extents::Extent;
-use crate::files::Files;
-use crate::places::Id;
+use crate::extent_allocator::Extent;
+use crate::slot_allocator::Id;
 use crate::store::{Home, Store};
+use crate::swap_files::Files;
 use crate::sync::outer::{Mutex, MutexGuard};
 use crate::sync::recover;
 

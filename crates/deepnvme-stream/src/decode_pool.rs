@@ -14,12 +14,12 @@ use std::time::Duration;
 use deepnvme_io::mem::{Buffer, Device, RegionMut};
 use deepnvme_io::{Engine, GpuAccess, Pending, Refused, TensorFile};
 
-use crate::arrival::{Workspace, convert};
+use crate::compressed_cache::Stash;
+use crate::decode::{Workspace, convert};
+use crate::decode_task::{Done, Task};
 use crate::error::{Error, Result};
-use crate::stash::Stash;
+use crate::layer_group::{BLOCK_BYTES, Conversion};
 use crate::sync::{Condvar, Instant, JoinHandle, Mutex, MutexGuard, thread};
-use crate::task::{Done, Task};
-use crate::unit::{BLOCK_BYTES, Conversion};
 use deepnvme_io::start_thread;
 
 /// More threads than this wait for the disk, whatever it is.
@@ -426,5 +426,5 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[cfg(test)]
-#[path = "crew_tests.rs"]
+#[path = "decode_pool_tests.rs"]
 mod tests;

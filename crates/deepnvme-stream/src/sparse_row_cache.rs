@@ -8,13 +8,13 @@ use deepnvme_codec::Float;
 use deepnvme_io::mem::Reserved;
 use deepnvme_io::{Engine, ReadItem};
 
+use crate::encoded_tensor::Stored;
 use crate::error::{Error, Result};
-use crate::gather::Gather;
-use crate::source::Source;
+use crate::inline_decoder::Gather;
+use crate::layer_group::Conversion;
 use crate::stats::StreamStats;
-use crate::stored::Stored;
 use crate::sync::{Instant, Mutex};
-use crate::unit::Conversion;
+use crate::weight_file::Source;
 
 /// Where in the files the items of one tensor lie.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -5,7 +5,7 @@ use std::ops::Range;
 use deepnvme_codec::Float;
 
 use crate::error::{Error, Result};
-use crate::unit::{Arrival, CONVERSION_BYTES_MAX, Conversion};
+use crate::layer_group::{Arrival, CONVERSION_BYTES_MAX, Conversion};
 
 /// Bytes of a conversion, on disk and in memory, where nothing asks for more: several processors work on a unit, and what is
 /// left to do when its last byte has come is little.

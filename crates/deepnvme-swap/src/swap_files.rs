@@ -13,7 +13,7 @@ use deepnvme_io::stream::{Temporary, remove_stale};
 use deepnvme_io::{Access, DirectMode, DirectState, Error as IoError, TensorFile};
 
 use crate::error::{Error, Result};
-use crate::extents::Extent;
+use crate::extent_allocator::Extent;
 
 /// What the names of swap files begin with.
 pub const NAME_PREFIX: &str = ".deepnvme-swap-";

@@ -6,10 +6,10 @@ use std::time::Duration;
 use deepnvme_io::Pending;
 use deepnvme_io::mem::RegionMut;
 
-use crate::crew::Crew;
+use crate::decode_pool::Crew;
+use crate::decode_task::{Converted, Task};
 use crate::error::Result;
 use crate::sync::Instant;
-use crate::task::{Converted, Task};
 
 /// What is waited for.
 #[derive(Clone, Debug)]

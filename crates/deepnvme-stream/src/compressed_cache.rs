@@ -7,7 +7,7 @@
 use deepnvme_io::mem::Buffer;
 
 use crate::error::Result;
-use crate::unit::{Conversion, Unit};
+use crate::layer_group::{Conversion, Unit};
 
 /// Which conversions have their bytes in a berth, and which one: of each unit, in the order of its conversions.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -126,7 +126,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::unit::Arrival;
+    use crate::layer_group::Arrival;
 
     fn conversion(offset: u64, bytes: usize, target_bytes: usize) -> Conversion {
         let arrival = Arrival::Unpacked;

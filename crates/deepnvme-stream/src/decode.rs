@@ -6,7 +6,7 @@ use deepnvme_codec::pack::{Block, Scratch};
 use deepnvme_codec::quant::Scheme;
 use deepnvme_codec::{Error, Float, Result, cast, quant};
 
-use crate::unit::{Arrival, Conversion};
+use crate::layer_group::{Arrival, Conversion};
 
 /// What is converted before it is handed over: it stays in the processor's second cache.
 const STEP_BYTES: usize = 256 << 10;
