@@ -91,7 +91,7 @@ mod _deepnvme {
     #[pymodule_export]
     use crate::streaming::{_packed_tensors, _picked_page_bytes, _stash_bytes_wanted, PyPicker, PyStored, PyStreamer};
     #[pymodule_export]
-    use crate::swap::{PyLend, PySwapper};
+    use crate::swap::{PyBorrowed, PySwapper};
     #[pymodule_export]
     use crate::timeline::Trace;
     #[pymodule_export]

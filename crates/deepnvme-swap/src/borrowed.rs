@@ -1,4 +1,4 @@
-//! An item while somebody has it.
+//! A borrowed item.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -6,16 +6,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use deepnvme_io::mem::{Region, RegionMut};
 
-use crate::deadlock::Who;
-use crate::io_scheduler::Shared;
-use crate::residency::Mode;
-use crate::slot_allocator::Id;
+use crate::deadlock::ThreadNumber;
+use crate::io_scheduler::IoScheduler;
+use crate::residency::BorrowMode;
+use crate::slot_allocator::ItemId;
 
 /// The calling thread's number.
-pub(crate) fn this_thread() -> Who {
+pub(crate) fn current_thread() -> ThreadNumber {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     thread_local! {
-        static NUMBER: Cell<Option<Who>> = const { Cell::new(None) };
+        static NUMBER: Cell<Option<ThreadNumber>> = const { Cell::new(None) };
     }
     NUMBER.with(|number| {
         let mine = number.get().unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed));
@@ -24,51 +24,57 @@ pub(crate) fn this_thread() -> Who {
     })
 }
 
-/// An item that stays where it is until this is dropped.
+/// An item that keeps its place until this is dropped.
 ///
-/// One that may be changed is changed in place: it is written back some time later, unless [`Lend::mark_clean`] says that
-/// nothing was changed. One that was lent to be filled replaces what was under its key with [`Lend::commit`] only: dropped
-/// without that, by an early return or a panic, it leaves nothing under the key.
+/// An exclusively borrowed item is changed in place and written back later, unless [`Borrowed::mark_clean`] is called.
+/// A created item replaces its predecessor only with [`Borrowed::commit`]. Dropped without a commit, by an early return
+/// or a panic, it leaves no item under the key.
 #[derive(Debug)]
-pub struct Lend {
-    shared: Arc<Shared>,
-    id: Id,
-    /// `None` where it is held on disk only.
-    at: Option<usize>,
+pub struct Borrowed {
+    scheduler: Arc<IoScheduler>,
+    id: ItemId,
+    /// `None` if it is borrowed on disk.
+    slot: Option<usize>,
     bytes: usize,
-    mode: Mode,
-    who: Who,
+    mode: BorrowMode,
+    thread: ThreadNumber,
     is_dirty: std::sync::atomic::AtomicBool,
-    /// Whether what was filled is complete.
+    /// Whether a created item is complete.
     is_committed: bool,
 }
 
-impl Lend {
-    pub(crate) fn new(shared: &Arc<Shared>, id: Id, place: (Option<usize>, usize), mode: Mode, who: Who) -> Self {
-        let (at, bytes) = place;
-        let is_dirty = matches!(mode, Mode::Exclusive | Mode::Fill).into();
-        Self { shared: Arc::clone(shared), id, at, bytes, mode, who, is_dirty, is_committed: false }
+impl Borrowed {
+    pub(crate) fn new(
+        scheduler: &Arc<IoScheduler>,
+        id: ItemId,
+        place: (Option<usize>, usize),
+        mode: BorrowMode,
+        thread: ThreadNumber,
+    ) -> Self {
+        let (slot, bytes) = place;
+        let is_dirty = matches!(mode, BorrowMode::Exclusive | BorrowMode::Create).into();
+        Self { scheduler: Arc::clone(scheduler), id, slot, bytes, mode, thread, is_dirty, is_committed: false }
     }
 
-    /// The item's number: another one for each item that is put under a key in another size, and never used again.
+    /// The item's id. An item that replaces another one of a different size has a new id; no id is reused.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Where in the arena its first byte is; `None` where it is not in memory.
+    /// The offset of its first byte in the arena; `None` if it is on disk.
     #[must_use]
     pub fn offset(&self) -> Option<usize> {
-        self.at
+        self.slot
     }
 
-    /// Its bytes.
+    /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether it has none.
+    /// Whether it has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
@@ -77,78 +83,78 @@ impl Lend {
     /// Whether it may be changed.
     #[must_use]
     pub fn is_exclusive(&self) -> bool {
-        self.mode.is_sole()
+        self.mode.is_exclusive()
     }
 
-    /// Its memory, to read. What is left of that after the lend shows bytes of others.
+    /// Its memory, to read. The view is invalid after the borrow ends: its memory is reused.
     ///
     /// # Panics
-    /// When it is not in memory.
+    /// If it is not in memory.
     #[must_use]
     pub fn region(&self) -> Region {
-        self.shared.arena.region(self.range())
+        self.scheduler.arena.region(self.range())
     }
 
     /// Its memory, to change.
     ///
     /// # Panics
-    /// When it is not in memory, or was lent to be read.
+    /// If it is not in memory, or is borrowed shared.
     #[must_use]
     pub fn target(&self) -> RegionMut {
-        assert!(self.is_exclusive(), "what is lent shared is not to be changed");
-        self.shared.arena.target(self.range())
+        assert!(self.is_exclusive(), "an item that is borrowed shared must not be changed");
+        self.scheduler.arena.target(self.range())
     }
 
-    /// It was not changed: nothing has to be written back for it.
+    /// Declares that it was not changed, so it need not be written back.
     pub fn mark_clean(&self) {
-        // Of what is put for the first time, there is nothing else.
-        self.is_dirty.store(self.mode == Mode::Fill, Ordering::Relaxed);
+        // A created item has no other copy.
+        self.is_dirty.store(self.mode == BorrowMode::Create, Ordering::Relaxed);
     }
 
-    /// It was changed: what the default is, unless it was lent to be read.
+    /// Declares that it was changed, which is the default for an exclusive borrow.
     pub fn mark_dirty(&self) {
         self.is_dirty.store(self.is_exclusive(), Ordering::Relaxed);
     }
 
-    /// What was to be filled is complete: it is the item from now on, and others may have it.
+    /// Completes a created item, so that others may borrow it.
     pub fn commit(mut self) {
         self.is_committed = true;
     }
 
-    /// As [`commit`](Self::commit), with words of the caller's that stay with the item.
+    /// As [`commit`](Self::commit), with a text that stays with the item.
     pub fn commit_as(self, label: &str) {
-        // Before anybody else can have the item.
-        self.shared.store().set_label(self.id, label);
+        // Before other threads can borrow the item.
+        self.scheduler.store().set_label(self.id, label);
         self.commit();
     }
 
-    /// What was said of the item when it was committed, adopted or imported.
+    /// The text given when the item was committed, attached or imported.
     #[must_use]
     pub fn label(&self) -> Arc<str> {
-        self.shared.store().get(self.id).map_or_else(|| Arc::from(""), |stored| Arc::clone(&stored.label))
+        self.scheduler.store().get(self.id).map_or_else(|| Arc::from(""), |stored| Arc::clone(&stored.label))
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
+    pub(crate) fn scheduler(&self) -> &Arc<IoScheduler> {
+        &self.scheduler
     }
 
-    #[expect(clippy::expect_used, reason = "what the caller owes")]
+    #[expect(clippy::expect_used, reason = "documented as a panic")]
     fn range(&self) -> std::ops::Range<usize> {
-        let at = self.at.expect("the item is not in memory");
-        at..at + self.bytes
+        let slot = self.slot.expect("the item is not in memory");
+        slot..slot + self.bytes
     }
 }
 
-impl Drop for Lend {
+impl Drop for Borrowed {
     fn drop(&mut self) {
-        // In a forked child the lock may be one that nobody will ever release.
-        if self.shared.pid == std::process::id() {
-            if self.mode == Mode::Fill && !self.is_committed {
-                self.shared.desk.lock().residency.forget(self.id);
+        // In a forked child, a lock may never be released.
+        if self.scheduler.pid == std::process::id() {
+            if self.mode == BorrowMode::Create && !self.is_committed {
+                self.scheduler.items.lock().residency.delete(self.id);
             }
             let is_dirty = self.is_dirty.load(Ordering::Relaxed);
-            self.shared.desk.give_back(self.id, self.mode, self.who, is_dirty);
-            self.shared.stir();
+            self.scheduler.items.end_borrow(self.id, self.mode, self.thread, is_dirty);
+            self.scheduler.pump_or_wake();
         }
     }
 }

@@ -1,28 +1,28 @@
-//! Checksums of what is on disk, cell by cell, so that damage has a place.
+//! A checksum for each chunk of an item on disk, so that damage can be located.
 
 use crc_fast::{CrcAlgorithm, checksum};
 use deepnvme_io::mem::Region;
 
-/// Bytes of a cell.
-pub(crate) const CELL_BYTES: usize = 4 << 20;
-/// Bytes that are copied and hashed while the processor's cache has them.
+/// Bytes per checksum.
+pub(crate) const CHUNK_BYTES: usize = 4 << 20;
+/// Bytes that are copied, then hashed while they are in the CPU cache.
 const STEP_BYTES: usize = 64 << 10;
 
-/// CRC-64/NVME of each cell of a region.
-pub(crate) fn sums_of(region: &Region) -> Vec<u64> {
+/// The CRC-64/NVME of each chunk of a region.
+pub(crate) fn checksums_of(region: &Region) -> Vec<u64> {
     let mut step = vec![0; STEP_BYTES.min(region.len())];
-    let cells = (0..region.len()).step_by(CELL_BYTES);
-    cells.map(|from| cell(region, from..(from + CELL_BYTES).min(region.len()), &mut step)).collect()
+    let chunks = (0..region.len()).step_by(CHUNK_BYTES);
+    chunks.map(|from| chunk_checksum(region, from..(from + CHUNK_BYTES).min(region.len()), &mut step)).collect()
 }
 
-/// The first cell whose sum is another one, where it begins, and its sum.
-pub(crate) fn first_difference(region: &Region, sums: &[u64]) -> Option<(usize, u64, u64)> {
-    let found = sums_of(region);
-    let index = found.iter().zip(sums).position(|(found, expected)| found != expected)?;
-    Some((index * CELL_BYTES, sums[index], found[index]))
+/// The first chunk whose checksum differs: its start, the expected checksum, and the one found.
+pub(crate) fn first_mismatch(region: &Region, checksums: &[u64]) -> Option<(usize, u64, u64)> {
+    let found = checksums_of(region);
+    let index = found.iter().zip(checksums).position(|(found, expected)| found != expected)?;
+    Some((index * CHUNK_BYTES, checksums[index], found[index]))
 }
 
-fn cell(region: &Region, range: std::ops::Range<usize>, step: &mut [u8]) -> u64 {
+fn chunk_checksum(region: &Region, range: std::ops::Range<usize>, step: &mut [u8]) -> u64 {
     let mut digest = crc_fast::Digest::new(CrcAlgorithm::Crc64Nvme);
     let mut at = range.start;
     if range.len() <= step.len() {
@@ -44,14 +44,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_changed_byte_is_found_in_its_cell() {
-        let mut bytes: Vec<u8> = (0..CELL_BYTES * 2 + 777).map(|index| (index * 7 % 251) as u8).collect();
-        let sums = sums_of(&Region::from_vec(bytes.clone()));
-        assert_eq!(sums.len(), 3);
-        assert_eq!(first_difference(&Region::from_vec(bytes.clone()), &sums), None);
+    fn a_changed_byte_is_found_in_its_chunk() {
+        let mut bytes: Vec<u8> = (0..CHUNK_BYTES * 2 + 777).map(|index| (index * 7 % 251) as u8).collect();
+        let checksums = checksums_of(&Region::from_vec(bytes.clone()));
+        assert_eq!(checksums.len(), 3);
+        assert_eq!(first_mismatch(&Region::from_vec(bytes.clone()), &checksums), None);
         *bytes.last_mut().unwrap() ^= 1;
-        let (at, expected, found) = first_difference(&Region::from_vec(bytes), &sums).unwrap();
-        assert!(at == 2 * CELL_BYTES && expected == sums[2] && found != expected);
-        assert!(sums_of(&Region::from_vec(Vec::new())).is_empty());
+        let (at, expected, found) = first_mismatch(&Region::from_vec(bytes), &checksums).unwrap();
+        assert!(at == 2 * CHUNK_BYTES && expected == checksums[2] && found != expected);
+        assert!(checksums_of(&Region::from_vec(Vec::new())).is_empty());
     }
 }

@@ -1,7 +1,7 @@
-//! Room on disk: who has which stretch of the swap files, and how much of them the file system has set aside.
+//! Disk space for items: allocates extents and resizes the swap files.
 //!
-//! Growing and cutting a file may take as long as the file system likes, so they have a lock of their own. The store is
-//! locked for moments only: nobody who wants an item in memory waits for a disk.
+//! Resizing a file may take long, so it has its own lock. The store is locked only briefly: threads that want an item
+//! in memory never wait for a disk.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,40 +9,41 @@ use std::sync::Arc;
 use deepnvme_io::{Access, DirectMode, Error as IoError, ErrorKind, OpenOptions, Target, TensorFile, fs};
 
 use crate::extent_allocator::Extent;
-use crate::slot_allocator::Id;
-use crate::store::{Home, Store};
-use crate::swap_files::Files;
+use crate::slot_allocator::ItemId;
+use crate::store::{DiskLocation, Store};
+use crate::swap_files::SwapFiles;
 use crate::sync::outer::{Mutex, MutexGuard};
 use crate::sync::recover;
 
-/// The store, and the files that it is about.
+/// The store and its files.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct DiskSpace {
     store: Mutex<Store>,
-    /// Of whoever grows or cuts the files; taken before the store.
-    growth: Mutex<()>,
+    /// Held while the files are resized; taken before the store.
+    resizing: Mutex<()>,
 }
 
-impl Room {
-    pub(crate) fn new(files: Files) -> Self {
-        Self { store: Mutex::new(Store::new(files)), growth: Mutex::new(()) }
+impl DiskSpace {
+    pub(crate) fn new(files: SwapFiles) -> Self {
+        Self { store: Mutex::new(Store::new(files)), resizing: Mutex::new(()) }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Store> {
         recover(self.store.lock())
     }
 
-    /// Stretches for so many bytes. A full disk is an error here, so that writing back will not find one.
+    /// Allocates extents, and preallocates them in the file. A full disk is an error here, so write-back cannot fail
+    /// for lack of space.
     pub(crate) fn allocate(&self, bytes: usize) -> Result<Vec<Extent>, IoError> {
-        let too_large = || IoError::new(ErrorKind::InvalidInput, "grow a swap file", "more than any file has");
+        let too_large = || IoError::new(ErrorKind::InvalidInput, "grow a swap file", "more bytes than a file can have");
         let extents = self.lock().extents.allocate(bytes as u64, i64::MAX as u64).ok_or_else(too_large)?;
-        let Err(error) = self.reach(end_of(&extents)) else { return Ok(extents) };
+        let Err(error) = self.grow_to(end_of(&extents)) else { return Ok(extents) };
         let mut store = self.lock();
         extents.into_iter().for_each(|extent| store.extents.free(extent));
-        // What is there already may be enough, in pieces.
+        // The space that is preallocated already may be enough, in fragments.
         let allocated = store.allocated;
         let extents = store.extents.allocate(bytes as u64, allocated).unwrap_or_default();
-        // A gap may lie where another thread has not come to growing the file yet.
+        // A gap may lie in a part of the file that another thread is still preallocating.
         if bytes == 0 || (!extents.is_empty() && end_of(&extents) <= allocated) {
             return Ok(extents);
         }
@@ -50,37 +51,38 @@ impl Room {
         Err(error)
     }
 
-    /// Gives stretches back.
+    /// Frees extents, and shrinks the files if much space is unused.
     pub(crate) fn free(&self, extents: Vec<Extent>) {
-        let is_far = {
+        let is_oversized = {
             let mut store = self.lock();
             extents.into_iter().for_each(|extent| store.extents.free(extent));
-            store.is_far_from_its_end()
+            store.has_much_unused()
         };
-        if is_far {
-            self.cut();
+        if is_oversized {
+            self.shrink();
         }
     }
 
-    /// These items are no more.
-    pub(crate) fn remove(&self, ids: &[Id]) {
-        // A file that was adopted may be closed here, which is not done under the lock.
-        let removed: Vec<Home> = {
+    /// Removes items and frees their extents.
+    pub(crate) fn remove(&self, ids: &[ItemId]) {
+        // This may close an attached file, which must not happen under the lock.
+        let removed: Vec<DiskLocation> = {
             let mut store = self.lock();
-            ids.iter().filter_map(|id| store.take(*id)).map(|stored| stored.home).collect()
+            ids.iter().filter_map(|id| store.remove(*id)).map(|stored| stored.location).collect()
         };
-        for home in removed {
-            if let Home::Swap(extents) = home {
+        for location in removed {
+            if let DiskLocation::Swap(extents) = location {
                 self.free(extents);
             }
         }
     }
 
-    /// A file that is only read; one that is open already is opened once. Opening it may take a while, on a network.
-    pub(crate) fn adopt(&self, target: &Target, direct: DirectMode) -> Result<Arc<TensorFile>, IoError> {
+    /// Opens a file for reading, or reuses an open one. This may take long on a network, so it happens outside the
+    /// lock.
+    pub(crate) fn open_attached(&self, target: &Target, direct: DirectMode) -> Result<Arc<TensorFile>, IoError> {
         let path = target.path();
-        let known = self.lock().adopted(&path);
-        // Under the same name there may be another file by now.
+        let known = self.lock().find_attached(&path);
+        // The path may name another file by now.
         if let Some(file) = known.filter(|file| is_same(file, &path)) {
             return Ok(file);
         }
@@ -89,9 +91,9 @@ impl Room {
         Ok(file)
     }
 
-    /// Does away with the files; what they had is gone.
-    pub(crate) fn end(&self) {
-        let _growth = recover(self.growth.lock());
+    /// Deletes the swap files.
+    pub(crate) fn delete_files(&self) {
+        let _growth = recover(self.resizing.lock());
         let files = {
             let mut store = self.lock();
             store.allocated = 0;
@@ -100,11 +102,11 @@ impl Room {
         files.remove();
     }
 
-    fn reach(&self, end: u64) -> Result<(), IoError> {
+    fn grow_to(&self, end: u64) -> Result<(), IoError> {
         if end <= self.lock().allocated {
             return Ok(());
         }
-        let _growth = recover(self.growth.lock());
+        let _growth = recover(self.resizing.lock());
         let files = {
             let store = self.lock();
             if end <= store.allocated {
@@ -112,23 +114,23 @@ impl Room {
             }
             Arc::clone(&store.files)
         };
-        let reached = files.reach(end)?;
+        let reached = files.preallocate(end)?;
         self.lock().allocated = reached;
         Ok(())
     }
 
-    fn cut(&self) {
-        let _growth = recover(self.growth.lock());
+    fn shrink(&self) {
+        let _growth = recover(self.resizing.lock());
         let (files, end) = {
             let mut store = self.lock();
-            if !store.is_far_from_its_end() {
+            if !store.has_much_unused() {
                 return;
             }
-            // Whoever is given bytes behind the end from now on waits for the file to grow again.
+            // Set before the file shrinks: allocations behind the end have to preallocate again.
             store.allocated = store.extents.end();
             (Arc::clone(&store.files), store.allocated)
         };
-        files.cut(end);
+        files.truncate(end);
     }
 }
 
@@ -148,58 +150,58 @@ mod tests {
 
     use super::*;
 
-    fn room(folder: &std::path::Path) -> Room {
-        Room::new(Files::new(&[folder.to_path_buf()], 1 << 20, false, DirectMode::Preferred).unwrap())
+    fn disk(folder: &std::path::Path) -> DiskSpace {
+        DiskSpace::new(SwapFiles::new(&[folder.to_path_buf()], 1 << 20, false, DirectMode::Preferred).unwrap())
     }
 
     #[test]
-    fn the_file_reaches_as_far_as_everybody_was_given() {
+    fn allocated_extents_are_preallocated() {
         let folder = tempfile::tempdir().unwrap();
-        let room = Arc::new(room(folder.path()));
+        let disk = Arc::new(disk(folder.path()));
         let threads: Vec<_> = (0..4_u64)
             .map(|seed| {
-                let room = Arc::clone(&room);
+                let disk = Arc::clone(&disk);
                 thread::spawn(move || {
                     let mut rng = deepnvme_testkit::rng::Rng::new(seed);
                     let mut held: Vec<Vec<Extent>> = Vec::new();
                     for _ in 0..400 {
                         if held.len() > 6 || (rng.chance(400) && !held.is_empty()) {
                             let index = rng.below(held.len() as u64) as usize;
-                            room.free(held.swap_remove(index));
+                            disk.free(held.swap_remove(index));
                         } else {
-                            held.push(room.allocate(rng.within(1..24 << 20) as usize).unwrap());
+                            held.push(disk.allocate(rng.within(1..24 << 20) as usize).unwrap());
                         }
-                        // What this thread has is set aside, whatever the others do.
-                        let file = Arc::clone(room.lock().files.file());
+                        // The extents of this thread stay preallocated, whatever the other threads do.
+                        let file = Arc::clone(disk.lock().files.file());
                         let end = held.iter().map(|extents| end_of(extents)).max().unwrap_or(0);
                         let bytes = fs::stat_of(file.descriptor()).unwrap().bytes;
                         assert!(end <= bytes, "{end} of {bytes}");
                     }
-                    held.into_iter().for_each(|extents| room.free(extents));
+                    held.into_iter().for_each(|extents| disk.free(extents));
                 })
             })
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        assert_eq!(room.lock().used(), 0);
+        assert_eq!(disk.lock().used(), 0);
     }
 
     #[test]
-    fn nobody_waits_for_the_store_while_a_file_grows() {
+    fn the_store_is_unlocked_while_a_file_grows() {
         let folder = tempfile::tempdir().unwrap();
-        let room = room(folder.path());
-        let held = room.allocate(1 << 20).unwrap();
-        let growth = recover(room.growth.lock());
+        let disk = disk(folder.path());
+        let held = disk.allocate(1 << 20).unwrap();
+        let resizing = recover(disk.resizing.lock());
         thread::scope(|scope| {
-            let waits = scope.spawn(|| room.allocate(1 << 30).unwrap());
-            while room.lock().extents.end() < 1 << 30 {
+            let waits = scope.spawn(|| disk.allocate(1 << 30).unwrap());
+            while disk.lock().extents.end() < 1 << 30 {
                 thread::yield_now();
             }
-            // A gap that is there needs no growing.
-            room.free(held);
-            let again = room.allocate(1 << 20).unwrap();
+            // An existing gap needs no resize.
+            disk.free(held);
+            let again = disk.allocate(1 << 20).unwrap();
             assert_eq!(end_of(&again), 1 << 20);
-            drop(growth);
-            room.free(waits.join().unwrap());
+            drop(resizing);
+            disk.free(waits.join().unwrap());
         });
     }
 }

@@ -1,7 +1,7 @@
-//! What the residency decides is done here: reads and writes are begun, and taken note of when they end.
+//! Starts the reads and writes that the residency plans, and records their end.
 //!
-//! Any thread may do that: whoever has changed something, and a thread of the swapper's own, which the engine wakes when a
-//! transfer has ended. Each transfer is begun by one and ended by one. Nothing is read, written or hashed under the lock.
+//! Any thread may do that after a change; the swapper's own thread does it when the engine signals a completed
+//! transfer. Each transfer is started once and completed once. No I/O or hashing happens under the lock.
 
 use std::any::Any;
 use std::os::fd::OwnedFd;
@@ -15,48 +15,48 @@ use deepnvme_io::{Engine, Error as IoError, Pending, ReadItem, WriteItem, WriteO
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
 use crate::checksums;
-use crate::disk_space::Room;
+use crate::disk_space::DiskSpace;
 use crate::error::{Error, Result};
-use crate::item_table::Desk;
+use crate::item_table::ItemTable;
 use crate::residency::Action;
-use crate::slot_allocator::Id;
-use crate::store::{Store, Stored};
+use crate::slot_allocator::ItemId;
+use crate::store::{Segment, Store, StoredItem};
 use crate::sync::outer::{Mutex, MutexGuard};
 use crate::sync::wait_for_wake;
 
-/// While transfers are on their way, their end is looked for that often even where nobody tells of it.
-const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// How often transfers in flight are polled, in case a signal was not delivered.
+const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// What all handles of a swapper share.
+/// The state that all handles of a swapper share.
 #[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) desk: Desk<Error>,
+pub(crate) struct IoScheduler {
+    pub(crate) items: ItemTable<Error>,
     pub(crate) engine: Arc<Engine>,
     pub(crate) arena: Arc<Arena>,
-    pub(crate) has_sums: bool,
+    pub(crate) has_checksums: bool,
     pub(crate) pid: u32,
-    room: Room,
-    flights: Mutex<Vec<Flight>>,
+    disk: DiskSpace,
+    in_flight: Mutex<Vec<Transfer>>,
     wake: OwnedFd,
-    is_over: AtomicBool,
+    is_shut_down: AtomicBool,
 }
 
-/// A transfer on its way.
+/// A read or write in flight.
 #[derive(Debug)]
-struct Flight {
-    id: Id,
-    at: usize,
-    stored: Stored,
-    pending: Either,
+struct Transfer {
+    id: ItemId,
+    slot: usize,
+    stored: StoredItem,
+    pending: PendingIo,
 }
 
 #[derive(Debug)]
-enum Either {
+enum PendingIo {
     Read(Pending<Vec<RegionMut>>),
     Write(Pending<Vec<Region>>),
 }
 
-impl Either {
+impl PendingIo {
     fn is_done(&self) -> bool {
         match self {
             Self::Read(pending) => pending.is_done(),
@@ -72,222 +72,223 @@ impl Either {
     }
 }
 
-impl Shared {
+impl IoScheduler {
     pub(crate) fn new(
-        desk: Desk<Error>,
+        items: ItemTable<Error>,
         engine: Arc<Engine>,
         arena: Arc<Arena>,
-        room: Room,
-        has_sums: bool,
+        disk: DiskSpace,
+        has_checksums: bool,
     ) -> Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let wake = wake.map_err(|errno| IoError::os("make an eventfd", errno))?;
-        let (flights, is_over) = (Mutex::default(), AtomicBool::new(false));
-        Ok(Self { desk, engine, arena, has_sums, pid: std::process::id(), room, flights, wake, is_over })
+        let (in_flight, is_shut_down) = (Mutex::default(), AtomicBool::new(false));
+        Ok(Self { items, engine, arena, has_checksums, pid: std::process::id(), disk, in_flight, wake, is_shut_down })
     }
 
     pub(crate) fn store(&self) -> MutexGuard<'_, Store> {
-        self.room.lock()
+        self.disk.lock()
     }
 
-    pub(crate) fn room(&self) -> &Room {
-        &self.room
+    pub(crate) fn disk(&self) -> &DiskSpace {
+        &self.disk
     }
 
-    fn flights(&self) -> MutexGuard<'_, Vec<Flight>> {
-        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+    fn in_flight(&self) -> MutexGuard<'_, Vec<Transfer>> {
+        self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something has changed. Where sums are kept, hashing is left to the swapper's own thread.
-    pub(crate) fn stir(&self) {
-        if self.has_sums { self.poke() } else { self.advance() }
+    /// Starts I/O after a change. With checksums, the swapper's own thread does so, since it hashes.
+    pub(crate) fn pump_or_wake(&self) {
+        if self.has_checksums { self.wake() } else { self.pump() }
     }
 
-    fn poke(&self) {
-        // A full counter says the same.
+    fn wake(&self) {
+        // A failed write means that the counter is full, which wakes the thread as well.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 
-    /// Has the disk do all that there is to do now.
-    pub(crate) fn advance(&self) {
+    /// Completes finished transfers and starts planned ones, until there is nothing to do.
+    pub(crate) fn pump(&self) {
         loop {
-            let done = self.take_done();
-            let (actions, gone) = {
-                let mut core = self.desk.lock();
-                let actions = core.take_decided();
-                let resident = core.residency.resident_bytes() as u64;
-                core.stats.resident_bytes_peak = core.stats.resident_bytes_peak.max(resident);
-                (actions, core.take_gone())
+            let done = self.take_completed();
+            let (actions, reaped) = {
+                let mut table = self.items.lock();
+                let actions = table.take_planned();
+                let resident = table.residency.resident_bytes() as u64;
+                table.stats.resident_bytes_peak = table.stats.resident_bytes_peak.max(resident);
+                (actions, table.take_reaped())
             };
-            if done.is_empty() && actions.is_empty() && gone.is_empty() {
+            if done.is_empty() && actions.is_empty() && reaped.is_empty() {
                 return;
             }
-            done.into_iter().for_each(|flight| self.end_or_fail(flight));
-            actions.into_iter().for_each(|action| self.begin_or_fail(action));
-            if !gone.is_empty() {
-                self.room.remove(&gone);
-                self.desk.lock().freed(gone.len());
+            done.into_iter().for_each(|transfer| self.complete_or_fail(transfer));
+            actions.into_iter().for_each(|action| self.start_or_fail(action));
+            if !reaped.is_empty() {
+                self.disk.remove(&reaped);
+                self.items.lock().space_freed(reaped.len());
             }
-            self.desk.notify();
+            self.items.notify();
         }
     }
 
-    fn take_done(&self) -> Vec<Flight> {
-        let mut flights = self.flights();
-        let (done, rest) = std::mem::take(&mut *flights).into_iter().partition(|flight| flight.pending.is_done());
-        *flights = rest;
+    fn take_completed(&self) -> Vec<Transfer> {
+        let mut in_flight = self.in_flight();
+        let (done, rest) = std::mem::take(&mut *in_flight).into_iter().partition(|transfer| transfer.pending.is_done());
+        *in_flight = rest;
         done
     }
 
-    /// A panic is an error for whoever waits for the item: nobody else would begin it.
-    fn begin_or_fail(&self, action: Action) {
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.begin(action))) {
+    /// Starts a transfer. A panic becomes the error of the item's waiters, since no other thread would complete the
+    /// transfer.
+    fn start_or_fail(&self, action: Action) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.start(action))) {
             match action {
-                Action::Read { id, .. } => self.desk.lock().landed(id, Err(panicked(&*panic)), true),
-                Action::Write { id, .. } => self.desk.lock().written(id, Err(panicked(&*panic))),
-                Action::Placed => {}
+                Action::Read { id, .. } => self.items.lock().read_completed(id, Err(panic_error(&*panic)), true),
+                Action::Write { id, .. } => self.items.lock().write_completed(id, Err(panic_error(&*panic))),
+                Action::SlotReserved => {}
             }
         }
     }
 
-    /// As [`begin_or_fail`](Self::begin_or_fail).
-    fn end_or_fail(&self, flight: Flight) {
-        let (id, is_read) = (flight.id, matches!(flight.pending, Either::Read(_)));
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.end(flight))) {
+    /// Completes a transfer; a panic is handled as in [`start_or_fail`](Self::start_or_fail).
+    fn complete_or_fail(&self, transfer: Transfer) {
+        let (id, is_read) = (transfer.id, matches!(transfer.pending, PendingIo::Read(_)));
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.complete(transfer))) {
             if is_read {
-                self.desk.lock().landed(id, Err(panicked(&*panic)), true);
+                self.items.lock().read_completed(id, Err(panic_error(&*panic)), true);
             } else {
-                self.desk.lock().written(id, Err(panicked(&*panic)));
+                self.items.lock().write_completed(id, Err(panic_error(&*panic)));
             }
         }
     }
 
-    fn begin(&self, action: Action) {
-        let (id, at, is_read) = match action {
-            Action::Read { id, at } => (id, at, true),
-            Action::Write { id, at } => (id, at, false),
-            Action::Placed => return,
+    fn start(&self, action: Action) {
+        let (id, slot, is_read) = match action {
+            Action::Read { id, slot } => (id, slot, true),
+            Action::Write { id, slot } => (id, slot, false),
+            Action::SlotReserved => return,
         };
-        let (stored, pieces) = {
+        let (stored, segments) = {
             let store = self.store();
-            // Before an item has gone, no transfer of it is on its way.
+            // An item is removed only when no transfer of it is in flight.
             let Some(stored) = store.get(id).cloned() else { return };
-            let pieces = store.pieces(&stored, 0..stored.bytes, true);
-            (stored, pieces)
+            let segments = store.segments(&stored, 0..stored.bytes, true);
+            (stored, segments)
         };
-        let start = at + stored.head;
+        let start = slot + stored.padding;
         let result = if is_read {
-            let item = |(file, offset, from, len): (_, _, usize, usize)| {
-                let target = self.arena.target(start + from..start + from + len);
+            let item = |Segment { file, offset, start: from, bytes }: Segment| {
+                let target = self.arena.target(start + from..start + from + bytes);
                 ReadItem { file, offset, target }
             };
-            self.engine.read_batch(pieces.into_iter().map(item).collect()).map(Either::Read)
+            self.engine.read_batch(segments.into_iter().map(item).collect()).map(PendingIo::Read)
         } else {
-            if self.has_sums {
-                let sums = checksums::sums_of(&self.arena.region(start..start + stored.bytes));
-                self.store().set_sums(id, sums);
+            if self.has_checksums {
+                let checksums = checksums::checksums_of(&self.arena.region(start..start + stored.bytes));
+                self.store().set_checksums(id, checksums);
             }
-            let item = |(file, offset, from, len): (_, _, usize, usize)| {
-                let source = self.arena.region(start + from..start + from + len);
+            let item = |Segment { file, offset, start: from, bytes }: Segment| {
+                let source = self.arena.region(start + from..start + from + bytes);
                 WriteItem { file, offset, source }
             };
-            let items = pieces.into_iter().map(item).collect();
-            self.engine.write_batch(items, WriteOptions::default()).map(Either::Write)
+            let items = segments.into_iter().map(item).collect();
+            self.engine.write_batch(items, WriteOptions::default()).map(PendingIo::Write)
         };
         match result {
-            Ok(pending) => self.fly(Flight { id, at, stored, pending }),
-            Err(error) if is_read => self.desk.lock().landed(id, Err(error.into()), true),
-            Err(error) => self.desk.lock().written(id, Err(error.into())),
+            Ok(pending) => self.track(Transfer { id, slot, stored, pending }),
+            Err(error) if is_read => self.items.lock().read_completed(id, Err(error.into()), true),
+            Err(error) => self.items.lock().write_completed(id, Err(error.into())),
         }
     }
 
-    fn fly(&self, flight: Flight) {
-        // Without a descriptor to spare, the swapper's thread finds out by itself.
+    fn track(&self, transfer: Transfer) {
+        // Without a spare descriptor, the swapper's thread finds the completion by polling.
         if let Ok(wake) = self.wake.try_clone() {
-            match &flight.pending {
-                Either::Read(pending) => pending.notify(wake),
-                Either::Write(pending) => pending.notify(wake),
+            match &transfer.pending {
+                PendingIo::Read(pending) => pending.notify(wake),
+                PendingIo::Write(pending) => pending.notify(wake),
             }
         }
-        self.flights().push(flight);
-        // It may have ended before it was in the list.
-        self.poke();
+        self.in_flight().push(transfer);
+        // The transfer may have completed before it was in the list.
+        self.wake();
     }
 
-    /// Takes note of a transfer that has ended.
-    fn end(&self, flight: Flight) {
-        let Flight { id, at, stored, pending } = flight;
+    /// Records a transfer that has completed.
+    fn complete(&self, transfer: Transfer) {
+        let Transfer { id, slot, stored, pending } = transfer;
         match pending {
-            Either::Read(pending) => {
-                let (home, result) = pending.wait();
-                let is_home = home.is_some();
-                let start = at + stored.head;
+            PendingIo::Read(pending) => {
+                let (memory, result) = pending.wait();
+                let is_memory_back = memory.is_some();
+                let start = slot + stored.padding;
                 let checked = result.map_err(Error::from).and_then(|transfer| {
-                    match self.damage(&stored, &self.arena.region(start..start + stored.bytes)) {
-                        Some(damage) => Err(damage),
+                    match self.find_damage(&stored, &self.arena.region(start..start + stored.bytes)) {
+                        Some(find_damage) => Err(find_damage),
                         None => Ok(transfer.bytes),
                     }
                 });
-                drop(home);
-                self.desk.lock().landed(id, checked, is_home);
+                drop(memory);
+                self.items.lock().read_completed(id, checked, is_memory_back);
             }
-            Either::Write(pending) => {
+            PendingIo::Write(pending) => {
                 let result = pending.wait().1.map(|transfer| transfer.bytes).map_err(Error::from);
-                self.desk.lock().written(id, result);
+                self.items.lock().write_completed(id, result);
             }
         }
     }
 
-    /// What is wrong with bytes that have come, if anything is.
-    fn damage(&self, stored: &Stored, region: &Region) -> Option<Error> {
-        let (at, expected, found) = checksums::first_difference(region, stored.sums.as_ref()?)?;
-        let place = self.store().pieces(stored, at..at + 1, false).into_iter().next();
+    /// Compares a region with its checksums.
+    fn find_damage(&self, stored: &StoredItem, region: &Region) -> Option<Error> {
+        let (slot, expected, found) = checksums::first_mismatch(region, stored.checksums.as_ref()?)?;
+        let place = self.store().segments(stored, slot..slot + 1, false).into_iter().next();
         let (path, offset) =
-            place.map_or((PathBuf::new(), 0), |(file, offset, ..)| (file.path().to_path_buf(), offset));
+            place.map_or((PathBuf::new(), 0), |segment| (segment.file.path().to_path_buf(), segment.offset));
         Some(Error::Corrupt { path, offset, key: stored.key.to_string(), expected, found })
     }
 
-    /// The swapper's own thread.
+    /// The loop of the swapper's own thread.
     pub(crate) fn run(&self) {
         loop {
-            let limit = (!self.flights().is_empty()).then_some(&LOOK_AGAIN);
+            let limit = (!self.in_flight().is_empty()).then_some(&POLL_INTERVAL);
             wait_for_wake(&self.wake, limit);
             let mut count = [0; 8];
             let _ = rustix::io::read(&self.wake, &mut count);
-            if self.is_over.load(Ordering::Acquire) {
+            if self.is_shut_down.load(Ordering::Acquire) {
                 return;
             }
-            // What was decided and not begun is lost with a panic. Whoever waits for it is told, and nothing is begun any more.
-            if catch_unwind(AssertUnwindSafe(|| self.advance())).is_err() {
-                self.desk.lock().is_broken = true;
-                self.desk.notify();
+            // A panic loses the planned actions. Waiters are told, and no further I/O starts.
+            if catch_unwind(AssertUnwindSafe(|| self.pump())).is_err() {
+                self.items.lock().is_broken = true;
+                self.items.notify();
                 return;
             }
         }
     }
 
-    /// Begins nothing more, tells all who wait, and has the thread end.
+    /// Stops all I/O, wakes all waiters and ends the thread.
     pub(crate) fn close(&self) {
-        self.desk.lock().is_closed = true;
-        self.desk.notify();
-        self.is_over.store(true, Ordering::Release);
-        self.poke();
+        self.items.lock().is_closed = true;
+        self.items.notify();
+        self.is_shut_down.store(true, Ordering::Release);
+        self.wake();
     }
 
-    /// Waits for what is on its way, as far as the disk has begun it: after the end nobody needs the rest.
+    /// Waits for transfers that the disk has started, and cancels the others.
     pub(crate) fn drain(&self) {
         loop {
-            let flights = std::mem::take(&mut *self.flights());
-            if flights.is_empty() {
+            let in_flight = std::mem::take(&mut *self.in_flight());
+            if in_flight.is_empty() {
                 return;
             }
-            flights.iter().for_each(|flight| flight.pending.cancel());
-            flights.into_iter().for_each(|flight| self.end_or_fail(flight));
+            in_flight.iter().for_each(|transfer| transfer.pending.cancel());
+            in_flight.into_iter().for_each(|transfer| self.complete_or_fail(transfer));
         }
     }
 }
 
-fn panicked(panic: &(dyn Any + Send)) -> Error {
+fn panic_error(panic: &(dyn Any + Send)) -> Error {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     Error::Panicked(text.unwrap_or("without a message").to_owned())
 }
@@ -303,7 +304,7 @@ mod tests {
     use crate::swapper::{Options, Swapper};
 
     #[test]
-    fn a_panic_is_an_error_for_whoever_waits() {
+    fn a_panic_becomes_the_error_of_waiters() {
         let folder = tempfile::tempdir().unwrap();
         let engine = Arc::new(Engine::new(Config::default()).unwrap());
         let swapper = Swapper::new(engine, &Options::new(folder.path(), 4096)).unwrap();
@@ -311,16 +312,16 @@ mod tests {
             swapper.put(key, &Region::from_vec(vec![7; 4096])).unwrap();
         }
         swapper.flush(None, &mut || false).unwrap();
-        let id = swapper.shared().desk.lock().residency.find("odd").unwrap();
-        let stored = swapper.shared().store().get(id).unwrap().clone();
-        // As a bug would: its bytes reach beyond the memory.
-        swapper.shared().store().insert(id, Stored { bytes: 1 << 40, ..stored });
+        let id = swapper.scheduler().items.lock().residency.find("odd").unwrap();
+        let stored = swapper.scheduler().store().get(id).unwrap().clone();
+        // Simulate a bug: the item's bytes exceed the memory.
+        swapper.scheduler().store().insert(id, StoredItem { bytes: 1 << 40, ..stored });
         let began = Instant::now();
-        let mut look = || began.elapsed() > Duration::from_secs(60);
-        let failed = swapper.lend("odd", false, &mut look).unwrap_err();
+        let mut is_cancelled = || began.elapsed() > Duration::from_secs(60);
+        let failed = swapper.borrow("odd", false, &mut is_cancelled).unwrap_err();
         assert!(matches!(failed, Error::Panicked(_)), "{failed}");
-        // Others go on.
-        drop(swapper.lend("sound", true, &mut look).unwrap());
+        // Other items still work.
+        drop(swapper.borrow("sound", true, &mut is_cancelled).unwrap());
         swapper.close();
     }
 }

@@ -1,265 +1,265 @@
-//! Where slots change hands: whoever wants an item comes here, waits here, and returns it here.
+//! The items under one lock: threads borrow them here, wait here, and return them here.
 //!
-//! One lock has the state of all items and all who wait; one condition variable wakes them when anything has changed. The
-//! interleavings are checked by `loom_tests`.
+//! One condition variable wakes all waiters after any change. `loom_tests` checks the interleavings.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::deadlock::{On, Waits, Who};
-use crate::residency::{Action, Mode, Residency, Take};
-use crate::slot_allocator::Id;
+use crate::deadlock::{DeadlockDetector, ThreadNumber, WaitingFor};
+use crate::residency::{Action, BorrowMode, BorrowResult, Residency};
+use crate::slot_allocator::ItemId;
 use crate::stats::SwapStats;
 use crate::sync::outer::Instant;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
 
-/// How often somebody who waits may look for a reason to stop.
-const SLICE: Duration = Duration::from_millis(50);
+/// How often a waiting thread polls for cancellation.
+const CANCEL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The state of all items, and all who wait for them.
+/// The state of all items, and the threads that wait for them.
 #[derive(Debug)]
-pub(crate) struct Desk<E> {
-    core: Mutex<Core<E>>,
+pub(crate) struct ItemTable<E> {
+    state: Mutex<TableState<E>>,
     changed: Condvar,
 }
 
-/// What is under the lock.
+/// The state under the lock.
 #[derive(Debug)]
-pub(crate) struct Core<E> {
+pub(crate) struct TableState<E> {
     pub(crate) residency: Residency,
     pub(crate) stats: SwapStats,
     pub(crate) is_closed: bool,
     /// The swapper's thread has panicked.
     pub(crate) is_broken: bool,
-    waits: Waits,
-    /// Items that are no more, and whose room on disk is being freed.
-    freeing: usize,
-    /// What has been decided and not been begun.
-    decided: Vec<Action>,
-    /// Grows with every failure, so that each who waits knows those that came after it had begun.
+    detector: DeadlockDetector,
+    /// Deleted items whose disk space is being freed.
+    items_being_freed: usize,
+    /// Actions that were planned and not started yet.
+    planned: Vec<Action>,
+    /// Counts failures. A waiter reports only those that happened after its wait began.
     failures: u64,
-    read_errors: HashMap<Id, (u64, E)>,
+    read_errors: HashMap<ItemId, (u64, E)>,
     write_error: Option<(u64, E)>,
 }
 
-/// Why somebody did not get an item.
+/// Why a wait ended without the item.
 #[derive(Debug)]
-pub(crate) enum Refusal<E> {
-    Gone,
+pub(crate) enum WaitError<E> {
+    Deleted,
     Closed,
     Broken,
     Interrupted,
     Failed(E),
-    /// What it would wait for, how many lends the thread has, and how many there are in all.
-    Deadlock(On, usize, usize),
+    /// The wait that would never end, the borrows of the calling thread, and all borrows.
+    Deadlock(WaitingFor, usize, usize),
 }
 
-impl<E: Clone> Desk<E> {
+impl<E: Clone> ItemTable<E> {
     pub(crate) fn new(residency: Residency) -> Self {
-        let core = Core {
+        let state = TableState {
             residency,
             stats: SwapStats::default(),
             is_closed: false,
             is_broken: false,
-            waits: Waits::default(),
-            freeing: 0,
-            decided: Vec::new(),
+            detector: DeadlockDetector::default(),
+            items_being_freed: 0,
+            planned: Vec::new(),
             failures: 0,
             read_errors: HashMap::new(),
             write_error: None,
         };
-        Self { core: Mutex::new(core), changed: Condvar::new() }
+        Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Core<E>> {
-        lock(&self.core)
+    pub(crate) fn lock(&self) -> MutexGuard<'_, TableState<E>> {
+        lock(&self.state)
     }
 
-    /// Wakes all who wait: something has changed.
+    /// Wakes all waiters.
     pub(crate) fn notify(&self) {
         self.changed.notify_all();
     }
 
-    /// Waits until the item is the caller's, who has to return it. `advance` has the disk do what there is to do, `look`
-    /// says now and then whether to stop.
-    pub(crate) fn take(
+    /// Waits until the item is borrowed; the caller has to release it. `pump` starts planned I/O, and `is_cancelled` is
+    /// polled.
+    pub(crate) fn borrow(
         &self,
-        id: Id,
-        mode: Mode,
-        who: Who,
-        advance: &dyn Fn(),
-        look: &mut dyn FnMut() -> bool,
-    ) -> Result<Option<usize>, Refusal<E>> {
-        let mut core = self.lock();
-        let began = core.failures;
+        id: ItemId,
+        mode: BorrowMode,
+        thread: ThreadNumber,
+        pump: &dyn Fn(),
+        is_cancelled: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<usize>, WaitError<E>> {
+        let mut table = self.lock();
+        let began = table.failures;
         let mut waited: Option<Instant> = None;
-        let (mut has_demand, mut has_told) = (false, false);
-        let taken = loop {
-            if core.is_closed {
-                break Err(Refusal::Closed);
+        let (mut is_queued, mut has_notified) = (false, false);
+        let borrowed = loop {
+            if table.is_closed {
+                break Err(WaitError::Closed);
             }
-            if core.is_broken {
-                break Err(Refusal::Broken);
+            if table.is_broken {
+                break Err(WaitError::Broken);
             }
-            let on = match core.residency.take(id, mode) {
-                Take::Held(at) => {
-                    core.waits.hold(id, who);
-                    break Ok(at);
+            let waiting_for = match table.residency.try_borrow(id, mode) {
+                BorrowResult::Borrowed(slot) => {
+                    table.detector.record_borrow(id, thread);
+                    break Ok(slot);
                 }
-                Take::Gone => break Err(Refusal::Gone),
-                Take::Others => On::Item(id),
-                Take::Io => On::Io(id),
-                Take::Memory => On::Memory(id),
+                BorrowResult::Deleted => break Err(WaitError::Deleted),
+                BorrowResult::HeldByOthers => WaitingFor::Item(id),
+                BorrowResult::IoPending => WaitingFor::Io(id),
+                BorrowResult::NeedsSlot => WaitingFor::Memory(id),
             };
-            if let Some((when, error)) = core.read_errors.get(&id)
+            if let Some((when, error)) = table.read_errors.get(&id)
                 && *when > began
             {
-                break Err(Refusal::Failed(error.clone()));
+                break Err(WaitError::Failed(error.clone()));
             }
             waited.get_or_insert_with(Instant::now);
-            core.waits.wait(who, on);
-            if on == On::Memory(id) && !has_demand {
-                has_demand = true;
-                core.residency.demand(id, mode);
-                drop(core);
-                advance();
-                core = self.lock();
+            table.detector.record_wait(thread, waiting_for);
+            if waiting_for == WaitingFor::Memory(id) && !is_queued {
+                is_queued = true;
+                table.residency.enqueue_waiter(id, mode);
+                drop(table);
+                pump();
+                table = self.lock();
                 continue;
             }
-            // A transfer may have ended a moment ago, so that there is something to do before anything is hopeless.
-            if core.decide() {
-                drop(core);
+            // A transfer may have just completed, so there may be work to start before a deadlock is certain.
+            if table.plan() {
+                drop(table);
                 self.changed.notify_all();
-                advance();
-                core = self.lock();
+                pump();
+                table = self.lock();
                 continue;
             }
-            let is_busy = core.residency.in_flight() > 0;
-            if on == On::Memory(id)
+            let is_busy = table.residency.in_flight() > 0;
+            if waiting_for == WaitingFor::Memory(id)
                 && !is_busy
-                && let Some((when, error)) = &core.write_error
+                && let Some((when, error)) = &table.write_error
                 && *when > began
             {
-                break Err(Refusal::Failed(error.clone()));
+                break Err(WaitError::Failed(error.clone()));
             }
-            if core.is_hopeless(who) {
-                let (own, all) = core.waits.count(who);
+            if table.is_deadlocked(thread) {
+                let (own, all) = table.detector.count_borrows(thread);
                 if own > 0 || all == 0 {
-                    break Err(Refusal::Deadlock(on, own, all));
+                    break Err(WaitError::Deadlock(waiting_for, own, all));
                 }
-                // Who holds nothing is in nobody's way: those who hold each other up are told, and then there is room.
-                if !has_told {
-                    has_told = true;
+                // A thread without borrows blocks nobody. Those that block each other are woken to report the deadlock,
+                // which frees memory for this one.
+                if !has_notified {
+                    has_notified = true;
                     self.changed.notify_all();
                 }
             }
-            core = wait(&self.changed, core, SLICE);
-            drop(core);
-            let stop = look();
-            core = self.lock();
+            table = wait(&self.changed, table, CANCEL_CHECK_INTERVAL);
+            drop(table);
+            let stop = is_cancelled();
+            table = self.lock();
             if stop {
-                break Err(Refusal::Interrupted);
+                break Err(WaitError::Interrupted);
             }
         };
-        core.waits.go_on(who);
-        if has_demand {
-            core.residency.undemand(id, mode);
-            // A place that was kept for this one is somebody else's now.
+        table.detector.stop_waiting(thread);
+        if is_queued {
+            table.residency.cancel_waiter(id, mode);
+            // A slot that was reserved for this waiter is free for others.
             self.changed.notify_all();
         }
         let stalled = waited.map(|since| since.elapsed());
-        if taken.is_ok() && !matches!(mode, Mode::Pin | Mode::Claim) {
-            core.stats.hits += u64::from(stalled.is_none());
-            core.stats.waits += u64::from(stalled.is_some());
+        if borrowed.is_ok() && !matches!(mode, BorrowMode::DiskShared | BorrowMode::DiskExclusive) {
+            table.stats.hits += u64::from(stalled.is_none());
+            table.stats.waits += u64::from(stalled.is_some());
         }
-        core.stats.stalled += stalled.unwrap_or_default();
-        taken
+        table.stats.stalled += stalled.unwrap_or_default();
+        borrowed
     }
 
-    /// Takes an item back from whom it was lent to.
-    pub(crate) fn give_back(&self, id: Id, mode: Mode, who: Who, is_dirty: bool) {
-        let mut core = self.lock();
-        core.waits.release(id, who);
-        core.residency.release(id, mode, is_dirty);
-        drop(core);
+    /// Returns an item.
+    pub(crate) fn end_borrow(&self, id: ItemId, mode: BorrowMode, thread: ThreadNumber, is_dirty: bool) {
+        let mut table = self.lock();
+        table.detector.release(id, thread);
+        table.residency.release(id, mode, is_dirty);
+        drop(table);
         self.changed.notify_all();
     }
 
-    /// Waits until nothing of that is true any more, or a write has failed after so many failures. Items that the calling
-    /// thread holds itself would never be returned.
+    /// Waits while `waiting_for` names a reason, or until a write fails that came after `began` failures. Items that
+    /// the calling thread has borrowed itself would never be returned, so such a wait is a deadlock.
     pub(crate) fn wait_while(
         &self,
-        (who, began): (Who, u64),
-        advance: &dyn Fn(),
-        look: &mut dyn FnMut() -> bool,
-        mut is_so: impl FnMut(&mut Core<E>) -> Option<On>,
-    ) -> Result<(), Refusal<E>> {
-        let mut core = self.lock();
+        (thread, began): (ThreadNumber, u64),
+        pump: &dyn Fn(),
+        is_cancelled: &mut dyn FnMut() -> bool,
+        mut waiting_for: impl FnMut(&mut TableState<E>) -> Option<WaitingFor>,
+    ) -> Result<(), WaitError<E>> {
+        let mut table = self.lock();
         let done = loop {
-            if core.is_closed {
-                break Err(Refusal::Closed);
+            if table.is_closed {
+                break Err(WaitError::Closed);
             }
-            if core.is_broken {
-                break Err(Refusal::Broken);
+            if table.is_broken {
+                break Err(WaitError::Broken);
             }
-            let Some(on) = is_so(&mut core) else { break Ok(()) };
-            if let Some((when, error)) = &core.write_error
+            let Some(waiting_for) = waiting_for(&mut table) else { break Ok(()) };
+            if let Some((when, error)) = &table.write_error
                 && *when > began
             {
-                break Err(Refusal::Failed(error.clone()));
+                break Err(WaitError::Failed(error.clone()));
             }
-            core.waits.wait(who, on);
-            if core.decide() {
-                drop(core);
-                advance();
-                core = self.lock();
+            table.detector.record_wait(thread, waiting_for);
+            if table.plan() {
+                drop(table);
+                pump();
+                table = self.lock();
                 continue;
             }
-            if core.is_hopeless(who) {
-                let (own, all) = core.waits.count(who);
-                break Err(Refusal::Deadlock(on, own, all));
+            if table.is_deadlocked(thread) {
+                let (own, all) = table.detector.count_borrows(thread);
+                break Err(WaitError::Deadlock(waiting_for, own, all));
             }
-            core = wait(&self.changed, core, SLICE);
-            drop(core);
-            let stop = look();
-            core = self.lock();
+            table = wait(&self.changed, table, CANCEL_CHECK_INTERVAL);
+            drop(table);
+            let stop = is_cancelled();
+            table = self.lock();
             if stop {
-                break Err(Refusal::Interrupted);
+                break Err(WaitError::Interrupted);
             }
         };
-        core.waits.go_on(who);
+        table.detector.stop_waiting(thread);
         done
     }
 }
 
-impl<E> Core<E> {
-    /// Whether there is something to do that nobody has begun.
-    fn decide(&mut self) -> bool {
-        let before = self.decided.len();
+impl<E> TableState<E> {
+    /// Plans actions. Returns whether there are new ones.
+    fn plan(&mut self) -> bool {
+        let before = self.planned.len();
         if !self.is_closed {
-            self.decided.extend(std::iter::from_fn(|| self.residency.next()));
+            self.planned.extend(std::iter::from_fn(|| self.residency.next()));
         }
-        self.decided.len() > before
+        self.planned.len() > before
     }
 
-    /// All that there is to do, for whoever does it.
-    pub(crate) fn take_decided(&mut self) -> Vec<Action> {
-        self.decide();
-        if self.is_closed { Vec::new() } else { std::mem::take(&mut self.decided) }
+    /// Takes all planned actions; the caller starts them.
+    pub(crate) fn take_planned(&mut self) -> Vec<Action> {
+        self.plan();
+        if self.is_closed { Vec::new() } else { std::mem::take(&mut self.planned) }
     }
 
-    /// How often something has failed.
+    /// The number of failures so far.
     pub(crate) fn failures(&self) -> u64 {
         self.failures
     }
 
-    fn is_hopeless(&self, who: Who) -> bool {
-        self.waits.is_hopeless(who, self.residency.in_flight() > 0, |id| self.residency.is_settled(id))
+    fn is_deadlocked(&self, thread: ThreadNumber) -> bool {
+        self.detector.is_deadlocked(thread, self.residency.in_flight() > 0, |id| self.residency.is_wait_over(id))
     }
 
-    /// A read has ended.
-    pub(crate) fn landed(&mut self, id: Id, result: Result<u64, E>, is_home: bool) {
-        self.residency.landed(id, result.is_ok(), is_home);
+    /// Records the end of a read.
+    pub(crate) fn read_completed(&mut self, id: ItemId, result: Result<u64, E>, is_memory_back: bool) {
+        self.residency.read_completed(id, result.is_ok(), is_memory_back);
         match result {
             Ok(bytes) => {
                 self.read_errors.remove(&id);
@@ -274,9 +274,9 @@ impl<E> Core<E> {
         }
     }
 
-    /// A write has ended.
-    pub(crate) fn written(&mut self, id: Id, result: Result<u64, E>) {
-        self.residency.written(id, result.is_ok());
+    /// Records the end of a write.
+    pub(crate) fn write_completed(&mut self, id: ItemId, result: Result<u64, E>) {
+        self.residency.write_completed(id, result.is_ok());
         match result {
             Ok(bytes) => {
                 self.stats.write_backs += 1;
@@ -290,21 +290,21 @@ impl<E> Core<E> {
         }
     }
 
-    /// Whether there will be more room on disk without anybody's doing.
-    pub(crate) fn is_freeing(&self) -> bool {
-        self.freeing > 0 || self.residency.has_gone() || self.residency.is_burying()
+    /// Whether disk space will become free without any caller's action.
+    pub(crate) fn is_freeing_space(&self) -> bool {
+        self.items_being_freed > 0 || self.residency.has_reaped() || self.residency.is_reaping()
     }
 
-    /// The room of so many items that were taken is free.
-    pub(crate) fn freed(&mut self, items: usize) {
-        self.freeing -= items;
+    /// Records that the space of these many reaped items is free.
+    pub(crate) fn space_freed(&mut self, items: usize) {
+        self.items_being_freed -= items;
     }
 
-    /// Items that are no more, of which nothing is known any more. Whoever takes them frees their room, and says so.
-    pub(crate) fn take_gone(&mut self) -> Vec<Id> {
-        let gone = self.residency.take_gone();
-        self.freeing += gone.len();
-        gone.iter().for_each(|id| drop(self.read_errors.remove(id)));
-        gone
+    /// Takes deleted items. The caller frees their disk space, then calls [`space_freed`](Self::space_freed).
+    pub(crate) fn take_reaped(&mut self) -> Vec<ItemId> {
+        let reaped = self.residency.take_reaped();
+        self.items_being_freed += reaped.len();
+        reaped.iter().for_each(|id| drop(self.read_errors.remove(id)));
+        reaped
     }
 }

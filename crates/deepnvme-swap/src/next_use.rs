@@ -1,80 +1,80 @@
-//! When an item is needed next: pure.
+//! When each item is used next: pure.
 //!
-//! Exactly, where the caller has said in which order it uses its items; what was asked for ahead comes before that. Of all
-//! others only the past is known: who was used last is expected first.
+//! The caller's schedule gives exact positions, and prefetched items come before it. For all other items only the past
+//! is known, so the most recently used one is expected first.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// What was asked for ahead is due before everything else, in the order in which it was asked for.
-const WANTED_MAX: u64 = 1 << 40;
-/// What is in the order is due before what is not.
+/// Prefetched items rank before everything else, in the order of their prefetches.
+const PREFETCHED_MAX: u64 = 1 << 40;
+/// Scheduled items rank before unscheduled ones.
 const SCHEDULED_MAX: u64 = 1 << 60;
-/// What will never be used again, as the order says, is due last.
+/// Items whose last scheduled use is over rank last.
 const NEVER: u64 = 1 << 62;
 
 /// The order in which items are used.
 #[derive(Debug, Default)]
-pub(crate) struct Order {
+pub(crate) struct NextUseQueue {
     keys: Vec<Arc<str>>,
-    /// Where in the order each key is, ascending.
-    places: HashMap<Arc<str>, Vec<usize>>,
+    /// The positions of each key, ascending.
+    positions: HashMap<Arc<str>, Vec<usize>>,
     repeats: bool,
-    /// What is expected next.
+    /// The position that is expected next.
     at: usize,
 }
 
-impl Order {
-    /// That order, from its beginning; again and again if it `repeats`.
+impl NextUseQueue {
+    /// Starts at the beginning of `keys`; if it `repeats`, again after its end.
     pub(crate) fn new(keys: Vec<Arc<str>>, repeats: bool) -> Self {
-        let mut places: HashMap<Arc<str>, Vec<usize>> = HashMap::new();
-        for (place, key) in keys.iter().enumerate() {
-            places.entry(Arc::clone(key)).or_default().push(place);
+        let mut positions: HashMap<Arc<str>, Vec<usize>> = HashMap::new();
+        for (position, key) in keys.iter().enumerate() {
+            positions.entry(Arc::clone(key)).or_default().push(position);
         }
-        Self { keys, places, repeats, at: 0 }
+        Self { keys, positions, repeats, at: 0 }
     }
 
-    /// Somebody uses an item. One that the order does not expect soon is taken for one more use of what is past.
-    pub(crate) fn used(&mut self, key: &str) {
+    /// Advances the schedule to an item that is used. Out-of-order uses do not advance it.
+    pub(crate) fn record_use(&mut self, key: &str) {
         if let Some(distance) = self.distance(key)
-            && (distance == 0 || distance <= self.left() / 2)
+            && (distance == 0 || distance <= self.remaining() / 2)
         {
             let next = self.at + distance + 1;
             self.at = if self.repeats { next % self.keys.len() } else { next };
         }
     }
 
-    /// Uses of others before the next one of this item; `None` where the order says nothing of it, or that there is none.
+    /// The number of other uses before this item's next one; `None` if the item is not scheduled any more.
     pub(crate) fn distance(&self, key: &str) -> Option<usize> {
-        let places = self.places.get(key)?;
-        let later = places.partition_point(|place| *place < self.at);
-        match (places.get(later), places.first()) {
-            (Some(place), _) => Some(place - self.at),
+        let positions = self.positions.get(key)?;
+        let later = positions.partition_point(|position| *position < self.at);
+        match (positions.get(later), positions.first()) {
+            (Some(position), _) => Some(position - self.at),
             (None, Some(first)) if self.repeats => Some(self.keys.len() - self.at + first),
             _ => None,
         }
     }
 
-    /// What is used next, one after the other, for one round.
+    /// The upcoming keys in order, for one round.
     pub(crate) fn upcoming(&self) -> impl Iterator<Item = &Arc<str>> {
         let (past, next) = self.keys.split_at(self.at.min(self.keys.len()));
         next.iter().chain(past.iter().take(if self.repeats { past.len() } else { 0 }))
     }
 
-    /// When an item is due: the smaller, the sooner. `wanted` is its turn among those asked for ahead, `age` how many uses
-    /// of others its last one is ago.
-    pub(crate) fn due(&self, key: &str, wanted: Option<u64>, age: u64) -> u64 {
-        if let Some(turn) = wanted {
-            return turn.min(WANTED_MAX - 1);
+    /// The rank of an item's next use; smaller is sooner. `prefetch_rank` is its place among the prefetches, `age` the
+    /// number of uses since its last one.
+    pub(crate) fn next_use(&self, key: &str, prefetch_rank: Option<u64>, age: u64) -> u64 {
+        if let Some(turn) = prefetch_rank {
+            return turn.min(PREFETCHED_MAX - 1);
         }
         match self.distance(key) {
-            Some(distance) => WANTED_MAX + distance as u64,
-            None if self.places.contains_key(key) => NEVER + age,
+            Some(distance) => PREFETCHED_MAX + distance as u64,
+            None if self.positions.contains_key(key) => NEVER + age,
             None => SCHEDULED_MAX + age,
         }
     }
 
-    fn left(&self) -> usize {
+    fn remaining(&self) -> usize {
         if self.repeats { self.keys.len() } else { self.keys.len() - self.at }
     }
 }
@@ -83,62 +83,62 @@ impl Order {
 mod tests {
     use super::*;
 
-    fn order(keys: &str, repeats: bool) -> Order {
-        Order::new(keys.chars().map(|key| key.to_string().into()).collect(), repeats)
+    fn queue(keys: &str, repeats: bool) -> NextUseQueue {
+        NextUseQueue::new(keys.chars().map(|key| key.to_string().into()).collect(), repeats)
     }
 
-    fn upcoming(order: &Order) -> String {
-        order.upcoming().map(|key| &**key).collect()
+    fn upcoming(queue: &NextUseQueue) -> String {
+        queue.upcoming().map(|key| &**key).collect()
     }
 
     #[test]
-    fn an_order_that_repeats_wraps_around() {
-        let mut order = order("abcab", true);
-        assert_eq!((order.distance("a"), order.distance("c"), order.distance("x")), (Some(0), Some(2), None));
+    fn a_repeating_schedule_wraps_around() {
+        let mut queue = queue("abcab", true);
+        assert_eq!((queue.distance("a"), queue.distance("c"), queue.distance("x")), (Some(0), Some(2), None));
         for key in ["a", "b", "c"] {
-            order.used(key);
+            queue.record_use(key);
         }
-        assert_eq!((order.distance("a"), order.distance("c"), upcoming(&order).as_str()), (Some(0), Some(4), "ababc"));
-        order.used("a");
-        order.used("b");
-        assert_eq!(upcoming(&order), "abcab");
+        assert_eq!((queue.distance("a"), queue.distance("c"), upcoming(&queue).as_str()), (Some(0), Some(4), "ababc"));
+        queue.record_use("a");
+        queue.record_use("b");
+        assert_eq!(upcoming(&queue), "abcab");
     }
 
     #[test]
-    fn an_order_that_ends_says_what_is_never_used_again() {
-        let mut order = order("abc", false);
-        order.used("a");
-        assert_eq!((order.distance("a"), upcoming(&order).as_str()), (None, "bc"));
-        assert!(order.due("a", None, 0) > order.due("other", None, 1000));
-        order.used("b");
-        order.used("c");
-        assert_eq!(upcoming(&order), "");
-        order.used("c");
+    fn a_schedule_that_ends_ranks_past_items_last() {
+        let mut queue = queue("abc", false);
+        queue.record_use("a");
+        assert_eq!((queue.distance("a"), upcoming(&queue).as_str()), (None, "bc"));
+        assert!(queue.next_use("a", None, 0) > queue.next_use("other", None, 1000));
+        queue.record_use("b");
+        queue.record_use("c");
+        assert_eq!(upcoming(&queue), "");
+        queue.record_use("c");
     }
 
     #[test]
-    fn uses_out_of_order_are_followed_for_a_little_way() {
-        let mut order = order("abcdefgh", true);
-        order.used("b");
-        assert_eq!(upcoming(&order), "cdefghab", "one was left out, or comes late");
-        order.used("a");
-        assert_eq!(upcoming(&order), "cdefghab", "it came late");
-        order.used("g");
-        assert_eq!(upcoming(&order), "habcdefg", "it was left out");
+    fn small_deviations_advance_the_schedule() {
+        let mut queue = queue("abcdefgh", true);
+        queue.record_use("b");
+        assert_eq!(upcoming(&queue), "cdefghab", "one was skipped, or comes late");
+        queue.record_use("a");
+        assert_eq!(upcoming(&queue), "cdefghab", "it came late");
+        queue.record_use("g");
+        assert_eq!(upcoming(&queue), "habcdefg", "it was skipped");
     }
 
     #[test]
-    fn what_is_due_first() {
-        let order = order("ab", true);
-        let due = [
-            order.due("x", Some(0), 9),
-            order.due("y", Some(1), 0),
-            order.due("a", None, 5),
-            order.due("b", None, 0),
-            order.due("z", None, 0),
-            order.due("z", None, 3),
+    fn prefetched_items_rank_first() {
+        let queue = queue("ab", true);
+        let next_uses = [
+            queue.next_use("x", Some(0), 9),
+            queue.next_use("y", Some(1), 0),
+            queue.next_use("a", None, 5),
+            queue.next_use("b", None, 0),
+            queue.next_use("z", None, 0),
+            queue.next_use("z", None, 3),
         ];
-        assert!(due.is_sorted() && due.windows(2).all(|pair| pair[0] < pair[1]), "{due:?}");
-        assert_eq!(Order::default().upcoming().count(), 0);
+        assert!(next_uses.is_sorted() && next_uses.windows(2).all(|pair| pair[0] < pair[1]), "{next_uses:?}");
+        assert_eq!(NextUseQueue::default().upcoming().count(), 0);
     }
 }

@@ -1,47 +1,49 @@
-//! Which bytes of the arena belong to whom: pure.
+//! Slots of the arena, which contain items of different sizes: pure.
 //!
-//! Items have different sizes and cannot be moved while they are lent. All others can make room, so that a place is not
-//! looked for in what is free, but in everything between those that stay: of all stretches that are long enough, the one
-//! whose occupants can best be spared. The guarantee follows: a place of `n` bytes is found as soon as there are `n` bytes
-//! between two neighbours that stay. With `k` of those, which have `L` bytes together, in an arena of `M`, that is certain
-//! for every `n` up to `(M - L) / (k + 1)`; and where all places have one size, whenever so much is left at all. Large items
-//! are put at the front and small ones at the back, so that small ones that stay are not strewn between large ones.
+//! Borrowed items cannot move; all others can be evicted. So the allocator searches not only free memory, but every
+//! range between borrowed items, and takes the range whose items are used last. This gives a guarantee: a slot of `n`
+//! bytes is found as soon as there are `n` bytes between two neighbouring borrowed items. With `k` of those, of `L`
+//! bytes together, in an arena of `M`, that is certain for every `n` up to `(M - L) / (k + 1)`. If all slots have one
+//! size, it is certain while that much memory is left.
+//!
+//! Large items go to the front of the arena and small ones to the back, so that small borrowed items do not split the
+//! room for large ones.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-/// An item's number.
-pub(crate) type Id = u64;
+/// Identifies an item; never reused.
+pub(crate) type ItemId = u64;
 
-/// From this part of the arena on an item is large.
-const LARGE_PART: usize = 16;
+/// Items of at least this fraction of the arena count as large.
+const LARGE_FRACTION: usize = 16;
 
-/// Who is in the arena, and where.
+/// The slots of the arena and their owners.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct SlotAllocator {
     len: usize,
-    /// The bytes and the owner of each place, by where it begins.
-    taken: BTreeMap<usize, (usize, Id)>,
+    /// The length and the owner of each slot, by its start.
+    taken: BTreeMap<usize, (usize, ItemId)>,
     used: usize,
 }
 
-/// A stretch that is long enough, and who has to leave it.
+/// A range that is long enough, and the items to evict from it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Window {
+pub(crate) struct VictimRange {
     pub(crate) start: usize,
-    pub(crate) occupants: Vec<Id>,
+    pub(crate) victims: Vec<ItemId>,
 }
 
-/// A stretch of the arena: what is free, or whose it is.
+/// A free range, or a slot that can be evicted.
 #[derive(Clone, Copy)]
-struct Stretch {
+struct Span {
     start: usize,
     len: usize,
-    /// The owner, and how well it can be spared.
-    owner: Option<(Id, u64)>,
+    /// The item, and when it is used next.
+    owner: Option<(ItemId, u64)>,
 }
 
-impl Places {
+impl SlotAllocator {
     pub(crate) fn new(len: usize) -> Self {
         Self { len, taken: BTreeMap::new(), used: 0 }
     }
@@ -50,31 +52,31 @@ impl Places {
         self.len
     }
 
-    /// Bytes that are free, wherever they are.
-    pub(crate) fn free(&self) -> usize {
+    /// Free bytes, contiguous or not.
+    pub(crate) fn free_bytes(&self) -> usize {
         self.len - self.used
     }
 
-    /// Who is in the arena.
-    pub(crate) fn owners(&self) -> impl Iterator<Item = Id> {
+    /// The owners of all slots.
+    pub(crate) fn owners(&self) -> impl Iterator<Item = ItemId> {
         self.taken.values().map(|(_, id)| *id)
     }
 
-    pub(crate) fn take(&mut self, start: usize, len: usize, id: Id) {
+    pub(crate) fn occupy(&mut self, start: usize, len: usize, id: ItemId) {
         let before = self.taken.insert(start, (len, id));
         debug_assert!(before.is_none() && start + len <= self.len, "{start} has an owner: {before:?}");
         self.used += len;
     }
 
-    pub(crate) fn leave(&mut self, start: usize) {
+    pub(crate) fn release(&mut self, start: usize) {
         let left = self.taken.remove(&start);
         debug_assert!(left.is_some(), "nobody is at {start}");
         self.used -= left.map_or(0, |(len, _)| len);
     }
 
-    /// The smallest gap that is enough.
-    pub(crate) fn gap(&self, len: usize) -> Option<usize> {
-        if len > self.free() {
+    /// Finds the smallest gap that is large enough.
+    pub(crate) fn find_gap(&self, len: usize) -> Option<usize> {
+        if len > self.free_bytes() {
             return None;
         }
         let mut best: Option<Range<usize>> = None;
@@ -82,7 +84,7 @@ impl Places {
         let ends = self.taken.iter().map(|(start, (len, _))| (*start, start + len)).chain([(self.len, self.len)]);
         for (start, end) in ends {
             let (gap, is_enough) = (at..start, start - at >= len);
-            // Of equal ones the first for the large, and the last for the small.
+            // Of equal gaps, large items take the first and small ones the last.
             let is_better = |best: &Range<usize>| match gap.len().cmp(&best.len()) {
                 std::cmp::Ordering::Equal => !self.is_large(len),
                 order => order.is_lt(),
@@ -92,69 +94,77 @@ impl Places {
             }
             at = end;
         }
-        best.map(|gap| self.anchored(&gap, len))
+        best.map(|gap| self.place_in(&gap, len))
     }
 
-    /// The stretch whose occupants can best be spared. `spare` says how well that is for each, and nothing for those that
-    /// stay; of a stretch, whoever can be spared least counts.
-    pub(crate) fn window(&self, len: usize, mut spare: impl FnMut(Id) -> Option<u64>) -> Option<Window> {
-        let mut best: Option<(u64, usize, Window)> = None;
-        // The stretches under the window, and of their owners those that can be spared less than all behind them.
-        let (mut under, mut least): (VecDeque<Stretch>, VecDeque<(usize, u64)>) = (VecDeque::new(), VecDeque::new());
+    /// Finds the range whose items are used last. `next_use_of` is `None` for items that cannot be evicted. A range
+    /// counts as its item that is used soonest.
+    pub(crate) fn find_victims(
+        &self,
+        len: usize,
+        mut next_use_of: impl FnMut(ItemId) -> Option<u64>,
+    ) -> Option<VictimRange> {
+        let mut best: Option<(u64, usize, VictimRange)> = None;
+        // A sliding window of spans, and a monotonic queue of their next uses: its front is the soonest.
+        let (mut spans, mut soonest): (VecDeque<Span>, VecDeque<(usize, u64)>) = (VecDeque::new(), VecDeque::new());
         let mut bytes = 0;
-        let mut consider = |stretch: Option<Stretch>| {
-            let Some(stretch) = stretch else {
-                (bytes, _) = (0, (under.clear(), least.clear()));
+        let mut consider = |span: Option<Span>| {
+            let Some(span) = span else {
+                (bytes, _) = (0, (spans.clear(), soonest.clear()));
                 return;
             };
-            under.push_back(stretch);
-            bytes += stretch.len;
-            if let Some((_, spared)) = stretch.owner {
-                while least.back().is_some_and(|(_, other)| *other >= spared) {
-                    least.pop_back();
+            spans.push_back(span);
+            bytes += span.len;
+            if let Some((_, next_use)) = span.owner {
+                while soonest.back().is_some_and(|(_, other)| *other >= next_use) {
+                    soonest.pop_back();
                 }
-                least.push_back((stretch.start, spared));
+                soonest.push_back((span.start, next_use));
             }
-            while let Some(first) = under.front().copied().filter(|first| bytes - first.len >= len) {
-                under.pop_front();
+            while let Some(first) = spans.front().copied().filter(|first| bytes - first.len >= len) {
+                spans.pop_front();
                 bytes -= first.len;
-                if least.front().is_some_and(|(start, _)| *start == first.start) {
-                    least.pop_front();
+                if soonest.front().is_some_and(|(start, _)| *start == first.start) {
+                    soonest.pop_front();
                 }
             }
             if bytes < len {
                 return;
             }
-            let score = least.front().map_or(u64::MAX, |(_, spared)| *spared);
-            let is_better = |(other, cost, _): &(u64, usize, Window)| (score, *cost) > (*other, bytes);
+            let score = soonest.front().map_or(u64::MAX, |(_, next_use)| *next_use);
+            let is_better = |(other, cost, _): &(u64, usize, VictimRange)| (score, *cost) > (*other, bytes);
             if best.as_ref().is_none_or(is_better) {
-                let occupants = under.iter().filter_map(|stretch| stretch.owner.map(|(id, _)| id)).collect();
-                let start = under.front().map_or(0, |first| first.start);
-                let start = self.anchored(&(start..start + bytes), len);
-                best = Some((score, bytes, Window { start, occupants }));
+                let victims = spans.iter().filter_map(|span| span.owner.map(|(id, _)| id)).collect();
+                let start = spans.front().map_or(0, |first| first.start);
+                let start = self.place_in(&(start..start + bytes), len);
+                best = Some((score, bytes, VictimRange { start, victims }));
             }
         };
         let mut at = 0;
         for (start, (owned, id)) in &self.taken {
             if *start > at {
-                consider(Some(Stretch { start: at, len: start - at, owner: None }));
+                consider(Some(Span { start: at, len: start - at, owner: None }));
             }
-            consider(spare(*id).map(|spared| Stretch { start: *start, len: *owned, owner: Some((*id, spared)) }));
+            consider(next_use_of(*id).map(|next_use| Span {
+                start: *start,
+                len: *owned,
+                owner: Some((*id, next_use)),
+            }));
             at = start + owned;
         }
         if self.len > at {
-            consider(Some(Stretch { start: at, len: self.len - at, owner: None }));
+            consider(Some(Span { start: at, len: self.len - at, owner: None }));
         }
-        best.map(|(_, _, window)| window)
+        best.map(|(_, _, range)| range)
     }
 
     fn is_large(&self, len: usize) -> bool {
-        len >= self.len / LARGE_PART
+        len >= self.len / LARGE_FRACTION
     }
 
-    /// Where in a stretch an item goes.
-    fn anchored(&self, stretch: &Range<usize>, len: usize) -> usize {
-        if self.is_large(len) { stretch.start } else { stretch.end - len }
+    /// Where in a range a slot goes.
+    fn place_in(&self, span: &Range<usize>, len: usize) -> usize {
+        if self.is_large(len) { span.start } else { span.end - len }
     }
 }
 
@@ -164,90 +174,90 @@ mod tests {
 
     use super::*;
 
-    /// An arena with those places taken: bytes before each, its bytes, and how well it can be spared.
-    fn arena(len: usize, parts: &[(usize, usize, Option<u64>)]) -> (Places, Vec<Option<u64>>) {
-        let (mut places, mut at) = (Places::new(len), 0);
+    /// An arena with these slots: the gap before each, its bytes, and its next use.
+    fn arena(len: usize, parts: &[(usize, usize, Option<u64>)]) -> (SlotAllocator, Vec<Option<u64>>) {
+        let (mut slots, mut at) = (SlotAllocator::new(len), 0);
         for (id, (gap, bytes, _)) in parts.iter().enumerate() {
-            places.take(at + gap, *bytes, id as Id);
+            slots.occupy(at + gap, *bytes, id as ItemId);
             at += gap + bytes;
         }
-        (places, parts.iter().map(|part| part.2).collect())
+        (slots, parts.iter().map(|part| part.2).collect())
     }
 
     #[test]
-    fn the_smallest_gap_is_taken_from_its_side() {
-        let (places, _) = arena(160, &[(20, 10, None), (10, 20, None), (10, 40, None)]);
-        assert_eq!(places.gap(10), Some(30), "large: the first of two");
-        assert_eq!(places.gap(5), Some(65), "small: the end of the last");
-        assert_eq!((places.gap(51), places.free()), (None, 90));
+    fn slots_come_from_the_smallest_gap() {
+        let (slots, _) = arena(160, &[(20, 10, None), (10, 20, None), (10, 40, None)]);
+        assert_eq!(slots.find_gap(10), Some(30), "large: the first of two");
+        assert_eq!(slots.find_gap(5), Some(65), "small: the end of the last");
+        assert_eq!((slots.find_gap(51), slots.free_bytes()), (None, 90));
     }
 
     #[test]
-    fn who_is_spared_best_leaves() {
-        let (places, spared) = arena(40, &[(0, 10, Some(3)), (0, 10, Some(9)), (0, 10, None), (0, 10, Some(5))]);
-        let window = |len| places.window(len, |id| spared[id as usize]);
-        assert_eq!(window(10), Some(Window { start: 10, occupants: vec![1] }));
-        assert_eq!(window(20), Some(Window { start: 0, occupants: vec![0, 1] }));
-        assert_eq!(window(21), None, "one that stays is between");
+    fn the_items_used_last_are_evicted() {
+        let (slots, next_use) = arena(40, &[(0, 10, Some(3)), (0, 10, Some(9)), (0, 10, None), (0, 10, Some(5))]);
+        let range = |len| slots.find_victims(len, |id| next_use[id as usize]);
+        assert_eq!(range(10), Some(VictimRange { start: 10, victims: vec![1] }));
+        assert_eq!(range(20), Some(VictimRange { start: 0, victims: vec![0, 1] }));
+        assert_eq!(range(21), None, "a borrowed item is between");
     }
 
     proptest! {
-        /// The window is the best there is, by trying all of them.
+        /// Brute force finds no better range.
         #[test]
-        fn no_better_window_exists(
+        fn no_better_range_exists(
             parts in prop::collection::vec((0_usize..4, 1_usize..6, prop::option::of(0_u64..6)), 0..12),
             rest in 0_usize..4,
             len in 1_usize..20,
         ) {
             let total = parts.iter().map(|part| part.0 + part.1).sum::<usize>() + rest;
-            let (places, spared) = arena(total, &parts);
+            let (slots, next_use) = arena(total, &parts);
             let mut owner = vec![None; total];
-            for (start, (bytes, id)) in &places.taken {
+            for (start, (bytes, id)) in &slots.taken {
                 owner[*start..start + bytes].fill(Some(*id));
             }
             let score = |start: usize| {
-                let inside: Vec<Id> = owner[start..start + len].iter().flatten().copied().collect();
-                let worst = inside.iter().map(|id| spared[*id as usize]).min().unwrap_or(Some(u64::MAX));
+                let inside: Vec<ItemId> = owner[start..start + len].iter().flatten().copied().collect();
+                let worst = inside.iter().map(|id| next_use[*id as usize]).min().unwrap_or(Some(u64::MAX));
                 worst.map(|worst| (worst, inside))
             };
             let best = (0..(total + 1).saturating_sub(len)).filter_map(score).map(|(worst, _)| worst).max();
-            let found = places.window(len, |id| spared[id as usize]);
+            let found = slots.find_victims(len, |id| next_use[id as usize]);
             prop_assert_eq!(found.is_some(), best.is_some());
-            if let Some(Window { start, occupants }) = found {
+            if let Some(VictimRange { start, victims }) = found {
                 let (worst, mut inside) = score(start).unwrap();
                 inside.dedup();
                 prop_assert_eq!(Some(worst), best);
-                prop_assert!(inside.iter().all(|id| occupants.contains(id)));
-                prop_assert_eq!(places.gap(len).is_some(), worst == u64::MAX);
+                prop_assert!(inside.iter().all(|id| victims.contains(id)));
+                prop_assert_eq!(slots.find_gap(len).is_some(), worst == u64::MAX);
             }
-            if let Some(start) = places.gap(len) {
+            if let Some(start) = slots.find_gap(len) {
                 prop_assert!(owner[start..start + len].iter().all(Option::is_none));
             }
         }
 
-        /// What is said of the largest item that is certain to find a place.
+        /// The module's guarantee for the largest slot that is certain to be found.
         #[test]
         fn the_guarantee_holds(stay in prop::collection::vec((0_usize..40, 1_usize..10), 0..6), rest in 0_usize..40) {
             let parts: Vec<_> = stay.iter().map(|(gap, bytes)| (*gap, *bytes, None)).collect();
             let total = parts.iter().map(|part| part.0 + part.1).sum::<usize>() + rest;
-            let (places, _) = arena(total, &parts);
-            let certain = places.free() / (parts.len() + 1);
-            prop_assert!(certain == 0 || places.window(certain, |_| None).is_some());
+            let (slots, _) = arena(total, &parts);
+            let certain = slots.free_bytes() / (parts.len() + 1);
+            prop_assert!(certain == 0 || slots.find_victims(certain, |_| None).is_some());
         }
 
-        /// Places of one size: as many as there is room for, in whatever order they come and go.
+        /// Equal slots fill the arena, in any order of allocation.
         #[test]
-        fn equal_places_fill_the_arena(order in prop::collection::vec(any::<prop::sample::Index>(), 1..60), rest in 0_usize..7) {
-            let mut places = Places::new(8 * 7 + rest);
+        fn equal_slots_fill_the_arena(order in prop::collection::vec(any::<prop::sample::Index>(), 1..60), rest in 0_usize..7) {
+            let mut slots = SlotAllocator::new(8 * 7 + rest);
             let mut held: Vec<usize> = Vec::new();
             for (step, index) in order.iter().enumerate() {
                 if held.len() == 8 {
-                    prop_assert_eq!(places.gap(7), None);
+                    prop_assert_eq!(slots.find_gap(7), None);
                     let gone = held.swap_remove(index.index(8));
-                    places.leave(gone);
+                    slots.release(gone);
                 }
-                let start = places.window(7, |_| None).map(|window| window.start).unwrap();
-                places.take(start, 7, step as Id);
+                let start = slots.find_victims(7, |_| None).map(|range| range.start).unwrap();
+                slots.occupy(start, 7, step as ItemId);
                 held.push(start);
             }
         }

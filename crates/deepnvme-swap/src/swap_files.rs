@@ -1,8 +1,8 @@
-//! The swap files: private, gone at the end, also after a crash.
+//! The swap files: private, and deleted at the end or after a crash.
 //!
-//! Without names where the file system has such files (`O_TMPFILE`); else made and unlinked at once; with names only where
-//! that is asked for. A file with a name is a [`Temporary`]: locked (`flock`) while its process lives, with a name that states
-//! which file it is. Whoever finds such a one that nobody has locked removes it, and no other file.
+//! They have no names if the file system supports `O_TMPFILE`; otherwise they are created and unlinked immediately.
+//! With `is_named`, a file is a [`Temporary`]: locked (`flock`) while its process lives, with a name that states its
+//! inode. Only such files that no process has locked are removed as stale.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -15,34 +15,34 @@ use deepnvme_io::{Access, DirectMode, DirectState, Error as IoError, TensorFile}
 use crate::error::{Error, Result};
 use crate::extent_allocator::Extent;
 
-/// What the names of swap files begin with.
+/// The prefix of all swap file names.
 pub const NAME_PREFIX: &str = ".deepnvme-swap-";
-/// What swap files are temporaries of.
+/// The name that the temporaries are derived from.
 const STEM: &str = "deepnvme-swap-file";
-/// Stretches of the file begin at multiples of this at least.
+/// The minimum alignment of extents.
 const GRAIN_BYTES_MIN: u64 = 4096;
-/// A file grows by an eighth, and by no more than this at once.
+/// A file grows by an eighth, up to this limit.
 const GROWTH_BYTES_MAX: u64 = 1 << 30;
 
 /// The files of one swapper, as one logical file.
 #[derive(Debug)]
-pub(crate) struct Files {
+pub(crate) struct SwapFiles {
     file: Arc<TensorFile>,
-    grain: u64,
-    /// Names that go at the end, with the files that keep them locked.
+    alignment: u64,
+    /// Named files, deleted at the end and locked until then.
     named: Mutex<Vec<Temporary>>,
     is_named: bool,
     pid: u32,
 }
 
-impl Files {
-    /// A new file in each folder, striped where there are several. What crashed processes have left there is removed.
+impl SwapFiles {
+    /// Creates a file in each folder, striped if there are several. Removes stale files of crashed processes.
     pub(crate) fn new(folders: &[PathBuf], stripe_bytes: u64, is_named: bool, direct: DirectMode) -> Result<Self> {
         if folders.is_empty() {
-            return Err(Error::Invalid("a swapper needs a folder for its file".into()));
+            return Err(Error::Invalid("a swapper needs at least one folder".into()));
         }
         let mut parts = Vec::with_capacity(folders.len());
-        // Files with names are removed at the end.
+        // Named files are deleted at the end, when the working directory may be another one.
         let absolute = |folder: &PathBuf| std::path::absolute(folder).unwrap_or_else(|_| folder.clone());
         for folder in &folders.iter().map(absolute).collect::<Vec<_>>() {
             remove_stale(&folder.join(STEM));
@@ -51,27 +51,27 @@ impl Files {
         let fds: Vec<(BorrowedFd<'_>, &Path)> =
             parts.iter().map(|(path, file, _)| (file.as_fd(), path.as_path())).collect();
         let file = TensorFile::from_fds(&fds, stripe_bytes, Access::ReadWrite, direct)?;
-        let grain = match file.direct() {
+        let alignment = match file.direct() {
             DirectState::Direct { offset_alignment_bytes, .. } => offset_alignment_bytes.max(GRAIN_BYTES_MIN),
             DirectState::Buffered { .. } => GRAIN_BYTES_MIN,
         };
         let named: Vec<Temporary> = parts.into_iter().filter_map(|(_, _, name)| name).collect();
         let is_named = !named.is_empty();
-        Ok(Self { file, grain, named: Mutex::new(named), is_named, pid: std::process::id() })
+        Ok(Self { file, alignment, named: Mutex::new(named), is_named, pid: std::process::id() })
     }
 
     pub(crate) fn file(&self) -> &Arc<TensorFile> {
         &self.file
     }
 
-    pub(crate) fn grain(&self) -> u64 {
-        self.grain
+    pub(crate) fn alignment(&self) -> u64 {
+        self.alignment
     }
 
-    /// Sets room aside up to `end`, and some more where there is enough: a full disk is an error here, and none later. How far
-    /// it reaches now.
-    pub(crate) fn reach(&self, end: u64) -> Result<u64, IoError> {
-        let more = (end + (end / 8).min(GROWTH_BYTES_MAX)).next_multiple_of(self.grain);
+    /// Preallocates up to `end`, and somewhat more if the disk has room, so that a full disk is an error here and not
+    /// later. Returns the new size.
+    pub(crate) fn preallocate(&self, end: u64) -> Result<u64, IoError> {
+        let more = (end + (end / 8).min(GROWTH_BYTES_MAX)).next_multiple_of(self.alignment);
         if self.file.set_len(more).is_ok() {
             return Ok(more);
         }
@@ -79,13 +79,13 @@ impl Files {
         Ok(end)
     }
 
-    /// Gives back what is behind the end, where the file system can do that.
-    pub(crate) fn cut(&self, end: u64) {
+    /// Truncates the file, if the file system supports that.
+    pub(crate) fn truncate(&self, end: u64) {
         let _ = self.file.cut(end);
     }
 
-    /// Where a stretch is: parts of files, in its order.
-    pub(crate) fn locate(&self, extent: &Extent) -> Result<Vec<Located>, IoError> {
+    /// Finds an extent in the files, in order.
+    pub(crate) fn file_extents(&self, extent: &Extent) -> Result<Vec<FileExtent>, IoError> {
         let (mut parts, mut at) = (Vec::new(), extent.start);
         while at < extent.end {
             let (fd, path, offset, together) = self.file.locate(at)?;
@@ -95,46 +95,46 @@ impl Files {
                 path.to_path_buf()
             };
             let bytes = together.min(extent.end - at);
-            parts.push(Located { fd, path, offset, bytes });
+            parts.push(FileExtent { fd, path, offset, bytes });
             at += bytes;
         }
         Ok(parts)
     }
 }
 
-/// A stretch of one file.
+/// A range of one file.
 #[derive(Clone, Debug)]
-pub struct Located {
-    /// The file, open through the page cache.
+pub struct FileExtent {
+    /// The file, opened for buffered I/O.
     pub fd: Arc<OwnedFd>,
-    /// Its name; of a file that has none, one that works as long as this process has it open.
+    /// Its path. For a file without a name, a `/proc` path that works while this process has it open.
     pub path: PathBuf,
-    /// Where in it.
+    /// Offset in the file.
     pub offset: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
-impl Files {
-    /// Does away with the files; what they had is gone.
+impl SwapFiles {
+    /// Deletes the files.
     pub(crate) fn remove(&self) {
-        // After a fork they are the parent's.
+        // After a fork, the files belong to the parent process.
         if self.pid == std::process::id() {
             let named = std::mem::take(&mut *self.named.lock().unwrap_or_else(PoisonError::into_inner));
             drop(named);
-            // Whoever still has a lend keeps the file open, but not its room.
-            self.cut(0);
+            // A `Borrowed` may keep the file open, but not its disk space.
+            self.truncate(0);
         }
     }
 }
 
-impl Drop for Files {
+impl Drop for SwapFiles {
     fn drop(&mut self) {
         self.remove();
     }
 }
 
-/// A new file in the folder: its path, a descriptor, and its name, if it has one.
+/// Creates a file in the folder. Returns its path, a descriptor, and its name if it keeps one.
 fn create(folder: &Path, is_named: bool) -> Result<(PathBuf, OwnedFd, Option<Temporary>)> {
     let refused = |error: IoError| error.at_path(folder);
     if !is_named && let Ok(fd) = fs::open_unnamed(folder) {
@@ -143,7 +143,7 @@ fn create(folder: &Path, is_named: bool) -> Result<(PathBuf, OwnedFd, Option<Tem
     let file = Temporary::new(&folder.join(STEM)).map_err(refused)?;
     let again = fs::reopen(file.file(), OFlags::RDWR);
     let again = again.map_err(|errno| refused(IoError::os("make a swap file in", errno)))?;
-    // Without being asked for, the name goes at once.
+    // A name that was not requested is removed at once.
     Ok((file.path().to_path_buf(), again, is_named.then_some(file)))
 }
 
@@ -160,23 +160,23 @@ mod tests {
         std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
     }
 
-    fn files(folder: &Path, is_named: bool) -> Files {
-        Files::new(&[folder.to_path_buf()], 1 << 20, is_named, DirectMode::Preferred).unwrap()
+    fn files(folder: &Path, is_named: bool) -> SwapFiles {
+        SwapFiles::new(&[folder.to_path_buf()], 1 << 20, is_named, DirectMode::Preferred).unwrap()
     }
 
     #[test]
     fn a_file_without_a_name_leaves_no_trace() {
         let folder = tempfile::tempdir().unwrap();
         let files = files(folder.path(), false);
-        assert!(files.reach(100_000).unwrap() >= 100_000 && names(folder.path()).is_empty());
+        assert!(files.preallocate(100_000).unwrap() >= 100_000 && names(folder.path()).is_empty());
     }
 
     #[test]
-    fn names_are_private_and_go_with_their_owner() {
+    fn named_files_are_private_and_deleted_with_their_owner() {
         let folder = tempfile::tempdir().unwrap();
         let (one, other) = (files(folder.path(), true), files(folder.path(), true));
         let found = names(folder.path());
-        assert_eq!(found.len(), 2, "the second leaves the first alone");
+        assert_eq!(found.len(), 2, "the second does not delete the first");
         assert!(found.iter().all(|path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777 == 0o600));
         drop(one);
         assert_eq!(names(folder.path()).len(), 1);
@@ -184,7 +184,7 @@ mod tests {
         assert!(names(folder.path()).is_empty());
     }
 
-    /// A file as a process that was killed leaves it.
+    /// Leaves a file as a killed process does.
     fn left_behind(folder: &Path) -> PathBuf {
         let first = folder.join("new");
         let file = File::create(&first).unwrap();
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_proves_to_be_ours_and_nobody_has_locked_is_removed() {
+    fn unlocked_files_of_dead_processes_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let (stale, locked) = (left_behind(folder.path()), left_behind(folder.path()));
         let holder = File::open(&locked).unwrap();
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_somebody_else_stays_whatever_its_name() {
+    fn foreign_files_stay_whatever_their_names() {
         let folder = tempfile::tempdir().unwrap();
         let stale = left_behind(folder.path());
         let copy = stale.with_file_name(stale.file_name().unwrap().to_str().unwrap().replace("cdef", "cdee"));
@@ -228,17 +228,19 @@ mod tests {
     fn several_folders_are_one_file() {
         let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let paths = folders.each_ref().map(|folder| folder.path().to_path_buf());
-        let files = Files::new(&paths, 4096, true, DirectMode::Preferred).unwrap();
-        let parts = files.locate(&(4096..3 * 4096 + 10)).unwrap();
-        let is_second = |part: &Located| part.path.starts_with(&paths[1]);
+        let files = SwapFiles::new(&paths, 4096, true, DirectMode::Preferred).unwrap();
+        let parts = files.file_extents(&(4096..3 * 4096 + 10)).unwrap();
+        let is_second = |part: &FileExtent| part.path.starts_with(&paths[1]);
         let places: Vec<_> = parts.iter().map(|part| (is_second(part), part.offset, part.bytes)).collect();
         assert_eq!(places, [(true, 0, 4096), (false, 4096, 4096), (true, 4096, 10)]);
     }
 
     #[test]
     fn no_folder_is_an_error_that_names_it() {
-        let Err(error) = Files::new(&["/no/such/folder".into()], 4096, false, DirectMode::Preferred) else { panic!() };
+        let Err(error) = SwapFiles::new(&["/no/such/folder".into()], 4096, false, DirectMode::Preferred) else {
+            panic!()
+        };
         assert!(error.to_string().contains("/no/such/folder"), "{error}");
-        assert!(Files::new(&[], 4096, false, DirectMode::Preferred).is_err());
+        assert!(SwapFiles::new(&[], 4096, false, DirectMode::Preferred).is_err());
     }
 }
