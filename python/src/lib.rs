@@ -89,7 +89,7 @@ mod _deepnvme {
     #[pymodule_export]
     use crate::stats::Stats;
     #[pymodule_export]
-    use crate::streaming::{_packed_tensors, _picked_page_bytes, _stash_bytes_wanted, PyPicker, PyStored, PyStreamer};
+    use crate::streaming::{_packed_tensors, _picked_page_bytes, _stash_bytes_wanted, PySparseRowCache, PyEncodedTensor, PyStreamer};
     #[pymodule_export]
     use crate::swap::{PyBorrowed, PySwapper};
     #[pymodule_export]

@@ -1,37 +1,37 @@
-//! What stays in memory as it is on disk, and is converted whenever its unit comes.
+//! The compressed-weight cache: weights kept in memory as they are on disk, and decoded on each use.
 //!
-//! Bytes on disk are fewer than those that they become (bf16 for fp32, packed, quantised), so that as much memory spares more
-//! reading than whole units in it would. Every unit has about the same part of its bytes there: the disk is needed as
-//! steadily as without.
+//! Encoded weights have fewer bytes than decoded ones (bf16 instead of fp32, packed, quantised), so the cache saves
+//! more reads than decoded groups in the same memory would. It is spread evenly over the groups, so the disk load stays
+//! even as well.
 
 use deepnvme_io::mem::Buffer;
 
 use crate::error::Result;
-use crate::layer_group::{Conversion, Unit};
+use crate::layer_group::{Conversion, LayerGroup};
 
-/// Which conversions have their bytes in a berth, and which one: of each unit, in the order of its conversions.
+/// The cache entry of each conversion, if it has one: by group, then by conversion.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Berths {
+pub(crate) struct CachePlan {
     of: Vec<Vec<Option<usize>>>,
-    /// Bytes of each.
+    /// Bytes of each entry.
     pub(crate) bytes: Vec<usize>,
 }
 
-impl Berths {
-    /// As many as so much memory is enough for, spread evenly over the units that come and go.
-    pub(crate) fn choose(units: &[Unit], stays: &[bool], bytes_max: u64) -> Self {
+impl CachePlan {
+    /// Chooses entries that fit into this much memory, spread evenly over the groups that are not pinned.
+    pub(crate) fn choose(groups: &[LayerGroup], pinned: &[bool], bytes_max: u64) -> Self {
         let mut berths =
-            Self { of: units.iter().map(|unit| vec![None; unit.conversions.len()]).collect(), bytes: vec![] };
-        let passing = (0..units.len()).filter(|unit| !stays.get(*unit).copied().unwrap_or_default());
-        let all = passing.flat_map(|unit| (0..units[unit].conversions.len()).map(move |index| (unit, index)));
+            Self { of: groups.iter().map(|group| vec![None; group.conversions.len()]).collect(), bytes: vec![] };
+        let passing = (0..groups.len()).filter(|group| !pinned.get(*group).copied().unwrap_or_default());
+        let all = passing.flat_map(|group| (0..groups[group].conversions.len()).map(move |index| (group, index)));
         let mut left: Vec<(usize, usize, usize)> =
-            all.filter_map(|(unit, index)| Some((unit, index, worth(&units[unit].conversions[index])?))).collect();
+            all.filter_map(|(group, index)| Some((group, index, worth(&groups[group].conversions[index])?))).collect();
         let wanted: u64 = left.iter().map(|(.., bytes)| *bytes as u64).sum();
         let mut memory = bytes_max;
-        // Of each stretch of the order its share, then whatever still fits.
+        // First each part of the order gets its share, then anything that still fits.
         let mut owed: u128 = 0;
         for is_last in [false, true] {
-            left.retain(|(unit, index, bytes)| {
+            left.retain(|(group, index, bytes)| {
                 let cost = *bytes as u64;
                 owed += u128::from(cost) * u128::from(bytes_max.min(wanted));
                 let is_due = is_last || owed >= u128::from(cost) * u128::from(wanted);
@@ -40,7 +40,7 @@ impl Berths {
                 }
                 owed = owed.saturating_sub(u128::from(cost) * u128::from(wanted));
                 memory -= cost;
-                berths.of[*unit][*index] = Some(berths.bytes.len());
+                berths.of[*group][*index] = Some(berths.bytes.len());
                 berths.bytes.push(*bytes);
                 false
             });
@@ -48,75 +48,75 @@ impl Berths {
         berths
     }
 
-    /// The one of a conversion.
-    pub(crate) fn of(&self, unit: usize, conversion: usize) -> Option<usize> {
-        self.of[unit][conversion]
+    /// The entry of a conversion.
+    pub(crate) fn of(&self, group: usize, conversion: usize) -> Option<usize> {
+        self.of[group][conversion]
     }
 
-    /// Bytes of all.
+    /// Bytes of all entries.
     pub(crate) fn total(&self) -> u64 {
         self.bytes.iter().map(|bytes| *bytes as u64).sum()
     }
 }
 
-/// Bytes of all that is worth a berth in these units, and of what they become: what an unlimited stash would have.
+/// Bytes that an unlimited cache would take for these groups, and the bytes that they decode to.
 #[must_use]
-pub fn stash_bytes_wanted(units: &[Unit]) -> (u64, u64) {
-    let conversions = units.iter().flat_map(|unit| &unit.conversions);
+pub fn cacheable_bytes(groups: &[LayerGroup]) -> (u64, u64) {
+    let conversions = groups.iter().flat_map(|group| &group.conversions);
     let worth = conversions.filter_map(|each| Some((worth(each)? as u64, each.target_bytes as u64)));
     worth.fold((0, 0), |(stored, becomes), (bytes, target)| (stored + bytes, becomes + target))
 }
 
-/// Bytes of a berth for a conversion: whole blocks, since it is read into directly. `None` where those are no fewer than
-/// what they become.
+/// Bytes of a cache entry for a conversion: whole blocks, so it can be read with direct I/O. `None` if it saves
+/// nothing.
 fn worth(conversion: &Conversion) -> Option<usize> {
     let bytes = conversion.read_bytes();
     (bytes < conversion.target_bytes).then_some(bytes)
 }
 
-/// The memory of the berths.
+/// The memory of the entries.
 #[derive(Debug, Default)]
-pub(crate) struct Stash {
-    berths: Vec<Berth>,
+pub(crate) struct CompressedCache {
+    berths: Vec<Entry>,
 }
 
 #[derive(Debug)]
-enum Berth {
+enum Entry {
     Empty(Buffer),
     Full(Buffer),
-    /// Somebody reads into it or converts from it; or it was lost to an error.
+    /// In use by a read or a conversion, or lost to an error.
     Taken,
 }
 
-impl Stash {
-    /// Memory for berths of so many bytes, nothing of which has been touched.
+impl CompressedCache {
+    /// Allocates memory for entries of these sizes, without touching it.
     pub(crate) fn new(bytes: &[usize]) -> Result<Self> {
         let buffers = Buffer::zeroed_each(bytes).map_err(|error| deepnvme_io::Error::from_io("allocate", &error))?;
-        Ok(Self { berths: buffers.into_iter().map(Berth::Empty).collect() })
+        Ok(Self { berths: buffers.into_iter().map(Entry::Empty).collect() })
     }
 
-    /// The memory of a berth, if its bytes are in it.
-    pub(crate) fn take_full(&mut self, berth: usize) -> Option<Buffer> {
-        self.take(berth, |berth| matches!(berth, Berth::Full(_)))
+    /// Takes the memory of an entry, if it contains the weights.
+    pub(crate) fn take_cached(&mut self, entry: usize) -> Option<Buffer> {
+        self.take(entry, |entry| matches!(entry, Entry::Full(_)))
     }
 
-    /// The memory of a berth that nothing has been read into yet.
-    pub(crate) fn take_empty(&mut self, berth: usize) -> Option<Buffer> {
-        self.take(berth, |berth| matches!(berth, Berth::Empty(_)))
+    /// Takes the memory of an entry that has not been read yet.
+    pub(crate) fn take_empty(&mut self, entry: usize) -> Option<Buffer> {
+        self.take(entry, |entry| matches!(entry, Entry::Empty(_)))
     }
 
-    fn take(&mut self, berth: usize, is_it: impl Fn(&Berth) -> bool) -> Option<Buffer> {
-        let taken = self.berths.get_mut(berth).filter(|berth| is_it(berth))?;
-        match std::mem::replace(taken, Berth::Taken) {
-            Berth::Empty(buffer) | Berth::Full(buffer) => Some(buffer),
-            Berth::Taken => None,
+    fn take(&mut self, entry: usize, is_it: impl Fn(&Entry) -> bool) -> Option<Buffer> {
+        let taken = self.berths.get_mut(entry).filter(|entry| is_it(entry))?;
+        match std::mem::replace(taken, Entry::Taken) {
+            Entry::Empty(buffer) | Entry::Full(buffer) => Some(buffer),
+            Entry::Taken => None,
         }
     }
 
-    /// Gives the memory back; `is_full` where the right bytes are in it.
-    pub(crate) fn put(&mut self, berth: usize, buffer: Buffer, is_full: bool) {
-        if let Some(place) = self.berths.get_mut(berth) {
-            *place = if is_full { Berth::Full(buffer) } else { Berth::Empty(buffer) };
+    /// Returns an entry's memory; `is_full` if it contains the right bytes.
+    pub(crate) fn put(&mut self, entry: usize, buffer: Buffer, is_full: bool) {
+        if let Some(place) = self.berths.get_mut(entry) {
+            *place = if is_full { Entry::Full(buffer) } else { Entry::Empty(buffer) };
         }
     }
 }
@@ -126,45 +126,45 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::layer_group::Arrival;
+    use crate::layer_group::Decoding;
 
     fn conversion(offset: u64, bytes: usize, target_bytes: usize) -> Conversion {
-        let arrival = Arrival::Unpacked;
-        Conversion { source: 0, offset, bytes, at: 0, target_bytes, arrival, trim: (0, 0), then: None }
+        let decoding = Decoding::Unpack;
+        Conversion { source: 0, offset, bytes, at: 0, target_bytes, decoding, trim: (0, 0), final_cast: None }
     }
 
     proptest! {
         #[test]
-        fn berths_are_within_memory_worth_it_and_spread_evenly(
+        fn cache_entries_fit_save_bytes_and_are_spread_evenly(
             sizes in proptest::collection::vec(proptest::collection::vec((1..5_000_000usize, 1..4usize), 0..12), 1..12),
-            stays in proptest::collection::vec(any::<bool>(), 12), share in 0..130u64, offset in 0..10_000u64,
+            pinned in proptest::collection::vec(any::<bool>(), 12), share in 0..130u64, offset in 0..10_000u64,
         ) {
-            let units: Vec<Unit> = sizes.iter().map(|unit| Unit {
-                conversions: unit.iter().map(|(bytes, times)| conversion(offset, *bytes, bytes * times)).collect(),
-                ..Unit::default()
+            let groups: Vec<LayerGroup> = sizes.iter().map(|group| LayerGroup {
+                conversions: group.iter().map(|(bytes, times)| conversion(offset, *bytes, bytes * times)).collect(),
+                ..LayerGroup::default()
             }).collect();
-            let passing: Vec<Unit> =
-                units.iter().zip(&stays).filter(|(_, stays)| !**stays).map(|(unit, _)| unit.clone()).collect();
-            let (wanted, becomes) = stash_bytes_wanted(&passing);
+            let passing: Vec<LayerGroup> =
+                groups.iter().zip(&pinned).filter(|(_, pinned)| !**pinned).map(|(group, _)| group.clone()).collect();
+            let (wanted, becomes) = cacheable_bytes(&passing);
             prop_assert!(wanted <= becomes);
             let memory = wanted * share / 100;
-            let berths = Berths::choose(&units, &stays, memory);
+            let berths = CachePlan::choose(&groups, &pinned, memory);
             prop_assert!(berths.total() <= memory);
             prop_assert!(share < 100 || berths.total() == wanted, "all that there is memory for");
-            let largest = units.iter().flat_map(|unit| &unit.conversions).filter_map(worth).max().unwrap_or(0) as u64;
+            let largest = groups.iter().flat_map(|group| &group.conversions).filter_map(worth).max().unwrap_or(0) as u64;
             prop_assert!(berths.total() + largest > memory.min(wanted) || wanted == 0, "memory is used");
             let (mut seen, mut stashed, mut before) = (vec![false; berths.bytes.len()], 0, 0);
-            for (index, unit) in units.iter().enumerate() {
-                for (number, each) in unit.conversions.iter().enumerate() {
-                    let worth = worth(each).filter(|_| !stays[index]);
-                    if let Some(berth) = berths.of(index, number) {
-                        prop_assert_eq!(Some(berths.bytes[berth]), worth);
-                        prop_assert!(!std::mem::replace(&mut seen[berth], true), "each has one of its own");
-                        stashed += berths.bytes[berth] as u64;
+            for (index, group) in groups.iter().enumerate() {
+                for (number, each) in group.conversions.iter().enumerate() {
+                    let worth = worth(each).filter(|_| !pinned[index]);
+                    if let Some(entry) = berths.of(index, number) {
+                        prop_assert_eq!(Some(berths.bytes[entry]), worth);
+                        prop_assert!(!std::mem::replace(&mut seen[entry], true), "each conversion has its own entry");
+                        stashed += berths.bytes[entry] as u64;
                     }
                     before += worth.unwrap_or(0) as u64;
                     let due = before as f64 * memory.min(wanted) as f64 / wanted.max(1) as f64;
-                    // What still fits in the end comes first.
+                    // The last pass adds whatever still fits to the first groups.
                     prop_assert!(stashed as f64 - due <= 2.0 * largest as f64 && due - stashed as f64 <= 2.0 * largest as f64);
                 }
             }
@@ -173,15 +173,15 @@ mod tests {
     }
 
     #[test]
-    fn a_berth_is_whose_it_is() {
-        let mut stash = Stash::new(&[4096, 8192]).unwrap();
-        assert!(stash.take_full(0).is_none() && stash.take_full(7).is_none());
-        let buffer = stash.take_empty(1).unwrap();
+    fn cache_entries_are_taken_and_returned() {
+        let mut cache = CompressedCache::new(&[4096, 8192]).unwrap();
+        assert!(cache.take_cached(0).is_none() && cache.take_cached(7).is_none());
+        let buffer = cache.take_empty(1).unwrap();
         assert_eq!(buffer.as_slice().len(), 8192);
-        assert!(stash.take_empty(1).is_none() && stash.take_full(1).is_none());
-        stash.put(1, buffer, false);
-        let buffer = stash.take_empty(1).unwrap();
-        stash.put(1, buffer, true);
-        assert!(stash.take_empty(1).is_none() && stash.take_full(1).is_some());
+        assert!(cache.take_empty(1).is_none() && cache.take_cached(1).is_none());
+        cache.put(1, buffer, false);
+        let buffer = cache.take_empty(1).unwrap();
+        cache.put(1, buffer, true);
+        assert!(cache.take_empty(1).is_none() && cache.take_cached(1).is_some());
     }
 }

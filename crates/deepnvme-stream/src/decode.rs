@@ -1,4 +1,4 @@
-//! From the bytes of a file to the bytes of memory: pure.
+//! Decodes and casts weights, from their bytes on disk to their bytes in memory: pure.
 
 use std::ops::Range;
 
@@ -6,12 +6,12 @@ use deepnvme_codec::pack::{Block, Scratch};
 use deepnvme_codec::quant::Scheme;
 use deepnvme_codec::{Error, Float, Result, cast, quant};
 
-use crate::layer_group::{Arrival, Conversion};
+use crate::layer_group::{Conversion, Decoding};
 
-/// What is converted before it is handed over: it stays in the processor's second cache.
+/// Bytes per step, so that each step stays in the L2 cache.
 const STEP_BYTES: usize = 256 << 10;
 
-/// Memory that is used again for the next conversion.
+/// Memory that conversions reuse.
 #[derive(Debug, Default)]
 pub(crate) struct Workspace {
     scratch: Scratch,
@@ -19,48 +19,48 @@ pub(crate) struct Workspace {
     last: Vec<u8>,
 }
 
-/// Converts a stretch, and hands it over step by step: where in the target a step goes, and its bytes.
+/// Converts one range of a file, and calls `put(offset in the target, bytes)` for each step.
 ///
 /// # Errors
-/// Where the bytes are not what they have to be, and whatever `put` returns.
+/// If the bytes are invalid, or `put` fails.
 pub(crate) fn convert<E: From<Error>>(
     conversion: &Conversion,
     source: &[u8],
     workspace: &mut Workspace,
     mut put: impl FnMut(usize, &[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
-    let Conversion { arrival, target_bytes, trim: (front, behind), then, .. } = *conversion;
+    let Conversion { decoding, target_bytes, trim: (front, behind), final_cast, .. } = *conversion;
     let Workspace { scratch, step, last } = workspace;
-    let misfit = || Error::Invalid(format!("{} bytes do not become {target_bytes} ({arrival:?})", source.len()));
+    let misfit = || Error::Invalid(format!("{} bytes do not become {target_bytes} ({decoding:?})", source.len()));
     let Some(whole) = conversion.decoded_bytes() else { return Err(misfit().into()) };
-    if then.is_some_and(|(from, _)| !front.is_multiple_of(from.bytes())) {
+    if final_cast.is_some_and(|(from, _)| !front.is_multiple_of(from.bytes())) {
         return Err(misfit().into());
     }
     let window = front..whole - behind;
-    // What is wanted of a step, in its last type.
+    // Trims each step to the requested rows, and casts it.
     let put = |at: usize, bytes: &[u8]| {
         let (from, to) = (at.max(window.start), (at + bytes.len()).min(window.end));
         if from >= to {
             return Ok(());
         }
         let (place, part) = (from - window.start, &bytes[from - at..to - at]);
-        let Some((from, to)) = then else { return put(place, part) };
+        let Some((from, to)) = final_cast else { return put(place, part) };
         last.resize(part.len() / from.bytes() * to.bytes(), 0);
         cast::convert(from, to, part, last)?;
         put(place / from.bytes() * to.bytes(), last)
     };
-    let is_whole = match arrival {
-        Arrival::Cast { from, to } => widened((from, to), source, whole, step, put)?,
-        Arrival::Unpacked => unpacked(source, whole, &window, (scratch, step), put)?,
-        Arrival::Dequantised { scheme, columns, part_rows, to } => {
-            dequantised((scheme, columns, part_rows, to), source, whole, &window, step, put)?
+    let is_whole = match decoding {
+        Decoding::Cast { from, to } => cast_floats((from, to), source, whole, step, put)?,
+        Decoding::Unpack => unpack(source, whole, &window, (scratch, step), put)?,
+        Decoding::Dequantise { scheme, columns, part_rows, to } => {
+            dequantise((scheme, columns, part_rows, to), source, whole, &window, step, put)?
         }
     };
     if is_whole { Ok(()) } else { Err(misfit().into()) }
 }
 
-/// Each of these tells whether the source has become `whole` bytes, and no more.
-fn widened<E: From<Error>>(
+/// This and the next two functions return whether the source decodes to exactly `whole` bytes.
+fn cast_floats<E: From<Error>>(
     (from, to): (Float, Float),
     source: &[u8],
     whole: usize,
@@ -81,7 +81,7 @@ fn widened<E: From<Error>>(
     Ok(true)
 }
 
-fn unpacked<E: From<Error>>(
+fn unpack<E: From<Error>>(
     source: &[u8],
     whole: usize,
     window: &Range<usize>,
@@ -106,7 +106,7 @@ fn unpacked<E: From<Error>>(
     Ok(at == whole)
 }
 
-fn dequantised<E: From<Error>>(
+fn dequantise<E: From<Error>>(
     (scheme, columns, part_rows, to): (Scheme, usize, usize, Float),
     source: &[u8],
     whole: usize,
@@ -132,7 +132,7 @@ fn dequantised<E: From<Error>>(
         let (scales, behind) = rest.split_at(scales_bytes);
         let (codes, behind) = behind.split_at(part * columns);
         let scale_bytes = scales_bytes / part;
-        // Only the rows that somebody wants.
+        // Only the requested rows.
         let begin = (window.start / row_bytes).clamp(first, first + part) - first;
         let end = window.end.div_ceil(row_bytes).clamp(first, first + part) - first;
         let mut row = begin;
@@ -157,16 +157,16 @@ mod tests {
 
     use super::*;
 
-    fn arrived(arrival: Arrival, source: &[u8], target_bytes: usize) -> Result<Vec<u8>> {
-        trimmed(arrival, source, target_bytes, (0, 0), None)
+    fn decoded(decoding: Decoding, source: &[u8], target_bytes: usize) -> Result<Vec<u8>> {
+        trimmed(decoding, source, target_bytes, (0, 0), None)
     }
 
     fn trimmed(
-        arrival: Arrival,
+        decoding: Decoding,
         source: &[u8],
         target_bytes: usize,
         trim: (usize, usize),
-        then: Option<(Float, Float)>,
+        final_cast: Option<(Float, Float)>,
     ) -> Result<Vec<u8>> {
         let mut target = Vec::new();
         let put = |at: usize, bytes: &[u8]| {
@@ -175,7 +175,7 @@ mod tests {
             Ok::<(), Error>(())
         };
         let bytes = source.len();
-        let conversion = Conversion { source: 0, offset: 0, bytes, at: 0, target_bytes, arrival, trim, then };
+        let conversion = Conversion { source: 0, offset: 0, bytes, at: 0, target_bytes, decoding, trim, final_cast };
         convert(&conversion, source, &mut Workspace::default(), put)?;
         Ok(target)
     }
@@ -192,30 +192,30 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
         #[test]
-        fn packed_weights_arrive_bit_by_bit(count in 0..400_000usize, seed: u64) {
+        fn packed_weights_decode_exactly(count in 0..400_000usize, seed: u64) {
             let bytes = weights(count, seed);
             let mut packed = Vec::new();
             for block in bytes.chunks(2 * pack::BLOCK_ELEMENTS) {
                 pack::encode(Float::Bf16, block, &mut packed).unwrap();
             }
-            prop_assert_eq!(&arrived(Arrival::Unpacked, &packed, bytes.len()).unwrap(), &bytes);
+            prop_assert_eq!(&decoded(Decoding::Unpack, &packed, bytes.len()).unwrap(), &bytes);
             if !bytes.is_empty() {
-                prop_assert!(arrived(Arrival::Unpacked, &packed, bytes.len() - 1).is_err());
-                prop_assert!(arrived(Arrival::Unpacked, &packed, bytes.len() + 1).is_err());
-                prop_assert!(arrived(Arrival::Unpacked, &packed[..packed.len() - 1], bytes.len()).is_err());
+                prop_assert!(decoded(Decoding::Unpack, &packed, bytes.len() - 1).is_err());
+                prop_assert!(decoded(Decoding::Unpack, &packed, bytes.len() + 1).is_err());
+                prop_assert!(decoded(Decoding::Unpack, &packed[..packed.len() - 1], bytes.len()).is_err());
             }
         }
 
         #[test]
-        fn casts_and_quantised_rows_are_those_of_the_whole(
+        fn casts_and_quantised_rows_equal_the_whole(
             rows in 1..300usize, columns in 1..3000usize, group in proptest::option::of(1..200usize), seed: u64,
         ) {
             let bytes = weights(rows * columns, seed);
             let mut whole = vec![0; bytes.len() * 2];
             cast::convert(Float::Bf16, Float::F32, &bytes, &mut whole).unwrap();
-            let cast = Arrival::Cast { from: Float::Bf16, to: Float::F32 };
-            prop_assert!(arrived(cast, &bytes, whole.len()).unwrap() == whole);
-            prop_assert!(arrived(cast, &bytes, whole.len() + 4).is_err());
+            let cast = Decoding::Cast { from: Float::Bf16, to: Float::F32 };
+            prop_assert!(decoded(cast, &bytes, whole.len()).unwrap() == whole);
+            prop_assert!(decoded(cast, &bytes, whole.len() + 4).is_err());
 
             let group = group.and_then(std::num::NonZeroUsize::new);
             let scheme = Scheme { code: Code::Int8, group, scale: Float::F32 };
@@ -225,13 +225,13 @@ mod tests {
             quant::quantise(scheme, columns, (Float::Bf16, &bytes), codes, scales).unwrap();
             let mut expected = vec![0; bytes.len()];
             quant::dequantise(scheme, columns, codes, scales, (Float::Bf16, &mut expected)).unwrap();
-            let arrival = Arrival::Dequantised { scheme, columns, part_rows: rows, to: Float::Bf16 };
-            prop_assert!(arrived(arrival, &stored, expected.len()).unwrap() == expected);
-            prop_assert!(arrived(arrival, &stored[1..], expected.len()).is_err());
+            let decoding = Decoding::Dequantise { scheme, columns, part_rows: rows, to: Float::Bf16 };
+            prop_assert!(decoded(decoding, &stored, expected.len()).unwrap() == expected);
+            prop_assert!(decoded(decoding, &stored[1..], expected.len()).is_err());
         }
 
         #[test]
-        fn some_rows_are_those_of_the_whole(
+        fn some_rows_equal_those_of_the_whole(
             rows in 1..200usize, columns in 1..900usize, part_rows in 1..70usize, cut in (any::<u16>(), any::<u16>()), seed: u64,
             is_cast: bool,
         ) {
@@ -252,16 +252,16 @@ mod tests {
             }
             let trim = (front * columns * 2, behind * columns * 2);
             let then = is_cast.then_some((Float::Bf16, Float::F32));
-            let arrival = Arrival::Dequantised { scheme, columns, part_rows, to: Float::Bf16 };
-            for (arrival, stored, whole) in [(Arrival::Unpacked, &packed, &bytes), (arrival, &quantised, &expected)] {
+            let decoding = Decoding::Dequantise { scheme, columns, part_rows, to: Float::Bf16 };
+            for (decoding, stored, whole) in [(Decoding::Unpack, &packed, &bytes), (decoding, &quantised, &expected)] {
                 let mut wanted = whole[trim.0..whole.len() - trim.1].to_vec();
                 if is_cast {
                     let short = std::mem::take(&mut wanted);
                     wanted = vec![0; short.len() * 2];
                     cast::convert(Float::Bf16, Float::F32, &short, &mut wanted).unwrap();
                 }
-                prop_assert!(trimmed(arrival, stored, wanted.len(), trim, then).unwrap() == wanted);
-                prop_assert!(trimmed(arrival, stored, wanted.len(), (trim.0, trim.1 + 2), then).is_err());
+                prop_assert!(trimmed(decoding, stored, wanted.len(), trim, then).unwrap() == wanted);
+                prop_assert!(trimmed(decoding, stored, wanted.len(), (trim.0, trim.1 + 2), then).is_err());
             }
         }
     }

@@ -1,9 +1,9 @@
-//! Conversions of what arrives: some are read ahead while others are worked on, by threads and by whoever waits for them.
+//! A thread pool that reads and decodes weights; threads that wait for weights help.
 //!
-//! A crew has as many buffers as its bound allows, and each of them is on its way to the disk or back as long as there is
-//! anything to read: the disk never waits for a processor, unless all buffers are full. Half of the processors convert all
-//! the time; the others compute, and one of those converts, too, while it has to wait for what it computes with. What has a
-//! berth in the stash is read once, and converted from there ever after.
+//! The pool has a bounded number of buffers, and each of them is being read into or decoded while there is work. So the
+//! disk waits for a CPU only if all buffers are full. Half of the CPU cores decode; the others compute, and decode only
+//! while they wait. Weights with an entry in the compressed-weight cache are read once, and decoded from there
+//! afterwards.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -14,65 +14,65 @@ use std::time::Duration;
 use deepnvme_io::mem::{Buffer, Device, RegionMut};
 use deepnvme_io::{Engine, GpuAccess, Pending, Refused, TensorFile};
 
-use crate::compressed_cache::Stash;
+use crate::compressed_cache::CompressedCache;
 use crate::decode::{Workspace, convert};
-use crate::decode_task::{Done, Task};
+use crate::decode_task::{DecodeTask, JobCost};
 use crate::error::{Error, Result};
 use crate::layer_group::{BLOCK_BYTES, Conversion};
 use crate::sync::{Condvar, Instant, JoinHandle, Mutex, MutexGuard, thread};
 use deepnvme_io::start_thread;
 
-/// More threads than this wait for the disk, whatever it is.
+/// More threads than this would wait for the disk.
 const THREADS_MAX: usize = 8;
-/// Bytes of buffers for each thread, and for whoever waits: a disk needs some MiB under way to be at its best.
+/// Bytes of buffers for each thread and for the waiting one: a disk needs some MiB in flight for full bandwidth.
 const BUFFERS_BYTES: usize = 16 << 20;
 
-/// Who waits for somebody else's bytes, to have their buffer, looks again after this whether there is one.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// How often a thread that waits for another task's buffer checks whether its own task can go on.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// One conversion, with the memory that it fills.
+/// One conversion, with its target memory.
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct DecodeJob {
     pub(crate) file: Arc<TensorFile>,
     pub(crate) conversion: Conversion,
     pub(crate) target: RegionMut,
-    /// Where in the stash its bytes have a place.
-    pub(crate) berth: Option<usize>,
+    /// Its entry in the compressed-weight cache.
+    pub(crate) entry: Option<usize>,
 }
 
-/// A job whose bytes are on their way, or here.
+/// A job whose bytes are being read, or are in memory.
 #[derive(Debug)]
 struct Reading {
-    task: Arc<Task>,
-    job: Job,
+    task: Arc<DecodeTask>,
+    job: DecodeJob,
     bytes: Bytes,
-    /// Whose the buffer is.
+    /// The owner of the buffer.
     owner: Owner,
 }
 
 #[derive(Debug)]
 enum Bytes {
-    /// With what is left of the buffer.
-    Coming(Pending<RegionMut>, RegionMut),
-    Here(Buffer),
+    /// A read in flight, and the rest of its buffer.
+    InFlight(Pending<RegionMut>, RegionMut),
+    Ready(Buffer),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Owner {
-    Crew,
-    /// The stash, and the number of the berth.
-    Stash(usize),
+    DecodePool,
+    /// The cache, and the index of the entry.
+    CompressedCache(usize),
 }
 
 #[derive(Debug, Default)]
 struct Jobs {
-    /// There was no buffer for them yet.
-    waiting: VecDeque<(Arc<Task>, Job)>,
+    /// Jobs without a buffer.
+    waiting: VecDeque<(Arc<DecodeTask>, DecodeJob)>,
     reading: VecDeque<Reading>,
     spare: Vec<Buffer>,
-    /// Buffers that may be made still.
-    unmade: usize,
-    stash: Stash,
+    /// Buffers that may still be allocated.
+    unallocated: usize,
+    cache: CompressedCache,
     is_over: bool,
 }
 
@@ -82,49 +82,49 @@ struct Shared {
     buffers: usize,
     buffer_bytes: usize,
     jobs: Mutex<Jobs>,
-    /// Something is being read, has been converted, or it is all over.
+    /// Signals that a read started, a job ended, or the pool shuts down.
     changed: Condvar,
-    /// Of those who wait.
-    kits: Mutex<Vec<Kit>>,
+    /// The scratch of threads that help, between calls.
+    idle_scratch: Mutex<Vec<ThreadScratch>>,
 }
 
-/// The threads, and what they share.
+/// The threads and their shared state.
 #[derive(Debug)]
-pub(crate) struct Crew {
+pub(crate) struct DecodePool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     pid: u32,
 }
 
-/// Half as many threads as there are processors: the others compute.
+/// Half of the CPU cores: the others compute.
 fn threads() -> usize {
     let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     (cores / 2).clamp(1, THREADS_MAX)
 }
 
-/// How many convert at once where the disk is what all wait for: the threads, and who waits.
-pub(crate) fn hands() -> usize {
+/// The number of threads that decode while the disk is the bottleneck: the pool, and the waiting one.
+pub(crate) fn decoding_threads() -> usize {
     let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     (threads() + 1).min(cores)
 }
 
-impl Crew {
-    /// A crew for conversions of at most so many bytes on disk.
-    pub(crate) fn start(engine: &Arc<Engine>, read_bytes_max: usize, stash: Stash) -> Result<Self> {
-        Self::start_with(engine, read_bytes_max, stash, threads())
+impl DecodePool {
+    /// Starts a pool for conversions of at most this many bytes on disk.
+    pub(crate) fn start(engine: &Arc<Engine>, read_bytes_max: usize, cache: CompressedCache) -> Result<Self> {
+        Self::start_with(engine, read_bytes_max, cache, threads())
     }
 
-    fn start_with(engine: &Arc<Engine>, read_bytes_max: usize, stash: Stash, wanted: usize) -> Result<Self> {
-        // It begins somewhere in a block.
+    fn start_with(engine: &Arc<Engine>, read_bytes_max: usize, cache: CompressedCache, wanted: usize) -> Result<Self> {
+        // A conversion may begin anywhere in a block.
         let buffer_bytes = read_bytes_max.next_multiple_of(BLOCK_BYTES as usize) + BLOCK_BYTES as usize;
         let buffers = ((wanted + 1) * BUFFERS_BYTES / buffer_bytes).max(wanted + 1);
         let shared = Arc::new(Shared {
             engine: Arc::clone(engine),
             buffers,
             buffer_bytes,
-            jobs: Mutex::new(Jobs { unmade: buffers, stash, ..Jobs::default() }),
+            jobs: Mutex::new(Jobs { unallocated: buffers, cache, ..Jobs::default() }),
             changed: Condvar::new(),
-            kits: Mutex::default(),
+            idle_scratch: Mutex::default(),
         });
         let mut threads = Vec::new();
         for index in 0..wanted {
@@ -132,7 +132,7 @@ impl Crew {
             let thread = thread::Builder::new().name(format!("deepnvme-arrive-{index}"));
             match start_thread(|| thread.spawn(move || shared.work())) {
                 Ok(thread) => threads.push(thread),
-                // Fewer do as well.
+                // Fewer threads are enough.
                 Err(_) if !threads.is_empty() => break,
                 Err(error) => return Err(error.into()),
             }
@@ -145,9 +145,9 @@ impl Crew {
         (self.shared.buffers * self.shared.buffer_bytes) as u64
     }
 
-    /// Has the jobs done; those that somebody waits for come first.
-    pub(crate) fn begin(&self, jobs: Vec<Job>, is_urgent: bool) -> Arc<Task> {
-        let task = Arc::new(Task::new(jobs.len()));
+    /// Queues jobs as one task; urgent ones go first.
+    pub(crate) fn begin(&self, jobs: Vec<DecodeJob>, is_urgent: bool) -> Arc<DecodeTask> {
+        let task = Arc::new(DecodeTask::new(jobs.len()));
         let mut new: VecDeque<_> = jobs.into_iter().map(|job| (Arc::clone(&task), job)).collect();
         let mut all = lock(&self.shared.jobs);
         if is_urgent {
@@ -162,17 +162,17 @@ impl Crew {
         task
     }
 
-    /// Somebody waits for this task.
-    pub(crate) fn hurry(&self, task: &Arc<Task>) {
+    /// Moves a task's jobs to the front, since a thread waits for them.
+    pub(crate) fn prioritise(&self, task: &Arc<DecodeTask>) {
         let mut jobs = lock(&self.shared.jobs);
         jobs.waiting.make_contiguous().sort_by_key(|(other, _)| !Arc::ptr_eq(other, task));
         jobs.reading.make_contiguous().sort_by_key(|reading| !Arc::ptr_eq(&reading.task, task));
     }
 
-    /// Converts until all of a task is done, or that moment has come; whether all is done.
-    pub(crate) fn help(&self, task: &Arc<Task>, until: Instant) -> bool {
+    /// Decodes until the task is done or `until` is reached. Returns whether the task is done.
+    pub(crate) fn help(&self, task: &Arc<DecodeTask>, until: Instant) -> bool {
         let shared = &self.shared;
-        let mut kit = None;
+        let mut scratch = None;
         while self.is_here() {
             let left = until.saturating_duration_since(Instant::now());
             let mut jobs = lock(&shared.jobs);
@@ -180,35 +180,36 @@ impl Crew {
                 break;
             }
             let Some(reading) = jobs.take(Some(task)) else {
-                // The last of it is being converted by others. Who ends a job takes the lock before it tells.
+                // Other threads decode the rest. A thread that ends a job takes the lock before it notifies.
                 drop(shared.changed.wait_timeout(jobs, left));
                 continue;
             };
             drop(jobs);
             let is_own = Arc::ptr_eq(&reading.task, task);
-            if reading.bytes.wait_timeout(if is_own { left } else { left.min(LOOK_AGAIN) }) {
-                let kit =
-                    kit.get_or_insert_with(|| lock(&shared.kits).pop().unwrap_or_else(|| Kit::new(&shared.engine)));
-                shared.convert(kit, reading);
+            if reading.bytes.wait_timeout(if is_own { left } else { left.min(POLL_INTERVAL) }) {
+                let scratch = scratch.get_or_insert_with(|| {
+                    lock(&shared.idle_scratch).pop().unwrap_or_else(|| ThreadScratch::new(&shared.engine))
+                });
+                shared.convert(scratch, reading);
             } else {
                 lock(&shared.jobs).reading.push_front(reading);
                 shared.changed.notify_all();
             }
         }
-        lock(&shared.kits).extend(kit);
+        lock(&shared.idle_scratch).extend(scratch);
         task.is_done()
     }
 
-    /// After a fork, all that was on its way is the parent's.
+    /// After a fork, all jobs belong to the parent process.
     fn is_here(&self) -> bool {
         self.pid == std::process::id()
     }
 }
 
-impl Drop for Crew {
+impl Drop for DecodePool {
     fn drop(&mut self) {
         if !self.is_here() {
-            return; // the threads are the parent's
+            return; // the threads belong to the parent process
         }
         {
             let mut jobs = lock(&self.shared.jobs);
@@ -225,36 +226,35 @@ impl Drop for Crew {
 }
 
 impl Jobs {
-    /// A buffer comes home to its owner; `None` is one that was lost: a berth then stays empty.
+    /// Returns a buffer to its owner. `None` is a lost buffer; its cache entry stays empty.
     fn put_back(&mut self, owner: Owner, buffer: Option<Buffer>, is_right: bool) {
         match (owner, buffer) {
-            (Owner::Stash(berth), Some(buffer)) => self.stash.put(berth, buffer, is_right),
-            (Owner::Crew, Some(buffer)) => self.spare.push(buffer),
-            (Owner::Crew, None) => self.unmade += 1,
-            (Owner::Stash(_), None) => {}
+            (Owner::CompressedCache(entry), Some(buffer)) => self.cache.put(entry, buffer, is_right),
+            (Owner::DecodePool, Some(buffer)) => self.spare.push(buffer),
+            (Owner::DecodePool, None) => self.unallocated += 1,
+            (Owner::CompressedCache(_), None) => {}
         }
     }
 
-    /// What is converted next: of that task, if one is named, and what has come, as far as possible. With a task, nothing of
-    /// another one that has not come, unless the task waits for a buffer.
-    fn take(&mut self, task: Option<&Arc<Task>>) -> Option<Reading> {
+    /// Takes the next job to decode, preferably of `task` and with its bytes in memory. With a task, another task's job
+    /// is taken before its bytes are in memory only if the task needs its buffer.
+    fn take(&mut self, task: Option<&Arc<DecodeTask>>) -> Option<Reading> {
         let is_wanted = |reading: &Reading| task.is_none_or(|task| Arc::ptr_eq(&reading.task, task));
-        let has_come = |reading: &Reading| reading.bytes.have_come();
+        let has_come = |reading: &Reading| reading.bytes.is_ready();
         let place = self.reading.iter().position(|reading| is_wanted(reading) && has_come(reading));
         let place = place.or_else(|| self.reading.iter().position(has_come));
         let place = place.or_else(|| self.reading.iter().position(is_wanted));
-        // What others wait for, and has not come, is left to them, unless its buffer is needed: one's own task may be done
-        // long before.
-        let needs_buffer = |task: &Arc<Task>| self.waiting.iter().any(|(other, _)| Arc::ptr_eq(other, task));
+        // Waiting for another task's read could delay this one, so it happens only for the buffer.
+        let needs_buffer = |task: &Arc<DecodeTask>| self.waiting.iter().any(|(other, _)| Arc::ptr_eq(other, task));
         let place = place.or_else(|| task.is_some_and(needs_buffer).then_some(0));
         self.reading.remove(place?)
     }
 }
 
 impl Shared {
-    /// What a thread does.
+    /// The loop of a pool thread.
     fn work(&self) {
-        let mut kit = Kit::new(&self.engine);
+        let mut scratch = ThreadScratch::new(&self.engine);
         loop {
             let mut jobs = lock(&self.jobs);
             let Some(reading) = jobs.take(None) else {
@@ -265,21 +265,21 @@ impl Shared {
                 continue;
             };
             drop(jobs);
-            self.convert(&mut kit, reading);
+            self.convert(&mut scratch, reading);
         }
     }
 
-    /// Starts to read as much as there are buffers for; a failure ends a job. Whoever adds jobs, or gives a buffer back,
-    /// calls this before the lock is free again: no job waits beside a buffer.
+    /// Starts reads while there are buffers; a failure ends the job. Called under the lock after each new job and each
+    /// returned buffer, so no job waits while a buffer is free.
     fn read_ahead(&self, jobs: &mut Jobs) {
         let before = jobs.waiting.len();
         while let Some((task, job)) = jobs.waiting.pop_front() {
-            if let Some((berth, buffer)) = job.berth.and_then(|berth| Some((berth, jobs.stash.take_full(berth)?))) {
-                let (bytes, owner) = (Bytes::Here(buffer), Owner::Stash(berth));
+            if let Some((entry, buffer)) = job.entry.and_then(|entry| Some((entry, jobs.cache.take_cached(entry)?))) {
+                let (bytes, owner) = (Bytes::Ready(buffer), Owner::CompressedCache(entry));
                 jobs.reading.push_back(Reading { task, job, bytes, owner });
                 continue;
             }
-            let Some((owner, buffer)) = self.buffer(jobs, job.berth) else {
+            let Some((owner, buffer)) = self.buffer(jobs, job.entry) else {
                 jobs.waiting.push_front((task, job));
                 break;
             };
@@ -288,7 +288,7 @@ impl Shared {
             let started = buffer.map_err(|error| (error, None)).and_then(|buffer| {
                 let (target, rest) = buffer.into_region().split_at(head + bytes);
                 match self.engine.offer_read(&job.file, offset - head as u64, target) {
-                    Ok(pending) => Ok(Bytes::Coming(pending, rest)),
+                    Ok(pending) => Ok(Bytes::InFlight(pending, rest)),
                     Err(Refused { error, memory }) => Err((error, joined(memory, rest))),
                 }
             });
@@ -305,33 +305,33 @@ impl Shared {
         }
     }
 
-    /// Memory to read into, and whose it is: of its berth, if that is free; `None` where all is in use.
-    fn buffer(&self, jobs: &mut Jobs, berth: Option<usize>) -> Option<(Owner, deepnvme_io::Result<Buffer>)> {
-        if let Some((berth, buffer)) = berth.and_then(|berth| Some((berth, jobs.stash.take_empty(berth)?))) {
-            return Some((Owner::Stash(berth), Ok(buffer)));
+    /// Takes a buffer, from the job's cache entry or the pool. `None` if all are in use.
+    fn buffer(&self, jobs: &mut Jobs, entry: Option<usize>) -> Option<(Owner, deepnvme_io::Result<Buffer>)> {
+        if let Some((entry, buffer)) = entry.and_then(|entry| Some((entry, jobs.cache.take_empty(entry)?))) {
+            return Some((Owner::CompressedCache(entry), Ok(buffer)));
         }
         if let Some(buffer) = jobs.spare.pop() {
-            return Some((Owner::Crew, Ok(buffer)));
+            return Some((Owner::DecodePool, Ok(buffer)));
         }
-        jobs.unmade = jobs.unmade.checked_sub(1)?;
+        jobs.unallocated = jobs.unallocated.checked_sub(1)?;
         let made = Buffer::zeroed(self.buffer_bytes);
-        Some((Owner::Crew, made.map_err(|error| deepnvme_io::Error::from_io("allocate", &error))))
+        Some((Owner::DecodePool, made.map_err(|error| deepnvme_io::Error::from_io("allocate", &error))))
     }
 
-    fn convert(&self, kit: &mut Kit, reading: Reading) {
+    fn convert(&self, scratch: &mut ThreadScratch, reading: Reading) {
         let Reading { task, job, bytes, owner } = reading;
         let (buffer, read) = bytes.wait();
         let fill = || {
             let (finished, began) = (read?, Instant::now());
-            let lost = || Error::Plan("the memory of a read did not come home".into());
+            let lost = || Error::Plan("an error lost the memory of a read".into());
             let (head, bytes) = (job.conversion.head(), job.conversion.bytes);
-            kit.fill(&job, &buffer.as_ref().ok_or_else(lost)?.as_slice()[head..head + bytes])?;
-            Ok(Done { read: finished.map(|finished| (bytes as u64, finished)), converting: began.elapsed() })
+            scratch.fill(&job, &buffer.as_ref().ok_or_else(lost)?.as_slice()[head..head + bytes])?;
+            Ok(JobCost { read: finished.map(|finished| (bytes as u64, finished)), converting: began.elapsed() })
         };
-        // Whoever waits for the task is told of a panic, and the thread goes on: nobody else would end the job.
+        // A panic becomes the task's error, and the thread goes on: no other thread would end the job.
         let result = catch_unwind(AssertUnwindSafe(fill)).unwrap_or_else(|panic| {
-            *kit = Kit::new(&self.engine);
-            Err(panicked(&job, &*panic))
+            *scratch = ThreadScratch::new(&self.engine);
+            Err(panic_error(&job, &*panic))
         });
         let is_right = result.is_ok();
         task.end(job.target, result);
@@ -343,31 +343,31 @@ impl Shared {
     }
 }
 
-/// The buffer out of its parts.
+/// Joins the parts of a buffer.
 fn joined(memory: Option<RegionMut>, rest: RegionMut) -> Option<Buffer> {
     memory.and_then(|memory| memory.join(rest).ok()).and_then(|whole| whole.into_buffer().ok())
 }
 
 impl Bytes {
-    fn have_come(&self) -> bool {
+    fn is_ready(&self) -> bool {
         match self {
-            Self::Coming(pending, _) => pending.is_done(),
-            Self::Here(_) => true,
+            Self::InFlight(pending, _) => pending.is_done(),
+            Self::Ready(_) => true,
         }
     }
 
     fn wait_timeout(&self, timeout: Duration) -> bool {
         match self {
-            Self::Coming(pending, _) => pending.wait_timeout(timeout),
-            Self::Here(_) => true,
+            Self::InFlight(pending, _) => pending.wait_timeout(timeout),
+            Self::Ready(_) => true,
         }
     }
 
-    /// The buffer, unless it was lost to an error, and when they had come, if they had to.
+    /// Waits for the bytes. Returns the buffer, unless an error lost it, and when its read finished.
     fn wait(self) -> (Option<Buffer>, Result<Option<Instant>>) {
         match self {
-            Self::Here(buffer) => (Some(buffer), Ok(None)),
-            Self::Coming(pending, rest) => {
+            Self::Ready(buffer) => (Some(buffer), Ok(None)),
+            Self::InFlight(pending, rest) => {
                 let (memory, transfer) = pending.wait();
                 (joined(memory, rest), transfer.map(|transfer| Some(transfer.finished)).map_err(Error::from))
             }
@@ -375,28 +375,28 @@ impl Bytes {
     }
 }
 
-/// What somebody who converts needs for it.
+/// The scratch memory of one decoding thread.
 #[derive(Debug)]
-struct Kit {
+struct ThreadScratch {
     gpus: GpuAccess,
     workspace: Workspace,
     whole: Vec<u8>,
 }
 
-impl Kit {
+impl ThreadScratch {
     fn new(engine: &Engine) -> Self {
         Self { gpus: engine.gpu_access(), workspace: Workspace::default(), whole: Vec::new() }
     }
 
-    /// Converts the bytes of a job into its memory.
-    fn fill(&mut self, job: &Job, bytes: &[u8]) -> Result<()> {
+    /// Decodes a job's bytes into its target.
+    fn fill(&mut self, job: &DecodeJob, bytes: &[u8]) -> Result<()> {
         let offset = job.conversion.offset;
         let on_host = job.target.device() == Device::Host;
         self.whole.clear();
         let Self { whole, workspace, .. } = self;
         let put = |at: usize, step: &[u8]| {
             if on_host {
-                // A layer that is computed with later, and is larger than any cache.
+                // Weights are read later and exceed any cache, so they bypass it.
                 job.target.copy_past_cache(at, step);
             } else {
                 whole.extend_from_slice(step);
@@ -406,7 +406,7 @@ impl Kit {
         let converted = convert(&job.conversion, bytes, workspace, put);
         converted.map_err(|source| Error::Corrupt { path: job.file.path().to_path_buf(), offset, source })?;
         if !on_host {
-            // What the caller's stream still computes with is not overwritten.
+            // The caller's stream may still use the memory.
             self.gpus.points([&job.target.region()])?.wait()?;
             self.gpus.copy_from_slice(&job.target, 0, &self.whole)?;
         }
@@ -414,14 +414,14 @@ impl Kit {
     }
 }
 
-fn panicked(job: &Job, panic: &(dyn Any + Send)) -> Error {
+fn panic_error(job: &DecodeJob, panic: &(dyn Any + Send)) -> Error {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     let what = text.unwrap_or("without a message").to_owned();
     Error::Panicked { path: job.file.path().to_path_buf(), offset: job.conversion.offset, what }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every critical section leaves its state whole.
+    // Every critical section leaves the state consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -1,4 +1,4 @@
-//! Conversions without threads, so that who waits does everything, one step after the other.
+//! Decoding without pool threads, so that the waiting thread does everything in a fixed order.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,18 +9,18 @@ use deepnvme_io::mem::{Buffer, Region};
 use deepnvme_io::{BackendFactory, Config, Engine};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 
-use super::{BUFFERS_BYTES, Crew, Job, lock};
-use crate::compressed_cache::Stash;
-use crate::decode_task::{Done, Task};
-use crate::layer_group::{Arrival, Conversion};
-use crate::weight_file::Source;
+use super::{BUFFERS_BYTES, DecodeJob, DecodePool, lock};
+use crate::compressed_cache::CompressedCache;
+use crate::decode_task::{DecodeTask, JobCost};
+use crate::layer_group::{Conversion, Decoding};
+use crate::weight_file::WeightFile;
 
 const JOB_BYTES: usize = 1 << 20;
 const FAR: Duration = Duration::from_secs(600);
 
 struct World {
-    crew: Crew,
-    source: Source,
+    pool: DecodePool,
+    source: WeightFile,
     wide: Vec<u8>,
     berths: usize,
     _folder: tempfile::TempDir,
@@ -43,15 +43,15 @@ impl World {
         std::fs::write(&path, &bytes).unwrap();
         let mut wide = vec![0; jobs * JOB_BYTES * 2];
         cast::convert(Float::Bf16, Float::F32, &bytes[7..], &mut wide).unwrap();
-        let crew = Crew::start_with(engine, JOB_BYTES, Stash::new(berths).unwrap(), threads).unwrap();
-        Self { crew, source: Source::open(path).unwrap(), wide, berths: berths.len(), _folder: folder }
+        let pool = DecodePool::start_with(engine, JOB_BYTES, CompressedCache::new(berths).unwrap(), threads).unwrap();
+        Self { pool, source: WeightFile::open(path).unwrap(), wide, berths: berths.len(), _folder: folder }
     }
 
-    fn begin(&self, range: std::ops::Range<usize>) -> (Arc<Task>, Region) {
+    fn begin(&self, range: std::ops::Range<usize>) -> (Arc<DecodeTask>, Region) {
         self.begin_at(7, range)
     }
 
-    fn begin_at(&self, start: u64, range: std::ops::Range<usize>) -> (Arc<Task>, Region) {
+    fn begin_at(&self, start: u64, range: std::ops::Range<usize>) -> (Arc<DecodeTask>, Region) {
         let memory = Buffer::zeroed(range.len() * JOB_BYTES * 2).unwrap().into_region();
         let (region, mut rest, mut jobs) = (memory.region(), memory, Vec::new());
         for index in range {
@@ -63,22 +63,22 @@ impl World {
                 bytes: JOB_BYTES,
                 at: 0,
                 target_bytes: 2 * JOB_BYTES,
-                arrival: Arrival::Cast { from: Float::Bf16, to: Float::F32 },
+                decoding: Decoding::Cast { from: Float::Bf16, to: Float::F32 },
                 trim: (0, 0),
-                then: None,
+                final_cast: None,
             };
-            let berth = (index < self.berths).then_some(index);
-            jobs.push(Job { file: Arc::clone(self.source.file()), conversion, target, berth });
+            let entry = (index < self.berths).then_some(index);
+            jobs.push(DecodeJob { file: Arc::clone(self.source.file()), conversion, target, entry });
         }
-        (self.crew.begin(jobs, false), region)
+        (self.pool.begin(jobs, false), region)
     }
 
-    fn assert_came(&self, task: &Task, region: &Region, first: usize) {
+    fn assert_came(&self, task: &DecodeTask, region: &Region, first: usize) {
         assert_eq!(self.bytes_read(task, region, first) as usize * 2, region.len());
     }
 
-    /// Bytes that were read for what is right.
-    fn bytes_read(&self, task: &Task, region: &Region, first: usize) -> u64 {
+    /// Bytes read, after checking the result.
+    fn bytes_read(&self, task: &DecodeTask, region: &Region, first: usize) -> u64 {
         let (bytes, ..) = task.finish().unwrap().result.unwrap();
         let mut memory = vec![0; region.len()];
         region.copy_to_slice(0, &mut memory);
@@ -87,119 +87,119 @@ impl World {
         bytes
     }
 
-    /// On their way, without a buffer yet, buffers.
+    /// Jobs started, jobs without a buffer, and buffers.
     fn counts(&self) -> (usize, usize, usize) {
-        let jobs = lock(&self.crew.shared.jobs);
-        (jobs.reading.len(), jobs.waiting.len(), jobs.reading.len() + jobs.spare.len() + jobs.unmade)
+        let jobs = lock(&self.pool.shared.jobs);
+        (jobs.reading.len(), jobs.waiting.len(), jobs.reading.len() + jobs.spare.len() + jobs.unallocated)
     }
 }
 
 #[test]
-fn all_buffers_are_on_their_way_and_who_waits_converts() {
+fn all_buffers_are_in_use_and_the_waiting_thread_decodes() {
     let world = World::new(40);
-    let buffers = world.crew.shared.buffers;
-    assert!(world.crew.bound_bytes() <= BUFFERS_BYTES as u64 && buffers > 4);
+    let buffers = world.pool.shared.buffers;
+    assert!(world.pool.bound_bytes() <= BUFFERS_BYTES as u64 && buffers > 4);
     let (task, region) = world.begin(0..40);
     assert_eq!(world.counts(), (buffers, 40 - buffers, buffers));
     assert!(!task.is_done());
-    assert!(world.crew.help(&task, Instant::now() + FAR));
+    assert!(world.pool.help(&task, Instant::now() + FAR));
     world.assert_came(&task, &region, 0);
     assert_eq!(world.counts(), (0, 0, buffers), "no buffer is lost");
 }
 
 #[test]
-fn what_somebody_waits_for_comes_first() {
+fn prioritised_tasks_come_first() {
     let world = World::new(60);
     let (early, before) = world.begin(0..50);
     let (wanted, region) = world.begin(50..60);
-    world.crew.hurry(&wanted);
-    assert!(world.crew.help(&wanted, Instant::now() + FAR));
+    world.pool.prioritise(&wanted);
+    assert!(world.pool.help(&wanted, Instant::now() + FAR));
     world.assert_came(&wanted, &region, 50);
     assert!(!early.is_done(), "what nobody waits for was done first");
-    assert!(world.crew.help(&early, Instant::now() + FAR));
+    assert!(world.pool.help(&early, Instant::now() + FAR));
     world.assert_came(&early, &before, 0);
 }
 
 #[test]
-fn who_has_no_time_does_not_help() {
+fn help_respects_its_deadline() {
     let world = World::new(30);
     let (task, region) = world.begin(0..30);
-    assert!(!world.crew.help(&task, Instant::now()));
-    assert!(world.crew.help(&task, Instant::now() + FAR));
+    assert!(!world.pool.help(&task, Instant::now()));
+    assert!(world.pool.help(&task, Instant::now() + FAR));
     world.assert_came(&task, &region, 0);
 }
 
 #[test]
-fn several_wait_for_several() {
+fn several_threads_wait_for_several_tasks() {
     let world = World::new(48);
     let tasks: Vec<_> = (0..4).map(|index| (index, world.begin(index * 12..(index + 1) * 12))).collect();
     std::thread::scope(|scope| {
         for (index, (task, region)) in &tasks {
             let world = &world;
             scope.spawn(move || {
-                assert!(world.crew.help(task, Instant::now() + FAR));
+                assert!(world.pool.help(task, Instant::now() + FAR));
                 world.assert_came(task, region, index * 12);
             });
         }
     });
     let (reading, waiting, buffers) = world.counts();
-    assert_eq!((reading, waiting, buffers), (0, 0, world.crew.shared.buffers));
+    assert_eq!((reading, waiting, buffers), (0, 0, world.pool.shared.buffers));
 }
 
 #[test]
-fn what_cannot_begin_to_be_read_is_over() {
+fn reads_that_cannot_start_end_their_jobs() {
     let world = World::new(1);
-    // No file has such a place, so that no read of it begins; also of those for which there was no buffer at first.
+    // No file has this offset, so no read starts. Some of these jobs have no buffer at first.
     let (before, region) = world.begin(0..1);
     let (task, _) = world.begin_at(u64::MAX - (1 << 40), 0..60);
-    assert!(world.crew.help(&task, Instant::now() + FAR));
+    assert!(world.pool.help(&task, Instant::now() + FAR));
     assert!(task.finish().unwrap().result.is_err());
-    assert!(world.crew.help(&before, Instant::now() + FAR));
+    assert!(world.pool.help(&before, Instant::now() + FAR));
     world.assert_came(&before, &region, 0);
-    assert_eq!(world.counts(), (0, 0, world.crew.shared.buffers), "no buffer is lost");
+    assert_eq!(world.counts(), (0, 0, world.pool.shared.buffers), "no buffer is lost");
 }
 
 #[test]
-fn who_waits_hears_of_what_others_could_not_begin() {
+fn waiters_see_reads_that_could_not_start() {
     let world = World::new(40);
     let (_, _region) = world.begin(0..40);
     let (task, _) = world.begin_at(u64::MAX - (1 << 40), 0..3);
     std::thread::scope(|scope| {
-        let all = [1, 2].map(|_| scope.spawn(|| world.crew.help(&task, Instant::now() + FAR)));
+        let all = [1, 2].map(|_| scope.spawn(|| world.pool.help(&task, Instant::now() + FAR)));
         all.into_iter().for_each(|one| assert!(one.join().unwrap()));
     });
     assert!(task.finish().unwrap().result.is_err());
 }
 
 #[test]
-fn what_has_a_berth_is_read_once_and_needs_no_buffer() {
+fn cached_weights_are_read_once_and_need_no_buffer() {
     let world = World::with_stash(40, &[JOB_BYTES + 4096; 10]);
-    let buffers = world.crew.shared.buffers;
+    let buffers = world.pool.shared.buffers;
     for bytes_read in [40 * JOB_BYTES, 30 * JOB_BYTES, 30 * JOB_BYTES] {
         let (task, region) = world.begin(0..40);
         let (reading, waiting, _) = world.counts();
         assert_eq!((reading, waiting), (10 + buffers, 30 - buffers), "ten beside all that have buffers");
-        assert!(world.crew.help(&task, Instant::now() + FAR));
+        assert!(world.pool.help(&task, Instant::now() + FAR));
         assert_eq!(world.bytes_read(&task, &region, 0), bytes_read as u64);
         assert_eq!(world.counts(), (0, 0, buffers), "no buffer is lost");
     }
 }
 
 #[test]
-fn a_berth_whose_read_does_not_begin_keeps_its_memory() {
+fn a_cache_entry_survives_a_failed_read() {
     let world = World::with_stash(40, &[JOB_BYTES + 4096; 3]);
     let (task, _) = world.begin_at(u64::MAX - (1 << 40), 0..3);
     assert!(task.finish().unwrap().result.is_err());
     for read in [40, 37] {
         let (task, region) = world.begin(0..40);
-        assert!(world.crew.help(&task, Instant::now() + FAR));
+        assert!(world.pool.help(&task, Instant::now() + FAR));
         assert_eq!(world.bytes_read(&task, &region, 0), read * JOB_BYTES as u64, "three are in their berths then");
     }
-    assert_eq!(world.counts(), (0, 0, world.crew.shared.buffers));
+    assert_eq!(world.counts(), (0, 0, world.pool.shared.buffers));
 }
 
-/// Jobs whose memory is too small for what they become: a defect, as far as converting knows.
-fn begin_defective(world: &World, jobs: usize) -> Arc<Task> {
+/// Jobs whose targets are too small, to simulate a bug.
+fn begin_defective(world: &World, jobs: usize) -> Arc<DecodeTask> {
     let job = |index: usize| {
         let conversion = Conversion {
             source: 0,
@@ -207,33 +207,33 @@ fn begin_defective(world: &World, jobs: usize) -> Arc<Task> {
             bytes: JOB_BYTES,
             at: 0,
             target_bytes: 2 * JOB_BYTES,
-            arrival: Arrival::Cast { from: Float::Bf16, to: Float::F32 },
+            decoding: Decoding::Cast { from: Float::Bf16, to: Float::F32 },
             trim: (0, 0),
-            then: None,
+            final_cast: None,
         };
         let target = Buffer::zeroed(4096).unwrap().into_region();
-        Job { file: Arc::clone(world.source.file()), conversion, target, berth: None }
+        DecodeJob { file: Arc::clone(world.source.file()), conversion, target, entry: None }
     };
-    world.crew.begin((0..jobs).map(job).collect(), false)
+    world.pool.begin((0..jobs).map(job).collect(), false)
 }
 
 #[test]
-fn a_panic_while_converting_is_told_to_who_waits() {
+fn a_panic_while_decoding_reaches_the_waiter() {
     let world = World::new(4);
     let task = begin_defective(&world, 4);
-    assert!(world.crew.help(&task, Instant::now() + FAR));
+    assert!(world.pool.help(&task, Instant::now() + FAR));
     let failed = task.finish().unwrap();
     assert_eq!(failed.home.len(), 4, "its memory is there again");
     let text = failed.result.unwrap_err().to_string();
     assert!(text.contains("weights") && text.contains("panicked"), "{text}");
     let (task, region) = world.begin(0..4);
-    assert!(world.crew.help(&task, Instant::now() + FAR));
+    assert!(world.pool.help(&task, Instant::now() + FAR));
     world.assert_came(&task, &region, 0);
-    assert_eq!(world.counts(), (0, 0, world.crew.shared.buffers), "no buffer is lost");
+    assert_eq!(world.counts(), (0, 0, world.pool.shared.buffers), "no buffer is lost");
 }
 
 #[test]
-fn threads_outlive_a_panic_while_converting() {
+fn threads_survive_a_panic_while_decoding() {
     let world = World::on(&Arc::new(Engine::new(Config::default()).unwrap()), 4, &[], 1);
     let task = begin_defective(&world, 4);
     assert!(task.wait_timeout(FAR), "nobody else would end it");
@@ -244,7 +244,7 @@ fn threads_outlive_a_panic_while_converting() {
 }
 
 #[test]
-fn who_helps_does_not_wait_for_what_others_want() {
+fn helping_does_not_wait_for_other_tasks() {
     let plan = FaultPlan { seed: 1, slow: 1000, slow_max: Duration::from_secs(3), ..FaultPlan::default() };
     let factory: BackendFactory = Arc::new(move |setup| {
         Ok(Box::new(Faults::new(plan.clone()).wrap(deepnvme_io::backend::open(BackendKind::Threads, setup)?)))
@@ -252,17 +252,17 @@ fn who_helps_does_not_wait_for_what_others_want() {
     let engine = Engine::with_backends(Config { workers: 1, ..Config::default() }, factory).unwrap();
     let world = World::on(&Arc::new(engine), 8, &[], 0);
     let (others, _region) = world.begin(0..8);
-    // All that is left of this one is in another thread's hands.
-    let wanted = Arc::new(Task::new(1));
+    // Another thread holds the only job of this task.
+    let wanted = Arc::new(DecodeTask::new(1));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(30));
-            let done = Done { read: None, converting: Duration::ZERO };
+            let done = JobCost { read: None, converting: Duration::ZERO };
             wanted.end(Buffer::zeroed(4096).unwrap().into_region(), Ok(done));
-            drop(lock(&world.crew.shared.jobs));
-            world.crew.shared.changed.notify_all();
+            drop(lock(&world.pool.shared.jobs));
+            world.pool.shared.changed.notify_all();
         });
-        assert!(world.crew.help(&wanted, Instant::now() + FAR));
+        assert!(world.pool.help(&wanted, Instant::now() + FAR));
         assert!(!others.is_done(), "it has waited for what others want");
         assert_eq!(world.counts().0, 8, "nothing has come yet");
     });

@@ -1,4 +1,4 @@
-//! The conversions of one unit, as those see them who wait for all of them.
+//! All conversions of one layer group, as a task to wait for.
 
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -8,9 +8,9 @@ use deepnvme_io::mem::RegionMut;
 use crate::error::{Error, Result};
 use crate::sync::{Condvar, Instant, Mutex, MutexGuard};
 
-/// The conversions of one unit on their way.
+/// The conversions of one layer group.
 #[derive(Debug)]
-pub(crate) struct Task {
+pub(crate) struct DecodeTask {
     state: Mutex<TaskState>,
     over: Condvar,
 }
@@ -18,7 +18,7 @@ pub(crate) struct Task {
 #[derive(Debug)]
 struct TaskState {
     left: usize,
-    /// Memory that has come home.
+    /// The targets of finished jobs.
     home: Vec<RegionMut>,
     error: Option<Error>,
     bytes: u64,
@@ -26,23 +26,23 @@ struct TaskState {
     converting: Duration,
 }
 
-/// What a job has done.
+/// The cost of a job.
 #[derive(Debug)]
-pub(crate) struct Done {
-    /// Bytes that were read for it, and when the last of them had come; `None` where they were here.
+pub(crate) struct JobCost {
+    /// Bytes read, and when the read finished; `None` if they were cached.
     pub(crate) read: Option<(u64, Instant)>,
     pub(crate) converting: Duration,
 }
 
-/// What a task has done.
+/// The result of a task.
 #[derive(Debug)]
-pub(crate) struct Converted {
+pub(crate) struct TaskResult {
     pub(crate) home: Vec<RegionMut>,
-    /// Bytes that were read, when the last of them had come, and how long processors worked on them.
+    /// Bytes read, when the last read finished, and the CPU time of decoding.
     pub(crate) result: Result<(u64, Instant, Duration)>,
 }
 
-impl Task {
+impl DecodeTask {
     pub(crate) fn new(conversions: usize) -> Self {
         let state = TaskState {
             left: conversions,
@@ -56,7 +56,7 @@ impl Task {
     }
 
     fn lock(&self) -> MutexGuard<'_, TaskState> {
-        // Every critical section leaves the state whole.
+        // Every critical section leaves the state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -64,15 +64,15 @@ impl Task {
         self.lock().left == 0
     }
 
-    /// Waits at most that long; whether all is done.
+    /// Waits at most this long. Returns whether the task is done.
     pub(crate) fn wait_timeout(&self, timeout: Duration) -> bool {
         let state = self.lock();
         let waited = self.over.wait_timeout_while(state, timeout, |state| state.left > 0);
         waited.unwrap_or_else(PoisonError::into_inner).0.left == 0
     }
 
-    /// The memory and the result, once all is done.
-    pub(crate) fn finish(&self) -> Option<Converted> {
+    /// The targets and the result, once the task is done.
+    pub(crate) fn finish(&self) -> Option<TaskResult> {
         let mut state = self.lock();
         if state.left > 0 {
             return None;
@@ -82,15 +82,15 @@ impl Task {
             Some(error) => Err(error),
             None => Ok((state.bytes, state.finished, state.converting)),
         };
-        Some(Converted { home, result })
+        Some(TaskResult { home, result })
     }
 
-    pub(crate) fn end(&self, target: RegionMut, result: Result<Done>) {
+    pub(crate) fn end(&self, target: RegionMut, result: Result<JobCost>) {
         let mut state = self.lock();
         state.home.push(target);
         state.left -= 1;
         match result {
-            Ok(Done { read, converting }) => {
+            Ok(JobCost { read, converting }) => {
                 if let Some((bytes, finished)) = read {
                     state.bytes += bytes;
                     state.finished = state.finished.max(finished);

@@ -1,53 +1,53 @@
-//! Tensors that are on disk in another form than in memory, and how any stretch of one gets there: pure.
+//! Tensors whose form on disk differs from memory, and the conversions that load any range of one: pure.
 
 use std::ops::Range;
 
 use deepnvme_codec::Float;
 
 use crate::error::{Error, Result};
-use crate::layer_group::{Arrival, CONVERSION_BYTES_MAX, Conversion};
+use crate::layer_group::{CONVERSION_BYTES_MAX, Conversion, Decoding};
 
-/// Bytes of a conversion, on disk and in memory, where nothing asks for more: several processors work on a unit, and what is
-/// left to do when its last byte has come is little.
-const CUT_BYTES: usize = 4 << 20;
+/// The usual size limit of a conversion, on disk and in memory: small enough for several threads to share a group, and
+/// to finish soon after the last read.
+const CONVERSION_BYTES_TARGET: usize = 4 << 20;
 
 /// A tensor on disk.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Stored {
-    /// Which of the sources.
+pub struct EncodedTensor {
+    /// Index of its file.
     pub source: usize,
-    /// The type that its elements have, or have when they were decoded.
+    /// The type of its elements, after decoding.
     pub float: Float,
-    /// What stands there.
+    /// Its form on disk.
     pub form: Form,
 }
 
-/// What stands on disk.
+/// The form of a tensor on disk.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Form {
-    /// The elements, from there on: they are cast.
+    /// Plain elements, which are cast.
     Plain {
-        /// Where in the source.
+        /// Offset in the file.
         offset: u64,
     },
-    /// Parts one behind the other, each of which is decoded by itself.
+    /// Consecutive parts, each decoded by itself.
     Parts {
-        /// Where each begins, and where the last ends.
+        /// The offset of each part, and the end of the last one.
         starts: Vec<u64>,
-        /// Bytes of each, decoded; the last may have fewer.
+        /// Decoded bytes of each part; the last may have fewer.
         part_bytes: usize,
-        /// Bytes of all, decoded.
+        /// Decoded bytes of all parts.
         bytes: usize,
-        /// How a row of parts is decoded.
-        arrival: Arrival,
+        /// How the parts are decoded.
+        decoding: Decoding,
     },
 }
 
-impl Stored {
-    /// Refuses parts that contradict each other, or are larger than one conversion.
+impl EncodedTensor {
+    /// Checks that the parts are consistent, and that each fits into one conversion.
     ///
     /// # Errors
-    /// `Plan`, saying what is wrong.
+    /// `Plan`, with the reason.
     pub fn check(&self) -> Result<()> {
         let Form::Parts { starts, part_bytes, bytes, .. } = &self.form else { return Ok(()) };
         let wrong = |what: &str| Err(Error::Plan(format!("the parts of a tensor {what}")));
@@ -63,10 +63,10 @@ impl Stored {
         if starts.windows(2).all(fits) { Ok(()) } else { wrong("overlap, or have a size that none may have") }
     }
 
-    /// What brings those of its (decoded) bytes to `at` in memory, as elements of `to`.
+    /// The conversions that load a range of its decoded bytes to the slot offset `at`, as elements of `to`.
     ///
     /// # Errors
-    /// `Plan` for a range that it does not have.
+    /// `Plan` for a range outside the tensor.
     pub fn conversions(&self, range: Range<usize>, at: usize, to: Float) -> Result<Vec<Conversion>> {
         let item = self.float.bytes();
         let is_whole = range.start.is_multiple_of(item) && range.end.is_multiple_of(item) && range.start <= range.end;
@@ -84,7 +84,7 @@ impl Stored {
             let place = at + becomes(begin - range.start);
             let conversion = match &self.form {
                 Form::Plain { offset } => {
-                    let elements = CUT_BYTES / item.max(to.bytes());
+                    let elements = CONVERSION_BYTES_TARGET / item.max(to.bytes());
                     let bytes = (elements * item).min(range.end - begin);
                     Conversion {
                         source: self.source,
@@ -92,12 +92,12 @@ impl Stored {
                         bytes,
                         at: place,
                         target_bytes: becomes(bytes),
-                        arrival: Arrival::Cast { from: self.float, to },
+                        decoding: Decoding::Cast { from: self.float, to },
                         trim: (0, 0),
-                        then: None,
+                        final_cast: None,
                     }
                 }
-                Form::Parts { starts, part_bytes, bytes, arrival } => {
+                Form::Parts { starts, part_bytes, bytes, decoding } => {
                     let first = begin / part_bytes;
                     let last = together(starts, *part_bytes, first, range.end.div_ceil(*part_bytes), &becomes);
                     let (from, end) = (first * part_bytes, (last * part_bytes).min(*bytes));
@@ -108,9 +108,9 @@ impl Stored {
                         bytes: (starts[last] - starts[first]) as usize,
                         at: place,
                         target_bytes: becomes(until - begin),
-                        arrival: *arrival,
+                        decoding: *decoding,
                         trim: (begin - from, end - until),
-                        then: (to != self.float).then_some((self.float, to)),
+                        final_cast: (to != self.float).then_some((self.float, to)),
                     }
                 }
             };
@@ -121,13 +121,13 @@ impl Stored {
     }
 }
 
-/// The end of the parts that are converted at once: one at least, and no more than a cut has room for.
+/// The end of the parts for one conversion: at least one part, and no more than the usual size limit.
 fn together(starts: &[u64], part_bytes: usize, first: usize, end: usize, becomes: &impl Fn(usize) -> usize) -> usize {
     let mut last = first + 1;
     while last < end {
         let stored = (starts[last + 1] - starts[first]) as usize;
         let decoded = (last + 1 - first) * part_bytes;
-        if stored.max(decoded).max(becomes(decoded)) > CUT_BYTES {
+        if stored.max(decoded).max(becomes(decoded)) > CONVERSION_BYTES_TARGET {
             break;
         }
         last += 1;
@@ -143,7 +143,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn conversions_cover_a_stretch_once_and_stay_small(
+        fn conversions_cover_a_range_once_and_stay_small(
             sizes in proptest::collection::vec(1..3_000_000u64, 1..12), part_elements in 1..2_000_000usize, short: u32,
             cut in (any::<u32>(), any::<u32>()), is_plain: bool, is_wider: bool,
         ) {
@@ -154,9 +154,9 @@ mod tests {
             let form = if is_plain {
                 Form::Plain { offset: 77 }
             } else {
-                Form::Parts { starts: starts.clone(), part_bytes, bytes, arrival: Arrival::Unpacked }
+                Form::Parts { starts: starts.clone(), part_bytes, bytes, decoding: Decoding::Unpack }
             };
-            let stored = Stored { source: 3, float: Float::Bf16, form };
+            let stored = EncodedTensor { source: 3, float: Float::Bf16, form };
             stored.check().unwrap();
             let (one, other) = (cut.0 as usize % (bytes / 2) * 2, cut.1 as usize % (bytes / 2 + 1) * 2);
             let range = one.min(other)..one.max(other);
@@ -170,7 +170,7 @@ mod tests {
                 if is_plain {
                     prop_assert_eq!((each.offset, each.bytes), (77 + begin as u64, kept));
                 } else {
-                    // Whole parts, of which the ends are cut off.
+                    // Whole parts, trimmed at both ends.
                     let first = starts.iter().position(|start| *start == each.offset).unwrap();
                     let last = starts.iter().position(|start| *start == each.offset + each.bytes as u64).unwrap();
                     prop_assert_eq!(first * part_bytes + each.trim.0, begin);
@@ -185,10 +185,10 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_contradict_each_other_are_refused() {
+    fn inconsistent_parts_are_refused() {
         let parts = |starts: Vec<u64>, part_bytes, bytes| {
-            let form = Form::Parts { starts, part_bytes, bytes, arrival: Arrival::Unpacked };
-            Stored { source: 0, float: Float::Bf16, form }
+            let form = Form::Parts { starts, part_bytes, bytes, decoding: Decoding::Unpack };
+            EncodedTensor { source: 0, float: Float::Bf16, form }
         };
         assert!(parts(vec![0, 10, 20], 16, 30).check().is_ok());
         for (starts, part_bytes, bytes) in [

@@ -1,4 +1,4 @@
-//! Stretches that are converted on the thread that waits for them: each is read once, whoever wants how much of it.
+//! Decoding on the waiting thread. Each range of a file is read once, even if several conversions need it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,79 +10,80 @@ use crate::decode::{Workspace, convert};
 use crate::error::{Error, Result};
 use crate::layer_group::{BLOCK_BYTES, Conversion};
 use crate::sync::Instant;
-use crate::weight_file::Source;
+use crate::weight_file::WeightFile;
 
-/// Bytes that are on their way while those before them are converted.
-const WAVE_BYTES: usize = 16 << 20;
+/// Bytes read ahead while the previous batch is decoded.
+const BATCH_BYTES: usize = 16 << 20;
 
-/// Memory that the next call uses again.
+/// Memory that the next call reuses.
 #[derive(Debug, Default)]
-pub(crate) struct Gather {
+pub(crate) struct InlineDecoder {
     workspace: Workspace,
 }
 
-/// What it took.
+/// The cost of a call.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Gathered {
+pub(crate) struct DecodeCost {
     pub(crate) bytes: u64,
     pub(crate) disk_busy: Duration,
     pub(crate) converting: Duration,
 }
 
-/// Reads on their way, and for each the conversions that it is for and what is left of its buffer.
-struct Wave<'a> {
+/// Reads in flight, with the conversions and the rest of the buffer for each.
+struct Batch<'a> {
     pending: Pending<Vec<RegionMut>>,
     reads: Vec<(&'a [Conversion], RegionMut)>,
     started: Instant,
 }
 
-impl Gather {
-    /// Reads and converts all of these; their places are places of `memory`.
+impl InlineDecoder {
+    /// Reads and decodes all conversions into `memory`; their `at` is an offset there.
     pub(crate) fn run(
         &mut self,
         engine: &Engine,
-        sources: &[Source],
+        sources: &[WeightFile],
         mut conversions: Vec<Conversion>,
         memory: &Reserved,
-    ) -> Result<Gathered> {
+    ) -> Result<DecodeCost> {
         let stretch = |each: &Conversion| (each.source, each.offset, each.bytes);
         conversions.sort_unstable_by_key(stretch);
         let reads: Vec<&[Conversion]> = conversions.chunk_by(|one, other| stretch(one) == stretch(other)).collect();
         let buffer_bytes = reads.iter().map(|read| read[0].bytes).max().unwrap_or(0) + BLOCK_BYTES as usize;
-        let (mut spare, mut gathered) = (Vec::new(), Gathered::default());
-        let mut on_its_way: Option<Wave<'_>> = None;
-        let mut waves = reads.chunks((WAVE_BYTES / buffer_bytes).max(1));
+        let (mut spare, mut cost) = (Vec::new(), DecodeCost::default());
+        let mut in_flight: Option<Batch<'_>> = None;
+        let mut batches = reads.chunks((BATCH_BYTES / buffer_bytes).max(1));
         loop {
-            let next = waves.next().map(|reads| start(engine, sources, reads, buffer_bytes, &mut spare)).transpose()?;
+            let next =
+                batches.next().map(|reads| start(engine, sources, reads, buffer_bytes, &mut spare)).transpose()?;
             let is_over = next.is_none();
-            if let Some(wave) = std::mem::replace(&mut on_its_way, next) {
-                self.finish(wave, sources, memory, &mut spare, &mut gathered)?;
+            if let Some(batch) = std::mem::replace(&mut in_flight, next) {
+                self.finish(batch, sources, memory, &mut spare, &mut cost)?;
             }
             if is_over {
-                return Ok(gathered);
+                return Ok(cost);
             }
         }
     }
 
     fn finish(
         &mut self,
-        wave: Wave<'_>,
-        sources: &[Source],
+        batch: Batch<'_>,
+        sources: &[WeightFile],
         memory: &Reserved,
         spare: &mut Vec<Buffer>,
-        gathered: &mut Gathered,
+        cost: &mut DecodeCost,
     ) -> Result<()> {
-        let (home, transfer) = wave.pending.wait();
+        let (home, transfer) = batch.pending.wait();
         let transfer = transfer?;
-        gathered.disk_busy += transfer.finished.saturating_duration_since(wave.started);
+        cost.disk_busy += transfer.finished.saturating_duration_since(batch.started);
         let began = Instant::now();
-        for (target, (conversions, rest)) in home.into_iter().flatten().zip(wave.reads) {
+        for (target, (conversions, rest)) in home.into_iter().flatten().zip(batch.reads) {
             let buffer = target.join(rest).ok().and_then(|whole| whole.into_buffer().ok());
             let Some(buffer) = buffer else {
-                return Err(Error::Plan("the memory of a read did not come home".into()));
+                return Err(Error::Plan("an error lost the memory of a read".into()));
             };
             let (head, bytes) = (conversions[0].head(), conversions[0].bytes);
-            gathered.bytes += bytes as u64;
+            cost.bytes += bytes as u64;
             for conversion in conversions {
                 let target = memory.target(conversion.at..conversion.at + conversion.target_bytes);
                 let put = |at: usize, step: &[u8]| {
@@ -98,18 +99,18 @@ impl Gather {
             }
             spare.push(buffer);
         }
-        gathered.converting += began.elapsed();
+        cost.converting += began.elapsed();
         Ok(())
     }
 }
 
 fn start<'a>(
     engine: &Engine,
-    sources: &[Source],
+    sources: &[WeightFile],
     reads: &[&'a [Conversion]],
     buffer_bytes: usize,
     spare: &mut Vec<Buffer>,
-) -> Result<Wave<'a>> {
+) -> Result<Batch<'a>> {
     let (mut items, mut kept) = (Vec::with_capacity(reads.len()), Vec::with_capacity(reads.len()));
     for conversions in reads {
         let first = &conversions[0];
@@ -121,5 +122,5 @@ fn start<'a>(
         kept.push((*conversions, rest));
     }
     let started = Instant::now();
-    Ok(Wave { pending: engine.read_batch(items)?, reads: kept, started })
+    Ok(Batch { pending: engine.read_batch(items)?, reads: kept, started })
 }

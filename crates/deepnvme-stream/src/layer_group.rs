@@ -1,4 +1,4 @@
-//! What is streamed: units, their pieces, and the slots that they pass through.
+//! Layer groups, and the slots that they are loaded into.
 
 use deepnvme_codec::Float;
 use deepnvme_codec::quant::Scheme;
@@ -6,62 +6,61 @@ use deepnvme_codec::quant::Scheme;
 use crate::error::{Error, Result};
 use crate::residency::Class;
 
-/// Slots begin at, and are, multiples of this: bytes that lie at the same place within a page of memory as within a page of
-/// their file get there without a copy.
+/// The alignment of slots. If the offset within a page of memory equals the offset within a page of the file, direct
+/// I/O needs no copy.
 pub(crate) const SLOT_ALIGNMENT: usize = 4096;
 
-/// Direct I/O begins at such a place, in the file and in memory.
+/// The alignment of direct I/O, in the file and in memory.
 pub(crate) const BLOCK_BYTES: u64 = 4096;
 
-/// A stretch of a file, and where in the slot it goes.
+/// A range of a file, and its place in the slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
-    /// Which of the sources.
+    /// Index of the file.
     pub source: usize,
-    /// Where in it, in bytes.
+    /// Offset in the file, in bytes.
     pub offset: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub bytes: usize,
-    /// Where in the slot.
+    /// Offset in the slot.
     pub at: usize,
 }
 
-/// A stretch of a file whose bytes become others on their way.
+/// A range of a file that is decoded or cast on its way into the slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Conversion {
-    /// Which of the sources.
+    /// Index of the file.
     pub source: usize,
-    /// Where in it, in bytes.
+    /// Offset in the file, in bytes.
     pub offset: u64,
-    /// How many bytes there; at most [`CONVERSION_BYTES_MAX`].
+    /// Bytes on disk; at most [`CONVERSION_BYTES_MAX`].
     pub bytes: usize,
-    /// Where in the slot.
+    /// Offset in the slot.
     pub at: usize,
-    /// How many bytes they become; at most [`CONVERSION_BYTES_MAX`].
+    /// Bytes in memory; at most [`CONVERSION_BYTES_MAX`].
     pub target_bytes: usize,
-    /// What is done to them.
-    pub arrival: Arrival,
-    /// How many of the bytes that they become then are left out, in front and behind: who wants some rows of what was packed
-    /// together.
+    /// How the bytes are decoded.
+    pub decoding: Decoding,
+    /// Decoded bytes to drop at the front and at the end, if only some rows of an encoded part are needed.
     pub trim: (usize, usize),
-    /// The type that those are cast from and to in the end.
-    pub then: Option<(Float, Float)>,
+    /// A cast after decoding: from and to.
+    pub final_cast: Option<(Float, Float)>,
 }
 
 impl Conversion {
-    /// Bytes in front of it in its first block.
+    /// Bytes before it in its first block.
     pub(crate) fn head(&self) -> usize {
         (self.offset % BLOCK_BYTES) as usize
     }
 
-    /// Bytes of memory that it is read into: whole blocks.
+    /// Bytes to read for it: whole blocks.
     pub(crate) fn read_bytes(&self) -> usize {
         (self.head() + self.bytes).next_multiple_of(BLOCK_BYTES as usize)
     }
 
-    /// How many bytes come out of `arrival`, with what is left out; `None` where no type has so many.
+    /// Bytes that `decoding` must produce, before trimming and casting. `None` if the sizes are inconsistent.
     pub(crate) fn decoded_bytes(&self) -> Option<usize> {
-        let kept = match self.then {
+        let kept = match self.final_cast {
             None => self.target_bytes,
             Some((_, to)) if !self.target_bytes.is_multiple_of(to.bytes()) => return None,
             Some((from, to)) => (self.target_bytes / to.bytes()).checked_mul(from.bytes())?,
@@ -70,47 +69,47 @@ impl Conversion {
     }
 }
 
-/// What bytes become when they arrive.
+/// How bytes on disk become elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Arrival {
-    /// Floats of another type.
+pub enum Decoding {
+    /// Cast from another float type.
     Cast {
-        /// On disk.
+        /// The type on disk.
         from: Float,
-        /// In memory.
+        /// The type in memory.
         to: Float,
     },
-    /// What they were before they were packed: `deepnvme_codec::pack`, block by block.
-    Unpacked,
-    /// Floats, out of parts of so many rows, each its scales and then its codes: `deepnvme_codec::quant`.
-    Dequantised {
-        /// How they were quantised.
+    /// Unpack losslessly packed floats, block by block (`deepnvme_codec::pack`).
+    Unpack,
+    /// Dequantise parts of rows; each part has its scales, then its codes (`deepnvme_codec::quant`).
+    Dequantise {
+        /// The quantisation scheme.
         scheme: Scheme,
         /// Elements of a row.
         columns: usize,
-        /// Rows of a part; the last one may have fewer.
+        /// Rows of a part; the last may have fewer.
         part_rows: usize,
-        /// In memory.
+        /// The type in memory.
         to: Float,
     },
 }
 
-/// A conversion has no more bytes than this, on disk or in memory: larger ones are cut, so that several processors work on
-/// them, and so that the memory for them has a bound.
+/// The largest conversion, on disk or in memory. Larger ranges are split, so that several threads share them and
+/// buffers are bounded.
 pub const CONVERSION_BYTES_MAX: usize = 16 << 20;
 
-/// What is fetched and used together.
+/// Weights that are fetched and used together, usually one layer.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Unit {
-    /// Which slots it passes through.
+pub struct LayerGroup {
+    /// Index of its slot class.
     pub class: usize,
-    /// What arrives as it is, by where it goes.
+    /// Ranges that are read unchanged, by offset in the slot.
     pub pieces: Vec<Piece>,
-    /// What becomes other bytes, by where it goes. Nothing overlaps.
+    /// Ranges that are decoded, by offset in the slot. Nothing overlaps.
     pub conversions: Vec<Conversion>,
 }
 
-impl Unit {
+impl LayerGroup {
     /// Bytes that are read for it.
     #[must_use]
     pub fn bytes(&self) -> u64 {
@@ -118,8 +117,7 @@ impl Unit {
         self.pieces.iter().map(|piece| piece.bytes).chain(converted).map(|bytes| bytes as u64).sum()
     }
 
-    /// Which source each part needs, and where in the slot it begins and ends, in the order of the slot. Those with an index
-    /// below the number of pieces are pieces.
+    /// The parts in slot order: index, file, start and end in the slot. Indices below the number of pieces are pieces.
     pub(crate) fn parts(&self) -> Vec<(usize, usize, usize, usize)> {
         let pieces = self.pieces.iter().map(|piece| (piece.source, piece.at, piece.bytes));
         let conversions = self.conversions.iter().map(|each| (each.source, each.at, each.target_bytes));
@@ -131,26 +129,27 @@ impl Unit {
     }
 }
 
-/// Equal slots for units of about the same size.
+/// Equal slots for groups of about the same size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SlotClass {
-    /// How many. At least one.
+    /// Number of slots; at least one.
     pub slots: usize,
-    /// Units that may be fetched before they are called for; less than `slots`, unless their memory is another class's, too.
-    pub ahead: usize,
-    /// Bytes of each, a multiple of 4096.
+    /// Groups that may be prefetched. Less than `slots`, unless the slots share memory with another class.
+    pub prefetch: usize,
+    /// Bytes of each slot, a multiple of 4096.
     pub slot_bytes: usize,
-    /// They begin where those of the class before begin, and have the same memory by turns. On the host only.
-    pub shares: bool,
+    /// Whether the slots begin where those of the previous class do, and take turns with them in the same memory. CPU
+    /// only.
+    pub shares_memory: bool,
 }
 
 impl From<&SlotClass> for Class {
     fn from(class: &SlotClass) -> Self {
-        Self { slots: class.slots, ahead: class.ahead }
+        Self { slots: class.slots, prefetch: class.prefetch }
     }
 }
 
-/// Where each slot begins in the arena, and how long that is.
+/// The offset and the length of each slot in the arena.
 pub(crate) fn layout(classes: &[SlotClass]) -> Vec<(usize, usize)> {
     let begins = begins(classes).map_or_else(Vec::new, |(begins, _)| begins);
     let of_class = |(class, begin): (&SlotClass, usize)| {
@@ -160,27 +159,27 @@ pub(crate) fn layout(classes: &[SlotClass]) -> Vec<(usize, usize)> {
     classes.iter().zip(begins).flat_map(of_class).collect()
 }
 
-/// Where the slots of each class begin, and how long the arena has to be; `None` where that is more than any memory.
+/// The offset of each class, and the length of the arena; `None` on overflow.
 fn begins(classes: &[SlotClass]) -> Option<(Vec<usize>, usize)> {
     let (mut begins, mut end) = (Vec::with_capacity(classes.len()), 0_usize);
     for class in classes {
-        let begin = begins.last().copied().filter(|_| class.shares).unwrap_or(end);
+        let begin = begins.last().copied().filter(|_| class.shares_memory).unwrap_or(end);
         begins.push(begin);
         end = class.slot_bytes.checked_mul(class.slots).and_then(|bytes| begin.checked_add(bytes))?.max(end);
     }
     Some((begins, end))
 }
 
-/// Refuses a plan that would not fit itself.
-pub(crate) fn check(units: &[Unit], classes: &[SlotClass], sources: usize, arena_bytes: usize) -> Result<()> {
+/// Checks that the groups fit the slots, and the slots the arena.
+pub(crate) fn check(groups: &[LayerGroup], classes: &[SlotClass], sources: usize, arena_bytes: usize) -> Result<()> {
     let wrong = |what: String| Err(Error::Plan(what));
     for (index, class) in classes.iter().enumerate() {
-        let is_shared = class.shares || classes.get(index + 1).is_some_and(|next| next.shares);
+        let is_shared = class.shares_memory || classes.get(index + 1).is_some_and(|next| next.shares_memory);
         let ahead_max = if is_shared { class.slots } else { class.slots.saturating_sub(1) };
-        if class.slots == 0 || class.ahead > ahead_max || !class.slot_bytes.is_multiple_of(SLOT_ALIGNMENT) {
+        if class.slots == 0 || class.prefetch > ahead_max || !class.slot_bytes.is_multiple_of(SLOT_ALIGNMENT) {
             return wrong(format!(
                 "class {index} has {} slots of {} bytes, {} ahead; slots are multiples of {SLOT_ALIGNMENT}, more than ahead",
-                class.slots, class.slot_bytes, class.ahead
+                class.slots, class.slot_bytes, class.prefetch
             ));
         }
     }
@@ -188,23 +187,23 @@ pub(crate) fn check(units: &[Unit], classes: &[SlotClass], sources: usize, arena
     if total != arena_bytes {
         return wrong(format!("{arena_bytes} bytes of memory for slots of {total}"));
     }
-    for (index, unit) in units.iter().enumerate() {
-        let Some(class) = classes.get(unit.class) else {
-            return wrong(format!("unit {index} is of class {}, of {}", unit.class, classes.len()));
+    for (index, group) in groups.iter().enumerate() {
+        let Some(class) = classes.get(group.class) else {
+            return wrong(format!("group {index} is of class {}, of {}", group.class, classes.len()));
         };
         let mut end = 0;
-        for (part, source, from, to) in unit.parts() {
+        for (part, source, from, to) in group.parts() {
             if from < end || to > class.slot_bytes || source >= sources {
                 return wrong(format!(
-                    "unit {index} has part {part} of source {source} at {from} to {to}, behind {end}, in slots of {}",
+                    "group {index} has part {part} of source {source} at {from} to {to}, behind {end}, in slots of {}",
                     class.slot_bytes
                 ));
             }
             end = to;
         }
         let is_large = |each: &&Conversion| each.bytes.max(each.target_bytes) > CONVERSION_BYTES_MAX;
-        if let Some(large) = unit.conversions.iter().find(is_large) {
-            return wrong(format!("unit {index} has {large:?}, larger than {CONVERSION_BYTES_MAX} bytes"));
+        if let Some(large) = group.conversions.iter().find(is_large) {
+            return wrong(format!("group {index} has {large:?}, larger than {CONVERSION_BYTES_MAX} bytes"));
         }
     }
     Ok(())

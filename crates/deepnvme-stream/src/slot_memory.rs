@@ -1,29 +1,29 @@
-//! The memory of slots, some of which lie in each other's.
+//! The memory of slots, some of which overlap.
 
 use std::ops::Range;
 
 use deepnvme_io::mem::{RegionMut, StreamHandle};
 
-/// An arena, cut wherever a slot begins or ends. A slot is some cells side by side.
+/// An arena, split wherever a slot begins or ends. A slot is a range of segments.
 #[derive(Debug)]
-pub(crate) struct Cells {
-    cells: Vec<Cell>,
+pub(crate) struct SlotMemory {
+    segments: Vec<Segment>,
     slots: Vec<Range<usize>>,
 }
 
-/// Memory, while no fetch has it, and the stream of a GPU that has used it last.
+/// Memory that no fetch holds, and the GPU stream that used it last.
 #[derive(Debug)]
-struct Cell {
+struct Segment {
     bytes: usize,
     memory: Option<RegionMut>,
     stream: StreamHandle,
 }
 
-impl Cells {
-    /// `places` has where in the arena each slot begins, and its bytes.
+impl SlotMemory {
+    /// `places` are the offset and the length of each slot.
     ///
     /// # Panics
-    /// When a slot does not lie in the arena.
+    /// If a slot exceeds the arena.
     pub(crate) fn new(arena: RegionMut, places: &[(usize, usize)]) -> Self {
         let stream = arena.stream();
         let mut cuts: Vec<usize> = places.iter().flat_map(|(begin, bytes)| [*begin, begin + bytes]).collect();
@@ -31,46 +31,46 @@ impl Cells {
         cuts.sort_unstable();
         cuts.dedup();
         let mut rest = arena;
-        let mut cells = Vec::with_capacity(cuts.len());
+        let mut segments = Vec::with_capacity(cuts.len());
         for pair in cuts.windows(2) {
             let bytes = pair[1] - pair[0];
             let (memory, behind) = rest.split_at(bytes);
-            cells.push(Cell { bytes, memory: Some(memory), stream });
+            segments.push(Segment { bytes, memory: Some(memory), stream });
             rest = behind;
         }
         let index = |at: usize| cuts.partition_point(|cut| *cut < at);
         let slots = places.iter().map(|(begin, bytes)| index(*begin)..index(begin + bytes)).collect();
-        Self { cells, slots }
+        Self { segments, slots }
     }
 
-    /// The memory of a slot, to be changed after what has used it last; `None` where some of it did not come home.
+    /// Takes the memory of a slot, to be written after its last stream. `None` if some of it was lost.
     pub(crate) fn take(&mut self, slot: usize) -> Option<RegionMut> {
-        let cells = &mut self.cells[self.slots[slot].clone()];
-        if cells.iter().any(|cell| cell.memory.is_none()) {
+        let segments = &mut self.segments[self.slots[slot].clone()];
+        if segments.iter().any(|segment| segment.memory.is_none()) {
             return None;
         }
-        let mut parts = cells.iter_mut().filter_map(|cell| Some(cell.memory.take()?.after(cell.stream)));
+        let mut parts = segments.iter_mut().filter_map(|segment| Some(segment.memory.take()?.after(segment.stream)));
         let first = parts.next()?;
         parts.try_fold(first, |before, part| before.join(part).ok())
     }
 
-    /// It comes home, if it does.
+    /// Returns the memory of a slot; `None` if it was lost.
     pub(crate) fn put(&mut self, slot: usize, memory: Option<RegionMut>) {
         let mut rest = memory;
-        for cell in &mut self.cells[self.slots[slot].clone()] {
-            let Some((own, behind)) = rest.map(|memory| memory.split_at(cell.bytes)) else { return };
-            cell.memory = Some(own);
+        for segment in &mut self.segments[self.slots[slot].clone()] {
+            let Some((own, behind)) = rest.map(|memory| memory.split_at(segment.bytes)) else { return };
+            segment.memory = Some(own);
             rest = Some(behind);
         }
     }
 
-    /// That stream has used a slot.
+    /// Records the stream that used a slot last.
     pub(crate) fn used(&mut self, slot: usize, stream: StreamHandle) {
-        self.cells[self.slots[slot].clone()].iter_mut().for_each(|cell| cell.stream = stream);
+        self.segments[self.slots[slot].clone()].iter_mut().for_each(|segment| segment.stream = stream);
     }
 }
 
-/// The other slots that have some of the memory of each slot. `places` has where each begins, and its bytes.
+/// The slots that share memory with each slot. `places` are the offset and the length of each slot.
 pub(crate) fn overlaps(places: &[(usize, usize)]) -> Vec<Vec<usize>> {
     let meet = |one: (usize, usize), other: (usize, usize)| one.0 < other.0 + other.1 && other.0 < one.0 + one.1;
     let others = |slot: usize| move |other: &usize| *other != slot && meet(places[slot], places[*other]);
@@ -83,37 +83,37 @@ mod tests {
 
     use super::*;
 
-    fn cells(bytes: usize, places: &[(usize, usize)]) -> Cells {
-        Cells::new(Buffer::zeroed(bytes).unwrap().into_region(), places)
+    fn segments(bytes: usize, places: &[(usize, usize)]) -> SlotMemory {
+        SlotMemory::new(Buffer::zeroed(bytes).unwrap().into_region(), places)
     }
 
     #[test]
-    fn slots_in_a_slot_have_its_memory_by_turns() {
-        // A slot by itself, a large one, three small ones in it, of which the last goes on behind it.
+    fn overlapping_slots_take_turns() {
+        // One slot alone, then a large one and three small ones inside it.
         let places = [(0, 4096), (4096, 20_480), (4096, 8192), (12_288, 8192), (20_480, 8192)];
-        let mut cells = cells(28_672, &places);
+        let mut segments = segments(28_672, &places);
         assert_eq!(overlaps(&places), [vec![], vec![2, 3, 4], vec![1], vec![1], vec![1]]);
-        let first = cells.take(2).unwrap();
+        let first = segments.take(2).unwrap();
         assert_eq!(first.len(), 8192);
-        assert!(cells.take(1).is_none(), "a part of it is in use");
-        assert_eq!(cells.take(4).map(|memory| memory.len()), Some(8192));
-        cells.put(2, Some(first));
-        assert!(cells.take(1).is_none(), "the last one has not come home");
-        assert_eq!(cells.take(0).map(|memory| memory.len()), Some(4096));
-        assert_eq!(cells.take(3).map(|memory| memory.len()), Some(8192));
+        assert!(segments.take(1).is_none(), "a part of it is in use");
+        assert_eq!(segments.take(4).map(|memory| memory.len()), Some(8192));
+        segments.put(2, Some(first));
+        assert!(segments.take(1).is_none(), "the last slot inside it is in use");
+        assert_eq!(segments.take(0).map(|memory| memory.len()), Some(4096));
+        assert_eq!(segments.take(3).map(|memory| memory.len()), Some(8192));
     }
 
     #[test]
-    fn what_comes_home_is_where_it_was() {
-        let mut cells = cells(28_672, &[(0, 20_480), (0, 8192), (8192, 8192), (16_384, 8192)]);
-        let all = cells.take(0).unwrap();
+    fn returned_memory_is_at_its_place() {
+        let mut segments = segments(28_672, &[(0, 20_480), (0, 8192), (8192, 8192), (16_384, 8192)]);
+        let all = segments.take(0).unwrap();
         let begin = all.addr();
-        cells.put(0, Some(all));
-        let small: Vec<_> = (1..4).map(|slot| cells.take(slot).unwrap()).collect();
+        segments.put(0, Some(all));
+        let small: Vec<_> = (1..4).map(|slot| segments.take(slot).unwrap()).collect();
         assert_eq!(small.iter().map(|memory| memory.addr() - begin).collect::<Vec<_>>(), [0, 8192, 16_384]);
-        small.into_iter().zip(1..).for_each(|(memory, slot)| cells.put(slot, Some(memory)));
-        assert_eq!(cells.take(0).map(|memory| (memory.addr(), memory.len())), Some((begin, 20_480)));
-        cells.put(0, None);
-        assert!(cells.take(0).is_none() && cells.take(3).is_none() && cells.take(1).is_none(), "lost");
+        small.into_iter().zip(1..).for_each(|(memory, slot)| segments.put(slot, Some(memory)));
+        assert_eq!(segments.take(0).map(|memory| (memory.addr(), memory.len())), Some((begin, 20_480)));
+        segments.put(0, None);
+        assert!(segments.take(0).is_none() && segments.take(3).is_none() && segments.take(1).is_none(), "lost");
     }
 }

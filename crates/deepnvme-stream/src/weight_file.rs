@@ -1,4 +1,4 @@
-//! A file that weights are read from for as long as the model lives.
+//! A file that weights are read from while the model is open.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,22 +8,22 @@ use deepnvme_io::{Access, DirectMode, Error as IoError, OpenOptions, Target, Ten
 
 use crate::error::{Error, Result};
 
-/// An open file, and how to tell that its name means another one by now, or that somebody has written to it.
+/// An open file, and the version that it had, to notice changes.
 #[derive(Debug)]
-pub struct Source {
+pub struct WeightFile {
     file: Arc<TensorFile>,
-    stamps: Vec<(PathBuf, Stamp)>,
+    versions: Vec<(PathBuf, FileVersion)>,
 }
 
-/// What changes when a file is replaced, cut or written to.
+/// Changes when a file is replaced, truncated or written to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Stamp {
+struct FileVersion {
     identity: Identity,
     bytes: u64,
     modified_ns: i128,
 }
 
-impl Stamp {
+impl FileVersion {
     fn of(path: &Path) -> Result<Self> {
         let stat = fs::stat(path).map_err(|errno| IoError::os("look at", errno).at_path(path))?;
         Ok(Self { identity: stat.identity, bytes: stat.bytes, modified_ns: stat.modified_ns })
@@ -42,11 +42,11 @@ impl Stamp {
     }
 }
 
-impl Source {
-    /// Opens a file, or a stripe set. Its name keeps its meaning when the working directory changes.
+impl WeightFile {
+    /// Opens a file or a stripe set. Its path does not depend on later changes of the working directory.
     ///
     /// # Errors
-    /// `Io` when there is no such file, or it may not be read.
+    /// `Io` if the file is missing or unreadable.
     pub fn open(target: impl Into<Target>) -> Result<Self> {
         let target = target.into();
         let paths: Vec<PathBuf> = match &target {
@@ -56,12 +56,12 @@ impl Source {
         let absolute =
             |path: PathBuf| std::path::absolute(&path).map_err(|error| IoError::from_io("find", &error).at_path(&path));
         let paths = paths.into_iter().map(absolute).collect::<Result<Vec<_>, _>>()?;
-        // Before the file is opened: what changes in between shows later.
-        let stamps = paths.into_iter().map(|path| Stamp::of(&path).map(|stamp| (path, stamp)));
-        let stamps = stamps.collect::<Result<Vec<_>>>()?;
+        // Taken before the file is opened, so that later changes are noticed.
+        let versions = paths.into_iter().map(|path| FileVersion::of(&path).map(|version| (path, version)));
+        let versions = versions.collect::<Result<Vec<_>>>()?;
         let options = OpenOptions { access: Access::Read, create: false, direct: DirectMode::Preferred };
         let file = TensorFile::open(&target, options)?;
-        Ok(Self { file, stamps })
+        Ok(Self { file, versions })
     }
 
     /// The open file.
@@ -70,10 +70,10 @@ impl Source {
         &self.file
     }
 
-    /// Makes sure that it is still the file that was opened.
+    /// Checks that the file is unchanged.
     pub(crate) fn check(&self) -> Result<()> {
-        for (path, stamp) in &self.stamps {
-            if let Some(what) = stamp.difference(&Stamp::of(path)?) {
+        for (path, version) in &self.versions {
+            if let Some(what) = version.difference(&FileVersion::of(path)?) {
                 return Err(Error::Changed { path: path.clone(), what });
             }
         }

@@ -1,4 +1,4 @@
-//! Items that are picked are there, whatever was picked before; memory stays below its bound.
+//! Acquired rows are in memory, whatever was acquired before, and memory stays within its bound.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,17 +9,17 @@ use std::sync::Arc;
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::mem::Reserved;
 use deepnvme_io::{BackendFactory, Config, Engine};
-use deepnvme_stream::{Error, Part, Picker, Places, Source};
+use deepnvme_stream::{Error, RowLocations, RowTensor, SparseRowCache, WeightFile};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 use proptest::prelude::*;
 
 struct World {
-    picker: Picker,
+    cache: SparseRowCache,
     memory: Reserved,
     data: Vec<u8>,
-    /// Of each part: where it begins in memory, bytes of an item, bytes.
+    /// For each tensor: its offset in memory, bytes of a piece, and its bytes.
     parts: Vec<(usize, usize, usize)>,
-    /// Of each part: where its items are in the file.
+    /// For each tensor: the file offsets of its pieces.
     places: Vec<Vec<usize>>,
     path: PathBuf,
     bound: usize,
@@ -27,7 +27,7 @@ struct World {
 }
 
 impl World {
-    /// Two tensors: rows one behind the other, of which the last may be short, and items in two pieces each, in no order.
+    /// Two tensors: contiguous rows, of which the last may be short, and rows of two pieces each, in random order.
     fn new(items: usize, row_bytes: usize, last_bytes: usize, piece_bytes: usize, kept_items: usize) -> Self {
         let engine = Arc::new(Engine::new(Config::default()).unwrap());
         Self::on(engine, items, row_bytes, last_bytes, piece_bytes, kept_items)
@@ -55,40 +55,40 @@ impl World {
             order.chunks(2).map(|pair| pair.iter().map(|piece| (0, at_of(*piece) as u64, piece_bytes)).collect());
         let second = rows.next_multiple_of(64);
         let parts = vec![
-            Part {
-                first: 0,
-                items,
+            RowTensor {
+                first_row: 0,
+                rows: items,
                 at: 0,
-                item_bytes: row_bytes,
+                row_bytes: row_bytes,
                 bytes: rows,
-                places: Places::Rows { source: 0, offset: 11 },
+                locations: RowLocations::Contiguous { source: 0, offset: 11 },
             },
-            Part {
-                first: 0,
-                items,
+            RowTensor {
+                first_row: 0,
+                rows: items,
                 at: second,
-                item_bytes: 2 * piece_bytes,
+                row_bytes: 2 * piece_bytes,
                 bytes: items * 2 * piece_bytes,
-                places: Places::Each(each.collect()),
+                locations: RowLocations::PerRow(each.collect()),
             },
         ];
         let memory = Reserved::new(second + items * 2 * piece_bytes, row_bytes).unwrap();
-        let source = Source::open(path.clone()).unwrap();
+        let source = WeightFile::open(path.clone()).unwrap();
         let bound = (kept_items * (row_bytes + 2 * piece_bytes)) as u64;
-        let picker = Picker::new(engine, vec![source], parts, memory.clone(), bound).unwrap();
+        let cache = SparseRowCache::new(engine, vec![source], parts, memory.clone(), bound).unwrap();
         let places = vec![
             (0..items).map(|item| 11 + item * row_bytes).collect(),
             order.iter().map(|piece| at_of(*piece)).collect(),
         ];
         let parts = vec![(0, row_bytes, rows), (second, piece_bytes, items * 2 * piece_bytes)];
-        Self { picker, memory, data, parts, places, path, bound: bound as usize, _folder: folder }
+        Self { cache, memory, data, parts, places, path, bound: bound as usize, _folder: folder }
     }
 
     fn bound(&self) -> usize {
         self.bound
     }
 
-    /// Bytes of the pages that these items have bytes in.
+    /// Bytes of the pages that contain these rows.
     fn page_bytes(&self, items: &[usize]) -> usize {
         let mut pages = std::collections::BTreeSet::new();
         let (_, row_bytes, rows) = self.parts[0];
@@ -103,15 +103,15 @@ impl World {
         pages.len() * 4096
     }
 
-    /// Bytes of the tensors' addresses that have memory just now, as the kernel counts them.
+    /// Bytes of the tensors' addresses that have memory now, according to the kernel.
     fn resident_bytes(&self) -> usize {
-        // A line of smaps may cover a neighbour's memory, too.
+        // A line of smaps may cover neighbouring memory as well.
         let pages =
             self.memory.target(0..1).addr() / 4096..(self.memory.target(0..1).addr() + self.memory.len()) / 4096;
         let mut entries = vec![0; pages.len() * 8];
         let file = std::fs::File::open("/proc/self/pagemap").unwrap();
         file.read_exact_at(&mut entries, pages.start as u64 * 8).unwrap();
-        // The highest bit of each little-endian entry: the page is present.
+        // The highest bit of each little-endian entry means that the page is present.
         entries.chunks_exact(8).filter(|entry| entry[7] & 0x80 != 0).count() * 4096
     }
 
@@ -133,7 +133,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
-    fn what_is_picked_is_there(
+    fn acquired_rows_are_in_memory(
         items in 1..40usize, row_bytes in 1..9000usize, short in any::<prop::sample::Index>(),
         piece_bytes in 1..9000usize, kept in 1..12usize,
         picks in proptest::collection::vec(proptest::collection::vec(any::<prop::sample::Index>(), 0..10), 1..30),
@@ -146,13 +146,13 @@ proptest! {
             distinct.dedup();
             let bytes = world.page_bytes(&distinct);
             let bound = kept * (row_bytes + 2 * piece_bytes);
-            match world.picker.pick(&picked) {
+            match world.cache.acquire(&picked) {
                 Ok(()) => {
                     prop_assert!(bytes <= bound);
                     for item in &picked {
                         prop_assert!(world.has(*item));
                     }
-                    world.picker.release(&picked);
+                    world.cache.release(&picked);
                 }
                 Err(error) => prop_assert!(matches!(error, Error::TooMany { .. }) && bytes > bound, "{error}"),
             }
@@ -160,7 +160,7 @@ proptest! {
     }
 
     #[test]
-    fn a_disk_that_stutters_is_waited_for_and_one_that_fails_is_an_error(
+    fn short_transfers_are_completed_and_failures_are_errors(
         items in 1..30usize, row_bytes in 1..9000usize, piece_bytes in 1..9000usize, seed: u64,
         eio in prop_oneof![Just(0u32), 1..300u32],
         picks in proptest::collection::vec(proptest::collection::vec(any::<prop::sample::Index>(), 0..6), 1..30),
@@ -174,10 +174,10 @@ proptest! {
         let world = World::on(engine, items, row_bytes, row_bytes, piece_bytes, 6);
         for pick in picks {
             let picked: Vec<usize> = pick.iter().map(|index| index.index(items)).collect();
-            match world.picker.pick(&picked) {
+            match world.cache.acquire(&picked) {
                 Ok(()) => {
                     prop_assert!(picked.iter().all(|item| world.has(*item)));
-                    world.picker.release(&picked);
+                    world.cache.release(&picked);
                 }
                 Err(Error::TooMany { bytes, bytes_max }) => {
                     prop_assert!(bytes > bytes_max && world.page_bytes(&picked) > world.bound());
@@ -189,57 +189,57 @@ proptest! {
 }
 
 #[test]
-fn hot_items_stay() {
+fn frequent_rows_stay() {
     let world = World::new(20, 4096, 4096, 4096, 4);
     for round in 0..30 {
         let picked = [0, 1, 2 + round % 18];
-        world.picker.pick(&picked).unwrap();
-        world.picker.release(&picked);
+        world.cache.acquire(&picked).unwrap();
+        world.cache.release(&picked);
     }
-    let stats = world.picker.stats();
+    let stats = world.cache.stats();
     assert!(stats.hits >= 2 * 29, "{stats:?}");
     assert_eq!(stats.hits + stats.waits, 90);
     assert_eq!(stats.bytes_read, stats.waits * 3 * 4096);
 }
 
 #[test]
-fn what_is_held_is_not_given_back() {
+fn held_rows_are_not_evicted() {
     let world = World::new(10, 4096, 4096, 4096, 3);
-    world.picker.pick(&[0, 1]).unwrap();
-    world.picker.pick(&[2]).unwrap();
-    let refused = world.picker.pick(&[3]).unwrap_err();
-    assert!(refused.to_string().contains("picked at once"), "{refused}");
+    world.cache.acquire(&[0, 1]).unwrap();
+    world.cache.acquire(&[2]).unwrap();
+    let refused = world.cache.acquire(&[3]).unwrap_err();
+    assert!(refused.to_string().contains("are needed at once"), "{refused}");
     assert!(world.has(0) && world.has(1) && world.has(2));
-    world.picker.release(&[1]);
-    world.picker.pick(&[3]).unwrap();
+    world.cache.release(&[1]);
+    world.cache.acquire(&[3]).unwrap();
     assert!(world.has(0) && world.has(2) && world.has(3));
 }
 
 #[test]
-fn memory_stays_below_the_bound() {
+fn memory_stays_within_its_bound() {
     let world = World::new(64, 1 << 20, 1 << 20, 1 << 19, 4);
     for item in 0..64 {
-        world.picker.pick(&[item]).unwrap();
-        world.picker.release(&[item]);
+        world.cache.acquire(&[item]).unwrap();
+        world.cache.release(&[item]);
         assert!(world.resident_bytes() <= world.bound(), "{} of {} bytes", world.resident_bytes(), world.bound());
     }
     assert!(world.resident_bytes() > 0);
 }
 
 #[test]
-fn rows_that_are_no_whole_pages_stay_below_the_bound() {
+fn rows_of_partial_pages_stay_within_the_bound() {
     for row_bytes in [1536, 5760, 100, 4096, 70_000] {
         let items = (24 << 20) / row_bytes;
         let world = World::new(items, row_bytes, row_bytes, 8, (1 << 20) / row_bytes);
         let bound = world.bound();
         let (mut most, mut random) = (0, fastrand::Rng::with_seed(row_bytes as u64));
         for round in 0..3000 {
-            // In order, and anywhere.
+            // In order, and at random.
             let first = if round % 2 == 0 { round * 7 % (items - 3) } else { random.usize(..items - 3) };
             let picked = [first, first + 2, random.usize(..items)];
-            world.picker.pick(&picked).unwrap();
+            world.cache.acquire(&picked).unwrap();
             assert!(picked.iter().all(|item| world.has(*item)));
-            world.picker.release(&picked);
+            world.cache.release(&picked);
             if round % 50 == 49 {
                 most = most.max(world.resident_bytes());
             }
@@ -250,35 +250,35 @@ fn rows_that_are_no_whole_pages_stay_below_the_bound() {
 }
 
 #[test]
-fn large_items_stay_below_the_bound() {
+fn large_rows_stay_within_the_bound() {
     let world = World::new(12, 17 << 20, 5 << 20, 100, 3);
     for round in 0..24 {
-        world.picker.pick(&[round * 5 % 12]).unwrap();
+        world.cache.acquire(&[round * 5 % 12]).unwrap();
         let resident = world.resident_bytes();
         assert!(resident <= world.bound(), "{resident} of {} bytes", world.bound());
-        world.picker.release(&[round * 5 % 12]);
+        world.cache.release(&[round * 5 % 12]);
     }
 }
 
 #[test]
-fn what_could_not_be_read_costs_nothing() {
+fn failed_reads_take_no_memory() {
     let plan = FaultPlan { eio: 1000, ..FaultPlan::default() };
     let factory: BackendFactory = Arc::new(move |setup| {
         Ok(Box::new(Faults::new(plan.clone()).wrap(deepnvme_io::backend::open(BackendKind::Threads, setup)?)))
     });
     let engine = Arc::new(Engine::with_backends(Config { workers: 2, ..Config::default() }, factory).unwrap());
     let world = World::on(engine, 64, 8192, 8192, 4096, 8);
-    (0..64).for_each(|item| assert!(world.picker.pick(&[item]).is_err()));
+    (0..64).for_each(|item| assert!(world.cache.acquire(&[item]).is_err()));
     assert_eq!(world.resident_bytes(), 0);
 }
 
 #[test]
-fn a_wrong_item_and_a_changed_file_are_errors() {
+fn an_unknown_row_and_a_changed_file_are_errors() {
     let world = World::new(10, 4096, 4096, 4096, 3);
-    assert!(matches!(world.picker.pick(&[10]), Err(Error::Plan(_))));
+    assert!(matches!(world.cache.acquire(&[10]), Err(Error::Plan(_))));
     std::fs::write(&world.path, b"short").unwrap();
-    let changed = world.picker.pick(&[1]).unwrap_err();
+    let changed = world.cache.acquire(&[1]).unwrap_err();
     assert!(changed.to_string().contains("open the model again"), "{changed}");
-    let missing = world.picker.pick(&[1]).unwrap_err();
+    let missing = world.cache.acquire(&[1]).unwrap_err();
     assert!(matches!(missing, Error::Changed { .. }), "it is not taken for there: {missing}");
 }

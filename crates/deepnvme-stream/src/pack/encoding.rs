@@ -1,4 +1,4 @@
-//! What becomes of weights: what is done to a tensor, and what that makes of a part of it. Pure.
+//! How each tensor is encoded: pure.
 
 use std::num::NonZeroUsize;
 
@@ -7,46 +7,46 @@ use deepnvme_codec::quant::{Code, Scheme, quantise};
 use deepnvme_codec::{Float, Result, cast};
 use deepnvme_format::Dtype;
 
-use crate::layer_group::{Arrival, CONVERSION_BYTES_MAX};
+use crate::layer_group::{CONVERSION_BYTES_MAX, Decoding};
 
-/// Decoded bytes of a part, about: who wants one row of an embedding reads that much, and a layer is cut there so that
-/// several processors work on it.
+/// The approximate decoded size of a part. One row of an embedding reads this much, and several threads can share a
+/// layer.
 const PART_BYTES: usize = 256 << 10;
-/// Bytes that are read at once to be encoded, about.
+/// The approximate number of bytes read and encoded at once.
 const CHUNK_BYTES: usize = 16 << 20;
-/// The type of scales: as good as fp16, and no weight is too small for it.
+/// The type of scales: as accurate as fp16, and without its underflow.
 pub(super) const SCALES: Float = Float::Bf16;
 
-/// What becomes of the weights.
+/// The encoding of the weights.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mode {
-    /// Packed without loss where that is measured to gain time, else kept.
+    /// Pack losslessly if that is measured to save time; otherwise keep.
     #[default]
     Auto,
-    /// Packed without loss where that makes fewer bytes, however long decoding takes.
+    /// Pack losslessly if that saves bytes, however long decoding takes.
     Lossless,
-    /// As they are.
+    /// Keep unchanged.
     Keep,
-    /// Floats are cast to that type.
+    /// Cast floats to this type.
     Cast(Float),
-    /// Matrices are stored in eight bits, with a scale for each group of so many elements.
+    /// Quantise matrices to eight bits, with a scale for each group of this many elements.
     Quantised(Code, usize),
 }
 
-/// What is done to a tensor.
+/// The encoding of one tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Recipe {
-    /// Nothing.
+pub(super) enum Encoding {
+    /// Unchanged.
     Keep,
-    /// It is cast.
+    /// Cast.
     Cast { from: Float, to: Float },
-    /// It is packed without loss, in parts of so many elements.
+    /// Packed losslessly, in parts of this many elements.
     Pack { float: Float, part_elements: usize },
-    /// It is quantised, in parts of so many rows.
+    /// Quantised, in parts of this many rows.
     Quantise { float: Float, scheme: Scheme, columns: usize, part_rows: usize },
 }
 
-/// torch's types that are packed, cast and quantised.
+/// The types that can be packed, cast and quantised.
 pub(super) fn float(dtype: Dtype) -> Option<Float> {
     match dtype {
         Dtype::Bf16 => Some(Float::Bf16),
@@ -64,17 +64,17 @@ pub(super) fn dtype(float: Float) -> Dtype {
     }
 }
 
-impl Recipe {
-    /// A float tensor packed without loss.
+impl Encoding {
+    /// Packs a float tensor losslessly.
     pub(super) fn pack(float: Float, shape: &[u64]) -> Self {
         let columns = shape.last().map_or(1, |columns| *columns as usize).max(1);
         let room = PART_BYTES / float.bytes();
-        // Whole rows, where a row is no larger than a part.
+        // Whole rows, if a row fits into a part.
         let part_elements = if columns > room { room } else { room / columns * columns };
         Self::Pack { float, part_elements }
     }
 
-    /// A matrix quantised; `None` for what has not two dimensions, or rows so long that no part has one.
+    /// Quantises a matrix. `None` for other shapes, and for rows that exceed a part.
     pub(super) fn quantise(code: Code, group: usize, float: Float, shape: &[u64]) -> Option<Self> {
         let columns = *shape.last()? as usize;
         let row_bytes = columns.checked_mul(float.bytes())?;
@@ -89,7 +89,7 @@ impl Recipe {
         matches!(self, Self::Pack { .. } | Self::Quantise { .. })
     }
 
-    /// Bytes of a part of the source; the last of a tensor may have fewer.
+    /// Bytes of a part of the source; the last part may have fewer.
     pub(super) fn part_bytes(&self, item_bytes: usize) -> usize {
         match self {
             Self::Keep | Self::Cast { .. } => PART_BYTES / item_bytes * item_bytes,
@@ -98,13 +98,13 @@ impl Recipe {
         }
     }
 
-    /// Bytes of the source that are read at once: whole parts.
+    /// Bytes of the source to read at once: whole parts.
     pub(super) fn chunk_bytes(&self, item_bytes: usize) -> usize {
         let part = self.part_bytes(item_bytes);
         (CHUNK_BYTES / part).max(1) * part
     }
 
-    /// The most bytes that so many bytes of one part become; all but `Pack` become exactly as many.
+    /// The maximum stored bytes of part of a tensor; exact for all encodings but `Pack`.
     pub(super) fn stored_bytes_max(&self, bytes: usize) -> usize {
         match self {
             Self::Keep => bytes,
@@ -120,41 +120,42 @@ impl Recipe {
         }
     }
 
-    /// What a part becomes.
+    /// Encodes a part.
     ///
     /// # Errors
-    /// Where a weight has no code: an infinity, or no number.
+    /// If a weight is infinite or NaN, and the encoding cannot represent it.
     pub(super) fn encode(&self, part: &[u8]) -> Result<Vec<u8>> {
         match self {
             Self::Keep => Ok(part.to_vec()),
             Self::Cast { from, to } => {
-                let mut made = vec![0; self.stored_bytes_max(part.len())];
-                cast::convert(*from, *to, part, &mut made)?;
-                Ok(made)
+                let mut encoded = vec![0; self.stored_bytes_max(part.len())];
+                cast::convert(*from, *to, part, &mut encoded)?;
+                Ok(encoded)
             }
             Self::Pack { float, .. } => {
-                let mut made = Vec::with_capacity(self.stored_bytes_max(part.len()));
-                part.chunks(BLOCK_ELEMENTS * float.bytes()).try_for_each(|block| encode(*float, block, &mut made))?;
-                Ok(made)
+                let mut encoded = Vec::with_capacity(self.stored_bytes_max(part.len()));
+                part.chunks(BLOCK_ELEMENTS * float.bytes())
+                    .try_for_each(|block| encode(*float, block, &mut encoded))?;
+                Ok(encoded)
             }
             Self::Quantise { float, scheme, columns, .. } => {
                 let elements = part.len() / float.bytes();
-                let mut made = vec![0; self.stored_bytes_max(part.len())];
-                let scales_bytes = made.len() - elements;
-                let (scales, codes) = made.split_at_mut(scales_bytes);
+                let mut encoded = vec![0; self.stored_bytes_max(part.len())];
+                let scales_bytes = encoded.len() - elements;
+                let (scales, codes) = encoded.split_at_mut(scales_bytes);
                 quantise(*scheme, *columns, (*float, part), codes, scales)?;
-                Ok(made)
+                Ok(encoded)
             }
         }
     }
 
-    /// How a row of its parts is decoded; `None` for what is no other form.
-    pub(super) fn arrival(&self) -> Option<Arrival> {
+    /// How its parts are decoded; `None` if they are plain elements.
+    pub(super) fn decoding(&self) -> Option<Decoding> {
         match *self {
             Self::Keep | Self::Cast { .. } => None,
-            Self::Pack { .. } => Some(Arrival::Unpacked),
+            Self::Pack { .. } => Some(Decoding::Unpack),
             Self::Quantise { float, scheme, columns, part_rows } => {
-                Some(Arrival::Dequantised { scheme, columns, part_rows, to: float })
+                Some(Decoding::Dequantise { scheme, columns, part_rows, to: float })
             }
         }
     }
@@ -174,33 +175,33 @@ mod tests {
             seed: u64,
         ) {
             let shape = [rows, columns];
-            let quantised = Recipe::quantise(Code::Int8, group, float, &shape).unwrap();
+            let quantised = Encoding::quantise(Code::Int8, group, float, &shape).unwrap();
             let mut random = fastrand::Rng::with_seed(seed);
-            for recipe in [Recipe::Keep, Recipe::Cast { from: float, to: Float::F32 }, Recipe::pack(float, &shape), quantised] {
-                let part_bytes = recipe.part_bytes(float.bytes());
+            for encoding in [Encoding::Keep, Encoding::Cast { from: float, to: Float::F32 }, Encoding::pack(float, &shape), quantised] {
+                let part_bytes = encoding.part_bytes(float.bytes());
                 prop_assert!(part_bytes > 0 && part_bytes <= PART_BYTES && part_bytes.is_multiple_of(float.bytes()));
-                prop_assert!(recipe.chunk_bytes(float.bytes()).is_multiple_of(part_bytes));
+                prop_assert!(encoding.chunk_bytes(float.bytes()).is_multiple_of(part_bytes));
                 let bytes = part_bytes.min((rows * columns) as usize * float.bytes());
-                // Numbers of a moderate size in any of the types.
+                // Moderate numbers, which every type can represent.
                 let part: Vec<u8> = (0..bytes / float.bytes()).flat_map(|_| {
                     let mut number = vec![0; float.bytes()];
                     let bits = (random.f32() - 0.5).to_le_bytes();
                     cast::convert(Float::F32, float, &bits, &mut number).unwrap();
                     number
                 }).collect();
-                let made = recipe.encode(&part).unwrap().len();
-                let most = recipe.stored_bytes_max(part.len());
-                prop_assert!(made == most || (made < most && recipe == Recipe::pack(float, &shape)));
+                let encoded = encoding.encode(&part).unwrap().len();
+                let most = encoding.stored_bytes_max(part.len());
+                prop_assert!(encoded == most || (encoded < most && encoding == Encoding::pack(float, &shape)));
             }
         }
     }
 
     #[test]
-    fn what_is_no_matrix_is_not_quantised() {
-        assert_eq!(Recipe::quantise(Code::Int8, 128, Float::Bf16, &[4096]), None);
-        assert_eq!(Recipe::quantise(Code::Int8, 128, Float::Bf16, &[4, 0]), None);
-        assert_eq!(Recipe::quantise(Code::Int8, 128, Float::F32, &[1, 1 << 30]), None);
-        let wide = Recipe::pack(Float::Bf16, &[1, 1 << 30]);
+    fn only_matrices_are_quantised() {
+        assert_eq!(Encoding::quantise(Code::Int8, 128, Float::Bf16, &[4096]), None);
+        assert_eq!(Encoding::quantise(Code::Int8, 128, Float::Bf16, &[4, 0]), None);
+        assert_eq!(Encoding::quantise(Code::Int8, 128, Float::F32, &[1, 1 << 30]), None);
+        let wide = Encoding::pack(Float::Bf16, &[1, 1 << 30]);
         assert_eq!(wide.part_bytes(2), PART_BYTES);
     }
 }

@@ -1,4 +1,4 @@
-//! What packing would gain: a sample of the tensors is encoded and decoded, and the disk is read.
+//! Estimates the gain of packing: encodes and decodes a sample of the tensors, and measures the disk.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -10,78 +10,78 @@ use deepnvme_io::stripe::STRIPE_BYTES_DEFAULT;
 use deepnvme_io::{Durability, Engine, Error as IoError, StripeSet, Target, WriteOptions, fs};
 use serde::Serialize;
 
-use super::encoding::{Mode, Recipe, float};
-use super::model::{Entry, Model};
+use super::encoding::{Encoding, Mode, float};
+use super::model::{Model, SourceTensor};
 use super::sample::Sample;
 use super::write;
 use crate::decode_pool;
 use crate::sync::Instant;
 
-/// What has fewer bytes is kept as it is: it would be a conversion of its own.
+/// Smaller tensors are kept: each would need a conversion of its own.
 const ENCODED_BYTES_MIN: u64 = if cfg!(simulated) { 1 << 10 } else { 64 << 10 };
-/// What saves less is not worth another form.
+/// Encodings that save less are not used.
 const WORTH: f64 = 0.97;
-/// What is assumed of computing: that it takes so much of the time that reading takes now. Decoding has to be hidden by the
-/// rest; whoever computes longer gains less, and beyond `Forecast::compute_s_max` nothing.
+/// The assumed share of the present read time that computing takes. Decoding has to fit into the rest. Models that
+/// compute longer gain less, and none beyond `Estimate::compute_s_max`.
 const COMPUTING: f64 = 0.5;
-/// What is written and read to learn the speed of a disk.
+/// Bytes written and read to measure the disk.
 const SCRATCH_BYTES_MAX: u64 = 256 << 20;
 const SCRATCH_STEP: usize = if cfg!(simulated) { 16 << 10 } else { 8 << 20 };
 const SCRATCH_NAME: &str = ".deepnvme-pack-speed";
 
-/// Tensors of one form.
+/// The tensors with one encoding.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
-pub struct Share {
-    /// How many.
+pub struct FormTotals {
+    /// Number of tensors.
     pub tensors: usize,
     /// Their bytes in the old files.
     pub bytes: u64,
-    /// What is expected of the new one.
+    /// Their estimated bytes in the new file.
     pub packed_bytes: u64,
 }
 
-/// What packing would gain, as far as a sample can tell.
+/// The estimated gain of packing.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Forecast {
-    /// Tensors by what becomes of them: `keep`, `cast`, `lossless`, `int8`, `fp8`.
-    pub forms: BTreeMap<&'static str, Share>,
+pub struct Estimate {
+    /// Tensors by encoding: `keep`, `cast`, `lossless`, `int8`, `fp8`.
+    pub forms: BTreeMap<&'static str, FormTotals>,
     /// Bytes of all tensors in the old files.
     pub bytes: u64,
-    /// What is expected of the new one.
+    /// Estimated bytes in the new file.
     pub packed_bytes: u64,
-    /// Layers, by the names.
+    /// Number of layers, by tensor names.
     pub layers: usize,
-    /// Stretches of files that a layer is in now; in the new file it is one.
+    /// Average number of file ranges per layer in the old files; one in the new file.
     pub stretches: f64,
-    /// Reading in the new folder, or from all disks at once.
+    /// Read speed in the new folder, or of all disks together.
     pub disk_gb_s: f64,
-    /// Decoding by all threads at once; `None` where nothing is.
+    /// Decoding speed of all threads; `None` if nothing is decoded.
     pub decode_gb_s: Option<f64>,
     /// Threads that decode while a model runs.
     pub threads: usize,
-    /// Packing gains time as long as computing takes less than this for a pass through the model: reading all of it hides
-    /// computing now, decoding comes on top of it then. `None` where nothing is decoded.
+    /// The longest compute time per pass for which packing pays off: the time to read the old files, less the time to
+    /// decode the new one. `None` if nothing is decoded.
     pub compute_s_max: Option<f64>,
-    /// The model passes through memory at that speed now, in bytes of the old files, if the disk is all that limits it.
+    /// The present disk-bound speed of a pass, in bytes of the old files.
     pub now_gb_s: f64,
-    /// And would at that.
+    /// The same speed after packing.
     pub packed_gb_s: f64,
 }
 
-/// What is known of this machine.
+/// The measured speed of this machine.
 pub(super) struct Speeds {
-    /// Bytes a second.
+    /// Bytes per second.
     disk: f64,
     threads: usize,
 }
 
-/// What is done to each tensor, and what that would gain.
+/// The encoding of each tensor, and the estimate.
 pub(super) struct Plan {
-    pub(super) recipes: Vec<Recipe>,
-    pub(super) forecast: Forecast,
+    pub(super) encodings: Vec<Encoding>,
+    pub(super) estimate: Estimate,
 }
 
-/// Measures how fast files are read where the new one will be.
+/// Measures the read speed where the new file will be.
 pub(super) fn speeds(engine: &Engine, model: &Model, target: &Path, disks: &[PathBuf]) -> Result<Speeds> {
     let scratch = if disks.is_empty() {
         let place = target.ancestors().skip(1).find(|folder| fs::is_folder(folder)).unwrap_or(Path::new("."));
@@ -90,16 +90,16 @@ pub(super) fn speeds(engine: &Engine, model: &Model, target: &Path, disks: &[Pat
         let parts = disks.iter().map(|disk| disk.join(SCRATCH_NAME)).collect();
         Target::Stripes(StripeSet::new(parts, STRIPE_BYTES_DEFAULT)?)
     };
-    let total: u64 = model.tensors.iter().map(|entry| entry.bytes).sum();
+    let total: u64 = model.tensors.iter().map(|tensor| tensor.bytes).sum();
     let bytes = total.clamp(1, SCRATCH_BYTES_MAX) as usize;
-    // Real weights: some disks are faster with zeros.
+    // Use real weights: some disks are faster with zeros.
     let largest = (0..model.tensors.len()).max_by_key(|index| model.tensors[*index].bytes).unwrap_or(0);
     let some = model.read(engine, largest, &(0..model.tensors[largest].bytes.min(SCRATCH_STEP as u64)))?;
     let buffer = |len| Buffer::zeroed(len).map_err(|error| IoError::from_io("allocate", &error));
     let mut content = buffer(SCRATCH_STEP)?;
     content.as_mut_slice().chunks_mut(some.len().max(1)).for_each(|part| part.copy_from_slice(&some[..part.len()]));
     let content: Region = content.into_region().region();
-    // Never given its name: it is gone when this ends.
+    // The file never gets its name, so it disappears at the end.
     let replacement = Replacement::new(&scratch)?;
     let file = replacement.open(engine.config().direct)?;
     let steps: Vec<(u64, usize)> =
@@ -108,20 +108,20 @@ pub(super) fn speeds(engine: &Engine, model: &Model, target: &Path, disks: &[Pat
         engine.write(&file, *at, content.clone().slice(0..*len), WriteOptions::default())?.wait().1?;
     }
     engine.sync(&file, Durability::Data)?;
-    let (began, mut on_their_way, mut spare) = (Instant::now(), VecDeque::new(), Vec::new());
+    let (began, mut in_flight, mut spare) = (Instant::now(), VecDeque::new(), Vec::new());
     for (at, len) in steps {
-        if on_their_way.len() == 4 {
-            spare.extend(finish(&mut on_their_way)?);
+        if in_flight.len() == 4 {
+            spare.extend(finish(&mut in_flight)?);
         }
         let memory = spare.pop().filter(|memory: &Buffer| memory.len() == len);
         let memory = memory.map_or_else(|| buffer(len), Ok)?;
-        on_their_way.push_back(engine.read(&file, at, memory.into_region())?);
+        in_flight.push_back(engine.read(&file, at, memory.into_region())?);
     }
-    while !on_their_way.is_empty() {
-        finish(&mut on_their_way)?;
+    while !in_flight.is_empty() {
+        finish(&mut in_flight)?;
     }
     let disk = bytes as f64 / began.elapsed().as_secs_f64().max(1e-9);
-    Ok(Speeds { disk, threads: decode_pool::hands() })
+    Ok(Speeds { disk, threads: decode_pool::decoding_threads() })
 }
 
 fn finish(reads: &mut VecDeque<deepnvme_io::Pending<deepnvme_io::mem::RegionMut>>) -> Result<Option<Buffer>> {
@@ -131,13 +131,13 @@ fn finish(reads: &mut VecDeque<deepnvme_io::Pending<deepnvme_io::mem::RegionMut>
     Ok(memory.and_then(|memory| memory.into_buffer().ok()))
 }
 
-/// Decides what is done to each tensor.
+/// Chooses the encoding of each tensor.
 pub(super) fn plan(engine: &Engine, model: &Model, mode: Mode, speeds: &Speeds) -> Result<Plan> {
-    let wanted: Vec<Recipe> = model.tensors.iter().map(|entry| wanted(entry, mode)).collect();
+    let wanted: Vec<Encoding> = model.tensors.iter().map(|tensor| wanted(tensor, mode)).collect();
     let sample = Sample::take(engine, model, &wanted, speeds.threads)?;
     let decode = sample.decoded_bytes_s();
     let is_fast = mode != Mode::Auto || decode.is_some_and(|decode| is_hidden(decode, speeds.disk));
-    let mut forecast = Forecast {
+    let mut estimate = Estimate {
         forms: BTreeMap::new(),
         bytes: 0,
         packed_bytes: 0,
@@ -150,63 +150,63 @@ pub(super) fn plan(engine: &Engine, model: &Model, mode: Mode, speeds: &Speeds) 
         now_gb_s: speeds.disk / 1e9,
         packed_gb_s: 0.0,
     };
-    let (mut recipes, mut decoded) = (Vec::with_capacity(wanted.len()), 0);
-    for (entry, recipe) in model.tensors.iter().zip(wanted) {
-        let ratio = sample.ratio(entry, &recipe);
-        let is_worth = !recipe.is_encoded() || (ratio < WORTH && is_fast);
-        let (recipe, packed) =
-            if is_worth { (recipe, (entry.bytes as f64 * ratio) as u64) } else { (Recipe::Keep, entry.bytes) };
-        let share = forecast.forms.entry(name_of(&recipe)).or_default();
-        *share = Share {
-            tensors: share.tensors + 1,
-            bytes: share.bytes + entry.bytes,
-            packed_bytes: share.packed_bytes + packed,
+    let (mut encodings, mut decoded) = (Vec::with_capacity(wanted.len()), 0);
+    for (tensor, encoding) in model.tensors.iter().zip(wanted) {
+        let ratio = sample.ratio(tensor, &encoding);
+        let is_worth = !encoding.is_encoded() || (ratio < WORTH && is_fast);
+        let (encoding, packed) =
+            if is_worth { (encoding, (tensor.bytes as f64 * ratio) as u64) } else { (Encoding::Keep, tensor.bytes) };
+        let totals = estimate.forms.entry(name_of(&encoding)).or_default();
+        *totals = FormTotals {
+            tensors: totals.tensors + 1,
+            bytes: totals.bytes + tensor.bytes,
+            packed_bytes: totals.packed_bytes + packed,
         };
-        forecast.bytes += entry.bytes;
-        forecast.packed_bytes += packed;
-        decoded += if recipe.is_encoded() { entry.bytes } else { 0 };
-        recipes.push(recipe);
+        estimate.bytes += tensor.bytes;
+        estimate.packed_bytes += packed;
+        decoded += if encoding.is_encoded() { tensor.bytes } else { 0 };
+        encodings.push(encoding);
     }
-    let read_s = forecast.packed_bytes as f64 / speeds.disk;
+    let read_s = estimate.packed_bytes as f64 / speeds.disk;
     let decode_s = decode.map_or(0.0, |decode| decoded as f64 / decode);
     if decoded > 0 && decode.is_some() {
-        forecast.compute_s_max = Some((forecast.bytes as f64 / speeds.disk - decode_s).max(0.0));
+        estimate.compute_s_max = Some((estimate.bytes as f64 / speeds.disk - decode_s).max(0.0));
     }
-    forecast.packed_gb_s = forecast.bytes as f64 / read_s.max(decode_s).max(1e-9) / 1e9;
-    let order = write::layout(model, &recipes);
+    estimate.packed_gb_s = estimate.bytes as f64 / read_s.max(decode_s).max(1e-9) / 1e9;
+    let order = write::layout(model, &encodings);
     let layers: Vec<_> = order.layers().collect();
     let stretches: usize = layers.iter().map(|group| model.stretches(&order.tensors[(*group).clone()])).sum();
-    forecast.layers = layers.len();
-    forecast.stretches = stretches as f64 / layers.len().max(1) as f64;
-    Ok(Plan { recipes, forecast })
+    estimate.layers = layers.len();
+    estimate.stretches = stretches as f64 / layers.len().max(1) as f64;
+    Ok(Plan { encodings, estimate })
 }
 
-/// Whether decoding fits into what computing leaves of the time that the disk takes now, and gains by it.
+/// Whether decoding fits into the time that computing leaves, and still saves time.
 fn is_hidden(decode_bytes_s: f64, disk_bytes_s: f64) -> bool {
     COMPUTING / disk_bytes_s + 1.0 / decode_bytes_s < WORTH / disk_bytes_s
 }
 
-/// What the mode asks for, before anything is measured.
-fn wanted(entry: &Entry, mode: Mode) -> Recipe {
-    let Some(float) = float(entry.dtype) else { return Recipe::Keep };
-    let is_large = entry.bytes >= ENCODED_BYTES_MIN;
+/// The encoding that the mode requests, before any measurement.
+fn wanted(tensor: &SourceTensor, mode: Mode) -> Encoding {
+    let Some(float) = float(tensor.dtype) else { return Encoding::Keep };
+    let is_large = tensor.bytes >= ENCODED_BYTES_MIN;
     match mode {
-        Mode::Auto | Mode::Lossless if is_large => Recipe::pack(float, &entry.shape),
+        Mode::Auto | Mode::Lossless if is_large => Encoding::pack(float, &tensor.shape),
         Mode::Quantised(code, group) if is_large => {
-            Recipe::quantise(code, group, float, &entry.shape).unwrap_or(Recipe::Keep)
+            Encoding::quantise(code, group, float, &tensor.shape).unwrap_or(Encoding::Keep)
         }
-        Mode::Cast(to) if to != float => Recipe::Cast { from: float, to },
-        _ => Recipe::Keep,
+        Mode::Cast(to) if to != float => Encoding::Cast { from: float, to },
+        _ => Encoding::Keep,
     }
 }
 
-fn name_of(recipe: &Recipe) -> &'static str {
-    match recipe {
-        Recipe::Keep => "keep",
-        Recipe::Cast { .. } => "cast",
-        Recipe::Pack { .. } => "lossless",
-        Recipe::Quantise { scheme, .. } if scheme.code == deepnvme_codec::quant::Code::Int8 => "int8",
-        Recipe::Quantise { .. } => "fp8",
+fn name_of(encoding: &Encoding) -> &'static str {
+    match encoding {
+        Encoding::Keep => "keep",
+        Encoding::Cast { .. } => "cast",
+        Encoding::Pack { .. } => "lossless",
+        Encoding::Quantise { scheme, .. } if scheme.code == deepnvme_codec::quant::Code::Int8 => "int8",
+        Encoding::Quantise { .. } => "fp8",
     }
 }
 

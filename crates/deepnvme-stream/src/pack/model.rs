@@ -1,4 +1,4 @@
-//! The tensors of the files that are packed.
+//! The model that is packed.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -15,9 +15,9 @@ use super::container::METADATA_KEY;
 
 const BLOCK_BYTES: u64 = 4096;
 
-/// A tensor in one of the files, its elements side by side.
+/// A contiguous tensor in one of the files.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct SourceTensor {
     pub(super) name: String,
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
@@ -26,16 +26,16 @@ pub(super) struct Entry {
     pub(super) bytes: u64,
 }
 
-/// All of a model's files.
+/// A model's files.
 pub(super) struct Model {
     readers: Vec<Reader>,
-    pub(super) tensors: Vec<Entry>,
-    /// Texts that the files' headers have, but those about bytes.
+    pub(super) tensors: Vec<SourceTensor>,
+    /// The metadata of the files' headers, except checksums.
     pub(super) metadata: Vec<(String, String)>,
 }
 
-/// Bytes of a file on their way.
-pub(super) struct Reading {
+/// A read in flight.
+pub(super) struct ChunkRead {
     pending: Pending<RegionMut>,
     rest: RegionMut,
     range: Range<usize>,
@@ -54,19 +54,19 @@ impl Model {
         })?;
         for (path, names, reader) in opened {
             let names: Option<HashSet<String>> = names.map(|names| names.into_iter().collect());
-            for entry in entries(&reader, model.readers.len())? {
-                if names.as_ref().is_some_and(|names| !names.contains(&entry.name)) {
+            for tensor in tensors_of(&reader, model.readers.len())? {
+                if names.as_ref().is_some_and(|names| !names.contains(&tensor.name)) {
                     continue;
                 }
-                if !seen.insert(entry.name.clone()) {
-                    return Err(refused(&path, format!("two tensors are called {:?}", entry.name)));
+                if !seen.insert(tensor.name.clone()) {
+                    return Err(refused(&path, format!("two tensors are called {:?}", tensor.name)));
                 }
-                model.tensors.push(entry);
+                model.tensors.push(tensor);
             }
             if let Contents::Safetensors { header } = reader.contents() {
                 for (key, text) in &header.metadata {
                     if key == METADATA_KEY {
-                        return Err(refused(&path, "it is packed already; pack the model that it was made of".into()));
+                        return Err(refused(&path, "it is packed already; pack the original model instead".into()));
                     }
                     let is_known = model.metadata.iter().any(|(known, _)| known == key);
                     if key != deepnvme_format::sums::METADATA_KEY && !is_known {
@@ -82,8 +82,8 @@ impl Model {
         Ok(model)
     }
 
-    /// Compares files that have checksums with them: damage is not given new ones that are right.
-    pub(super) fn audit(&mut self, engine: &Engine, progress: &Progress) -> Result<()> {
+    /// Verifies files that have checksums, so that damage does not get valid new ones.
+    pub(super) fn verify(&mut self, engine: &Engine, progress: &Progress) -> Result<()> {
         for reader in &mut self.readers {
             if reader.has_sums() {
                 reader.audit(engine, progress)?;
@@ -92,25 +92,25 @@ impl Model {
         Ok(())
     }
 
-    /// Starts to read some bytes of a tensor.
-    pub(super) fn start(&self, engine: &Engine, tensor: usize, part: &Range<u64>) -> Result<Reading> {
-        let entry = &self.tensors[tensor];
-        let offset = entry.offset + part.start;
+    /// Starts to read part of a tensor.
+    pub(super) fn start(&self, engine: &Engine, tensor: usize, part: &Range<u64>) -> Result<ChunkRead> {
+        let tensor = &self.tensors[tensor];
+        let offset = tensor.offset + part.start;
         let (head, bytes) = ((offset % BLOCK_BYTES) as usize, (part.end - part.start) as usize);
         let buffer = Buffer::zeroed((head + bytes).next_multiple_of(BLOCK_BYTES as usize).max(BLOCK_BYTES as usize));
         let buffer = buffer.map_err(|error| IoError::from_io("allocate memory to read into", &error))?;
         let (target, rest) = buffer.into_region().split_at(head + bytes);
-        let pending = engine.read(self.readers[entry.file].file(), offset - head as u64, target)?;
-        Ok(Reading { pending, rest, range: head..head + bytes })
+        let pending = engine.read(self.readers[tensor.file].file(), offset - head as u64, target)?;
+        Ok(ChunkRead { pending, rest, range: head..head + bytes })
     }
 
-    /// The same, and waits.
+    /// Reads part of a tensor.
     pub(super) fn read(&self, engine: &Engine, tensor: usize, part: &Range<u64>) -> Result<Vec<u8>> {
         let (buffer, range) = self.start(engine, tensor, part)?.wait()?;
         Ok(buffer.as_slice()[range].to_vec())
     }
 
-    /// Which files it is.
+    /// The identities of all files.
     pub(super) fn identities(&self) -> Result<HashSet<Identity>> {
         let mut found = HashSet::new();
         for reader in &self.readers {
@@ -119,12 +119,12 @@ impl Model {
         Ok(found)
     }
 
-    /// The permission bits that all of its files have.
+    /// The permission bits that all files grant.
     pub(super) fn permissions(&self) -> Result<u32> {
         self.readers.iter().try_fold(0o777, |common, reader| Ok(common & reader.file().permissions()?))
     }
 
-    /// How many stretches of files a set of tensors is in, where what is close counts as one.
+    /// The number of file ranges that contain these tensors; nearby ranges count as one.
     pub(super) fn stretches(&self, tensors: &[usize]) -> usize {
         const CLOSE_BYTES: u64 = 64 << 10;
         let mut places: Vec<(usize, u64, u64)> = tensors.iter().map(|index| &self.tensors[*index]).map(place).collect();
@@ -141,25 +141,25 @@ impl Model {
     }
 }
 
-fn place(entry: &Entry) -> (usize, u64, u64) {
-    (entry.file, entry.offset, entry.offset + entry.bytes)
+fn place(tensor: &SourceTensor) -> (usize, u64, u64) {
+    (tensor.file, tensor.offset, tensor.offset + tensor.bytes)
 }
 
-impl Reading {
-    /// The memory, and where in it the bytes are.
+impl ChunkRead {
+    /// Waits for the read. Returns the buffer, and the range of it that was requested.
     pub(super) fn wait(self) -> Result<(Buffer, Range<usize>)> {
         let (memory, transfer) = self.pending.wait();
         transfer?;
         let whole = memory.and_then(|memory| memory.join(self.rest).ok()).and_then(|whole| whole.into_buffer().ok());
-        let lost = || IoError::new(deepnvme_io::ErrorKind::Io, "read", "the memory of a read did not come home");
+        let lost = || IoError::new(deepnvme_io::ErrorKind::Io, "read", "an error lost the memory of a read");
         Ok((whole.ok_or_else(lost)?, self.range))
     }
 }
 
-fn entries(reader: &Reader, file: usize) -> Result<Vec<Entry>> {
+fn tensors_of(reader: &Reader, file: usize) -> Result<Vec<SourceTensor>> {
     match reader.contents() {
         Contents::Safetensors { header } => {
-            let entry = |tensor: &deepnvme_format::safetensors::Tensor| Entry {
+            let tensor = |tensor: &deepnvme_format::safetensors::Tensor| SourceTensor {
                 name: tensor.name.clone(),
                 dtype: tensor.dtype,
                 shape: tensor.shape.clone(),
@@ -167,11 +167,11 @@ fn entries(reader: &Reader, file: usize) -> Result<Vec<Entry>> {
                 offset: tensor.offset,
                 bytes: tensor.bytes,
             };
-            Ok(header.tensors.iter().map(entry).collect())
+            Ok(header.tensors.iter().map(tensor).collect())
         }
         Contents::Archive { .. } => Err(refused(
             reader.path(),
-            "a torch archive is not packed as it is; write it as safetensors first: deepnvme convert".into(),
+            "torch archives cannot be packed; convert this one to safetensors first: deepnvme convert".into(),
         )),
     }
 }
