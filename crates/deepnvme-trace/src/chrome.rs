@@ -136,7 +136,7 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
-    use crate::samples::recorded;
+    use crate::sample::recorded;
 
     #[test]
     fn every_event_is_in_the_file_once_and_nothing_overlaps_on_one_thread() {

@@ -10,20 +10,20 @@ use deepnvme_io::stream::{Replacement, replace_small};
 use deepnvme_io::trace::Recorded;
 use deepnvme_io::{Error, Result, Target};
 
+mod charts;
 mod chrome;
-mod curves;
-mod figures;
+mod formatting;
+mod html;
 mod lanes;
-mod page;
-mod picture;
 #[cfg(test)]
-mod samples;
+mod sample;
 mod spans;
-mod words;
+mod summary;
+mod svg;
 
 pub use chrome::chrome;
-pub use figures::{Figures, LaneFigures, figures};
-pub use page::page;
+pub use html::page;
+pub use summary::{Figures, LaneFigures, figures};
 
 /// Writes the recording to a file of that name, which appears as a whole or not at all: `.json` for Perfetto and
 /// `chrome://tracing`, `.html` for a page.

@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use deepnvme_io::trace::Recorded;
 
-use super::figures::{Figures, figures};
-use super::picture::picture;
-use super::words::{amount, counted, escape, number, time_text};
+use super::formatting::{amount, counted, escape, number, time_text};
+use super::summary::{Figures, figures};
+use super::svg::picture;
 
 /// Colours that colour-blind eyes tell apart, too (Okabe and Ito), by day and by night.
 const STYLE: &str = "
@@ -118,7 +118,7 @@ fn key(sums: &Figures) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::samples::recorded;
+    use crate::sample::recorded;
 
     #[test]
     fn the_page_needs_nothing_else_and_says_what_matters() {

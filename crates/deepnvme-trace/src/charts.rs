@@ -5,10 +5,10 @@ use std::fmt::Write as _;
 use deepnvme_io::split::Direction;
 use deepnvme_io::trace::{Recorded, What};
 
+use super::formatting::{amount, nice_step, number};
 use super::lanes::span;
-use super::picture::{BETWEEN, GUTTER, LEVEL_HEIGHT, POINTS_MAX, Picture, RIGHT, WIDTH};
 use super::spans::{levels, spread, thinned};
-use super::words::{amount, nice_step, number};
+use super::svg::{BETWEEN, GUTTER, LEVEL_HEIGHT, POINTS_MAX, Picture, RIGHT, WIDTH};
 
 const SPEED_HEIGHT: f64 = 150.0;
 /// In how many parts of the width the bytes of transfers are summed for the speed.

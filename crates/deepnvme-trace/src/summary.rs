@@ -143,7 +143,7 @@ fn seconds(ns: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::samples::recorded;
+    use crate::sample::recorded;
 
     #[test]
     fn sums_are_those_of_the_events() {

@@ -6,9 +6,9 @@ use deepnvme_io::shown;
 use deepnvme_io::split::Direction;
 use deepnvme_io::trace::{Event, Recorded, What};
 
+use super::formatting::{counted, escape, nice_step, time_text};
 use super::lanes::{Kind, Lane, failed, lanes, span, title};
 use super::spans::{Span, levels, thinned};
-use super::words::{counted, escape, nice_step, time_text};
 
 pub(crate) const WIDTH: f64 = 1180.0;
 /// Left of the time axis, for the names of lanes.
@@ -186,7 +186,7 @@ fn hint(event: &Event) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::samples::recorded;
+    use crate::sample::recorded;
 
     #[test]
     fn every_bar_is_drawn_and_names_are_text() {
