@@ -1,12 +1,12 @@
-//! Times, bytes and counts as people read them: pure.
+//! Formats times, bytes and counts for people: pure.
 
-/// 1, 2 or 5 times a power of ten: the next that is not smaller.
+/// Rounds up to 1, 2 or 5 times a power of ten.
 pub(crate) fn nice_step(least: f64) -> f64 {
     let power = 10_f64.powf(least.max(1e-9).log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|step| *step >= least * 0.999).unwrap_or(power)
 }
 
-/// Nanoseconds in the unit that suits them, and steps of so many between two of them.
+/// Formats nanoseconds in a unit that fits them and the `step` between ticks.
 pub(crate) fn time_text(ns: f64, step: f64) -> String {
     let (unit, size) = match ns.max(step) {
         longest if longest >= 1e9 => ("s", 1e9),
@@ -17,7 +17,7 @@ pub(crate) fn time_text(ns: f64, step: f64) -> String {
     format!("{} {unit}", number(ns / size))
 }
 
-/// `1 request`, `2 requests`.
+/// Formats `1 request`, `2 requests`.
 pub(crate) fn counted(count: u64, noun: &str) -> String {
     match (count, noun.strip_suffix('y')) {
         (1, _) => format!("1 {noun}"),
@@ -26,7 +26,7 @@ pub(crate) fn counted(count: u64, noun: &str) -> String {
     }
 }
 
-/// Bytes in the unit of a thousand that suits them.
+/// Formats bytes in a decimal unit.
 pub(crate) fn amount(bytes: u64) -> String {
     let (unit, size) = match bytes {
         1_000_000_000.. => ("GB", 1e9),
@@ -36,7 +36,7 @@ pub(crate) fn amount(bytes: u64) -> String {
     format!("{} {unit}", number(bytes as f64 / size))
 }
 
-/// Three digits, without zeros behind the point.
+/// Formats three digits, without trailing zeros.
 pub(crate) fn number(value: f64) -> String {
     let digits = if value >= 100.0 {
         0
@@ -49,7 +49,7 @@ pub(crate) fn number(value: f64) -> String {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
-/// Text as text, whatever is in it.
+/// Escapes text for HTML and SVG.
 pub(crate) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

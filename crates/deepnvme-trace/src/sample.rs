@@ -1,4 +1,4 @@
-//! A recording for tests: two workers that read and write, copies beside them, a lane of somebody else's.
+//! A recording for tests: two workers that read and write, GPU copies, and a user lane.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ fn event(start_ms: u64, end_ms: u64, what: What) -> Event {
     Event { start_ns: (1000 + start_ms) * MS, end_ns: (1000 + end_ms) * MS, what }
 }
 
-/// 100 ms: reads for 80, copies for 60 of which 50 beside the reads, a sync, computing for 40.
+/// 100 ms: 80 of reads, 60 of copies, of which 50 overlap the reads, a sync, 40 of compute.
 pub(crate) fn recorded() -> Recorded {
     let file: Arc<Path> = Arc::from(Path::new("/data/<model> & co.safetensors"));
     let mut events = Vec::new();
@@ -32,7 +32,7 @@ pub(crate) fn recorded() -> Recorded {
                     failed: step == 7,
                 },
             ));
-            // Beside the one before.
+            // Overlaps the read before.
             events.push(event(
                 step * 10 + 5,
                 step * 10 + 9,

@@ -1,77 +1,77 @@
-//! What a recording adds up to: pure.
+//! Sums over a recording: pure.
 
 use deepnvme_io::split::Direction;
 use deepnvme_io::trace::{Recorded, Way, What};
 use serde::Serialize;
 
 use super::lanes::{Kind, lanes, span};
-use super::spans::{common, total, union};
+use super::spans::{overlap, total_ns, union};
 
-/// Sums over a recording. Busy is the time in which at least one was under way.
+/// Sums over a recording. A busy time counts moments with at least one transfer or copy in flight.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Figures {
-    /// From the beginning to the end of the recording.
+pub struct Summary {
+    /// Length of the recording in seconds.
     pub seconds: f64,
-    /// Requests that ended.
+    /// Completed requests.
     pub requests: u64,
-    /// Transfers and syncs that ended.
+    /// Completed transfers and syncs.
     pub transfers: u64,
-    /// Bytes that transfers moved from files.
+    /// Bytes read from files.
     pub bytes_read: u64,
-    /// Bytes that transfers moved to files.
+    /// Bytes written to files.
     pub bytes_written: u64,
-    /// Of both, past the page cache from or to the caller's memory.
+    /// Of both, bytes of direct I/O from or to the caller's memory.
     pub bytes_direct: u64,
-    /// Of both, past the page cache by way of bounce slots.
+    /// Of both, bytes of direct I/O through bounce buffers.
     pub bytes_bounced: u64,
-    /// Of both, through the page cache.
+    /// Of both, bytes of buffered I/O.
     pub bytes_buffered: u64,
-    /// Of both, by cuFile.
+    /// Of both, bytes transferred by cuFile.
     pub bytes_gds: u64,
-    /// Seconds in which a transfer was under way.
+    /// Seconds with a transfer in flight.
     pub disk_busy_s: f64,
-    /// Copies to and from GPUs that ended.
+    /// Completed copies to and from GPUs.
     pub copies: u64,
-    /// Their bytes.
+    /// Bytes copied to and from GPUs.
     pub bytes_copied: u64,
-    /// Seconds in which a copy was under way.
+    /// Seconds with a copy in flight.
     pub copies_busy_s: f64,
-    /// Of those, the share in which a transfer was, too: 1 where copies cost no time. `None` without copies.
+    /// The share of `copies_busy_s` that overlaps transfers: 1 if copies cost no time. `None` without copies.
     pub copies_hidden: Option<f64>,
-    /// The lanes that others added.
-    pub lanes: Vec<LaneFigures>,
+    /// The user lanes.
+    pub lanes: Vec<LaneSummary>,
     /// Events of the recording.
     pub events: u64,
-    /// Those that came when it was full, and are in no sum.
+    /// Events that were dropped because the recording was full. They are in no sum.
     pub dropped: u64,
 }
 
-/// Sums over a lane that somebody added.
+/// Sums over a user lane.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct LaneFigures {
+pub struct LaneSummary {
     /// Its name.
     pub name: String,
-    /// Its spans.
+    /// Number of spans.
     pub spans: u64,
-    /// Seconds in which one was under way.
+    /// Seconds with a span in progress.
     pub busy_s: f64,
-    /// Of those, the share in which a transfer was, too.
+    /// The share of `busy_s` that overlaps transfers.
     pub beside_disk: f64,
 }
 
-impl Figures {
-    /// As JSON, by the names of the fields.
+impl Summary {
+    /// Formats the summary as JSON, with the field names as keys.
     #[must_use]
     pub fn to_json(&self) -> String {
-        // Numbers, and a list of them: nothing that JSON could refuse.
+        // Numbers, strings and a list always serialise.
         serde_json::to_string(self).unwrap_or_default()
     }
 }
 
-/// Adds a recording up.
+/// Sums up a recording.
 #[must_use]
-pub fn figures(recorded: &Recorded) -> Figures {
-    let mut sums = Figures {
+pub fn summarise(recorded: &Recorded) -> Summary {
+    let mut summary = Summary {
         seconds: seconds(recorded.end_ns - recorded.start_ns),
         requests: 0,
         transfers: 0,
@@ -93,47 +93,47 @@ pub fn figures(recorded: &Recorded) -> Figures {
     let (mut disk, mut copies) = (Vec::new(), Vec::new());
     for event in &recorded.events {
         match &event.what {
-            What::Request { .. } => sums.requests += 1,
+            What::Request { .. } => summary.requests += 1,
             What::Transfer { direction, bytes, way, .. } => {
-                sums.transfers += 1;
+                summary.transfers += 1;
                 *match direction {
-                    Direction::Read => &mut sums.bytes_read,
-                    Direction::Write => &mut sums.bytes_written,
+                    Direction::Read => &mut summary.bytes_read,
+                    Direction::Write => &mut summary.bytes_written,
                 } += bytes;
                 *match way {
-                    Way::Direct => &mut sums.bytes_direct,
-                    Way::Bounced => &mut sums.bytes_bounced,
-                    Way::Buffered => &mut sums.bytes_buffered,
-                    Way::Gds => &mut sums.bytes_gds,
+                    Way::Direct => &mut summary.bytes_direct,
+                    Way::Bounced => &mut summary.bytes_bounced,
+                    Way::Buffered => &mut summary.bytes_buffered,
+                    Way::Gds => &mut summary.bytes_gds,
                 } += bytes;
                 disk.push(span(event));
             }
             What::Sync { .. } => {
-                sums.transfers += 1;
+                summary.transfers += 1;
                 disk.push(span(event));
             }
             What::Copy { bytes, .. } => {
-                sums.copies += 1;
-                sums.bytes_copied += bytes;
+                summary.copies += 1;
+                summary.bytes_copied += bytes;
                 copies.push(span(event));
             }
             What::Span { .. } => {}
         }
     }
     let (disk, copies) = (union(disk), union(copies));
-    sums.disk_busy_s = seconds(total(&disk));
-    sums.copies_busy_s = seconds(total(&copies));
-    sums.copies_hidden = (total(&copies) > 0).then(|| common(&copies, &disk) as f64 / total(&copies) as f64);
+    summary.disk_busy_s = seconds(total_ns(&disk));
+    summary.copies_busy_s = seconds(total_ns(&copies));
+    summary.copies_hidden = (total_ns(&copies) > 0).then(|| overlap(&copies, &disk) as f64 / total_ns(&copies) as f64);
     for lane in lanes(recorded).iter().filter(|lane| lane.kind == Kind::Other) {
         let busy = union(lane.spans());
-        sums.lanes.push(LaneFigures {
+        summary.lanes.push(LaneSummary {
             name: lane.name.clone(),
             spans: lane.events.len() as u64,
-            busy_s: seconds(total(&busy)),
-            beside_disk: common(&busy, &disk) as f64 / total(&busy).max(1) as f64,
+            busy_s: seconds(total_ns(&busy)),
+            beside_disk: overlap(&busy, &disk) as f64 / total_ns(&busy).max(1) as f64,
         });
     }
-    sums
+    summary
 }
 
 fn seconds(ns: u64) -> f64 {
@@ -146,24 +146,27 @@ mod tests {
     use crate::sample::recorded;
 
     #[test]
-    fn sums_are_those_of_the_events() {
-        let sums = figures(&recorded());
-        assert_eq!((sums.requests, sums.transfers, sums.copies, sums.events, sums.dropped), (1, 33, 2, 38, 3));
-        assert_eq!((sums.bytes_read, sums.bytes_written), (16 << 20, 8 << 20));
+    fn sums_match_the_events() {
+        let summary = summarise(&recorded());
         assert_eq!(
-            (sums.bytes_bounced, sums.bytes_direct, sums.bytes_buffered, sums.bytes_gds),
+            (summary.requests, summary.transfers, summary.copies, summary.events, summary.dropped),
+            (1, 33, 2, 38, 3)
+        );
+        assert_eq!((summary.bytes_read, summary.bytes_written), (16 << 20, 8 << 20));
+        assert_eq!(
+            (summary.bytes_bounced, summary.bytes_direct, summary.bytes_buffered, summary.bytes_gds),
             (16 << 20, 8 << 20, 0, 0)
         );
         let close = |a: f64, b: f64| (a - b).abs() < 1e-9;
-        assert!(close(sums.seconds, 0.1) && close(sums.disk_busy_s, 0.08) && close(sums.copies_busy_s, 0.06));
-        assert!(close(sums.copies_hidden.unwrap_or(0.0), 5.0 / 6.0), "50 of 60 ms");
-        assert_eq!(sums.lanes.len(), 1);
-        assert!(close(sums.lanes[0].busy_s, 0.04) && close(sums.lanes[0].beside_disk, 1.0));
+        assert!(close(summary.seconds, 0.1) && close(summary.disk_busy_s, 0.08) && close(summary.copies_busy_s, 0.06));
+        assert!(close(summary.copies_hidden.unwrap_or(0.0), 5.0 / 6.0), "50 of 60 ms");
+        assert_eq!(summary.lanes.len(), 1);
+        assert!(close(summary.lanes[0].busy_s, 0.04) && close(summary.lanes[0].beside_disk, 1.0));
     }
 
     #[test]
-    fn nothing_adds_up_to_nothing() {
-        let sums = figures(&Recorded { start_ns: 5, end_ns: 5, events: Vec::new(), dropped: 0 });
-        assert_eq!((sums.events, sums.copies_hidden, sums.lanes.len()), (0, None, 0));
+    fn an_empty_recording_sums_to_zero() {
+        let summary = summarise(&Recorded { start_ns: 5, end_ns: 5, events: Vec::new(), dropped: 0 });
+        assert_eq!((summary.events, summary.copies_hidden, summary.lanes.len()), (0, None, 0));
     }
 }

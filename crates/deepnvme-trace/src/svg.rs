@@ -1,4 +1,4 @@
-//! The timeline as an SVG: a line for each lane, below the curves. Pure.
+//! Draws the timeline as an SVG: charts above a line for each lane. Pure.
 
 use std::fmt::Write as _;
 
@@ -8,60 +8,60 @@ use deepnvme_io::trace::{Event, Recorded, What};
 
 use super::formatting::{counted, escape, nice_step, time_text};
 use super::lanes::{Kind, Lane, failed, lanes, span, title};
-use super::spans::{Span, levels, thinned};
+use super::spans::{Span, downsample, levels};
 
 pub(crate) const WIDTH: f64 = 1180.0;
-/// Left of the time axis, for the names of lanes.
-pub(crate) const GUTTER: f64 = 132.0;
-pub(crate) const RIGHT: f64 = 14.0;
+/// Width of the lane names, left of the time axis.
+pub(crate) const LABEL_WIDTH: f64 = 132.0;
+pub(crate) const RIGHT_MARGIN: f64 = 14.0;
 const TOP: f64 = 18.0;
 pub(crate) const LEVEL_HEIGHT: f64 = 44.0;
 const ROW_HEIGHT: f64 = 8.0;
-/// Of lanes whose bars have names that should be read.
+/// Height of rows whose bars have readable names.
 const NAMED_ROW_HEIGHT: f64 = 20.0;
-pub(crate) const BETWEEN: f64 = 14.0;
-/// Lanes with more rows or bars than that are drawn as how many are under way.
+pub(crate) const GAP: f64 = 14.0;
+/// Lanes with more rows or bars are drawn as the number of events in progress.
 const ROWS_MAX: usize = 10;
 const BARS_MAX: usize = 1500;
-/// Points of a drawn level: two for each column that a screen may have.
+/// Points of a drawn level: two for each column of a large screen.
 pub(crate) const POINTS_MAX: usize = 1600;
-/// A letter's width in the names of bars.
-const LETTER: f64 = 6.2;
+/// Width of a letter in the names of bars.
+const LETTER_WIDTH: f64 = 6.2;
 
 /// A drawing that grows downwards.
-pub(crate) struct Picture {
+pub(crate) struct Svg {
     body: String,
     pub(crate) y: f64,
-    /// What the width stands for.
-    pub(crate) over: Span,
+    /// The time that the width stands for.
+    pub(crate) range: Span,
 }
 
-/// The picture, or nothing where nothing happened. `about` is what is said of it to those who cannot see it.
-pub(crate) fn picture(recorded: &Recorded, about: &str) -> Option<String> {
+/// Draws a recording; `None` if it has no events. `about` is the description for screen readers.
+pub(crate) fn svg(recorded: &Recorded, about: &str) -> Option<String> {
     let first = recorded.events.iter().map(|event| event.start_ns).min()?;
     let last = recorded.events.iter().map(|event| event.end_ns).max()?;
-    let mut picture = Picture { body: String::new(), y: TOP, over: (first, last.max(first + 1)) };
-    picture.speed(recorded);
-    picture.level("in flight", recorded);
+    let mut svg = Svg { body: String::new(), y: TOP, range: (first, last.max(first + 1)) };
+    svg.speed(recorded);
+    svg.level("in flight", recorded);
     for (place, lane) in lanes(recorded).iter().enumerate() {
-        picture.lane(lane, place);
+        svg.lane(lane, place);
     }
-    Some(picture.finish(about))
+    Some(svg.finish(about))
 }
 
-impl Picture {
+impl Svg {
     pub(crate) fn add(&mut self, text: &str) {
         self.body.push_str(text);
         self.body.push('\n');
     }
 
     pub(crate) fn x(&self, moment: u64) -> f64 {
-        let share = moment.saturating_sub(self.over.0) as f64 / (self.over.1 - self.over.0) as f64;
-        GUTTER + share.min(1.0) * (WIDTH - GUTTER - RIGHT)
+        let share = moment.saturating_sub(self.range.0) as f64 / (self.range.1 - self.range.0) as f64;
+        LABEL_WIDTH + share.min(1.0) * (WIDTH - LABEL_WIDTH - RIGHT_MARGIN)
     }
 
     pub(crate) fn label(&mut self, name: &str, below: Option<&str>, height: f64) {
-        let (x, middle) = (GUTTER - 12.0, self.y + height / 2.0);
+        let (x, middle) = (LABEL_WIDTH - 12.0, self.y + height / 2.0);
         let y = if below.is_some() { middle - 3.0 } else { middle + 4.0 };
         self.add(&format!("<text class=\"name\" x=\"{x}\" y=\"{y:.1}\">{}</text>", escape(name)));
         if let Some(below) = below {
@@ -69,8 +69,8 @@ impl Picture {
         }
     }
 
-    /// How many of a lane's events are under way, for each kind of them.
-    fn crowd(&mut self, lane: &Lane<'_>, below: &str, place: usize) {
+    /// Draws the number of a lane's events in progress, for each kind of event.
+    fn density(&mut self, lane: &Lane<'_>, below: &str, place: usize) {
         let mut kinds: Vec<(&'static str, Vec<(Span, u64)>)> = Vec::new();
         for event in &lane.events {
             let class = class(event, place);
@@ -80,20 +80,20 @@ impl Picture {
             }
         }
         let kinds: Vec<_> =
-            kinds.into_iter().map(|(class, spans)| (class, thinned(levels(spans), POINTS_MAX))).collect();
+            kinds.into_iter().map(|(class, spans)| (class, downsample(levels(spans), POINTS_MAX))).collect();
         let highest = kinds.iter().flat_map(|(_, levels)| levels).map(|(_, level)| *level).max().unwrap_or(0);
         self.label(&lane.name, Some(&format!("{below}, to {highest}")), LEVEL_HEIGHT);
         for (class, levels) in kinds {
             self.steps(&levels, highest, class, LEVEL_HEIGHT);
         }
-        self.y += LEVEL_HEIGHT + BETWEEN;
+        self.y += LEVEL_HEIGHT + GAP;
     }
 
     fn lane(&mut self, lane: &Lane<'_>, place: usize) {
         let below = counted(lane.events.len() as u64, noun(lane));
         let is_named = lane.kind == Kind::Other;
         if lane.row_count() > ROWS_MAX || lane.events.len() > BARS_MAX {
-            return self.crowd(lane, &below, place);
+            return self.density(lane, &below, place);
         }
         let row_height = if is_named { NAMED_ROW_HEIGHT } else { ROW_HEIGHT };
         let height = (row_height * lane.row_count() as f64).max(26.0);
@@ -102,29 +102,29 @@ impl Picture {
             let (left, right) = (self.x(event.start_ns), self.x(event.end_ns));
             let (width, top) = ((right - left - 0.4).max(0.8), self.y + row_height * *row as f64);
             let class = if failed(&event.what) { "failed" } else { class(event, place) };
-            let hint = escape(&hint(event));
+            let tooltip = escape(&tooltip(event));
             let tall = row_height - 1.5;
             self.add(&format!(
-                "<rect class=\"bar {class}\" x=\"{left:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{tall}\"><title>{hint}</title></rect>"
+                "<rect class=\"bar {class}\" x=\"{left:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{tall}\"><title>{tooltip}</title></rect>"
             ));
             let name = title(&event.what);
-            if is_named && name.chars().count() as f64 * LETTER + 6.0 < width {
+            if is_named && name.chars().count() as f64 * LETTER_WIDTH + 6.0 < width {
                 let (x, y) = (left + 4.0, top + row_height - 6.5);
                 self.add(&format!("<text class=\"inside\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", escape(&name)));
             }
         }
-        self.y += height + BETWEEN;
+        self.y += height + GAP;
     }
 
-    /// The time axis below all of it.
+    /// Adds the time axis.
     fn finish(self, about: &str) -> String {
         let bottom = self.y;
         let mut axis = String::new();
-        let whole = (self.over.1 - self.over.0) as f64;
+        let whole = (self.range.1 - self.range.0) as f64;
         let step = nice_step(whole / 8.0);
         let mut moment = 0.0;
         while moment <= whole {
-            let x = self.x(self.over.0 + moment as u64);
+            let x = self.x(self.range.0 + moment as u64);
             let _ = write!(axis, "<line class=\"grid\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{TOP}\" y2=\"{bottom:.1}\"/>");
             let anchor = if x > WIDTH - 60.0 { "end" } else { "middle" };
             let text = time_text(moment, step);
@@ -153,7 +153,7 @@ fn noun(lane: &Lane<'_>) -> &'static str {
     }
 }
 
-/// The colour of a bar. Lanes of others take turns.
+/// The colour of a bar. User lanes cycle through three.
 fn class(event: &Event, place: usize) -> &'static str {
     match &event.what {
         What::Request { .. } => "request",
@@ -165,8 +165,8 @@ fn class(event: &Event, place: usize) -> &'static str {
     }
 }
 
-/// What is shown when the pointer rests on a bar.
-fn hint(event: &Event) -> String {
+/// The tooltip of a bar.
+fn tooltip(event: &Event) -> String {
     let took = time_text((event.end_ns - event.start_ns) as f64, 0.0);
     let name = title(&event.what);
     let suffix = if failed(&event.what) { ", failed" } else { "" };
@@ -189,14 +189,14 @@ mod tests {
     use crate::sample::recorded;
 
     #[test]
-    fn every_bar_is_drawn_and_names_are_text() {
+    fn every_bar_is_drawn_and_names_are_escaped() {
         let recorded = recorded();
-        let picture = picture(&recorded, "a \"test\"").unwrap_or_default();
-        assert_eq!(picture.matches("<rect").count(), recorded.events.len());
-        assert_eq!(picture.matches("class=\"bar failed\"").count(), 2);
-        assert!(picture.contains("layer &lt;1&gt;") && picture.contains("&lt;model&gt; &amp; co"));
-        assert!(!picture.contains("<model>") && !picture.contains("NaN") && !picture.contains("inf"));
-        assert!(picture.contains("aria-label=\"a &quot;test&quot;\""));
+        let svg = svg(&recorded, "a \"test\"").unwrap_or_default();
+        assert_eq!(svg.matches("<rect").count(), recorded.events.len());
+        assert_eq!(svg.matches("class=\"bar failed\"").count(), 2);
+        assert!(svg.contains("layer &lt;1&gt;") && svg.contains("&lt;model&gt; &amp; co"));
+        assert!(!svg.contains("<model>") && !svg.contains("NaN") && !svg.contains("inf"));
+        assert!(svg.contains("aria-label=\"a &quot;test&quot;\""));
     }
 
     #[test]
@@ -210,18 +210,18 @@ mod tests {
                 ..first.clone()
             })
             .collect();
-        let picture = picture(&many, "").unwrap_or_default();
-        assert_eq!(picture.matches("<rect").count(), 0);
-        assert!(picture.contains("1501 transfers, to 3"), "three overlap");
+        let svg = svg(&many, "").unwrap_or_default();
+        assert_eq!(svg.matches("<rect").count(), 0);
+        assert!(svg.contains("1501 transfers, to 3"), "three overlap");
     }
 
     #[test]
-    fn nothing_is_no_picture_and_a_moment_is_one() {
+    fn an_empty_recording_has_no_drawing() {
         let mut recorded = recorded();
         recorded.events.truncate(1);
         recorded.events[0].end_ns = recorded.events[0].start_ns;
-        assert!(picture(&recorded, "").is_some_and(|picture| !picture.contains("NaN")));
+        assert!(svg(&recorded, "").is_some_and(|svg| !svg.contains("NaN")));
         recorded.events.clear();
-        assert_eq!(picture(&recorded, ""), None);
+        assert_eq!(svg(&recorded, ""), None);
     }
 }
