@@ -7,7 +7,7 @@ use deepnvme_io::Target;
 use deepnvme_io::stripe::STRIPE_BYTES_DEFAULT;
 use deepnvme_mem::LockState;
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
-use deepnvme_swap::{CopyStats, Error, Borrowed, Options, Swapper};
+use deepnvme_swap::{AttachedRange, Borrowed, CopyStats, Error, FileRange, Options, Swapper};
 use pyo3::exceptions::{PyKeyError, PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
@@ -130,7 +130,9 @@ impl PySwapper {
                 )));
             }
         };
-        let adopted = py.detach(|| self.swapper.attach((key, label), &target, extent.0.0, extent.1, item_bytes));
+        let (offset, bytes) = (extent.0.0, extent.1);
+        let range = AttachedRange { target: &target, offset, bytes, element_bytes: item_bytes };
+        let adopted = py.detach(|| self.swapper.attach(key, label, &range));
         adopted.map(drop).map_err(|failure| raise(py, &failure))
     }
 
@@ -158,8 +160,9 @@ impl PySwapper {
         nbytes: usize,
         label: &str,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let source = memory::borrow_descriptor(descriptor(fd)?);
-        copy_stats(py, waiting(py, |is_cancelled| self.swapper.import((key, label), source, offset.0, nbytes, is_cancelled))?.1)
+        let range = FileRange { file: memory::borrow_descriptor(descriptor(fd)?), offset: offset.0, bytes: nbytes };
+        let imported = waiting(py, |is_cancelled| self.swapper.import(key, label, &range, is_cancelled))?;
+        copy_stats(py, imported.1)
     }
 
     fn contains(&self, py: Python<'_>, key: &str) -> bool {

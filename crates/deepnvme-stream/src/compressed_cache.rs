@@ -12,20 +12,23 @@ use crate::layer_group::{Conversion, LayerGroup};
 /// The cache entry of each conversion, if it has one: by group, then by conversion.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct CachePlan {
-    of: Vec<Vec<Option<usize>>>,
+    entries: Vec<Vec<Option<usize>>>,
     /// Bytes of each entry.
-    pub(crate) bytes: Vec<usize>,
+    pub(crate) entry_bytes: Vec<usize>,
 }
 
 impl CachePlan {
     /// Chooses entries that fit into this much memory, spread evenly over the groups that are not pinned.
     pub(crate) fn choose(groups: &[LayerGroup], pinned: &[bool], bytes_max: u64) -> Self {
-        let mut berths =
-            Self { of: groups.iter().map(|group| vec![None; group.conversions.len()]).collect(), bytes: vec![] };
+        let mut plan = Self {
+            entries: groups.iter().map(|group| vec![None; group.conversions.len()]).collect(),
+            entry_bytes: vec![],
+        };
         let passing = (0..groups.len()).filter(|group| !pinned.get(*group).copied().unwrap_or_default());
         let all = passing.flat_map(|group| (0..groups[group].conversions.len()).map(move |index| (group, index)));
-        let mut left: Vec<(usize, usize, usize)> =
-            all.filter_map(|(group, index)| Some((group, index, worth(&groups[group].conversions[index])?))).collect();
+        let mut left: Vec<(usize, usize, usize)> = all
+            .filter_map(|(group, index)| Some((group, index, entry_bytes(&groups[group].conversions[index])?)))
+            .collect();
         let wanted: u64 = left.iter().map(|(.., bytes)| *bytes as u64).sum();
         let mut memory = bytes_max;
         // First each part of the order gets its share, then anything that still fits.
@@ -40,22 +43,22 @@ impl CachePlan {
                 }
                 owed = owed.saturating_sub(u128::from(cost) * u128::from(wanted));
                 memory -= cost;
-                berths.of[*group][*index] = Some(berths.bytes.len());
-                berths.bytes.push(*bytes);
+                plan.entries[*group][*index] = Some(plan.entry_bytes.len());
+                plan.entry_bytes.push(*bytes);
                 false
             });
         }
-        berths
+        plan
     }
 
     /// The entry of a conversion.
-    pub(crate) fn of(&self, group: usize, conversion: usize) -> Option<usize> {
-        self.of[group][conversion]
+    pub(crate) fn entry_of(&self, group: usize, conversion: usize) -> Option<usize> {
+        self.entries[group][conversion]
     }
 
     /// Bytes of all entries.
     pub(crate) fn total(&self) -> u64 {
-        self.bytes.iter().map(|bytes| *bytes as u64).sum()
+        self.entry_bytes.iter().map(|bytes| *bytes as u64).sum()
     }
 }
 
@@ -63,13 +66,13 @@ impl CachePlan {
 #[must_use]
 pub fn cacheable_bytes(groups: &[LayerGroup]) -> (u64, u64) {
     let conversions = groups.iter().flat_map(|group| &group.conversions);
-    let worth = conversions.filter_map(|each| Some((worth(each)? as u64, each.target_bytes as u64)));
+    let worth = conversions.filter_map(|each| Some((entry_bytes(each)? as u64, each.target_bytes as u64)));
     worth.fold((0, 0), |(stored, becomes), (bytes, target)| (stored + bytes, becomes + target))
 }
 
 /// Bytes of a cache entry for a conversion: whole blocks, so it can be read with direct I/O. `None` if it saves
 /// nothing.
-fn worth(conversion: &Conversion) -> Option<usize> {
+fn entry_bytes(conversion: &Conversion) -> Option<usize> {
     let bytes = conversion.read_bytes();
     (bytes < conversion.target_bytes).then_some(bytes)
 }
@@ -77,7 +80,7 @@ fn worth(conversion: &Conversion) -> Option<usize> {
 /// The memory of the entries.
 #[derive(Debug, Default)]
 pub(crate) struct CompressedCache {
-    berths: Vec<Entry>,
+    entries: Vec<Entry>,
 }
 
 #[derive(Debug)]
@@ -92,7 +95,7 @@ impl CompressedCache {
     /// Allocates memory for entries of these sizes, without touching it.
     pub(crate) fn new(bytes: &[usize]) -> Result<Self> {
         let buffers = Buffer::zeroed_each(bytes).map_err(|error| deepnvme_io::Error::from_io("allocate", &error))?;
-        Ok(Self { berths: buffers.into_iter().map(Entry::Empty).collect() })
+        Ok(Self { entries: buffers.into_iter().map(Entry::Empty).collect() })
     }
 
     /// Takes the memory of an entry, if it contains the weights.
@@ -106,7 +109,7 @@ impl CompressedCache {
     }
 
     fn take(&mut self, entry: usize, is_it: impl Fn(&Entry) -> bool) -> Option<Buffer> {
-        let taken = self.berths.get_mut(entry).filter(|entry| is_it(entry))?;
+        let taken = self.entries.get_mut(entry).filter(|entry| is_it(entry))?;
         match std::mem::replace(taken, Entry::Taken) {
             Entry::Empty(buffer) | Entry::Full(buffer) => Some(buffer),
             Entry::Taken => None,
@@ -115,7 +118,7 @@ impl CompressedCache {
 
     /// Returns an entry's memory; `is_full` if it contains the right bytes.
     pub(crate) fn put(&mut self, entry: usize, buffer: Buffer, is_full: bool) {
-        if let Some(place) = self.berths.get_mut(entry) {
+        if let Some(place) = self.entries.get_mut(entry) {
             *place = if is_full { Entry::Full(buffer) } else { Entry::Empty(buffer) };
         }
     }
@@ -148,24 +151,24 @@ mod tests {
             let (wanted, becomes) = cacheable_bytes(&passing);
             prop_assert!(wanted <= becomes);
             let memory = wanted * share / 100;
-            let berths = CachePlan::choose(&groups, &pinned, memory);
-            prop_assert!(berths.total() <= memory);
-            prop_assert!(share < 100 || berths.total() == wanted, "all that there is memory for");
-            let largest = groups.iter().flat_map(|group| &group.conversions).filter_map(worth).max().unwrap_or(0) as u64;
-            prop_assert!(berths.total() + largest > memory.min(wanted) || wanted == 0, "memory is used");
-            let (mut seen, mut stashed, mut before) = (vec![false; berths.bytes.len()], 0, 0);
+            let plan = CachePlan::choose(&groups, &pinned, memory);
+            prop_assert!(plan.total() <= memory);
+            prop_assert!(share < 100 || plan.total() == wanted, "all entries fit");
+            let largest = groups.iter().flat_map(|group| &group.conversions).filter_map(entry_bytes).max().unwrap_or(0) as u64;
+            prop_assert!(plan.total() + largest > memory.min(wanted) || wanted == 0, "memory is used");
+            let (mut seen, mut cached, mut before) = (vec![false; plan.entry_bytes.len()], 0, 0);
             for (index, group) in groups.iter().enumerate() {
                 for (number, each) in group.conversions.iter().enumerate() {
-                    let worth = worth(each).filter(|_| !pinned[index]);
-                    if let Some(entry) = berths.of(index, number) {
-                        prop_assert_eq!(Some(berths.bytes[entry]), worth);
+                    let bytes = entry_bytes(each).filter(|_| !pinned[index]);
+                    if let Some(entry) = plan.entry_of(index, number) {
+                        prop_assert_eq!(Some(plan.entry_bytes[entry]), bytes);
                         prop_assert!(!std::mem::replace(&mut seen[entry], true), "each conversion has its own entry");
-                        stashed += berths.bytes[entry] as u64;
+                        cached += plan.entry_bytes[entry] as u64;
                     }
-                    before += worth.unwrap_or(0) as u64;
+                    before += bytes.unwrap_or(0) as u64;
                     let due = before as f64 * memory.min(wanted) as f64 / wanted.max(1) as f64;
                     // The last pass adds whatever still fits to the first groups.
-                    prop_assert!(stashed as f64 - due <= 2.0 * largest as f64 && due - stashed as f64 <= 2.0 * largest as f64);
+                    prop_assert!(cached as f64 - due <= 2.0 * largest as f64 && due - cached as f64 <= 2.0 * largest as f64);
                 }
             }
             prop_assert!(seen.into_iter().all(|seen| seen));

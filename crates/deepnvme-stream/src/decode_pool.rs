@@ -42,16 +42,16 @@ pub(crate) struct DecodeJob {
 
 /// A job whose bytes are being read, or are in memory.
 #[derive(Debug)]
-struct Reading {
+struct StartedJob {
     task: Arc<DecodeTask>,
     job: DecodeJob,
-    bytes: Bytes,
+    bytes: JobBytes,
     /// The owner of the buffer.
     owner: Owner,
 }
 
 #[derive(Debug)]
-enum Bytes {
+enum JobBytes {
     /// A read in flight, and the rest of its buffer.
     InFlight(Pending<RegionMut>, RegionMut),
     Ready(Buffer),
@@ -68,12 +68,12 @@ enum Owner {
 struct Jobs {
     /// Jobs without a buffer.
     waiting: VecDeque<(Arc<DecodeTask>, DecodeJob)>,
-    reading: VecDeque<Reading>,
+    started: VecDeque<StartedJob>,
     spare: Vec<Buffer>,
     /// Buffers that may still be allocated.
     unallocated: usize,
     cache: CompressedCache,
-    is_over: bool,
+    is_shut_down: bool,
 }
 
 #[derive(Debug)]
@@ -129,7 +129,7 @@ impl DecodePool {
         let mut threads = Vec::new();
         for index in 0..wanted {
             let shared = Arc::clone(&shared);
-            let thread = thread::Builder::new().name(format!("deepnvme-arrive-{index}"));
+            let thread = thread::Builder::new().name(format!("deepnvme-decode-{index}"));
             match start_thread(|| thread.spawn(move || shared.work())) {
                 Ok(thread) => threads.push(thread),
                 // Fewer threads are enough.
@@ -157,7 +157,7 @@ impl DecodePool {
             all.waiting.append(&mut new);
         }
         if self.is_here() {
-            self.shared.read_ahead(&mut all);
+            self.shared.start_reads(&mut all);
         }
         task
     }
@@ -166,7 +166,7 @@ impl DecodePool {
     pub(crate) fn prioritise(&self, task: &Arc<DecodeTask>) {
         let mut jobs = lock(&self.shared.jobs);
         jobs.waiting.make_contiguous().sort_by_key(|(other, _)| !Arc::ptr_eq(other, task));
-        jobs.reading.make_contiguous().sort_by_key(|reading| !Arc::ptr_eq(&reading.task, task));
+        jobs.started.make_contiguous().sort_by_key(|started| !Arc::ptr_eq(&started.task, task));
     }
 
     /// Decodes until the task is done or `until` is reached. Returns whether the task is done.
@@ -179,20 +179,20 @@ impl DecodePool {
             if task.is_done() || left.is_zero() {
                 break;
             }
-            let Some(reading) = jobs.take(Some(task)) else {
+            let Some(started) = jobs.take(Some(task)) else {
                 // Other threads decode the rest. A thread that ends a job takes the lock before it notifies.
                 drop(shared.changed.wait_timeout(jobs, left));
                 continue;
             };
             drop(jobs);
-            let is_own = Arc::ptr_eq(&reading.task, task);
-            if reading.bytes.wait_timeout(if is_own { left } else { left.min(POLL_INTERVAL) }) {
+            let is_own = Arc::ptr_eq(&started.task, task);
+            if started.bytes.wait_timeout(if is_own { left } else { left.min(POLL_INTERVAL) }) {
                 let scratch = scratch.get_or_insert_with(|| {
                     lock(&shared.idle_scratch).pop().unwrap_or_else(|| ThreadScratch::new(&shared.engine))
                 });
-                shared.convert(scratch, reading);
+                shared.convert(scratch, started);
             } else {
-                lock(&shared.jobs).reading.push_front(reading);
+                lock(&shared.jobs).started.push_front(started);
                 shared.changed.notify_all();
             }
         }
@@ -213,7 +213,7 @@ impl Drop for DecodePool {
         }
         {
             let mut jobs = lock(&self.shared.jobs);
-            jobs.is_over = true;
+            jobs.is_shut_down = true;
             for (task, job) in jobs.waiting.drain(..) {
                 task.end(job.target, Err(Error::Closed));
             }
@@ -238,16 +238,16 @@ impl Jobs {
 
     /// Takes the next job to decode, preferably of `task` and with its bytes in memory. With a task, another task's job
     /// is taken before its bytes are in memory only if the task needs its buffer.
-    fn take(&mut self, task: Option<&Arc<DecodeTask>>) -> Option<Reading> {
-        let is_wanted = |reading: &Reading| task.is_none_or(|task| Arc::ptr_eq(&reading.task, task));
-        let has_come = |reading: &Reading| reading.bytes.is_ready();
-        let place = self.reading.iter().position(|reading| is_wanted(reading) && has_come(reading));
-        let place = place.or_else(|| self.reading.iter().position(has_come));
-        let place = place.or_else(|| self.reading.iter().position(is_wanted));
+    fn take(&mut self, task: Option<&Arc<DecodeTask>>) -> Option<StartedJob> {
+        let is_wanted = |started: &StartedJob| task.is_none_or(|task| Arc::ptr_eq(&started.task, task));
+        let is_ready = |started: &StartedJob| started.bytes.is_ready();
+        let place = self.started.iter().position(|started| is_wanted(started) && is_ready(started));
+        let place = place.or_else(|| self.started.iter().position(is_ready));
+        let place = place.or_else(|| self.started.iter().position(is_wanted));
         // Waiting for another task's read could delay this one, so it happens only for the buffer.
         let needs_buffer = |task: &Arc<DecodeTask>| self.waiting.iter().any(|(other, _)| Arc::ptr_eq(other, task));
         let place = place.or_else(|| task.is_some_and(needs_buffer).then_some(0));
-        self.reading.remove(place?)
+        self.started.remove(place?)
     }
 }
 
@@ -257,26 +257,26 @@ impl Shared {
         let mut scratch = ThreadScratch::new(&self.engine);
         loop {
             let mut jobs = lock(&self.jobs);
-            let Some(reading) = jobs.take(None) else {
-                if jobs.is_over {
+            let Some(started) = jobs.take(None) else {
+                if jobs.is_shut_down {
                     return;
                 }
                 drop(self.changed.wait(jobs));
                 continue;
             };
             drop(jobs);
-            self.convert(&mut scratch, reading);
+            self.convert(&mut scratch, started);
         }
     }
 
     /// Starts reads while there are buffers; a failure ends the job. Called under the lock after each new job and each
     /// returned buffer, so no job waits while a buffer is free.
-    fn read_ahead(&self, jobs: &mut Jobs) {
+    fn start_reads(&self, jobs: &mut Jobs) {
         let before = jobs.waiting.len();
         while let Some((task, job)) = jobs.waiting.pop_front() {
             if let Some((entry, buffer)) = job.entry.and_then(|entry| Some((entry, jobs.cache.take_cached(entry)?))) {
-                let (bytes, owner) = (Bytes::Ready(buffer), Owner::CompressedCache(entry));
-                jobs.reading.push_back(Reading { task, job, bytes, owner });
+                let (bytes, owner) = (JobBytes::Ready(buffer), Owner::CompressedCache(entry));
+                jobs.started.push_back(StartedJob { task, job, bytes, owner });
                 continue;
             }
             let Some((owner, buffer)) = self.buffer(jobs, job.entry) else {
@@ -288,12 +288,12 @@ impl Shared {
             let started = buffer.map_err(|error| (error, None)).and_then(|buffer| {
                 let (target, rest) = buffer.into_region().split_at(head + bytes);
                 match self.engine.offer_read(&job.file, offset - head as u64, target) {
-                    Ok(pending) => Ok(Bytes::InFlight(pending, rest)),
-                    Err(Refused { error, memory }) => Err((error, joined(memory, rest))),
+                    Ok(pending) => Ok(JobBytes::InFlight(pending, rest)),
+                    Err(Refused { error, memory }) => Err((error, join_buffer(memory, rest))),
                 }
             });
             match started {
-                Ok(bytes) => jobs.reading.push_back(Reading { task, job, bytes, owner }),
+                Ok(bytes) => jobs.started.push_back(StartedJob { task, job, bytes, owner }),
                 Err((error, buffer)) => {
                     jobs.put_back(owner, buffer, false);
                     task.end(job.target, Err(error.into()));
@@ -318,8 +318,8 @@ impl Shared {
         Some((Owner::DecodePool, made.map_err(|error| deepnvme_io::Error::from_io("allocate", &error))))
     }
 
-    fn convert(&self, scratch: &mut ThreadScratch, reading: Reading) {
-        let Reading { task, job, bytes, owner } = reading;
+    fn convert(&self, scratch: &mut ThreadScratch, started: StartedJob) {
+        let StartedJob { task, job, bytes, owner } = started;
         let (buffer, read) = bytes.wait();
         let fill = || {
             let (finished, began) = (read?, Instant::now());
@@ -337,18 +337,18 @@ impl Shared {
         task.end(job.target, result);
         let mut jobs = lock(&self.jobs);
         jobs.put_back(owner, buffer, is_right);
-        self.read_ahead(&mut jobs);
+        self.start_reads(&mut jobs);
         drop(jobs);
         self.changed.notify_all();
     }
 }
 
 /// Joins the parts of a buffer.
-fn joined(memory: Option<RegionMut>, rest: RegionMut) -> Option<Buffer> {
+fn join_buffer(memory: Option<RegionMut>, rest: RegionMut) -> Option<Buffer> {
     memory.and_then(|memory| memory.join(rest).ok()).and_then(|whole| whole.into_buffer().ok())
 }
 
-impl Bytes {
+impl JobBytes {
     fn is_ready(&self) -> bool {
         match self {
             Self::InFlight(pending, _) => pending.is_done(),
@@ -369,7 +369,7 @@ impl Bytes {
             Self::Ready(buffer) => (Some(buffer), Ok(None)),
             Self::InFlight(pending, rest) => {
                 let (memory, transfer) = pending.wait();
-                (joined(memory, rest), transfer.map(|transfer| Some(transfer.finished)).map_err(Error::from))
+                (join_buffer(memory, rest), transfer.map(|transfer| Some(transfer.finished)).map_err(Error::from))
             }
         }
     }

@@ -22,20 +22,20 @@ struct World {
     pool: DecodePool,
     source: WeightFile,
     wide: Vec<u8>,
-    berths: usize,
+    entries: usize,
     _folder: tempfile::TempDir,
 }
 
 impl World {
     fn new(jobs: usize) -> Self {
-        Self::with_stash(jobs, &[])
+        Self::with_cache(jobs, &[])
     }
 
-    fn with_stash(jobs: usize, berths: &[usize]) -> Self {
-        Self::on(&Arc::new(Engine::new(Config::default()).unwrap()), jobs, berths, 0)
+    fn with_cache(jobs: usize, entries: &[usize]) -> Self {
+        Self::on(&Arc::new(Engine::new(Config::default()).unwrap()), jobs, entries, 0)
     }
 
-    fn on(engine: &Arc<Engine>, jobs: usize, berths: &[usize], threads: usize) -> Self {
+    fn on(engine: &Arc<Engine>, jobs: usize, entries: &[usize], threads: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut bytes = vec![0; 7 + jobs * JOB_BYTES];
         fastrand::Rng::with_seed(3).fill(&mut bytes);
@@ -43,8 +43,8 @@ impl World {
         std::fs::write(&path, &bytes).unwrap();
         let mut wide = vec![0; jobs * JOB_BYTES * 2];
         cast::convert(Float::Bf16, Float::F32, &bytes[7..], &mut wide).unwrap();
-        let pool = DecodePool::start_with(engine, JOB_BYTES, CompressedCache::new(berths).unwrap(), threads).unwrap();
-        Self { pool, source: WeightFile::open(path).unwrap(), wide, berths: berths.len(), _folder: folder }
+        let pool = DecodePool::start_with(engine, JOB_BYTES, CompressedCache::new(entries).unwrap(), threads).unwrap();
+        Self { pool, source: WeightFile::open(path).unwrap(), wide, entries: entries.len(), _folder: folder }
     }
 
     fn begin(&self, range: std::ops::Range<usize>) -> (Arc<DecodeTask>, Region) {
@@ -67,7 +67,7 @@ impl World {
                 trim: (0, 0),
                 final_cast: None,
             };
-            let entry = (index < self.berths).then_some(index);
+            let entry = (index < self.entries).then_some(index);
             jobs.push(DecodeJob { file: Arc::clone(self.source.file()), conversion, target, entry });
         }
         (self.pool.begin(jobs, false), region)
@@ -90,7 +90,7 @@ impl World {
     /// Jobs started, jobs without a buffer, and buffers.
     fn counts(&self) -> (usize, usize, usize) {
         let jobs = lock(&self.pool.shared.jobs);
-        (jobs.reading.len(), jobs.waiting.len(), jobs.reading.len() + jobs.spare.len() + jobs.unallocated)
+        (jobs.started.len(), jobs.waiting.len(), jobs.started.len() + jobs.spare.len() + jobs.unallocated)
     }
 }
 
@@ -115,7 +115,7 @@ fn prioritised_tasks_come_first() {
     world.pool.prioritise(&wanted);
     assert!(world.pool.help(&wanted, Instant::now() + FAR));
     world.assert_came(&wanted, &region, 50);
-    assert!(!early.is_done(), "what nobody waits for was done first");
+    assert!(!early.is_done(), "a task without waiters was done first");
     assert!(world.pool.help(&early, Instant::now() + FAR));
     world.assert_came(&early, &before, 0);
 }
@@ -173,12 +173,12 @@ fn waiters_see_reads_that_could_not_start() {
 
 #[test]
 fn cached_weights_are_read_once_and_need_no_buffer() {
-    let world = World::with_stash(40, &[JOB_BYTES + 4096; 10]);
+    let world = World::with_cache(40, &[JOB_BYTES + 4096; 10]);
     let buffers = world.pool.shared.buffers;
     for bytes_read in [40 * JOB_BYTES, 30 * JOB_BYTES, 30 * JOB_BYTES] {
         let (task, region) = world.begin(0..40);
         let (reading, waiting, _) = world.counts();
-        assert_eq!((reading, waiting), (10 + buffers, 30 - buffers), "ten beside all that have buffers");
+        assert_eq!((reading, waiting), (10 + buffers, 30 - buffers), "ten besides the jobs with buffers");
         assert!(world.pool.help(&task, Instant::now() + FAR));
         assert_eq!(world.bytes_read(&task, &region, 0), bytes_read as u64);
         assert_eq!(world.counts(), (0, 0, buffers), "no buffer is lost");
@@ -187,13 +187,13 @@ fn cached_weights_are_read_once_and_need_no_buffer() {
 
 #[test]
 fn a_cache_entry_survives_a_failed_read() {
-    let world = World::with_stash(40, &[JOB_BYTES + 4096; 3]);
+    let world = World::with_cache(40, &[JOB_BYTES + 4096; 3]);
     let (task, _) = world.begin_at(u64::MAX - (1 << 40), 0..3);
     assert!(task.finish().unwrap().result.is_err());
     for read in [40, 37] {
         let (task, region) = world.begin(0..40);
         assert!(world.pool.help(&task, Instant::now() + FAR));
-        assert_eq!(world.bytes_read(&task, &region, 0), read * JOB_BYTES as u64, "three are in their berths then");
+        assert_eq!(world.bytes_read(&task, &region, 0), read * JOB_BYTES as u64, "three are cached then");
     }
     assert_eq!(world.counts(), (0, 0, world.pool.shared.buffers));
 }
@@ -223,7 +223,7 @@ fn a_panic_while_decoding_reaches_the_waiter() {
     let task = begin_defective(&world, 4);
     assert!(world.pool.help(&task, Instant::now() + FAR));
     let failed = task.finish().unwrap();
-    assert_eq!(failed.home.len(), 4, "its memory is there again");
+    assert_eq!(failed.home.len(), 4, "its memory is returned");
     let text = failed.result.unwrap_err().to_string();
     assert!(text.contains("weights") && text.contains("panicked"), "{text}");
     let (task, region) = world.begin(0..4);
@@ -236,7 +236,7 @@ fn a_panic_while_decoding_reaches_the_waiter() {
 fn threads_survive_a_panic_while_decoding() {
     let world = World::on(&Arc::new(Engine::new(Config::default()).unwrap()), 4, &[], 1);
     let task = begin_defective(&world, 4);
-    assert!(task.wait_timeout(FAR), "nobody else would end it");
+    assert!(task.wait_timeout(FAR), "the pool ends it");
     assert!(task.finish().unwrap().result.is_err());
     let (task, region) = world.begin(0..4);
     assert!(task.wait_timeout(FAR));
@@ -263,7 +263,7 @@ fn helping_does_not_wait_for_other_tasks() {
             world.pool.shared.changed.notify_all();
         });
         assert!(world.pool.help(&wanted, Instant::now() + FAR));
-        assert!(!others.is_done(), "it has waited for what others want");
-        assert_eq!(world.counts().0, 8, "nothing has come yet");
+        assert!(!others.is_done(), "it waited for another task");
+        assert_eq!(world.counts().0, 8, "no read has finished");
     });
 }

@@ -73,11 +73,11 @@ impl Fetch {
     /// The slot's memory and the result, once the fetch is done.
     pub(crate) fn finish(self) -> Option<FetchResult> {
         let mut parts = self.gaps;
-        let mut arrived = Ok(FetchCost { bytes: 0, finished: self.started, converting: Duration::ZERO });
+        let mut cost = Ok(FetchCost { bytes: 0, finished: self.started, converting: Duration::ZERO });
         if let Some(pending) = &self.handle.direct {
             let (memory, result) = pending.finish()?;
             parts.extend(memory.into_iter().flatten());
-            arrived = match (arrived, result) {
+            cost = match (cost, result) {
                 (Ok(so_far), Ok(transfer)) => {
                     Ok(FetchCost { bytes: transfer.bytes, finished: transfer.finished, ..so_far })
                 }
@@ -88,7 +88,7 @@ impl Fetch {
         if let Some(task) = &self.handle.task {
             let TaskResult { home, result } = task.finish()?;
             parts.extend(home);
-            arrived = match (arrived, result) {
+            cost = match (cost, result) {
                 (Ok(so_far), Ok((bytes, finished, converting))) => {
                     Ok(FetchCost { bytes: so_far.bytes + bytes, finished: so_far.finished.max(finished), converting })
                 }
@@ -96,12 +96,12 @@ impl Fetch {
                 (failed, _) => failed,
             };
         }
-        Some(FetchResult { memory: whole(parts), result: arrived })
+        Some(FetchResult { memory: join_parts(parts), result: cost })
     }
 }
 
 /// Joins the parts of a slot.
-pub(crate) fn whole(mut parts: Vec<RegionMut>) -> Option<RegionMut> {
+pub(crate) fn join_parts(mut parts: Vec<RegionMut>) -> Option<RegionMut> {
     parts.retain(|part| !part.is_empty());
     parts.sort_unstable_by_key(RegionMut::addr);
     let mut parts = parts.into_iter();

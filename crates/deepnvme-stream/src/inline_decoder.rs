@@ -45,9 +45,10 @@ impl InlineDecoder {
         mut conversions: Vec<Conversion>,
         memory: &Reserved,
     ) -> Result<DecodeCost> {
-        let stretch = |each: &Conversion| (each.source, each.offset, each.bytes);
-        conversions.sort_unstable_by_key(stretch);
-        let reads: Vec<&[Conversion]> = conversions.chunk_by(|one, other| stretch(one) == stretch(other)).collect();
+        let file_range = |each: &Conversion| (each.source, each.offset, each.bytes);
+        conversions.sort_unstable_by_key(file_range);
+        let reads: Vec<&[Conversion]> =
+            conversions.chunk_by(|one, other| file_range(one) == file_range(other)).collect();
         let buffer_bytes = reads.iter().map(|read| read[0].bytes).max().unwrap_or(0) + BLOCK_BYTES as usize;
         let (mut spare, mut cost) = (Vec::new(), DecodeCost::default());
         let mut in_flight: Option<Batch<'_>> = None;

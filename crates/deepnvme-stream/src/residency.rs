@@ -402,7 +402,7 @@ mod tests {
                         AcquireResult::AllHeld => {
                             let is_held = |slot: &usize| held.iter().any(|(_, other)| other == slot || overlaps[*slot].contains(other));
                             let own = (0..overlaps.len()).filter(|slot| residency.slots[*slot].0 == class_of[group]);
-                            assert!(own.clone().all(|slot| is_held(&slot)), "stuck only where all are held");
+                            assert!(own.clone().all(|slot| is_held(&slot)), "refused only if all slots are held");
                         }
                     },
                     2 => if let Some(at) = held.iter().position(|(other, _)| *other == group) {

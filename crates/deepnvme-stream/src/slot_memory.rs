@@ -20,13 +20,13 @@ struct Segment {
 }
 
 impl SlotMemory {
-    /// `places` are the offset and the length of each slot.
+    /// `ranges` are the offset and the length of each slot.
     ///
     /// # Panics
     /// If a slot exceeds the arena.
-    pub(crate) fn new(arena: RegionMut, places: &[(usize, usize)]) -> Self {
+    pub(crate) fn new(arena: RegionMut, ranges: &[(usize, usize)]) -> Self {
         let stream = arena.stream();
-        let mut cuts: Vec<usize> = places.iter().flat_map(|(begin, bytes)| [*begin, begin + bytes]).collect();
+        let mut cuts: Vec<usize> = ranges.iter().flat_map(|(begin, bytes)| [*begin, begin + bytes]).collect();
         cuts.extend([0, arena.len()]);
         cuts.sort_unstable();
         cuts.dedup();
@@ -39,7 +39,7 @@ impl SlotMemory {
             rest = behind;
         }
         let index = |at: usize| cuts.partition_point(|cut| *cut < at);
-        let slots = places.iter().map(|(begin, bytes)| index(*begin)..index(begin + bytes)).collect();
+        let slots = ranges.iter().map(|(begin, bytes)| index(*begin)..index(begin + bytes)).collect();
         Self { segments, slots }
     }
 
@@ -70,11 +70,11 @@ impl SlotMemory {
     }
 }
 
-/// The slots that share memory with each slot. `places` are the offset and the length of each slot.
-pub(crate) fn overlaps(places: &[(usize, usize)]) -> Vec<Vec<usize>> {
+/// The slots that share memory with each slot. `ranges` are the offset and the length of each slot.
+pub(crate) fn overlaps(ranges: &[(usize, usize)]) -> Vec<Vec<usize>> {
     let meet = |one: (usize, usize), other: (usize, usize)| one.0 < other.0 + other.1 && other.0 < one.0 + one.1;
-    let others = |slot: usize| move |other: &usize| *other != slot && meet(places[slot], places[*other]);
-    (0..places.len()).map(|slot| (0..places.len()).filter(others(slot)).collect()).collect()
+    let others = |slot: usize| move |other: &usize| *other != slot && meet(ranges[slot], ranges[*other]);
+    (0..ranges.len()).map(|slot| (0..ranges.len()).filter(others(slot)).collect()).collect()
 }
 
 #[cfg(test)]
@@ -83,16 +83,16 @@ mod tests {
 
     use super::*;
 
-    fn segments(bytes: usize, places: &[(usize, usize)]) -> SlotMemory {
-        SlotMemory::new(Buffer::zeroed(bytes).unwrap().into_region(), places)
+    fn segments(bytes: usize, ranges: &[(usize, usize)]) -> SlotMemory {
+        SlotMemory::new(Buffer::zeroed(bytes).unwrap().into_region(), ranges)
     }
 
     #[test]
     fn overlapping_slots_take_turns() {
         // One slot alone, then a large one and three small ones inside it.
-        let places = [(0, 4096), (4096, 20_480), (4096, 8192), (12_288, 8192), (20_480, 8192)];
-        let mut segments = segments(28_672, &places);
-        assert_eq!(overlaps(&places), [vec![], vec![2, 3, 4], vec![1], vec![1], vec![1]]);
+        let ranges = [(0, 4096), (4096, 20_480), (4096, 8192), (12_288, 8192), (20_480, 8192)];
+        let mut segments = segments(28_672, &ranges);
+        assert_eq!(overlaps(&ranges), [vec![], vec![2, 3, 4], vec![1], vec![1], vec![1]]);
         let first = segments.take(2).unwrap();
         assert_eq!(first.len(), 8192);
         assert!(segments.take(1).is_none(), "a part of it is in use");

@@ -10,7 +10,7 @@ use deepnvme_io::{Engine, ReadItem, Refused};
 use crate::compressed_cache::{CachePlan, CompressedCache};
 use crate::decode_pool::{DecodeJob, DecodePool};
 use crate::error::{Error, Result};
-use crate::fetch::{Fetch, FetchCost, FetchHandle, whole};
+use crate::fetch::{Fetch, FetchCost, FetchHandle, join_parts};
 use crate::layer_group::{self, LayerGroup, SlotClass};
 use crate::residency::{AcquireResult, Residency};
 use crate::slot_memory::{SlotMemory, overlaps};
@@ -43,9 +43,9 @@ pub struct Streamer {
     files: Vec<WeightFile>,
     groups: Vec<LayerGroup>,
     /// The offset and the length of each slot.
-    places: Vec<(usize, usize)>,
+    slots: Vec<(usize, usize)>,
     classes: Vec<SlotClass>,
-    berths: CachePlan,
+    cache_plan: CachePlan,
     /// The decoders, if any group has conversions.
     pool: Option<DecodePool>,
     state: Mutex<State>,
@@ -80,11 +80,11 @@ impl Streamer {
             // A slot that consists of others would have to wait for several streams.
             return Err(Error::Plan("slots share memory on the host only".into()));
         }
-        let places = layer_group::layout(&classes);
-        let memory = SlotMemory::new(arena, &places);
+        let slots = layer_group::layout(&classes);
+        let memory = SlotMemory::new(arena, &slots);
         let class_of = groups.iter().map(|group| group.class).collect();
-        let residency = Residency::new(class_of, classes.iter().map(Into::into).collect(), overlaps(&places));
-        let berths = CachePlan::choose(&groups, residency.pinned(), cache_bytes_max);
+        let residency = Residency::new(class_of, classes.iter().map(Into::into).collect(), overlaps(&slots));
+        let cache_plan = CachePlan::choose(&groups, residency.pinned(), cache_bytes_max);
         let state = State {
             residency,
             memory,
@@ -95,10 +95,10 @@ impl Streamer {
             is_closed: false,
         };
         let largest = groups.iter().flat_map(|group| &group.conversions).map(|conversion| conversion.bytes).max();
-        let cache = CompressedCache::new(&berths.bytes)?;
+        let cache = CompressedCache::new(&cache_plan.entry_bytes)?;
         let pool = largest.map(|bytes| DecodePool::start(&engine, bytes, cache)).transpose()?;
         let state = Mutex::new(state);
-        Ok(Self { engine, files, groups, places, classes, berths, pool, state, pid: std::process::id() })
+        Ok(Self { engine, files, groups, slots, classes, cache_plan, pool, state, pid: std::process::id() })
     }
 
     /// Starts to fetch the first groups, while the caller prepares.
@@ -142,7 +142,7 @@ impl Streamer {
                             state.stats.hits += 1;
                         }
                         self.start_prefetches(&mut state);
-                        return Ok(Some(self.places[slot].0));
+                        return Ok(Some(self.slots[slot].0));
                     }
                     AcquireResult::Fetch(slot) => {
                         self.fetch(&mut state, group, slot, true)?;
@@ -195,7 +195,7 @@ impl Streamer {
     /// The offset and the length of each slot.
     #[must_use]
     pub fn slots(&self) -> &[(usize, usize)] {
-        &self.places
+        &self.slots
     }
 
     /// The layer groups.
@@ -229,7 +229,7 @@ impl Streamer {
     /// The memory of the compressed-weight cache.
     #[must_use]
     pub fn cache_bytes(&self) -> u64 {
-        self.berths.total()
+        self.cache_plan.total()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -267,7 +267,7 @@ impl Streamer {
             Err(Refused { error, memory }) => {
                 gaps.extend(memory.into_iter().flatten());
                 gaps.extend(jobs.into_iter().map(|job| job.target));
-                state.memory.put(slot, whole(gaps));
+                state.memory.put(slot, join_parts(gaps));
                 return refused(state, error.into());
             }
         };
@@ -305,7 +305,7 @@ impl Streamer {
             match part.checked_sub(pieces.len()) {
                 None => cut.items.push(ReadItem { file, offset: pieces[part].offset, target }),
                 Some(index) => {
-                    let entry = self.berths.of(group, index);
+                    let entry = self.cache_plan.entry_of(group, index);
                     cut.jobs.push(DecodeJob { file, conversion: conversions[index], target, entry });
                 }
             }

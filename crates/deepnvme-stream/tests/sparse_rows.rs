@@ -59,7 +59,7 @@ impl World {
                 first_row: 0,
                 rows: items,
                 at: 0,
-                row_bytes: row_bytes,
+                row_bytes,
                 bytes: rows,
                 locations: RowLocations::Contiguous { source: 0, offset: 11 },
             },
@@ -136,23 +136,23 @@ proptest! {
     fn acquired_rows_are_in_memory(
         items in 1..40usize, row_bytes in 1..9000usize, short in any::<prop::sample::Index>(),
         piece_bytes in 1..9000usize, kept in 1..12usize,
-        picks in proptest::collection::vec(proptest::collection::vec(any::<prop::sample::Index>(), 0..10), 1..30),
+        requests in proptest::collection::vec(proptest::collection::vec(any::<prop::sample::Index>(), 0..10), 1..30),
     ) {
         let world = World::new(items, row_bytes, short.index(row_bytes) + 1, piece_bytes, kept);
-        for pick in picks {
-            let picked: Vec<usize> = pick.iter().map(|index| index.index(items)).collect();
-            let mut distinct = picked.clone();
+        for request in requests {
+            let wanted: Vec<usize> = request.iter().map(|index| index.index(items)).collect();
+            let mut distinct = wanted.clone();
             distinct.sort_unstable();
             distinct.dedup();
             let bytes = world.page_bytes(&distinct);
             let bound = kept * (row_bytes + 2 * piece_bytes);
-            match world.cache.acquire(&picked) {
+            match world.cache.acquire(&wanted) {
                 Ok(()) => {
                     prop_assert!(bytes <= bound);
-                    for item in &picked {
+                    for item in &wanted {
                         prop_assert!(world.has(*item));
                     }
-                    world.cache.release(&picked);
+                    world.cache.release(&wanted);
                 }
                 Err(error) => prop_assert!(matches!(error, Error::TooMany { .. }) && bytes > bound, "{error}"),
             }
@@ -163,7 +163,7 @@ proptest! {
     fn short_transfers_are_completed_and_failures_are_errors(
         items in 1..30usize, row_bytes in 1..9000usize, piece_bytes in 1..9000usize, seed: u64,
         eio in prop_oneof![Just(0u32), 1..300u32],
-        picks in proptest::collection::vec(proptest::collection::vec(any::<prop::sample::Index>(), 0..6), 1..30),
+        requests in proptest::collection::vec(proptest::collection::vec(any::<prop::sample::Index>(), 0..6), 1..30),
     ) {
         let faults = Faults::new(FaultPlan {
             seed, eio, short: 200, short_anywhere: true, eintr: 50, slow: 50, reorder: true, ..FaultPlan::default()
@@ -172,15 +172,15 @@ proptest! {
             Arc::new(move |setup| Ok(Box::new(faults.wrap(deepnvme_io::backend::open(BackendKind::Threads, setup)?))));
         let engine = Arc::new(Engine::with_backends(Config { workers: 2, ..Config::default() }, factory).unwrap());
         let world = World::on(engine, items, row_bytes, row_bytes, piece_bytes, 6);
-        for pick in picks {
-            let picked: Vec<usize> = pick.iter().map(|index| index.index(items)).collect();
-            match world.cache.acquire(&picked) {
+        for request in requests {
+            let wanted: Vec<usize> = request.iter().map(|index| index.index(items)).collect();
+            match world.cache.acquire(&wanted) {
                 Ok(()) => {
-                    prop_assert!(picked.iter().all(|item| world.has(*item)));
-                    world.cache.release(&picked);
+                    prop_assert!(wanted.iter().all(|item| world.has(*item)));
+                    world.cache.release(&wanted);
                 }
                 Err(Error::TooMany { bytes, bytes_max }) => {
-                    prop_assert!(bytes > bytes_max && world.page_bytes(&picked) > world.bound());
+                    prop_assert!(bytes > bytes_max && world.page_bytes(&wanted) > world.bound());
                 }
                 Err(error) => prop_assert!(eio > 0 && matches!(error, Error::Io(_)), "{error}"),
             }
@@ -192,9 +192,9 @@ proptest! {
 fn frequent_rows_stay() {
     let world = World::new(20, 4096, 4096, 4096, 4);
     for round in 0..30 {
-        let picked = [0, 1, 2 + round % 18];
-        world.cache.acquire(&picked).unwrap();
-        world.cache.release(&picked);
+        let wanted = [0, 1, 2 + round % 18];
+        world.cache.acquire(&wanted).unwrap();
+        world.cache.release(&wanted);
     }
     let stats = world.cache.stats();
     assert!(stats.hits >= 2 * 29, "{stats:?}");
@@ -236,10 +236,10 @@ fn rows_of_partial_pages_stay_within_the_bound() {
         for round in 0..3000 {
             // In order, and at random.
             let first = if round % 2 == 0 { round * 7 % (items - 3) } else { random.usize(..items - 3) };
-            let picked = [first, first + 2, random.usize(..items)];
-            world.cache.acquire(&picked).unwrap();
-            assert!(picked.iter().all(|item| world.has(*item)));
-            world.cache.release(&picked);
+            let wanted = [first, first + 2, random.usize(..items)];
+            world.cache.acquire(&wanted).unwrap();
+            assert!(wanted.iter().all(|item| world.has(*item)));
+            world.cache.release(&wanted);
             if round % 50 == 49 {
                 most = most.max(world.resident_bytes());
             }

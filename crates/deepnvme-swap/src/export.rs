@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use crate::borrowed::Borrowed;
 use crate::error::{Error, Result};
 use crate::residency::BorrowMode;
-use crate::store::DiskLocation;
+use crate::store::{DiskLocation, StoredItem};
 use crate::swap_files::FileExtent;
 use crate::swapper::{CancelCheck, Swapper};
 
@@ -30,6 +30,17 @@ pub struct CopyStats {
     pub kernel_bytes: u64,
     /// Bytes copied through memory.
     pub memory_bytes: u64,
+}
+
+/// A range of an open file.
+#[derive(Clone, Copy, Debug)]
+pub struct FileRange<'a> {
+    /// The file.
+    pub file: BorrowedFd<'a>,
+    /// Offset in the file.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: usize,
 }
 
 impl Swapper {
@@ -75,19 +86,19 @@ impl Swapper {
         Ok(stats)
     }
 
-    /// Adds an item with a copy of a file's bytes, from `offset` on, and the text that [`Borrowed::label`] returns.
+    /// Adds an item with a copy of a file's bytes. `label` is the text that [`Borrowed::label`] returns.
     /// With checksums, the bytes are copied through memory. Returns the item's id, and how the bytes were copied.
     ///
     /// # Errors
     /// `Io` if the file is too short or the disk is full; `TooLarge`.
     pub fn import(
         &self,
-        (key, label): (&str, &str),
-        source: BorrowedFd<'_>,
-        offset: u64,
-        bytes: usize,
+        key: &str,
+        label: &str,
+        range: &FileRange<'_>,
         is_cancelled: CancelCheck<'_>,
     ) -> Result<(u64, CopyStats)> {
+        let FileRange { file: source, offset, bytes } = *range;
         self.check_process()?;
         let slot_bytes = self.slot_bytes(key, 0, bytes)?;
         let mut stats = CopyStats::default();
@@ -102,7 +113,7 @@ impl Swapper {
             return Ok((id, stats));
         }
         let extents = self.allocate(key, bytes, is_cancelled)?;
-        let stored = self.stored((key, label), bytes, 0, DiskLocation::Swap(extents.clone()));
+        let stored = StoredItem::new((key, label), bytes, 0, DiskLocation::Swap(extents.clone()));
         let copied_all = (|| {
             let parts = self.scheduler().store().file_extents(&stored)?;
             let mut at = offset;

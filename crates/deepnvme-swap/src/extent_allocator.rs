@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn free_space_at_the_end_shrinks_the_file() {
         let mut allocator = ExtentAllocator::new(ALIGNMENT);
-        let [a, b, c] = [1, 2, 3].map(|grains| allocator.allocate(grains * ALIGNMENT, u64::MAX).unwrap().remove(0));
+        let [a, b, c] = [1, 2, 3].map(|units| allocator.allocate(units * ALIGNMENT, u64::MAX).unwrap().remove(0));
         allocator.free(b);
         assert_eq!(allocator.end(), 6 * ALIGNMENT);
         allocator.free(c);

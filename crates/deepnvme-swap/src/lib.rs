@@ -68,7 +68,7 @@ mod sync;
 
 pub use borrowed::Borrowed;
 pub use error::{Error, Result};
-pub use export::CopyStats;
+pub use export::{CopyStats, FileRange};
 pub use stats::SwapStats;
 pub use swap_files::{FileExtent, NAME_PREFIX};
-pub use swapper::{CancelCheck, Options, Swapper};
+pub use swapper::{AttachedRange, CancelCheck, Options, Swapper};

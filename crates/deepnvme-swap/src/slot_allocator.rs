@@ -70,7 +70,7 @@ impl SlotAllocator {
 
     pub(crate) fn release(&mut self, start: usize) {
         let left = self.taken.remove(&start);
-        debug_assert!(left.is_some(), "nobody is at {start}");
+        debug_assert!(left.is_some(), "no slot begins at {start}");
         self.used -= left.map_or(0, |(len, _)| len);
     }
 

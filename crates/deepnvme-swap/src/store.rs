@@ -38,6 +38,12 @@ pub(crate) struct StoredItem {
     pub(crate) checksums: Option<Arc<[u64]>>,
 }
 
+impl StoredItem {
+    pub(crate) fn new((key, label): (&str, &str), bytes: usize, padding: usize, location: DiskLocation) -> Self {
+        Self { key: key.into(), label: label.into(), bytes, padding, location, checksums: None }
+    }
+}
+
 /// A range of an item on disk.
 #[derive(Clone, Debug)]
 pub(crate) struct Segment {

@@ -20,7 +20,7 @@ pub const NAME_PREFIX: &str = ".deepnvme-swap-";
 /// The name that the temporaries are derived from.
 const STEM: &str = "deepnvme-swap-file";
 /// The minimum alignment of extents.
-const GRAIN_BYTES_MIN: u64 = 4096;
+const ALIGNMENT_BYTES_MIN: u64 = 4096;
 /// A file grows by an eighth, up to this limit.
 const GROWTH_BYTES_MAX: u64 = 1 << 30;
 
@@ -52,8 +52,8 @@ impl SwapFiles {
             parts.iter().map(|(path, file, _)| (file.as_fd(), path.as_path())).collect();
         let file = TensorFile::from_fds(&fds, stripe_bytes, Access::ReadWrite, direct)?;
         let alignment = match file.direct() {
-            DirectState::Direct { offset_alignment_bytes, .. } => offset_alignment_bytes.max(GRAIN_BYTES_MIN),
-            DirectState::Buffered { .. } => GRAIN_BYTES_MIN,
+            DirectState::Direct { offset_alignment_bytes, .. } => offset_alignment_bytes.max(ALIGNMENT_BYTES_MIN),
+            DirectState::Buffered { .. } => ALIGNMENT_BYTES_MIN,
         };
         let named: Vec<Temporary> = parts.into_iter().filter_map(|(_, _, name)| name).collect();
         let is_named = !named.is_empty();

@@ -66,6 +66,19 @@ impl Options {
     }
 }
 
+/// A range of a file that [`Swapper::attach`] makes an item of.
+#[derive(Clone, Copy, Debug)]
+pub struct AttachedRange<'a> {
+    /// The file.
+    pub target: &'a Target,
+    /// Offset in the file.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: usize,
+    /// Bytes of an element, to align elements in memory.
+    pub element_bytes: usize,
+}
+
 /// Polled while waiting; return true to cancel.
 pub type CancelCheck<'a> = &'a mut dyn FnMut() -> bool;
 
@@ -132,7 +145,7 @@ impl Swapper {
                 }
             }
             let extents = self.allocate(key, bytes, is_cancelled)?;
-            let stored = self.stored((key, ""), bytes, 0, DiskLocation::Swap(extents));
+            let stored = StoredItem::new((key, ""), bytes, 0, DiskLocation::Swap(extents));
             let id = self.replace_item(key, slot_bytes, stored, false, is_cancelled)?;
             let taken = self.borrow_item(key, id, bytes, BorrowMode::Create, is_cancelled);
             if taken.is_err() {
@@ -279,19 +292,13 @@ impl Swapper {
         flushed.map_err(|error| explain(key.unwrap_or_default(), error, "flush"))
     }
 
-    /// Adds a read-only item whose bytes lie in another file, from `offset` on. `item_bytes` is the size of an element,
-    /// and `label` the text that [`Borrowed::label`] returns. Returns the item's id.
+    /// Adds a read-only item whose bytes lie in another file. `label` is the text that [`Borrowed::label`] returns.
+    /// Returns the item's id.
     ///
     /// # Errors
     /// `Io` or `Invalid` if the file lacks that range; `TooLarge`.
-    pub fn attach(
-        &self,
-        (key, label): (&str, &str),
-        target: &Target,
-        offset: u64,
-        bytes: usize,
-        item_bytes: usize,
-    ) -> Result<ItemId> {
+    pub fn attach(&self, key: &str, label: &str, range: &AttachedRange<'_>) -> Result<ItemId> {
+        let AttachedRange { target, offset, bytes, element_bytes } = *range;
         self.check_process()?;
         let file = self.scheduler.disk().open_attached(target, self.scheduler.engine.config().direct)?;
         let file_bytes = file.len()?;
@@ -303,9 +310,9 @@ impl Swapper {
         }
         // If the offset within a page of memory equals the offset within a page of the file, direct I/O needs no copy.
         let padding = (offset % 4096) as usize;
-        let padding = if padding.is_multiple_of(item_bytes.max(1)) { padding } else { 0 };
+        let padding = if padding.is_multiple_of(element_bytes.max(1)) { padding } else { 0 };
         let slot_bytes = self.slot_bytes(key, padding, bytes)?;
-        let stored = self.stored((key, label), bytes, padding, DiskLocation::Attached { file, offset });
+        let stored = StoredItem::new((key, label), bytes, padding, DiskLocation::Attached { file, offset });
         let id = self.replace_item(key, slot_bytes, stored, true, &mut || false)?;
         self.scheduler.pump_or_wake();
         Ok(id)
@@ -364,7 +371,7 @@ impl Swapper {
         on_disk: bool,
         is_cancelled: CancelCheck<'_>,
     ) -> Result<ItemId> {
-        let free_extents = |stored: StoredItem, error| {
+        let fail = |stored: StoredItem, error| {
             if let DiskLocation::Swap(extents) = stored.location {
                 self.scheduler.disk().free(extents);
             }
@@ -375,12 +382,12 @@ impl Swapper {
                 let mut table = self.scheduler.items.lock();
                 if table.is_closed {
                     drop(table);
-                    return free_extents(stored, Error::CLOSED);
+                    return fail(stored, Error::CLOSED);
                 }
                 match table.residency.find(key) {
                     None => {
                         let id = table.residency.add(&stored.key, slot_bytes, on_disk);
-                        // Stored first, so that every item in the table has its place on disk.
+                        // Under the lock of the table, so that no thread finds an item without its place on disk.
                         self.scheduler.store().insert(id, stored);
                         return Ok(id);
                     }
@@ -398,7 +405,7 @@ impl Swapper {
                     return Ok(id);
                 }
                 Err(Error::NotFound { .. }) => {}
-                Err(error) => return free_extents(stored, error),
+                Err(error) => return fail(stored, error),
             }
         }
     }
@@ -416,16 +423,6 @@ impl Swapper {
         });
         freed.map_err(|error| explain(key, error, "put"))?;
         Ok(self.scheduler.disk().allocate(bytes)?)
-    }
-
-    pub(crate) fn stored(
-        &self,
-        (key, label): (&str, &str),
-        bytes: usize,
-        padding: usize,
-        location: DiskLocation,
-    ) -> StoredItem {
-        StoredItem { key: key.into(), label: label.into(), bytes, padding, location, checksums: None }
     }
 
     pub(crate) fn scheduler(&self) -> &Arc<IoScheduler> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::mem::{Buffer, Region};
 use deepnvme_io::{BackendFactory, Config, Engine, ErrorKind};
-use deepnvme_swap::{Borrowed, Error, Options, Swapper};
+use deepnvme_swap::{AttachedRange, Borrowed, Error, FileRange, Options, Swapper};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 use deepnvme_testkit::watchdog::guard;
 use proptest::prelude::*;
@@ -193,7 +193,8 @@ fn play(world: &World, steps: Vec<Step>) {
                 let data = random(seed, bytes + 100);
                 std::fs::write(&path, &data).unwrap();
                 let file = std::fs::File::open(&path).unwrap();
-                swapper.import((&key.to_string(), ""), file.as_fd(), 100, bytes, &mut never()).unwrap();
+                let range = FileRange { file: file.as_fd(), offset: 100, bytes };
+                swapper.import(&key.to_string(), "", &range, &mut never()).unwrap();
                 model.insert(key.to_string(), data[100..].to_vec());
             }
         }
@@ -405,11 +406,16 @@ fn attached_items_are_read_in_place_and_never_written() {
     let swapper = &world.swapper;
     let (path, data) = (world.folder.path().join("weights"), random(5, 60_000));
     std::fs::write(&path, &data).unwrap();
-    let adopt = |key: &str, offset: usize, bytes| {
-        swapper.attach((key, "somebody's"), &path.clone().into(), offset as u64, bytes, 8)
+    let target = path.clone().into();
+    let attach = |key: &str, offset: usize, bytes| {
+        swapper.attach(
+            key,
+            "a label",
+            &AttachedRange { target: &target, offset: offset as u64, bytes, element_bytes: 8 },
+        )
     };
     for (index, offset) in [0, 4096, 12_344, 20_001].into_iter().enumerate() {
-        adopt(&index.to_string(), offset, 17_000).unwrap();
+        attach(&index.to_string(), offset, 17_000).unwrap();
     }
     for _ in 0..2 {
         for (index, offset) in [0, 4096, 12_344, 20_001].into_iter().enumerate() {
@@ -419,7 +425,7 @@ fn attached_items_are_read_in_place_and_never_written() {
         }
     }
     assert!(matches!(swapper.borrow("1", true, &mut never()), Err(Error::ReadOnly { .. })));
-    assert!(matches!(adopt("beyond", 50_000, 10_001), Err(Error::Invalid(_))));
+    assert!(matches!(attach("beyond", 50_000, 10_001), Err(Error::Invalid(_))));
     assert!(swapper.stats().bytes_written == 0 && swapper.stats().stored_bytes == 0);
     let part = swapper.extents("2", &mut never()).unwrap().remove(0);
     assert_eq!((part.path.as_path(), part.offset, part.bytes), (path.as_path(), 12_344, 17_000));

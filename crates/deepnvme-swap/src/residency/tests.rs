@@ -152,7 +152,7 @@ impl World {
         }
         match mode {
             BorrowMode::Shared | BorrowMode::Exclusive => {
-                assert_eq!(self.memory[&id], self.last[&id], "memory has the latest bytes")
+                assert_eq!(self.memory[&id], self.last[&id], "memory has the latest bytes");
             }
             BorrowMode::Create | BorrowMode::DiskShared | BorrowMode::DiskExclusive => {}
         }
