@@ -59,9 +59,9 @@ enum JobBytes {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Owner {
-    DecodePool,
+    Pool,
     /// The cache, and the index of the entry.
-    CompressedCache(usize),
+    Cache(usize),
 }
 
 #[derive(Debug, Default)]
@@ -229,10 +229,10 @@ impl Jobs {
     /// Returns a buffer to its owner. `None` is a lost buffer; its cache entry stays empty.
     fn put_back(&mut self, owner: Owner, buffer: Option<Buffer>, is_right: bool) {
         match (owner, buffer) {
-            (Owner::CompressedCache(entry), Some(buffer)) => self.cache.put(entry, buffer, is_right),
-            (Owner::DecodePool, Some(buffer)) => self.spare.push(buffer),
-            (Owner::DecodePool, None) => self.unallocated += 1,
-            (Owner::CompressedCache(_), None) => {}
+            (Owner::Cache(entry), Some(buffer)) => self.cache.put(entry, buffer, is_right),
+            (Owner::Pool, Some(buffer)) => self.spare.push(buffer),
+            (Owner::Pool, None) => self.unallocated += 1,
+            (Owner::Cache(_), None) => {}
         }
     }
 
@@ -275,7 +275,7 @@ impl Shared {
         let before = jobs.waiting.len();
         while let Some((task, job)) = jobs.waiting.pop_front() {
             if let Some((entry, buffer)) = job.entry.and_then(|entry| Some((entry, jobs.cache.take_cached(entry)?))) {
-                let (bytes, owner) = (JobBytes::Ready(buffer), Owner::CompressedCache(entry));
+                let (bytes, owner) = (JobBytes::Ready(buffer), Owner::Cache(entry));
                 jobs.started.push_back(StartedJob { task, job, bytes, owner });
                 continue;
             }
@@ -308,14 +308,14 @@ impl Shared {
     /// Takes a buffer, from the job's cache entry or the pool. `None` if all are in use.
     fn buffer(&self, jobs: &mut Jobs, entry: Option<usize>) -> Option<(Owner, deepnvme_io::Result<Buffer>)> {
         if let Some((entry, buffer)) = entry.and_then(|entry| Some((entry, jobs.cache.take_empty(entry)?))) {
-            return Some((Owner::CompressedCache(entry), Ok(buffer)));
+            return Some((Owner::Cache(entry), Ok(buffer)));
         }
         if let Some(buffer) = jobs.spare.pop() {
-            return Some((Owner::DecodePool, Ok(buffer)));
+            return Some((Owner::Pool, Ok(buffer)));
         }
         jobs.unallocated = jobs.unallocated.checked_sub(1)?;
         let made = Buffer::zeroed(self.buffer_bytes);
-        Some((Owner::DecodePool, made.map_err(|error| deepnvme_io::Error::from_io("allocate", &error))))
+        Some((Owner::Pool, made.map_err(|error| deepnvme_io::Error::from_io("allocate", &error))))
     }
 
     fn convert(&self, scratch: &mut ThreadScratch, started: StartedJob) {

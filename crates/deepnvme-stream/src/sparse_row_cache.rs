@@ -259,8 +259,8 @@ impl SparseRowCache {
         if !is_over(state) {
             return Ok(());
         }
-        let may_go = |(row, cached): &(&usize, &CachedRow)| cached.holds == 0 && rows.binary_search(row).is_err();
-        let others = state.cached.iter().filter(may_go).map(|(row, cached)| (cached.uses, cached.last, *row));
+        let is_evictable = |(row, cached): &(&usize, &CachedRow)| cached.holds == 0 && rows.binary_search(row).is_err();
+        let others = state.cached.iter().filter(is_evictable).map(|(row, cached)| (cached.uses, cached.last, *row));
         let mut others: Vec<(u32, u64, usize)> = others.collect();
         others.sort_unstable();
         for (_, _, row) in others {
@@ -335,11 +335,11 @@ impl SparseRowCache {
 fn conversions_of(ranges: &[EncodedRange], to: Float, wanted: Range<usize>, at: usize) -> Result<Vec<Conversion>> {
     let (mut begin, mut found) = (0, Vec::new());
     for EncodedRange { tensor, start, bytes } in ranges {
-        let row = tensor.float.bytes();
-        let end = begin + bytes / row * to.bytes();
+        let element_bytes = tensor.float.bytes();
+        let end = begin + bytes / element_bytes * to.bytes();
         let (from, until) = (wanted.start.max(begin), wanted.end.min(end));
         if from < until {
-            let decoded = |place: usize| start + (place - begin) / to.bytes() * row;
+            let decoded = |place: usize| start + (place - begin) / to.bytes() * element_bytes;
             found.extend(tensor.conversions(decoded(from)..decoded(until), at + from - wanted.start, to)?);
         }
         begin = end;
