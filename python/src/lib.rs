@@ -89,9 +89,11 @@ mod _deepnvme {
     #[pymodule_export]
     use crate::stats::Stats;
     #[pymodule_export]
-    use crate::streaming::{_packed_tensors, _picked_page_bytes, _stash_bytes_wanted, PyPicker, PyStored, PyStreamer};
+    use crate::streaming::{
+        _packed_tensors, _picked_page_bytes, _stash_bytes_wanted, PyEncodedTensor, PySparseRowCache, PyStreamer,
+    };
     #[pymodule_export]
-    use crate::swap::{PyLend, PySwapper};
+    use crate::swap::{PyBorrowed, PySwapper};
     #[pymodule_export]
     use crate::timeline::Trace;
     #[pymodule_export]

@@ -1,4 +1,4 @@
-//! Tensors by key in bounded memory, as `deepnvme._swap` sees them.
+//! The `_Swapper` and `_Lend` classes, which `deepnvme._swap` wraps.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use deepnvme_file::Target;
 use deepnvme_file::stripe_set::STRIPE_BYTES_DEFAULT;
 use deepnvme_mem::LockState;
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
-use deepnvme_swap::{Copied, Error, Lend, Options, Swapper};
+use deepnvme_swap::{AttachedRange, Borrowed, CopyStats, Error, FileRange, Options, Swapper};
 use pyo3::exceptions::{PyKeyError, PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
@@ -17,10 +17,10 @@ use crate::path::{Place, file_name};
 use crate::request::Offset;
 use crate::{default, error, memory, torch};
 
-/// A stretch of a file: path, descriptor, offset, bytes.
-type LocatedTuple = (std::ffi::OsString, i32, u64, u64);
+/// A range of a file: path, descriptor, offset, length.
+type ExtentTuple = (std::ffi::OsString, i32, u64, u64);
 
-/// Items that pass through the slots of an arena.
+/// Tensors by key, stored on disk and borrowed in one arena of memory.
 #[pyclass(frozen, name = "_Swapper", module = "deepnvme._deepnvme")]
 pub(crate) struct PySwapper {
     swapper: Swapper,
@@ -47,25 +47,25 @@ impl PySwapper {
         let options = Options {
             folders: folders.iter().map(file_name).collect::<PyResult<_>>()?,
             memory_bytes,
-            ahead_bytes,
-            reserve_bytes,
+            prefetch_bytes: ahead_bytes,
+            headroom_bytes: reserve_bytes,
             has_checksums: checksums,
             is_named: named,
             stripe_bytes: stripe_bytes.unwrap_or(STRIPE_BYTES_DEFAULT),
         };
-        // Locking memory touches every page of it.
+        // Page-locking touches every page, so it runs without the GIL.
         let swapper = py.detach(|| Swapper::new(engine, &options)).map_err(|failure| raise(py, &failure))?;
         Ok(Self { swapper })
     }
 
-    /// All the memory, as a DLPack capsule.
+    /// The whole arena, as a DLPack capsule.
     fn capsule<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         let arena = self.swapper.arena();
         let tensor = dlpack::export::<DLManagedTensor>(arena.target(0..arena.len()), &[arena.len()], DLDataType::U8)?;
         memory::capsule(py, tensor)
     }
 
-    /// Why the memory is not page-locked, if it is not.
+    /// The reason why the memory is not page-locked; None if it is.
     #[getter]
     fn lock_refusal(&self) -> Option<String> {
         match self.swapper.arena().lock_state() {
@@ -74,19 +74,19 @@ impl PySwapper {
         }
     }
 
-    /// Makes room for an item, which the caller fills.
-    fn fill(&self, py: Python<'_>, key: &str, nbytes: usize) -> PyResult<PyLend> {
-        waiting(py, |look| self.swapper.fill(key, nbytes, look)).map(PyLend::new)
+    /// Creates an item, whose memory the caller writes.
+    fn fill(&self, py: Python<'_>, key: &str, nbytes: usize) -> PyResult<PyBorrowed> {
+        waiting(py, |is_cancelled| self.swapper.create(key, nbytes, is_cancelled)).map(PyBorrowed::new)
     }
 
     /// Waits until an item is in memory.
-    fn lend(&self, py: Python<'_>, key: &str, exclusive: bool) -> PyResult<PyLend> {
-        waiting(py, |look| self.swapper.lend(key, exclusive, look)).map(PyLend::new)
+    fn lend(&self, py: Python<'_>, key: &str, exclusive: bool) -> PyResult<PyBorrowed> {
+        waiting(py, |is_cancelled| self.swapper.borrow(key, exclusive, is_cancelled)).map(PyBorrowed::new)
     }
 
-    /// An item where it is, in memory or on disk.
-    fn access(&self, py: Python<'_>, key: &str, exclusive: bool) -> PyResult<PyLend> {
-        waiting(py, |look| self.swapper.access(key, exclusive, look)).map(PyLend::new)
+    /// Borrows an item in place, in memory or on disk.
+    fn access(&self, py: Python<'_>, key: &str, exclusive: bool) -> PyResult<PyBorrowed> {
+        waiting(py, |is_cancelled| self.swapper.access(key, exclusive, is_cancelled)).map(PyBorrowed::new)
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
@@ -102,14 +102,14 @@ impl PySwapper {
     }
 
     fn forget(&self, py: Python<'_>, key: &str) -> PyResult<()> {
-        py.detach(|| self.swapper.forget(key)).map_err(|failure| raise(py, &failure))
+        py.detach(|| self.swapper.delete(key)).map_err(|failure| raise(py, &failure))
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
     #[pyo3(signature = (keys=None))]
     fn flush(&self, py: Python<'_>, keys: Option<Vec<String>>) -> PyResult<()> {
         let keys: Option<Vec<&str>> = keys.as_ref().map(|keys| keys.iter().map(String::as_str).collect());
-        waiting(py, |look| self.swapper.flush(keys.as_deref(), look))
+        waiting(py, |is_cancelled| self.swapper.flush(keys.as_deref(), is_cancelled))
     }
 
     fn adopt(
@@ -126,26 +126,28 @@ impl PySwapper {
             Place::Stripes(set) => Target::Stripes(set),
             Place::Descriptor(number) => {
                 return Err(PyTypeError::new_err(format!(
-                    "a path is adopted from, not descriptor {number}; or use import_"
+                    "adopt takes a path, not descriptor {number}; or use import_"
                 )));
             }
         };
-        let adopted = py.detach(|| self.swapper.adopt((key, label), &target, extent.0.0, extent.1, item_bytes));
+        let (offset, bytes) = (extent.0.0, extent.1);
+        let range = AttachedRange { target: &target, offset, bytes, element_bytes: item_bytes };
+        let adopted = py.detach(|| self.swapper.attach(key, label, &range));
         adopted.map(drop).map_err(|failure| raise(py, &failure))
     }
 
-    fn locate(&self, py: Python<'_>, key: &str) -> PyResult<Vec<LocatedTuple>> {
+    fn locate(&self, py: Python<'_>, key: &str) -> PyResult<Vec<ExtentTuple>> {
         use std::os::fd::AsRawFd;
-        let located = waiting(py, |look| self.swapper.locate(key, look))?;
-        let tuple = |part: &deepnvme_swap::Located| {
+        let extents = waiting(py, |is_cancelled| self.swapper.extents(key, is_cancelled))?;
+        let tuple = |part: &deepnvme_swap::FileExtent| {
             (part.path.clone().into_os_string(), part.fd.as_raw_fd(), part.offset, part.bytes)
         };
-        Ok(located.iter().map(tuple).collect())
+        Ok(extents.iter().map(tuple).collect())
     }
 
     fn export<'py>(&self, py: Python<'py>, key: &str, fd: i32, offset: Offset) -> PyResult<Bound<'py, PyDict>> {
         let target = memory::borrow_descriptor(descriptor(fd)?);
-        copied(py, waiting(py, |look| self.swapper.export(key, target, offset.0, look))?)
+        copy_stats(py, waiting(py, |is_cancelled| self.swapper.export(key, target, offset.0, is_cancelled))?)
     }
 
     #[pyo3(name = "import_")]
@@ -158,8 +160,9 @@ impl PySwapper {
         nbytes: usize,
         label: &str,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let source = memory::borrow_descriptor(descriptor(fd)?);
-        copied(py, waiting(py, |look| self.swapper.import((key, label), source, offset.0, nbytes, look))?.1)
+        let range = FileRange { file: memory::borrow_descriptor(descriptor(fd)?), offset: offset.0, bytes: nbytes };
+        let imported = waiting(py, |is_cancelled| self.swapper.import(key, label, &range, is_cancelled))?;
+        copy_stats(py, imported.1)
     }
 
     fn contains(&self, py: Python<'_>, key: &str) -> bool {
@@ -200,30 +203,30 @@ impl PySwapper {
 }
 
 impl Drop for PySwapper {
-    /// What is on its way is waited for without the GIL, which whoever dropped the last reference has.
+    /// Waits for transfers in flight, without the GIL.
     fn drop(&mut self) {
         Python::try_attach(|py| py.detach(|| self.swapper.close()));
     }
 }
 
-/// An item that is held.
+/// A borrowed item.
 #[pyclass(frozen, name = "_Lend", module = "deepnvme._deepnvme")]
-pub(crate) struct PyLend {
-    /// Shared with whoever reads or writes a part of it just now: the lock is never held meanwhile.
-    lend: Mutex<Option<Arc<Lend>>>,
+pub(crate) struct PyBorrowed {
+    /// Reads and writes of a range hold a reference of their own, so the lock is never held during I/O.
+    borrowed: Mutex<Option<Arc<Borrowed>>>,
     offset: Option<usize>,
     nbytes: usize,
 }
 
 #[pymethods]
-impl PyLend {
-    /// What was said of the item when it was put.
+impl PyBorrowed {
+    /// The text given when the item was stored.
     #[getter]
     fn label(&self) -> PyResult<String> {
-        self.lend().map(|lend| lend.label().to_string())
+        self.borrowed().map(|borrowed| borrowed.label().to_string())
     }
 
-    /// Where in the arena it is; None where it is on disk only.
+    /// The offset in the arena; None if it is borrowed on disk.
     #[getter]
     fn offset(&self) -> Option<usize> {
         self.offset
@@ -235,72 +238,72 @@ impl PyLend {
     }
 
     fn mark_clean(&self) -> PyResult<()> {
-        self.lend().map(|lend| lend.mark_clean())
+        self.borrowed().map(|borrowed| borrowed.mark_clean())
     }
 
     fn mark_dirty(&self) -> PyResult<()> {
-        self.lend().map(|lend| lend.mark_dirty())
+        self.borrowed().map(|borrowed| borrowed.mark_dirty())
     }
 
     fn read_part(&self, py: Python<'_>, start: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (lend, target) = (self.lend()?, memory::target(tensor)?);
+        let (borrowed, target) = (self.borrowed()?, memory::target(tensor)?);
         torch::changed(std::slice::from_ref(tensor))?;
-        // Also what is dropped last is dropped without the GIL.
-        py.detach(move || lend.read_part(start, target)).map_err(|failure| raise(py, &failure))
+        // The last reference may be dropped here, which must happen without the GIL.
+        py.detach(move || borrowed.read_at(start, target)).map_err(|failure| raise(py, &failure))
     }
 
     fn write_part(&self, py: Python<'_>, start: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (lend, source) = (self.lend()?, memory::source(tensor)?);
-        py.detach(move || lend.write_part(start, &source)).map_err(|failure| raise(py, &failure))
+        let (borrowed, source) = (self.borrowed()?, memory::source(tensor)?);
+        py.detach(move || borrowed.write_at(start, &source)).map_err(|failure| raise(py, &failure))
     }
 
-    /// Returns the item; more than once is once. What was to be filled, and was not committed, is no item.
+    /// Returns the item; further calls do nothing. A created item that was not committed is discarded.
     fn release(&self, py: Python<'_>) {
-        let lend = self.take();
-        py.detach(|| drop(lend));
+        let borrowed = self.take();
+        py.detach(|| drop(borrowed));
     }
 
-    /// What was filled is complete; returns the item.
+    /// Completes a created item, and returns it.
     fn commit(&self, py: Python<'_>, label: &str) -> PyResult<()> {
-        let lend = self.take().and_then(Arc::into_inner).ok_or_else(returned)?;
-        py.detach(move || lend.commit_as(label));
+        let borrowed = self.take().and_then(Arc::into_inner).ok_or_else(already_returned)?;
+        py.detach(move || borrowed.commit_as(label));
         Ok(())
     }
 }
 
-impl Drop for PyLend {
+impl Drop for PyBorrowed {
     fn drop(&mut self) {
-        // As a rule it was returned. The GIL is let go of where there is an interpreter still.
-        if let Some(lend) = self.take() {
-            let mut lend = Some(lend);
+        // Usually it was returned already. Without an interpreter, there is no GIL to release.
+        if let Some(borrowed) = self.take() {
+            let mut borrowed = Some(borrowed);
             Python::try_attach(|py| {
-                let lend = lend.take();
-                py.detach(|| drop(lend));
+                let borrowed = borrowed.take();
+                py.detach(|| drop(borrowed));
             });
         }
     }
 }
 
-impl PyLend {
-    fn new(lend: Lend) -> Self {
-        let (offset, nbytes) = (lend.offset(), lend.len());
-        Self { lend: Mutex::new(Some(Arc::new(lend))), offset, nbytes }
+impl PyBorrowed {
+    fn new(borrowed: Borrowed) -> Self {
+        let (offset, nbytes) = (borrowed.offset(), borrowed.len());
+        Self { borrowed: Mutex::new(Some(Arc::new(borrowed))), offset, nbytes }
     }
 
-    fn take(&self) -> Option<Arc<Lend>> {
-        self.lend.lock().unwrap_or_else(PoisonError::into_inner).take()
+    fn take(&self) -> Option<Arc<Borrowed>> {
+        self.borrowed.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    fn lend(&self) -> PyResult<Arc<Lend>> {
-        self.lend.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(returned)
+    fn borrowed(&self) -> PyResult<Arc<Borrowed>> {
+        self.borrowed.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(already_returned)
     }
 }
 
-fn returned() -> PyErr {
+fn already_returned() -> PyErr {
     PyValueError::new_err("the tensor has been returned; lend it again")
 }
 
-/// Runs what may wait, without the GIL but for a look at signals now and then.
+/// Runs a call that may wait, without the GIL. Signals are checked every 20 ms.
 fn waiting<T: Send>(
     py: Python<'_>,
     act: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T, Error> + Send,
@@ -308,7 +311,7 @@ fn waiting<T: Send>(
     let mut interrupt = None;
     let result = py.detach(|| {
         let mut last = std::time::Instant::now();
-        let mut look = || {
+        let mut is_cancelled = || {
             if last.elapsed() < Duration::from_millis(20) {
                 return false;
             }
@@ -316,7 +319,7 @@ fn waiting<T: Send>(
             interrupt = Python::attach(|py| py.check_signals().err());
             interrupt.is_some()
         };
-        act(&mut look)
+        act(&mut is_cancelled)
     });
     match interrupt {
         Some(interrupt) => Err(interrupt),
@@ -325,18 +328,18 @@ fn waiting<T: Send>(
 }
 
 fn descriptor(number: i32) -> PyResult<i32> {
-    if number >= 0 { Ok(number) } else { Err(PyValueError::new_err(format!("{number} is no file descriptor"))) }
+    if number >= 0 { Ok(number) } else { Err(PyValueError::new_err(format!("{number} is not a file descriptor"))) }
 }
 
-fn copied(py: Python<'_>, copied: Copied) -> PyResult<Bound<'_, PyDict>> {
+fn copy_stats(py: Python<'_>, stats: CopyStats) -> PyResult<Bound<'_, PyDict>> {
     let figures = PyDict::new(py);
-    figures.set_item("shared_bytes", copied.shared_bytes)?;
-    figures.set_item("kernel_bytes", copied.kernel_bytes)?;
-    figures.set_item("memory_bytes", copied.memory_bytes)?;
+    figures.set_item("shared_bytes", stats.shared_bytes)?;
+    figures.set_item("kernel_bytes", stats.kernel_bytes)?;
+    figures.set_item("memory_bytes", stats.memory_bytes)?;
     Ok(figures)
 }
 
-/// What failed, as the exception that Python code expects.
+/// The Python exception for an error.
 fn raise(py: Python<'_>, failure: &Error) -> PyErr {
     match failure {
         Error::Io(failure) => error::raise(py, failure),

@@ -152,5 +152,5 @@ fn add(lane: &Lane, name: &str, (start_ns, end_ns): (u64, u64)) -> PyResult<()> 
 }
 
 fn figures(recorded: &Recorded) -> String {
-    trace::figures(recorded).to_json()
+    trace::summarise(recorded).to_json()
 }

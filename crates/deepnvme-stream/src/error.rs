@@ -1,4 +1,4 @@
-//! What can go wrong while weights stream.
+//! The errors of streaming.
 
 use std::path::PathBuf;
 
@@ -7,10 +7,10 @@ use deepnvme_io::shown;
 /// The result of every call that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Weights that did not come.
+/// Weights could not be loaded.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// The engine, the file system or the disk.
+    /// The engine, the file system or the disk failed.
     #[error(transparent)]
     Io(#[from] deepnvme_io::Error),
     /// The file is not the one that was opened.
@@ -18,10 +18,10 @@ pub enum Error {
     Changed {
         /// The file.
         path: PathBuf,
-        /// What is different.
+        /// The difference.
         what: String,
     },
-    /// The bytes that came are not what they have to be.
+    /// The bytes on disk are damaged.
     #[error(
         "{}: the weights at offset {offset} are damaged ({source}); restore the file from a copy",
         shown::path(path)
@@ -29,45 +29,45 @@ pub enum Error {
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// Where the stretch begins.
+        /// The offset of the damaged range.
         offset: u64,
-        /// What is wrong with it.
+        /// The decoder's error.
         source: deepnvme_codec::Error,
     },
-    /// More is asked for at once than memory was given for.
+    /// All slots of the class are held.
     #[error(
-        "unit {unit} is called while all {slots} slots of its size are in use; give more memory, or release units first"
+        "layer group {group} is needed while all {slots} slots of its size are in use; use more memory, or release groups first"
     )]
     Busy {
-        /// The unit that was called.
-        unit: usize,
-        /// How many slots there are for units of its size.
+        /// The requested group.
+        group: usize,
+        /// The slots of its class.
         slots: usize,
     },
-    /// More is picked at once than memory was given for.
+    /// The acquired rows exceed the memory.
     #[error(
-        "{bytes} bytes are picked at once, and {bytes_max} is all there is memory for; give more memory, or a smaller batch"
+        "{bytes} bytes of rows are needed at once, and memory is limited to {bytes_max}; use more memory, or a smaller batch"
     )]
     TooMany {
-        /// What the items picked need.
+        /// Bytes that the rows need.
         bytes: u64,
-        /// The bound.
+        /// The limit.
         bytes_max: u64,
     },
-    /// A defect of this library, met while weights were converted.
-    #[error("converting weights of {} at offset {offset} panicked ({what}); please report this", shown::path(path))]
+    /// A bug of this library: decoding panicked.
+    #[error("decoding weights of {} at offset {offset} panicked ({what}); please report this bug", shown::path(path))]
     Panicked {
         /// The file.
         path: PathBuf,
-        /// Where the stretch begins.
+        /// The offset of the damaged range.
         offset: u64,
-        /// What the panic said.
+        /// The panic message.
         what: String,
     },
-    /// The caller's plan contradicts itself.
-    #[error("the plan of what is streamed is wrong: {0}")]
+    /// The plan is inconsistent.
+    #[error("the streaming plan is inconsistent: {0}")]
     Plan(String),
-    /// It was closed.
-    #[error("the weights are streamed no more: the model was closed")]
+    /// The model was closed.
+    #[error("the model is closed and no longer streams its weights")]
     Closed,
 }

@@ -1,42 +1,42 @@
-//! Weights that do not fit into memory: they stay on disk, and pass through bounded memory unit by unit.
+//! Weights that exceed memory: they stay on disk, and layer groups stream through bounded memory.
 //!
-//! A unit is what is used together, a layer as a rule. Whoever computes calls [`Streamer::acquire`] before a unit and
-//! [`Streamer::release`] after it; meanwhile the next ones are fetched into slots of one arena, straight from the files that
-//! they are in. [`Picker`] is for what is picked by index, such as the rows of an embedding or the experts of a layer.
+//! A layer group is used as a whole, usually one layer. Call [`Streamer::acquire`] before computing with a group and
+//! [`Streamer::release`] after it; the next groups are fetched meanwhile, directly from the model's files into slots of
+//! one arena. [`SparseRowCache`] is for tensors of which only some rows are used, such as embeddings and experts.
 //!
-//! What arrives may become other bytes on the way ([`Arrival`]): cast, unpacked, dequantised by the threads of `crew`, and whoever waits.
+//! Weights may be decoded on the way ([`Decoding`]): cast, unpacked or dequantised, by the threads of `decode_pool` and
+//! by the waiting thread. `compressed_cache` keeps encoded weights in memory.
 //!
-//! Where that is fewer bytes, part of it stays in memory as it is on disk (`stash`).
-//!
-//! `forecast` learns the order, `residency` decides purely what is where, `streamer` moves the bytes (`flight`: those of one unit), `source` knows when a
-//! file is no longer the one that was opened.
+//! `access_predictor` learns the order of groups, `residency` decides purely which groups are in memory, `streamer`
+//! moves their bytes (`fetch` is one group's), and `weight_file` notices changed files.
 //!
 //! ```
 //! use std::sync::Arc;
 //!
 //! use deepnvme_io::mem::{Buffer, RegionMut, StreamHandle};
 //! use deepnvme_io::{Config, Engine};
-//! use deepnvme_stream::{Piece, SlotClass, Source, Streamer, Unit};
+//! use deepnvme_stream::{LayerGroup, Piece, SlotClass, StreamPlan, Streamer, WeightFile};
 //!
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("model.safetensors");
 //! std::fs::write(&path, vec![7; 40_000])?;
 //! let engine = Arc::new(Engine::new(Config::default())?);
-//! let source = Source::open(&path)?;
+//! let file = WeightFile::open(&path)?;
 //!
 //! // Four layers of 10,000 bytes, two of which are in memory at any time.
-//! let layer = |index: u64| Unit { class: 0, pieces: vec![Piece { source: 0, offset: index * 10_000, bytes: 10_000, at: 0 }], ..Unit::default() };
-//! let class = SlotClass { slots: 2, ahead: 1, slot_bytes: 12_288, shares: false };
+//! let piece = |index: u64| Piece { source: 0, offset: index * 10_000, bytes: 10_000, at: 0 };
+//! let layer = |index: u64| LayerGroup { class: 0, pieces: vec![piece(index)], ..LayerGroup::default() };
+//! let class = SlotClass { slots: 2, prefetch: 1, slot_bytes: 12_288, shares_memory: false };
 //! let arena = Buffer::zeroed(2 * 12_288)?.into_region();
 //! let bytes = arena.region();
-//! let streamer = Streamer::new(engine, vec![source], (0..4).map(layer).collect(), &[class], arena, 0)?;
+//! let streamer = Streamer::new(engine, StreamPlan { files: vec![file], groups: (0..4).map(layer).collect(), classes: vec![class], ..StreamPlan::default() }, arena)?;
 //! for step in 0..3 {
-//!     for unit in 0..4 {
-//!         let at = streamer.acquire(unit, None)?.expect("no time limit was given");
+//!     for group in 0..4 {
+//!         let at = streamer.acquire(group, None)?.expect("no time limit was given");
 //!         let mut byte = [0];
 //!         bytes.copy_to_slice(at, &mut byte);
 //!         assert_eq!(byte, [7], "compute with what is there");
-//!         streamer.release(unit, StreamHandle::DEFAULT);
+//!         streamer.release(group, StreamHandle::DEFAULT);
 //!     }
 //! }
 //! assert!(streamer.stats().bytes_read <= 12 * 10_000);
@@ -44,30 +44,30 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod arrival;
-mod cells;
-mod crew;
+mod access_predictor;
+mod compressed_cache;
+mod decode;
+mod decode_pool;
+mod decode_task;
+mod encoded_tensor;
 mod error;
-mod flight;
-mod forecast;
-mod gather;
+mod fetch;
+mod inline_decoder;
+mod layer_group;
 pub mod pack;
-mod picker;
 mod residency;
-mod source;
-mod stash;
+mod slot_memory;
+mod sparse_row_cache;
 mod stats;
-mod stored;
 mod streamer;
 mod sync;
-mod task;
-mod unit;
+mod weight_file;
 
+pub use compressed_cache::cacheable_bytes;
+pub use encoded_tensor::{EncodedTensor, Form};
 pub use error::{Error, Result};
-pub use picker::{Part, Picker, Places, Stretch};
-pub use source::Source;
-pub use stash::stash_bytes_wanted;
+pub use layer_group::{CONVERSION_BYTES_MAX, Conversion, Decoding, LayerGroup, Piece, SlotClass};
+pub use sparse_row_cache::{EncodedRange, RowLocations, RowTensor, SparseRowCache};
 pub use stats::StreamStats;
-pub use stored::{Form, Stored};
-pub use streamer::Streamer;
-pub use unit::{Arrival, CONVERSION_BYTES_MAX, Conversion, Piece, SlotClass, Unit};
+pub use streamer::{StreamPlan, Streamer};
+pub use weight_file::WeightFile;

@@ -1,30 +1,30 @@
-//! Which unit is in which slot, and what is fetched next: pure.
+//! Which layer group is in which slot, and which is fetched next: pure.
 //!
-//! Units of about the same size are a class, with slots that fit each of them. Where a class has fewer slots than units,
-//! some of the units stay for good and the others pass through the rest of the slots. To replace whoever is used last would
-//! be as few bytes, but then all misses come in a row, and the disk rests while the layers in memory compute; so those that
-//! stay are spread evenly over the order. A unit that is not expected soon makes room for one that is, never the other way.
+//! Groups of about the same size form a class, with equal slots. If a class has fewer slots than groups, some groups
+//! are pinned, and the others stream through the remaining slots. Belady eviction would read as little, but its misses
+//! cluster and stall compute, so the pinned groups are spread evenly over the order. A group is evicted only for one
+//! that is expected sooner.
 //!
-//! Slots may lie in each other's memory: that of a large unit is several slots for small ones while it is not there. Such a
-//! slot is had by taking it from all who are in it. Nobody stays in one.
+//! Slots may overlap: several slots for small groups can lie in the memory of one large slot. Such a slot is taken from
+//! all groups in it, and no group is pinned there.
 
 use std::cmp::Reverse;
 
-use crate::forecast::Forecast;
+use crate::access_predictor::AccessPredictor;
 
-/// How a class of units is kept.
+/// The limits of a class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Class {
-    /// Units of this class that can be in memory at once. At least one.
+    /// Groups of this class that can be in memory at once; at least one.
     pub(crate) slots: usize,
-    /// Units that may be fetched before they are called for. Less than `slots`, unless those are in others' memory.
-    pub(crate) ahead: usize,
+    /// Groups that may be prefetched. Less than `slots`, unless the slots overlap those of another class.
+    pub(crate) prefetch: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Absent,
-    /// `failed` units are not fetched until somebody calls for them.
+    /// Not prefetched; fetched again when it is acquired.
     Failed,
     Loading {
         slot: usize,
@@ -37,118 +37,121 @@ enum State {
     },
 }
 
-/// What to do for who calls for a unit.
+/// The answer to a request for a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Call {
-    /// It is in that slot, and stays until it is released.
+pub(crate) enum AcquireResult {
+    /// It is in this slot, and stays until it is released.
     Held(usize),
-    /// It is on its way.
+    /// It is being fetched.
     Wait,
-    /// It has to be fetched into that slot, from which another unit may have been taken.
+    /// Fetch it into this slot, from which other groups may have been evicted.
     Fetch(usize),
-    /// All slots are being filled: wait for any of these units.
-    Full,
+    /// All slots are being fetched into; wait for any of them.
+    AllLoading,
     /// All slots are held.
-    Stuck,
+    AllHeld,
 }
 
-/// The state of all units and slots.
+/// The state of all groups and slots.
 #[derive(Debug)]
 pub(crate) struct Residency {
     classes: Vec<Class>,
-    /// Units of each class.
+    /// The groups of each class.
     members: Vec<Vec<usize>>,
     class_of: Vec<usize>,
     states: Vec<State>,
-    /// Whether it stays once it is there.
-    stays: Vec<bool>,
-    /// Class and unit of each slot.
+    /// Whether each group stays in memory once it is there.
+    pinned: Vec<bool>,
+    /// The class and the group of each slot.
     slots: Vec<(usize, Option<usize>)>,
-    /// The other slots that have some of the memory of each slot.
+    /// The slots that share memory with each slot.
     overlaps: Vec<Vec<usize>>,
-    forecast: Forecast,
+    predictor: AccessPredictor,
 }
 
 impl Residency {
-    /// `class_of` has the class of each unit, in the order in which they are expected at first; `overlaps` the other slots
-    /// that have some of the memory of each slot.
+    /// `class_of` names the class of each group, in the order that is expected at first; `overlaps` the slots that
+    /// share memory with each slot.
     pub(crate) fn new(class_of: Vec<usize>, classes: Vec<Class>, overlaps: Vec<Vec<usize>>) -> Self {
         let mut members = vec![Vec::new(); classes.len()];
-        class_of.iter().enumerate().for_each(|(unit, class)| members[*class].push(unit));
+        class_of.iter().enumerate().for_each(|(group, class)| members[*class].push(group));
         let slots = classes.iter().enumerate().flat_map(|(class, kept)| vec![(class, None); kept.slots]).collect();
-        let units = class_of.len();
-        let states = vec![State::Absent; units];
-        let forecast = Forecast::new(units);
-        let stays = vec![false; units];
-        let mut residency = Self { classes, members, class_of, states, stays, slots, overlaps, forecast };
-        residency.settle();
+        let groups = class_of.len();
+        let states = vec![State::Absent; groups];
+        let predictor = AccessPredictor::new(groups);
+        let pinned = vec![false; groups];
+        let mut residency = Self { classes, members, class_of, states, pinned, slots, overlaps, predictor };
+        residency.choose_pinned();
         residency
     }
 
-    /// Somebody calls for a unit.
-    pub(crate) fn call(&mut self, unit: usize) -> Call {
-        match &mut self.states[unit] {
+    /// Acquires a group, or says how to get it.
+    pub(crate) fn acquire(&mut self, group: usize) -> AcquireResult {
+        match &mut self.states[group] {
             State::Ready { slot, holds, was_used } => {
                 (*holds, *was_used) = (*holds + 1, true);
                 let slot = *slot;
-                if self.forecast.called(unit) {
-                    self.settle();
+                if self.predictor.record_use(group) {
+                    self.choose_pinned();
                 }
-                Call::Held(slot)
+                AcquireResult::Held(slot)
             }
             State::Loading { is_wanted, .. } => {
                 *is_wanted = true;
-                Call::Wait
+                AcquireResult::Wait
             }
-            State::Absent | State::Failed => match self.room(unit, 0) {
+            State::Absent | State::Failed => match self.find_slot(group, 0) {
                 Some(slot) => {
-                    self.begin(unit, slot, true);
-                    Call::Fetch(slot)
+                    self.start_fetch(group, slot, true);
+                    AcquireResult::Fetch(slot)
                 }
-                None if self.loading_beside(unit).next().is_some() => Call::Full,
-                None => Call::Stuck,
+                None if self.loading_in_class(group).next().is_some() => AcquireResult::AllLoading,
+                None => AcquireResult::AllHeld,
             },
         }
     }
 
-    /// The next unit to fetch before it is called for, and the slot for it.
-    pub(crate) fn next_ahead(&mut self) -> Option<(usize, usize)> {
-        let expected = self.forecast.expected();
+    /// The next group to prefetch, and its slot.
+    pub(crate) fn next_prefetch(&mut self) -> Option<(usize, usize)> {
+        let expected = self.predictor.expected();
         let classes = 0..self.classes.len();
-        let mut is_closed: Vec<bool> = classes.map(|class| !self.has_leave(class, &expected)).collect();
-        for (distance, unit) in expected.into_iter().enumerate() {
-            let class = self.class_of[unit];
-            if is_closed[class] || self.states[unit] != State::Absent {
+        let mut is_exhausted: Vec<bool> = classes.map(|class| !self.may_prefetch(class, &expected)).collect();
+        for (distance, group) in expected.into_iter().enumerate() {
+            let class = self.class_of[group];
+            if is_exhausted[class] || self.states[group] != State::Absent {
                 continue;
             }
-            if let Some(slot) = self.room(unit, distance + 1) {
-                self.begin(unit, slot, false);
-                return Some((unit, slot));
+            if let Some(slot) = self.find_slot(group, distance + 1) {
+                self.start_fetch(group, slot, false);
+                return Some((group, slot));
             }
-            // What comes later in this class is no more urgent, nor is what would take the memory that this one waits for.
-            (0..is_closed.len()).filter(|other| self.meet(class, *other)).for_each(|other| is_closed[other] = true);
+            // Groups of this class that are expected later are no more urgent, nor are those that would take its
+            // memory.
+            (0..is_exhausted.len())
+                .filter(|other| self.share_memory(class, *other))
+                .for_each(|other| is_exhausted[other] = true);
         }
         None
     }
 
-    /// The bytes of a unit have come.
-    pub(crate) fn landed(&mut self, unit: usize) {
-        if let State::Loading { slot, .. } = self.states[unit] {
-            self.states[unit] = State::Ready { slot, holds: 0, was_used: false };
+    /// Records the end of a fetch.
+    pub(crate) fn fetch_completed(&mut self, group: usize) {
+        if let State::Loading { slot, .. } = self.states[group] {
+            self.states[group] = State::Ready { slot, holds: 0, was_used: false };
         }
     }
 
-    /// They will not come.
-    pub(crate) fn failed(&mut self, unit: usize) {
-        if let State::Loading { slot, .. } = self.states[unit] {
+    /// Records the failure of a fetch.
+    pub(crate) fn fetch_failed(&mut self, group: usize) {
+        if let State::Loading { slot, .. } = self.states[group] {
             self.slots[slot].1 = None;
-            self.states[unit] = State::Failed;
+            self.states[group] = State::Failed;
         }
     }
 
-    /// Whoever called for the unit needs it no more.
-    pub(crate) fn release(&mut self, unit: usize) -> bool {
-        match &mut self.states[unit] {
+    /// Releases a group. Returns false if it was not held.
+    pub(crate) fn release(&mut self, group: usize) -> bool {
+        match &mut self.states[group] {
             State::Ready { holds, .. } if *holds > 0 => {
                 *holds -= 1;
                 true
@@ -157,92 +160,94 @@ impl Residency {
         }
     }
 
-    /// The slot of a unit that is held.
-    pub(crate) fn held_in(&self, unit: usize) -> Option<usize> {
-        match self.states[unit] {
+    /// The slot of a group that is held.
+    pub(crate) fn held_slot(&self, group: usize) -> Option<usize> {
+        match self.states[group] {
             State::Ready { slot, holds, .. } if holds > 0 => Some(slot),
             _ => None,
         }
     }
 
-    /// Units that are on their way into the slots of this one's class, or into their memory.
-    pub(crate) fn loading_beside(&self, unit: usize) -> impl Iterator<Item = usize> {
-        let class = self.class_of[unit];
+    /// Groups that are being fetched into slots of this group's class, or into their memory.
+    pub(crate) fn loading_in_class(&self, group: usize) -> impl Iterator<Item = usize> {
+        let class = self.class_of[group];
         let slots = (0..self.slots.len()).filter(move |slot| self.slots[*slot].0 == class);
-        let loading = slots.flat_map(|slot| self.inside(slot));
-        loading.filter(|unit| matches!(self.states[*unit], State::Loading { .. }))
+        let loading = slots.flat_map(|slot| self.occupants(slot));
+        loading.filter(|group| matches!(self.states[*group], State::Loading { .. }))
     }
 
-    /// Whether each unit stays once it is there, as far as that is known.
-    pub(crate) fn stays(&self) -> &[bool] {
-        &self.stays
+    /// Whether each group is pinned, as far as the order is known.
+    pub(crate) fn pinned(&self) -> &[bool] {
+        &self.pinned
     }
 
-    /// Units in the memory of a slot.
-    fn inside(&self, slot: usize) -> impl Iterator<Item = usize> {
+    /// The groups in the memory of a slot.
+    fn occupants(&self, slot: usize) -> impl Iterator<Item = usize> {
         std::iter::once(slot).chain(self.overlaps[slot].iter().copied()).filter_map(|slot| self.slots[slot].1)
     }
 
-    /// Whether slots of these classes lie in each other's memory, or are the same.
-    fn meet(&self, class: usize, other: usize) -> bool {
+    /// Whether slots of these classes overlap, or the classes are equal.
+    fn share_memory(&self, class: usize, other: usize) -> bool {
         let mut own = self.slots.iter().zip(&self.overlaps).filter(|((of, _), _)| *of == class);
         class == other || own.any(|(_, overlaps)| overlaps.iter().any(|slot| self.slots[*slot].0 == other))
     }
 
-    /// Whether a class may fetch one more unit that nobody has called for.
-    fn has_leave(&self, class: usize, expected: &[usize]) -> bool {
-        let is_early = |unit: &&usize| match self.states[**unit] {
+    /// Whether a class may prefetch one more group.
+    fn may_prefetch(&self, class: usize, expected: &[usize]) -> bool {
+        let is_early = |group: &&usize| match self.states[**group] {
             State::Loading { is_wanted, .. } => !is_wanted,
             State::Ready { holds, was_used, .. } => holds == 0 && !was_used,
             State::Absent | State::Failed => false,
         };
-        // Those that stay have slots of their own, and who is expected no more is the first to go.
-        let early = expected.iter().filter(|unit| self.class_of[**unit] == class && !self.stays[**unit]);
-        early.filter(is_early).count() < self.classes[class].ahead
+        // Pinned groups have slots of their own, and groups that are not expected are evicted first.
+        let early = expected.iter().filter(|group| self.class_of[**group] == class && !self.pinned[**group]);
+        early.filter(is_early).count() < self.classes[class].prefetch
     }
 
-    /// A slot for a unit that is expected at that distance: a free one, or one whose units are expected last, if they are
-    /// later. Those that stay are taken for a unit that somebody waits for only, and only where there is no other.
-    fn room(&self, unit: usize, distance: usize) -> Option<usize> {
+    /// A slot for a group that is expected at this distance: a free one, or one whose groups are expected last, if they
+    /// are later. Pinned groups are evicted only for a group that a thread waits for, and only if there is no other
+    /// slot.
+    fn find_slot(&self, group: usize, distance: usize) -> Option<usize> {
         let mut due = vec![usize::MAX; self.states.len()];
-        self.forecast.expected().into_iter().enumerate().for_each(|(distance, unit)| due[unit] = distance);
-        let is_idle = |unit: usize| matches!(self.states[unit], State::Ready { holds: 0, .. });
-        let own = (0..self.slots.len()).filter(|slot| self.slots[*slot].0 == self.class_of[unit]);
-        let idle = own.filter(|slot| self.inside(*slot).all(is_idle));
-        // Who would be missed most, of those in it; nobody is missed least.
-        let missed = |slot: usize| self.inside(slot).map(|unit| (!self.stays[unit], due[unit])).min();
+        self.predictor.expected().into_iter().enumerate().for_each(|(distance, group)| due[group] = distance);
+        let is_idle = |group: usize| matches!(self.states[group], State::Ready { holds: 0, .. });
+        let own = (0..self.slots.len()).filter(|slot| self.slots[*slot].0 == self.class_of[group]);
+        let idle = own.filter(|slot| self.occupants(*slot).all(is_idle));
+        // A slot counts as its occupant that is expected soonest; pinned is sooner than streaming. An empty slot comes
+        // last.
+        let next_use = |slot: usize| self.occupants(slot).map(|group| (!self.pinned[group], due[group])).min();
         let last = (true, usize::MAX);
-        let cost = |slot: &usize| (missed(*slot).unwrap_or(last), missed(*slot).is_none(), Reverse(*slot));
+        let cost = |slot: &usize| (next_use(*slot).unwrap_or(last), next_use(*slot).is_none(), Reverse(*slot));
         let slot = idle.max_by_key(cost)?;
-        let may_go = |(passes, due): (bool, usize)| passes && due >= distance;
-        (distance == 0 || missed(slot).is_none_or(may_go)).then_some(slot)
+        let is_evictable = |(passes, due): (bool, usize)| passes && due >= distance;
+        (distance == 0 || next_use(slot).is_none_or(is_evictable)).then_some(slot)
     }
 
-    fn begin(&mut self, unit: usize, slot: usize, is_wanted: bool) {
-        let before: Vec<usize> = self.inside(slot).collect();
+    fn start_fetch(&mut self, group: usize, slot: usize, is_wanted: bool) {
+        let before: Vec<usize> = self.occupants(slot).collect();
         before.into_iter().for_each(|before| self.states[before] = State::Absent);
         self.overlaps[slot].iter().for_each(|other| self.slots[*other].1 = None);
-        self.slots[slot].1 = Some(unit);
-        self.states[unit] = State::Loading { slot, is_wanted };
+        self.slots[slot].1 = Some(group);
+        self.states[group] = State::Loading { slot, is_wanted };
     }
 
-    /// Decides anew who stays: of each class as many as it has slots to spare, the hot ones first, evenly spread.
-    fn settle(&mut self) {
+    /// Chooses the pinned groups: as many of each class as it has slots to spare, frequent ones first, spread evenly.
+    fn choose_pinned(&mut self) {
         let is_shared: Vec<bool> = (0..self.classes.len())
             .map(|class| {
                 (0..self.slots.len()).any(|slot| self.slots[slot].0 == class && !self.overlaps[slot].is_empty())
             })
             .collect();
         for (index, (class, members)) in self.classes.iter().zip(&self.members).enumerate() {
-            members.iter().for_each(|unit| self.stays[*unit] = false);
-            let passing = if members.len() <= class.slots { 0 } else { class.ahead + 1 };
-            let mut spare = if is_shared[index] { 0 } else { class.slots.saturating_sub(passing) };
+            members.iter().for_each(|group| self.pinned[*group] = false);
+            let streaming_slots = if members.len() <= class.slots { 0 } else { class.prefetch + 1 };
+            let mut spare = if is_shared[index] { 0 } else { class.slots.saturating_sub(streaming_slots) };
             let (hot, cold): (Vec<usize>, Vec<usize>) =
-                members.iter().partition(|unit| self.forecast.is_hot(**unit, members));
+                members.iter().partition(|group| self.predictor.is_frequent(**group, members));
             for group in [hot, cold] {
                 let chosen = spare.min(group.len());
                 for index in 0..chosen {
-                    self.stays[group[(index * group.len() + group.len() / 2) / chosen]] = true;
+                    self.pinned[group[(index * group.len() + group.len() / 2) / chosen]] = true;
                 }
                 spare -= chosen;
             }
@@ -253,36 +258,36 @@ impl Residency {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cells::overlaps;
-    use crate::unit::{SlotClass, layout};
+    use crate::layer_group::{SlotClass, layout};
+    use crate::slot_memory::overlaps;
 
-    fn one_class(units: usize, slots: usize, ahead: usize) -> Residency {
-        Residency::new(vec![0; units], vec![Class { slots, ahead }], vec![vec![]; slots])
+    fn one_class(groups: usize, slots: usize, prefetch: usize) -> Residency {
+        Residency::new(vec![0; groups], vec![Class { slots, prefetch }], vec![vec![]; slots])
     }
 
-    /// Runs steps in which every fetch lands before the next call; how many fetches each step had, and which units missed.
-    fn cycle(residency: &mut Residency, units: usize, steps: usize) -> Vec<Vec<usize>> {
+    /// Runs steps in which every fetch ends before the next acquire. Returns the fetches of each step.
+    fn cycle(residency: &mut Residency, groups: usize, steps: usize) -> Vec<Vec<usize>> {
         let mut fetched = Vec::new();
         for _ in 0..steps {
             let mut here = Vec::new();
-            for unit in 0..units {
-                match residency.call(unit) {
-                    Call::Held(_) => {}
-                    Call::Fetch(_) => {
-                        here.push(unit);
-                        residency.landed(unit);
-                        assert!(matches!(residency.call(unit), Call::Held(_)));
+            for group in 0..groups {
+                match residency.acquire(group) {
+                    AcquireResult::Held(_) => {}
+                    AcquireResult::Fetch(_) => {
+                        here.push(group);
+                        residency.fetch_completed(group);
+                        assert!(matches!(residency.acquire(group), AcquireResult::Held(_)));
                     }
                     other => panic!("{other:?}"),
                 }
-                while let Some((ahead, _)) = residency.next_ahead() {
-                    here.push(ahead);
-                    residency.landed(ahead);
+                while let Some((prefetch, _)) = residency.next_prefetch() {
+                    here.push(prefetch);
+                    residency.fetch_completed(prefetch);
                 }
-                assert!(residency.release(unit));
-                while let Some((ahead, _)) = residency.next_ahead() {
-                    here.push(ahead);
-                    residency.landed(ahead);
+                assert!(residency.release(group));
+                while let Some((prefetch, _)) = residency.next_prefetch() {
+                    here.push(prefetch);
+                    residency.fetch_completed(prefetch);
                 }
             }
             fetched.push(here);
@@ -291,23 +296,23 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_fetched_once() {
+    fn groups_that_fit_are_fetched_once() {
         let mut residency = one_class(6, 6, 2);
         let fetched = cycle(&mut residency, 6, 3);
         assert_eq!(fetched.iter().map(Vec::len).collect::<Vec<_>>(), [6, 0, 0]);
     }
 
     #[test]
-    fn those_that_stay_are_spread_over_the_order() {
+    fn pinned_groups_are_spread_over_the_order() {
         let mut residency = one_class(12, 6, 2);
         let fetched = cycle(&mut residency, 12, 6);
         let last = fetched.last().unwrap();
-        assert_eq!(last.len(), 9, "3 of 6 slots pass units on");
-        let mut missed = last.clone();
-        missed.sort_unstable();
-        let stays: Vec<usize> = (0..12).filter(|unit| !missed.contains(unit)).collect();
-        assert_eq!(stays.len(), 3);
-        assert!(stays.windows(2).all(|pair| pair[1] - pair[0] >= 3), "{stays:?} is spread");
+        assert_eq!(last.len(), 9, "3 of 6 slots stream");
+        let mut next_use = last.clone();
+        next_use.sort_unstable();
+        let pinned: Vec<usize> = (0..12).filter(|group| !next_use.contains(group)).collect();
+        assert_eq!(pinned.len(), 3);
+        assert!(pinned.windows(2).all(|pair| pair[1] - pair[0] >= 3), "{pinned:?} is spread");
     }
 
     #[test]
@@ -318,114 +323,114 @@ mod tests {
     }
 
     #[test]
-    fn a_large_slot_is_small_ones_until_its_unit_comes() {
-        let (units, large) = (7, 6);
-        let classes = vec![Class { slots: 1, ahead: 1 }, Class { slots: 3, ahead: 2 }];
-        let class_of = (0..units).map(|unit| usize::from(unit != large)).collect();
+    fn small_groups_use_a_large_slot_until_its_group_comes() {
+        let (groups, large) = (7, 6);
+        let classes = vec![Class { slots: 1, prefetch: 1 }, Class { slots: 3, prefetch: 2 }];
+        let class_of = (0..groups).map(|group| usize::from(group != large)).collect();
         let mut residency = Residency::new(class_of, classes, vec![vec![1, 2, 3], vec![0], vec![0], vec![0]]);
         for step in 0..4 {
             let mut late = Vec::new();
-            for unit in 0..units {
-                while let Call::Fetch(_) = residency.call(unit) {
-                    late.push(unit);
-                    residency.landed(unit);
+            for group in 0..groups {
+                while let AcquireResult::Fetch(_) = residency.acquire(group) {
+                    late.push(group);
+                    residency.fetch_completed(group);
                 }
-                while let Some((ahead, _)) = residency.next_ahead() {
-                    assert_ne!(unit, large, "it has all the memory");
-                    residency.landed(ahead);
+                while let Some((prefetch, _)) = residency.next_prefetch() {
+                    assert_ne!(group, large, "it takes the whole memory");
+                    residency.fetch_completed(prefetch);
                 }
-                assert!(residency.release(unit));
-                while let Some((ahead, _)) = residency.next_ahead() {
-                    assert!(ahead != large || unit == 5, "the small ones before it have not all been used");
-                    residency.landed(ahead);
+                assert!(residency.release(group));
+                while let Some((prefetch, _)) = residency.next_prefetch() {
+                    assert!(prefetch != large || group == 5, "small groups before it have not all been used");
+                    residency.fetch_completed(prefetch);
                 }
             }
             let expected = if step == 0 { vec![0] } else { vec![] };
             assert_eq!(late, expected, "all others come before they are called for");
         }
-        assert!(residency.stays().iter().all(|stays| !stays));
+        assert!(residency.pinned().iter().all(|pinned| !pinned));
     }
 
     #[test]
-    fn two_at_once_in_one_slot_are_refused_and_not_waited_for() {
+    fn two_groups_in_one_slot_are_refused() {
         let mut residency = one_class(3, 1, 0);
-        assert_eq!(residency.call(0), Call::Fetch(0));
-        assert_eq!(residency.call(1), Call::Full, "the only slot is being filled");
-        residency.landed(0);
-        assert_eq!(residency.call(0), Call::Held(0));
-        assert_eq!(residency.call(1), Call::Stuck);
+        assert_eq!(residency.acquire(0), AcquireResult::Fetch(0));
+        assert_eq!(residency.acquire(1), AcquireResult::AllLoading, "the only slot is being filled");
+        residency.fetch_completed(0);
+        assert_eq!(residency.acquire(0), AcquireResult::Held(0));
+        assert_eq!(residency.acquire(1), AcquireResult::AllHeld);
         assert!(residency.release(0) && !residency.release(0));
-        assert_eq!(residency.call(1), Call::Fetch(0));
-        residency.failed(1);
-        assert_eq!(residency.call(2), Call::Fetch(0), "its slot is free again");
+        assert_eq!(residency.acquire(1), AcquireResult::Fetch(0));
+        residency.fetch_failed(1);
+        assert_eq!(residency.acquire(2), AcquireResult::Fetch(0), "its slot is free again");
     }
 
     #[test]
-    fn a_failed_unit_is_fetched_again_when_it_is_called_for() {
+    fn a_failed_group_is_fetched_again_when_acquired() {
         let mut residency = one_class(3, 2, 1);
-        assert_eq!(residency.next_ahead(), Some((0, 0)));
-        residency.failed(0);
-        let next = residency.next_ahead();
+        assert_eq!(residency.next_prefetch(), Some((0, 0)));
+        residency.fetch_failed(0);
+        let next = residency.next_prefetch();
         assert_eq!(next, Some((1, 0)), "not the one that failed");
-        residency.landed(1);
-        assert_eq!(residency.call(0), Call::Fetch(1));
+        residency.fetch_completed(1);
+        assert_eq!(residency.acquire(0), AcquireResult::Fetch(1));
     }
 
     proptest::proptest! {
         #[test]
-        fn any_order_of_calls_is_served_and_no_held_unit_moves(
+        fn any_order_works_and_held_groups_do_not_move(
             classes in proptest::collection::vec((1..5usize, 0..4usize, 1..5usize, proptest::bool::ANY), 1..4),
-            units in proptest::collection::vec(0..4usize, 1..24),
+            groups in proptest::collection::vec(0..4usize, 1..24),
             calls in proptest::collection::vec((proptest::prelude::any::<proptest::sample::Index>(), 0..5u8), 1..200),
         ) {
-            let shared = |&(slots, ahead, slot_bytes, shares): &(usize, usize, usize, bool)| {
-                SlotClass { slots, ahead: ahead.min(slots - 1), slot_bytes, shares }
+            let shared = |&(slots, prefetch, slot_bytes, shares_memory): &(usize, usize, usize, bool)| {
+                SlotClass { slots, prefetch: prefetch.min(slots - 1), slot_bytes, shares_memory }
             };
             let classes: Vec<SlotClass> = classes.iter().map(shared).collect();
             let overlaps = overlaps(&layout(&classes));
             let kept: Vec<Class> = classes.iter().map(Into::into).collect();
-            let class_of: Vec<usize> = units.iter().map(|class| class % kept.len()).collect();
+            let class_of: Vec<usize> = groups.iter().map(|class| class % kept.len()).collect();
             let mut residency = Residency::new(class_of.clone(), kept, overlaps.clone());
             let mut held: Vec<(usize, usize)> = Vec::new();
             for (pick, what) in calls {
-                let unit = pick.index(class_of.len());
+                let group = pick.index(class_of.len());
                 match what {
-                    0 | 1 => match residency.call(unit) {
-                        Call::Held(slot) => held.push((unit, slot)),
-                        Call::Fetch(_) | Call::Wait => {}
-                        Call::Full => assert!(residency.loading_beside(unit).next().is_some()),
-                        Call::Stuck => {
+                    0 | 1 => match residency.acquire(group) {
+                        AcquireResult::Held(slot) => held.push((group, slot)),
+                        AcquireResult::Fetch(_) | AcquireResult::Wait => {}
+                        AcquireResult::AllLoading => assert!(residency.loading_in_class(group).next().is_some()),
+                        AcquireResult::AllHeld => {
                             let is_held = |slot: &usize| held.iter().any(|(_, other)| other == slot || overlaps[*slot].contains(other));
-                            let own = (0..overlaps.len()).filter(|slot| residency.slots[*slot].0 == class_of[unit]);
-                            assert!(own.clone().all(|slot| is_held(&slot)), "stuck only where all are held");
+                            let own = (0..overlaps.len()).filter(|slot| residency.slots[*slot].0 == class_of[group]);
+                            assert!(own.clone().all(|slot| is_held(&slot)), "refused only if all slots are held");
                         }
                     },
-                    2 => if let Some(at) = held.iter().position(|(other, _)| *other == unit) {
+                    2 => if let Some(at) = held.iter().position(|(other, _)| *other == group) {
                         held.swap_remove(at);
-                        assert!(residency.release(unit));
+                        assert!(residency.release(group));
                     },
-                    3 => { residency.next_ahead(); }
+                    3 => { residency.next_prefetch(); }
                     _ => {
-                        let landed = residency.loading_beside(unit).next();
-                        landed.into_iter().for_each(|landed| residency.landed(landed));
+                        let landed = residency.loading_in_class(group).next();
+                        landed.into_iter().for_each(|landed| residency.fetch_completed(landed));
                     }
                 }
-                for (unit, slot) in &held {
-                    assert_eq!(residency.held_in(*unit), Some(*slot), "a held unit stays where it is");
+                for (group, slot) in &held {
+                    assert_eq!(residency.held_slot(*group), Some(*slot), "a held group keeps its slot");
                 }
                 let mut used: Vec<usize> = Vec::new();
-                for (unit, state) in residency.states.iter().enumerate() {
+                for (group, state) in residency.states.iter().enumerate() {
                     if let State::Loading { slot, .. } | State::Ready { slot, .. } = state {
-                        assert_eq!(residency.slots[*slot], (class_of[unit], Some(unit)));
+                        assert_eq!(residency.slots[*slot], (class_of[group], Some(group)));
                         used.push(*slot);
                     }
                 }
                 let count = used.len();
                 used.sort_unstable();
                 used.dedup();
-                assert_eq!(used.len(), count, "a slot has one unit");
+                assert_eq!(used.len(), count, "a slot has one group");
                 for slot in &used {
-                    assert!(overlaps[*slot].iter().all(|other| !used.contains(other)), "memory has one unit");
+                    assert!(overlaps[*slot].iter().all(|other| !used.contains(other)), "memory has one group");
                 }
             }
         }

@@ -1,38 +1,38 @@
-//! What streaming has cost so far.
+//! Counters of streaming.
 
 use std::time::Duration;
 
 use crate::sync::Instant;
 
-/// Counters of a [`Streamer`](crate::Streamer) since it was made.
+/// Counters of a [`Streamer`](crate::Streamer) or [`SparseRowCache`](crate::SparseRowCache) since its creation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StreamStats {
-    /// Bytes that were fetched.
+    /// Bytes read from disk.
     pub bytes_read: u64,
-    /// Units that were fetched.
+    /// Groups (or rows) fetched.
     pub fetches: u64,
-    /// Of those, units that nobody had called for yet.
+    /// Groups prefetched.
     pub fetches_ahead: u64,
-    /// Calls for units that were there.
+    /// Acquired groups (or rows) that were in memory.
     pub hits: u64,
-    /// Calls that had to wait.
+    /// Acquired groups (or rows) that were waited for.
     pub waits: u64,
-    /// How long those waited.
+    /// The time spent waiting.
     pub stalled: Duration,
-    /// How long at least one fetch was on its way.
+    /// The time with at least one fetch in flight.
     pub disk_busy: Duration,
-    /// How long processors converted what had arrived, added up over threads.
+    /// The CPU time of decoding, summed over threads.
     pub converting: Duration,
 }
 
-/// The time in which something was on its way, out of intervals that overlap.
+/// Sums intervals that may overlap, counting shared time once.
 #[derive(Debug, Default)]
 pub(crate) struct Busy {
     until: Option<Instant>,
 }
 
 impl Busy {
-    /// What an interval adds. Those that began earlier come first, nearly.
+    /// The time that an interval adds. Intervals come roughly in the order of their starts.
     pub(crate) fn add(&mut self, from: Instant, to: Instant) -> Duration {
         let from = self.until.map_or(from, |until| until.max(from));
         self.until = Some(self.until.map_or(to, |until| until.max(to)));
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_that_two_share_counts_once() {
+    fn overlapping_time_counts_once() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let mut busy = Busy::default();

@@ -1,4 +1,4 @@
-//! Units come into slots before they are called for.
+//! Streams layer groups through bounded memory, ahead of their use.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
@@ -7,34 +7,47 @@ use std::time::Duration;
 use deepnvme_io::mem::{Device, RegionMut, StreamHandle};
 use deepnvme_io::{Engine, ReadItem, Refused};
 
-use crate::cells::{Cells, overlaps};
-use crate::crew::{Crew, Job};
+use crate::compressed_cache::{CachePlan, CompressedCache};
+use crate::decode_pool::{DecodeJob, DecodePool};
 use crate::error::{Error, Result};
-use crate::flight::{Arrived, Flight, Waiting, whole};
-use crate::residency::{Call, Residency};
-use crate::source::Source;
-use crate::stash::{Berths, Stash};
+use crate::fetch::{Fetch, FetchCost, FetchHandle, join_parts};
+use crate::layer_group::{self, LayerGroup, SlotClass};
+use crate::residency::{AcquireResult, Residency};
+use crate::slot_memory::{SlotMemory, overlaps};
 use crate::stats::{Busy, StreamStats};
 use crate::sync::{Instant, Mutex, MutexGuard};
-use crate::unit::{self, SlotClass, Unit};
+use crate::weight_file::WeightFile;
 
-/// Who waits without a limit looks again after this.
-const LOOK_AGAIN: Duration = Duration::from_secs(3600);
+/// How often a wait without a time limit wakes up.
+const POLL_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Passes units through the slots of an arena. Shared freely between threads.
+/// The weights that a [`Streamer`] streams, and the memory for them.
+#[derive(Debug, Default)]
+pub struct StreamPlan {
+    /// The files of the model.
+    pub files: Vec<WeightFile>,
+    /// The layer groups, in the order that is expected at first.
+    pub groups: Vec<LayerGroup>,
+    /// The slots of the arena.
+    pub classes: Vec<SlotClass>,
+    /// Bytes of encoded weights that may be cached in memory after their first read.
+    pub cache_bytes_max: u64,
+}
+
+/// Streams layer groups through the slots of an arena. Can be shared between threads.
 ///
-/// The memory of a unit is the caller's from `acquire` to `release`, to read; nothing is read into it meanwhile.
+/// The memory of a group may be read between `acquire` and `release`; nothing is written into it meanwhile.
 #[derive(Debug)]
 pub struct Streamer {
     engine: Arc<Engine>,
-    sources: Vec<Source>,
-    units: Vec<Unit>,
-    /// Where each slot begins.
-    places: Vec<(usize, usize)>,
+    files: Vec<WeightFile>,
+    groups: Vec<LayerGroup>,
+    /// The offset and the length of each slot.
+    slots: Vec<(usize, usize)>,
     classes: Vec<SlotClass>,
-    berths: Berths,
-    /// Where anything is converted on arrival.
-    crew: Option<Crew>,
+    cache_plan: CachePlan,
+    /// The decoders, if any group has conversions.
+    pool: Option<DecodePool>,
     state: Mutex<State>,
     pid: u32,
 }
@@ -42,9 +55,9 @@ pub struct Streamer {
 #[derive(Debug)]
 struct State {
     residency: Residency,
-    memory: Cells,
-    flights: BTreeMap<usize, Flight>,
-    /// When the fetch began that has failed, and why.
+    memory: SlotMemory,
+    in_flight: BTreeMap<usize, Fetch>,
+    /// For failed fetches, when they began and why they failed.
     failures: BTreeMap<usize, (Instant, Error)>,
     stats: StreamStats,
     busy: Busy,
@@ -52,256 +65,248 @@ struct State {
 }
 
 impl Streamer {
-    /// Units in the order in which they are expected to be called for at first. `arena` is cut into the slots of the first
-    /// class, then those of the second, and so on, but for those that share the memory of the class before. As much of what becomes more bytes when it arrives as `stash_bytes_max`
-    /// is enough for stays in memory as it is on disk, after it was read once.
+    /// The arena contains the slots of the first class, then those of the second, and so on; classes that share memory
+    /// begin where the previous one does.
     ///
     /// # Errors
-    /// `Plan` where the units do not fit the slots, or the slots the arena; `Io` without memory for the stash.
-    pub fn new(
-        engine: Arc<Engine>,
-        sources: Vec<Source>,
-        units: Vec<Unit>,
-        classes: &[SlotClass],
-        arena: RegionMut,
-        stash_bytes_max: u64,
-    ) -> Result<Self> {
+    /// `Plan` if the groups do not fit the slots, or the slots the arena; `Io` without memory for the cache.
+    pub fn new(engine: Arc<Engine>, plan: StreamPlan, arena: RegionMut) -> Result<Self> {
+        let StreamPlan { files, groups, classes, cache_bytes_max } = plan;
         if !arena.is_contiguous() {
             return Err(Error::Plan("the memory for slots is not contiguous".into()));
         }
-        unit::check(&units, classes, sources.len(), arena.len())?;
-        if arena.device() != Device::Host && classes.iter().any(|class| class.shares) {
-            // A slot made of others would have to wait for several streams.
+        layer_group::check(&groups, &classes, files.len(), arena.len())?;
+        if arena.device() != Device::Host && classes.iter().any(|class| class.shares_memory) {
+            // A slot that consists of others would have to wait for several streams.
             return Err(Error::Plan("slots share memory on the host only".into()));
         }
-        let places = unit::layout(classes);
-        let memory = Cells::new(arena, &places);
-        let class_of = units.iter().map(|unit| unit.class).collect();
-        let residency = Residency::new(class_of, classes.iter().map(Into::into).collect(), overlaps(&places));
-        let berths = Berths::choose(&units, residency.stays(), stash_bytes_max);
+        let slots = layer_group::layout(&classes);
+        let memory = SlotMemory::new(arena, &slots);
+        let class_of = groups.iter().map(|group| group.class).collect();
+        let residency = Residency::new(class_of, classes.iter().map(Into::into).collect(), overlaps(&slots));
+        let cache_plan = CachePlan::choose(&groups, residency.pinned(), cache_bytes_max);
         let state = State {
             residency,
             memory,
-            flights: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
             failures: BTreeMap::new(),
             stats: StreamStats::default(),
             busy: Busy::default(),
             is_closed: false,
         };
-        let largest = units.iter().flat_map(|unit| &unit.conversions).map(|conversion| conversion.bytes).max();
-        let stash = Stash::new(&berths.bytes)?;
-        let crew = largest.map(|bytes| Crew::start(&engine, bytes, stash)).transpose()?;
-        let (classes, state) = (classes.to_vec(), Mutex::new(state));
-        Ok(Self { engine, sources, units, places, classes, berths, crew, state, pid: std::process::id() })
+        let largest = groups.iter().flat_map(|group| &group.conversions).map(|conversion| conversion.bytes).max();
+        let cache = CompressedCache::new(&cache_plan.entry_bytes)?;
+        let pool = largest.map(|bytes| DecodePool::start(&engine, bytes, cache)).transpose()?;
+        let state = Mutex::new(state);
+        Ok(Self { engine, files, groups, slots, classes, cache_plan, pool, state, pid: std::process::id() })
     }
 
-    /// Starts to fetch the first units, so that they come while the caller prepares.
+    /// Starts to fetch the first groups, while the caller prepares.
     pub fn warm_up(&self) {
         let mut state = self.lock();
         if !state.is_closed {
-            self.fetch_ahead(&mut state);
+            self.start_prefetches(&mut state);
         }
     }
 
-    /// Waits until a unit is in memory, and returns where in the arena its slot begins. It stays there until it is released,
-    /// as often as it was acquired. `None` when it has not come in that time.
+    /// Waits until a group is in memory, and returns the offset of its slot in the arena. It stays until it has been
+    /// released as often as it was acquired. `None` after the timeout.
     ///
     /// # Errors
-    /// `Io` and `Changed` where it cannot be fetched now, also after a fetch ahead has failed; the next call tries again.
-    /// `Busy` where all slots are in use; `Closed`.
+    /// `Io` and `Changed` if it cannot be fetched; the next call tries again. `Busy` if all slots are held; `Closed`.
     ///
     /// # Panics
-    /// When there is no such unit.
-    pub fn acquire(&self, unit: usize, timeout: Option<Duration>) -> Result<Option<usize>> {
+    /// If there is no such group.
+    pub fn acquire(&self, group: usize, timeout: Option<Duration>) -> Result<Option<usize>> {
         let called = Instant::now();
         let deadline = timeout.and_then(|timeout| called.checked_add(timeout));
         let mut has_waited = false;
         loop {
-            let waiting = {
+            let handle = {
                 let mut state = self.lock();
                 if state.is_closed {
                     return Err(Error::Closed);
                 }
-                self.harvest(&mut state);
-                // What failed before anybody called for the unit is tried again.
-                if let Some((_, error)) = state.failures.remove(&unit).filter(|(began, _)| *began >= called) {
+                self.reap_fetches(&mut state);
+                // A failed prefetch is tried again.
+                if let Some((_, error)) = state.failures.remove(&group).filter(|(began, _)| *began >= called) {
                     return Err(error);
                 }
-                let call = state.residency.call(unit);
-                let on_its_way = match call {
-                    Call::Held(slot) => {
+                let call = state.residency.acquire(group);
+                let in_flight = match call {
+                    AcquireResult::Held(slot) => {
                         if has_waited {
                             state.stats.waits += 1;
                             state.stats.stalled += called.elapsed();
                         } else {
                             state.stats.hits += 1;
                         }
-                        self.fetch_ahead(&mut state);
-                        return Ok(Some(self.places[slot].0));
+                        self.start_prefetches(&mut state);
+                        return Ok(Some(self.slots[slot].0));
                     }
-                    Call::Fetch(slot) => {
-                        self.fetch(&mut state, unit, slot, true)?;
-                        unit
+                    AcquireResult::Fetch(slot) => {
+                        self.fetch(&mut state, group, slot, true)?;
+                        group
                     }
-                    Call::Wait => unit,
-                    Call::Full => state.residency.loading_beside(unit).next().unwrap_or(unit),
-                    Call::Stuck => {
-                        return Err(Error::Busy { unit, slots: self.classes[self.units[unit].class].slots });
+                    AcquireResult::Wait => group,
+                    AcquireResult::AllLoading => state.residency.loading_in_class(group).next().unwrap_or(group),
+                    AcquireResult::AllHeld => {
+                        return Err(Error::Busy { group, slots: self.classes[self.groups[group].class].slots });
                     }
                 };
-                match state.flights.get(&on_its_way) {
-                    Some(flight) => flight.waiting.clone(),
+                match state.in_flight.get(&in_flight) {
+                    Some(fetch) => fetch.handle.clone(),
                     None => continue,
                 }
             };
             has_waited = true;
-            waiting.hurry(self.crew.as_ref());
-            let until = deadline.unwrap_or_else(|| Instant::now() + LOOK_AGAIN);
-            if !waiting.wait_until(until, self.crew.as_ref()) && deadline.is_some() {
+            handle.prioritise(self.pool.as_ref());
+            let until = deadline.unwrap_or_else(|| Instant::now() + POLL_INTERVAL);
+            if !handle.wait_until(until, self.pool.as_ref()) && deadline.is_some() {
                 self.lock().stats.stalled += called.elapsed();
                 return Ok(None);
             }
         }
     }
 
-    /// The caller has done with a unit; on a GPU, when `stream` has come so far. False where it was not held.
-    pub fn release(&self, unit: usize, stream: StreamHandle) -> bool {
+    /// Releases a group; on a GPU, once `stream` has reached this point. Returns false if it was not held.
+    pub fn release(&self, group: usize, stream: StreamHandle) -> bool {
         let mut state = self.lock();
-        let Some(slot) = state.residency.held_in(unit) else {
+        let Some(slot) = state.residency.held_slot(group) else {
             return false;
         };
         state.memory.used(slot, stream);
-        state.residency.release(unit);
+        state.residency.release(group);
         if !state.is_closed {
-            self.harvest(&mut state);
-            self.fetch_ahead(&mut state);
+            self.reap_fetches(&mut state);
+            self.start_prefetches(&mut state);
         }
         true
     }
 
-    /// What it has cost so far.
+    /// Counters since the streamer was created.
     #[must_use]
     pub fn stats(&self) -> StreamStats {
         let mut state = self.lock();
-        self.harvest(&mut state);
+        self.reap_fetches(&mut state);
         state.stats
     }
 
-    /// Where the slots begin, and their bytes.
+    /// The offset and the length of each slot.
     #[must_use]
     pub fn slots(&self) -> &[(usize, usize)] {
-        &self.places
+        &self.slots
     }
 
-    /// The units.
+    /// The layer groups.
     #[must_use]
-    pub fn units(&self) -> &[Unit] {
-        &self.units
+    pub fn groups(&self) -> &[LayerGroup] {
+        &self.groups
     }
 
-    /// Fetches nothing more, and waits for what is on its way. Memory that is held may be used still.
+    /// Stops fetching, and waits for fetches in flight. Acquired memory stays valid.
     pub fn close(&self) {
-        let flights = {
+        let in_flight = {
             let mut state = self.lock();
             state.is_closed = true;
-            std::mem::take(&mut state.flights)
+            std::mem::take(&mut state.in_flight)
         };
-        for flight in flights.into_values() {
-            if let Some(pending) = &flight.waiting.direct {
+        for fetch in in_flight.into_values() {
+            if let Some(pending) = &fetch.handle.direct {
                 pending.cancel();
             }
-            // After a fork, what is on its way is the parent's.
-            flight.waiting.wait_until(Instant::now() + LOOK_AGAIN, None);
+            // After a fork, the fetches belong to the parent process.
+            fetch.handle.wait_until(Instant::now() + POLL_INTERVAL, None);
         }
     }
 
-    /// Bytes of memory beside the arena that conversions may take.
+    /// The maximum memory for conversions, besides the arena.
     #[must_use]
     pub fn conversion_bytes_max(&self) -> u64 {
-        self.crew.as_ref().map_or(0, Crew::bound_bytes)
+        self.pool.as_ref().map_or(0, DecodePool::bound_bytes)
     }
 
-    /// Bytes of memory that have, or will have, what is on disk.
+    /// The memory of the compressed-weight cache.
     #[must_use]
-    pub fn stash_bytes(&self) -> u64 {
-        self.berths.total()
+    pub fn cache_bytes(&self) -> u64 {
+        self.cache_plan.total()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Every critical section leaves the state whole.
+        // Every critical section leaves the state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn fetch_ahead(&self, state: &mut State) {
-        while let Some((unit, slot)) = state.residency.next_ahead() {
-            if let Err(error) = self.fetch(state, unit, slot, false) {
-                tracing::debug!(unit, %error, "a unit was not fetched ahead");
+    fn start_prefetches(&self, state: &mut State) {
+        while let Some((group, slot)) = state.residency.next_prefetch() {
+            if let Err(error) = self.fetch(state, group, slot, false) {
+                tracing::debug!(group, %error, "a layer group could not be prefetched");
             }
         }
     }
 
-    /// Starts to read a unit into a slot that is its own by now.
-    fn fetch(&self, state: &mut State, unit: usize, slot: usize, is_urgent: bool) -> Result<()> {
+    /// Starts to read a group into a slot that is reserved for it.
+    fn fetch(&self, state: &mut State, group: usize, slot: usize, is_urgent: bool) -> Result<()> {
         let refused = |state: &mut State, error| {
-            state.residency.failed(unit);
+            state.residency.fetch_failed(group);
             Err(error)
         };
-        if let Err(error) = self.check_sources(unit) {
+        if let Err(error) = self.check_sources(group) {
             return refused(state, error);
         }
         let Some(memory) = state.memory.take(slot) else {
-            let lost = "the memory of a slot did not come home after an error; open the model again";
+            let lost = "an error lost the memory of a slot; open the model again";
             return refused(state, Error::Plan(lost.into()));
         };
-        let Cut { items, jobs, mut gaps } = self.cut(unit, memory);
+        let Cut { items, jobs, mut gaps } = self.cut(group, memory);
         let started = Instant::now();
-        // Also of a unit without bytes: it has to end.
+        // A group without bytes needs an empty read, so that its fetch ends.
         let is_direct = !items.is_empty() || jobs.is_empty();
         let direct = match is_direct.then(|| self.engine.offer_read_batch(items, is_urgent)).transpose() {
             Ok(direct) => direct.map(Arc::new),
             Err(Refused { error, memory }) => {
                 gaps.extend(memory.into_iter().flatten());
                 gaps.extend(jobs.into_iter().map(|job| job.target));
-                state.memory.put(slot, whole(gaps));
+                state.memory.put(slot, join_parts(gaps));
                 return refused(state, error.into());
             }
         };
-        let task = self.crew.as_ref().filter(|_| !jobs.is_empty()).map(|crew| crew.begin(jobs, is_urgent));
-        let waiting = Waiting { direct, task };
-        state.flights.insert(unit, Flight { waiting, slot, gaps, started });
+        let task = self.pool.as_ref().filter(|_| !jobs.is_empty()).map(|pool| pool.begin(jobs, is_urgent));
+        let handle = FetchHandle { direct, task };
+        state.in_flight.insert(group, Fetch { handle, slot, gaps, started });
         state.stats.fetches += 1;
         state.stats.fetches_ahead += u64::from(!is_urgent);
         Ok(())
     }
 
-    fn check_sources(&self, unit: usize) -> Result<()> {
+    fn check_sources(&self, group: usize) -> Result<()> {
         let mut checked = usize::MAX;
-        for (_, source, _, _) in self.units[unit].parts() {
+        for (_, source, _, _) in self.groups[group].parts() {
             if std::mem::replace(&mut checked, source) != source {
-                self.sources[source].check()?;
+                self.files[source].check()?;
             }
         }
         Ok(())
     }
 
-    /// The reads of a unit, and the parts of the slot between them.
-    fn cut(&self, unit: usize, memory: RegionMut) -> Cut {
-        let Unit { pieces, conversions, .. } = &self.units[unit];
+    /// Splits the memory of a slot into the group's reads, its conversions, and gaps.
+    fn cut(&self, group: usize, memory: RegionMut) -> Cut {
+        let LayerGroup { pieces, conversions, .. } = &self.groups[group];
         let mut cut = Cut::default();
         let (mut rest, mut at) = (memory, 0);
-        for (part, source, from, to) in self.units[unit].parts() {
+        for (part, source, from, to) in self.groups[group].parts() {
             if from > at {
                 let (gap, behind) = rest.split_at(from - at);
                 cut.gaps.push(gap);
                 rest = behind;
             }
             let (target, behind) = rest.split_at(to - from);
-            let file = Arc::clone(self.sources[source].file());
+            let file = Arc::clone(self.files[source].file());
             match part.checked_sub(pieces.len()) {
                 None => cut.items.push(ReadItem { file, offset: pieces[part].offset, target }),
                 Some(index) => {
-                    let berth = self.berths.of(unit, index);
-                    cut.jobs.push(Job { file, conversion: conversions[index], target, berth });
+                    let entry = self.cache_plan.entry_of(group, index);
+                    cut.jobs.push(DecodeJob { file, conversion: conversions[index], target, entry });
                 }
             }
             (rest, at) = (behind, to);
@@ -310,33 +315,33 @@ impl Streamer {
         cut
     }
 
-    /// Takes note of all fetches that have ended.
-    fn harvest(&self, state: &mut State) {
-        let is_done = |flight: &Flight| flight.waiting.is_done();
-        let ended: Vec<usize> = state.flights.iter().filter(|(_, it)| is_done(it)).map(|(unit, _)| *unit).collect();
-        for unit in ended {
-            let Some(flight) = state.flights.remove(&unit) else { continue };
-            let (slot, started) = (flight.slot, flight.started);
-            let Some(landed) = flight.land() else { continue };
+    /// Records all fetches that have ended.
+    fn reap_fetches(&self, state: &mut State) {
+        let is_done = |fetch: &Fetch| fetch.handle.is_done();
+        let ended: Vec<usize> = state.in_flight.iter().filter(|(_, it)| is_done(it)).map(|(group, _)| *group).collect();
+        for group in ended {
+            let Some(fetch) = state.in_flight.remove(&group) else { continue };
+            let (slot, started) = (fetch.slot, fetch.started);
+            let Some(landed) = fetch.finish() else { continue };
             state.memory.put(slot, landed.memory);
             match landed.result {
-                Ok(Arrived { bytes, finished, converting }) => {
+                Ok(FetchCost { bytes, finished, converting }) => {
                     state.stats.bytes_read += bytes;
                     state.stats.converting += converting;
                     state.stats.disk_busy += state.busy.add(started, finished);
-                    state.residency.landed(unit);
+                    state.residency.fetch_completed(group);
                 }
                 Err(error) => {
-                    state.residency.failed(unit);
-                    state.failures.insert(unit, (started, self.explained(unit, error)));
+                    state.residency.fetch_failed(group);
+                    state.failures.insert(group, (started, self.explain_failure(group, error)));
                 }
             }
         }
     }
 
-    /// A read that failed because its file is another one by now says so.
-    fn explained(&self, unit: usize, error: Error) -> Error {
-        match self.check_sources(unit) {
+    /// Prefers the error that the file has changed over that of the read.
+    fn explain_failure(&self, group: usize, error: Error) -> Error {
+        match self.check_sources(group) {
             Err(changed @ Error::Changed { .. }) => changed,
             _ => error,
         }
@@ -346,22 +351,22 @@ impl Streamer {
 impl Drop for Streamer {
     fn drop(&mut self) {
         if self.pid != std::process::id() {
-            return; // what is on its way is the parent's
+            return; // the fetches belong to the parent process
         }
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // The engine keeps the memory until what it has begun is done.
-        for flight in state.flights.values() {
-            if let Some(pending) = &flight.waiting.direct {
+        // The engine keeps the memory until the reads in flight are done.
+        for fetch in state.in_flight.values() {
+            if let Some(pending) = &fetch.handle.direct {
                 pending.cancel();
             }
         }
     }
 }
 
-/// What is done with the parts of a slot.
+/// The parts of a slot.
 #[derive(Default)]
 struct Cut {
     items: Vec<ReadItem>,
-    jobs: Vec<Job>,
+    jobs: Vec<DecodeJob>,
     gaps: Vec<RegionMut>,
 }

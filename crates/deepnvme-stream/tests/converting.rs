@@ -1,4 +1,4 @@
-//! What is packed, cast or quantised on disk is in memory what it has to be, beside what is there as it is.
+//! Packed, cast and quantised weights arrive decoded, next to unchanged ones.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use deepnvme_codec::{Float, cast, pack};
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::mem::{Buffer, Region, StreamHandle};
 use deepnvme_io::{BackendFactory, Config, Engine};
-use deepnvme_stream::{Arrival, Conversion, Error, Piece, SlotClass, Source, Streamer, Unit};
+use deepnvme_stream::{Conversion, Decoding, Error, LayerGroup, Piece, SlotClass, StreamPlan, Streamer, WeightFile};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 use proptest::prelude::*;
 
@@ -21,43 +21,43 @@ fn weights(count: usize, random: &mut fastrand::Rng) -> Vec<u8> {
     (0..count).flat_map(|_| one().to_le_bytes()).collect()
 }
 
-/// Form, rows and columns of the tensors of a unit.
+/// Encoding, rows and columns of the tensors of a group.
 type Shape = Vec<(u8, usize, usize)>;
 
-/// A file of tensors in one form after the other, and what each of them is in memory.
+/// A file of encoded tensors, and their expected bytes in memory.
 struct World {
     streamer: Streamer,
     arena: Region,
-    /// Of each unit: where its tensors are in the slot, and their bytes.
+    /// For each group, the slot offset and the expected bytes of its tensors.
     expected: Vec<Vec<(usize, Vec<u8>)>>,
     path: std::path::PathBuf,
     _folder: tempfile::TempDir,
 }
 
 impl World {
-    fn new(engine: Arc<Engine>, shapes: &[Shape], (slots, stash): (usize, u64), seed: u64) -> Self {
+    fn new(engine: Arc<Engine>, shapes: &[Shape], (slots, cache): (usize, u64), seed: u64) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut random = fastrand::Rng::with_seed(seed);
         let mut file = vec![1, 2, 3];
-        let (mut units, mut expected, mut slot_bytes) = (Vec::new(), Vec::new(), 4096);
+        let (mut groups, mut expected, mut slot_bytes) = (Vec::new(), Vec::new(), 4096);
         for shape in shapes {
-            let (mut unit, mut tensors, mut at) = (Unit::default(), Vec::new(), 0);
+            let (mut group, mut tensors, mut at) = (LayerGroup::default(), Vec::new(), 0);
             for (form, rows, columns) in shape {
                 let bytes = weights(rows * columns, &mut random);
                 let offset = file.len() as u64;
-                let (arrival, memory) = store(*form, *columns, &bytes, &mut file);
+                let (decoding, memory) = store(*form, *columns, &bytes, &mut file);
                 let stored = file.len() - offset as usize;
-                match arrival {
-                    None => unit.pieces.push(Piece { source: 0, offset, bytes: stored, at }),
-                    Some(arrival) => unit.conversions.push(Conversion {
+                match decoding {
+                    None => group.pieces.push(Piece { source: 0, offset, bytes: stored, at }),
+                    Some(decoding) => group.conversions.push(Conversion {
                         source: 0,
                         offset,
                         bytes: stored,
                         at,
                         target_bytes: memory.len(),
-                        arrival,
+                        decoding,
                         trim: (0, 0),
-                        then: None,
+                        final_cast: None,
                     }),
                 }
                 let end = at + memory.len();
@@ -65,33 +65,38 @@ impl World {
                 at = end.next_multiple_of(64);
             }
             slot_bytes = slot_bytes.max(at.next_multiple_of(4096));
-            units.push(unit);
+            groups.push(group);
             expected.push(tensors);
         }
         let path = folder.path().join("weights.bin");
         std::fs::write(&path, &file).unwrap();
         let memory = Buffer::zeroed(slots * slot_bytes).unwrap().into_region();
         let arena = memory.region();
-        let class = SlotClass { slots, ahead: slots - 1, slot_bytes, shares: false };
-        let source = Source::open(path.clone()).unwrap();
-        let streamer = Streamer::new(engine, vec![source], units, &[class], memory, stash).unwrap();
+        let class = SlotClass { slots, prefetch: slots - 1, slot_bytes, shares_memory: false };
+        let source = WeightFile::open(path.clone()).unwrap();
+        let streamer = Streamer::new(
+            engine,
+            StreamPlan { files: vec![source], groups, classes: vec![class], cache_bytes_max: cache },
+            memory,
+        )
+        .unwrap();
         Self { streamer, arena, expected, path, _folder: folder }
     }
 
-    fn use_unit(&self, unit: usize) -> Result<(), Error> {
-        let slot = self.streamer.acquire(unit, None)?.unwrap();
-        for (at, expected) in &self.expected[unit] {
+    fn use_group(&self, group: usize) -> Result<(), Error> {
+        let slot = self.streamer.acquire(group, None)?.unwrap();
+        for (at, expected) in &self.expected[group] {
             let mut bytes = vec![0; expected.len()];
             self.arena.copy_to_slice(slot + at, &mut bytes);
-            assert!(bytes == *expected, "unit {unit}, at {at}");
+            assert!(bytes == *expected, "group {group}, at {at}");
         }
-        self.streamer.release(unit, StreamHandle::DEFAULT);
+        self.streamer.release(group, StreamHandle::DEFAULT);
         Ok(())
     }
 }
 
-/// Appends a tensor in one of the forms; what is done to it on arrival, and what it is then.
-fn store(form: u8, columns: usize, bytes: &[u8], file: &mut Vec<u8>) -> (Option<Arrival>, Vec<u8>) {
+/// Appends an encoded tensor. Returns how it is decoded, and its expected bytes.
+fn store(form: u8, columns: usize, bytes: &[u8], file: &mut Vec<u8>) -> (Option<Decoding>, Vec<u8>) {
     match form {
         0 => {
             file.extend(bytes);
@@ -101,13 +106,13 @@ fn store(form: u8, columns: usize, bytes: &[u8], file: &mut Vec<u8>) -> (Option<
             for block in bytes.chunks(2 * 10_000) {
                 pack::encode(Float::Bf16, block, file).unwrap();
             }
-            (Some(Arrival::Unpacked), bytes.to_vec())
+            (Some(Decoding::Unpack), bytes.to_vec())
         }
         2 => {
             file.extend(bytes);
             let mut wide = vec![0; bytes.len() * 2];
             cast::convert(Float::Bf16, Float::F32, bytes, &mut wide).unwrap();
-            (Some(Arrival::Cast { from: Float::Bf16, to: Float::F32 }), wide)
+            (Some(Decoding::Cast { from: Float::Bf16, to: Float::F32 }), wide)
         }
         _ => {
             let scheme = Scheme { code: Code::Int8, group: NonZeroUsize::new(64), scale: Float::Bf16 };
@@ -118,7 +123,7 @@ fn store(form: u8, columns: usize, bytes: &[u8], file: &mut Vec<u8>) -> (Option<
             let mut memory = vec![0; bytes.len()];
             dequantise(scheme, columns, codes, scales, (Float::Bf16, &mut memory)).unwrap();
             file.extend(stored);
-            (Some(Arrival::Dequantised { scheme, columns, part_rows: rows, to: Float::Bf16 }), memory)
+            (Some(Decoding::Dequantise { scheme, columns, part_rows: rows, to: Float::Bf16 }), memory)
         }
     }
 }
@@ -141,55 +146,58 @@ proptest! {
 
     #[test]
     fn every_form_arrives(
-        shapes in shapes(), slots in 1..4usize, stash in 0..400_000u64, seed: u64,
+        shapes in shapes(), slots in 1..4usize, cache in 0..400_000u64, seed: u64,
         order in proptest::collection::vec(any::<prop::sample::Index>(), 1..40),
     ) {
-        let world = World::new(engine(None), &shapes, (slots, stash), seed);
+        let world = World::new(engine(None), &shapes, (slots, cache), seed);
         world.streamer.warm_up();
         for pick in order {
-            world.use_unit(pick.index(shapes.len())).unwrap();
+            world.use_group(pick.index(shapes.len())).unwrap();
         }
     }
 
     #[test]
-    fn a_disk_that_fails_is_an_error_and_the_slot_is_used_again(
-        shapes in shapes(), stash in 0..400_000u64, seed: u64, eio in 0..300u32,
+    fn a_failing_disk_is_an_error_and_the_slot_is_reused(
+        shapes in shapes(), cache in 0..400_000u64, seed: u64, eio in 0..300u32,
         order in proptest::collection::vec(any::<prop::sample::Index>(), 1..30),
     ) {
         let plan = FaultPlan {
             seed, eio, short: 200, slow: 100, slow_max: Duration::from_millis(2), reorder: true, ..FaultPlan::default()
         };
-        let world = World::new(engine(Some(plan)), &shapes, (2, stash), seed);
+        let world = World::new(engine(Some(plan)), &shapes, (2, cache), seed);
         for pick in order {
-            if let Err(error) = world.use_unit(pick.index(shapes.len())) {
+            if let Err(error) = world.use_group(pick.index(shapes.len())) {
                 prop_assert!(eio > 0 && matches!(error, Error::Io(_)), "{error}");
             }
         }
     }
 }
 
-/// Six units of two tensors that are converted and one that is not.
+/// Six groups, each with two encoded tensors and a plain one.
 fn six_units() -> Vec<Shape> {
     (1..=6).map(|index| vec![(2, 40, 1000), (0, 10, 10), (1 + index % 3, 30, 1000)]).collect()
 }
 
 #[test]
-fn what_is_in_the_stash_is_read_once() {
+fn cached_weights_are_read_once() {
     let plain = World::new(engine(None), &six_units(), (1, 0), 9);
     let bytes = |world: &World| {
         let before = world.streamer.stats().bytes_read;
-        (0..6).for_each(|unit| world.use_unit(unit).unwrap());
+        (0..6).for_each(|group| world.use_group(group).unwrap());
         world.streamer.stats().bytes_read - before
     };
     let all = bytes(&plain);
-    assert_eq!((plain.streamer.stash_bytes(), plain.streamer.units().iter().map(Unit::bytes).sum::<u64>()), (0, all));
+    assert_eq!(
+        (plain.streamer.cache_bytes(), plain.streamer.groups().iter().map(LayerGroup::bytes).sum::<u64>()),
+        (0, all)
+    );
     for memory in [100_000, 400_000, u64::MAX] {
         let world = World::new(engine(None), &six_units(), (1, memory), 9);
-        assert!(world.streamer.stash_bytes() <= memory);
+        assert!(world.streamer.cache_bytes() <= memory);
         assert_eq!(bytes(&world), all, "everything once");
         let (second, third) = (bytes(&world), bytes(&world));
-        // Berths are whole blocks, with one more for what begins within one.
-        let kept = world.streamer.stash_bytes();
+        // Cache entries are whole blocks, plus one if the range begins inside a block.
+        let kept = world.streamer.cache_bytes();
         let spared = |read: u64| (kept.saturating_sub(12 * 2 * 4096)..=kept).contains(&(all - read));
         assert!(spared(second) && second == third, "{memory}: {second} and {third} of {all} for {kept}");
         if memory == u64::MAX {
@@ -199,62 +207,67 @@ fn what_is_in_the_stash_is_read_once() {
 }
 
 #[test]
-fn a_file_that_is_replaced_is_noticed_though_all_of_it_is_in_the_stash() {
+fn a_replaced_file_is_noticed_even_if_fully_cached() {
     let shapes: Vec<Shape> = (0..4).map(|_| vec![(2, 20, 1000)]).collect();
     let world = World::new(engine(None), &shapes, (1, u64::MAX), 3);
-    for unit in [0, 1, 2, 3, 0, 1] {
-        world.use_unit(unit).unwrap();
+    for group in [0, 1, 2, 3, 0, 1] {
+        world.use_group(group).unwrap();
     }
     overwrite(&world.path, &std::fs::read(&world.path).unwrap());
-    let changed = world.use_unit(2).unwrap_err();
+    let changed = world.use_group(2).unwrap_err();
     assert!(matches!(changed, Error::Changed { .. }), "{changed}");
 }
 
 #[test]
-fn several_threads_use_one_stash() {
+fn several_threads_use_one_cache() {
     let world = World::new(engine(None), &six_units(), (4, 300_000), 11);
     std::thread::scope(|scope| {
         for first in 0..3 {
             let world = &world;
-            scope.spawn(move || (0..30).for_each(|step| world.use_unit((first * 2 + step) % 6).unwrap()));
+            scope.spawn(move || (0..30).for_each(|step| world.use_group((first * 2 + step) % 6).unwrap()));
         }
     });
 }
 
 #[test]
-fn damaged_weights_are_an_error_that_says_where() {
+fn damaged_weights_are_an_error_with_their_place() {
     let world = World::new(engine(None), &[vec![(1, 30, 1000)], vec![(0, 10, 10)]], (1, 0), 5);
     let mut file = std::fs::read(&world.path).unwrap();
     file[3] ^= 0xff; // the first byte of the first block's header
     let again = World::new(engine(None), &[vec![(1, 30, 1000)], vec![(0, 10, 10)]], (1, 0), 5);
     overwrite(&again.path, &file);
-    let damaged = again.use_unit(0).unwrap_err();
+    let damaged = again.use_group(0).unwrap_err();
     let text = damaged.to_string();
-    // Either it is noticed that the file was written to, or that the bytes are wrong: here, the former.
+    // Either the changed file is detected or the damage; here, the change is detected first.
     assert!(text.contains("it was written to"), "{text}");
-    let source = Source::open(again.path).unwrap();
-    let unit = Unit {
+    let source = WeightFile::open(again.path).unwrap();
+    let group = LayerGroup {
         conversions: vec![Conversion {
             source: 0,
             offset: 3,
             bytes: file.len() - 3 - 200,
             at: 0,
             target_bytes: 60_000,
-            arrival: Arrival::Unpacked,
+            decoding: Decoding::Unpack,
             trim: (0, 0),
-            then: None,
+            final_cast: None,
         }],
-        ..Unit::default()
+        ..LayerGroup::default()
     };
-    let class = SlotClass { slots: 1, ahead: 0, slot_bytes: 61_440, shares: false };
+    let class = SlotClass { slots: 1, prefetch: 0, slot_bytes: 61_440, shares_memory: false };
     let arena = Buffer::zeroed(61_440).unwrap().into_region();
-    let streamer = Streamer::new(engine(None), vec![source], vec![unit], &[class], arena, 0).unwrap();
+    let streamer = Streamer::new(
+        engine(None),
+        StreamPlan { files: vec![source], groups: vec![group], classes: vec![class], ..StreamPlan::default() },
+        arena,
+    )
+    .unwrap();
     let damaged = streamer.acquire(0, None).unwrap_err();
     assert!(matches!(damaged, Error::Corrupt { offset: 3, .. }), "{damaged}");
     assert!(damaged.to_string().contains("weights.bin") && damaged.to_string().contains("restore"), "{damaged}");
 }
 
 fn overwrite(path: &Path, bytes: &[u8]) {
-    std::thread::sleep(Duration::from_millis(20)); // beyond the clock's grain for times of files
+    std::thread::sleep(Duration::from_millis(20)); // longer than the resolution of file times
     std::fs::write(path, bytes).unwrap();
 }

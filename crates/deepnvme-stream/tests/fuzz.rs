@@ -1,4 +1,4 @@
-//! The body of the fuzz target over its seeds, and over thousands of mutations of them, the same ones every time.
+//! Runs the body of the fuzz target over its seeds, and over thousands of deterministic mutations.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 mod fuzz_bodies;
@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 const MUTATIONS: usize = 20_000;
-/// What fields hold, and what they should not.
+/// Valid and invalid field values.
 const PIECES: [&str; 16] = [
     "0",
     "1",
@@ -27,7 +27,7 @@ const PIECES: [&str; 16] = [
     ":",
 ];
 
-/// Changes a whole field, or what stands between two.
+/// Replaces a whole field, or the text between two.
 fn mutate(json: &mut Vec<u8>, random: &mut fastrand::Rng) {
     let is_edge = |byte: &u8| b"[]{},: ".contains(byte);
     let edges: Vec<usize> = (0..json.len()).filter(|at| is_edge(&json[*at])).collect();

@@ -1,4 +1,4 @@
-//! Units that pass through the memory of a GPU: the bytes, and the order of the streams. Run with a stand-in for the driver.
+//! Layer groups in GPU memory: their bytes, and the order of streams. Runs with a fake driver.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,18 +12,18 @@ use std::sync::Arc;
 use deepnvme_codec::{Float, cast};
 use deepnvme_io::mem::StreamHandle;
 use deepnvme_io::{Config, Engine};
-use deepnvme_stream::{Arrival, Conversion, Error, Piece, SlotClass, Source, Streamer, Unit};
+use deepnvme_stream::{Conversion, Decoding, Error, LayerGroup, Piece, SlotClass, StreamPlan, Streamer, WeightFile};
 
 use crate::standin::{Gpu, GpuMemory, pattern};
 
 const SLOT_BYTES: usize = 1 << 20;
-/// Of a unit, what is read as it is.
+/// Unchanged bytes of a group.
 const PLAIN: usize = 300_001;
-/// And behind it, elements that are bf16 on disk and fp32 in memory.
+/// Elements after them, bf16 on disk and fp32 in memory.
 const CAST_AT: usize = 303_104;
 const CAST: usize = 100_000;
 
-/// Units in a file, what each is in memory, and a streamer for them over a GPU's memory.
+/// A file of groups, their expected bytes, and a streamer over GPU memory.
 struct World {
     streamer: Streamer,
     expected: Vec<Vec<u8>>,
@@ -33,7 +33,7 @@ struct World {
 
 fn world(gpu: &Gpu, count: usize, slots: usize) -> World {
     let folder = tempfile::tempdir().unwrap();
-    let (mut file, mut units, mut expected) = (vec![0; 77], Vec::new(), Vec::new());
+    let (mut file, mut groups, mut expected) = (vec![0; 77], Vec::new(), Vec::new());
     for index in 0..count {
         let plain = Piece { source: 0, offset: file.len() as u64, bytes: PLAIN, at: 0 };
         let bytes = pattern((index as u64) << 32, PLAIN + 2 * CAST);
@@ -47,17 +47,22 @@ fn world(gpu: &Gpu, count: usize, slots: usize) -> World {
             bytes: 2 * CAST,
             at: CAST_AT,
             target_bytes: 4 * CAST,
-            arrival: Arrival::Cast { from: Float::Bf16, to: Float::F32 },
+            decoding: Decoding::Cast { from: Float::Bf16, to: Float::F32 },
             trim: (0, 0),
-            then: None,
+            final_cast: None,
         };
-        units.push(Unit { class: 0, pieces: vec![plain], conversions: vec![cast] });
+        groups.push(LayerGroup { class: 0, pieces: vec![plain], conversions: vec![cast] });
         expected.push(memory);
     }
     let source = write(folder.path(), &file);
     let arena = gpu.memory(0, slots * SLOT_BYTES, 0);
-    let class = SlotClass { slots, ahead: slots - 1, slot_bytes: SLOT_BYTES, shares: false };
-    let streamer = Streamer::new(engine(), vec![source], units, &[class], arena.region_mut(), 0).unwrap();
+    let class = SlotClass { slots, prefetch: slots - 1, slot_bytes: SLOT_BYTES, shares_memory: false };
+    let streamer = Streamer::new(
+        engine(),
+        StreamPlan { files: vec![source], groups, classes: vec![class], ..StreamPlan::default() },
+        arena.region_mut(),
+    )
+    .unwrap();
     World { streamer, expected, arena, _folder: folder }
 }
 
@@ -65,29 +70,29 @@ fn engine() -> Arc<Engine> {
     Arc::new(Engine::new(Config::default()).unwrap())
 }
 
-fn write(folder: &Path, bytes: &[u8]) -> Source {
+fn write(folder: &Path, bytes: &[u8]) -> WeightFile {
     let path = folder.join("weights.bin");
     std::fs::write(&path, bytes).unwrap();
-    Source::open(path).unwrap()
+    WeightFile::open(path).unwrap()
 }
 
-/// Whether a copy of the arena has that unit at that place.
+/// Whether a copy of the arena contains a group at this offset.
 fn holds(arena: &[u8], at: usize, expected: &[u8]) -> bool {
     let slot = &arena[at..][..expected.len()];
     slot[..PLAIN] == expected[..PLAIN] && slot[CAST_AT..] == expected[CAST_AT..]
 }
 
 #[test]
-fn units_pass_through_a_gpu() {
+fn groups_stream_through_gpu_memory() {
     let gpu = Gpu::new();
     for slots in [1, 2, 4] {
         let world = world(&gpu, 6, slots);
         world.streamer.warm_up();
         for step in 0..3 {
-            for unit in 0..6 {
-                let at = world.streamer.acquire(unit, None).unwrap().unwrap();
-                assert!(holds(&gpu.peek(&world.arena), at, &world.expected[unit]), "{slots} slots, {step}, {unit}");
-                assert!(world.streamer.release(unit, StreamHandle::DEFAULT));
+            for group in 0..6 {
+                let at = world.streamer.acquire(group, None).unwrap().unwrap();
+                assert!(holds(&gpu.peek(&world.arena), at, &world.expected[group]), "{slots} slots, {step}, {group}");
+                assert!(world.streamer.release(group, StreamHandle::DEFAULT));
             }
         }
         assert!(slots == 1 || world.streamer.stats().fetches_ahead > 0);
@@ -97,16 +102,16 @@ fn units_pass_through_a_gpu() {
 }
 
 #[test]
-fn a_slot_is_filled_anew_when_the_stream_that_used_it_has_come_so_far() {
+fn a_slot_is_reused_after_its_stream() {
     let gpu = Gpu::new();
-    // The only slot: the stand-in's copies are of the whole memory.
+    // A single slot, since the fake driver copies whole allocations.
     let world = world(&gpu, 5, 1);
     let stream = gpu.stream(0);
     let seen: Vec<GpuMemory> = (0..10).map(|index| gpu.memory(0, world.arena.bytes, index)).collect();
     let mut places = Vec::new();
     for (call, seen) in seen.iter().enumerate() {
         let at = world.streamer.acquire(call % 5, None).unwrap().unwrap();
-        // What computes with the slot looks at it when it has long been released.
+        // The kernel reads the slot long after its release.
         gpu.copy(stream, seen, &world.arena, 20_000);
         assert!(world.streamer.release(call % 5, stream));
         places.push(at);
@@ -121,19 +126,24 @@ fn a_slot_is_filled_anew_when_the_stream_that_used_it_has_come_so_far() {
 }
 
 #[test]
-fn slots_share_memory_on_the_host_only() {
+fn slots_share_memory_only_on_cpu() {
     let gpu = Gpu::new();
     let folder = tempfile::tempdir().unwrap();
     let source = write(folder.path(), &pattern(1, 20_000));
-    let unit = |class, bytes| Unit {
+    let group = |class, bytes| LayerGroup {
         class,
         pieces: vec![Piece { source: 0, offset: 0, bytes, at: 0 }],
         conversions: Vec::new(),
     };
-    let large = SlotClass { slots: 1, ahead: 1, slot_bytes: 16_384, shares: false };
-    let small = SlotClass { slots: 4, ahead: 2, slot_bytes: 4096, shares: true };
-    let units = vec![unit(0, 16_000), unit(1, 4000)];
+    let large = SlotClass { slots: 1, prefetch: 1, slot_bytes: 16_384, shares_memory: false };
+    let small = SlotClass { slots: 4, prefetch: 2, slot_bytes: 4096, shares_memory: true };
+    let groups = vec![group(0, 16_000), group(1, 4000)];
     let arena = gpu.memory(0, 16_384, 0);
-    let refused = Streamer::new(engine(), vec![source], units, &[large, small], arena.region_mut(), 0).unwrap_err();
+    let refused = Streamer::new(
+        engine(),
+        StreamPlan { files: vec![source], groups, classes: vec![large, small], ..StreamPlan::default() },
+        arena.region_mut(),
+    )
+    .unwrap_err();
     assert!(matches!(&refused, Error::Plan(why) if why.contains("on the host only")), "{refused}");
 }

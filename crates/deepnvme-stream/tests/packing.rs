@@ -1,4 +1,4 @@
-//! A packed folder has the same weights in another layout and form, appears at once, and is never half there.
+//! A packed folder has the same weights in another layout and encoding, and appears complete or not at all.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -21,11 +21,11 @@ use deepnvme_io::backend::BackendKind;
 use deepnvme_io::mem::{Buffer, Region};
 use deepnvme_io::{BackendFactory, Config, Engine};
 use deepnvme_stream::pack::{Mode, PACKED_NAME, PLAIN_NAME, PackOptions, Packed, Packer, tensors};
-use deepnvme_stream::{Form, SlotClass, Source, Streamer, Unit};
+use deepnvme_stream::{Form, LayerGroup, SlotClass, StreamPlan, Streamer, WeightFile};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 use proptest::prelude::*;
 
-/// Floats as weights are, in any of the types.
+/// Floats like those of a model, in any type.
 fn weights(float: Float, count: usize, random: &mut fastrand::Rng) -> Vec<u8> {
     let wide: Vec<u8> =
         (0..count).flat_map(|_| ((random.f32() + random.f32() + random.f32() - 1.5) * 0.05).to_le_bytes()).collect();
@@ -106,7 +106,7 @@ fn run(engine: &Arc<Engine>, model: &Model, target: &Path, mode: Mode, disks: &[
     Packer::new(engine, model.path(), target, options)?.run(&Progress::default())
 }
 
-/// All tensors of a packed file as a model would have them, and in which form each was.
+/// Loads all tensors of a packed file as a model would. Returns the encoding of each as well.
 fn unpacked(engine: &Arc<Engine>, target: &Target) -> HashMap<String, (Dtype, Vec<u64>, Vec<u8>, bool)> {
     let mut reader = Reader::open(engine, target).unwrap();
     assert!(reader.has_sums(), "the new file has checksums");
@@ -118,16 +118,21 @@ fn unpacked(engine: &Arc<Engine>, target: &Target) -> HashMap<String, (Dtype, Ve
         found.insert(tensor.name.clone(), (tensor.dtype, tensor.shape.clone(), bytes, false));
     }
     for packed in tensors(header, 0).unwrap() {
-        let Form::Parts { bytes, starts, .. } = &packed.stored.form else { panic!("it has parts") };
+        let Form::Parts { bytes, starts, .. } = &packed.encoded.form else { panic!("it has parts") };
         let slot_bytes = bytes.next_multiple_of(4096);
         let arena = Buffer::zeroed(slot_bytes).unwrap().into_region();
         let memory = arena.region();
-        let conversions = packed.stored.conversions(0..*bytes, 0, packed.stored.float).unwrap();
+        let conversions = packed.encoded.conversions(0..*bytes, 0, packed.encoded.float).unwrap();
         assert!(starts.len() > 2 || *bytes <= 256 << 10, "it is cut into parts");
-        let unit = Unit { conversions, ..Unit::default() };
-        let class = SlotClass { slots: 1, ahead: 0, slot_bytes, shares: false };
-        let source = Source::open(target.clone()).unwrap();
-        let streamer = Streamer::new(Arc::clone(engine), vec![source], vec![unit], &[class], arena, 0).unwrap();
+        let group = LayerGroup { conversions, ..LayerGroup::default() };
+        let class = SlotClass { slots: 1, prefetch: 0, slot_bytes, shares_memory: false };
+        let source = WeightFile::open(target.clone()).unwrap();
+        let streamer = Streamer::new(
+            Arc::clone(engine),
+            StreamPlan { files: vec![source], groups: vec![group], classes: vec![class], ..StreamPlan::default() },
+            arena,
+        )
+        .unwrap();
         let at = streamer.acquire(0, None).unwrap().unwrap();
         let mut whole = vec![0; *bytes];
         memory.copy_to_slice(at, &mut whole);
@@ -150,7 +155,7 @@ impl RegionBytes {
     }
 }
 
-/// What a tensor is when it was quantised and dequantised.
+/// A tensor after quantising and dequantising.
 fn rounded(code: Code, group: usize, float: Float, columns: usize, bytes: &[u8]) -> Vec<u8> {
     let scheme = Scheme { code, group: std::num::NonZeroUsize::new(group), scale: Float::Bf16 };
     let elements = bytes.len() / float.bytes();
@@ -171,7 +176,7 @@ fn float_of(dtype: Dtype) -> Option<Float> {
     }
 }
 
-/// What is left in a folder, but for what a packed model has.
+/// Other entries of a folder than those of a packed model.
 fn leftovers(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with('.')).collect()
@@ -231,7 +236,7 @@ proptest! {
                     prop_assert!(is_encoded, "{} gains", name);
                 }
             }
-            // Layers lie one after the other, those in another form at pages.
+            // Layers are contiguous; encoded ones begin at pages.
             let reader = Reader::open(&engine, &target).unwrap();
             let at = |name: &str| reader.extents().iter().find(|extent| extent.name == name).unwrap().data_offset;
             prop_assert!(at("model.layers.0.norm.weight") < at("model.layers.2.norm.weight"));
@@ -249,7 +254,7 @@ proptest! {
     }
 
     #[test]
-    fn a_disk_that_fails_leaves_nothing_behind(seed: u64, eio in 1..60u32, is_striped: bool) {
+    fn a_failing_disk_leaves_nothing_behind(seed: u64, eio in 1..60u32, is_striped: bool) {
         let model = Model::new(&engine(None), seed);
         let engine = engine(Some(FaultPlan { seed, eio, short: 200, reorder: true, ..FaultPlan::default() }));
         let out = tempfile::tempdir().unwrap();
@@ -271,7 +276,7 @@ proptest! {
 }
 
 #[test]
-fn a_folder_that_is_there_is_left_alone_whatever_its_name() {
+fn existing_folders_are_left_alone_whatever_their_names() {
     let engine = engine(None);
     let model = Model::new(&engine, 3);
     let out = tempfile::tempdir().unwrap();
@@ -279,11 +284,11 @@ fn a_folder_that_is_there_is_left_alone_whatever_its_name() {
     fs::create_dir(&target).unwrap();
     fs::write(target.join("mine"), "mine").unwrap();
     let refused = run(&engine, &model, &target, Mode::Keep, &[]).unwrap_err();
-    assert!(refused.to_string().contains("something is there already"), "{refused}");
+    assert!(refused.to_string().contains("the folder exists already"), "{refused}");
     assert_eq!(fs::read(target.join("mine")).unwrap(), b"mine");
     fs::remove_file(target.join("mine")).unwrap();
 
-    // Folders of the names that unfinished ones have, or once had: none of them proves to be one.
+    // Foreign folders with names that unfinished ones have or had.
     let foreign =
         [".packed.deepnvme-pack-1", ".packed.deepnvme-tmp-1-0-0123456789abcdef"].map(|name| out.path().join(name));
     for folder in &foreign {
@@ -297,7 +302,7 @@ fn a_folder_that_is_there_is_left_alone_whatever_its_name() {
 }
 
 #[test]
-fn two_packings_over_the_same_disks_leave_each_other_alone() {
+fn packings_on_the_same_disks_leave_each_other_alone() {
     let engine = engine(None);
     let model = Model::new(&engine, 5);
     let out = tempfile::tempdir().unwrap();
@@ -312,7 +317,7 @@ fn two_packings_over_the_same_disks_leave_each_other_alone() {
         assert_eq!(unpacked(&engine, &Target::Stripes(set)).len(), model.tensors.len());
     };
     let files = || disks.iter().map(|disk| fs::read_dir(disk).unwrap().count()).sum::<usize>();
-    // Both find that nothing is there yet.
+    // Both see that nothing exists yet.
     let target = out.path().join("packed");
     let [first, second] = [packer(&target), packer(&target)];
     let packed = first.run(&Progress::default()).unwrap();
@@ -320,7 +325,7 @@ fn two_packings_over_the_same_disks_leave_each_other_alone() {
     assert!(second.run(&Progress::default()).is_err());
     whole(&packed);
     assert_eq!(files(), before, "the second leaves nothing");
-    // Another folder of that name is another model.
+    // Another folder of this name is another model.
     fs::create_dir(out.path().join("other")).unwrap();
     let other = packer(&out.path().join("other/packed")).run(&Progress::default()).unwrap();
     whole(&packed);
@@ -328,7 +333,7 @@ fn two_packings_over_the_same_disks_leave_each_other_alone() {
 }
 
 #[test]
-fn what_is_not_copied_is_named() {
+fn files_left_out_are_reported() {
     let engine = engine(None);
     let model = Model::new(&engine, 6);
     let out = tempfile::tempdir().unwrap();
@@ -351,14 +356,14 @@ fn what_is_not_copied_is_named() {
         packed.left_out.iter().map(|file| (file.path.to_str().unwrap(), file.reason)).collect();
     let expected = [
         (".gitattributes", "it is hidden"),
-        ("1_Pooling/model.safetensors", "they are other weights"),
+        ("1_Pooling/model.safetensors", "it contains other weights"),
         ("2_Pooling", "it is a link to a folder"),
-        ("a/b/c/d/e", "it lies too deep"),
-        ("dangling.json", "it is a link that leads nowhere"),
-        ("pytorch_model.bin", "they are other weights"),
-        ("round", "it is a link that leads nowhere"),
-        ("socket", "it is no regular file"),
-        ("video.mp4", "it has more than 256 MiB"),
+        ("a/b/c/d/e", "it is nested too deeply"),
+        ("dangling.json", "it is a dangling link"),
+        ("pytorch_model.bin", "it contains other weights"),
+        ("round", "it is a dangling link"),
+        ("socket", "it is not a regular file"),
+        ("video.mp4", "it exceeds 256 MiB"),
     ];
     assert_eq!(left_out, expected);
     assert_eq!(packed.copied, 4);
@@ -384,7 +389,7 @@ fn a_folder_that_goes_away_is_an_error() {
 }
 
 #[test]
-fn nobody_sees_more_of_a_packed_model_than_of_the_model() {
+fn a_packed_model_has_the_permissions_of_the_model() {
     let engine = engine(None);
     let model = Model::new(&engine, 8);
     let out = tempfile::tempdir().unwrap();
@@ -409,7 +414,7 @@ fn nobody_sees_more_of_a_packed_model_than_of_the_model() {
 }
 
 #[test]
-fn what_is_damaged_packed_or_stopped_is_not_packed() {
+fn damaged_packed_and_cancelled_models_are_refused() {
     let engine = engine(None);
     let model = Model::new(&engine, 4);
     let out = tempfile::tempdir().unwrap();
@@ -418,7 +423,7 @@ fn what_is_damaged_packed_or_stopped_is_not_packed() {
     stopped.stop();
     let options = PackOptions { mode: Mode::Keep, ..PackOptions::default() };
     let packer = Packer::new(&engine, model.path(), &target, options).unwrap();
-    assert!(packer.forecast().bytes > 0 && packer.forecast().stretches >= 1.0 && packer.forecast().layers == 3);
+    assert!(packer.estimate().bytes > 0 && packer.estimate().stretches >= 1.0 && packer.estimate().layers == 3);
     assert!(matches!(packer.run(&stopped), Err(Error::Interrupted)));
     assert!(!target.exists());
 
@@ -437,7 +442,7 @@ fn what_is_damaged_packed_or_stopped_is_not_packed() {
 }
 
 #[test]
-fn a_weight_that_has_no_code_is_an_error_that_names_it() {
+fn an_unencodable_weight_is_an_error_with_its_name() {
     let engine = engine(None);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");

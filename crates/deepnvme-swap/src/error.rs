@@ -1,4 +1,4 @@
-//! What can go wrong while tensors are swapped.
+//! The errors of swapping.
 
 use std::path::PathBuf;
 
@@ -7,85 +7,85 @@ use deepnvme_io::shown;
 /// The result of every call that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A tensor that could not be had, put or moved.
+/// A tensor could not be read, written or stored.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// The engine, the file system or the disk. What was in memory is still there.
+    /// The engine, the file system or the disk failed. Bytes in memory are still there.
     #[error(transparent)]
     Io(#[from] deepnvme_io::Error),
-    /// The bytes that came are not those that were written.
+    /// The bytes on disk are not those that were written.
     #[error(
-        "{}: {key:?} is damaged at offset {offset} (its checksum is {found:#018x}, and was {expected:#018x}); put it again, \
-         and look at the disk",
+        "{}: {key:?} is damaged at offset {offset} (checksum {found:#018x} instead of {expected:#018x}); put it again, and \
+         check the disk",
         shown::path(path)
     )]
     Corrupt {
         /// The swap file.
         path: PathBuf,
-        /// Where the stretch begins.
+        /// The offset of the damaged chunk.
         offset: u64,
-        /// Whose it is.
+        /// The item's key.
         key: String,
-        /// What was written.
+        /// The checksum of the bytes written.
         expected: u64,
-        /// What came.
+        /// The checksum of the bytes read.
         found: u64,
     },
     /// There is no such key.
     #[error("there is no {key:?}; put it first, or adopt it from a file")]
     NotFound {
-        /// What was asked for.
+        /// The requested key.
         key: String,
     },
-    /// An item needs more memory than there is for all of them.
+    /// The item exceeds the memory for all items.
     #[error(
-        "{key:?} has {bytes} bytes and all memory together {bound_bytes}; give memory={enough_bytes} or more, or cut it up"
+        "{key:?} has {bytes} bytes, more than the {bound_bytes} bytes of memory; use memory={enough_bytes} or more, or split it"
     )]
     TooLarge {
-        /// The item.
+        /// The item's key.
         key: String,
-        /// Its bytes.
+        /// Its length.
         bytes: u64,
-        /// The bound.
+        /// The memory for all items.
         bound_bytes: u64,
-        /// A bound that is enough.
+        /// The memory that would be enough.
         enough_bytes: u64,
     },
-    /// Waiting would never end.
+    /// The wait would never end.
     #[error("{0}")]
     Deadlock(String),
-    /// What was adopted is not the swapper's to change.
+    /// An attached item cannot be changed.
     #[error(
         "{key:?} was adopted from {} and is read-only; lend it shared, or put a copy under another key",
         shown::path(path)
     )]
     ReadOnly {
-        /// The item.
+        /// The item's key.
         key: String,
-        /// Whose bytes it has.
+        /// The attached file.
         path: PathBuf,
     },
-    /// A range that is not inside an item, or a setting out of its range.
+    /// A range outside an item, or a setting out of range.
     #[error("{0}")]
     Invalid(String),
-    /// The caller had it stop.
-    #[error("interrupted while it waited for {key:?}")]
+    /// The caller cancelled the wait.
+    #[error("interrupted while waiting for {key:?}")]
     Interrupted {
-        /// What it waited for.
+        /// The key that was waited for.
         key: String,
     },
-    /// A bug: the code that moves items has panicked.
-    #[error("the swapper has panicked ({0}); report this as a bug")]
+    /// A bug: an I/O thread panicked.
+    #[error("the swapper has panicked ({0}); please report this bug")]
     Panicked(String),
-    /// It was closed, or belongs to the process before a fork.
+    /// The swapper was closed, or belongs to the parent process.
     #[error("{0}")]
     Closed(&'static str),
 }
 
 impl Error {
     pub(crate) const FORKED: Self =
-        Self::Closed("the swapper belongs to the process before the fork; make one of its own in this process");
+        Self::Closed("the swapper belongs to the parent process; create another one after the fork");
     pub(crate) const BROKEN: Self =
-        Self::Closed("the swapper's thread has panicked, and what was in it is lost; report this as a bug");
-    pub(crate) const SHUT: Self = Self::Closed("the swapper was closed, and what was in it is gone");
+        Self::Closed("the swapper's thread has panicked, and its items are lost; please report this bug");
+    pub(crate) const CLOSED: Self = Self::Closed("the swapper is closed, and its items are gone");
 }

@@ -1,7 +1,7 @@
-//! Items that become parts of other files and the reverse, without a trip through memory where the kernel can.
+//! Copies items to and from other files, inside the kernel where it can.
 //!
-//! First the file system is asked to share the blocks, which costs nothing (`FICLONERANGE`: XFS, Btrfs); else the kernel
-//! copies (`copy_file_range`); else the bytes go through memory of the engine.
+//! First the file system is asked to share the blocks, which copies nothing (`FICLONERANGE`: XFS, Btrfs), then the
+//! kernel to copy (`copy_file_range`). Otherwise the engine copies through memory.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -10,151 +10,168 @@ use deepnvme_io::mem::Buffer;
 use deepnvme_io::{Access, DirectMode, Engine, Error as IoError, ErrorKind, TensorFile, WriteOptions, fs};
 use rustix::io::Errno;
 
-use crate::error::{Error, Result};
-use crate::files::Located;
 #[cfg(doc)]
-use crate::lend::Lend;
-use crate::residency::Mode;
-use crate::store::Home;
-use crate::swapper::{Look, Swapper};
+use crate::borrowed::Borrowed;
+use crate::error::{Error, Result};
+use crate::residency::BorrowMode;
+use crate::store::{DiskLocation, StoredItem};
+use crate::swap_files::FileExtent;
+use crate::swapper::{CancelCheck, Swapper};
 
-/// Bytes that pass through memory at once where the kernel does not copy.
+/// Bytes per copy through memory.
 const COPY_BYTES: u64 = 8 << 20;
 
-/// How bytes got from one file into another.
+/// How bytes were copied between files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Copied {
+pub struct CopyStats {
     /// Bytes whose blocks both files share.
     pub shared_bytes: u64,
     /// Bytes that the kernel copied.
     pub kernel_bytes: u64,
-    /// Bytes that went through memory.
+    /// Bytes copied through memory.
     pub memory_bytes: u64,
 }
 
+/// A range of an open file.
+#[derive(Clone, Copy, Debug)]
+pub struct FileRange<'a> {
+    /// The file.
+    pub file: BorrowedFd<'a>,
+    /// Offset in the file.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: usize,
+}
+
 impl Swapper {
-    /// Where on disk an item is, once all that was changed has been written. That is so until it is changed or forgotten.
+    /// Writes an item back and returns its place on disk, which is valid until the item is changed or deleted.
     ///
     /// # Errors
     /// As [`flush`](Self::flush); `NotFound`.
-    pub fn locate(&self, key: &str, look: Look<'_>) -> Result<Vec<Located>> {
-        let lend = self.hold(key, Mode::Pin, look)?;
-        self.flush_ids(&[(lend.id(), key.into())], look)?;
-        let store = self.shared().store();
-        let stored = store.get(lend.id()).ok_or_else(|| Error::NotFound { key: key.into() })?;
-        Ok(store.locate(stored)?)
+    pub fn extents(&self, key: &str, is_cancelled: CancelCheck<'_>) -> Result<Vec<FileExtent>> {
+        let borrowed = self.borrow_key(key, BorrowMode::DiskShared, is_cancelled)?;
+        self.flush_ids(&[(borrowed.id(), key.into())], is_cancelled)?;
+        let store = self.scheduler().store();
+        let stored = store.get(borrowed.id()).ok_or_else(|| Error::NotFound { key: key.into() })?;
+        Ok(store.file_extents(stored)?)
     }
 
-    /// Copies an item into a file, from `offset` on, as it is now: what was changed is written first, and nobody changes it
-    /// meanwhile.
+    /// Copies an item into a file, at `offset`. Changes are written back first, and the item cannot change meanwhile.
     ///
     /// # Errors
-    /// As [`locate`](Self::locate); `Io` where the file cannot be written.
-    pub fn export(&self, key: &str, target: BorrowedFd<'_>, offset: u64, look: Look<'_>) -> Result<Copied> {
-        let lend = self.hold(key, Mode::Pin, look)?;
-        self.flush_ids(&[(lend.id(), key.into())], look)?;
+    /// As [`extents`](Self::extents); `Io` if the file cannot be written.
+    pub fn export(
+        &self,
+        key: &str,
+        target: BorrowedFd<'_>,
+        offset: u64,
+        is_cancelled: CancelCheck<'_>,
+    ) -> Result<CopyStats> {
+        let borrowed = self.borrow_key(key, BorrowMode::DiskShared, is_cancelled)?;
+        self.flush_ids(&[(borrowed.id(), key.into())], is_cancelled)?;
         let parts = {
-            let store = self.shared().store();
-            let stored = store.get(lend.id()).ok_or_else(|| Error::NotFound { key: key.into() })?;
-            store.locate(stored)?
+            let store = self.scheduler().store();
+            let stored = store.get(borrowed.id()).ok_or_else(|| Error::NotFound { key: key.into() })?;
+            store.file_extents(stored)?
         };
-        let (mut copied, mut at) = (Copied::default(), offset);
+        let (mut stats, mut at) = (CopyStats::default(), offset);
         for part in parts {
             let (source, target) = ((part.fd.as_fd(), part.offset), (target, at));
-            copy(&self.shared().engine, source, target, part.bytes, &mut copied).map_err(|error| {
-                // Whoever closes the swapper meanwhile cuts its file off.
-                if self.shared().desk.lock().is_closed { Error::SHUT } else { named(error, &part, at) }
+            copy(&self.scheduler().engine, source, target, part.bytes, &mut stats).map_err(|error| {
+                // Closing the swapper truncates its file.
+                if self.scheduler().items.lock().is_closed { Error::CLOSED } else { with_path(error, &part, at) }
             })?;
             at += part.bytes;
         }
-        Ok(copied)
+        Ok(stats)
     }
 
-    /// Adds an item whose bytes are a copy of those of a file, from `offset` on, and of which [`Lend::label`] will say
-    /// `label`. With checksums they go through memory. Its number, and how they came.
+    /// Adds an item with a copy of a file's bytes. `label` is the text that [`Borrowed::label`] returns.
+    /// With checksums, the bytes are copied through memory. Returns the item's id, and how the bytes were copied.
     ///
     /// # Errors
-    /// `Io` where there are not so many bytes, or the disk is full; `TooLarge`.
+    /// `Io` if the file is too short or the disk is full; `TooLarge`.
     pub fn import(
         &self,
-        (key, label): (&str, &str),
-        source: BorrowedFd<'_>,
-        offset: u64,
-        bytes: usize,
-        look: Look<'_>,
-    ) -> Result<(u64, Copied)> {
+        key: &str,
+        label: &str,
+        range: &FileRange<'_>,
+        is_cancelled: CancelCheck<'_>,
+    ) -> Result<(u64, CopyStats)> {
+        let FileRange { file: source, offset, bytes } = *range;
         self.check_process()?;
-        let place_bytes = self.place_bytes(key, 0, bytes)?;
-        let mut copied = Copied::default();
-        if self.shared().has_sums {
-            let lend = self.fill(key, bytes, look)?;
-            let direct = self.shared().engine.config().direct;
+        let slot_bytes = self.slot_bytes(key, 0, bytes)?;
+        let mut stats = CopyStats::default();
+        if self.scheduler().has_checksums {
+            let borrowed = self.create(key, bytes, is_cancelled)?;
+            let direct = self.scheduler().engine.config().direct;
             let file = TensorFile::from_fd(source, None, Access::Read, direct);
-            file.and_then(|file| self.shared().engine.read(&file, offset, lend.target())?.wait().1)?;
-            copied.memory_bytes = bytes as u64;
-            let id = lend.id();
-            lend.commit_as(label);
-            return Ok((id, copied));
+            file.and_then(|file| self.scheduler().engine.read(&file, offset, borrowed.target())?.wait().1)?;
+            stats.memory_bytes = bytes as u64;
+            let id = borrowed.id();
+            borrowed.commit_as(label);
+            return Ok((id, stats));
         }
-        let extents = self.allocate(key, bytes, look)?;
-        let stored = self.stored((key, label), bytes, 0, Home::Swap(extents.clone()));
-        let filled = (|| {
-            let parts = self.shared().store().locate(&stored)?;
+        let extents = self.allocate(key, bytes, is_cancelled)?;
+        let stored = StoredItem::new((key, label), bytes, 0, DiskLocation::Swap(extents.clone()));
+        let copied_all = (|| {
+            let parts = self.scheduler().store().file_extents(&stored)?;
             let mut at = offset;
             for part in parts {
                 let (from, to) = ((source, at), (part.fd.as_fd(), part.offset));
-                copy(&self.shared().engine, from, to, part.bytes, &mut copied)
-                    .map_err(|error| named(error, &part, at))?;
+                copy(&self.scheduler().engine, from, to, part.bytes, &mut stats)
+                    .map_err(|error| with_path(error, &part, at))?;
                 at += part.bytes;
             }
             Ok(())
         })();
-        if let Err(error) = filled {
-            self.shared().room().free(extents);
+        if let Err(error) = copied_all {
+            self.scheduler().disk().free(extents);
             return Err(error);
         }
-        let id = self.replace(key, place_bytes, stored, true, look)?;
-        self.shared().stir();
-        Ok((id, copied))
+        let id = self.replace_item(key, slot_bytes, stored, true, is_cancelled)?;
+        self.scheduler().pump_or_wake();
+        Ok((id, stats))
     }
 }
 
-fn named(error: IoError, part: &Located, at: u64) -> Error {
+fn with_path(error: IoError, part: &FileExtent, at: u64) -> Error {
     let error = if error.path().is_none() { error.at_path(&part.path) } else { error };
     Error::Io(if error.offset().is_none() { error.at_offset(at) } else { error })
 }
 
-/// Copies a range between two files, each with where it begins there, by the cheapest way that works.
+/// Copies a range between two files, each given with its offset, by the cheapest way that works.
 fn copy(
     engine: &Engine,
     (source, source_offset): (BorrowedFd<'_>, u64),
     (target, target_offset): (BorrowedFd<'_>, u64),
     bytes: u64,
-    copied: &mut Copied,
+    stats: &mut CopyStats,
 ) -> Result<(), IoError> {
     let block = fs::space(target).map_or(4096, |space| space.block_bytes.max(512));
     let whole = bytes / block * block;
     let is_aligned = source_offset.is_multiple_of(block) && target_offset.is_multiple_of(block);
     let mut done = 0;
     if is_aligned && whole > 0 && clone_range(source, source_offset, target, target_offset, whole).is_ok() {
-        copied.shared_bytes += whole;
+        stats.shared_bytes += whole;
         done = whole;
     }
     while done < bytes {
         let len = usize::try_from(bytes - done).unwrap_or(usize::MAX).min(1 << 30);
         match fs::copy_between((source, source_offset + done), (target, target_offset + done), len) {
             Ok(0) => {
-                let detail = format!("the file ends {} bytes before the range that was to be copied", bytes - done);
+                let detail = format!("the file ends {} bytes before the end of the range to copy", bytes - done);
                 return Err(IoError::new(ErrorKind::UnexpectedEof, "copy", detail).after_bytes(done));
             }
             Ok(count) => {
-                copied.kernel_bytes += count as u64;
+                stats.kernel_bytes += count as u64;
                 done += count as u64;
             }
             Err(Errno::INTR | Errno::AGAIN) => {}
-            // Of other file systems, of files in memory, of kernels that cannot: the same by hand, which says what is wrong.
+            // Different file systems, files in memory, or an old kernel. Copying by hand works, or gives the true
+            // error.
             Err(_) => {
-                return through_memory(engine, (source, source_offset), (target, target_offset), done..bytes, copied);
+                return through_memory(engine, (source, source_offset), (target, target_offset), done..bytes, stats);
             }
         }
     }
@@ -166,7 +183,7 @@ fn through_memory(
     (source, source_offset): (BorrowedFd<'_>, u64),
     (target, target_offset): (BorrowedFd<'_>, u64),
     range: std::ops::Range<u64>,
-    copied: &mut Copied,
+    stats: &mut CopyStats,
 ) -> Result<(), IoError> {
     let source = TensorFile::from_fd(source, None, Access::Read, DirectMode::Preferred)?;
     let target = TensorFile::from_fd(target, None, Access::Write, DirectMode::Preferred)?;
@@ -174,7 +191,7 @@ fn through_memory(
     let mut rest = Some(buffer.map_err(|error| IoError::from_io("allocate", &error))?.into_region());
     let mut at = range.start;
     while at < range.end {
-        let lost = || IoError::new(ErrorKind::Io, "copy", "the memory of a transfer did not come home");
+        let lost = || IoError::new(ErrorKind::Io, "copy", "an error lost the memory of a transfer");
         let whole = rest.take().ok_or_else(lost)?;
         let (part, behind) = whole.split_at(COPY_BYTES.min(range.end - at) as usize);
         let (part, read) = engine.read(&source, source_offset + at, part)?.wait();
@@ -182,7 +199,7 @@ fn through_memory(
         let part = part.ok_or_else(lost)?;
         engine.write(&target, target_offset + at, part.region(), WriteOptions::default())?.wait().1?;
         let bytes = part.len() as u64;
-        copied.memory_bytes += bytes;
+        stats.memory_bytes += bytes;
         at += bytes;
         rest = part.join(behind).ok();
     }

@@ -1,15 +1,17 @@
-//! Tensors that do not fit into memory: they stay in swap files, and pass through bounded, page-locked memory.
+//! Tensors that exceed memory: they are stored in swap files and borrowed in bounded, page-locked memory.
 //!
-//! Whoever computes lends an item, which then lies in a slot of one arena for as long as it is held; what was changed is
-//! written back behind it while the next ones are read. Optimizer states, gradients and parameters are three ways to use
-//! this one engine.
+//! A borrowed item lies in a slot of one arena while it is held. Changed items are written back while the next ones are
+//! read. Optimizer states, gradients and parameters all use this engine.
 //!
-//! `residency` decides purely what is where and what is done next, with the help of `order` (when an item is needed next),
-//! `places` (who can make room) and `extents` (where in the swap file it goes). `desk` is where items change hands, `waits`
-//! knows when waiting would never end, `traffic` does what was decided. `files` makes the swap files and removes those of
-//! crashed processes, `store` knows what is in them, `sums` whether it is still that. `swapper`, `lend`, `parts` and
-//! `export` are the face.
+//! Pure decisions: `residency` decides which items are in memory and which I/O comes next, with `next_use` (when an
+//! item is used next), `slot_allocator` (where in memory), `extent_allocator` (where on disk) and `deadlock` (whether a
+//! wait can end).
 //!
+//! I/O: `item_table` is where threads borrow and wait, and `io_scheduler` does the planned I/O. `store` knows the place
+//! of each item on disk, `disk_space` allocates and resizes, `swap_files` creates and deletes files, `checksums`
+//! detects damage.
+//!
+//! API: `swapper`, `borrowed`, `partial_io` and `export`.
 //! ```
 //! use std::sync::Arc;
 //!
@@ -29,44 +31,44 @@
 //! swapper.schedule(names.iter().map(String::as_str), true)?;
 //! for step in 1..=3 {
 //!     for name in &names {
-//!         let moment = swapper.lend(name, true, &mut || false)?;
+//!         let moment = swapper.borrow(name, true, &mut || false)?;
 //!         let mut first = [0];
 //!         moment.region().copy_to_slice(0, &mut first);
 //!         moment.target().copy_from_slice(0, &[first[0] + 1]);
 //!     }
 //! }
 //! let mut first = [0];
-//! swapper.lend("moment.7", false, &mut || false)?.region().copy_to_slice(0, &mut first);
+//! swapper.borrow("moment.7", false, &mut || false)?.region().copy_to_slice(0, &mut first);
 //! assert_eq!(first, [3]);
 //! assert!(swapper.stats().resident_bytes_peak <= 64 << 10);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![forbid(unsafe_code)]
 
-mod desk;
+mod borrowed;
+mod checksums;
+mod deadlock;
+mod disk_space;
 mod error;
 mod export;
-mod extents;
-mod files;
-mod lend;
+mod extent_allocator;
+mod io_scheduler;
+mod item_table;
 #[cfg(all(test, loom))]
 mod loom_tests;
-mod order;
-mod parts;
-mod places;
+mod next_use;
+mod partial_io;
 mod residency;
-mod room;
+mod slot_allocator;
 mod stats;
 mod store;
-mod sums;
+mod swap_files;
 mod swapper;
 mod sync;
-mod traffic;
-mod waits;
 
+pub use borrowed::Borrowed;
 pub use error::{Error, Result};
-pub use export::Copied;
-pub use files::{Located, NAME_PREFIX};
-pub use lend::Lend;
+pub use export::{CopyStats, FileRange};
 pub use stats::SwapStats;
-pub use swapper::{Look, Options, Swapper};
+pub use swap_files::{FileExtent, NAME_PREFIX};
+pub use swapper::{AttachedRange, CancelCheck, Options, Swapper};

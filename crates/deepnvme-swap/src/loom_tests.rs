@@ -1,37 +1,36 @@
-//! Interleavings of items that change hands between threads, while the disk reads and writes them: all of them, but where
-//! a test says how many.
+//! All interleavings of threads that borrow items while the disk reads and writes them, unless a test bounds them.
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 
-use crate::desk::{Desk, Refusal};
-use crate::places::Id;
-use crate::residency::{Action, Bounds, Mode, Residency};
+use crate::item_table::{ItemTable, WaitError};
+use crate::residency::{Action, BorrowMode, Budgets, Residency};
+use crate::slot_allocator::ItemId;
 
-/// How often a thread may be interrupted in the largest model.
+/// Preemptions per thread in the largest model.
 const PREEMPTIONS_MAX: usize = 2;
 
-/// A desk whose disk is at once done with everything, and what memory and disk have of each item.
+/// An item table whose disk is instant, and the version of each item in memory and on disk.
 struct World {
-    desk: Desk<u8>,
+    items: ItemTable<u8>,
     memory: [AtomicU32; 2],
     disk: [AtomicU32; 2],
 }
 
 impl World {
-    /// Two items on disk, in memory for so many.
-    fn new(places: usize) -> (Arc<Self>, [Id; 2]) {
-        let mut residency = Residency::new(places, Bounds { ahead_bytes: 0, reserve_bytes: 0 });
+    /// Two items on disk, and memory for `slots` of them.
+    fn new(slots: usize) -> (Arc<Self>, [ItemId; 2]) {
+        let mut residency = Residency::new(slots, Budgets { prefetch_bytes: 0, headroom_bytes: 0 });
         let ids = ["a", "b"].map(|key| residency.add(&key.into(), 1, true));
         let zeros = || [AtomicU32::new(0), AtomicU32::new(0)];
-        (Arc::new(Self { desk: Desk::new(residency), memory: zeros(), disk: zeros() }), ids)
+        (Arc::new(Self { items: ItemTable::new(residency), memory: zeros(), disk: zeros() }), ids)
     }
 
-    /// What the disk does: begun by one thread, and perhaps ended while others look on.
-    fn advance(&self) {
+    /// Does the planned I/O. Starting and ending it are separate steps, so that other threads can run between them.
+    fn pump(&self) {
         loop {
-            let actions = self.desk.lock().take_decided();
+            let actions = self.items.lock().take_planned();
             if actions.is_empty() {
                 return;
             }
@@ -40,44 +39,44 @@ impl World {
                     Action::Read { id, .. } => {
                         self.memory[id as usize]
                             .store(self.disk[id as usize].load(Ordering::Relaxed), Ordering::Relaxed);
-                        self.desk.lock().landed(id, Ok(1), true);
+                        self.items.lock().read_completed(id, Ok(1), true);
                     }
                     Action::Write { id, .. } => {
                         self.disk[id as usize]
                             .store(self.memory[id as usize].load(Ordering::Relaxed), Ordering::Relaxed);
-                        self.desk.lock().written(id, Ok(1));
+                        self.items.lock().write_completed(id, Ok(1));
                     }
-                    Action::Placed => {}
+                    Action::SlotReserved => {}
                 }
             }
-            self.desk.notify();
+            self.items.notify();
         }
     }
 
-    fn take(&self, id: Id, mode: Mode, who: u64) -> Result<Option<usize>, Refusal<u8>> {
-        self.desk.take(id, mode, who, &|| self.advance(), &mut || false)
+    fn borrow(&self, id: ItemId, mode: BorrowMode, thread: u64) -> Result<Option<usize>, WaitError<u8>> {
+        self.items.borrow(id, mode, thread, &|| self.pump(), &mut || false)
     }
 
-    /// One more, by whoever has the item alone.
-    fn add_one(&self, id: Id, who: u64) {
-        self.take(id, Mode::Exclusive, who).expect("it is lent");
+    /// Increments an item, which is borrowed exclusively.
+    fn add_one(&self, id: ItemId, thread: u64) {
+        self.borrow(id, BorrowMode::Exclusive, thread).expect("the borrow succeeds");
         let before = self.memory[id as usize].load(Ordering::Relaxed);
         self.memory[id as usize].store(before + 1, Ordering::Relaxed);
-        self.desk.give_back(id, Mode::Exclusive, who, true);
-        self.advance();
+        self.items.end_borrow(id, BorrowMode::Exclusive, thread, true);
+        self.pump();
     }
 
-    fn read(&self, id: Id, who: u64) -> u32 {
-        self.take(id, Mode::Shared, who).expect("it is lent");
+    fn read(&self, id: ItemId, thread: u64) -> u32 {
+        self.borrow(id, BorrowMode::Shared, thread).expect("the borrow succeeds");
         let found = self.memory[id as usize].load(Ordering::Relaxed);
-        self.desk.give_back(id, Mode::Shared, who, false);
-        self.advance();
+        self.items.end_borrow(id, BorrowMode::Shared, thread, false);
+        self.pump();
         found
     }
 }
 
 #[test]
-fn loom_nothing_that_two_threads_add_is_lost() {
+fn loom_no_increment_is_lost() {
     loom::model(|| {
         let (world, [a, _]) = World::new(1);
         let other = Arc::clone(&world);
@@ -89,8 +88,8 @@ fn loom_nothing_that_two_threads_add_is_lost() {
 }
 
 #[test]
-fn loom_two_items_take_turns_in_one_place() {
-    // Each of the two may be made to leave; all interleavings of that would take an hour.
+fn loom_two_items_take_turns_in_one_slot() {
+    // Both items may be evicted; all interleavings would take an hour.
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(PREEMPTIONS_MAX);
     model.check(|| {
@@ -99,44 +98,44 @@ fn loom_two_items_take_turns_in_one_place() {
         let thread = thread::spawn(move || other.add_one(b, 1));
         world.add_one(a, 0);
         thread.join().unwrap();
-        assert_eq!((world.read(a, 0), world.read(b, 0)), (1, 1), "what was changed was written before it left");
+        assert_eq!((world.read(a, 0), world.read(b, 0)), (1, 1), "changes were written before the eviction");
     });
 }
 
 #[test]
-fn loom_who_waits_for_each_other_is_told() {
+fn loom_mutual_waits_are_deadlocks() {
     loom::model(|| {
         let (world, [a, b]) = World::new(2);
-        world.take(a, Mode::Exclusive, 0).expect("nobody has it");
+        world.borrow(a, BorrowMode::Exclusive, 0).expect("it is free");
         let other = Arc::clone(&world);
         let thread = thread::spawn(move || {
-            other.take(b, Mode::Exclusive, 1).expect("nobody has it");
-            let taken = other.take(a, Mode::Shared, 1);
-            if taken.is_ok() {
-                other.desk.give_back(a, Mode::Shared, 1, false);
+            other.borrow(b, BorrowMode::Exclusive, 1).expect("it is free");
+            let borrowed = other.borrow(a, BorrowMode::Shared, 1);
+            if borrowed.is_ok() {
+                other.items.end_borrow(a, BorrowMode::Shared, 1, false);
             }
-            other.desk.give_back(b, Mode::Exclusive, 1, true);
-            taken.is_ok()
+            other.items.end_borrow(b, BorrowMode::Exclusive, 1, true);
+            borrowed.is_ok()
         });
-        let taken = world.take(b, Mode::Shared, 0);
-        let (mine, is_deadlock) = (taken.is_ok(), matches!(taken, Err(Refusal::Deadlock(..))));
+        let borrowed = world.borrow(b, BorrowMode::Shared, 0);
+        let (mine, is_deadlock) = (borrowed.is_ok(), matches!(borrowed, Err(WaitError::Deadlock(..))));
         assert!(mine || is_deadlock);
         if mine {
-            world.desk.give_back(b, Mode::Shared, 0, false);
+            world.items.end_borrow(b, BorrowMode::Shared, 0, false);
         }
-        world.desk.give_back(a, Mode::Exclusive, 0, true);
+        world.items.end_borrow(a, BorrowMode::Exclusive, 0, true);
         let theirs = thread.join().unwrap();
-        assert!(mine || theirs, "one of the two gets what it wants");
+        assert!(mine || theirs, "one of the two threads succeeds");
     });
 }
 
 #[test]
-fn loom_who_is_alone_is_told_at_once() {
+fn loom_a_lone_thread_detects_a_deadlock_at_once() {
     loom::model(|| {
         let (world, [a, b]) = World::new(1);
-        world.take(a, Mode::Shared, 0).expect("nobody has it");
-        assert!(matches!(world.take(b, Mode::Shared, 0), Err(Refusal::Deadlock(_, 1, 1))));
-        world.desk.give_back(a, Mode::Shared, 0, false);
+        world.borrow(a, BorrowMode::Shared, 0).expect("it is free");
+        assert!(matches!(world.borrow(b, BorrowMode::Shared, 0), Err(WaitError::Deadlock(_, 1, 1))));
+        world.items.end_borrow(a, BorrowMode::Shared, 0, false);
         assert_eq!(world.read(b, 0), 0);
     });
 }

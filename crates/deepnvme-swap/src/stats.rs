@@ -1,15 +1,15 @@
-//! What swapping has cost so far.
+//! Counters of a swapper.
 
 use std::time::Duration;
 
-/// Counters of a [`Swapper`](crate::Swapper) since it was made, and how full it is.
+/// Counters of a [`Swapper`](crate::Swapper) since its creation, and its present sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SwapStats {
-    /// Lends and puts that had their memory at once.
+    /// Borrows and creations that did not wait.
     pub hits: u64,
-    /// Those that had to wait.
+    /// Borrows and creations that waited.
     pub waits: u64,
-    /// How long those waited.
+    /// The time spent waiting.
     pub stalled: Duration,
     /// Bytes read from disk.
     pub bytes_read: u64,
@@ -21,18 +21,18 @@ pub struct SwapStats {
     pub write_backs: u64,
     /// Reads and writes that failed.
     pub failures: u64,
-    /// Items that made room for others.
+    /// Items evicted from memory.
     pub evictions: u64,
-    /// Keys.
+    /// Items stored.
     pub items: u64,
-    /// Bytes of memory in use now.
+    /// Bytes of memory in use.
     pub resident_bytes: u64,
-    /// The most that were in use at any time.
+    /// The peak of memory in use.
     pub resident_bytes_peak: u64,
-    /// The bound.
+    /// The memory for items.
     pub memory_bytes: u64,
-    /// Bytes of the swap files that belong to items.
+    /// Bytes of the swap files in use.
     pub stored_bytes: u64,
-    /// Bytes of the swap files.
+    /// Size of the swap files.
     pub file_bytes: u64,
 }

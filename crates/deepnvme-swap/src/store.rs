@@ -1,4 +1,4 @@
-//! What is where on disk: each item's stretches of the swap file, or of the file that it was adopted from.
+//! Where each item is on disk: extents of the swap file, or a range of an attached file.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -7,142 +7,159 @@ use std::sync::Arc;
 use deepnvme_io::{Error as IoError, TensorFile};
 
 use crate::error::Result;
-use crate::extents::{Extent, Extents};
-use crate::files::{Files, Located};
-use crate::places::Id;
+use crate::extent_allocator::{Extent, ExtentAllocator};
+use crate::slot_allocator::ItemId;
+use crate::swap_files::{FileExtent, SwapFiles};
 
-/// Bytes behind the end that are kept for items to come.
+/// Unused bytes that a file may keep.
 const SPARE_BYTES: u64 = 64 << 20;
 
 /// Where the bytes of an item are on disk.
 #[derive(Clone, Debug)]
-pub(crate) enum Home {
-    /// Stretches of the swap file, in the order in which they hold it.
+pub(crate) enum DiskLocation {
+    /// Extents of the swap file, in the order of the item's bytes.
     Swap(Vec<Extent>),
-    /// Part of somebody else's file, which is only read.
-    Adopted { file: Arc<TensorFile>, offset: u64 },
+    /// Part of an attached file, which is only read.
+    Attached { file: Arc<TensorFile>, offset: u64 },
 }
 
 /// An item on disk.
 #[derive(Clone, Debug)]
-pub(crate) struct Stored {
+pub(crate) struct StoredItem {
     pub(crate) key: Arc<str>,
-    /// What the caller says of it.
+    /// The caller's text.
     pub(crate) label: Arc<str>,
     pub(crate) bytes: usize,
-    /// Bytes of its place in memory in front of the first one: those of an adopted file lie there as within a page of it.
-    pub(crate) head: usize,
-    pub(crate) home: Home,
-    /// Of what was written last, where sums are kept.
-    pub(crate) sums: Option<Arc<[u64]>>,
+    /// Bytes of its slot before the first one, so that an attached file has the same offset within a page in memory and
+    /// on disk.
+    pub(crate) padding: usize,
+    pub(crate) location: DiskLocation,
+    /// The checksums of the last write, if enabled.
+    pub(crate) checksums: Option<Arc<[u64]>>,
 }
 
-/// A file, where in it, which of the item's bytes begin there, and how many.
-pub(crate) type Piece = (Arc<TensorFile>, u64, usize, usize);
+impl StoredItem {
+    pub(crate) fn new((key, label): (&str, &str), bytes: usize, padding: usize, location: DiskLocation) -> Self {
+        Self { key: key.into(), label: label.into(), bytes, padding, location, checksums: None }
+    }
+}
+
+/// A range of an item on disk.
+#[derive(Clone, Debug)]
+pub(crate) struct Segment {
+    pub(crate) file: Arc<TensorFile>,
+    /// Offset in the file.
+    pub(crate) offset: u64,
+    /// Offset from the start of the requested range.
+    pub(crate) start: usize,
+    pub(crate) bytes: usize,
+}
 
 /// All items on disk.
 #[derive(Debug)]
 pub(crate) struct Store {
-    pub(crate) files: Arc<Files>,
-    pub(crate) extents: Extents,
-    /// Bytes that the file system has set aside.
+    pub(crate) files: Arc<SwapFiles>,
+    pub(crate) extents: ExtentAllocator,
+    /// Bytes that the file system has preallocated.
     pub(crate) allocated: u64,
-    items: HashMap<Id, Stored>,
-    adopted: Vec<(PathBuf, std::sync::Weak<TensorFile>)>,
+    items: HashMap<ItemId, StoredItem>,
+    attached: Vec<(PathBuf, std::sync::Weak<TensorFile>)>,
 }
 
 impl Store {
-    pub(crate) fn new(files: Files) -> Self {
-        let extents = Extents::new(files.grain());
-        Self { files: Arc::new(files), extents, allocated: 0, items: HashMap::new(), adopted: Vec::new() }
+    pub(crate) fn new(files: SwapFiles) -> Self {
+        let extents = ExtentAllocator::new(files.alignment());
+        Self { files: Arc::new(files), extents, allocated: 0, items: HashMap::new(), attached: Vec::new() }
     }
 
-    /// Bytes of the swap file that belong to somebody.
+    /// Bytes of the swap file in use.
     pub(crate) fn used(&self) -> u64 {
         self.extents.used()
     }
 
-    /// Whether much more is set aside than anybody has.
-    pub(crate) fn is_far_from_its_end(&self) -> bool {
+    /// Whether much more is preallocated than used.
+    pub(crate) fn has_much_unused(&self) -> bool {
         self.allocated > 2 * self.extents.end() + SPARE_BYTES
     }
 
-    pub(crate) fn insert(&mut self, id: Id, stored: Stored) {
+    pub(crate) fn insert(&mut self, id: ItemId, stored: StoredItem) {
         self.items.insert(id, stored);
     }
 
-    pub(crate) fn get(&self, id: Id) -> Option<&Stored> {
+    pub(crate) fn get(&self, id: ItemId) -> Option<&StoredItem> {
         self.items.get(&id)
     }
 
-    pub(crate) fn set_label(&mut self, id: Id, label: &str) {
+    pub(crate) fn set_label(&mut self, id: ItemId, label: &str) {
         if let Some(stored) = self.items.get_mut(&id) {
             stored.label = label.into();
         }
     }
 
-    pub(crate) fn set_sums(&mut self, id: Id, sums: Vec<u64>) {
+    pub(crate) fn set_checksums(&mut self, id: ItemId, checksums: Vec<u64>) {
         if let Some(stored) = self.items.get_mut(&id) {
-            stored.sums = Some(sums.into());
+            stored.checksums = Some(checksums.into());
         }
     }
 
-    /// An item is no more; its stretches are still the caller's to free.
-    pub(crate) fn take(&mut self, id: Id) -> Option<Stored> {
+    /// Removes an item; the caller frees its extents.
+    pub(crate) fn remove(&mut self, id: ItemId) -> Option<StoredItem> {
         self.items.remove(&id)
     }
 
-    /// Where a range of an item's bytes is: file, offset there, offset from the range's start, bytes. Of whole items in the
-    /// swap file with the rest of the last grain, so that nothing of it is ragged.
-    pub(crate) fn pieces(&self, stored: &Stored, range: std::ops::Range<usize>, is_whole: bool) -> Vec<Piece> {
-        let extents = match &stored.home {
-            Home::Adopted { file, offset } => {
-                return vec![(Arc::clone(file), offset + range.start as u64, 0, range.len())];
+    /// The segments that a range of an item consists of. For `is_whole` items in the swap file, the last one extends to
+    /// the alignment, so direct I/O needs no partial block.
+    pub(crate) fn segments(&self, stored: &StoredItem, range: std::ops::Range<usize>, is_whole: bool) -> Vec<Segment> {
+        let extents = match &stored.location {
+            DiskLocation::Attached { file, offset } => {
+                let (file, offset) = (Arc::clone(file), offset + range.start as u64);
+                return vec![Segment { file, offset, start: 0, bytes: range.len() }];
             }
-            Home::Swap(extents) => extents,
+            DiskLocation::Swap(extents) => extents,
         };
-        let (mut pieces, mut at) = (Vec::new(), 0_usize);
+        let (mut segments, mut at) = (Vec::new(), 0_usize);
         for extent in extents {
             let len = (extent.end - extent.start) as usize;
             let (from, to) = (range.start.max(at), if is_whole { at + len } else { range.end.min(at + len) });
             if from < to {
                 let offset = extent.start + (from - at) as u64;
-                pieces.push((Arc::clone(self.files.file()), offset, from - range.start, to - from));
+                let file = Arc::clone(self.files.file());
+                segments.push(Segment { file, offset, start: from - range.start, bytes: to - from });
             }
             at += len;
         }
-        pieces
+        segments
     }
 
-    /// The same as files that others can use.
-    pub(crate) fn locate(&self, stored: &Stored) -> Result<Vec<Located>, IoError> {
-        let mut located = Vec::new();
-        for (file, offset, _, bytes) in self.pieces(stored, 0..stored.bytes, false) {
+    /// The place of an item, with descriptors for others to use.
+    pub(crate) fn file_extents(&self, stored: &StoredItem) -> Result<Vec<FileExtent>, IoError> {
+        let mut found = Vec::new();
+        for Segment { file, offset, bytes, .. } in self.segments(stored, 0..stored.bytes, false) {
             let end = offset + bytes as u64;
-            match &stored.home {
-                Home::Swap(_) => located.extend(self.files.locate(&(offset..end))?),
-                Home::Adopted { .. } => {
+            match &stored.location {
+                DiskLocation::Swap(_) => found.extend(self.files.file_extents(&(offset..end))?),
+                DiskLocation::Attached { .. } => {
                     let mut at = offset;
                     while at < end {
                         let (fd, path, offset, together) = file.locate(at)?;
                         let bytes = together.min(end - at);
-                        located.push(Located { fd, path: path.to_path_buf(), offset, bytes });
+                        found.push(FileExtent { fd, path: path.to_path_buf(), offset, bytes });
                         at += bytes;
                     }
                 }
             }
         }
-        Ok(located)
+        Ok(found)
     }
 
-    /// A file that is only read, if it is open already.
-    pub(crate) fn adopted(&mut self, path: &Path) -> Option<Arc<TensorFile>> {
-        self.adopted.retain(|(_, file)| file.strong_count() > 0);
-        self.adopted.iter().find(|(other, _)| other == path).and_then(|(_, file)| file.upgrade())
+    /// An attached file that is open already.
+    pub(crate) fn find_attached(&mut self, path: &Path) -> Option<Arc<TensorFile>> {
+        self.attached.retain(|(_, file)| file.strong_count() > 0);
+        self.attached.iter().find(|(other, _)| other == path).and_then(|(_, file)| file.upgrade())
     }
 
-    /// A file that is open now.
+    /// Records an attached file that was opened.
     pub(crate) fn add_adopted(&mut self, path: PathBuf, file: &Arc<TensorFile>) {
-        self.adopted.push((path, Arc::downgrade(file)));
+        self.attached.push((path, Arc::downgrade(file)));
     }
 }

@@ -1,4 +1,4 @@
-//! The swapper as its users see it.
+//! The public API: [`Swapper`] and its [`Options`].
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,57 +7,59 @@ use deepnvme_file::Target;
 use deepnvme_io::mem::{Arena, Region};
 use deepnvme_io::{Engine, Error as IoError};
 
-use crate::desk::{Desk, Refusal};
+use crate::borrowed::{Borrowed, current_thread};
+use crate::deadlock::WaitingFor;
+use crate::disk_space::DiskSpace;
 use crate::error::{Error, Result};
-use crate::extents::Extent;
-use crate::files::Files;
-use crate::lend::{Lend, this_thread};
-use crate::order::Order;
-use crate::places::Id;
-use crate::residency::{Bounds, Mode, Residency, Whereabouts};
-use crate::room::Room;
+use crate::extent_allocator::Extent;
+use crate::io_scheduler::IoScheduler;
+use crate::item_table::{ItemTable, WaitError};
+use crate::next_use::NextUseQueue;
+use crate::residency::{BorrowMode, Budgets, Residence, Residency};
+use crate::slot_allocator::ItemId;
 use crate::stats::SwapStats;
-use crate::store::{Home, Stored};
+use crate::store::{DiskLocation, StoredItem};
+use crate::swap_files::SwapFiles;
 use crate::sync::outer::thread::{self, JoinHandle};
-use crate::traffic::Shared;
-use crate::waits::On;
 use deepnvme_io::start_thread;
 
-/// Most that is read ahead, or kept ready for that, where nobody says otherwise and items are small.
-const PIPELINE_BYTES_MAX: usize = 1 << 30;
-/// What of memory each of the two may take: three eighths.
-const PIPELINE_SHARE: (usize, usize) = (3, 8);
-/// Bytes that are copied at once into a slot.
+/// Default limit for prefetch budget and headroom; without it, large memories would prefetch far more than a disk
+/// needs.
+const BUDGET_BYTES_MAX: usize = 1 << 30;
+/// The fraction of memory that each of the two may take by default: three eighths.
+const BUDGET_FRACTION: (usize, usize) = (3, 8);
+/// Bytes per copy into a slot.
 const COPY_BYTES: usize = 1 << 20;
 
-/// How a swapper is made.
+/// Settings of a [`Swapper`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Where the swap files are made: one folder, or one for each disk.
+    /// Folders for the swap files: one, or one for each disk.
     pub folders: Vec<PathBuf>,
-    /// Bytes of memory for items, page-locked where the kernel allows it. All there ever are.
+    /// Bytes of memory for all items, page-locked where the kernel allows it.
     pub memory_bytes: usize,
-    /// Bytes of what comes next in the order that may be in memory before it is used. Default: three eighths, 1 GiB at most.
-    pub ahead_bytes: Option<usize>,
-    /// Bytes of memory that are kept ready for what comes, by writing early. Default: as `ahead_bytes`.
-    pub reserve_bytes: Option<usize>,
-    /// Keep a checksum of all that is written, and compare it when it is read.
+    /// Bytes of upcoming scheduled items that may be read before they are borrowed. Default: three eighths of the
+    /// memory, at most 1 GiB.
+    pub prefetch_bytes: Option<usize>,
+    /// Bytes of memory that early write-back keeps free or evictable. Default: as `prefetch_bytes`.
+    pub headroom_bytes: Option<usize>,
+    /// Store a checksum with each write and verify it on each read.
     pub has_checksums: bool,
     /// Give the swap files names.
     pub is_named: bool,
-    /// Of several files: bytes that go to one before the next has its turn.
+    /// With several files, the bytes written to one before the next.
     pub stripe_bytes: u64,
 }
 
 impl Options {
-    /// What is right for most: that folder, that much memory.
+    /// The defaults, with this folder and this much memory.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>, memory_bytes: usize) -> Self {
         Self {
             folders: vec![folder.into()],
             memory_bytes,
-            ahead_bytes: None,
-            reserve_bytes: None,
+            prefetch_bytes: None,
+            headroom_bytes: None,
             has_checksums: false,
             is_named: false,
             stripe_bytes: deepnvme_file::stripe_set::STRIPE_BYTES_DEFAULT,
@@ -65,225 +67,241 @@ impl Options {
     }
 }
 
-/// Says now and then whether somebody who waits is to stop.
-pub type Look<'a> = &'a mut dyn FnMut() -> bool;
+/// A range of a file that [`Swapper::attach`] makes an item of.
+#[derive(Clone, Copy, Debug)]
+pub struct AttachedRange<'a> {
+    /// The file.
+    pub target: &'a Target,
+    /// Offset in the file.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: usize,
+    /// Bytes of an element, to align elements in memory.
+    pub element_bytes: usize,
+}
 
-/// Tensors by key: on disk, and for a while in bounded memory. Shared freely between threads.
+/// Polled while waiting; return true to cancel.
+pub type CancelCheck<'a> = &'a mut dyn FnMut() -> bool;
+
+/// Tensors by key, stored on disk and borrowed in bounded memory. Can be shared between threads.
 #[derive(Debug)]
 pub struct Swapper {
-    shared: Arc<Shared>,
+    scheduler: Arc<IoScheduler>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Swapper {
-    /// An empty one. Swap files that crashed processes have left in the folders are removed.
+    /// Creates an empty swapper, and removes swap files that crashed processes have left in its folders.
     ///
     /// # Errors
-    /// `Io` where a file cannot be made there, or there is not so much memory; `Invalid` for settings out of range.
+    /// `Io` if a file cannot be created or memory is short; `Invalid` for settings out of range.
     pub fn new(engine: Arc<Engine>, options: &Options) -> Result<Self> {
-        let files = Files::new(&options.folders, options.stripe_bytes, options.is_named, engine.config().direct)?;
-        let grain = files.grain() as usize;
-        let memory_bytes = options.memory_bytes / grain * grain;
+        let files = SwapFiles::new(&options.folders, options.stripe_bytes, options.is_named, engine.config().direct)?;
+        let alignment = files.alignment() as usize;
+        let memory_bytes = options.memory_bytes / alignment * alignment;
         if memory_bytes == 0 {
             let bytes = options.memory_bytes;
             return Err(Error::Invalid(format!(
-                "memory is {bytes} bytes; it must be at least {grain}, for one small item"
+                "memory is {bytes} bytes; it must be at least {alignment}, the size of one small item"
             )));
         }
         let arena = Arena::new(memory_bytes, true).map_err(|error| IoError::from_io("allocate memory", &error))?;
-        let share = (memory_bytes / PIPELINE_SHARE.1 * PIPELINE_SHARE.0).min(PIPELINE_BYTES_MAX);
-        let bounds = Bounds {
-            ahead_bytes: options.ahead_bytes.unwrap_or(share).min(memory_bytes),
-            reserve_bytes: options.reserve_bytes.unwrap_or(share).min(memory_bytes),
+        let share = (memory_bytes / BUDGET_FRACTION.1 * BUDGET_FRACTION.0).min(BUDGET_BYTES_MAX);
+        let budgets = Budgets {
+            prefetch_bytes: options.prefetch_bytes.unwrap_or(share).min(memory_bytes),
+            headroom_bytes: options.headroom_bytes.unwrap_or(share).min(memory_bytes),
         };
-        let desk = Desk::new(Residency::new(memory_bytes, bounds));
-        let shared = Shared::new(desk, engine, Arc::new(arena), Room::new(files), options.has_checksums)?;
-        let shared = Arc::new(shared);
-        let runs = Arc::clone(&shared);
+        let items = ItemTable::new(Residency::new(memory_bytes, budgets));
+        let scheduler = IoScheduler::new(items, engine, Arc::new(arena), DiskSpace::new(files), options.has_checksums)?;
+        let scheduler = Arc::new(scheduler);
+        let runs = Arc::clone(&scheduler);
         let builder = thread::Builder::new().name("deepnvme-swap".into());
         let thread = start_thread(|| builder.spawn(move || runs.run()))?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { scheduler, thread: Some(thread) })
     }
 
-    /// The memory that items are lent in.
+    /// The memory that borrowed items lie in.
     #[must_use]
     pub fn arena(&self) -> &Arc<Arena> {
-        &self.shared.arena
+        &self.scheduler.arena
     }
 
-    /// Makes room for an item, or for other bytes of one; the caller fills it and [commits](Lend::commit) it. Whoever asks
-    /// for the key meanwhile waits. Without a commit there is nothing under the key.
+    /// Creates an item, or replaces one, in memory that the caller writes and then [commits](Borrowed::commit). Other
+    /// threads that ask for the key wait until then. Without a commit, the key has no item.
     ///
     /// # Errors
-    /// `TooLarge`; `Io` where the disk is full; `Deadlock` where the calling thread holds what it would have to wait for.
-    pub fn fill(&self, key: &str, bytes: usize, look: Look<'_>) -> Result<Lend> {
+    /// `TooLarge`; `Io` if the disk is full; `Deadlock` if the calling thread holds items that it would have to wait
+    /// for.
+    pub fn create(&self, key: &str, bytes: usize, is_cancelled: CancelCheck<'_>) -> Result<Borrowed> {
         self.check_process()?;
-        let place_bytes = self.place_bytes(key, 0, bytes)?;
+        let slot_bytes = self.slot_bytes(key, 0, bytes)?;
         loop {
             let found = self.find_open(key)?;
-            let same = found.filter(|id| self.shared.store().get(*id).is_some_and(|stored| is_same(stored, bytes)));
+            let same =
+                found.filter(|id| self.scheduler.store().get(*id).is_some_and(|stored| can_reuse(stored, bytes)));
             if let Some(id) = same {
-                match self.take(key, id, bytes, Mode::Fill, look) {
+                match self.borrow_item(key, id, bytes, BorrowMode::Create, is_cancelled) {
                     Err(Error::NotFound { .. }) => continue,
                     other => return other,
                 }
             }
-            let extents = self.allocate(key, bytes, look)?;
-            let stored = self.stored((key, ""), bytes, 0, Home::Swap(extents));
-            let id = self.replace(key, place_bytes, stored, false, look)?;
-            let taken = self.take(key, id, bytes, Mode::Fill, look);
+            let extents = self.allocate(key, bytes, is_cancelled)?;
+            let stored = StoredItem::new((key, ""), bytes, 0, DiskLocation::Swap(extents));
+            let id = self.replace_item(key, slot_bytes, stored, false, is_cancelled)?;
+            let taken = self.borrow_item(key, id, bytes, BorrowMode::Create, is_cancelled);
             if taken.is_err() {
-                self.shared.desk.lock().residency.forget(id);
-                self.shared.stir();
+                self.scheduler.items.lock().residency.delete(id);
+                self.scheduler.pump_or_wake();
             }
             return taken;
         }
     }
 
-    /// Puts a copy of the bytes, of the host or of a GPU, under that key. They are written some time later. Of a GPU they are
-    /// copied when the region's stream has come so far.
+    /// Copies bytes from the CPU or a GPU into an item. They are written to disk later. GPU memory is copied once the
+    /// region's stream has reached this point.
     ///
     /// # Errors
-    /// As [`fill`](Self::fill).
+    /// As [`create`](Self::create).
     pub fn put(&self, key: &str, source: &Region) -> Result<()> {
-        let lend = self.fill(key, source.len(), &mut || false)?;
-        let gpus = self.shared.engine.gpu_access();
+        let borrowed = self.create(key, source.len(), &mut || false)?;
+        let gpus = self.scheduler.engine.gpu_access();
         gpus.points([source])?.wait()?;
-        let target = lend.target();
+        let target = borrowed.target();
         let mut step = vec![0; COPY_BYTES.min(source.len())];
         for at in (0..source.len()).step_by(COPY_BYTES) {
             let bytes = COPY_BYTES.min(source.len() - at);
             gpus.copy_to_slice(source, at, &mut step[..bytes])?;
             target.copy_from_slice(at, &step[..bytes]);
         }
-        lend.commit();
+        borrowed.commit();
         Ok(())
     }
 
-    /// Waits until an item is in memory, where it stays until the lend is dropped; `exclusive` to change it, else together
-    /// with others who read it.
+    /// Waits until an item is in memory, and keeps it there until the returned [`Borrowed`] is dropped. Borrow it
+    /// `exclusive` to change it; otherwise it is shared with other readers.
     ///
     /// # Errors
-    /// `NotFound`; `ReadOnly` for what was adopted; `Io` and `Corrupt` where it cannot be read, or what has to make room
-    /// cannot be written; `Deadlock` where the calling thread holds what it would have to wait for; `Interrupted`.
-    pub fn lend(&self, key: &str, exclusive: bool, look: Look<'_>) -> Result<Lend> {
-        self.hold(key, if exclusive { Mode::Exclusive } else { Mode::Shared }, look)
+    /// `NotFound`; `ReadOnly` for exclusive access to an attached item; `Io` and `Corrupt` if the item cannot be read,
+    /// or memory for it cannot be freed because a write fails; `Deadlock` if the calling thread holds items that it
+    /// would have to wait for; `Interrupted`.
+    pub fn borrow(&self, key: &str, exclusive: bool, is_cancelled: CancelCheck<'_>) -> Result<Borrowed> {
+        self.borrow_key(key, if exclusive { BorrowMode::Exclusive } else { BorrowMode::Shared }, is_cancelled)
     }
 
-    /// As [`lend`](Self::lend), but what is not in memory is held on disk, to be read or written there with
-    /// [`read_part`](Lend::read_part) and [`write_part`](Lend::write_part).
+    /// Like [`borrow`](Self::borrow), but an item that is on disk stays there. Use [`read_at`](Borrowed::read_at) and
+    /// [`write_at`](Borrowed::write_at).
     ///
     /// # Errors
-    /// As [`lend`](Self::lend).
-    pub fn access(&self, key: &str, exclusive: bool, look: Look<'_>) -> Result<Lend> {
-        let (in_memory, on_disk) = if exclusive { (Mode::Exclusive, Mode::Claim) } else { (Mode::Shared, Mode::Pin) };
+    /// As [`borrow`](Self::borrow).
+    pub fn access(&self, key: &str, exclusive: bool, is_cancelled: CancelCheck<'_>) -> Result<Borrowed> {
+        let (in_memory, on_disk) = if exclusive {
+            (BorrowMode::Exclusive, BorrowMode::DiskExclusive)
+        } else {
+            (BorrowMode::Shared, BorrowMode::DiskShared)
+        };
         loop {
             let id = self.find(key)?;
-            let is_on_disk = self.shared.desk.lock().residency.whereabouts(id) == Whereabouts::Disk;
-            // Sums are of whole cells.
-            if self.shared.has_sums || !is_on_disk {
-                return self.hold(key, in_memory, look);
+            let is_on_disk = self.scheduler.items.lock().residency.residence(id) == Residence::Disk;
+            // Checksums cover whole chunks, so a partial write has to go through memory.
+            if self.scheduler.has_checksums || !is_on_disk {
+                return self.borrow_key(key, in_memory, is_cancelled);
             }
-            let lend = self.hold(key, on_disk, look)?;
-            if self.shared.desk.lock().residency.whereabouts(lend.id()) == Whereabouts::Disk {
-                return Ok(lend);
+            let borrowed = self.borrow_key(key, on_disk, is_cancelled)?;
+            if self.scheduler.items.lock().residency.residence(borrowed.id()) == Residence::Disk {
+                return Ok(borrowed);
             }
         }
     }
 
-    /// These will be lent soon, in this order.
+    /// Starts to read items that will be borrowed soon, in this order.
     ///
     /// # Errors
-    /// `NotFound` for the first that is not there; those before it are fetched.
+    /// `NotFound` for the first missing key; the keys before it are prefetched.
     pub fn prefetch<'a>(&self, keys: impl IntoIterator<Item = &'a str>) -> Result<()> {
         self.check_process()?;
         let mut keys = keys.into_iter();
         let wanted = {
-            let mut core = self.shared.desk.lock();
+            let mut table = self.scheduler.items.lock();
             keys.try_for_each(|key| {
-                let id = core.residency.find(key).ok_or_else(|| Error::NotFound { key: key.into() })?;
-                core.residency.want(id);
+                let id = table.residency.find(key).ok_or_else(|| Error::NotFound { key: key.into() })?;
+                table.residency.prefetch(id);
                 Ok(())
             })
         };
-        self.shared.stir();
+        self.scheduler.pump_or_wake();
         wanted
     }
 
-    /// The order in which items will be lent from now on, again and again if it `repeats`. Keys that are not there yet count
-    /// from when they are put. An empty order is none.
+    /// Sets the order in which items will be borrowed from now on, once or, if it `repeats`, again and again. Keys may
+    /// be created later. An empty order ends the schedule.
     ///
     /// # Errors
     /// `Closed`.
     pub fn schedule<'a>(&self, keys: impl IntoIterator<Item = &'a str>, repeats: bool) -> Result<()> {
         self.check_process()?;
-        let order = Order::new(keys.into_iter().map(Arc::from).collect(), repeats);
-        self.shared.desk.lock().residency.schedule(order);
-        self.shared.stir();
+        let order = NextUseQueue::new(keys.into_iter().map(Arc::from).collect(), repeats);
+        self.scheduler.items.lock().residency.schedule(order);
+        self.scheduler.pump_or_wake();
         Ok(())
     }
 
-    /// Does away with an item at once, or when those who hold it have returned it.
+    /// Deletes an item, at once or when its last borrow ends.
     ///
     /// # Errors
     /// `NotFound`.
-    pub fn forget(&self, key: &str) -> Result<()> {
+    pub fn delete(&self, key: &str) -> Result<()> {
         let id = self.find(key)?;
-        self.shared.desk.lock().residency.forget(id);
-        self.shared.stir();
-        self.shared.desk.notify();
+        self.scheduler.items.lock().residency.delete(id);
+        self.scheduler.pump_or_wake();
+        self.scheduler.items.notify();
         Ok(())
     }
 
-    /// Waits until the disk has all that was put and changed, or the items of these keys.
+    /// Waits until these items, or all of them, are on disk.
     ///
     /// # Errors
-    /// `Io` where something cannot be written: it is still in memory, and the next flush tries again; `Deadlock` where the
-    /// calling thread has one of them lent exclusively.
-    pub fn flush(&self, keys: Option<&[&str]>, look: Look<'_>) -> Result<()> {
+    /// `Io` if a write fails: the item stays in memory, and the next flush tries again; `Deadlock` if the calling
+    /// thread has borrowed one of them exclusively.
+    pub fn flush(&self, keys: Option<&[&str]>, is_cancelled: CancelCheck<'_>) -> Result<()> {
         self.check_process()?;
-        let ids: Vec<(Id, String)> = match keys {
+        let ids: Vec<(ItemId, String)> = match keys {
             Some(keys) => keys.iter().map(|key| Ok((self.find(key)?, (*key).to_owned()))).collect::<Result<_>>()?,
-            None => self.shared.desk.lock().residency.keys().map(|(key, id)| (id, key.to_string())).collect(),
+            None => self.scheduler.items.lock().residency.keys().map(|(key, id)| (id, key.to_string())).collect(),
         };
-        self.flush_ids(&ids, look)
+        self.flush_ids(&ids, is_cancelled)
     }
 
-    pub(crate) fn flush_ids(&self, ids: &[(Id, String)], look: Look<'_>) -> Result<()> {
-        let (mut left, began): (Vec<Id>, u64) = {
-            let mut core = self.shared.desk.lock();
-            (ids.iter().map(|(id, _)| *id).filter(|id| core.residency.flush(*id)).collect(), core.failures())
+    pub(crate) fn flush_ids(&self, ids: &[(ItemId, String)], is_cancelled: CancelCheck<'_>) -> Result<()> {
+        let (mut left, began): (Vec<ItemId>, u64) = {
+            let mut table = self.scheduler.items.lock();
+            (ids.iter().map(|(id, _)| *id).filter(|id| table.residency.flush(*id)).collect(), table.failures())
         };
         if left.is_empty() {
             return Ok(());
         }
-        self.shared.stir();
-        let stir = || self.shared.stir();
-        let flushed = self.shared.desk.wait_while((this_thread(), began), &stir, look, |core| {
-            // What was dirtied again meanwhile is somebody else's to flush.
-            left.retain(|id| core.residency.is_behind(*id));
-            let held = left.iter().find(|id| core.residency.is_sole(**id));
-            held.or(left.first()).map(|id| if core.residency.is_sole(*id) { On::Item(*id) } else { On::Io(*id) })
-        });
+        self.scheduler.pump_or_wake();
+        let pump_or_wake = || self.scheduler.pump_or_wake();
+        let flushed =
+            self.scheduler.items.wait_while((current_thread(), began), &pump_or_wake, is_cancelled, |table| {
+                // Changes made during the flush are left to the next one.
+                left.retain(|id| table.residency.needs_flush(*id));
+                let held = left.iter().find(|id| table.residency.has_writer(**id));
+                held.or(left.first())
+                    .map(|id| if table.residency.has_writer(*id) { WaitingFor::Item(*id) } else { WaitingFor::Io(*id) })
+            });
         let key = left.first().and_then(|id| ids.iter().find(|(other, _)| other == id)).map(|(_, key)| key.as_str());
-        flushed.map_err(|refusal| explained(key.unwrap_or_default(), refusal, "flush"))
+        flushed.map_err(|error| explain(key.unwrap_or_default(), error, "flush"))
     }
 
-    /// Adds an item whose bytes are those of somebody else's file, from `offset` on. They are read from there, and never
-    /// written. `item_bytes` is the size of its elements, `label` what [`Lend::label`] says of it. Its number.
+    /// Adds a read-only item whose bytes lie in another file. `label` is the text that [`Borrowed::label`] returns.
+    /// Returns the item's id.
     ///
     /// # Errors
-    /// `Io` where there is no such range; `TooLarge`.
-    pub fn adopt(
-        &self,
-        (key, label): (&str, &str),
-        target: &Target,
-        offset: u64,
-        bytes: usize,
-        item_bytes: usize,
-    ) -> Result<Id> {
+    /// `Io` or `Invalid` if the file lacks that range; `TooLarge`.
+    pub fn attach(&self, key: &str, label: &str, range: &AttachedRange<'_>) -> Result<ItemId> {
+        let AttachedRange { target, offset, bytes, element_bytes } = *range;
         self.check_process()?;
-        let file = self.shared.room().adopt(target, self.shared.engine.config().direct)?;
+        let file = self.scheduler.disk().open_attached(target, self.scheduler.engine.config().direct)?;
         let file_bytes = file.len()?;
         if offset.checked_add(bytes as u64).is_none_or(|end| end > file_bytes) {
             let path = deepnvme_io::shown::path(file.path());
@@ -291,136 +309,131 @@ impl Swapper {
                 "{path} has {file_bytes} bytes, and {key:?} would be {bytes} bytes at offset {offset}"
             )));
         }
-        // Bytes that lie at the same place within a page of memory as within one of the file get there without a copy.
-        let head = (offset % 4096) as usize;
-        let head = if head.is_multiple_of(item_bytes.max(1)) { head } else { 0 };
-        let place_bytes = self.place_bytes(key, head, bytes)?;
-        let stored = self.stored((key, label), bytes, head, Home::Adopted { file, offset });
-        let id = self.replace(key, place_bytes, stored, true, &mut || false)?;
-        self.shared.stir();
+        // If the offset within a page of memory equals the offset within a page of the file, direct I/O needs no copy.
+        let padding = (offset % 4096) as usize;
+        let padding = if padding.is_multiple_of(element_bytes.max(1)) { padding } else { 0 };
+        let slot_bytes = self.slot_bytes(key, padding, bytes)?;
+        let stored = StoredItem::new((key, label), bytes, padding, DiskLocation::Attached { file, offset });
+        let id = self.replace_item(key, slot_bytes, stored, true, &mut || false)?;
+        self.scheduler.pump_or_wake();
         Ok(id)
     }
 
-    /// Whether there is an item.
+    /// Whether the key has an item.
     #[must_use]
     pub fn contains(&self, key: &str) -> bool {
         self.find(key).is_ok()
     }
 
-    /// The keys, in no order.
+    /// The keys, in any order.
     #[must_use]
     pub fn keys(&self) -> Vec<String> {
         if self.check_process().is_err() {
             return Vec::new();
         }
-        self.shared.desk.lock().residency.keys().map(|(key, _)| key.to_string()).collect()
+        self.scheduler.items.lock().residency.keys().map(|(key, _)| key.to_string()).collect()
     }
 
-    /// What it has cost so far.
+    /// Counters since the swapper was created.
     #[must_use]
     pub fn stats(&self) -> SwapStats {
         if self.check_process().is_err() {
             return SwapStats::default();
         }
-        let core = self.shared.desk.lock();
-        let mut stats = core.stats;
-        stats.items = core.residency.len() as u64;
-        stats.evictions = core.residency.evictions;
-        stats.resident_bytes = core.residency.resident_bytes() as u64;
+        let table = self.scheduler.items.lock();
+        let mut stats = table.stats;
+        stats.items = table.residency.len() as u64;
+        stats.evictions = table.residency.evictions;
+        stats.resident_bytes = table.residency.resident_bytes() as u64;
         stats.resident_bytes_peak = stats.resident_bytes_peak.max(stats.resident_bytes);
-        drop(core);
-        stats.memory_bytes = self.shared.arena.len() as u64;
-        let store = self.shared.store();
+        drop(table);
+        stats.memory_bytes = self.scheduler.arena.len() as u64;
+        let store = self.scheduler.store();
         (stats.stored_bytes, stats.file_bytes) = (store.used(), store.allocated);
         stats
     }
 
-    /// Ends it: whoever waits is told, what is on its way is waited for, and what was in it is gone. Memory that is lent may
-    /// be used still.
+    /// Closes the swapper: cancels all waits, completes transfers in flight and deletes the swap files. Borrowed memory
+    /// stays valid.
     pub fn close(&self) {
         if self.check_process().is_ok() {
-            self.shared.close();
-            self.shared.drain();
-            self.shared.room().end();
+            self.scheduler.close();
+            self.scheduler.drain();
+            self.scheduler.disk().delete_files();
         }
     }
 
-    /// An item under that key instead of the one that is there, once nobody holds that any more.
-    pub(crate) fn replace(
+    /// Puts an item under a key, instead of its present one once all borrows of that have ended.
+    pub(crate) fn replace_item(
         &self,
         key: &str,
-        place_bytes: usize,
-        stored: Stored,
+        slot_bytes: usize,
+        stored: StoredItem,
         on_disk: bool,
-        look: Look<'_>,
-    ) -> Result<Id> {
-        let give_up = |stored: Stored, error| {
-            if let Home::Swap(extents) = stored.home {
-                self.shared.room().free(extents);
+        is_cancelled: CancelCheck<'_>,
+    ) -> Result<ItemId> {
+        let fail = |stored: StoredItem, error| {
+            if let DiskLocation::Swap(extents) = stored.location {
+                self.scheduler.disk().free(extents);
             }
             Err(error)
         };
         loop {
             let old = {
-                let mut core = self.shared.desk.lock();
-                if core.is_closed {
-                    drop(core);
-                    return give_up(stored, Error::SHUT);
+                let mut table = self.scheduler.items.lock();
+                if table.is_closed {
+                    drop(table);
+                    return fail(stored, Error::CLOSED);
                 }
-                match core.residency.find(key) {
+                match table.residency.find(key) {
                     None => {
-                        let id = core.residency.add(&stored.key, place_bytes, on_disk);
-                        // The item is known on disk before anybody can ask for it.
-                        self.shared.store().insert(id, stored);
+                        let id = table.residency.add(&stored.key, slot_bytes, on_disk);
+                        // Under the lock of the table, so that no thread finds an item without its place on disk.
+                        self.scheduler.store().insert(id, stored);
                         return Ok(id);
                     }
                     Some(old) => old,
                 }
             };
-            match self.take(key, old, 0, Mode::Claim, look) {
-                Ok(lend) => {
-                    let mut core = self.shared.desk.lock();
-                    core.residency.forget(old);
-                    let id = core.residency.add(&stored.key, place_bytes, on_disk);
-                    self.shared.store().insert(id, stored);
-                    drop(core);
-                    drop(lend);
+            match self.borrow_item(key, old, 0, BorrowMode::DiskExclusive, is_cancelled) {
+                Ok(borrowed) => {
+                    let mut table = self.scheduler.items.lock();
+                    table.residency.delete(old);
+                    let id = table.residency.add(&stored.key, slot_bytes, on_disk);
+                    self.scheduler.store().insert(id, stored);
+                    drop(table);
+                    drop(borrowed);
                     return Ok(id);
                 }
                 Err(Error::NotFound { .. }) => {}
-                Err(error) => return give_up(stored, error),
+                Err(error) => return fail(stored, error),
             }
         }
     }
 
-    /// Room on disk; where there is none, that of items which are on their way out is waited for.
-    pub(crate) fn allocate(&self, key: &str, bytes: usize, look: Look<'_>) -> Result<Vec<Extent>> {
-        if let Ok(extents) = self.shared.room().allocate(bytes) {
+    /// Allocates disk space. If there is none, waits for the space of deleted items.
+    pub(crate) fn allocate(&self, key: &str, bytes: usize, is_cancelled: CancelCheck<'_>) -> Result<Vec<Extent>> {
+        if let Ok(extents) = self.scheduler.disk().allocate(bytes) {
             return Ok(extents);
         }
-        // Another thread may have taken note of an item's end, and not have come to freeing its room.
-        self.shared.advance();
-        let (began, stir) = (u64::MAX, || self.shared.stir());
-        let buried = self
-            .shared
-            .desk
-            .wait_while((this_thread(), began), &stir, look, |core| core.is_freeing().then_some(On::Io(Id::MAX)));
-        buried.map_err(|refusal| explained(key, refusal, "put"))?;
-        Ok(self.shared.room().allocate(bytes)?)
+        // Another thread may have recorded the end of an item before freeing its space.
+        self.scheduler.pump();
+        let (began, pump_or_wake) = (u64::MAX, || self.scheduler.pump_or_wake());
+        let freed = self.scheduler.items.wait_while((current_thread(), began), &pump_or_wake, is_cancelled, |table| {
+            table.is_freeing_space().then_some(WaitingFor::Io(ItemId::MAX))
+        });
+        freed.map_err(|error| explain(key, error, "put"))?;
+        Ok(self.scheduler.disk().allocate(bytes)?)
     }
 
-    pub(crate) fn stored(&self, (key, label): (&str, &str), bytes: usize, head: usize, home: Home) -> Stored {
-        Stored { key: key.into(), label: label.into(), bytes, head, home, sums: None }
+    pub(crate) fn scheduler(&self) -> &Arc<IoScheduler> {
+        &self.scheduler
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
-    }
-
-    /// Bytes of an item's place in memory.
-    pub(crate) fn place_bytes(&self, key: &str, head: usize, bytes: usize) -> Result<usize> {
-        let (grain, bound) = (self.shared.store().files.grain() as usize, self.shared.arena.len());
-        let place = bytes.checked_add(head).and_then(|bytes| bytes.max(1).checked_next_multiple_of(grain));
+    /// Bytes of an item's slot in memory.
+    pub(crate) fn slot_bytes(&self, key: &str, padding: usize, bytes: usize) -> Result<usize> {
+        let (alignment, bound) = (self.scheduler.store().files.alignment() as usize, self.scheduler.arena.len());
+        let place = bytes.checked_add(padding).and_then(|bytes| bytes.max(1).checked_next_multiple_of(alignment));
         place.filter(|place| *place <= bound).ok_or_else(|| Error::TooLarge {
             key: key.into(),
             bytes: bytes as u64,
@@ -429,88 +442,95 @@ impl Swapper {
         })
     }
 
-    pub(crate) fn find(&self, key: &str) -> Result<Id> {
+    pub(crate) fn find(&self, key: &str) -> Result<ItemId> {
         self.find_open(key)?.ok_or_else(|| Error::NotFound { key: key.into() })
     }
 
-    fn find_open(&self, key: &str) -> Result<Option<Id>> {
+    fn find_open(&self, key: &str) -> Result<Option<ItemId>> {
         self.check_process()?;
-        let core = self.shared.desk.lock();
-        if core.is_closed { Err(Error::SHUT) } else { Ok(core.residency.find(key)) }
+        let table = self.scheduler.items.lock();
+        if table.is_closed { Err(Error::CLOSED) } else { Ok(table.residency.find(key)) }
     }
 
-    /// Has an item, whichever is under the key then.
-    pub(crate) fn hold(&self, key: &str, mode: Mode, look: Look<'_>) -> Result<Lend> {
+    /// Borrows the item that is under the key at that time.
+    pub(crate) fn borrow_key(&self, key: &str, mode: BorrowMode, is_cancelled: CancelCheck<'_>) -> Result<Borrowed> {
         loop {
             let id = self.find(key)?;
-            let Some(stored) = self.shared.store().get(id).cloned() else { continue };
-            if mode.is_sole()
-                && let Home::Adopted { file, .. } = &stored.home
+            let Some(stored) = self.scheduler.store().get(id).cloned() else { continue };
+            if mode.is_exclusive()
+                && let DiskLocation::Attached { file, .. } = &stored.location
             {
                 return Err(Error::ReadOnly { key: key.into(), path: file.path().to_path_buf() });
             }
-            match self.take(key, id, stored.bytes, mode, look) {
-                // It was replaced while this one waited.
+            match self.borrow_item(key, id, stored.bytes, mode, is_cancelled) {
+                // The item was replaced during the wait.
                 Err(Error::NotFound { .. }) => {}
-                Ok(lend) => return Ok(lend),
+                Ok(borrowed) => return Ok(borrowed),
                 Err(error) => return Err(error),
             }
         }
     }
 
-    fn take(&self, key: &str, id: Id, bytes: usize, mode: Mode, look: Look<'_>) -> Result<Lend> {
-        let (shared, who) = (&self.shared, this_thread());
-        let head = shared.store().get(id).map_or(0, |stored| stored.head);
-        let taken = shared.desk.take(id, mode, who, &|| shared.stir(), look);
-        let at = taken.map_err(|refusal| explained(key, refusal, "lend"))?;
-        // What was used decides what is fetched next.
-        shared.stir();
-        let at = at.filter(|_| mode.needs_memory());
-        Ok(Lend::new(shared, id, (at.map(|at| at + head), bytes), mode, who))
+    fn borrow_item(
+        &self,
+        key: &str,
+        id: ItemId,
+        bytes: usize,
+        mode: BorrowMode,
+        is_cancelled: CancelCheck<'_>,
+    ) -> Result<Borrowed> {
+        let (scheduler, thread) = (&self.scheduler, current_thread());
+        let padding = scheduler.store().get(id).map_or(0, |stored| stored.padding);
+        let taken = scheduler.items.borrow(id, mode, thread, &|| scheduler.pump_or_wake(), is_cancelled);
+        let slot = taken.map_err(|error| explain(key, error, "borrow"))?;
+        // This use may start the next prefetch.
+        scheduler.pump_or_wake();
+        let slot = slot.filter(|_| mode.needs_memory());
+        Ok(Borrowed::new(scheduler, id, (slot.map(|slot| slot + padding), bytes), mode, thread))
     }
 
     pub(crate) fn check_process(&self) -> Result<()> {
-        if self.shared.pid == std::process::id() { Ok(()) } else { Err(Error::FORKED) }
+        if self.scheduler.pid == std::process::id() { Ok(()) } else { Err(Error::FORKED) }
     }
 }
 
 impl Drop for Swapper {
     fn drop(&mut self) {
         if self.check_process().is_err() {
-            // The thread is the parent's, and so are the locks.
+            // The thread and the locks belong to the parent process.
             std::mem::forget(self.thread.take());
-            std::mem::forget(Arc::clone(&self.shared));
+            std::mem::forget(Arc::clone(&self.scheduler));
             return;
         }
-        self.shared.close();
+        self.scheduler.close();
         if let Some(thread) = self.thread.take() {
-            // One that panicked has said so.
+            // A panic was reported already.
             let _ = thread.join();
         }
-        self.shared.drain();
-        self.shared.room().end();
+        self.scheduler.drain();
+        self.scheduler.disk().delete_files();
     }
 }
 
-/// Whether an item can take other bytes where it is.
-fn is_same(stored: &Stored, bytes: usize) -> bool {
-    stored.bytes == bytes && matches!(stored.home, Home::Swap(_))
+/// Whether an item can take new bytes in place.
+fn can_reuse(stored: &StoredItem, bytes: usize) -> bool {
+    stored.bytes == bytes && matches!(stored.location, DiskLocation::Swap(_))
 }
 
-pub(crate) fn explained(key: &str, refusal: Refusal<Error>, verb: &str) -> Error {
-    match refusal {
-        Refusal::Gone => Error::NotFound { key: key.into() },
-        Refusal::Closed => Error::SHUT,
-        Refusal::Broken => Error::BROKEN,
-        Refusal::Interrupted => Error::Interrupted { key: key.into() },
-        Refusal::Failed(error) => error,
-        Refusal::Deadlock(On::Memory(_), own, all) => Error::Deadlock(format!(
-            "there is no room for {key:?}: {all} items are lent, {own} of them to this thread, and all who could return one \
-             wait as well; return some first, or give more memory"
+pub(crate) fn explain(key: &str, error: WaitError<Error>, verb: &str) -> Error {
+    match error {
+        WaitError::Deleted => Error::NotFound { key: key.into() },
+        WaitError::Closed => Error::CLOSED,
+        WaitError::Broken => Error::BROKEN,
+        WaitError::Interrupted => Error::Interrupted { key: key.into() },
+        WaitError::Failed(error) => error,
+        WaitError::Deadlock(WaitingFor::Memory(_), own, all) => Error::Deadlock(format!(
+            "no memory for {key:?}: {all} items are borrowed, {own} of them by this thread, and every thread that could return \
+             one waits as well; return some first, or use more memory"
         )),
-        Refusal::Deadlock(_, own, _) => Error::Deadlock(format!(
-            "cannot {verb} {key:?}: it is lent already, to this thread or to one that waits for what this thread has ({own} \
-             lends); return it first"
+        WaitError::Deadlock(_, own, _) => Error::Deadlock(format!(
+            "cannot {verb} {key:?}: it is borrowed already, by this thread or by one that waits for items of this thread \
+             ({own} borrowed); return it first"
         )),
     }
 }

@@ -1,4 +1,6 @@
-//! Locks that `loom` can replace. Every critical section leaves its state whole, so that a panic poisons nothing.
+//! Locks, threads and clocks: the standard library's, or those of `loom` or the simulation.
+//!
+//! Every critical section leaves its state consistent, so poisoned locks are used as they are.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -12,7 +14,7 @@ pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
 #[cfg(not(any(loom, simulated)))]
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// What no model of `loom`'s has, and the simulation does.
+/// Types that the simulation replaces, and `loom` does not.
 #[cfg(not(simulated))]
 pub(crate) mod outer {
     pub(crate) use std::sync::{Mutex, MutexGuard};
@@ -26,13 +28,13 @@ pub(crate) mod outer {
     pub(crate) use deepnvme_simulation_runtime::time::Instant;
 }
 
-/// Waits until somebody has written to the eventfd, that long at most. A wait that is interrupted ends early.
+/// Waits for a write to the eventfd, at most this long. An interrupted wait ends early.
 pub(crate) fn wait_for_wake(wake: &OwnedFd, at_most: Option<&Timespec>) {
     let mut wake = [PollFd::new(wake, PollFlags::IN)];
     #[cfg(not(simulated))]
     let _ = poll(&mut wake, at_most);
     #[cfg(simulated)]
-    for _ in 0..at_most.map_or(u32::MAX, |_| LOOKS) {
+    for _ in 0..at_most.map_or(u32::MAX, |_| POLLS) {
         outer::thread::yield_now();
         if poll(&mut wake, Some(&Timespec::default())).is_ok_and(|ready| ready > 0) {
             return;
@@ -40,11 +42,11 @@ pub(crate) fn wait_for_wake(wake: &OwnedFd, at_most: Option<&Timespec>) {
     }
 }
 
-/// Looks at the eventfd, for a wait that has a limit.
+/// Polls of the eventfd for a wait with a time limit.
 #[cfg(simulated)]
-const LOOKS: u32 = 8;
+const POLLS: u32 = 8;
 
-/// A guard, also of a lock under which somebody panicked.
+/// Unwraps a guard, even of a poisoned lock.
 pub(crate) fn recover<G>(locked: std::sync::LockResult<G>) -> G {
     locked.unwrap_or_else(std::sync::PoisonError::into_inner)
 }
@@ -53,7 +55,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Waits, for about that long at most. A model has no clock: there it is the one who changes something that wakes.
+/// Waits about `at_most`. A `loom` model has no clock, so there only a notification ends the wait.
 pub(crate) fn wait<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>, at_most: Duration) -> MutexGuard<'a, T> {
     #[cfg(loom)]
     {

@@ -1,4 +1,4 @@
-//! Tensors of a GPU go into the swapper and come out of it in the order of their stream. Run with a stand-in for the driver.
+//! GPU tensors go into the swapper and come out of it in stream order. Runs with a fake driver.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +14,7 @@ use deepnvme_swap::{Options, Swapper};
 use crate::standin::{Gpu, pattern};
 
 const BYTES: usize = 3_000_000;
-/// How long a kernel takes that changes the memory, or looks at it.
+/// Duration of a kernel that changes or reads the memory.
 const DELAY_US: u64 = 40_000;
 
 struct World {
@@ -30,27 +30,27 @@ fn world() -> World {
 }
 
 fn stored(swapper: &Swapper, key: &str) -> Vec<u8> {
-    let lend = swapper.lend(key, false, &mut || false).unwrap();
-    let mut bytes = vec![0; lend.len()];
-    lend.region().copy_to_slice(0, &mut bytes);
+    let borrowed = swapper.borrow(key, false, &mut || false).unwrap();
+    let mut bytes = vec![0; borrowed.len()];
+    borrowed.region().copy_to_slice(0, &mut bytes);
     bytes
 }
 
 #[test]
-fn what_is_put_is_what_the_stream_makes_of_it() {
+fn put_waits_for_the_stream() {
     let gpu = Gpu::new();
     let (world, stream) = (world(), gpu.stream(0));
     let memory = gpu.memory(0, BYTES, 1);
     gpu.fill(stream, &memory, 2, DELAY_US);
     world.swapper.put("a", &memory.region().after(stream)).unwrap();
-    assert!(stored(&world.swapper, "a") == pattern(2, BYTES), "the bytes from before the kernel were put");
+    assert!(stored(&world.swapper, "a") == pattern(2, BYTES), "put did not wait for the kernel");
     gpu.end_stream(0, stream);
     drop((world, memory));
     gpu.assert_clean();
 }
 
 #[test]
-fn a_part_is_written_when_the_stream_has_made_it() {
+fn a_write_waits_for_the_stream() {
     let gpu = Gpu::new();
     let (world, stream) = (world(), gpu.stream(0));
     let memory = gpu.memory(0, BYTES, 1);
@@ -59,12 +59,12 @@ fn a_part_is_written_when_the_stream_has_made_it() {
         if !is_in_memory {
             evict(&world.swapper);
         }
-        let lend = world.swapper.access("a", true, &mut || false).unwrap();
-        assert_eq!(lend.offset().is_some(), is_in_memory);
+        let borrowed = world.swapper.access("a", true, &mut || false).unwrap();
+        assert_eq!(borrowed.offset().is_some(), is_in_memory);
         gpu.fill(stream, &memory, seed, DELAY_US);
-        lend.write_part(0, &memory.region().after(stream)).unwrap();
-        drop(lend);
-        assert!(stored(&world.swapper, "a") == pattern(seed, BYTES), "the bytes from before the kernel were written");
+        borrowed.write_at(0, &memory.region().after(stream)).unwrap();
+        drop(borrowed);
+        assert!(stored(&world.swapper, "a") == pattern(seed, BYTES), "the write did not wait for the kernel");
     }
     gpu.end_stream(0, stream);
     drop((world, memory));
@@ -72,7 +72,7 @@ fn a_part_is_written_when_the_stream_has_made_it() {
 }
 
 #[test]
-fn a_part_is_read_over_what_the_stream_has_used() {
+fn a_read_waits_for_the_stream() {
     let gpu = Gpu::new();
     let (world, stream) = (world(), gpu.stream(0));
     let (kept, used) = (gpu.memory(0, BYTES, 1), gpu.memory(0, BYTES, 2));
@@ -83,25 +83,25 @@ fn a_part_is_read_over_what_the_stream_has_used() {
         }
         gpu.poke(&used, &pattern(2, BYTES));
         let seen = gpu.memory(0, BYTES, 3);
-        let lend = world.swapper.access("a", false, &mut || false).unwrap();
-        assert_eq!(lend.offset().is_some(), is_in_memory);
+        let borrowed = world.swapper.access("a", false, &mut || false).unwrap();
+        assert_eq!(borrowed.offset().is_some(), is_in_memory);
         gpu.copy(stream, &seen, &used, DELAY_US);
-        lend.read_part(0, used.region_mut().after(stream)).unwrap();
-        drop(lend);
+        borrowed.read_at(0, used.region_mut().after(stream)).unwrap();
+        drop(borrowed);
         assert!(gpu.peek(&used) == pattern(1, BYTES));
-        assert!(gpu.peek(&seen) == pattern(2, BYTES), "the kernel saw what was read later");
+        assert!(gpu.peek(&seen) == pattern(2, BYTES), "the read did not wait for the kernel");
     }
     gpu.end_stream(0, stream);
     drop((world, kept, used));
     gpu.assert_clean();
 }
 
-/// Has everything leave memory.
+/// Evicts everything from memory.
 fn evict(swapper: &Swapper) {
     swapper.flush(None, &mut || false).unwrap();
     for key in ["one", "two", "three", "four", "five"] {
-        swapper.fill(key, 4 << 20, &mut || false).unwrap().commit();
+        swapper.create(key, 4 << 20, &mut || false).unwrap().commit();
     }
-    let whole = swapper.fill("six", 16 << 20, &mut || false).unwrap();
+    let whole = swapper.create("six", 16 << 20, &mut || false).unwrap();
     drop(whole);
 }

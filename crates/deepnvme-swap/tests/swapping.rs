@@ -1,4 +1,4 @@
-//! Whoever lends an item finds its last bytes: over any disk, from any thread, in bounded memory.
+//! Every borrow finds an item's latest bytes: over any disk, from any thread, in bounded memory.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::mem::{Buffer, Region};
 use deepnvme_io::{BackendFactory, Config, Engine, ErrorKind};
-use deepnvme_swap::{Error, Lend, Options, Swapper};
+use deepnvme_swap::{AttachedRange, Borrowed, Error, FileRange, Options, Swapper};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 use deepnvme_testkit::watchdog::guard;
 use proptest::prelude::*;
@@ -49,18 +49,18 @@ fn never() -> impl FnMut() -> bool {
     || false
 }
 
-fn bytes_of(lend: &Lend) -> Vec<u8> {
-    let mut bytes = vec![0; lend.len()];
-    lend.region().copy_to_slice(0, &mut bytes);
+fn bytes_of(borrowed: &Borrowed) -> Vec<u8> {
+    let mut bytes = vec![0; borrowed.len()];
+    borrowed.region().copy_to_slice(0, &mut bytes);
     bytes
 }
 
 fn read(swapper: &Swapper, key: &str) -> Vec<u8> {
-    bytes_of(&swapper.lend(key, false, &mut never()).unwrap())
+    bytes_of(&swapper.borrow(key, false, &mut never()).unwrap())
 }
 
 fn change(swapper: &Swapper, key: &str, data: &[u8]) {
-    swapper.lend(key, true, &mut never()).unwrap().target().copy_from_slice(0, data);
+    swapper.borrow(key, true, &mut never()).unwrap().target().copy_from_slice(0, data);
 }
 
 struct World {
@@ -81,9 +81,9 @@ enum Step {
     Change(usize),
     Read(usize),
     Leave(usize),
-    Forget(usize),
-    ReadPart(usize, usize, usize),
-    WritePart(usize, usize, usize),
+    Delete(usize),
+    ReadAt(usize, usize, usize),
+    WriteAt(usize, usize, usize),
     Prefetch(Vec<usize>),
     Schedule(Vec<usize>),
     Flush,
@@ -98,9 +98,9 @@ fn step() -> impl Strategy<Value = Step> {
         4 => key.clone().prop_map(Step::Change),
         4 => key.clone().prop_map(Step::Read),
         1 => key.clone().prop_map(Step::Leave),
-        1 => key.clone().prop_map(Step::Forget),
-        3 => (key.clone(), any::<usize>(), any::<usize>()).prop_map(|(key, from, bytes)| Step::ReadPart(key, from, bytes)),
-        3 => (key.clone(), any::<usize>(), any::<usize>()).prop_map(|(key, from, bytes)| Step::WritePart(key, from, bytes)),
+        1 => key.clone().prop_map(Step::Delete),
+        3 => (key.clone(), any::<usize>(), any::<usize>()).prop_map(|(key, from, bytes)| Step::ReadAt(key, from, bytes)),
+        3 => (key.clone(), any::<usize>(), any::<usize>()).prop_map(|(key, from, bytes)| Step::WriteAt(key, from, bytes)),
         1 => prop::collection::vec(key.clone(), 0..5).prop_map(Step::Prefetch),
         1 => prop::collection::vec(key.clone(), 0..12).prop_map(Step::Schedule),
         1 => Just(Step::Flush),
@@ -135,36 +135,36 @@ fn play(world: &World, steps: Vec<Step>) {
                 let key = key.to_string();
                 match model.get(&key) {
                     Some(data) => assert!(read(swapper, &key) == *data, "{key} in turn {turn}"),
-                    None => assert!(matches!(swapper.lend(&key, false, &mut never()), Err(Error::NotFound { .. }))),
+                    None => assert!(matches!(swapper.borrow(&key, false, &mut never()), Err(Error::NotFound { .. }))),
                 }
             }
             Step::Leave(key) => {
                 if model.contains_key(&key.to_string()) {
-                    swapper.lend(&key.to_string(), true, &mut never()).unwrap().mark_clean();
+                    swapper.borrow(&key.to_string(), true, &mut never()).unwrap().mark_clean();
                 }
             }
-            Step::Forget(key) => {
+            Step::Delete(key) => {
                 let is_there = model.remove(&key.to_string()).is_some();
-                assert_eq!(swapper.forget(&key.to_string()).is_ok(), is_there);
+                assert_eq!(swapper.delete(&key.to_string()).is_ok(), is_there);
             }
-            Step::ReadPart(key, from, bytes) => {
+            Step::ReadAt(key, from, bytes) => {
                 if let Some(data) = model.get(&key.to_string()) {
                     let range = part(data.len(), from, bytes);
                     let out = Buffer::zeroed(range.len()).unwrap().into_region();
                     let seen = out.region();
-                    let lend = swapper.access(&key.to_string(), false, &mut never()).unwrap();
-                    lend.read_part(range.start, out).unwrap();
+                    let borrowed = swapper.access(&key.to_string(), false, &mut never()).unwrap();
+                    borrowed.read_at(range.start, out).unwrap();
                     let mut found = vec![0; range.len()];
                     seen.copy_to_slice(0, &mut found);
                     assert!(found == data[range]);
                 }
             }
-            Step::WritePart(key, from, bytes) => {
+            Step::WriteAt(key, from, bytes) => {
                 if let Some(data) = model.get_mut(&key.to_string()) {
                     let range = part(data.len(), from, bytes);
                     data[range.clone()].copy_from_slice(&random(seed, range.len()));
-                    let lend = swapper.access(&key.to_string(), true, &mut never()).unwrap();
-                    lend.write_part(range.start, &Region::from_vec(data[range.clone()].to_vec())).unwrap();
+                    let borrowed = swapper.access(&key.to_string(), true, &mut never()).unwrap();
+                    borrowed.write_at(range.start, &Region::from_vec(data[range.clone()].to_vec())).unwrap();
                 }
             }
             Step::Prefetch(keys) => {
@@ -193,7 +193,8 @@ fn play(world: &World, steps: Vec<Step>) {
                 let data = random(seed, bytes + 100);
                 std::fs::write(&path, &data).unwrap();
                 let file = std::fs::File::open(&path).unwrap();
-                swapper.import((&key.to_string(), ""), file.as_fd(), 100, bytes, &mut never()).unwrap();
+                let range = FileRange { file: file.as_fd(), offset: 100, bytes };
+                swapper.import(&key.to_string(), "", &range, &mut never()).unwrap();
                 model.insert(key.to_string(), data[100..].to_vec());
             }
         }
@@ -210,31 +211,31 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
     #[test]
-    fn it_is_as_a_plain_map(steps in prop::collection::vec(step(), 1..70), pages in 10_usize..30, has_checksums: bool, ahead in 0_usize..20, reserve in 0_usize..20) {
-        guard("it_is_as_a_plain_map", LIMIT, || {
+    fn it_behaves_like_a_map(steps in prop::collection::vec(step(), 1..70), pages in 10_usize..30, has_checksums: bool, prefetch in 0_usize..20, headroom in 0_usize..20) {
+        guard("it_behaves_like_a_map", LIMIT, || {
             let world = world(engine(), pages * 4096, |options| {
                 options.has_checksums = has_checksums;
-                options.ahead_bytes = Some(ahead * 4096);
-                options.reserve_bytes = Some(reserve * 4096);
+                options.prefetch_bytes = Some(prefetch * 4096);
+                options.headroom_bytes = Some(headroom * 4096);
             });
             play(&world, steps);
         });
     }
 
-    /// Interruptions and short transfers, which an engine hides, in any order.
+    /// Interruptions and short transfers, which the engine hides, in any order.
     #[test]
-    fn a_disk_that_stutters_changes_nothing(steps in prop::collection::vec(step(), 1..40), seed: u64) {
-        guard("a_disk_that_stutters_changes_nothing", LIMIT, || {
+    fn short_and_interrupted_transfers_change_nothing(steps in prop::collection::vec(step(), 1..40), seed: u64) {
+        guard("short_and_interrupted_transfers_change_nothing", LIMIT, || {
             let plan = FaultPlan { seed, short: 200, eintr: 50, eagain: 50, reorder: true, slow: 100, slow_max: Duration::from_millis(2), ..FaultPlan::default() };
             play(&world(faulty(plan).0, 14 * 4096, |_| {}), steps);
         });
     }
 }
 
-/// Every call either does what it says or fails as the disk did; no byte that was accepted is lost.
+/// Every call succeeds or fails as the disk did; no accepted byte is lost.
 #[test]
-fn a_disk_that_fails_loses_nothing_that_is_in_memory() {
-    guard("a_disk_that_fails_loses_nothing", LIMIT, || {
+fn a_failing_disk_loses_nothing_in_memory() {
+    guard("a_failing_disk_loses_nothing", LIMIT, || {
         let mut failures = 0;
         for seed in 0..25 {
             let plan = FaultPlan { seed, eio: 120, enospc: 60, ..FaultPlan::default() };
@@ -247,22 +248,22 @@ fn a_disk_that_fails_loses_nothing_that_is_in_memory() {
                 let key = rng.below(10).to_string();
                 let data = random(turn, 5000);
                 match rng.below(4) {
-                    // A put that fails leaves nothing or what was there.
+                    // A failed put leaves the old item or none.
                     0 => match swapper.put(&key, &Region::from_vec(data.clone())) {
                         Ok(()) => drop(model.insert(key, data)),
                         Err(error) => check_failure(&error, &mut failures),
                     },
-                    1 => match swapper.lend(&key, true, &mut never()) {
-                        Ok(lend) => {
-                            assert!(bytes_of(&lend) == model[&key], "seed {seed}, turn {turn}");
-                            lend.target().copy_from_slice(0, &data);
+                    1 => match swapper.borrow(&key, true, &mut never()) {
+                        Ok(borrowed) => {
+                            assert!(bytes_of(&borrowed) == model[&key], "seed {seed}, turn {turn}");
+                            borrowed.target().copy_from_slice(0, &data);
                             model.insert(key, data);
                         }
                         Err(Error::NotFound { .. }) => assert!(!model.contains_key(&key)),
                         Err(error) => check_failure(&error, &mut failures),
                     },
-                    2 => match swapper.lend(&key, false, &mut never()) {
-                        Ok(lend) => assert!(bytes_of(&lend) == model[&key], "seed {seed}, turn {turn}"),
+                    2 => match swapper.borrow(&key, false, &mut never()) {
+                        Ok(borrowed) => assert!(bytes_of(&borrowed) == model[&key], "seed {seed}, turn {turn}"),
                         Err(Error::NotFound { .. }) => assert!(!model.contains_key(&key)),
                         Err(error) => check_failure(&error, &mut failures),
                     },
@@ -273,10 +274,10 @@ fn a_disk_that_fails_loses_nothing_that_is_in_memory() {
                     }
                 }
             }
-            // The disk fails now and then only: in the end everything can be had.
+            // The disk fails only sometimes, so every item can be read in the end.
             for (key, data) in &model {
-                let lend = (0..200).find_map(|_| swapper.lend(key, false, &mut never()).ok());
-                assert!(bytes_of(&lend.expect("it comes in the end")) == *data, "seed {seed}");
+                let borrowed = (0..200).find_map(|_| swapper.borrow(key, false, &mut never()).ok());
+                assert!(bytes_of(&borrowed.expect("it is readable in the end")) == *data, "seed {seed}");
             }
             assert!(faults.counts().fatal() > 0, "seed {seed} injected nothing");
         }
@@ -291,7 +292,7 @@ fn check_failure(error: &Error, failures: &mut u32) {
 }
 
 #[test]
-fn a_dead_disk_is_said_and_waited_for_by_nobody() {
+fn a_dead_disk_is_an_error_and_blocks_nobody() {
     guard("a_dead_disk", LIMIT, || {
         let (engine, _) = faulty(FaultPlan { eio_after_ops: Some(0), ..FaultPlan::default() });
         let world = world(engine, 4 * 4096, |_| {});
@@ -302,7 +303,7 @@ fn a_dead_disk_is_said_and_waited_for_by_nobody() {
             let refused = world.swapper.put("e", &Region::from_vec(random(2, 4096))).unwrap_err();
             assert!(matches!(refused, Error::Io(_)), "{refused}");
             assert!(matches!(world.swapper.flush(None, &mut never()), Err(Error::Io(_))));
-            assert!(read(&world.swapper, "a") == random(1, 4096), "what is in memory is there");
+            assert!(read(&world.swapper, "a") == random(1, 4096), "items in memory stay readable");
         }
         assert!(!world.swapper.contains("e"));
     });
@@ -313,53 +314,53 @@ fn damage_on_disk_is_found() {
     let world = world(engine(), 4 * 4096, |options| (options.has_checksums, options.is_named) = (true, true));
     let swapper = &world.swapper;
     swapper.put("victim", &Region::from_vec(random(1, 10_000))).unwrap();
-    let part = swapper.locate("victim", &mut never()).unwrap().remove(0);
+    let part = swapper.extents("victim", &mut never()).unwrap().remove(0);
     swapper.put("other", &Region::from_vec(random(2, 16_000))).unwrap();
     assert!(swapper.stats().evictions > 0, "the victim is on disk only");
     use std::os::unix::fs::FileExt;
     std::fs::File::options().write(true).open(&part.path).unwrap().write_all_at(b"!", part.offset + 5000).unwrap();
-    let Err(Error::Corrupt { path, key, offset, .. }) = swapper.lend("victim", false, &mut never()) else { panic!() };
+    let Err(Error::Corrupt { path, key, offset, .. }) = swapper.borrow("victim", false, &mut never()) else { panic!() };
     assert_eq!((path, key.as_str(), offset), (part.path, "victim", part.offset));
     swapper.put("victim", &Region::from_vec(random(3, 10_000))).unwrap();
-    assert!(read(swapper, "victim") == random(3, 10_000), "it can be put again");
+    assert!(read(swapper, "victim") == random(3, 10_000), "the key can be put again");
 }
 
 #[test]
-fn who_holds_too_much_is_told() {
+fn borrowing_too_much_is_a_deadlock() {
     let world = world(engine(), 4 * 4096, |_| {});
     let swapper = &world.swapper;
     for key in 0..6 {
         swapper.put(&key.to_string(), &Region::from_vec(vec![key; 4096])).unwrap();
     }
-    let held: Vec<Lend> =
-        (0..4).map(|key| swapper.lend(&key.to_string(), key % 2 == 0, &mut never()).unwrap()).collect();
-    let Err(Error::Deadlock(text)) = swapper.lend("4", false, &mut never()) else { panic!() };
-    assert!(text.contains("4 items are lent, 4 of them to this thread"), "{text}");
-    let Err(Error::Deadlock(text)) = swapper.lend("0", false, &mut never()) else { panic!() };
+    let held: Vec<Borrowed> =
+        (0..4).map(|key| swapper.borrow(&key.to_string(), key % 2 == 0, &mut never()).unwrap()).collect();
+    let Err(Error::Deadlock(text)) = swapper.borrow("4", false, &mut never()) else { panic!() };
+    assert!(text.contains("4 items are borrowed, 4 of them by this thread"), "{text}");
+    let Err(Error::Deadlock(text)) = swapper.borrow("0", false, &mut never()) else { panic!() };
     assert!(text.contains("return it first"), "{text}");
     assert!(matches!(swapper.put("7", &Region::from_vec(vec![0])), Err(Error::Deadlock(_))));
     assert!(matches!(swapper.flush(None, &mut never()), Err(Error::Deadlock(_))));
-    drop(swapper.lend("1", false, &mut never()).unwrap());
+    drop(swapper.borrow("1", false, &mut never()).unwrap());
     drop(held);
     assert_eq!(read(swapper, "4"), [4; 4096]);
     swapper.flush(None, &mut never()).unwrap();
 }
 
 #[test]
-fn who_holds_nothing_waits_for_who_does() {
-    guard("who_holds_nothing_waits", LIMIT, || {
+fn a_thread_without_borrows_waits_for_memory() {
+    guard("a_thread_without_borrows_waits", LIMIT, || {
         let world = world(engine(), 2 * 4096, |_| {});
         for key in 0..4_u8 {
             world.swapper.put(&key.to_string(), &Region::from_vec(vec![key; 4096])).unwrap();
         }
-        let held = [0, 1].map(|key| world.swapper.lend(&key.to_string(), true, &mut never()).unwrap());
+        let held = [0, 1].map(|key| world.swapper.borrow(&key.to_string(), true, &mut never()).unwrap());
         let (swapper, (begun, begins)) = (Arc::clone(&world.swapper), std::sync::mpsc::channel());
         let waits = std::thread::spawn(move || {
-            let lend = swapper.lend("2", false, &mut || {
+            let borrowed = swapper.borrow("2", false, &mut || {
                 let _ = begun.send(());
                 false
             });
-            bytes_of(&lend.unwrap())
+            bytes_of(&borrowed.unwrap())
         });
         begins.recv().unwrap();
         drop(held);
@@ -368,8 +369,8 @@ fn who_holds_nothing_waits_for_who_does() {
 }
 
 #[test]
-fn threads_add_and_nothing_is_lost() {
-    guard("threads_add_and_nothing_is_lost", LIMIT, || {
+fn no_increment_of_a_thread_is_lost() {
+    guard("no_increment_of_a_thread_is_lost", LIMIT, || {
         let world = world(engine(), 5 * 4096, |_| {});
         let swapper = &world.swapper;
         for key in 0..9 {
@@ -383,10 +384,10 @@ fn threads_add_and_nothing_is_lost() {
                         if turn % 5 == 0 {
                             swapper.prefetch([key.as_str()]).unwrap();
                         }
-                        let lend = swapper.lend(&key, true, &mut never()).unwrap();
+                        let borrowed = swapper.borrow(&key, true, &mut never()).unwrap();
                         let mut count = [0; 4];
-                        lend.region().copy_to_slice(0, &mut count);
-                        lend.target().copy_from_slice(0, &(u32::from_ne_bytes(count) + 1).to_ne_bytes());
+                        borrowed.region().copy_to_slice(0, &mut count);
+                        borrowed.target().copy_from_slice(0, &(u32::from_ne_bytes(count) + 1).to_ne_bytes());
                     }
                 });
             }
@@ -400,28 +401,33 @@ fn threads_add_and_nothing_is_lost() {
 }
 
 #[test]
-fn what_is_adopted_is_read_where_it_is_and_never_written() {
+fn attached_items_are_read_in_place_and_never_written() {
     let world = world(engine(), 8 * 4096, |_| {});
     let swapper = &world.swapper;
     let (path, data) = (world.folder.path().join("weights"), random(5, 60_000));
     std::fs::write(&path, &data).unwrap();
-    let adopt = |key: &str, offset: usize, bytes| {
-        swapper.adopt((key, "somebody's"), &path.clone().into(), offset as u64, bytes, 8)
+    let target = path.clone().into();
+    let attach = |key: &str, offset: usize, bytes| {
+        swapper.attach(
+            key,
+            "a label",
+            &AttachedRange { target: &target, offset: offset as u64, bytes, element_bytes: 8 },
+        )
     };
     for (index, offset) in [0, 4096, 12_344, 20_001].into_iter().enumerate() {
-        adopt(&index.to_string(), offset, 17_000).unwrap();
+        attach(&index.to_string(), offset, 17_000).unwrap();
     }
     for _ in 0..2 {
         for (index, offset) in [0, 4096, 12_344, 20_001].into_iter().enumerate() {
-            let lend = swapper.lend(&index.to_string(), false, &mut never()).unwrap();
-            assert!(bytes_of(&lend) == data[offset..offset + 17_000]);
-            assert_eq!(lend.offset().unwrap() % 8, 0, "elements are aligned");
+            let borrowed = swapper.borrow(&index.to_string(), false, &mut never()).unwrap();
+            assert!(bytes_of(&borrowed) == data[offset..offset + 17_000]);
+            assert_eq!(borrowed.offset().unwrap() % 8, 0, "elements are aligned");
         }
     }
-    assert!(matches!(swapper.lend("1", true, &mut never()), Err(Error::ReadOnly { .. })));
-    assert!(matches!(adopt("beyond", 50_000, 10_001), Err(Error::Invalid(_))));
+    assert!(matches!(swapper.borrow("1", true, &mut never()), Err(Error::ReadOnly { .. })));
+    assert!(matches!(attach("beyond", 50_000, 10_001), Err(Error::Invalid(_))));
     assert!(swapper.stats().bytes_written == 0 && swapper.stats().stored_bytes == 0);
-    let part = swapper.locate("2", &mut never()).unwrap().remove(0);
+    let part = swapper.extents("2", &mut never()).unwrap().remove(0);
     assert_eq!((part.path.as_path(), part.offset, part.bytes), (path.as_path(), 12_344, 17_000));
     swapper.put("1", &Region::from_vec(vec![1; 10])).unwrap();
     assert_eq!(read(swapper, "1"), [1; 10]);
@@ -429,7 +435,7 @@ fn what_is_adopted_is_read_where_it_is_and_never_written() {
 }
 
 #[test]
-fn what_does_not_fit_says_how_much_is_enough() {
+fn too_large_items_name_the_memory_needed() {
     let world = world(engine(), 4 * 4096, |_| {});
     let Err(Error::TooLarge { enough_bytes, .. }) =
         world.swapper.put("large", &Region::from_vec(vec![0; 5 * 4096 - 1]))
@@ -441,19 +447,19 @@ fn what_does_not_fit_says_how_much_is_enough() {
 }
 
 #[test]
-fn room_of_what_was_forgotten_is_there_at_once() {
+fn deleting_an_item_frees_its_space_at_once() {
     let world = world(engine(), 4 * 4096, |_| {});
     for turn in 0..200_u64 {
         world.swapper.put("a", &Region::from_vec(random(turn, 3 * 4096))).unwrap();
         world.swapper.put("b", &Region::from_vec(random(turn, 2 * 4096))).unwrap();
-        world.swapper.forget("a").unwrap();
-        world.swapper.forget("b").unwrap();
+        world.swapper.delete("a").unwrap();
+        world.swapper.delete("b").unwrap();
         assert!(world.swapper.stats().file_bytes <= 16 * 4096);
     }
 }
 
 #[test]
-fn several_folders_and_no_direct_io_are_the_same() {
+fn several_folders_stripe_the_items() {
     let second = tempfile::tempdir().unwrap();
     let world = world(engine(), 8 * 4096, |options| {
         options.folders.push(second.path().to_path_buf());
@@ -462,26 +468,26 @@ fn several_folders_and_no_direct_io_are_the_same() {
     for key in 0..8_u64 {
         world.swapper.put(&key.to_string(), &Region::from_vec(random(key, 20 * KIB))).unwrap();
     }
-    assert!(world.swapper.locate("0", &mut never()).unwrap().len() > 1);
+    assert!(world.swapper.extents("0", &mut never()).unwrap().len() > 1);
     for key in 0..8_u64 {
         assert!(read(&world.swapper, &key.to_string()) == random(key, 20 * KIB));
     }
 }
 
 #[test]
-fn the_end_is_said_to_who_waits() {
-    guard("the_end_is_said", LIMIT, || {
+fn closing_ends_waits() {
+    guard("closing_ends_waits", LIMIT, || {
         let world = world(engine(), 4096, |_| {});
         for key in ["a", "b"] {
             world.swapper.put(key, &Region::from_vec(vec![1; 4096])).unwrap();
         }
-        let held = world.swapper.lend("a", false, &mut never()).unwrap();
+        let held = world.swapper.borrow("a", false, &mut never()).unwrap();
         let (swapper, (begun, begins)) = (Arc::clone(&world.swapper), std::sync::mpsc::channel());
-        let waits = std::thread::spawn(move || swapper.lend("b", false, &mut || begun.send(()).is_err()).map(drop));
+        let waits = std::thread::spawn(move || swapper.borrow("b", false, &mut || begun.send(()).is_err()).map(drop));
         begins.recv().unwrap();
         world.swapper.close();
         assert!(matches!(waits.join().unwrap(), Err(Error::Closed(_))));
-        assert_eq!(bytes_of(&held)[0], 1, "what is lent is there still");
+        assert_eq!(bytes_of(&held)[0], 1, "borrowed memory stays valid");
         drop(held);
         assert!(matches!(world.swapper.put("c", &Region::from_vec(vec![1])), Err(Error::Closed(_))));
         assert_eq!(std::fs::read_dir(world.folder.path()).unwrap().count(), 0);
@@ -489,43 +495,43 @@ fn the_end_is_said_to_who_waits() {
 }
 
 #[test]
-fn what_is_filled_is_there_when_it_is_committed_and_not_before() {
+fn created_items_exist_only_after_their_commit() {
     let world = world(engine(), 256 * KIB, |_| {});
     let swapper = &world.swapper;
     let (first, second) = (random(1, 20_000), random(2, 20_000));
     for bytes in [20_000, 30_000] {
-        // Both where there is nothing yet, and over another item, of the same size and of another one.
-        swapper.fill("a", bytes, &mut never()).unwrap().target().copy_from_slice(0, &first);
-        assert!(matches!(swapper.lend("a", false, &mut never()), Err(Error::NotFound { .. })));
+        // Over no item, and over one of the same or another size.
+        swapper.create("a", bytes, &mut never()).unwrap().target().copy_from_slice(0, &first);
+        assert!(matches!(swapper.borrow("a", false, &mut never()), Err(Error::NotFound { .. })));
         swapper.put("a", &Region::from_vec(first.clone())).unwrap();
-        drop(swapper.fill("a", bytes, &mut never()).unwrap());
+        drop(swapper.create("a", bytes, &mut never()).unwrap());
         assert!(!swapper.contains("a") && swapper.keys().is_empty());
     }
     let filled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let lend = swapper.fill("a", 20_000, &mut never()).unwrap();
-        lend.target().copy_from_slice(0, &first);
+        let borrowed = swapper.create("a", 20_000, &mut never()).unwrap();
+        borrowed.target().copy_from_slice(0, &first);
         panic!("half way");
     }));
     assert!(filled.is_err() && !swapper.contains("a"));
-    let lend = swapper.fill("a", 20_000, &mut never()).unwrap();
-    lend.target().copy_from_slice(0, &second);
-    lend.commit_as("bytes of mine");
-    assert_eq!(&*swapper.lend("a", false, &mut never()).unwrap().label(), "bytes of mine");
+    let borrowed = swapper.create("a", 20_000, &mut never()).unwrap();
+    borrowed.target().copy_from_slice(0, &second);
+    borrowed.commit_as("bytes of mine");
+    assert_eq!(&*swapper.borrow("a", false, &mut never()).unwrap().label(), "bytes of mine");
     assert_eq!(read(swapper, "a"), second);
     swapper.flush(None, &mut never()).unwrap();
-    assert_eq!((swapper.stats().items, swapper.stats().stored_bytes), (1, 20_480), "all else was given back");
+    assert_eq!((swapper.stats().items, swapper.stats().stored_bytes), (1, 20_480), "all other space was freed");
 }
 
 #[test]
-fn who_waits_for_what_is_abandoned_is_told_that_there_is_nothing() {
-    guard("who_waits_for_what_is_abandoned", LIMIT, || {
+fn waiters_for_an_abandoned_item_find_nothing() {
+    guard("waiters_for_an_abandoned_item", LIMIT, || {
         let world = world(engine(), 256 * KIB, |_| {});
-        let lend = world.swapper.fill("a", 20_000, &mut never()).unwrap();
+        let borrowed = world.swapper.create("a", 20_000, &mut never()).unwrap();
         let (swapper, (begun, begins)) = (Arc::clone(&world.swapper), std::sync::mpsc::channel());
-        let mut look = move || begun.send(()).is_err();
-        let waits = std::thread::spawn(move || swapper.lend("a", false, &mut look).map(drop));
+        let mut is_cancelled = move || begun.send(()).is_err();
+        let waits = std::thread::spawn(move || swapper.borrow("a", false, &mut is_cancelled).map(drop));
         begins.recv().unwrap();
-        drop(lend);
+        drop(borrowed);
         assert!(matches!(waits.join().unwrap(), Err(Error::NotFound { .. })));
     });
 }

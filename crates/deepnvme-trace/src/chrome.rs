@@ -1,7 +1,7 @@
-//! A recording in the Trace Event Format, which Perfetto and `chrome://tracing` open.
+//! Writes a recording in the Trace Event Format, for Perfetto and `chrome://tracing`.
 //!
-//! Each lane is a process, and each of its rows a thread: transfers of one worker overlap, and what overlaps on one thread
-//! is drawn wrongly. Counters have what is in flight. Times are microseconds of the recording's own clock.
+//! Each lane is a process and each of its rows a thread, because overlapping events on one thread are drawn wrongly.
+//! Counters show the bytes in flight. Times are microseconds of the recording's clock.
 
 use std::fmt::{Display, Write as _};
 
@@ -11,12 +11,12 @@ use deepnvme_io::trace::{Event, Recorded, What};
 use serde_json::{Map, Value, json};
 
 use super::lanes::{Kind, Lane, failed, lanes, span, title};
-use super::spans::{levels, thinned};
+use super::spans::{downsample, levels};
 
 /// Points of a counter: more than a screen has columns.
 const COUNTER_POINTS_MAX: usize = 20_000;
 
-/// The file.
+/// Formats a recording as JSON.
 #[must_use]
 pub fn chrome(recorded: &Recorded) -> String {
     let about = json!({
@@ -40,7 +40,7 @@ pub fn chrome(recorded: &Recorded) -> String {
     events.finish()
 }
 
-/// The text as it grows: a file of many events is large enough once.
+/// The JSON text so far. Events are appended as text, since a file may have many.
 struct Events(String);
 
 impl Events {
@@ -86,7 +86,7 @@ fn push_lane(events: &mut Events, pid: u64, lane: &Lane<'_>) {
 
 fn push_counter(events: &mut Events, recorded: &Recorded, name: &str, bytes: impl Fn(&What) -> Option<u64>) {
     let spans = recorded.events.iter().filter_map(|event| Some((span(event), bytes(&event.what)?)));
-    for (moment, level) in thinned(levels(spans), COUNTER_POINTS_MAX) {
+    for (moment, level) in downsample(levels(spans), COUNTER_POINTS_MAX) {
         let name = Value::from(name);
         events.push(format_args!(
             "{{\"ph\":\"C\",\"name\":{name},\"pid\":0,\"ts\":{},\"args\":{{\"bytes\":{level}}}}}",
@@ -126,7 +126,7 @@ fn arguments(what: &What) -> Map<String, Value> {
     known
 }
 
-/// Nanoseconds as microseconds, exactly.
+/// Formats nanoseconds as exact microseconds.
 fn us(ns: u64) -> String {
     format!("{}.{:03}", ns / 1000, ns % 1000)
 }
@@ -136,10 +136,10 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
-    use crate::samples::recorded;
+    use crate::sample::recorded;
 
     #[test]
-    fn every_event_is_in_the_file_once_and_nothing_overlaps_on_one_thread() {
+    fn every_event_occurs_once_and_threads_do_not_overlap() {
         let recorded = recorded();
         let file: Value = serde_json::from_str(&chrome(&recorded)).unwrap();
         let events = file["traceEvents"].as_array().unwrap();
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_end_at_nothing() {
+    fn counters_end_at_zero() {
         let file: Value = serde_json::from_str(&chrome(&recorded())).unwrap();
         let points = file["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == "C");
         let last: HashMap<_, _> =

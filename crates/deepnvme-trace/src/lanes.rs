@@ -1,4 +1,4 @@
-//! The events of a recording as lines, one below the other: pure.
+//! Groups the events of a recording into lanes: pure.
 
 use deepnvme_io::split::Direction;
 use deepnvme_io::trace::{Event, Recorded, What};
@@ -6,7 +6,7 @@ use deepnvme_io::trace::{Event, Recorded, What};
 use super::spans::{self, Span};
 use deepnvme_io::shown;
 
-/// What a lane is about.
+/// The kind of events in a lane.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Kind {
     Requests,
@@ -15,14 +15,14 @@ pub(crate) enum Kind {
     Other,
 }
 
-/// Events of one kind and one owner.
+/// Events of one kind and one owner, drawn as one line.
 #[derive(Debug)]
 pub(crate) struct Lane<'a> {
     pub(crate) name: String,
     pub(crate) kind: Kind,
     /// In the order of their starts.
     pub(crate) events: Vec<&'a Event>,
-    /// A row for each, so that none hides another.
+    /// The row of each event, so that events of one row do not overlap.
     pub(crate) rows: Vec<usize>,
 }
 
@@ -46,25 +46,25 @@ pub(crate) fn span(event: &Event) -> Span {
     (event.start_ns, event.end_ns)
 }
 
-/// The lanes of a recording: requests, each worker, each GPU, and those of others in the order of their first event.
+/// The lanes of a recording: requests, workers, GPUs, and then user lanes in the order of their first event.
 pub(crate) fn lanes(recorded: &Recorded) -> Vec<Lane<'_>> {
     let mut lanes: Vec<(Kind, String, Vec<&Event>)> = Vec::new();
     for event in &recorded.events {
-        let (kind, name) = home(&event.what);
+        let (kind, name) = lane_of(&event.what);
         match lanes.iter_mut().find(|lane| (lane.0, &lane.1) == (kind, &name)) {
             Some((.., events)) => events.push(event),
             None => lanes.push((kind, name, vec![event])),
         }
     }
     lanes.sort_by(|(kind, name, _), (other, other_name, _)| {
-        // Others keep their order.
+        // User lanes keep their order.
         kind.cmp(other)
             .then_with(|| if *kind == Kind::Other { std::cmp::Ordering::Equal } else { name.cmp(other_name) })
     });
     lanes.into_iter().map(|(kind, name, events)| Lane::new(name, kind, events)).collect()
 }
 
-fn home(what: &What) -> (Kind, String) {
+fn lane_of(what: &What) -> (Kind, String) {
     match what {
         What::Request { .. } => (Kind::Requests, "requests".into()),
         What::Transfer { worker, .. } | What::Sync { worker, .. } => (
@@ -79,7 +79,7 @@ fn home(what: &What) -> (Kind, String) {
     }
 }
 
-/// What an event is called.
+/// The title of an event.
 pub(crate) fn title(what: &What) -> String {
     match what {
         What::Request { direction, bytes, .. } | What::Transfer { direction, bytes, .. } => {
@@ -92,7 +92,7 @@ pub(crate) fn title(what: &What) -> String {
     }
 }
 
-/// Whether it ended in an error.
+/// Whether an event ended in an error.
 pub(crate) fn failed(what: &What) -> bool {
     match what {
         What::Request { failed, .. }

@@ -1,7 +1,7 @@
-//! What an engine recorded, as a file: for Perfetto (`.json`), or as a page that needs nothing else (`.html`).
+//! Writes the recording of an engine to a file: `.json` for Perfetto, or `.html` as a self-contained page.
 //!
-//! `spans` is the arithmetic, `lanes` puts events into lines, `figures` adds up; `chrome` makes text of that, and so does `page`,
-//! with a `picture` and its `curves`, and `words`. All of them are pure; only [`write()`] here touches a file.
+//! `spans` is interval arithmetic, `lanes` groups events, `summary` adds them up. `chrome` and `html` format the file,
+//! the latter with `svg`, `charts` and `formatting`. All of these are pure; only [`write()`] writes a file.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
@@ -11,54 +11,54 @@ use deepnvme_file::{Replacement, Target};
 use deepnvme_io::trace::Recorded;
 use deepnvme_io::{Error, Result};
 
+mod charts;
 mod chrome;
-mod curves;
-mod figures;
+mod formatting;
+mod html;
 mod lanes;
-mod page;
-mod picture;
 #[cfg(test)]
-mod samples;
+mod sample;
 mod spans;
-mod words;
+mod summary;
+mod svg;
 
 pub use chrome::chrome;
-pub use figures::{Figures, LaneFigures, figures};
-pub use page::page;
+pub use html::html;
+pub use summary::{LaneSummary, Summary, summarise};
 
-/// Writes the recording to a file of that name, which appears as a whole or not at all: `.json` for Perfetto and
-/// `chrome://tracing`, `.html` for a page.
+/// Writes a recording to a file, which appears complete or not at all. The suffix chooses the format: `.json` for
+/// Perfetto and `chrome://tracing`, `.html` for a page.
 ///
 /// # Errors
-/// `InvalidInput` for another ending; what the folder refused.
+/// `InvalidInput` for another suffix, or the error of the file system.
 pub fn write(recorded: &Recorded, path: &Path) -> Result<()> {
     let text = match Form::of(path)? {
         Form::Chrome => chrome(recorded),
-        Form::Page => page(recorded),
+        Form::Html => html(recorded),
     };
     replace_small(path, text.as_bytes())
 }
 
-/// Whether a recording could be written there: to be asked before it begins, so that nothing is recorded in vain.
+/// Checks that [`write()`] will be able to write there. Call it before a recording begins.
 ///
 /// # Errors
 /// As [`write()`].
 pub fn check(path: &Path) -> Result<()> {
     Form::of(path)?;
-    // A private file is made there, and removed.
+    // Creates a private file, which is deleted.
     Replacement::new(&Target::from(path)).map(drop)
 }
 
 enum Form {
     Chrome,
-    Page,
+    Html,
 }
 
 impl Form {
     fn of(path: &Path) -> Result<Self> {
         match path.extension().and_then(|ending| ending.to_str()) {
             Some("json") => Ok(Self::Chrome),
-            Some("html") => Ok(Self::Page),
+            Some("html") => Ok(Self::Html),
             _ => Err(Error::invalid("the name of a trace must end in .json (for Perfetto) or .html").at_path(path)),
         }
     }

@@ -1,9 +1,9 @@
-//! Arithmetic on spans of time: pure.
+//! Arithmetic on intervals of time: pure.
 
-/// From when to when, in nanoseconds.
+/// Start and end in nanoseconds.
 pub(crate) type Span = (u64, u64);
 
-/// What all of them cover, as spans that neither touch nor overlap, in order.
+/// The union of intervals, as disjoint intervals in order.
 pub(crate) fn union(spans: impl IntoIterator<Item = Span>) -> Vec<Span> {
     let mut sorted: Vec<Span> = spans.into_iter().collect();
     sorted.sort_unstable();
@@ -17,13 +17,13 @@ pub(crate) fn union(spans: impl IntoIterator<Item = Span>) -> Vec<Span> {
     whole
 }
 
-/// How long they are together, if they do not overlap.
-pub(crate) fn total(spans: &[Span]) -> u64 {
+/// The total length of disjoint intervals.
+pub(crate) fn total_ns(spans: &[Span]) -> u64 {
     spans.iter().map(|(start, end)| end - start).sum()
 }
 
-/// How long both are going on: of two unions.
-pub(crate) fn common(a: &[Span], b: &[Span]) -> u64 {
+/// The length of the intersection of two unions.
+pub(crate) fn overlap(a: &[Span], b: &[Span]) -> u64 {
     let (mut at, mut bt, mut sum) = (0, 0, 0);
     while at < a.len() && bt < b.len() {
         sum += a[at].1.min(b[bt].1).saturating_sub(a[at].0.max(b[bt].0));
@@ -32,8 +32,8 @@ pub(crate) fn common(a: &[Span], b: &[Span]) -> u64 {
     sum
 }
 
-/// A row for each span, so that those of one row do not overlap: the first that is free. They come in the order of their
-/// starts.
+/// Assigns each interval to the first free row, so that intervals of one row do not overlap. They come in the order of
+/// their starts.
 pub(crate) fn rows(spans: impl IntoIterator<Item = Span>) -> Vec<usize> {
     let mut free_from: Vec<u64> = Vec::new();
     let row = |(start, end): Span| {
@@ -41,14 +41,14 @@ pub(crate) fn rows(spans: impl IntoIterator<Item = Span>) -> Vec<usize> {
             free_from.push(0);
             free_from.len() - 1
         });
-        // What takes no time is drawn, too.
+        // An empty interval takes up space as well.
         free_from[row] = end.max(start + 1);
         row
     };
     spans.into_iter().map(row).collect()
 }
 
-/// How much is going on from each moment on, where each span stands for an amount.
+/// The sum of the amounts of all intervals that contain a moment, from each change on.
 pub(crate) fn levels(spans: impl IntoIterator<Item = (Span, u64)>) -> Vec<(u64, u64)> {
     let mut changes: Vec<(u64, i128)> = Vec::new();
     for ((start, end), amount) in spans {
@@ -67,8 +67,8 @@ pub(crate) fn levels(spans: impl IntoIterator<Item = (Span, u64)>) -> Vec<(u64, 
     levels
 }
 
-/// The highest of the levels in each of so many equal stretches, and the last of all.
-pub(crate) fn thinned(levels: Vec<(u64, u64)>, count_max: usize) -> Vec<(u64, u64)> {
+/// Reduces levels to the highest of each of `count_max` equal intervals, and keeps the last one.
+pub(crate) fn downsample(levels: Vec<(u64, u64)>, count_max: usize) -> Vec<(u64, u64)> {
     let (Some(first), Some(last)) = (levels.first().copied(), levels.last().copied()) else { return levels };
     if levels.len() <= count_max {
         return levels;
@@ -87,27 +87,27 @@ pub(crate) fn thinned(levels: Vec<(u64, u64)>, count_max: usize) -> Vec<(u64, u6
     kept
 }
 
-/// The amounts in each of so many equal parts of a span, where each lies evenly over a span of its own.
-pub(crate) fn spread(over: Span, parts: usize, amounts: impl IntoIterator<Item = (Span, u64)>) -> Vec<f64> {
-    let mut sums = vec![0.0; parts];
-    let width = (over.1.saturating_sub(over.0)) as f64 / parts as f64;
+/// Divides `range` into equal parts and sums the amounts in each. An amount is spread evenly over its interval.
+pub(crate) fn distribute(range: Span, parts: usize, amounts: impl IntoIterator<Item = (Span, u64)>) -> Vec<f64> {
+    let mut summary = vec![0.0; parts];
+    let width = (range.1.saturating_sub(range.0)) as f64 / parts as f64;
     if width <= 0.0 {
-        return sums;
+        return summary;
     }
-    let place = |moment: u64| moment.saturating_sub(over.0) as f64 / width;
+    let place = |moment: u64| moment.saturating_sub(range.0) as f64 / width;
     for ((start, end), amount) in amounts {
         let (from, to) = (place(start), place(end).min(parts as f64));
         let last = (parts - 1).min(to as usize);
         if to <= from {
-            sums[last] += amount as f64;
+            summary[last] += amount as f64;
             continue;
         }
-        for (index, sum) in sums.iter_mut().enumerate().take(last + 1).skip(from as usize) {
+        for (index, sum) in summary.iter_mut().enumerate().take(last + 1).skip(from as usize) {
             let inside = to.min(index as f64 + 1.0) - from.max(index as f64);
             *sum += amount as f64 * inside.max(0.0) / (to - from);
         }
     }
-    sums
+    summary
 }
 
 #[cfg(test)]
@@ -127,18 +127,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn unions_cover_what_their_spans_do(a in some_spans(), b in some_spans()) {
+        fn unions_cover_the_same_time(a in some_spans(), b in some_spans()) {
             let (whole_a, whole_b) = (union(a.clone()), union(b.clone()));
             prop_assert_eq!(covered(&whole_a), covered(&a));
             prop_assert!(whole_a.windows(2).all(|pair| pair[0].1 < pair[1].0));
-            prop_assert_eq!(total(&whole_a), covered(&a).iter().filter(|is| **is).count() as u64);
+            prop_assert_eq!(total_ns(&whole_a), covered(&a).iter().filter(|is| **is).count() as u64);
             let both = covered(&a).iter().zip(covered(&b)).filter(|(a, b)| **a && *b).count() as u64;
-            prop_assert_eq!(common(&whole_a, &whole_b), both);
-            prop_assert_eq!(common(&whole_b, &whole_a), both);
+            prop_assert_eq!(overlap(&whole_a, &whole_b), both);
+            prop_assert_eq!(overlap(&whole_b, &whole_a), both);
         }
 
         #[test]
-        fn spans_of_one_row_do_not_overlap_and_no_row_is_wasted(mut spans in some_spans()) {
+        fn rows_do_not_overlap_and_are_few(mut spans in some_spans()) {
             spans.sort_unstable();
             let rows = rows(spans.iter().copied());
             for (index, (span, row)) in spans.iter().zip(&rows).enumerate() {
@@ -150,7 +150,7 @@ mod tests {
         }
 
         #[test]
-        fn levels_are_the_sums_of_what_is_going_on(spans in some_spans(), count_max in 2..50_usize) {
+        fn levels_are_sums_of_amounts(spans in some_spans(), count_max in 2..50_usize) {
             let weighted: Vec<_> = spans.iter().enumerate().map(|(index, span)| (*span, index as u64 + 1)).collect();
             let levels = levels(weighted.iter().copied());
             for (moment, level) in &levels {
@@ -159,16 +159,16 @@ mod tests {
             }
             prop_assert_eq!(levels.last().map_or(0, |last| last.1), 0);
             let highest = levels.iter().map(|(_, level)| *level).max();
-            let thin = thinned(levels.clone(), count_max);
+            let thin = downsample(levels.clone(), count_max);
             prop_assert!(thin.len() <= count_max + 1, "{} of {count_max}", thin.len());
             prop_assert_eq!(thin.iter().map(|(_, level)| *level).max(), highest);
             prop_assert_eq!(thin.last(), levels.last());
         }
 
         #[test]
-        fn nothing_is_lost_when_it_is_spread(spans in some_spans(), parts in 1..30_usize) {
+        fn distributing_loses_nothing(spans in some_spans(), parts in 1..30_usize) {
             let weighted: Vec<_> = spans.iter().map(|span| (*span, 1000)).collect();
-            let sum: f64 = spread((0, 240), parts, weighted.iter().copied()).iter().sum();
+            let sum: f64 = distribute((0, 240), parts, weighted.iter().copied()).iter().sum();
             prop_assert!((sum - 1000.0 * spans.len() as f64).abs() < 1e-6 * sum.max(1.0), "{sum}");
         }
     }

@@ -1,7 +1,6 @@
-//! Optimizer steps over tensors of the host: `deepnvme._deepnvme.Kernel`.
+//! `deepnvme._deepnvme.Kernel`: optimizer steps over CPU tensors, without the GIL.
 //!
-//! `settings` understands a rule's settings, `tensors` turns tensors into slices; here are the calls, which do their work
-//! without the GIL.
+//! `settings` parses an algorithm's settings, `tensors` turns tensors into slices.
 
 mod settings;
 mod tensors;
@@ -17,10 +16,10 @@ use pyo3::types::PyDict;
 use crate::memory::{Lent, Use, check_apart};
 use tensors::{Floats, Moment, PartArgument};
 
-/// Threads that carry out optimizer steps; :class:`deepnvme.optim.AdamW` and its like are made of it.
+/// Threads that run optimizer steps, for :class:`deepnvme.optim.AdamW` and the others.
 ///
-/// ``root`` says how square roots are rounded: ``"exact"``, or as torch's own build takes them on some processors,
-/// ``"two-step"`` and ``"two-step-fused"``. ``threads=0`` takes one for each processor.
+/// ``root`` selects the rounding of square roots: ``"exact"``, or as torch's own build computes them on some
+/// processors, ``"two-step"`` and ``"two-step-fused"``. ``threads=0`` starts one thread for each processor.
 #[pyclass(frozen, name = "Kernel", module = "deepnvme._deepnvme")]
 pub(crate) struct PyKernel {
     crew: Crew,
@@ -34,43 +33,45 @@ impl PyKernel {
     fn new(threads: usize, root: &str) -> PyResult<Self> {
         let root = root_named(root)?;
         if !root.is_available() {
-            return Err(PyValueError::new_err("this processor has no estimate of reciprocal roots; pass root='exact'"));
+            return Err(PyValueError::new_err(
+                "this processor has no reciprocal square root estimate; pass root='exact'",
+            ));
         }
         Ok(Self { crew: Crew::new(threads).map_err(raise)?, root })
     }
 
-    /// How many threads work at once.
+    /// The number of threads.
     #[getter]
     fn threads(&self) -> usize {
         self.crew.threads()
     }
 
-    /// How square roots are rounded.
+    /// The rounding of square roots.
     #[getter]
     fn root(&self) -> &'static str {
         root_name(self.root)
     }
 
-    /// The kinds of square roots that this processor has.
+    /// The roundings that this processor supports.
     #[staticmethod]
     fn roots() -> Vec<&'static str> {
         Root::ALL.into_iter().filter(|root| root.is_available()).map(root_name).collect()
     }
 
-    /// Takes the square roots of an fp32 tensor, in place, as a step does.
+    /// Takes the square roots of an fp32 tensor in place, as a step does.
     fn take_roots(&self, py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut values = Lent::<f32>::new(tensor, Use::Fill)?;
         py.detach(|| self.root.apply(values.as_mut_slice()));
         Ok(())
     }
 
-    /// One step of a rule: ``"adam"``, ``"adamw"``, ``"lion"``, ``"sgd"`` or ``"adagrad"``.
+    /// Runs one step of an algorithm: ``"adam"``, ``"adamw"``, ``"lion"``, ``"sgd"`` or ``"adagrad"``.
     ///
-    /// A part is ``(weights, grad, moments, out, index)``: tensors of fp32, bf16 or fp16, of which ``weights`` and
-    /// ``moments`` are changed, and ``out``, if it is not None, becomes a copy of the changed weights. A moment is a tensor
-    /// of fp32 or bf16, or a pair of codes (uint8) and scales (fp32, one for 128 codes). ``index`` is the place of the
-    /// first element for what is rounded at random. ``record`` has the places of all parts from the moment that they are
-    /// changed: no signal of Python's comes between the two.
+    /// A part is ``(weights, grad, moments, out, index)``. ``weights`` and ``moments`` are changed, and ``out``, if not
+    /// None, receives a copy of the new weights. Weights and gradients are fp32, bf16 or fp16. A moment is an fp32 or
+    /// bf16 tensor, or a pair of codes (uint8) and scales (fp32, one for 128 codes). ``index`` is the position of the
+    /// first element, for stochastic rounding. ``record`` receives the positions of all parts as soon as they are
+    /// changed; no Python signal comes between the two.
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     #[pyo3(signature = (rule, settings, parts, *, step, unscale=1.0, clip=1.0, stochastic=false, seed=0, record=None))]
     fn step(
@@ -105,7 +106,7 @@ impl PyKernel {
         .map_err(raise)
     }
 
-    /// What a moment stands for, into an fp32 tensor; ``squares`` says that it is one of squares, which have no sign.
+    /// Decodes a moment into an fp32 tensor; ``squares`` if it is a second moment, which is unsigned.
     #[staticmethod]
     fn unpack(py: Python<'_>, moment: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>, squares: bool) -> PyResult<()> {
         let (mut moment, mut out) = (Moment::new(moment)?, Lent::<f32>::new(out, Use::Fill)?);
@@ -113,7 +114,7 @@ impl PyKernel {
         py.detach(|| unpack(&mut moment.moment(), sign(squares), out.as_mut_slice())).map_err(raise)
     }
 
-    /// Makes a moment of an fp32 tensor: the nearest that it can stand for. What ``unpack`` gave becomes the same again.
+    /// Encodes an fp32 tensor as a moment, rounding to nearest. A tensor from ``unpack`` is encoded exactly.
     #[staticmethod]
     fn pack(py: Python<'_>, values: &Bound<'_, PyAny>, moment: &Bound<'_, PyAny>, squares: bool) -> PyResult<()> {
         let (values, mut moment) = (Lent::<f32>::new(values, Use::Take)?, Moment::new(moment)?);
@@ -128,7 +129,7 @@ impl PyKernel {
         py.detach(|| accumulate(&self.crew, sum.numbers_mut(), new.numbers())).map_err(raise)
     }
 
-    /// The sum of the squares of all elements of some tensors, each multiplied by ``unscale``, and whether all are finite.
+    /// Sums the squares of all elements, each multiplied by ``unscale``. Returns the sum, and whether all are finite.
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
     #[pyo3(signature = (grads, *, unscale=1.0))]
     fn measure(&self, py: Python<'_>, grads: Vec<Bound<'_, PyAny>>, unscale: f32) -> PyResult<(f64, bool)> {
@@ -141,7 +142,7 @@ impl PyKernel {
     }
 }
 
-/// What of a step is done: the places of first elements.
+/// The parts that a step has changed, by the position of their first element.
 #[pyclass(frozen, name = "StepRecord", module = "deepnvme._deepnvme")]
 #[derive(Default)]
 pub(crate) struct PyStepRecord {

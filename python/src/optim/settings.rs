@@ -1,11 +1,11 @@
-//! A rule and its settings, by the names that torch's optimizers have for them.
+//! Parses an algorithm's settings, which have the names of torch's optimizers.
 
 use deepnvme_optim::{Adagrad, Adam, Lion, Rule, Sgd};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// The rule of that name; what `settings` does not name has torch's default.
+/// Returns the algorithm of this name; missing settings have torch's defaults.
 pub(super) fn rule(name: &str, settings: &Bound<'_, PyDict>) -> PyResult<Rule> {
     let mut named = Named { settings, asked: Vec::new() };
     let rule = match name {
@@ -74,7 +74,7 @@ fn adagrad(named: &mut Named<'_, '_>) -> PyResult<Adagrad> {
     })
 }
 
-/// Settings of which it is known which have been asked for.
+/// Settings, and which of them have been read.
 struct Named<'a, 'py> {
     settings: &'a Bound<'py, PyDict>,
     asked: Vec<&'static str>,
@@ -93,7 +93,7 @@ impl<'py> Named<'_, 'py> {
             let name: String = name.extract()?;
             if !self.asked.contains(&name.as_str()) {
                 let known = self.asked.join(", ");
-                return Err(PyValueError::new_err(format!("{rule} has no setting '{name}'; it has {known}")));
+                return Err(PyValueError::new_err(format!("{rule} has no setting '{name}'; use {known}")));
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Tensors of floats as slices.
+//! Float tensors as slices.
 
 use deepnvme_optim::{MomentMut, Numbers, NumbersMut, Part};
 use pyo3::exceptions::{PyAttributeError, PyTypeError};
@@ -7,11 +7,11 @@ use pyo3::prelude::*;
 
 use crate::memory::{Extent, Lent, Use};
 
-/// Weights, gradient, moments, copy of the weights, place of the first element.
+/// Weights, gradient, moments, copy of the weights, position of the first element.
 pub(super) type PartArgument<'py> =
     (Bound<'py, PyAny>, Bound<'py, PyAny>, Vec<Bound<'py, PyAny>>, Option<Bound<'py, PyAny>>, u64);
 
-/// A tensor of floats.
+/// A float tensor.
 pub(super) enum Floats {
     F32(Lent<f32>),
     Bf16(Lent<u16>),
@@ -25,7 +25,7 @@ impl Floats {
             "torch.bfloat16" => Lent::new(tensor, usage).map(Self::Bf16),
             "torch.float16" => Lent::new(tensor, usage).map(Self::F16),
             other => Err(PyTypeError::new_err(format!(
-                "this tensor has the dtype {other}; the kernel knows torch.float32, bfloat16 and float16"
+                "this tensor has dtype {other}; it must be torch.float32, bfloat16 or float16"
             ))),
         }
     }
@@ -54,7 +54,7 @@ impl Floats {
     }
 }
 
-/// A moment's tensors.
+/// The tensors of a moment.
 pub(super) enum Moment {
     F32(Lent<f32>),
     Bf16(Lent<u16>),
@@ -67,7 +67,7 @@ impl Moment {
             let (codes_dtype, scales_dtype) = (dtype(&codes)?, dtype(&scales)?);
             if codes_dtype != "torch.uint8" || scales_dtype != "torch.float32" {
                 return Err(PyTypeError::new_err(format!(
-                    "a moment of 8 bits is (codes, scales) of torch.uint8 and torch.float32, not {codes_dtype} and {scales_dtype}"
+                    "an 8-bit moment is (codes, scales) of torch.uint8 and torch.float32, not {codes_dtype} and {scales_dtype}"
                 )));
             }
             return Ok(Self::Q8(Lent::new(&codes, Use::Fill)?, Lent::new(&scales, Use::Fill)?));
@@ -76,7 +76,7 @@ impl Moment {
             "torch.float32" => Lent::new(argument, Use::Fill).map(Self::F32),
             "torch.bfloat16" => Lent::new(argument, Use::Fill).map(Self::Bf16),
             other => Err(PyTypeError::new_err(format!(
-                "a moment is a tensor of torch.float32 or bfloat16, or (codes, scales); this one has the dtype {other}"
+                "a moment has dtype torch.float32 or bfloat16, or is (codes, scales), not {other}"
             ))),
         }
     }
@@ -118,7 +118,7 @@ impl PartTensors {
         })
     }
 
-    /// How many weights.
+    /// The number of weights.
     pub(super) fn len(&self) -> usize {
         match &self.weights {
             Floats::F32(lent) => lent.as_slice().len(),
@@ -147,8 +147,8 @@ impl PartTensors {
 fn dtype(tensor: &Bound<'_, PyAny>) -> PyResult<String> {
     let named = tensor.getattr(intern!(tensor.py(), "dtype")).and_then(|dtype| dtype.str()?.extract());
     named.map_err(|error| {
-        // A signal handler may raise anything from here.
-        let is_no_tensor = error.is_instance_of::<PyAttributeError>(tensor.py());
-        if is_no_tensor { PyTypeError::new_err("a torch tensor is wanted") } else { error }
+        // A signal handler may raise any exception here. It must not become a TypeError.
+        let is_error = error.is_instance_of::<PyAttributeError>(tensor.py());
+        if is_error { PyTypeError::new_err("expected a torch tensor") } else { error }
     })
 }

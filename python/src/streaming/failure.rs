@@ -1,4 +1,4 @@
-//! A failed stream as the exception that Python code expects.
+//! The Python exceptions of streaming.
 
 use deepnvme_stream::Error;
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use crate::error;
 
-/// What failed, as the exception that Python code expects.
+/// The Python exception for an error.
 pub(super) fn raise(py: Python<'_>, failure: &Error) -> PyErr {
     match failure {
         Error::Io(failure) => error::raise(py, failure),

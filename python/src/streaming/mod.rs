@@ -1,5 +1,4 @@
-//! Weights that pass through bounded memory, as `deepnvme._stream` sees them. `stored` has those that are on disk in another
-//! form than in memory.
+//! The `_Streamer` and `_Picker` classes, which `deepnvme._stream` wraps.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,33 +7,36 @@ use deepnvme_file::Target;
 use deepnvme_io::Engine;
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
 use deepnvme_mem::{Reserved, StreamHandle};
-use deepnvme_stream::{Conversion, Part, Piece, Places, SlotClass, Source, StreamStats, Streamer, Unit};
+use deepnvme_stream::{
+    Conversion, EncodedRange, LayerGroup, Piece, RowLocations, RowTensor, SlotClass, SparseRowCache, StreamPlan,
+    StreamStats, Streamer, WeightFile,
+};
 use pyo3::exceptions::{PyOSError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
+use self::encoded_tensor::{EncodedArgument, encoded_range, float};
 use self::failure::raise;
-use self::stored::{StretchArgument as StoredArgument, float, stretch};
 use crate::engine::PyEngine;
 use crate::path::Place;
 use crate::{default, error, memory};
 
+mod encoded_tensor;
 mod failure;
-mod stored;
 
-pub(crate) use stored::{_packed_tensors, PyStored};
+pub(crate) use encoded_tensor::{_packed_tensors, PyEncodedTensor};
 
-/// How often Python may look for a signal while a unit is waited for.
-const SLICE: Duration = Duration::from_millis(50);
+/// How often a wait checks for Python signals.
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Source, offset in it, bytes, place in the slot.
+/// File index, offset in the file, bytes, offset in the slot.
 type PieceArgument = (usize, u64, usize, usize);
-/// A stretch of a tensor that becomes other bytes, place in the slot, type there.
-type ConversionArgument<'py> = (StoredArgument<'py>, usize, String);
-/// Source, offset in it, bytes.
-type StretchArgument = (usize, u64, usize);
+/// A range of an encoded tensor, offset in the slot, type in memory.
+type ConversionArgument<'py> = (EncodedArgument<'py>, usize, String);
+/// File index, offset in the file, bytes.
+type FileRangeArgument = (usize, u64, usize);
 
-/// Units that pass through the slots of an arena.
+/// Layer groups that stream through the slots of an arena.
 #[pyclass(frozen, name = "_Streamer", module = "deepnvme._deepnvme")]
 pub(crate) struct PyStreamer {
     streamer: Streamer,
@@ -43,7 +45,8 @@ pub(crate) struct PyStreamer {
 
 #[pymethods]
 impl PyStreamer {
-    /// ``units`` have a class and pieces each, and may have conversions; ``classes`` slots, how many are fetched ahead, and bytes of a slot.
+    /// Each of ``units`` is a class and pieces, ``conversions`` those of each unit; ``classes`` are slots, prefetch limit,
+    /// bytes of a slot, and whether they share memory.
     #[new]
     #[expect(clippy::needless_pass_by_value, clippy::too_many_arguments, reason = "Python hands it over")]
     #[pyo3(signature = (sources, units, classes, arena, engine, conversions=None, stash_bytes_max=0))]
@@ -61,32 +64,34 @@ impl PyStreamer {
         let mut converted = conversions.unwrap_or_default();
         converted.resize_with(units.len(), Vec::new);
         let piece = |(source, offset, bytes, at)| Piece { source, offset, bytes, at };
-        let unit = |((class, pieces), stored): ((usize, Vec<PieceArgument>), Vec<ConversionArgument<'_>>)| {
-            let conversions = stored.into_iter().map(|each| arriving(py, each)).collect::<PyResult<Vec<_>>>()?;
+        let group = |((class, pieces), encoded): ((usize, Vec<PieceArgument>), Vec<ConversionArgument<'_>>)| {
+            let conversions = encoded.into_iter().map(|each| conversions_of(py, each)).collect::<PyResult<Vec<_>>>()?;
             let (pieces, conversions) = (pieces.into_iter().map(piece).collect(), conversions.concat());
-            Ok::<_, PyErr>(Unit { class, pieces, conversions })
+            Ok::<_, PyErr>(LayerGroup { class, pieces, conversions })
         };
-        let units = units.into_iter().zip(converted).map(unit).collect::<PyResult<Vec<_>>>()?;
-        let class = |(slots, ahead, slot_bytes, shares)| SlotClass { slots, ahead, slot_bytes, shares };
+        let groups = units.into_iter().zip(converted).map(group).collect::<PyResult<Vec<_>>>()?;
+        let class =
+            |(slots, prefetch, slot_bytes, shares_memory)| SlotClass { slots, prefetch, slot_bytes, shares_memory };
         let classes: Vec<SlotClass> = classes.into_iter().map(class).collect();
         let arena = memory::target(arena)?;
-        let streamer = Streamer::new(engine, sources, units, &classes, arena, stash_bytes_max);
+        let plan = StreamPlan { files: sources, groups, classes, cache_bytes_max: stash_bytes_max };
+        let streamer = Streamer::new(engine, plan, arena);
         let streamer = streamer.map_err(|failure| raise(py, &failure))?;
         Ok(Self { streamer, pid: std::process::id() })
     }
 
-    /// Starts to fetch the first units.
+    /// Starts to fetch the first layer groups.
     fn warm_up(&self, py: Python<'_>) -> PyResult<()> {
         self.check_process(py)?;
         py.detach(|| self.streamer.warm_up());
         Ok(())
     }
 
-    /// Waits until a unit is there; where in the arena its slot begins.
+    /// Waits until a layer group is in memory. Returns the offset of its slot in the arena.
     fn acquire(&self, py: Python<'_>, unit: usize) -> PyResult<usize> {
         self.check(py, unit)?;
         loop {
-            let acquired = py.detach(|| self.streamer.acquire(unit, Some(SLICE)));
+            let acquired = py.detach(|| self.streamer.acquire(unit, Some(SIGNAL_CHECK_INTERVAL)));
             if let Some(at) = acquired.map_err(|failure| raise(py, &failure))? {
                 return Ok(at);
             }
@@ -94,13 +99,12 @@ impl PyStreamer {
         }
     }
 
-    /// Whoever acquired a unit needs it no more, when the work that ``stream`` has been given is done: of torch's, or the
-    /// default one.
+    /// Releases a layer group once the work queued on ``stream`` (torch's, or the default one) is done.
     #[pyo3(signature = (unit, stream=None))]
     fn release(&self, py: Python<'_>, unit: usize, stream: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         self.check(py, unit)?;
         let stream = stream.map_or(Ok(StreamHandle::DEFAULT), memory::stream)?;
-        // The next units are fetched then, whose files are looked at.
+        // This may start fetches, which check the files.
         Ok(py.detach(|| self.streamer.release(unit, stream)))
     }
 
@@ -109,19 +113,19 @@ impl PyStreamer {
         figures(py, &py.detach(|| self.streamer.stats()))
     }
 
-    /// Bytes of memory beside the arena that conversions may take.
+    /// The maximum memory for conversions, besides the arena.
     #[getter]
     fn conversion_bytes_max(&self) -> u64 {
         self.streamer.conversion_bytes_max()
     }
 
-    /// Bytes of memory beside the arena that have, or will have, what is on disk.
+    /// The memory of the compressed-weight cache.
     #[getter]
     fn stash_bytes(&self) -> u64 {
-        self.streamer.stash_bytes()
+        self.streamer.cache_bytes()
     }
 
-    /// Fetches nothing more, and waits for what is on its way.
+    /// Stops fetching, and waits for fetches in flight.
     fn close(&self, py: Python<'_>) {
         if self.pid == std::process::id() {
             py.detach(|| self.streamer.close());
@@ -132,7 +136,7 @@ impl PyStreamer {
 impl PyStreamer {
     fn check(&self, py: Python<'_>, unit: usize) -> PyResult<()> {
         self.check_process(py)?;
-        let units = self.streamer.units().len();
+        let units = self.streamer.groups().len();
         if unit < units { Ok(()) } else { Err(PyValueError::new_err(format!("there is no unit {unit}, only {units}"))) }
     }
 
@@ -141,129 +145,129 @@ impl PyStreamer {
     }
 }
 
-/// Items that are picked by index, in memory of a bound.
+/// Rows that are fetched on demand into bounded memory.
 #[pyclass(frozen, name = "_Picker", module = "deepnvme._deepnvme")]
-pub(crate) struct PyPicker {
-    picker: deepnvme_stream::Picker,
+pub(crate) struct PySparseRowCache {
+    cache: SparseRowCache,
     memory: Reserved,
     pid: u32,
 }
 
-/// The first item of a part and how many it has, where it begins in memory, bytes of its items, bytes, and where in the files those are: one source and offset where
-/// they lie one behind the other, or the stretches of each.
-type PartArgument<'py> = (usize, usize, usize, usize, usize, PlacesArgument<'py>);
+/// First row, rows, offset in memory, bytes of a row, bytes of the tensor, and where its rows are in the files.
+type TensorArgument<'py> = (usize, usize, usize, usize, usize, LocationsArgument<'py>);
 
 #[derive(FromPyObject)]
-enum PlacesArgument<'py> {
-    /// Stretches in another form, and the type in memory.
-    Stored((Vec<StoredArgument<'py>>, String)),
-    Rows((usize, u64)),
-    Each(Vec<Vec<StretchArgument>>),
+enum LocationsArgument<'py> {
+    /// Ranges of encoded tensors, and the type in memory.
+    Encoded((Vec<EncodedArgument<'py>>, String)),
+    Contiguous((usize, u64)),
+    PerRow(Vec<Vec<FileRangeArgument>>),
 }
 
-impl PlacesArgument<'_> {
-    fn places(self, py: Python<'_>) -> PyResult<Places> {
+impl LocationsArgument<'_> {
+    fn locations(self, py: Python<'_>) -> PyResult<RowLocations> {
         Ok(match self {
-            Self::Rows((source, offset)) => Places::Rows { source, offset },
-            Self::Each(each) => Places::Each(each),
-            Self::Stored((stretches, to)) => {
-                let stretches = stretches.into_iter().map(|each| stretch(py, each)).collect::<PyResult<_>>()?;
-                Places::Stored { stretches, to: float(&to)? }
+            Self::Contiguous((source, offset)) => RowLocations::Contiguous { source, offset },
+            Self::PerRow(each) => RowLocations::PerRow(each),
+            Self::Encoded((ranges, to)) => {
+                let ranges = ranges.into_iter().map(|each| encoded_range(py, each)).collect::<PyResult<_>>()?;
+                RowLocations::Encoded { ranges, to: float(&to)? }
             }
         })
     }
 }
 
 #[pymethods]
-impl PyPicker {
+impl PySparseRowCache {
     #[new]
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
     #[pyo3(signature = (sources, parts, nbytes, bytes_max, engine))]
     fn new(
         py: Python<'_>,
         sources: Vec<Bound<'_, PyAny>>,
-        parts: Vec<PartArgument<'_>>,
+        parts: Vec<TensorArgument<'_>>,
         nbytes: usize,
         bytes_max: u64,
         engine: Option<&Bound<'_, PyEngine>>,
     ) -> PyResult<Self> {
         let (engine, sources) = open(py, &sources, engine)?;
-        let part = |(first, items, at, item_bytes, bytes, places): PartArgument<'_>| {
-            Ok::<_, PyErr>(Part { first, items, at, item_bytes, bytes, places: places.places(py)? })
+        let tensor = |(first_row, rows, at, row_bytes, bytes, locations): TensorArgument<'_>| {
+            let locations = locations.locations(py)?;
+            Ok::<_, PyErr>(RowTensor { first_row, rows, at, row_bytes, bytes, locations })
         };
-        let parts: Vec<Part> = parts.into_iter().map(part).collect::<PyResult<_>>()?;
+        let tensors: Vec<RowTensor> = parts.into_iter().map(tensor).collect::<PyResult<_>>()?;
         if nbytes == 0 {
-            return Err(PyValueError::new_err("nothing can be picked from a tensor of 0 bytes"));
+            return Err(PyValueError::new_err("a tensor of 0 bytes has no rows to pick"));
         }
-        let piece_bytes = parts.iter().map(|part| part.item_bytes).min().unwrap_or(0);
-        let memory = Reserved::new(nbytes, piece_bytes).map_err(|failure| {
+        let row_bytes = tensors.iter().map(|tensor| tensor.row_bytes).min().unwrap_or(0);
+        let memory = Reserved::new(nbytes, row_bytes).map_err(|failure| {
             let errno = failure.raw_os_error();
-            PyOSError::new_err((errno, format!("{nbytes} bytes of addresses are not to be had (ulimit -v)")))
+            PyOSError::new_err((errno, format!("cannot reserve {nbytes} bytes of address space (see ulimit -v)")))
         })?;
-        let picker = deepnvme_stream::Picker::new(engine, sources, parts, memory.clone(), bytes_max);
-        let picker = picker.map_err(|failure| raise(py, &failure))?;
-        Ok(Self { picker, memory, pid: std::process::id() })
+        let cache = SparseRowCache::new(engine, sources, tensors, memory.clone(), bytes_max);
+        let cache = cache.map_err(|failure| raise(py, &failure))?;
+        Ok(Self { cache, memory, pid: std::process::id() })
     }
 
-    /// All the memory, as a DLPack capsule: what was not picked reads as zeros.
+    /// The whole memory, as a DLPack capsule; rows that were never fetched read as zeros.
     fn capsule<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         let whole = self.memory.target(0..self.memory.len());
         let tensor = dlpack::export::<DLManagedTensor>(whole, &[self.memory.len()], DLDataType::U8)?;
         memory::capsule(py, tensor)
     }
 
-    /// Waits until these items are in memory, where they stay until they are released.
+    /// Waits until these rows are in memory, where they stay until they are released.
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
     fn pick(&self, py: Python<'_>, items: Vec<usize>) -> PyResult<()> {
         check_process(py, self.pid)?;
-        py.detach(|| self.picker.pick(&items)).map_err(|failure| raise(py, &failure))
+        py.detach(|| self.cache.acquire(&items)).map_err(|failure| raise(py, &failure))
     }
 
-    /// Whoever picked these items needs them no more.
+    /// Releases these rows.
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
     fn release(&self, py: Python<'_>, items: Vec<usize>) -> PyResult<()> {
         check_process(py, self.pid)?;
-        py.detach(|| self.picker.release(&items));
+        py.detach(|| self.cache.release(&items));
         Ok(())
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         check_process(py, self.pid)?;
-        figures(py, &py.detach(|| self.picker.stats()))
+        figures(py, &py.detach(|| self.cache.stats()))
     }
 }
 
-/// Bytes of all that is worth a place in a stash of these units, and of what they become.
+/// Bytes that an unlimited compressed-weight cache would take for these units, and the bytes that they decode to.
 #[pyfunction]
 pub(crate) fn _stash_bytes_wanted(
     py: Python<'_>,
     conversions: Vec<Vec<ConversionArgument<'_>>>,
 ) -> PyResult<(u64, u64)> {
-    let unit = |stored: Vec<ConversionArgument<'_>>| {
-        let conversions = stored.into_iter().map(|each| arriving(py, each)).collect::<PyResult<Vec<_>>>()?;
-        Ok::<_, PyErr>(Unit { conversions: conversions.concat(), ..Unit::default() })
+    let group = |encoded: Vec<ConversionArgument<'_>>| {
+        let conversions = encoded.into_iter().map(|each| conversions_of(py, each)).collect::<PyResult<Vec<_>>>()?;
+        Ok::<_, PyErr>(LayerGroup { conversions: conversions.concat(), ..LayerGroup::default() })
     };
-    let units = conversions.into_iter().map(unit).collect::<PyResult<Vec<_>>>()?;
-    Ok(deepnvme_stream::stash_bytes_wanted(&units))
+    let groups = conversions.into_iter().map(group).collect::<PyResult<Vec<_>>>()?;
+    Ok(deepnvme_stream::cacheable_bytes(&groups))
 }
 
-/// What memory comes in where pieces of that size are picked.
+/// The page size of memory for rows of this size.
 #[pyfunction]
 pub(crate) fn _picked_page_bytes(piece_bytes: usize) -> usize {
     Reserved::page_bytes_for(piece_bytes)
 }
 
-/// What brings a stretch into a slot.
-fn arriving(py: Python<'_>, (argument, at, to): ConversionArgument<'_>) -> PyResult<Vec<Conversion>> {
-    let deepnvme_stream::Stretch { stored, start, bytes } = stretch(py, argument)?;
-    stored.conversions(start..start + bytes, at, float(&to)?).map_err(|failure| raise(py, &failure))
+/// The conversions that load an encoded range into a slot.
+fn conversions_of(py: Python<'_>, (argument, at, to): ConversionArgument<'_>) -> PyResult<Vec<Conversion>> {
+    let EncodedRange { tensor, start, bytes } = encoded_range(py, argument)?;
+    tensor.conversions(start..start + bytes, at, float(&to)?).map_err(|failure| raise(py, &failure))
 }
 
 fn check_process(py: Python<'_>, pid: u32) -> PyResult<()> {
     if pid == std::process::id() {
         return Ok(());
     }
-    let message = "the weights are streamed by the process before the fork; open the model again in this one";
+    let message = "the model belongs to the parent process; open it again after the fork";
     Err(error::plain(py, "ClosedError", message.into()))
 }
 
@@ -271,17 +275,19 @@ fn open(
     py: Python<'_>,
     sources: &[Bound<'_, PyAny>],
     engine: Option<&Bound<'_, PyEngine>>,
-) -> PyResult<(Arc<Engine>, Vec<Source>)> {
+) -> PyResult<(Arc<Engine>, Vec<WeightFile>)> {
     let engine = default::or_default(py, engine)?;
     let source = |place: &Bound<'_, PyAny>| {
         let target = match Place::new(place)? {
             Place::Path(path) => Target::Path(path),
             Place::Stripes(set) => Target::Stripes(set),
             Place::Descriptor(number) => {
-                return Err(PyTypeError::new_err(format!("weights stream from a path, not from descriptor {number}")));
+                return Err(PyTypeError::new_err(format!(
+                    "weights are streamed from a path, not from descriptor {number}"
+                )));
             }
         };
-        Source::open(target).map_err(|failure| raise(py, &failure))
+        WeightFile::open(target).map_err(|failure| raise(py, &failure))
     };
     Ok((engine, sources.iter().map(source).collect::<PyResult<Vec<_>>>()?))
 }

@@ -260,7 +260,7 @@ def test_who_holds_too_much_is_told(swapper: Make) -> None:
     for key in "abc":
         mine.put(key, torch.zeros(1024))
     with mine.lend("a"), mine.lend("b", shared=True):
-        with pytest.raises(RuntimeError, match="2 items are lent, 2 of them to this thread"), mine.lend("c"):
+        with pytest.raises(RuntimeError, match="2 items are borrowed, 2 of them by this thread"), mine.lend("c"):
             pass
         with pytest.raises(RuntimeError, match="return it first"), mine.lend("a", shared=True):
             pass

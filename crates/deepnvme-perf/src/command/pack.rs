@@ -8,7 +8,7 @@ use deepnvme_codec::Float;
 use deepnvme_codec::quant::Code;
 use deepnvme_io::shown;
 use deepnvme_io::{Config, Engine};
-use deepnvme_stream::pack::{Forecast, LeftOut, Mode, Packed, Packer};
+use deepnvme_stream::pack::{Estimate, LeftOut, Mode, Packed, Packer};
 use serde::Serialize;
 
 use super::checkpoint::shown;
@@ -23,7 +23,7 @@ const LEFT_OUT_SHOWN_MAX: usize = 20;
 
 #[derive(Serialize)]
 struct Report<'a> {
-    forecast: &'a Forecast,
+    forecast: &'a Estimate,
     packed: Option<&'a Packed>,
     seconds: f64,
 }
@@ -33,7 +33,7 @@ pub(super) fn answer(options: &PackOptions, session: &mut Session<'_>) -> Result
     let engine = Arc::new(Engine::new(Config::default())?);
     let asked = deepnvme_stream::pack::PackOptions { mode: mode(options), disks: options.disks.clone() };
     let packer = Packer::new(&engine, &options.source, &options.target, asked).map_err(Error::from)?;
-    let forecast = packer.forecast().clone();
+    let forecast = packer.estimate().clone();
     let mut text = forecast_text(&forecast);
     let packed = if options.dry_run {
         None
@@ -63,8 +63,8 @@ fn mode(options: &PackOptions) -> Mode {
 }
 
 /// What it would gain.
-fn forecast_text(forecast: &Forecast) -> String {
-    let Forecast { forms, bytes, packed_bytes, layers, stretches, threads, .. } = forecast;
+fn forecast_text(forecast: &Estimate) -> String {
+    let Estimate { forms, bytes, packed_bytes, layers, stretches, threads, .. } = forecast;
     let part = |some: u64| some as f64 / (*bytes).max(1) as f64;
     let mut out = String::new();
     for (name, share) in forms {
@@ -102,7 +102,7 @@ fn forecast_text(forecast: &Forecast) -> String {
 }
 
 /// What was written.
-fn packed_text(packed: &Packed, forecast: &Forecast, seconds: f64) -> String {
+fn packed_text(packed: &Packed, forecast: &Estimate, seconds: f64) -> String {
     let Packed { file, bytes, tensors, encoded, copied, left_out } = packed;
     let ratio = *bytes as f64 / forecast.bytes.max(1) as f64;
     let mut out = format!(

@@ -1,4 +1,4 @@
-//! Models that are packed: the new folder appears whole, or not at all.
+//! Packing a model: the new folder appears complete, or not at all.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,10 +20,10 @@ use super::folders::{is_unprovable, make_folders};
 use super::{content, payload, users};
 use crate::world::OUTSIDE;
 
-/// Threads may be switched so often before somebody stops a packing.
+/// Thread switches before a packing is cancelled, at most.
 const SWITCHES_MAX: u64 = 400;
-/// Looks at what a crash would leave. A packing makes many changes, and few seeds are about one.
-const LOOKS: usize = 12;
+/// Simulated crashes per seed. A packing makes many changes, and few seeds pack.
+const CRASH_CHECKS: usize = 12;
 /// Other files of the model.
 const OTHERS: [&str; 2] = ["config.json", "tokenizer.txt"];
 
@@ -31,9 +31,9 @@ struct Play {
     folder: PathBuf,
     model: Arc<Vec<(String, Dtype, Vec<u8>)>>,
     mode: Mode,
-    /// What the weights are striped over.
+    /// The folders that the weights are striped over.
     disks: Vec<PathBuf>,
-    /// Whether somebody was told that the new folder is there.
+    /// Whether a packing has reported success.
     is_packed: Mutex<bool>,
 }
 
@@ -57,7 +57,7 @@ impl Play {
     }
 }
 
-/// Plays it.
+/// Runs the scenario.
 pub(super) fn play(context: &Context) {
     let mut rng = context.rng(1);
     let mut disks = make_folders(context, 3);
@@ -82,7 +82,7 @@ pub(super) fn play(context: &Context) {
         state.setup.power_cut_at.is_some()
     };
     let watched = Arc::clone(&play);
-    context.watch(1000, LOOKS, move || {
+    context.watch(1000, CRASH_CHECKS, move || {
         let seen = watched.copy();
         move |context: &Context, is_cut| aftermath(context, &Arc::new(seen.copy()), is_cut)
     });
@@ -94,13 +94,13 @@ pub(super) fn play(context: &Context) {
     aftermath(context, &play, is_cut);
 }
 
-/// Weights that become fewer bytes, and others.
+/// Weights that can be compressed, and others.
 fn model(rng: &mut Rng) -> Vec<(String, Dtype, Vec<u8>)> {
     let tensor = |(index, is_weight): (usize, bool), rng: &mut Rng| {
         let mut bytes = vec![0; 2 * rng.within(1..12_000) as usize];
         rng.fill(&mut bytes);
         if is_weight {
-            // Few exponents.
+            // Few exponents, so they compress.
             bytes.iter_mut().skip(1).step_by(2).for_each(|byte| *byte = 0x3e + *byte % 4);
         }
         (format!("layers.{index}.weight"), if is_weight { Dtype::Bf16 } else { Dtype::U8 }, bytes)
@@ -108,7 +108,7 @@ fn model(rng: &mut Rng) -> Vec<(String, Dtype, Vec<u8>)> {
     (0..rng.within(1..5) as usize).map(|index| tensor((index, rng.chance(700)), rng)).collect()
 }
 
-/// The model that is packed.
+/// Creates the model.
 fn begin(context: &Context, play: &Arc<Play>) {
     let failing = std::mem::take(&mut context.world.state().setup.failing);
     let first = Arc::clone(play);
@@ -148,11 +148,11 @@ fn packer(context: &Context, play: &Arc<Play>, id: u32, processes: u32) -> threa
             match pack(&play, &engine, rounds) {
                 Ok(()) => *play.is_packed.lock().unwrap_or_else(PoisonError::into_inner) = true,
                 Err(Error::Interrupted) if rounds.is_some() => {}
-                // The folder is there, by another one.
+                // Another process has made the folder.
                 Err(_) if processes > 1 || play.is_packed() => {}
                 Err(error) => {
                     if !context.world.is_dead(id) && context.world.state().setup.failing == 0 {
-                        context.fail(format!("a packing failed, though nothing else did: {error}"));
+                        context.fail(format!("a packing failed without an injected failure: {error}"));
                     }
                 }
             }
@@ -160,7 +160,7 @@ fn packer(context: &Context, play: &Arc<Play>, id: u32, processes: u32) -> threa
     })
 }
 
-/// Packs the model; somebody stops it after so many switches of threads.
+/// Packs the model; cancelled after some thread switches.
 fn pack(play: &Play, engine: &Arc<Engine>, rounds: Option<u64>) -> Result<()> {
     let options = PackOptions { mode: play.mode, disks: play.disks.clone() };
     let packer = Packer::new(engine, &play.source(), &play.target(), options)?;
@@ -182,20 +182,23 @@ fn pack(play: &Play, engine: &Arc<Engine>, rounds: Option<u64>) -> Result<()> {
 fn aftermath(context: &Context, play: &Arc<Play>, is_cut: bool) {
     check(context, play, "afterwards");
     if play.is_packed() && !fs::exists(&play.target()).unwrap_or(false) {
-        context.fail(format!("the packed model is gone{}", if is_cut { ", which was said to be there" } else { "" }));
+        context.fail(format!(
+            "the packed model is gone{}",
+            if is_cut { ", though its packing reported success" } else { "" }
+        ));
     }
     recover(context, play);
     users::check_foreign(context);
 }
 
-/// A packed model that is there is whole.
+/// Checks that an existing packed model is complete.
 fn check(context: &Context, play: &Play, when: &str) {
     debug_assert_eq!(thread::process(), OUTSIDE, "nothing may fail here");
     if !fs::exists(&play.target()).unwrap_or(false) {
         return;
     }
     if let Err(problem) = look(context, play, &play.target()) {
-        context.fail(format!("{when}: the packed model is there, and {problem}"));
+        context.fail(format!("{when}: the packed model exists, but {problem}"));
     }
 }
 
@@ -231,7 +234,7 @@ fn look(context: &Context, play: &Play, target: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// One more packing, by a process in peace: it works where nothing is there yet, and leaves nothing else of ours.
+/// Packs once more, without failures. That works if the folder is missing, and removes all private files.
 fn recover(context: &Context, play: &Arc<Play>) {
     if fs::exists(&play.target()).unwrap_or(true) {
         return;
@@ -240,7 +243,7 @@ fn recover(context: &Context, play: &Arc<Play>) {
     let process = context.process(500, move |context| {
         let packed = context.engine(96).map_err(Error::from).and_then(|engine| pack(&again, &engine, None));
         if let Err(error) = packed {
-            context.fail(format!("a packing in peace failed: {error}"));
+            context.fail(format!("a packing without failures failed: {error}"));
         }
     });
     context.join(vec![process]);
@@ -257,9 +260,9 @@ fn recover(context: &Context, play: &Arc<Play>) {
         }
     }
     for path in users::ours_in(context, &play.folder) {
-        // A folder cannot be made without a name: the first one that it has proves nothing, and such a folder is empty.
+        // A new folder always has a name, which first proves nothing; such a folder is empty.
         let is_new = path.to_string_lossy().contains(".deepnvme-tmp-new-");
-        // Nor does one go that has a file in it which nobody may remove.
+        // A folder with a foreign file is kept as well.
         let is_kept = users::ours_in(context, &path).iter().any(|inner| is_unprovable(context, inner));
         if path != play.target() && path != play.source() && !is_new && !is_kept {
             context.fail(format!("{} is left behind", path.display()));

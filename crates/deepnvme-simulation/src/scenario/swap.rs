@@ -1,5 +1,5 @@
-//! Swappers of several processes on the same folders, some of which die: what one has put it finds again, and nothing is
-//! left of the others.
+//! Several processes with swappers in the same folders, some of which die. Each finds the items that it has put, and no
+//! files of dead processes remain.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use super::context::Context;
 use super::folders::{is_unprovable, make_folders};
 use super::{payload, users};
 
-/// Memory of one swapper: less than all that is put into it.
+/// Memory of one swapper: less than all its items need.
 const MEMORY_BYTES: usize = 48 << 10;
 const KEYS: u64 = 6;
-/// Memory of what is put into it at once.
+/// The largest item.
 const PUT_BYTES_MAX: u64 = 24 << 10;
 
 struct Play {
@@ -25,7 +25,7 @@ struct Play {
     has_checksums: bool,
 }
 
-/// Plays it.
+/// Runs the scenario.
 pub(super) fn play(context: &Context) {
     let mut rng = context.rng(1);
     let folders = make_folders(context, rng.within(1..3) as usize);
@@ -62,7 +62,7 @@ pub(super) fn play(context: &Context) {
     aftermath(context, &play);
 }
 
-/// What is there when all processes have ended, also by a power cut: the next one finds nothing of theirs, and leaves nothing.
+/// After all processes have ended, or a power cut, the next swapper removes their files and leaves none of its own.
 fn aftermath(context: &Context, play: &Arc<Play>) {
     let next = swapper(context, play, 500);
     context.join(vec![next]);
@@ -85,30 +85,30 @@ fn swapper(context: &Context, play: &Arc<Play>, id: u32) -> thread::JoinHandle<(
         let outcome = swap(context, &play, id, &mut rng);
         let is_excused = context.world.is_dead(id) || context.world.state().setup.failing > 0;
         if let (Err(error), false) = (outcome, is_excused) {
-            context.fail(format!("a swapper failed, though nothing else did: {error}"));
+            context.fail(format!("a swapper failed without an injected failure: {error}"));
         }
     })
 }
 
-/// A fill whose block raises: of what it wrote by then, nothing is an item.
-fn give_up_fill(context: &Context, swapper: &Swapper, key: &str, rng: &mut Rng) -> Result<(), Error> {
+/// Creates an item and drops it without a commit, as a failed block does. No item may remain.
+fn abandon_create(context: &Context, swapper: &Swapper, key: &str, rng: &mut Rng) -> Result<(), Error> {
     let mut garbage = vec![0; rng.within(1..9000) as usize];
     rng.fill(&mut garbage);
-    let fill = swapper.fill(key, garbage.len(), &mut || false)?;
-    fill.target().copy_from_slice(0, &garbage);
-    drop(fill);
-    match swapper.lend(key, false, &mut || false) {
+    let created = swapper.create(key, garbage.len(), &mut || false)?;
+    created.target().copy_from_slice(0, &garbage);
+    drop(created);
+    match swapper.borrow(key, false, &mut || false) {
         Err(Error::NotFound { .. }) => Ok(()),
         Err(other) => Err(other),
         Ok(_) => {
-            context.fail(format!("{key} is an item, though its fill was given up"));
+            context.fail(format!("{key} is an item, though its creation was abandoned"));
             Ok(())
         }
     }
 }
 
 fn swap(context: &Context, play: &Play, id: u32, rng: &mut Rng) -> Result<(), Error> {
-    // With what is put into it, or was lent.
+    // With the memory of an item that is put or was borrowed.
     let _room = context.world.room(MEMORY_BYTES as u64 + PUT_BYTES_MAX);
     let engine = context.engine(u64::from(id))?;
     let options = Options {
@@ -124,7 +124,7 @@ fn swap(context: &Context, play: &Play, id: u32, rng: &mut Rng) -> Result<(), Er
         let key = rng.below(KEYS);
         let version = &mut versions[key as usize];
         if rng.chance(150) {
-            give_up_fill(context, &swapper, &key.to_string(), rng)?;
+            abandon_create(context, &swapper, &key.to_string(), rng)?;
             *version = None;
             continue;
         }
@@ -134,12 +134,12 @@ fn swap(context: &Context, play: &Play, id: u32, rng: &mut Rng) -> Result<(), Er
             *version = Some(new);
             continue;
         }
-        let lend = swapper.lend(&key.to_string(), false, &mut || false)?;
-        let region = lend.region();
+        let borrowed = swapper.borrow(&key.to_string(), false, &mut || false)?;
+        let region = borrowed.region();
         let mut bytes = vec![0; region.len()];
         region.copy_to_slice(0, &mut bytes);
         if payload::recognised(play.seed, &bytes) != *version {
-            context.fail(format!("a swapper lends {} bytes that nobody put there", bytes.len()));
+            context.fail(format!("a swapper returns {} bytes that nobody put there", bytes.len()));
         }
     }
     let resident = swapper.stats().resident_bytes_peak;

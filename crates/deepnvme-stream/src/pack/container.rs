@@ -1,4 +1,4 @@
-//! What a packed file says of its tensors in another form: pure. Everything is checked before it is believed.
+//! The metadata of encoded tensors in a packed file's header: pure. All of it is checked before use.
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;
@@ -9,45 +9,45 @@ use deepnvme_codec::quant::{Code, Scheme};
 use deepnvme_format::{DIMS_MAX, Dtype, Error, Result, safetensors};
 use serde::{Deserialize, Serialize};
 
-use super::recipe::{Recipe, SCALES, dtype, float};
-use crate::stored::{Form, Stored};
-use crate::unit::{Arrival, CONVERSION_BYTES_MAX};
+use super::encoding::{Encoding, SCALES, dtype, float};
+use crate::encoded_tensor::{EncodedTensor, Form};
+use crate::layer_group::{CONVERSION_BYTES_MAX, Decoding};
 
-/// The name of the text in a safetensors header.
+/// The key of the metadata in a safetensors header.
 pub const METADATA_KEY: &str = "deepnvme.packed";
-/// Bytes that may lie behind the last part of a tensor: those up to the next page.
+/// Padding after the last part of a tensor, at most up to the next page.
 const PADDING_BYTES_MAX: u64 = 4095;
 const VERSION: u32 = 1;
 
-/// A tensor in another form.
+/// An encoded tensor of a packed file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PackedTensor {
     /// Its name.
     pub name: String,
-    /// The type that its elements have, decoded.
+    /// The type of its elements, decoded.
     pub dtype: Dtype,
-    /// Its sizes.
+    /// Its shape.
     pub shape: Vec<u64>,
-    /// Its parts, and how they are decoded.
-    pub stored: Stored,
+    /// Its parts and their encoding.
+    pub encoded: EncodedTensor,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Container {
     version: u32,
-    tensors: BTreeMap<String, Entry>,
+    tensors: BTreeMap<String, TensorEntry>,
 }
 
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct TensorEntry {
     dtype: String,
     shape: Vec<u64>,
     form: String,
     /// Elements of a part.
     part: u64,
-    /// Stored bytes of each part; of quantised ones they follow from the rest.
+    /// Stored bytes of each part. For quantised parts they follow from the other fields.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     lengths: Vec<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -56,27 +56,27 @@ struct Entry {
     scale: Option<String>,
 }
 
-/// What is written of one tensor: its name, type and sizes, what was done to it, and the lengths that its parts have.
-pub(super) struct Encoded<'a> {
+/// The metadata of one tensor.
+pub(super) struct TensorRecord<'a> {
     pub(super) name: &'a str,
     pub(super) shape: &'a [u64],
-    pub(super) recipe: Recipe,
+    pub(super) encoding: Encoding,
     pub(super) lengths: &'a [u64],
 }
 
-/// The text for these tensors; longer numbers make a longer text.
-pub(super) fn text<'a>(tensors: impl Iterator<Item = Encoded<'a>>) -> String {
-    let entry = |Encoded { name, shape, recipe, lengths }: Encoded<'a>| {
-        let (of, form, part, group) = match recipe {
-            Recipe::Keep | Recipe::Cast { .. } => return None,
-            Recipe::Pack { float, part_elements } => (float, "lossless", part_elements, None),
-            Recipe::Quantise { float, scheme, columns, part_rows } => {
+/// The JSON text for these tensors. It only grows with larger numbers.
+pub(super) fn text<'a>(tensors: impl Iterator<Item = TensorRecord<'a>>) -> String {
+    let entry = |TensorRecord { name, shape, encoding, lengths }: TensorRecord<'a>| {
+        let (of, form, part, group) = match encoding {
+            Encoding::Keep | Encoding::Cast { .. } => return None,
+            Encoding::Pack { float, part_elements } => (float, "lossless", part_elements, None),
+            Encoding::Quantise { float, scheme, columns, part_rows } => {
                 let form = if scheme.code == Code::Int8 { "int8" } else { "fp8" };
                 (float, form, part_rows * columns, Some(scheme.group.map_or(columns, NonZeroUsize::get) as u64))
             }
         };
         let name_of = |float| dtype(float).safetensors_name().unwrap_or_default().to_owned();
-        let entry = Entry {
+        let entry = TensorEntry {
             dtype: name_of(of),
             shape: shape.to_vec(),
             form: form.to_owned(),
@@ -91,10 +91,10 @@ pub(super) fn text<'a>(tensors: impl Iterator<Item = Encoded<'a>>) -> String {
     serde_json::to_string(&container).unwrap_or_default()
 }
 
-/// The tensors of a file that are in another form; `source` is how the file is known to who reads it.
+/// Parses the encoded tensors of a file. `source` is the index that the caller has for it.
 ///
 /// # Errors
-/// `Corrupt` where the header contradicts itself, `Unsupported` for a later version.
+/// `Corrupt` if the header is inconsistent, `Unsupported` for a later version.
 pub fn tensors(header: &safetensors::Header, source: usize) -> Result<Vec<PackedTensor>> {
     let Some((_, text)) = header.metadata.iter().find(|(key, _)| key == METADATA_KEY) else { return Ok(Vec::new()) };
     let corrupt = |what: String| Error::Corrupt { offset: 0, what };
@@ -112,23 +112,23 @@ pub fn tensors(header: &safetensors::Header, source: usize) -> Result<Vec<Packed
     let mut found = Vec::with_capacity(container.tensors.len());
     for (name, entry) in container.tensors {
         let bytes = there.get(name.as_str()).filter(|tensor| tensor.dtype == Dtype::U8);
-        let stored = bytes.and_then(|tensor| stored(&entry, tensor, source));
-        let Some(stored) = stored else {
+        let encoded = bytes.and_then(|tensor| parse_entry(&entry, tensor, source));
+        let Some(encoded) = encoded else {
             return Err(corrupt(format!("the header contradicts itself about the packed tensor {name:?}")));
         };
-        found.push(PackedTensor { name, dtype: dtype(stored.float), shape: entry.shape, stored });
+        found.push(PackedTensor { name, dtype: dtype(encoded.float), shape: entry.shape, encoded });
     }
     Ok(found)
 }
 
-/// Any version has that.
+/// The field that every version has.
 #[derive(Deserialize)]
 struct Version {
     version: u32,
 }
 
-/// The parts, if what is said of them can be true.
-fn stored(entry: &Entry, tensor: &safetensors::Tensor, source: usize) -> Option<Stored> {
+/// The parts of a tensor; `None` if the metadata is inconsistent.
+fn parse_entry(entry: &TensorEntry, tensor: &safetensors::Tensor, source: usize) -> Option<EncodedTensor> {
     let float = float(Dtype::from_safetensors(&entry.dtype)?)?;
     if entry.shape.len() > DIMS_MAX || entry.part == 0 {
         return None;
@@ -136,15 +136,15 @@ fn stored(entry: &Entry, tensor: &safetensors::Tensor, source: usize) -> Option<
     let elements = entry.shape.iter().try_fold(1_u64, |product, size| product.checked_mul(*size))?;
     let bytes = usize::try_from(elements.checked_mul(float.bytes() as u64)?).ok()?;
     let part_bytes = usize::try_from(entry.part.checked_mul(float.bytes() as u64)?).ok()?;
-    // An element has a byte on disk in any form, so that no file claims much more than it has.
+    // Every encoding takes at least a byte per element, so a file cannot claim much more memory than it has bytes.
     if elements == 0 || elements > tensor.bytes || part_bytes > CONVERSION_BYTES_MAX {
         return None;
     }
     let parts = usize::try_from(elements.div_ceil(entry.part)).ok()?;
-    let (lengths, arrival) = match entry.form.as_str() {
-        "lossless" if entry.group.is_none() && entry.scale.is_none() => (entry.lengths.clone(), Arrival::Unpacked),
-        "int8" => quantised(entry, Code::Int8, float, elements)?,
-        "fp8" => quantised(entry, Code::F8E4m3, float, elements)?,
+    let (lengths, decoding) = match entry.form.as_str() {
+        "lossless" if entry.group.is_none() && entry.scale.is_none() => (entry.lengths.clone(), Decoding::Unpack),
+        "int8" => parse_quantised(entry, Code::Int8, float, elements)?,
+        "fp8" => parse_quantised(entry, Code::F8E4m3, float, elements)?,
         _ => return None,
     };
     if lengths.len() != parts {
@@ -154,9 +154,9 @@ fn stored(entry: &Entry, tensor: &safetensors::Tensor, source: usize) -> Option<
     starts.push(tensor.offset);
     for (index, length) in lengths.iter().enumerate() {
         let elements = entry.part.min(elements - index as u64 * entry.part);
-        let least = match arrival {
-            // All but the exponents is there as it is.
-            Arrival::Unpacked => HEADER_BYTES as u64 + elements * (float.bytes() as u64 - 1),
+        let least = match decoding {
+            // Only the exponents are compressed.
+            Decoding::Unpack => HEADER_BYTES as u64 + elements * (float.bytes() as u64 - 1),
             _ => elements,
         };
         if *length < least || *length > CONVERSION_BYTES_MAX as u64 {
@@ -166,11 +166,11 @@ fn stored(entry: &Entry, tensor: &safetensors::Tensor, source: usize) -> Option<
     }
     let end = tensor.offset + tensor.bytes;
     let padding = end.checked_sub(*starts.last()?)?;
-    let stored = Stored { source, float, form: Form::Parts { starts, part_bytes, bytes, arrival } };
-    (padding <= PADDING_BYTES_MAX && stored.check().is_ok()).then_some(stored)
+    let encoded = EncodedTensor { source, float, form: Form::Parts { starts, part_bytes, bytes, decoding } };
+    (padding <= PADDING_BYTES_MAX && encoded.check().is_ok()).then_some(encoded)
 }
 
-fn quantised(entry: &Entry, code: Code, to: Float, elements: u64) -> Option<(Vec<u64>, Arrival)> {
+fn parse_quantised(entry: &TensorEntry, code: Code, to: Float, elements: u64) -> Option<(Vec<u64>, Decoding)> {
     let columns = *entry.shape.last()?;
     let group = NonZeroUsize::new(usize::try_from(entry.group?).ok()?)?;
     let scale = float(Dtype::from_safetensors(entry.scale.as_ref()?)?)?;
@@ -188,7 +188,7 @@ fn quantised(entry: &Entry, code: Code, to: Float, elements: u64) -> Option<(Vec
     if !elements.is_multiple_of(entry.part) {
         lengths.push(length(elements % entry.part)?);
     }
-    Some((lengths, Arrival::Dequantised { scheme, columns, part_rows, to }))
+    Some((lengths, Decoding::Dequantise { scheme, columns, part_rows, to }))
 }
 
 #[cfg(test)]
@@ -201,36 +201,38 @@ mod tests {
         safetensors::Header { metadata: vec![(METADATA_KEY.into(), text.into())], tensors: vec![tensor] }
     }
 
-    fn said(entry: &str) -> String {
+    fn header_text(entry: &str) -> String {
         format!(r#"{{"version":1,"tensors":{{"w":{{"dtype":"BF16",{entry}}}}}}}"#)
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn metadata_survives_a_round_trip() {
         let shape = [10, 100];
-        let pack = Recipe::Pack { float: Float::F32, part_elements: 400 };
+        let pack = Encoding::Pack { float: Float::F32, part_elements: 400 };
         let lengths = [1300, 1400, 1000];
-        let one = |recipe| std::iter::once(Encoded { name: "w", shape: &shape, recipe, lengths: &lengths });
+        let one = |encoding| std::iter::once(TensorRecord { name: "w", shape: &shape, encoding, lengths: &lengths });
         let found = tensors(&header(&text(one(pack)), 3700), 7).unwrap();
-        assert_eq!((found[0].dtype, found[0].shape.as_slice(), found[0].stored.source), (Dtype::F32, &shape[..], 7));
-        let Form::Parts { starts, part_bytes, bytes, arrival } = &found[0].stored.form else { panic!("it has parts") };
+        assert_eq!((found[0].dtype, found[0].shape.as_slice(), found[0].encoded.source), (Dtype::F32, &shape[..], 7));
+        let Form::Parts { starts, part_bytes, bytes, decoding } = &found[0].encoded.form else {
+            panic!("it has parts")
+        };
         assert_eq!((starts.as_slice(), *part_bytes, *bytes), (&[4096, 5396, 6796, 7796][..], 1600, 4000));
-        assert_eq!(*arrival, Arrival::Unpacked);
+        assert_eq!(*decoding, Decoding::Unpack);
 
         let scheme = Scheme { code: Code::F8E4m3, group: NonZeroUsize::new(64), scale: SCALES };
-        let quantise = Recipe::Quantise { float: Float::F16, scheme, columns: 100, part_rows: 4 };
+        let quantise = Encoding::Quantise { float: Float::F16, scheme, columns: 100, part_rows: 4 };
         let found = tensors(&header(&text(one(quantise)), 1000 + 40 + 5), 0).unwrap();
-        let Form::Parts { starts, arrival, .. } = &found[0].stored.form else { panic!("it has parts") };
+        let Form::Parts { starts, decoding, .. } = &found[0].encoded.form else { panic!("it has parts") };
         assert_eq!(starts.as_slice(), [4096, 4096 + 416, 4096 + 832, 4096 + 1040]);
-        assert_eq!(Some(*arrival), quantise.arrival());
+        assert_eq!(Some(*decoding), quantise.decoding());
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn inconsistent_metadata_is_refused() {
         let good = r#""shape":[1000],"form":"lossless","part":600,"lengths":[700,500]"#;
-        assert!(tensors(&header(&said(good), 1200), 0).is_ok());
-        assert!(tensors(&header(&said(good), 1199), 0).is_err(), "the parts are longer than the tensor");
-        assert!(tensors(&header(&said(good), 1200 + 4096), 0).is_err(), "more than padding is left");
+        assert!(tensors(&header(&header_text(good), 1200), 0).is_ok());
+        assert!(tensors(&header(&header_text(good), 1199), 0).is_err(), "the parts are longer than the tensor");
+        assert!(tensors(&header(&header_text(good), 1200 + 4096), 0).is_err(), "more than padding is left");
         for entry in [
             r#""shape":[],"form":"lossless","part":600,"lengths":[700,500]"#,
             r#""shape":[0],"form":"lossless","part":600,"lengths":[]"#,
@@ -250,7 +252,7 @@ mod tests {
             r#""shape":[10,100],"form":"int8","part":600,"group":1,"scale":"BF16""#,
             r#""shape":[1000],"form":"lossless","part":600,"lengths":[700,500],"more":1"#,
         ] {
-            let found = tensors(&header(&said(entry), 1200), 0);
+            let found = tensors(&header(&header_text(entry), 1200), 0);
             assert!(matches!(found, Err(Error::Corrupt { .. })), "{entry}: {found:?}");
         }
         for text in ["", "[]", "{}", r#"{"version":1}"#, r#"{"version":1,"tensors":{"v":{}}}"#] {
@@ -258,7 +260,7 @@ mod tests {
         }
         let later = tensors(&header(r#"{"version":2,"layers":[]}"#, 1200), 0);
         assert!(matches!(later, Err(Error::Unsupported(_))));
-        let mut typed = header(&said(good), 1200);
+        let mut typed = header(&header_text(good), 1200);
         typed.tensors[0].dtype = Dtype::Bool;
         assert!(tensors(&typed, 0).is_err(), "packed bytes are bytes");
     }

@@ -1,4 +1,4 @@
-//! The new folder: made under a private name, with all that a model's folder has, and renamed when it is whole.
+//! The new folder: filled under a private name, and renamed when it is complete.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -15,12 +15,12 @@ use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, ErrorKind};
 use serde::Serialize;
 
-use super::recipe::{Mode, dtype};
-use super::source::Model;
+use super::encoding::{Mode, dtype};
+use super::model::Model;
 
-/// Other files of a model are no larger.
+/// The size limit for other files of a model.
 const OTHER_BYTES_MAX: u64 = 256 << 20;
-/// What weights of any kind end with.
+/// File extensions of weights.
 const WEIGHTS: [&str; 14] = [
     "safetensors",
     "bin",
@@ -37,10 +37,10 @@ const WEIGHTS: [&str; 14] = [
     "tflite",
     "ot",
 ];
-/// How deep folders in a model's folder are looked through.
+/// The maximum depth of folders inside a model's folder.
 const DEPTH_MAX: usize = 4;
 
-/// A folder that will be there at once; dropped before, it leaves nothing behind.
+/// A folder that appears complete. Dropped before its commit, it leaves nothing behind.
 pub(super) struct NewFolder {
     folder: PrivateFolder,
     target: PathBuf,
@@ -49,7 +49,7 @@ pub(super) struct NewFolder {
 }
 
 impl NewFolder {
-    /// Refuses to write where something is.
+    /// Refuses a target that exists.
     pub(super) fn check(target: &Path) -> Result<()> {
         let is_free = match fs::entries(target) {
             Ok(entries) => entries.is_empty(),
@@ -58,11 +58,11 @@ impl NewFolder {
             Err(errno) => return Err(IoError::os("pack", errno).at_path(target).into()),
         };
         if !is_free {
-            let text = "something is there already; name a folder that is not there yet";
+            let text = "the folder exists already; name a new one";
             return Err(IoError::new(ErrorKind::InvalidInput, "pack", text).at_path(target).into());
         }
         if target.file_name().is_none() {
-            return Err(IoError::new(ErrorKind::InvalidInput, "pack", "the path names no folder")
+            return Err(IoError::new(ErrorKind::InvalidInput, "pack", "the path does not name a folder")
                 .at_path(target)
                 .into());
         }
@@ -77,7 +77,7 @@ impl NewFolder {
         Ok(Self { folder, target: target.to_path_buf(), name, stripes })
     }
 
-    /// The file of the weights, or the manifest of their stripes.
+    /// The name of the weights file, or of its stripe manifest.
     fn file(&self) -> OsString {
         let mut file = OsString::from(self.name);
         if self.stripes.is_some() {
@@ -86,9 +86,9 @@ impl NewFolder {
         file
     }
 
-    /// The weights, and where they will be found. The manifest of stripes lies in the folder alone: on the disks they have
-    /// names that no other model has, and they go with the folder if it does not come to be.
-    /// `most`: the permissions that the source's files have in common.
+    /// Creates the weights file, and returns it with its final path. The manifest of stripes lies in the folder; the
+    /// stripes themselves have unique names on the disks, and are deleted with an uncommitted folder. `most` are the
+    /// permissions that all source files grant.
     pub(super) fn weights(&mut self, most: u32) -> Result<(Replacement, Target)> {
         let path = self.folder.add(Path::new(&self.file()))?;
         let mut new = match &self.stripes {
@@ -99,20 +99,21 @@ impl NewFolder {
         Ok((new, Target::from(path)))
     }
 
-    /// Gives the folder its name; the file of the weights in it, or their manifest.
+    /// Commits the folder. Returns the path of the weights file or its manifest.
     pub(super) fn commit(self) -> Result<PathBuf> {
         let file = self.target.join(self.file());
         self.folder.commit()?;
         Ok(file)
     }
 
-    /// Copies what is no weight: configurations, tokenizers, licences; how many files, and what was not copied.
+    /// Copies files other than weights: configurations, tokenizers, licences. Returns the number of copies, and the
+    /// files left out.
     pub(super) fn copy_others(&mut self, source: &Path, model: &Model, mode: Mode) -> Result<(usize, Vec<LeftOut>)> {
         copy_others(source, &mut self.folder, model, mode)
     }
 }
 
-/// The stripes on those disks, by the name of the folder.
+/// The stripes on these disks, named after the folder.
 fn stripes(target: &Path, disks: &[PathBuf], name: &str) -> Result<Option<StripeSet>> {
     if disks.is_empty() {
         return Ok(None);
@@ -124,24 +125,24 @@ fn stripes(target: &Path, disks: &[PathBuf], name: &str) -> Result<Option<Stripe
     Ok(Some(StripeSet::new(parts, STRIPE_BYTES_DEFAULT)?))
 }
 
-/// A file or a folder of a model's folder that was not copied.
+/// A file or folder that was not copied.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct LeftOut {
-    /// Relative to the model's folder.
+    /// Path relative to the model's folder.
     pub path: PathBuf,
-    /// Why.
+    /// The reason.
     pub reason: &'static str,
 }
 
-/// What becomes of an entry of a model's folder.
+/// How an entry of a model's folder is treated.
 enum Fate {
-    /// It is looked through, too.
+    /// Its entries are copied.
     Folder { mode: u32 },
     /// It is copied, with these permissions.
     Copy { mode: u32 },
-    /// The weights that are packed, and what lists them.
+    /// It is part of the weights that are packed.
     Packed,
-    /// It is not in the new folder, for this reason.
+    /// It is left out, for this reason.
     LeftOut(&'static str),
 }
 
@@ -160,7 +161,7 @@ fn copy_others(source: &Path, target: &mut PrivateFolder, model: &Model, mode: M
                 Fate::Packed => {}
                 Fate::LeftOut(reason) => left_out.push(LeftOut { path: new, reason }),
                 Fate::Folder { mode } => {
-                    // What is in it has to be put there, whoever may write to the old one.
+                    // The new folder must be writable, even if the old one is not.
                     fs::make_folder(&target.add(&new)?, mode | 0o700).map_err(refused)?;
                     folders.push((path, new, depth + 1));
                 }
@@ -182,24 +183,24 @@ fn fate(path: &Path, depth: usize, packed: &HashSet<Identity>) -> Result<Fate, E
         return Ok(Fate::LeftOut("it is hidden"));
     }
     let is_link = fs::stat_link(path)?.kind == Kind::Link;
-    // What a link leads to is copied: downloads are folders of links.
+    // Links to files are followed: downloaded models often consist of links.
     let stat = match fs::stat(path) {
-        Err(Errno::NOENT | Errno::LOOP) if is_link => return Ok(Fate::LeftOut("it is a link that leads nowhere")),
+        Err(Errno::NOENT | Errno::LOOP) if is_link => return Ok(Fate::LeftOut("it is a dangling link")),
         stat => stat?,
     };
     let mode = stat.mode & 0o777;
     Ok(match stat.kind {
         Kind::Folder if is_link => Fate::LeftOut("it is a link to a folder"),
-        Kind::Folder if depth >= DEPTH_MAX => Fate::LeftOut("it lies too deep"),
+        Kind::Folder if depth >= DEPTH_MAX => Fate::LeftOut("it is nested too deeply"),
         Kind::Folder => Fate::Folder { mode },
         Kind::File if packed.contains(&stat.identity) => Fate::Packed,
         Kind::File if name.ends_with(INDEX_SUFFIX.as_bytes()) || name.ends_with(MANIFEST_SUFFIX.as_bytes()) => {
             if depth == 0 { Fate::Packed } else { Fate::LeftOut("it lists other weights") }
         }
-        Kind::File if is_weight(path) => Fate::LeftOut("they are other weights"),
-        Kind::File if stat.bytes > OTHER_BYTES_MAX => Fate::LeftOut("it has more than 256 MiB"),
+        Kind::File if is_weight(path) => Fate::LeftOut("it contains other weights"),
+        Kind::File if stat.bytes > OTHER_BYTES_MAX => Fate::LeftOut("it exceeds 256 MiB"),
         Kind::File => Fate::Copy { mode },
-        _ => Fate::LeftOut("it is no regular file"),
+        _ => Fate::LeftOut("it is not a regular file"),
     })
 }
 
@@ -220,7 +221,7 @@ fn copy(from: &Path, to: &Path, permissions: u32, mode: Mode, is_config: bool) -
     Ok(written.map_err(|errno| IoError::os("copy to", errno).at_path(to))?)
 }
 
-/// A configuration that says which type its weights have; `None` where it says nothing of it.
+/// Changes the dtype in a configuration; `None` if it names none.
 fn retyped(config: &[u8], dtype: &str) -> Option<Vec<u8>> {
     let mut config: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(config).ok()?;
     let mut is_said = false;

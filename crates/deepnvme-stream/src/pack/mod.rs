@@ -1,18 +1,19 @@
-//! `deepnvme pack`: a model's files laid out layer by layer, in fewer bytes where that is asked for or gains.
+//! `deepnvme pack`: rewrites a model's files layer by layer, and encodes weights on request or if that saves time.
 //!
 //! ```text
-//! source     the tensors of the old files
-//! order      which lies behind which: layers, and in them experts       (pure)
-//! recipe     what is done to each, and what that makes of a part of it  (pure)
-//! sample     some of the tensors, encoded and decoded again
-//! survey     that, and the speed of the disk: what it would gain
-//! container  what the new file says of tensors in another form          (pure)
-//! write      all of it into the new file
-//! folder     what else a model's folder has; the new folder appears at once, whole
+//! model      the tensors of the old files
+//! order      the order of the tensors: layers, and experts within them     (pure)
+//! encoding   how each tensor is encoded                                    (pure)
+//! sample     encodes and decodes some of the tensors
+//! estimate   what packing would gain, from the sample and the speed of the disk
+//! container  the metadata of encoded tensors                               (pure)
+//! write      writes the new file
+//! folder     copies other files; the new folder appears complete
 //! ```
 //!
-//! The new file is a safetensors file. Where every tensor is as it was, or cast, it is `model.safetensors`, which everybody
-//! reads; else it is `packed.safetensors`, whose tensors in another form are bytes for others. `docs/packed-format.md` has it.
+//! The new file is a safetensors file. If all tensors are unchanged or cast, it is `model.safetensors`, which any
+//! reader understands. Otherwise it is `packed.safetensors`, in which encoded tensors are stored as bytes
+//! (`docs/packed-format.md`).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,96 +24,96 @@ use deepnvme_io::{Engine, Error as IoError};
 use serde::Serialize;
 
 mod container;
+mod encoding;
+mod estimate;
 mod folder;
+mod model;
 mod order;
-mod recipe;
 mod sample;
-mod source;
-mod survey;
 mod write;
 
 pub use container::{METADATA_KEY, PackedTensor, tensors};
+pub use encoding::Mode;
+pub use estimate::{Estimate, FormTotals};
 pub use folder::LeftOut;
-pub use recipe::Mode;
-pub use survey::{Forecast, Share};
 
 use folder::NewFolder;
-use source::Model;
+use model::Model;
 
-/// The name of a file that has tensors in another form.
+/// The name of a file with encoded tensors.
 pub const PACKED_NAME: &str = "packed.safetensors";
-/// The name of one that has none.
+/// The name of a file without.
 pub const PLAIN_NAME: &str = "model.safetensors";
 
-/// What is asked for.
+/// Options of packing.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PackOptions {
-    /// What becomes of the weights.
+    /// The encoding of the weights.
     pub mode: Mode,
-    /// Folders that the weights are striped over, one for each disk. None: they lie in the new folder itself.
+    /// Folders to stripe the weights over, one for each disk. If empty, the weights lie in the new folder.
     pub disks: Vec<PathBuf>,
 }
 
-/// What was made.
+/// The result of packing.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Packed {
-    /// The file, or the manifest of its stripes.
+    /// The weights file, or its stripe manifest.
     pub file: PathBuf,
-    /// Bytes of it.
+    /// Bytes of the weights file.
     pub bytes: u64,
-    /// How many tensors it has.
+    /// Number of tensors.
     pub tensors: usize,
-    /// How many of those are in another form.
+    /// Number of encoded tensors.
     pub encoded: usize,
-    /// Other files of the folder that were copied.
+    /// Number of other files that were copied.
     pub copied: usize,
-    /// What the folder has, and the new one has not.
+    /// Files of the old folder that were left out.
     pub left_out: Vec<LeftOut>,
 }
 
-/// A model that is looked at, and may be packed.
+/// A model to be packed.
 pub struct Packer {
     engine: Arc<Engine>,
     model: Model,
-    plan: survey::Plan,
-    /// The model's folder, if it was named by that.
+    plan: estimate::Plan,
+    /// The model's folder, if it was given as one.
     folder: Option<PathBuf>,
     target: PathBuf,
     options: PackOptions,
 }
 
 impl Packer {
-    /// Looks at a model: a sample of its tensors is encoded and decoded, and up to 256 MiB are written and read beside the new
-    /// folder (or on the disks) to learn how fast that is. Nothing of it stays.
+    /// Opens a model and estimates the gain: encodes and decodes a sample of its tensors, and writes and reads up to
+    /// 256 MiB next to the new folder or on the disks. No file remains.
     ///
     /// # Errors
-    /// `Io`, and `Format` where the source is not what is packed.
+    /// `Io`, and `Format` if the source cannot be packed.
     pub fn new(engine: &Arc<Engine>, source: &Path, target: &Path, options: PackOptions) -> Result<Self> {
         NewFolder::check(target)?;
         let kind = fs::stat(source).map(|stat| stat.kind);
         let kind = kind.map_err(|errno| IoError::os("open", errno).at_path(source))?;
         let model = Model::open(engine, source)?;
-        let speeds = survey::speeds(engine, &model, target, &options.disks)?;
-        let plan = survey::plan(engine, &model, options.mode, &speeds)?;
+        let speeds = estimate::speeds(engine, &model, target, &options.disks)?;
+        let plan = estimate::plan(engine, &model, options.mode, &speeds)?;
         let folder = (kind == Kind::Folder).then(|| source.to_path_buf());
         Ok(Self { engine: Arc::clone(engine), model, plan, folder, target: target.to_path_buf(), options })
     }
 
-    /// What packing would gain.
+    /// The estimated gain of packing.
     #[must_use]
-    pub fn forecast(&self) -> &Forecast {
-        &self.plan.forecast
+    pub fn estimate(&self) -> &Estimate {
+        &self.plan.estimate
     }
 
-    /// Writes the new folder; it is there when it is whole.
+    /// Writes the new folder, which appears complete.
     ///
     /// # Errors
-    /// `Io`; `Format` where a tensor cannot be stored as asked for; `Damaged` where the source has checksums, and is not what
-    /// they say; `Interrupted`. Then nothing is left of the new folder.
+    /// `Io`; `Format` if a tensor cannot be encoded; `Damaged` if a source file does not match its checksums;
+    /// `Interrupted`. After an error nothing of the new folder remains.
     pub fn run(mut self, progress: &Progress) -> Result<Packed> {
-        self.model.audit(&self.engine, progress)?;
-        let recipes = &self.plan.recipes;
-        let encoded = recipes.iter().filter(|recipe| recipe.is_encoded()).count();
+        self.model.verify(&self.engine, progress)?;
+        let encodings = &self.plan.encodings;
+        let encoded = encodings.iter().filter(|encoding| encoding.is_encoded()).count();
         let name = if encoded > 0 { PACKED_NAME } else { PLAIN_NAME };
         let mut folder = NewFolder::new(&self.target, &self.options.disks, name)?;
         let copied = match &self.folder {
@@ -121,8 +122,9 @@ impl Packer {
         };
         let (copied, left_out) = copied;
         let (new, target) = folder.weights(self.model.permissions()?)?;
-        let bytes = write::write(&self.engine, &self.model, recipes, new, &target, progress)?;
+        let job = write::Job { engine: &self.engine, model: &self.model, encodings, target: &target, progress };
+        let bytes = write::write(&job, new)?;
         let file = folder.commit()?;
-        Ok(Packed { file, bytes, tensors: recipes.len(), encoded, copied, left_out })
+        Ok(Packed { file, bytes, tensors: encodings.len(), encoded, copied, left_out })
     }
 }

@@ -1,25 +1,25 @@
-//! Which tensor lies behind which: what is used together lies together. Pure; it looks at names only.
+//! The order of tensors in the new file, by their names: pure. Tensors that are used together become neighbours.
 
 use std::cmp::Reverse;
 use std::ops::Range;
 
-/// A tensor, as far as its place depends on it.
+/// The properties of a tensor that decide its place.
 #[derive(Clone, Debug)]
-pub(super) struct Member<'a> {
+pub(super) struct TensorKey<'a> {
     pub(super) name: &'a str,
     pub(super) bytes: u64,
     pub(super) item_bytes: u64,
-    /// Whether it becomes bytes of another form.
+    /// Whether it is packed or quantised.
     pub(super) is_encoded: bool,
 }
 
-/// The tensors in their new order, and which of those belong together.
+/// The tensors in their new order, in groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Order {
     pub(super) tensors: Vec<usize>,
-    /// Ranges of `tensors`; each begins at a page, as far as the file's format lets it.
+    /// Ranges of `tensors`. Each begins at a page boundary if the format allows it.
     pub(super) groups: Vec<Range<usize>>,
-    /// Whether each is a layer.
+    /// Whether each group is a layer.
     are_layers: Vec<bool>,
 }
 
@@ -30,10 +30,10 @@ impl Order {
     }
 }
 
-/// What direct I/O asks for.
+/// The alignment of direct I/O.
 const PAGE_BYTES: u64 = 4096;
 
-/// A name up to its first number, and that number: `model.layers.10.mlp.weight` is in layer 10 of `model.layers`.
+/// Splits a name at its first number: `model.layers.10.mlp.weight` is layer 10 of `model.layers`.
 pub(super) fn layer(name: &str) -> Option<(&str, u64, &str)> {
     let mut at = 0;
     for part in name.split('.') {
@@ -47,21 +47,21 @@ pub(super) fn layer(name: &str) -> Option<(&str, u64, &str)> {
     None
 }
 
-/// Layers in the order of their numbers; in one, plain tensors first, then the experts one by one. What is in no layer comes
-/// first where it has whole pages, so that those behind it begin with one, and last where it has not.
-pub(super) fn order(members: &[Member<'_>]) -> Order {
+/// Sorts layers by number, and in each layer plain tensors first, then the experts one by one. Tensors outside layers
+/// come first if they fill whole pages, so that the next group begins at one; otherwise last.
+pub(super) fn order(keys: &[TensorKey<'_>]) -> Order {
     let key = |index: &usize| {
-        let member = &members[*index];
-        let (wide, place) = (Reverse(member.item_bytes), *index);
-        match layer(member.name) {
-            None => (2 * u8::from(!member.bytes.is_multiple_of(PAGE_BYTES)), "", 0, false, None, wide, place),
+        let key = &keys[*index];
+        let (wide, place) = (Reverse(key.item_bytes), *index);
+        match layer(key.name) {
+            None => (2 * u8::from(!key.bytes.is_multiple_of(PAGE_BYTES)), "", 0, false, None, wide, place),
             Some((stem, number, rest)) => {
                 let expert = layer(rest).map(|(stem, number, _)| (stem, number));
-                (1, stem, number, member.is_encoded, expert, wide, place)
+                (1, stem, number, key.is_encoded, expert, wide, place)
             }
         }
     };
-    let mut tensors: Vec<usize> = (0..members.len()).collect();
+    let mut tensors: Vec<usize> = (0..keys.len()).collect();
     tensors.sort_by_key(key);
     let group = |index: &usize| {
         let (rank, stem, number, ..) = key(index);
@@ -85,13 +85,13 @@ mod tests {
     use super::*;
 
     fn ordered(names: &[&str]) -> Vec<String> {
-        let member = |name| Member { name, bytes: 4096, item_bytes: 2, is_encoded: false };
-        let members: Vec<_> = names.iter().map(|name| member(name)).collect();
-        order(&members).tensors.into_iter().map(|index| names[index].to_owned()).collect()
+        let key = |name| TensorKey { name, bytes: 4096, item_bytes: 2, is_encoded: false };
+        let keys: Vec<_> = names.iter().map(|name| key(name)).collect();
+        order(&keys).tensors.into_iter().map(|index| names[index].to_owned()).collect()
     }
 
     #[test]
-    fn layers_come_in_the_order_of_their_numbers_and_experts_one_by_one() {
+    fn layers_are_sorted_by_number_and_experts_are_contiguous() {
         let shuffled = [
             "model.layers.10.mlp.experts.1.w2",
             "model.layers.2.mlp.experts.10.w1",
@@ -120,31 +120,31 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_tensor_has_one_place_and_layers_are_whole(
+        fn every_tensor_has_one_place_and_layers_are_contiguous(
             names in proptest::collection::btree_set("[ab]{1,2}(\\.[ab0-9]{1,2}){0,4}", 0..40), seed: u64,
         ) {
             let names: Vec<String> = names.into_iter().collect();
             let mut random = fastrand::Rng::with_seed(seed);
-            let member = |name: &'_ String| (name.clone(), random.u64(0..3) * 2048, random.bool());
-            let drawn: Vec<_> = names.iter().map(member).collect();
-            let members: Vec<_> = drawn.iter().map(|(name, bytes, is_encoded)| {
-                Member { name, bytes: *bytes, item_bytes: 2, is_encoded: *is_encoded }
+            let key = |name: &'_ String| (name.clone(), random.u64(0..3) * 2048, random.bool());
+            let drawn: Vec<_> = names.iter().map(key).collect();
+            let keys: Vec<_> = drawn.iter().map(|(name, bytes, is_encoded)| {
+                TensorKey { name, bytes: *bytes, item_bytes: 2, is_encoded: *is_encoded }
             }).collect();
-            let order = order(&members);
+            let order = order(&keys);
             let mut sorted = order.tensors.clone();
             sorted.sort_unstable();
-            prop_assert_eq!(sorted, (0..members.len()).collect::<Vec<_>>());
+            prop_assert_eq!(sorted, (0..keys.len()).collect::<Vec<_>>());
             let mut at = 0;
             let mut seen = std::collections::HashSet::new();
             for group in &order.groups {
                 prop_assert_eq!(group.start, at);
                 at = group.end;
-                let of = |index: &usize| layer(members[*index].name).map(|(stem, number, _)| (stem, number));
+                let of = |index: &usize| layer(keys[*index].name).map(|(stem, number, _)| (stem, number));
                 let first = of(&order.tensors[group.start]);
                 prop_assert!(order.tensors[group.clone()].iter().all(|index| of(index) == first));
                 prop_assert!(first.is_none() || seen.insert(first), "a layer is in one place");
             }
-            prop_assert_eq!(at, members.len());
+            prop_assert_eq!(at, keys.len());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A sample of the tensors, encoded and decoded again: what they become, and how fast.
+//! Encodes and decodes a sample of the tensors, to learn their encoded sizes and the decoding speed.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -6,64 +6,64 @@ use std::time::Duration;
 use deepnvme_checkpoint::Result;
 use deepnvme_io::Engine;
 
-use super::recipe::{Recipe, dtype, float};
-use super::source::{Entry, Model};
-use crate::arrival::{Workspace, convert};
+use super::encoding::{Encoding, dtype, float};
+use super::model::{Model, SourceTensor};
+use crate::decode::{Workspace, convert};
+use crate::layer_group::Conversion;
 use crate::sync::{Instant, thread};
-use crate::unit::Conversion;
 use deepnvme_io::start_thread;
 
-/// Tensors whose names differ in numbers only are alike; so many of them are looked at.
+/// Tensors sampled of each kind. Names that differ only in numbers are one kind.
 const SAMPLED: usize = 2;
-/// And so many parts of each: together they are more than a processor's cache has room for.
+/// Parts sampled of each tensor. Together they exceed the CPU caches.
 const PARTS: u64 = 16;
-/// Encoded bytes that decoding is timed with.
+/// Encoded bytes used to time decoding.
 const TIMED_BYTES_MAX: usize = 16 << 20;
 const TIMED: Duration = Duration::from_millis(if cfg!(simulated) { 0 } else { 60 });
 
-/// Parts of tensors, as they are and encoded.
+/// A sample of the tensors.
 #[derive(Default)]
 pub(super) struct Sample {
-    /// By what tensors are alike in: how many of them, their bytes, and what those became.
+    /// By kind: tensors sampled, their bytes, and their encoded bytes.
     kinds: HashMap<String, (usize, u64, u64)>,
     encoded: Vec<(Conversion, Vec<u8>)>,
     speed: Option<f64>,
 }
 
 impl Sample {
-    /// Speed is that of so many threads together.
-    pub(super) fn take(engine: &Engine, model: &Model, wanted: &[Recipe], threads: usize) -> Result<Self> {
+    /// Takes a sample, and times decoding with this many threads.
+    pub(super) fn take(engine: &Engine, model: &Model, wanted: &[Encoding], threads: usize) -> Result<Self> {
         let (mut sample, mut timed) = (Self::default(), 0);
-        for (index, recipe) in wanted.iter().enumerate() {
-            let entry = &model.tensors[index];
-            if !recipe.is_encoded() || sample.kinds.get(&kind(entry)).is_some_and(|kind| kind.0 == SAMPLED) {
+        for (index, encoding) in wanted.iter().enumerate() {
+            let tensor = &model.tensors[index];
+            if !encoding.is_encoded() || sample.kinds.get(&kind(tensor)).is_some_and(|kind| kind.0 == SAMPLED) {
                 continue;
             }
-            let part = recipe.part_bytes(entry.dtype.bytes() as usize) as u64;
-            // Parts all over it.
-            let step = (entry.bytes / part / PARTS).max(1) * part;
-            let begins = (0..entry.bytes).step_by(step as usize).take(PARTS as usize);
-            sample.kinds.entry(kind(entry)).or_default().0 += 1;
+            let part = encoding.part_bytes(tensor.dtype.bytes() as usize) as u64;
+            // Parts spread over the tensor.
+            let step = (tensor.bytes / part / PARTS).max(1) * part;
+            let begins = (0..tensor.bytes).step_by(step as usize).take(PARTS as usize);
+            sample.kinds.entry(kind(tensor)).or_default().0 += 1;
             for begin in begins {
-                let bytes = model.read(engine, index, &(begin..entry.bytes.min(begin + part)))?;
-                // What cannot be encoded is found out, and said, when it is written.
-                let Ok(made) = recipe.encode(&bytes) else { continue };
-                let kind = sample.kinds.entry(kind(entry)).or_default();
-                *kind = (kind.0, kind.1 + bytes.len() as u64, kind.2 + made.len() as u64);
-                if let Some(arrival) = recipe.arrival().filter(|_| timed < TIMED_BYTES_MAX) {
-                    timed += made.len();
-                    let (stored, target_bytes) = (made.len(), bytes.len());
+                let bytes = model.read(engine, index, &(begin..tensor.bytes.min(begin + part)))?;
+                // An encoding error is reported when the tensor is written.
+                let Ok(encoded) = encoding.encode(&bytes) else { continue };
+                let kind = sample.kinds.entry(kind(tensor)).or_default();
+                *kind = (kind.0, kind.1 + bytes.len() as u64, kind.2 + encoded.len() as u64);
+                if let Some(decoding) = encoding.decoding().filter(|_| timed < TIMED_BYTES_MAX) {
+                    timed += encoded.len();
+                    let (stored, target_bytes) = (encoded.len(), bytes.len());
                     let conversion = Conversion {
                         source: 0,
                         offset: 0,
                         bytes: stored,
                         at: 0,
                         target_bytes,
-                        arrival,
+                        decoding,
                         trim: (0, 0),
-                        then: None,
+                        final_cast: None,
                     };
-                    sample.encoded.push((conversion, made));
+                    sample.encoded.push((conversion, encoded));
                 }
             }
         }
@@ -71,14 +71,14 @@ impl Sample {
         Ok(sample)
     }
 
-    /// Bytes that so many threads make in a second, each of them of all that there is: the best of some rounds, as others
-    /// may be at work.
+    /// The decoding speed of all threads together, in bytes per second. Each thread decodes the whole sample; the best
+    /// round counts, since other processes may be busy.
     fn timed(&self, threads: usize) -> Option<f64> {
         let bytes: usize = self.encoded.iter().map(|(conversion, _)| conversion.target_bytes).sum();
         if bytes == 0 {
             return None;
         }
-        // As large as all of them: memory is written to, not only a cache.
+        // A target as large as the whole sample, so that decoding writes to memory and not only to a cache.
         let mut targets = vec![vec![0; bytes]; threads];
         let (mut best, began, mut rounds) = (f64::MAX, Instant::now(), 0);
         while rounds < 3 || began.elapsed() < TIMED {
@@ -95,7 +95,7 @@ impl Sample {
                 started = running.len();
                 running.into_iter().all(|thread| thread.join().unwrap_or(false))
             });
-            // A process may have as many threads as it is allowed: fewer tell what those would do. None tells nothing.
+            // If the process may not start all threads, the others are timed. Without any thread there is no result.
             if !is_decoded || started == 0 {
                 return None;
             }
@@ -122,27 +122,27 @@ impl Sample {
         self.speed
     }
 
-    /// What a tensor becomes, as a part of its bytes.
-    pub(super) fn ratio(&self, entry: &Entry, recipe: &Recipe) -> f64 {
-        match recipe {
-            Recipe::Pack { .. } => match self.kinds.get(&kind(entry)) {
-                Some((_, bytes, made)) if *bytes > 0 => *made as f64 / *bytes as f64,
+    /// The ratio of encoded to plain bytes.
+    pub(super) fn ratio(&self, tensor: &SourceTensor, encoding: &Encoding) -> f64 {
+        match encoding {
+            Encoding::Pack { .. } => match self.kinds.get(&kind(tensor)) {
+                Some((_, bytes, encoded)) if *bytes > 0 => *encoded as f64 / *bytes as f64,
                 _ => 1.0,
             },
-            _ if entry.bytes == 0 => 1.0,
-            exact => exact.stored_bytes_max(entry.bytes as usize) as f64 / entry.bytes as f64,
+            _ if tensor.bytes == 0 => 1.0,
+            exact => exact.stored_bytes_max(tensor.bytes as usize) as f64 / tensor.bytes as f64,
         }
     }
 }
 
 /// The name without its numbers, and the type.
-fn kind(entry: &Entry) -> String {
+fn kind(tensor: &SourceTensor) -> String {
     let part =
         |part: &str| if part.bytes().all(|byte| byte.is_ascii_digit()) { "*".to_owned() } else { part.to_owned() };
-    let name: Vec<String> = entry.name.split('.').map(part).collect();
-    format!("{} {}", name.join("."), dtype_name(entry))
+    let name: Vec<String> = tensor.name.split('.').map(part).collect();
+    format!("{} {}", name.join("."), dtype_name(tensor))
 }
 
-fn dtype_name(entry: &Entry) -> &'static str {
-    float(entry.dtype).map_or("", |float| dtype(float).torch_name())
+fn dtype_name(tensor: &SourceTensor) -> &'static str {
+    float(tensor.dtype).map_or("", |float| dtype(float).torch_name())
 }

@@ -1,5 +1,5 @@
-//! The new file: read, encoded on all processors, hashed, written, in one pass. The header comes last, since it says how long
-//! everything has become; a place for the longest that it can be is kept.
+//! Writes the new file in one pass: reads, encodes on all cores, hashes and writes. The header contains the encoded
+//! lengths, so it is written last, into space reserved for its maximum length.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -15,90 +15,96 @@ use deepnvme_io::mem::Region;
 use deepnvme_io::{Access, Durability, Engine, OpenOptions, WriteOptions};
 use serde::Serialize;
 
-use super::container::{self, Encoded};
-use super::order::{Member, Order, order};
-use super::recipe::{Recipe, dtype};
-use super::source::{Entry, Model, Reading, refused};
+use super::container::{self, TensorRecord};
+use super::encoding::{Encoding, dtype};
+use super::model::{ChunkRead, Model, SourceTensor, refused};
+use super::order::{Order, TensorKey, order};
 
 use crate::sync::{AtomicUsize, thread};
 use deepnvme_io::start_thread;
 
 const PAGE_BYTES: u64 = 4096;
-/// Reads on their way while one is encoded.
-const AHEAD: usize = 2;
-/// More threads than this wait for the disk.
+/// Reads in flight while a chunk is encoded.
+const READS_AHEAD: usize = 2;
+/// More threads than this would wait for the disk.
 const THREADS_MAX: usize = 16;
 
-/// The order in which the tensors of a model will lie.
-pub(super) fn layout(model: &Model, recipes: &[Recipe]) -> Order {
-    let pairs = model.tensors.iter().zip(recipes);
-    let members = pairs.map(|(Entry { name, bytes, dtype, .. }, recipe)| Member {
+/// The order of a model's tensors in the new file.
+pub(super) fn layout(model: &Model, encodings: &[Encoding]) -> Order {
+    let pairs = model.tensors.iter().zip(encodings);
+    let keys = pairs.map(|(SourceTensor { name, bytes, dtype, .. }, encoding)| TensorKey {
         name,
         bytes: *bytes,
         item_bytes: dtype.bytes(),
-        is_encoded: recipe.is_encoded(),
+        is_encoded: encoding.is_encoded(),
     });
-    order(&members.collect::<Vec<_>>())
+    order(&keys.collect::<Vec<_>>())
 }
 
-/// What was written of a tensor.
+/// A tensor that has been written.
 struct Written {
     tensor: usize,
-    /// Bytes from the first tensor on.
+    /// Offset from the first tensor.
     begin: u64,
     bytes: u64,
     lengths: Vec<u64>,
     cells: Vec<u64>,
 }
 
-/// Writes all tensors into the file that will be found under `target`; the bytes of it.
-pub(super) fn write(
-    engine: &Arc<Engine>,
-    model: &Model,
-    recipes: &[Recipe],
-    new: Replacement,
-    target: &Target,
-    progress: &Progress,
-) -> Result<u64> {
-    let Order { tensors, groups, .. } = layout(model, recipes);
-    let header_bytes = LENGTH_BYTES + header_bytes_max(model, recipes, &tensors) + PADDING_BYTES_MIN;
+/// A packing that is about to be written.
+pub(super) struct Job<'a> {
+    pub(super) engine: &'a Arc<Engine>,
+    pub(super) model: &'a Model,
+    /// The encoding of each tensor.
+    pub(super) encodings: &'a [Encoding],
+    /// The final path of the new file.
+    pub(super) target: &'a Target,
+    pub(super) progress: &'a Progress,
+}
+
+/// Writes all tensors to the new file. Returns its length.
+pub(super) fn write(job: &Job<'_>, new: Replacement) -> Result<u64> {
+    let Job { engine, model, encodings, target, progress } = *job;
+    let Order { tensors, groups, .. } = layout(model, encodings);
+    let header_bytes = LENGTH_BYTES + header_bytes_max(model, encodings, &tensors) + PADDING_BYTES_MIN;
     let data_offset = header_bytes.next_multiple_of(PAGE_BYTES);
     if data_offset - LENGTH_BYTES > HEADER_BYTES_MAX {
         return Err(refused(&target.path(), "its header would be longer than the format allows".into()));
     }
-    progress.expect(model.tensors.iter().map(|entry| entry.bytes).sum());
+    progress.expect(model.tensors.iter().map(|tensor| tensor.bytes).sum());
     let mut writer = FileWriter::replacing(Arc::clone(engine), new, Durability::Full)?;
     writer.write(&vec![b' '; data_offset as usize])?;
     let mut written = Vec::with_capacity(tensors.len());
-    let mut reads = Reads::new(engine, model, recipes, &tensors);
+    let mut reads = Reads::new(engine, model, encodings, &tensors);
     for group in groups {
         for at in group.clone() {
             let (tensor, begin) = (tensors[at], writer.position() - data_offset);
-            let mut pen = Pen { writer: &mut writer, cells: Vec::new(), hasher: Hasher::default(), room: CELL_BYTES };
+            let mut hashing =
+                HashingWriter { writer: &mut writer, cells: Vec::new(), hasher: Hasher::default(), room: CELL_BYTES };
             let mut lengths = Vec::new();
-            let (item_bytes, recipe) = (model.tensors[tensor].dtype.bytes() as usize, &recipes[tensor]);
+            let (item_bytes, encoding) = (model.tensors[tensor].dtype.bytes() as usize, &encodings[tensor]);
             let mut left = model.tensors[tensor].bytes;
             while left > 0 {
                 progress.check()?;
                 let (buffer, range) = reads.next()?.wait()?;
                 let bytes = &buffer.as_slice()[range];
-                let parts = encode(recipe, bytes, recipe.part_bytes(item_bytes)).map_err(|error| {
-                    let what = format!("the tensor {:?} cannot be stored so: {error}", model.tensors[tensor].name);
+                let parts = encode(encoding, bytes, encoding.part_bytes(item_bytes)).map_err(|error| {
+                    let what = format!("the tensor {:?} cannot be encoded: {error}", model.tensors[tensor].name);
                     refused(&model.path(tensor), what)
                 })?;
                 for part in parts {
-                    pen.write(&part)?;
+                    hashing.write(&part)?;
                     lengths.push(part.len() as u64);
                 }
                 left -= bytes.len() as u64;
                 progress.advance(bytes.len() as u64);
             }
-            // The next group begins with a page; a tensor of another form may have bytes behind it, no other may.
-            if at + 1 == group.end && recipe.is_encoded() {
-                let end = pen.writer.position();
-                pen.write(&vec![0; (end.next_multiple_of(PAGE_BYTES) - end) as usize])?;
+            // Each group begins at a page. Encoded tensors may have padding at their end; other tensors may not.
+            if at + 1 == group.end && encoding.is_encoded() {
+                let end = hashing.writer.position();
+                hashing.write(&vec![0; (end.next_multiple_of(PAGE_BYTES) - end) as usize])?;
             }
-            let cells = pen.finish();
+            let cells = hashing.finish();
             written.push(Written { tensor, begin, bytes: writer.position() - data_offset - begin, lengths, cells });
         }
     }
@@ -106,7 +112,7 @@ pub(super) fn write(
     writer.commit()?;
     let mut header = (data_offset - LENGTH_BYTES).to_le_bytes().to_vec();
     let frame = Frame { file_bytes: bytes, index_offset: 0, index_bytes: data_offset };
-    header.extend(header_text(model, recipes, &written, frame).as_bytes());
+    header.extend(header_text(model, encodings, &written, frame).as_bytes());
     debug_assert!(header.len() as u64 <= data_offset, "the bound is one");
     header.resize(data_offset as usize, b' ');
     seal(&mut header);
@@ -114,7 +120,7 @@ pub(super) fn write(
     Ok(bytes)
 }
 
-/// Puts the header in its place, and waits until it is on the disk.
+/// Writes the header and waits until it is on disk.
 fn finish(engine: &Engine, target: &Target, header: Vec<u8>) -> Result<()> {
     let options = OpenOptions { access: Access::ReadWrite, create: false, direct: engine.config().direct };
     let file = deepnvme_file::open(target, options)?;
@@ -123,18 +129,18 @@ fn finish(engine: &Engine, target: &Target, header: Vec<u8>) -> Result<()> {
     Ok(())
 }
 
-/// All parts of a chunk, encoded.
-pub(super) fn encode(recipe: &Recipe, bytes: &[u8], part_bytes: usize) -> deepnvme_codec::Result<Vec<Vec<u8>>> {
+/// Encodes all parts of a chunk, in parallel.
+pub(super) fn encode(encoding: &Encoding, bytes: &[u8], part_bytes: usize) -> deepnvme_codec::Result<Vec<Vec<u8>>> {
     let parts: Vec<&[u8]> = bytes.chunks(part_bytes).collect();
     let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get).min(THREADS_MAX);
-    let threads = if *recipe == Recipe::Keep { 1 } else { cores.min(parts.len()) };
+    let threads = if *encoding == Encoding::Keep { 1 } else { cores.min(parts.len()) };
     let next = AtomicUsize::new(0);
     let work = || {
         let mut done = Vec::new();
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(part) = parts.get(index) else { return Ok(done) };
-            done.push((index, recipe.encode(part)?));
+            done.push((index, encoding.encode(part)?));
         }
     };
     let mut done: Vec<(usize, Vec<u8>)> = Vec::with_capacity(parts.len());
@@ -153,15 +159,15 @@ pub(super) fn encode(recipe: &Recipe, bytes: &[u8], part_bytes: usize) -> deepnv
     Ok(done.into_iter().map(|(_, part)| part).collect())
 }
 
-/// Writes a tensor, and hashes it cell by cell.
-struct Pen<'a> {
+/// Writes a tensor, and hashes it chunk by chunk.
+struct HashingWriter<'a> {
     writer: &'a mut FileWriter,
     cells: Vec<u64>,
     hasher: Hasher,
     room: u64,
 }
 
-impl Pen<'_> {
+impl HashingWriter<'_> {
     fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
         self.writer.write(bytes)?;
         while !bytes.is_empty() {
@@ -189,32 +195,32 @@ impl Pen<'_> {
     }
 }
 
-/// The chunks of all tensors in their new order, some of them on their way.
+/// The chunks of all tensors in their new order, some of them being read.
 struct Reads<'a> {
     engine: &'a Engine,
     model: &'a Model,
     chunks: Box<dyn Iterator<Item = (usize, Range<u64>)> + 'a>,
-    on_their_way: VecDeque<Reading>,
+    in_flight: VecDeque<ChunkRead>,
 }
 
 impl<'a> Reads<'a> {
-    fn new(engine: &'a Engine, model: &'a Model, recipes: &'a [Recipe], tensors: &'a [usize]) -> Self {
-        let chunks = tensors.iter().flat_map(move |tensor| {
-            let entry = &model.tensors[*tensor];
-            let step = recipes[*tensor].chunk_bytes(entry.dtype.bytes() as usize) as u64;
-            let begins = (0..entry.bytes).step_by(step as usize);
-            begins.map(move |begin| (*tensor, begin..entry.bytes.min(begin + step)))
+    fn new(engine: &'a Engine, model: &'a Model, encodings: &'a [Encoding], tensors: &'a [usize]) -> Self {
+        let chunks = tensors.iter().flat_map(move |index| {
+            let tensor = &model.tensors[*index];
+            let step = encodings[*index].chunk_bytes(tensor.dtype.bytes() as usize) as u64;
+            let begins = (0..tensor.bytes).step_by(step as usize);
+            begins.map(move |begin| (*index, begin..tensor.bytes.min(begin + step)))
         });
-        Self { engine, model, chunks: Box::new(chunks), on_their_way: VecDeque::new() }
+        Self { engine, model, chunks: Box::new(chunks), in_flight: VecDeque::new() }
     }
 
-    fn next(&mut self) -> Result<Reading> {
-        while self.on_their_way.len() <= AHEAD {
+    fn next(&mut self) -> Result<ChunkRead> {
+        while self.in_flight.len() <= READS_AHEAD {
             let Some((tensor, part)) = self.chunks.next() else { break };
-            self.on_their_way.push_back(self.model.start(self.engine, tensor, &part)?);
+            self.in_flight.push_back(self.model.start(self.engine, tensor, &part)?);
         }
         let lost = || deepnvme_io::Error::invalid("more is written than there is to read");
-        self.on_their_way.pop_front().ok_or_else(|| Error::Io(lost()))
+        self.in_flight.pop_front().ok_or_else(|| Error::Io(lost()))
     }
 }
 
@@ -225,16 +231,16 @@ struct Described<'a> {
     data_offsets: (u64, u64),
 }
 
-/// The JSON of a header for what was written.
-fn header_text(model: &Model, recipes: &[Recipe], written: &[Written], frame: Frame) -> String {
-    let encoded = written.iter().filter(|each| recipes[each.tensor].is_encoded()).map(|each| {
-        let Entry { name, shape, .. } = &model.tensors[each.tensor];
-        Encoded { name, shape, recipe: recipes[each.tensor], lengths: &each.lengths }
+/// The JSON text of the header.
+fn header_text(model: &Model, encodings: &[Encoding], written: &[Written], frame: Frame) -> String {
+    let encoded = written.iter().filter(|each| encodings[each.tensor].is_encoded()).map(|each| {
+        let SourceTensor { name, shape, .. } = &model.tensors[each.tensor];
+        TensorRecord { name, shape, encoding: encodings[each.tensor], lengths: &each.lengths }
     });
     let packed = container::text(encoded);
     let cells = written.iter().map(|each| (model.tensors[each.tensor].name.as_str(), each.cells.as_slice()));
     let sums = sums::encode(cells, frame);
-    let is_packed = recipes.iter().any(Recipe::is_encoded);
+    let is_packed = encodings.iter().any(Encoding::is_encoded);
     let own = is_packed.then_some((container::METADATA_KEY, packed.as_str()));
     let own = own.into_iter().chain([(sums::METADATA_KEY, sums.as_str())]);
     let mut metadata: serde_json::Map<String, serde_json::Value> =
@@ -244,12 +250,12 @@ fn header_text(model: &Model, recipes: &[Recipe], written: &[Written], frame: Fr
     let mut json = String::from("{\"__metadata__\":");
     json += &serde_json::Value::Object(metadata).to_string();
     for each in written {
-        let Entry { name, shape, dtype: old, .. } = &model.tensors[each.tensor];
+        let SourceTensor { name, shape, dtype: old, .. } = &model.tensors[each.tensor];
         let bytes = [each.bytes];
-        let (dtype, shape) = match recipes[each.tensor] {
-            Recipe::Keep => (*old, shape.as_slice()),
-            Recipe::Cast { to, .. } => (dtype(to), shape.as_slice()),
-            Recipe::Pack { .. } | Recipe::Quantise { .. } => (Dtype::U8, bytes.as_slice()),
+        let (dtype, shape) = match encodings[each.tensor] {
+            Encoding::Keep => (*old, shape.as_slice()),
+            Encoding::Cast { to, .. } => (dtype(to), shape.as_slice()),
+            Encoding::Pack { .. } | Encoding::Quantise { .. } => (Dtype::U8, bytes.as_slice()),
         };
         let dtype = dtype.safetensors_name().unwrap_or_default();
         let described = Described { dtype, shape, data_offsets: (each.begin, each.begin + each.bytes) };
@@ -259,18 +265,18 @@ fn header_text(model: &Model, recipes: &[Recipe], written: &[Written], frame: Fr
     json + "}"
 }
 
-/// How long the header can become: no number has more digits than its bound, no tensor more cells.
-fn header_bytes_max(model: &Model, recipes: &[Recipe], tensors: &[usize]) -> u64 {
+/// The maximum length of the header: the text for the maximum length of every tensor.
+fn header_bytes_max(model: &Model, encodings: &[Encoding], tensors: &[usize]) -> u64 {
     let mut begin = 0;
-    let bound = |tensor: &usize| {
-        let (entry, recipe) = (&model.tensors[*tensor], &recipes[*tensor]);
-        let part = recipe.part_bytes(entry.dtype.bytes() as usize);
-        let parts = entry.bytes.div_ceil(part as u64);
-        let each = recipe.stored_bytes_max(part) as u64;
+    let bound = |index: &usize| {
+        let (tensor, encoding) = (&model.tensors[*index], &encodings[*index]);
+        let part = encoding.part_bytes(tensor.dtype.bytes() as usize);
+        let parts = tensor.bytes.div_ceil(part as u64);
+        let each = encoding.stored_bytes_max(part) as u64;
         let bytes = parts * each + PAGE_BYTES;
-        let lengths = if recipe.is_encoded() { vec![each; parts as usize] } else { Vec::new() };
+        let lengths = if encoding.is_encoded() { vec![each; parts as usize] } else { Vec::new() };
         begin += bytes;
-        Written { tensor: *tensor, begin, bytes, lengths, cells: vec![0; cell_count(bytes)] }
+        Written { tensor: *index, begin, bytes, lengths, cells: vec![0; cell_count(bytes)] }
     };
-    header_text(model, recipes, &tensors.iter().map(bound).collect::<Vec<_>>(), Frame::default()).len() as u64
+    header_text(model, encodings, &tensors.iter().map(bound).collect::<Vec<_>>(), Frame::default()).len() as u64
 }

@@ -1,4 +1,4 @@
-//! What is tried with any bytes, and what must hold of what is accepted: the header of packed weights.
+//! The properties of any accepted header of packed weights.
 #![allow(dead_code, reason = "every target uses its own")]
 #![allow(clippy::unwrap_used, reason = "a panic is a finding")]
 
@@ -6,7 +6,7 @@ use deepnvme_format::safetensors::{Header, LENGTH_BYTES};
 use deepnvme_stream::pack;
 use deepnvme_stream::{CONVERSION_BYTES_MAX, Form};
 
-/// A safetensors file with packed tensors; also its header alone, with a file of the size that it wants.
+/// A safetensors file with packed tensors, or its header alone with a matching file size.
 pub(crate) fn container(file: &[u8]) {
     let Some((length, rest)) = file.split_first_chunk() else { return };
     let Ok(bytes) = Header::json_bytes(*length, u64::MAX) else { return };
@@ -21,10 +21,10 @@ pub(crate) fn container(file: &[u8]) {
     let Ok(packed) = pack::tensors(&header, 3) else { return };
     for tensor in packed {
         let there = header.tensors.iter().find(|one| one.name == tensor.name).unwrap();
-        assert_eq!(tensor.stored.source, 3);
-        let Form::Parts { starts, part_bytes, bytes, .. } = &tensor.stored.form else { continue };
+        assert_eq!(tensor.encoded.source, 3);
+        let Form::Parts { starts, part_bytes, bytes, .. } = &tensor.encoded.form else { continue };
         assert!(*part_bytes > 0 && *part_bytes <= CONVERSION_BYTES_MAX);
-        // Memory for what a file says is never more than the file has for it.
+        // A file never claims much more memory than it has bytes.
         assert!(*bytes as u64 <= there.bytes.saturating_mul(8) && starts.len() as u64 <= there.bytes + 1);
         assert!(starts.windows(2).all(|pair| pair[0] < pair[1]));
         assert!(starts[0] >= LENGTH_BYTES + json.len() as u64 && *starts.last().unwrap() <= file_bytes);

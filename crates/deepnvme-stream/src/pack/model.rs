@@ -1,0 +1,181 @@
+//! The model that is packed.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use deepnvme_checkpoint::read::{Contents, Reader, open_all};
+use deepnvme_checkpoint::{Error, Progress, Result};
+use deepnvme_format::Dtype;
+use deepnvme_io::fs::Identity;
+use deepnvme_io::mem::{Buffer, RegionMut};
+use deepnvme_io::{Engine, Error as IoError, Pending};
+
+use super::container::METADATA_KEY;
+
+const BLOCK_BYTES: u64 = 4096;
+
+/// A contiguous tensor in one of the files.
+#[derive(Clone, Debug)]
+pub(super) struct SourceTensor {
+    pub(super) name: String,
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<u64>,
+    pub(super) file: usize,
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+}
+
+/// A model's files.
+pub(super) struct Model {
+    readers: Vec<Reader>,
+    pub(super) tensors: Vec<SourceTensor>,
+    /// The metadata of the files' headers, except checksums.
+    pub(super) metadata: Vec<(String, String)>,
+}
+
+/// A read in flight.
+pub(super) struct ChunkRead {
+    pending: Pending<RegionMut>,
+    rest: RegionMut,
+    range: Range<usize>,
+}
+
+impl Model {
+    pub(super) fn open(engine: &Engine, source: &Path) -> Result<Self> {
+        let mut model = Self { readers: Vec::new(), tensors: Vec::new(), metadata: Vec::new() };
+        let mut seen = HashSet::new();
+        let opened = open_all(source, |file| {
+            let mut reader = file.open(engine)?;
+            reader.check()?;
+            let all: Vec<usize> = (0..reader.extents().len()).collect();
+            reader.resolve(engine, &all)?;
+            Ok((file.path.clone(), file.names.clone(), reader))
+        })?;
+        for (path, names, reader) in opened {
+            let names: Option<HashSet<String>> = names.map(|names| names.into_iter().collect());
+            for tensor in tensors_of(&reader, model.readers.len())? {
+                if names.as_ref().is_some_and(|names| !names.contains(&tensor.name)) {
+                    continue;
+                }
+                if !seen.insert(tensor.name.clone()) {
+                    return Err(refused(&path, format!("two tensors are called {:?}", tensor.name)));
+                }
+                model.tensors.push(tensor);
+            }
+            if let Contents::Safetensors { header } = reader.contents() {
+                for (key, text) in &header.metadata {
+                    if key == METADATA_KEY {
+                        return Err(refused(&path, "it is packed already; pack the original model instead".into()));
+                    }
+                    let is_known = model.metadata.iter().any(|(known, _)| known == key);
+                    if key != deepnvme_format::sums::METADATA_KEY && !is_known {
+                        model.metadata.push((key.clone(), text.clone()));
+                    }
+                }
+            }
+            model.readers.push(reader);
+        }
+        if model.tensors.is_empty() {
+            return Err(refused(source, "it has no tensors".into()));
+        }
+        Ok(model)
+    }
+
+    /// Verifies files that have checksums, so that damage does not get valid new ones.
+    pub(super) fn verify(&mut self, engine: &Engine, progress: &Progress) -> Result<()> {
+        for reader in &mut self.readers {
+            if reader.has_sums() {
+                reader.audit(engine, progress)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts to read part of a tensor.
+    pub(super) fn start(&self, engine: &Engine, tensor: usize, part: &Range<u64>) -> Result<ChunkRead> {
+        let tensor = &self.tensors[tensor];
+        let offset = tensor.offset + part.start;
+        let (head, bytes) = ((offset % BLOCK_BYTES) as usize, (part.end - part.start) as usize);
+        let buffer = Buffer::zeroed((head + bytes).next_multiple_of(BLOCK_BYTES as usize).max(BLOCK_BYTES as usize));
+        let buffer = buffer.map_err(|error| IoError::from_io("allocate memory to read into", &error))?;
+        let (target, rest) = buffer.into_region().split_at(head + bytes);
+        let pending = engine.read(self.readers[tensor.file].file(), offset - head as u64, target)?;
+        Ok(ChunkRead { pending, rest, range: head..head + bytes })
+    }
+
+    /// Reads part of a tensor.
+    pub(super) fn read(&self, engine: &Engine, tensor: usize, part: &Range<u64>) -> Result<Vec<u8>> {
+        let (buffer, range) = self.start(engine, tensor, part)?.wait()?;
+        Ok(buffer.as_slice()[range].to_vec())
+    }
+
+    /// The identities of all files.
+    pub(super) fn identities(&self) -> Result<HashSet<Identity>> {
+        let mut found = HashSet::new();
+        for reader in &self.readers {
+            found.extend(reader.file().stats()?.iter().map(|stat| stat.identity));
+        }
+        Ok(found)
+    }
+
+    /// The permission bits that all files grant.
+    pub(super) fn permissions(&self) -> Result<u32> {
+        self.readers.iter().try_fold(0o777, |common, reader| Ok(common & reader.file().permissions()?))
+    }
+
+    /// The number of file ranges that contain these tensors; nearby ranges count as one.
+    pub(super) fn stretches(&self, tensors: &[usize]) -> usize {
+        const CLOSE_BYTES: u64 = 64 << 10;
+        let mut places: Vec<(usize, u64, u64)> = tensors.iter().map(|index| &self.tensors[*index]).map(place).collect();
+        places.sort_unstable();
+        let is_apart = |pair: &&[(usize, u64, u64)]| {
+            let ((file, _, end), (next, begin, _)) = (pair[0], pair[1]);
+            file != next || begin.saturating_sub(end) > CLOSE_BYTES
+        };
+        usize::from(!places.is_empty()) + places.windows(2).filter(is_apart).count()
+    }
+
+    pub(super) fn path(&self, tensor: usize) -> PathBuf {
+        self.readers[self.tensors[tensor].file].path().to_path_buf()
+    }
+}
+
+fn place(tensor: &SourceTensor) -> (usize, u64, u64) {
+    (tensor.file, tensor.offset, tensor.offset + tensor.bytes)
+}
+
+impl ChunkRead {
+    /// Waits for the read. Returns the buffer, and the range of it that was requested.
+    pub(super) fn wait(self) -> Result<(Buffer, Range<usize>)> {
+        let (memory, transfer) = self.pending.wait();
+        transfer?;
+        let whole = memory.and_then(|memory| memory.join(self.rest).ok()).and_then(|whole| whole.into_buffer().ok());
+        let lost = || IoError::new(deepnvme_io::ErrorKind::Io, "read", "an error lost the memory of a read");
+        Ok((whole.ok_or_else(lost)?, self.range))
+    }
+}
+
+fn tensors_of(reader: &Reader, file: usize) -> Result<Vec<SourceTensor>> {
+    match reader.contents() {
+        Contents::Safetensors { header } => {
+            let tensor = |tensor: &deepnvme_format::safetensors::Tensor| SourceTensor {
+                name: tensor.name.clone(),
+                dtype: tensor.dtype,
+                shape: tensor.shape.clone(),
+                file,
+                offset: tensor.offset,
+                bytes: tensor.bytes,
+            };
+            Ok(header.tensors.iter().map(tensor).collect())
+        }
+        Contents::Archive { .. } => Err(refused(
+            reader.path(),
+            "torch archives cannot be packed; convert this one to safetensors first: deepnvme convert".into(),
+        )),
+    }
+}
+
+pub(super) fn refused(path: &Path, what: String) -> Error {
+    Error::Format { path: path.to_path_buf(), source: deepnvme_format::Error::Unsupported(what) }
+}

@@ -1,0 +1,353 @@
+//! Rows of large tensors, of which few are used at a time: rows of an embedding, experts of a layer.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::sync::{Arc, PoisonError};
+
+use deepnvme_codec::Float;
+use deepnvme_io::mem::Reserved;
+use deepnvme_io::{Engine, ReadItem};
+
+use crate::encoded_tensor::EncodedTensor;
+use crate::error::{Error, Result};
+use crate::inline_decoder::InlineDecoder;
+use crate::layer_group::Conversion;
+use crate::stats::StreamStats;
+use crate::sync::{Instant, Mutex};
+use crate::weight_file::WeightFile;
+
+/// Where the rows of a tensor are on disk.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum RowLocations {
+    /// One after the other.
+    Contiguous {
+        /// Index of the file.
+        source: usize,
+        /// Offset of the first row.
+        offset: u64,
+    },
+    /// Pieces of each row, in memory order: file, offset, bytes.
+    PerRow(Vec<Vec<(usize, u64, usize)>>),
+    /// Encoded tensors, whose ranges form this one.
+    Encoded {
+        /// In the order of its elements.
+        ranges: Vec<EncodedRange>,
+        /// The type of its elements in memory.
+        to: Float,
+    },
+}
+
+/// A range of an encoded tensor.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EncodedRange {
+    /// The tensor.
+    pub tensor: Arc<EncodedTensor>,
+    /// The first byte, decoded.
+    pub start: usize,
+    /// Bytes, decoded.
+    pub bytes: usize,
+}
+
+/// A tensor whose rows are fetched on demand.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RowTensor {
+    /// The number of its first row. Tensors that are used together, such as those of one layer's experts, have the
+    /// same.
+    pub first_row: usize,
+    /// Number of rows.
+    pub rows: usize,
+    /// Offset of the tensor in the reserved memory.
+    pub at: usize,
+    /// Bytes of a row.
+    pub row_bytes: usize,
+    /// Bytes of the tensor; the last row may be shorter.
+    pub bytes: usize,
+    /// Where its rows are on disk.
+    pub locations: RowLocations,
+}
+
+/// Keeps recently used rows in bounded memory, each at its place in the whole tensor.
+///
+/// The tensors lie in [`Reserved`] memory, so they look complete, but only cached rows have memory. The least
+/// frequently used rows are evicted first, then the least recently used ones. Memory is counted in pages: a page counts
+/// once for all rows in it, and is freed with the last of them.
+#[derive(Debug)]
+pub struct SparseRowCache {
+    engine: Arc<Engine>,
+    sources: Vec<WeightFile>,
+    tensors: Vec<RowTensor>,
+    memory: Reserved,
+    bytes_max: u64,
+    state: Mutex<State>,
+}
+
+/// A row in memory.
+#[derive(Clone, Copy, Debug, Default)]
+struct CachedRow {
+    /// How often it was used.
+    uses: u32,
+    /// The clock at its last use.
+    last: u64,
+    /// How many callers hold it.
+    holds: u32,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The number of cached rows in each page, counted once per tensor. Page and row numbers count from the start of
+    /// this cache's memory, so they never refer to other memory.
+    pages: HashMap<usize, u32>,
+    cached: HashMap<usize, CachedRow>,
+    clock: u64,
+    stats: StreamStats,
+    decoder: InlineDecoder,
+}
+
+impl SparseRowCache {
+    /// `bytes_max` bounds the memory of cached rows.
+    ///
+    /// # Errors
+    /// `Plan` if a tensor exceeds the memory, or lacks a location for some row.
+    pub fn new(
+        engine: Arc<Engine>,
+        sources: Vec<WeightFile>,
+        tensors: Vec<RowTensor>,
+        memory: Reserved,
+        bytes_max: u64,
+    ) -> Result<Self> {
+        for (index, tensor) in tensors.iter().enumerate() {
+            let end = tensor.at.checked_add(tensor.bytes);
+            let is_whole = tensor.row_bytes > 0 && tensor.bytes.div_ceil(tensor.row_bytes) == tensor.rows;
+            let fits = is_whole && end.is_some_and(|end| end <= memory.len());
+            let has_locations = match &tensor.locations {
+                RowLocations::Contiguous { source, .. } => *source < sources.len(),
+                RowLocations::Encoded { ranges, to } => {
+                    let elements = |range: &EncodedRange| range.bytes / range.tensor.float.bytes();
+                    let is_there = |range: &EncodedRange| {
+                        let end = range.start.checked_add(range.bytes);
+                        let known = range.tensor.source < sources.len() && range.tensor.check().is_ok();
+                        known && end.is_some_and(|end| range.tensor.conversions(end..end, 0, *to).is_ok())
+                    };
+                    tensor.row_bytes.is_multiple_of(to.bytes())
+                        && ranges.iter().map(elements).sum::<usize>() * to.bytes() == tensor.bytes
+                        && ranges.iter().all(is_there)
+                }
+                RowLocations::PerRow(each) => {
+                    each.len() == tensor.rows
+                        && tensor.bytes.is_multiple_of(tensor.row_bytes)
+                        && each.iter().all(|pieces| {
+                            pieces.iter().map(|piece| piece.2).sum::<usize>() == tensor.row_bytes
+                                && pieces.iter().all(|piece| piece.0 < sources.len())
+                        })
+                }
+            };
+            if !fits || !has_locations {
+                return Err(Error::Plan(format!("tensor {index} does not fit its memory or files")));
+            }
+        }
+        Ok(Self { engine, sources, tensors, memory, bytes_max, state: Mutex::default() })
+    }
+
+    /// The tensors that contain a row.
+    fn tensors_of(&self, row: usize) -> impl Iterator<Item = &RowTensor> {
+        self.tensors.iter().filter(move |tensor| (tensor.first_row..tensor.first_row + tensor.rows).contains(&row))
+    }
+
+    /// The pages of a row, tensor by tensor; a page in several tensors occurs several times.
+    fn pages_of(&self, row: usize) -> impl Iterator<Item = usize> {
+        let page_bytes = self.memory.page_bytes();
+        let pages = move |range: Range<usize>| range.start / page_bytes..range.end.div_ceil(page_bytes);
+        self.tensors_of(row).flat_map(move |tensor| pages(bytes_of(tensor, row)))
+    }
+
+    fn bytes(&self, pages: usize) -> u64 {
+        pages as u64 * self.memory.page_bytes() as u64
+    }
+
+    /// Counts the pages of a row as in use.
+    fn count_pages(&self, state: &mut State, row: usize) {
+        self.pages_of(row).for_each(|page| *state.pages.entry(page).or_default() += 1);
+    }
+
+    /// Frees the pages that only this row used.
+    fn free_pages(&self, state: &mut State, row: usize) {
+        let page_bytes = self.memory.page_bytes();
+        let mut free: Vec<usize> = Vec::new();
+        for page in self.pages_of(row) {
+            if let Some(count) = state.pages.get_mut(&page) {
+                *count -= 1;
+                if *count == 0 {
+                    state.pages.remove(&page);
+                    free.push(page);
+                }
+            }
+        }
+        free.sort_unstable();
+        for run in free.chunk_by(|one, next| one + 1 == *next) {
+            let end = ((run[0] + run.len()) * page_bytes).min(self.memory.len());
+            self.memory.discard(run[0] * page_bytes..end);
+        }
+    }
+
+    /// Waits until all these rows are in memory. They stay until they have been released as often as they were
+    /// acquired.
+    ///
+    /// # Errors
+    /// `Io` and `Changed` if they cannot be fetched; `TooMany` if they exceed the bound; `Plan` for a row that does not
+    /// exist.
+    pub fn acquire(&self, rows: &[usize]) -> Result<()> {
+        let called = Instant::now();
+        let mut rows = rows.to_vec();
+        rows.sort_unstable();
+        rows.dedup();
+        if let Some(row) = rows.iter().find(|row| self.tensors_of(**row).next().is_none()) {
+            return Err(Error::Plan(format!("row {row} does not exist")));
+        }
+        let pages: HashSet<usize> = rows.iter().flat_map(|row| self.pages_of(*row)).collect();
+        let bytes = self.bytes(pages.len());
+        if bytes > self.bytes_max {
+            return Err(Error::TooMany { bytes, bytes_max: self.bytes_max });
+        }
+        // Held during the reads, so that no other caller evicts these rows.
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.clock += 1;
+        let now = state.clock;
+        let missing: Vec<usize> = rows.iter().copied().filter(|row| !state.cached.contains_key(row)).collect();
+        state.stats.hits += (rows.len() - missing.len()) as u64;
+        state.stats.waits += missing.len() as u64;
+        missing.iter().for_each(|row| self.count_pages(&mut state, *row));
+        let fetched = self
+            .make_room(&mut state, &rows)
+            .and_then(|()| if missing.is_empty() { Ok(()) } else { self.fetch(&mut state, &missing) });
+        if let Err(error) = fetched {
+            // Rows that did arrive are freed as well.
+            missing.iter().for_each(|row| self.free_pages(&mut state, *row));
+            return Err(error);
+        }
+        if !missing.is_empty() {
+            state.stats.stalled += called.elapsed();
+        }
+        for row in rows {
+            let cached = state.cached.entry(row).or_default();
+            *cached = CachedRow { uses: cached.uses.saturating_add(1), last: now, holds: cached.holds + 1 };
+        }
+        Ok(())
+    }
+
+    /// Releases these rows.
+    pub fn release(&self, rows: &[usize]) {
+        let mut rows = rows.to_vec();
+        rows.sort_unstable();
+        rows.dedup();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        for row in rows {
+            if let Some(cached) = state.cached.get_mut(&row) {
+                cached.holds = cached.holds.saturating_sub(1);
+            }
+        }
+    }
+
+    /// Counters since the cache was created; hits and waits count rows.
+    #[must_use]
+    pub fn stats(&self) -> StreamStats {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).stats
+    }
+
+    /// Evicts rows that no caller holds, until the memory is within the bound.
+    fn make_room(&self, state: &mut State, rows: &[usize]) -> Result<()> {
+        let is_over = |state: &State| self.bytes(state.pages.len()) > self.bytes_max;
+        if !is_over(state) {
+            return Ok(());
+        }
+        let is_evictable = |(row, cached): &(&usize, &CachedRow)| cached.holds == 0 && rows.binary_search(row).is_err();
+        let others = state.cached.iter().filter(is_evictable).map(|(row, cached)| (cached.uses, cached.last, *row));
+        let mut others: Vec<(u32, u64, usize)> = others.collect();
+        others.sort_unstable();
+        for (_, _, row) in others {
+            if !is_over(state) {
+                break;
+            }
+            state.cached.remove(&row);
+            self.free_pages(state, row);
+        }
+        if is_over(state) {
+            return Err(Error::TooMany { bytes: self.bytes(state.pages.len()), bytes_max: self.bytes_max });
+        }
+        // Old uses fade.
+        state.cached.values_mut().for_each(|cached| cached.uses = (cached.uses / 2).max(1));
+        Ok(())
+    }
+
+    fn fetch(&self, state: &mut State, missing: &[usize]) -> Result<()> {
+        let mut reads = Vec::with_capacity(missing.len() * self.tensors.len());
+        let mut conversions = Vec::new();
+        let mut used = vec![false; self.sources.len()];
+        for row in missing {
+            for tensor in self.tensors_of(*row) {
+                let (place, index) = (bytes_of(tensor, *row), *row - tensor.first_row);
+                let mut read = |source: usize, offset: u64, place: Range<usize>| {
+                    used[source] = true;
+                    let file = Arc::clone(self.sources[source].file());
+                    reads.push(ReadItem { file, offset, target: self.memory.target(place) });
+                };
+                match &tensor.locations {
+                    RowLocations::Contiguous { source, offset } => {
+                        read(*source, offset + (index * tensor.row_bytes) as u64, place);
+                    }
+                    RowLocations::Encoded { ranges, to } => {
+                        let begin = place.start - tensor.at;
+                        for conversion in conversions_of(ranges, *to, begin..begin + place.len(), place.start)? {
+                            used[conversion.source] = true;
+                            conversions.push(conversion);
+                        }
+                    }
+                    RowLocations::PerRow(each) => {
+                        let mut at = place.start;
+                        for (source, offset, bytes) in &each[index] {
+                            read(*source, *offset, at..at + bytes);
+                            at += bytes;
+                        }
+                    }
+                }
+            }
+        }
+        for (source, _) in self.sources.iter().zip(used).filter(|(_, used)| *used) {
+            source.check()?;
+        }
+        let started = Instant::now();
+        if !reads.is_empty() {
+            let transfer = self.engine.read_batch(reads)?.wait().1?;
+            state.stats.bytes_read += transfer.bytes;
+            state.stats.disk_busy += transfer.finished.saturating_duration_since(started);
+        }
+        if !conversions.is_empty() {
+            let cost = state.decoder.run(&self.engine, &self.sources, conversions, &self.memory)?;
+            state.stats.bytes_read += cost.bytes;
+            state.stats.disk_busy += cost.disk_busy;
+            state.stats.converting += cost.converting;
+        }
+        state.stats.fetches += missing.len() as u64;
+        Ok(())
+    }
+}
+
+/// The conversions that load a range of the tensor to the offset `at`.
+fn conversions_of(ranges: &[EncodedRange], to: Float, wanted: Range<usize>, at: usize) -> Result<Vec<Conversion>> {
+    let (mut begin, mut found) = (0, Vec::new());
+    for EncodedRange { tensor, start, bytes } in ranges {
+        let element_bytes = tensor.float.bytes();
+        let end = begin + bytes / element_bytes * to.bytes();
+        let (from, until) = (wanted.start.max(begin), wanted.end.min(end));
+        if from < until {
+            let decoded = |place: usize| start + (place - begin) / to.bytes() * element_bytes;
+            found.extend(tensor.conversions(decoded(from)..decoded(until), at + from - wanted.start, to)?);
+        }
+        begin = end;
+    }
+    Ok(found)
+}
+
+fn bytes_of(tensor: &RowTensor, row: usize) -> Range<usize> {
+    let start = (row - tensor.first_row) * tensor.row_bytes;
+    tensor.at + start..tensor.at + (start + tensor.row_bytes).min(tensor.bytes)
+}

@@ -1,0 +1,83 @@
+//! A file that weights are read from while the model is open.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use deepnvme_file::Target;
+use deepnvme_io::fs::{self, Identity};
+use deepnvme_io::{Access, DirectMode, Error as IoError, OpenOptions, TensorFile};
+
+use crate::error::{Error, Result};
+
+/// An open file, and the version that it had, to notice changes.
+#[derive(Debug)]
+pub struct WeightFile {
+    file: Arc<TensorFile>,
+    versions: Vec<(PathBuf, FileVersion)>,
+}
+
+/// Changes when a file is replaced, truncated or written to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct FileVersion {
+    identity: Identity,
+    bytes: u64,
+    modified_ns: i128,
+}
+
+impl FileVersion {
+    fn of(path: &Path) -> Result<Self> {
+        let stat = fs::stat(path).map_err(|errno| IoError::os("look at", errno).at_path(path))?;
+        Ok(Self { identity: stat.identity, bytes: stat.bytes, modified_ns: stat.modified_ns })
+    }
+
+    fn difference(&self, now: &Self) -> Option<String> {
+        if self.identity != now.identity {
+            Some("another file has its name".into())
+        } else if self.bytes != now.bytes {
+            Some(format!("it had {} bytes and has {}", self.bytes, now.bytes))
+        } else if self.modified_ns != now.modified_ns {
+            Some("it was written to".into())
+        } else {
+            None
+        }
+    }
+}
+
+impl WeightFile {
+    /// Opens a file or a stripe set. Its path does not depend on later changes of the working directory.
+    ///
+    /// # Errors
+    /// `Io` if the file is missing or unreadable.
+    pub fn open(target: impl Into<Target>) -> Result<Self> {
+        let target = target.into();
+        let paths: Vec<PathBuf> = match &target {
+            Target::Path(path) => vec![path.clone()],
+            Target::Stripes(set) => set.parts().to_vec(),
+        };
+        let absolute =
+            |path: PathBuf| std::path::absolute(&path).map_err(|error| IoError::from_io("find", &error).at_path(&path));
+        let paths = paths.into_iter().map(absolute).collect::<Result<Vec<_>, _>>()?;
+        // Taken before the file is opened, so that later changes are noticed.
+        let versions = paths.into_iter().map(|path| FileVersion::of(&path).map(|version| (path, version)));
+        let versions = versions.collect::<Result<Vec<_>>>()?;
+        let options = OpenOptions { access: Access::Read, create: false, direct: DirectMode::Preferred };
+        let file = deepnvme_file::open(&target, options)?;
+        Ok(Self { file, versions })
+    }
+
+    /// The open file.
+    #[must_use]
+    pub fn file(&self) -> &Arc<TensorFile> {
+        &self.file
+    }
+
+    /// Checks that the file is unchanged.
+    pub(crate) fn check(&self) -> Result<()> {
+        for (path, version) in &self.versions {
+            if let Some(what) = version.difference(&FileVersion::of(path)?) {
+                return Err(Error::Changed { path: path.clone(), what });
+            }
+        }
+        Ok(())
+    }
+}

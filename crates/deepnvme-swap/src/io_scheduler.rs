@@ -1,0 +1,327 @@
+//! Starts the reads and writes that the residency plans, and records their end.
+//!
+//! Any thread may do that after a change; the swapper's own thread does it when the engine signals a completed
+//! transfer. Each transfer is started once and completed once. No I/O or hashing happens under the lock.
+
+use std::any::Any;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
+
+use deepnvme_io::mem::{Arena, Region, RegionMut};
+use deepnvme_io::{Engine, Error as IoError, Pending, ReadItem, WriteItem, WriteOptions};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+
+use crate::checksums;
+use crate::disk_space::DiskSpace;
+use crate::error::{Error, Result};
+use crate::item_table::ItemTable;
+use crate::residency::Action;
+use crate::slot_allocator::ItemId;
+use crate::store::{Segment, Store, StoredItem};
+use crate::sync::outer::{Mutex, MutexGuard};
+use crate::sync::wait_for_wake;
+
+/// How often transfers in flight are polled, in case a signal was not delivered.
+const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// The state that all handles of a swapper share.
+#[derive(Debug)]
+pub(crate) struct IoScheduler {
+    pub(crate) items: ItemTable<Error>,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) has_checksums: bool,
+    pub(crate) pid: u32,
+    disk: DiskSpace,
+    in_flight: Mutex<Vec<Transfer>>,
+    wake: OwnedFd,
+    is_shut_down: AtomicBool,
+}
+
+/// A read or write in flight.
+#[derive(Debug)]
+struct Transfer {
+    id: ItemId,
+    slot: usize,
+    stored: StoredItem,
+    pending: PendingIo,
+}
+
+#[derive(Debug)]
+enum PendingIo {
+    Read(Pending<Vec<RegionMut>>),
+    Write(Pending<Vec<Region>>),
+}
+
+impl PendingIo {
+    fn is_done(&self) -> bool {
+        match self {
+            Self::Read(pending) => pending.is_done(),
+            Self::Write(pending) => pending.is_done(),
+        }
+    }
+
+    fn cancel(&self) {
+        match self {
+            Self::Read(pending) => pending.cancel(),
+            Self::Write(pending) => pending.cancel(),
+        };
+    }
+}
+
+impl IoScheduler {
+    pub(crate) fn new(
+        items: ItemTable<Error>,
+        engine: Arc<Engine>,
+        arena: Arc<Arena>,
+        disk: DiskSpace,
+        has_checksums: bool,
+    ) -> Result<Self> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let wake = wake.map_err(|errno| IoError::os("make an eventfd", errno))?;
+        let (in_flight, is_shut_down) = (Mutex::default(), AtomicBool::new(false));
+        Ok(Self { items, engine, arena, has_checksums, pid: std::process::id(), disk, in_flight, wake, is_shut_down })
+    }
+
+    pub(crate) fn store(&self) -> MutexGuard<'_, Store> {
+        self.disk.lock()
+    }
+
+    pub(crate) fn disk(&self) -> &DiskSpace {
+        &self.disk
+    }
+
+    fn in_flight(&self) -> MutexGuard<'_, Vec<Transfer>> {
+        self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts I/O after a change. With checksums, the swapper's own thread does so, since it hashes.
+    pub(crate) fn pump_or_wake(&self) {
+        if self.has_checksums { self.wake() } else { self.pump() }
+    }
+
+    fn wake(&self) {
+        // A failed write means that the counter is full, which wakes the thread as well.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+
+    /// Completes finished transfers and starts planned ones, until there is nothing to do.
+    pub(crate) fn pump(&self) {
+        loop {
+            let done = self.take_completed();
+            let (actions, reaped) = {
+                let mut table = self.items.lock();
+                let actions = table.take_planned();
+                let resident = table.residency.resident_bytes() as u64;
+                table.stats.resident_bytes_peak = table.stats.resident_bytes_peak.max(resident);
+                (actions, table.take_reaped())
+            };
+            if done.is_empty() && actions.is_empty() && reaped.is_empty() {
+                return;
+            }
+            done.into_iter().for_each(|transfer| self.complete_or_fail(transfer));
+            actions.into_iter().for_each(|action| self.start_or_fail(action));
+            if !reaped.is_empty() {
+                self.disk.remove(&reaped);
+                self.items.lock().space_freed(reaped.len());
+            }
+            self.items.notify();
+        }
+    }
+
+    fn take_completed(&self) -> Vec<Transfer> {
+        let mut in_flight = self.in_flight();
+        let (done, rest) = std::mem::take(&mut *in_flight).into_iter().partition(|transfer| transfer.pending.is_done());
+        *in_flight = rest;
+        done
+    }
+
+    /// Starts a transfer. A panic becomes the error of the item's waiters, since no other thread would complete the
+    /// transfer.
+    fn start_or_fail(&self, action: Action) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.start(action))) {
+            match action {
+                Action::Read { id, .. } => self.items.lock().read_completed(id, Err(panic_error(&*panic)), true),
+                Action::Write { id, .. } => self.items.lock().write_completed(id, Err(panic_error(&*panic))),
+                Action::SlotReserved => {}
+            }
+        }
+    }
+
+    /// Completes a transfer; a panic is handled as in [`start_or_fail`](Self::start_or_fail).
+    fn complete_or_fail(&self, transfer: Transfer) {
+        let (id, is_read) = (transfer.id, matches!(transfer.pending, PendingIo::Read(_)));
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.complete(transfer))) {
+            if is_read {
+                self.items.lock().read_completed(id, Err(panic_error(&*panic)), true);
+            } else {
+                self.items.lock().write_completed(id, Err(panic_error(&*panic)));
+            }
+        }
+    }
+
+    fn start(&self, action: Action) {
+        let (id, slot, is_read) = match action {
+            Action::Read { id, slot } => (id, slot, true),
+            Action::Write { id, slot } => (id, slot, false),
+            Action::SlotReserved => return,
+        };
+        let (stored, segments) = {
+            let store = self.store();
+            // An item is removed only when no transfer of it is in flight.
+            let Some(stored) = store.get(id).cloned() else { return };
+            let segments = store.segments(&stored, 0..stored.bytes, true);
+            (stored, segments)
+        };
+        let start = slot + stored.padding;
+        let result = if is_read {
+            let item = |Segment { file, offset, start: from, bytes }: Segment| {
+                let target = self.arena.target(start + from..start + from + bytes);
+                ReadItem { file, offset, target }
+            };
+            self.engine.read_batch(segments.into_iter().map(item).collect()).map(PendingIo::Read)
+        } else {
+            if self.has_checksums {
+                let checksums = checksums::checksums_of(&self.arena.region(start..start + stored.bytes));
+                self.store().set_checksums(id, checksums);
+            }
+            let item = |Segment { file, offset, start: from, bytes }: Segment| {
+                let source = self.arena.region(start + from..start + from + bytes);
+                WriteItem { file, offset, source }
+            };
+            let items = segments.into_iter().map(item).collect();
+            self.engine.write_batch(items, WriteOptions::default()).map(PendingIo::Write)
+        };
+        match result {
+            Ok(pending) => self.track(Transfer { id, slot, stored, pending }),
+            Err(error) if is_read => self.items.lock().read_completed(id, Err(error.into()), true),
+            Err(error) => self.items.lock().write_completed(id, Err(error.into())),
+        }
+    }
+
+    fn track(&self, transfer: Transfer) {
+        // Without a spare descriptor, the swapper's thread finds the completion by polling.
+        if let Ok(wake) = self.wake.try_clone() {
+            match &transfer.pending {
+                PendingIo::Read(pending) => pending.notify(wake),
+                PendingIo::Write(pending) => pending.notify(wake),
+            }
+        }
+        self.in_flight().push(transfer);
+        // The transfer may have completed before it was in the list.
+        self.wake();
+    }
+
+    /// Records a transfer that has completed.
+    fn complete(&self, transfer: Transfer) {
+        let Transfer { id, slot, stored, pending } = transfer;
+        match pending {
+            PendingIo::Read(pending) => {
+                let (memory, result) = pending.wait();
+                let is_memory_back = memory.is_some();
+                let start = slot + stored.padding;
+                let checked = result.map_err(Error::from).and_then(|transfer| {
+                    match self.find_damage(&stored, &self.arena.region(start..start + stored.bytes)) {
+                        Some(find_damage) => Err(find_damage),
+                        None => Ok(transfer.bytes),
+                    }
+                });
+                drop(memory);
+                self.items.lock().read_completed(id, checked, is_memory_back);
+            }
+            PendingIo::Write(pending) => {
+                let result = pending.wait().1.map(|transfer| transfer.bytes).map_err(Error::from);
+                self.items.lock().write_completed(id, result);
+            }
+        }
+    }
+
+    /// Compares a region with its checksums.
+    fn find_damage(&self, stored: &StoredItem, region: &Region) -> Option<Error> {
+        let (slot, expected, found) = checksums::first_mismatch(region, stored.checksums.as_ref()?)?;
+        let place = self.store().segments(stored, slot..slot + 1, false).into_iter().next();
+        let (path, offset) =
+            place.map_or((PathBuf::new(), 0), |segment| (segment.file.path().to_path_buf(), segment.offset));
+        Some(Error::Corrupt { path, offset, key: stored.key.to_string(), expected, found })
+    }
+
+    /// The loop of the swapper's own thread.
+    pub(crate) fn run(&self) {
+        loop {
+            let limit = (!self.in_flight().is_empty()).then_some(&POLL_INTERVAL);
+            wait_for_wake(&self.wake, limit);
+            let mut count = [0; 8];
+            let _ = rustix::io::read(&self.wake, &mut count);
+            if self.is_shut_down.load(Ordering::Acquire) {
+                return;
+            }
+            // A panic loses the planned actions. Waiters are told, and no further I/O starts.
+            if catch_unwind(AssertUnwindSafe(|| self.pump())).is_err() {
+                self.items.lock().is_broken = true;
+                self.items.notify();
+                return;
+            }
+        }
+    }
+
+    /// Stops all I/O, wakes all waiters and ends the thread.
+    pub(crate) fn close(&self) {
+        self.items.lock().is_closed = true;
+        self.items.notify();
+        self.is_shut_down.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Waits for transfers that the disk has started, and cancels the others.
+    pub(crate) fn drain(&self) {
+        loop {
+            let in_flight = std::mem::take(&mut *self.in_flight());
+            if in_flight.is_empty() {
+                return;
+            }
+            in_flight.iter().for_each(|transfer| transfer.pending.cancel());
+            in_flight.into_iter().for_each(|transfer| self.complete_or_fail(transfer));
+        }
+    }
+}
+
+fn panic_error(panic: &(dyn Any + Send)) -> Error {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    Error::Panicked(text.unwrap_or("without a message").to_owned())
+}
+
+#[cfg(all(test, not(loom), not(simulated)))]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use deepnvme_io::Config;
+
+    use super::*;
+    use crate::swapper::{Options, Swapper};
+
+    #[test]
+    fn a_panic_becomes_the_error_of_waiters() {
+        let folder = tempfile::tempdir().unwrap();
+        let engine = Arc::new(Engine::new(Config::default()).unwrap());
+        let swapper = Swapper::new(engine, &Options::new(folder.path(), 4096)).unwrap();
+        for key in ["odd", "sound"] {
+            swapper.put(key, &Region::from_vec(vec![7; 4096])).unwrap();
+        }
+        swapper.flush(None, &mut || false).unwrap();
+        let id = swapper.scheduler().items.lock().residency.find("odd").unwrap();
+        let stored = swapper.scheduler().store().get(id).unwrap().clone();
+        // Simulate a bug: the item's bytes exceed the memory.
+        swapper.scheduler().store().insert(id, StoredItem { bytes: 1 << 40, ..stored });
+        let began = Instant::now();
+        let mut is_cancelled = || began.elapsed() > Duration::from_secs(60);
+        let failed = swapper.borrow("odd", false, &mut is_cancelled).unwrap_err();
+        assert!(matches!(failed, Error::Panicked(_)), "{failed}");
+        // Other items still work.
+        drop(swapper.borrow("sound", true, &mut is_cancelled).unwrap());
+        swapper.close();
+    }
+}

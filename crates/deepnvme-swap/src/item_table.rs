@@ -1,0 +1,310 @@
+//! The items under one lock: threads borrow them here, wait here, and return them here.
+//!
+//! One condition variable wakes all waiters after any change. `loom_tests` checks the interleavings.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::deadlock::{DeadlockDetector, ThreadNumber, WaitingFor};
+use crate::residency::{Action, BorrowMode, BorrowResult, Residency};
+use crate::slot_allocator::ItemId;
+use crate::stats::SwapStats;
+use crate::sync::outer::Instant;
+use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
+
+/// How often a waiting thread polls for cancellation.
+const CANCEL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The state of all items, and the threads that wait for them.
+#[derive(Debug)]
+pub(crate) struct ItemTable<E> {
+    state: Mutex<TableState<E>>,
+    changed: Condvar,
+}
+
+/// The state under the lock.
+#[derive(Debug)]
+pub(crate) struct TableState<E> {
+    pub(crate) residency: Residency,
+    pub(crate) stats: SwapStats,
+    pub(crate) is_closed: bool,
+    /// The swapper's thread has panicked.
+    pub(crate) is_broken: bool,
+    detector: DeadlockDetector,
+    /// Deleted items whose disk space is being freed.
+    items_being_freed: usize,
+    /// Actions that were planned and not started yet.
+    planned: Vec<Action>,
+    /// Counts failures. A waiter reports only those that happened after its wait began.
+    failures: u64,
+    read_errors: HashMap<ItemId, (u64, E)>,
+    write_error: Option<(u64, E)>,
+}
+
+/// Why a wait ended without the item.
+#[derive(Debug)]
+pub(crate) enum WaitError<E> {
+    Deleted,
+    Closed,
+    Broken,
+    Interrupted,
+    Failed(E),
+    /// The wait that would never end, the borrows of the calling thread, and all borrows.
+    Deadlock(WaitingFor, usize, usize),
+}
+
+impl<E: Clone> ItemTable<E> {
+    pub(crate) fn new(residency: Residency) -> Self {
+        let state = TableState {
+            residency,
+            stats: SwapStats::default(),
+            is_closed: false,
+            is_broken: false,
+            detector: DeadlockDetector::default(),
+            items_being_freed: 0,
+            planned: Vec::new(),
+            failures: 0,
+            read_errors: HashMap::new(),
+            write_error: None,
+        };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, TableState<E>> {
+        lock(&self.state)
+    }
+
+    /// Wakes all waiters.
+    pub(crate) fn notify(&self) {
+        self.changed.notify_all();
+    }
+
+    /// Waits until the item is borrowed; the caller has to release it. `pump` starts planned I/O, and `is_cancelled` is
+    /// polled.
+    pub(crate) fn borrow(
+        &self,
+        id: ItemId,
+        mode: BorrowMode,
+        thread: ThreadNumber,
+        pump: &dyn Fn(),
+        is_cancelled: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<usize>, WaitError<E>> {
+        let mut table = self.lock();
+        let began = table.failures;
+        let mut waited: Option<Instant> = None;
+        let (mut is_queued, mut has_notified) = (false, false);
+        let borrowed = loop {
+            if table.is_closed {
+                break Err(WaitError::Closed);
+            }
+            if table.is_broken {
+                break Err(WaitError::Broken);
+            }
+            let waiting_for = match table.residency.try_borrow(id, mode) {
+                BorrowResult::Borrowed(slot) => {
+                    table.detector.record_borrow(id, thread);
+                    break Ok(slot);
+                }
+                BorrowResult::Deleted => break Err(WaitError::Deleted),
+                BorrowResult::HeldByOthers => WaitingFor::Item(id),
+                BorrowResult::IoPending => WaitingFor::Io(id),
+                BorrowResult::NeedsSlot => WaitingFor::Memory(id),
+            };
+            if let Some((when, error)) = table.read_errors.get(&id)
+                && *when > began
+            {
+                break Err(WaitError::Failed(error.clone()));
+            }
+            waited.get_or_insert_with(Instant::now);
+            table.detector.record_wait(thread, waiting_for);
+            if waiting_for == WaitingFor::Memory(id) && !is_queued {
+                is_queued = true;
+                table.residency.enqueue_waiter(id, mode);
+                drop(table);
+                pump();
+                table = self.lock();
+                continue;
+            }
+            // A transfer may have just completed, so there may be work to start before a deadlock is certain.
+            if table.plan() {
+                drop(table);
+                self.changed.notify_all();
+                pump();
+                table = self.lock();
+                continue;
+            }
+            let is_busy = table.residency.in_flight() > 0;
+            if waiting_for == WaitingFor::Memory(id)
+                && !is_busy
+                && let Some((when, error)) = &table.write_error
+                && *when > began
+            {
+                break Err(WaitError::Failed(error.clone()));
+            }
+            if table.is_deadlocked(thread) {
+                let (own, all) = table.detector.count_borrows(thread);
+                if own > 0 || all == 0 {
+                    break Err(WaitError::Deadlock(waiting_for, own, all));
+                }
+                // A thread without borrows blocks nobody. Those that block each other are woken to report the deadlock,
+                // which frees memory for this one.
+                if !has_notified {
+                    has_notified = true;
+                    self.changed.notify_all();
+                }
+            }
+            table = wait(&self.changed, table, CANCEL_CHECK_INTERVAL);
+            drop(table);
+            let stop = is_cancelled();
+            table = self.lock();
+            if stop {
+                break Err(WaitError::Interrupted);
+            }
+        };
+        table.detector.stop_waiting(thread);
+        if is_queued {
+            table.residency.cancel_waiter(id, mode);
+            // A slot that was reserved for this waiter is free for others.
+            self.changed.notify_all();
+        }
+        let stalled = waited.map(|since| since.elapsed());
+        if borrowed.is_ok() && !matches!(mode, BorrowMode::DiskShared | BorrowMode::DiskExclusive) {
+            table.stats.hits += u64::from(stalled.is_none());
+            table.stats.waits += u64::from(stalled.is_some());
+        }
+        table.stats.stalled += stalled.unwrap_or_default();
+        borrowed
+    }
+
+    /// Returns an item.
+    pub(crate) fn end_borrow(&self, id: ItemId, mode: BorrowMode, thread: ThreadNumber, is_dirty: bool) {
+        let mut table = self.lock();
+        table.detector.release(id, thread);
+        table.residency.release(id, mode, is_dirty);
+        drop(table);
+        self.changed.notify_all();
+    }
+
+    /// Waits while `waiting_for` names a reason, or until a write fails that came after `began` failures. Items that
+    /// the calling thread has borrowed itself would never be returned, so such a wait is a deadlock.
+    pub(crate) fn wait_while(
+        &self,
+        (thread, began): (ThreadNumber, u64),
+        pump: &dyn Fn(),
+        is_cancelled: &mut dyn FnMut() -> bool,
+        mut waiting_for: impl FnMut(&mut TableState<E>) -> Option<WaitingFor>,
+    ) -> Result<(), WaitError<E>> {
+        let mut table = self.lock();
+        let done = loop {
+            if table.is_closed {
+                break Err(WaitError::Closed);
+            }
+            if table.is_broken {
+                break Err(WaitError::Broken);
+            }
+            let Some(waiting_for) = waiting_for(&mut table) else { break Ok(()) };
+            if let Some((when, error)) = &table.write_error
+                && *when > began
+            {
+                break Err(WaitError::Failed(error.clone()));
+            }
+            table.detector.record_wait(thread, waiting_for);
+            if table.plan() {
+                drop(table);
+                pump();
+                table = self.lock();
+                continue;
+            }
+            if table.is_deadlocked(thread) {
+                let (own, all) = table.detector.count_borrows(thread);
+                break Err(WaitError::Deadlock(waiting_for, own, all));
+            }
+            table = wait(&self.changed, table, CANCEL_CHECK_INTERVAL);
+            drop(table);
+            let stop = is_cancelled();
+            table = self.lock();
+            if stop {
+                break Err(WaitError::Interrupted);
+            }
+        };
+        table.detector.stop_waiting(thread);
+        done
+    }
+}
+
+impl<E> TableState<E> {
+    /// Plans actions. Returns whether there are new ones.
+    fn plan(&mut self) -> bool {
+        let before = self.planned.len();
+        if !self.is_closed {
+            self.planned.extend(std::iter::from_fn(|| self.residency.next()));
+        }
+        self.planned.len() > before
+    }
+
+    /// Takes all planned actions; the caller starts them.
+    pub(crate) fn take_planned(&mut self) -> Vec<Action> {
+        self.plan();
+        if self.is_closed { Vec::new() } else { std::mem::take(&mut self.planned) }
+    }
+
+    /// The number of failures so far.
+    pub(crate) fn failures(&self) -> u64 {
+        self.failures
+    }
+
+    fn is_deadlocked(&self, thread: ThreadNumber) -> bool {
+        self.detector.is_deadlocked(thread, self.residency.in_flight() > 0, |id| self.residency.is_wait_over(id))
+    }
+
+    /// Records the end of a read.
+    pub(crate) fn read_completed(&mut self, id: ItemId, result: Result<u64, E>, is_memory_back: bool) {
+        self.residency.read_completed(id, result.is_ok(), is_memory_back);
+        match result {
+            Ok(bytes) => {
+                self.read_errors.remove(&id);
+                self.stats.reads += 1;
+                self.stats.bytes_read += bytes;
+            }
+            Err(error) => {
+                self.failures += 1;
+                self.stats.failures += 1;
+                self.read_errors.insert(id, (self.failures, error));
+            }
+        }
+    }
+
+    /// Records the end of a write.
+    pub(crate) fn write_completed(&mut self, id: ItemId, result: Result<u64, E>) {
+        self.residency.write_completed(id, result.is_ok());
+        match result {
+            Ok(bytes) => {
+                self.stats.write_backs += 1;
+                self.stats.bytes_written += bytes;
+            }
+            Err(error) => {
+                self.failures += 1;
+                self.stats.failures += 1;
+                self.write_error = Some((self.failures, error));
+            }
+        }
+    }
+
+    /// Whether disk space will become free without any caller's action.
+    pub(crate) fn is_freeing_space(&self) -> bool {
+        self.items_being_freed > 0 || self.residency.has_reaped() || self.residency.is_reaping()
+    }
+
+    /// Records that the space of these many reaped items is free.
+    pub(crate) fn space_freed(&mut self, items: usize) {
+        self.items_being_freed -= items;
+    }
+
+    /// Takes deleted items. The caller frees their disk space, then calls [`space_freed`](Self::space_freed).
+    pub(crate) fn take_reaped(&mut self) -> Vec<ItemId> {
+        let reaped = self.residency.take_reaped();
+        self.items_being_freed += reaped.len();
+        reaped.iter().for_each(|id| drop(self.read_errors.remove(id)));
+        reaped
+    }
+}

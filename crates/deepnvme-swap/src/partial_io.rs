@@ -1,0 +1,134 @@
+//! Reads and writes ranges of an item, in memory or directly on disk.
+
+use std::ops::Range;
+
+use deepnvme_io::mem::{Region, RegionMut};
+use deepnvme_io::{ReadItem, WriteItem, WriteOptions};
+
+use crate::borrowed::Borrowed;
+use crate::error::{Error, Result};
+use crate::store::Segment;
+
+/// Bytes per copy.
+const COPY_BYTES: usize = 1 << 20;
+
+impl Borrowed {
+    /// Reads the bytes from `from` on into `target`, in CPU or GPU memory. GPU memory is written once its stream has
+    /// reached this point.
+    ///
+    /// # Errors
+    /// `Invalid` for a range outside the item; `Io`.
+    pub fn read_at(&self, from: usize, target: RegionMut) -> Result<()> {
+        let range = self.check(from, target.len())?;
+        if self.offset().is_some() {
+            let (source, gpus) = (self.region(), self.scheduler().engine.gpu_access());
+            // The caller's stream may still use the memory.
+            gpus.points([&target.region()])?.wait()?;
+            return copy(range.len(), |at, step| {
+                source.copy_to_slice(from + at, step);
+                gpus.copy_from_slice(&target, at, step).map_err(Error::from)
+            });
+        }
+        let segments = self.segments(range)?;
+        let mut items = Vec::with_capacity(segments.len());
+        let (mut rest, mut bytes) = (Some(target), 0);
+        let last = segments.len().saturating_sub(1);
+        for (index, Segment { file, offset, bytes: len, .. }) in segments.into_iter().enumerate() {
+            let Some(whole) = rest.take() else { break };
+            let target = if index == last {
+                whole
+            } else if whole.is_contiguous() {
+                let (part, behind) = whole.split_at(len);
+                rest = Some(behind);
+                part
+            } else {
+                return Err(not_contiguous());
+            };
+            bytes += len as u64;
+            items.push(ReadItem { file, offset, target });
+        }
+        if bytes > 0 {
+            let read = self.scheduler().engine.read_batch(items)?.wait().1;
+            let mut table = self.scheduler().items.lock();
+            // Closing truncates the files even while a transfer is in flight.
+            if table.is_closed {
+                return Err(Error::CLOSED);
+            }
+            read?;
+            table.stats.bytes_read += bytes;
+        }
+        Ok(())
+    }
+
+    /// Writes `source`, in CPU or GPU memory, over the bytes from `from` on. GPU memory is read once its stream has
+    /// reached this point.
+    ///
+    /// # Errors
+    /// `Invalid` for a range outside the item or a shared borrow; `Io`. After a failure on disk, part of the range may
+    /// have been written.
+    pub fn write_at(&self, from: usize, source: &Region) -> Result<()> {
+        if !self.is_exclusive() {
+            return Err(Error::Invalid(
+                "an item that is borrowed shared cannot be written to; borrow it exclusively".into(),
+            ));
+        }
+        let range = self.check(from, source.len())?;
+        if self.offset().is_some() {
+            let (target, gpus) = (self.target(), self.scheduler().engine.gpu_access());
+            gpus.points([source])?.wait()?;
+            return copy(range.len(), |at, step| {
+                gpus.copy_to_slice(source, at, step)?;
+                target.copy_from_slice(from + at, step);
+                Ok(())
+            });
+        }
+        let segments = self.segments(range)?;
+        if segments.len() > 1 && !source.is_contiguous() {
+            return Err(not_contiguous());
+        }
+        let part =
+            |at: usize, len: usize| if source.is_contiguous() { source.slice(at..at + len) } else { source.clone() };
+        let item = |segment: Segment| WriteItem {
+            file: segment.file,
+            offset: segment.offset,
+            source: part(segment.start, segment.bytes),
+        };
+        let items: Vec<WriteItem> = segments.into_iter().map(item).collect();
+        if !items.is_empty() {
+            let written = self.scheduler().engine.write_batch(items, WriteOptions::default())?.wait().1;
+            let mut table = self.scheduler().items.lock();
+            if table.is_closed {
+                return Err(Error::CLOSED);
+            }
+            // Even after a failure, the disk may differ from the copy in memory.
+            table.residency.disk_changed(self.id());
+            table.stats.bytes_written += written?.bytes;
+        }
+        Ok(())
+    }
+
+    fn check(&self, from: usize, bytes: usize) -> Result<Range<usize>> {
+        match from.checked_add(bytes).filter(|end| *end <= self.len()) {
+            Some(end) => Ok(from..end),
+            None => {
+                Err(Error::Invalid(format!("{bytes} bytes at offset {from} exceed an item of {} bytes", self.len())))
+            }
+        }
+    }
+
+    fn segments(&self, range: Range<usize>) -> Result<Vec<Segment>> {
+        let store = self.scheduler().store();
+        let stored = store.get(self.id()).ok_or(Error::CLOSED)?;
+        Ok(store.segments(stored, range, false))
+    }
+}
+
+/// Copies in steps of bounded size.
+fn copy(bytes: usize, mut each: impl FnMut(usize, &mut [u8]) -> Result<()>) -> Result<()> {
+    let mut step = vec![0; COPY_BYTES.min(bytes)];
+    (0..bytes).step_by(COPY_BYTES).try_for_each(|at| each(at, &mut step[..COPY_BYTES.min(bytes - at)]))
+}
+
+fn not_contiguous() -> Error {
+    Error::Invalid("this range is in several places on disk; use contiguous memory for it".into())
+}

@@ -1,0 +1,22 @@
+//! Which items are in memory, who may borrow them, and which read or write comes next: pure.
+//!
+//! ```text
+//!            read              exclusive borrow, create       write-back
+//!  Absent ---------> Reading ---------> Clean <-----> Dirty ---------> Writing
+//!    ^                  | failed          | evicted      ^  failed        |
+//!    +------------------+-----------------+              +----------------+--> Clean, or Dirty if changed meanwhile
+//!    +--> Reserved: a slot for a new item, which nothing is read into
+//! ```
+//!
+//! In addition, an item may be borrowed, either by any number of readers or by one writer. A borrowed item keeps its slot.
+//! It may be written back while borrowed; later changes are written again.
+//!
+//! `state` holds the items and their transitions, `schedule` picks the next read or write, `eviction` finds room for it.
+
+mod eviction;
+mod schedule;
+mod state;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use state::{Action, BorrowMode, BorrowResult, Budgets, Residence, Residency};

@@ -1,0 +1,463 @@
+//! The items, and how each borrow, read and write changes their state.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+
+use crate::next_use::NextUseQueue;
+use crate::slot_allocator::{ItemId, SlotAllocator};
+
+/// The owner of slots whose memory was lost to an engine error.
+const LOST: ItemId = ItemId::MAX;
+
+/// How an item is borrowed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum BorrowMode {
+    /// Read it in memory.
+    Shared,
+    /// Change it in memory.
+    Exclusive,
+    /// Write new bytes into its memory, whatever is there.
+    Create,
+    /// Read it on disk, where it does not change meanwhile.
+    DiskShared,
+    /// Change it on disk, or delete it.
+    DiskExclusive,
+}
+
+impl BorrowMode {
+    pub(crate) fn is_exclusive(self) -> bool {
+        matches!(self, Self::Exclusive | Self::Create | Self::DiskExclusive)
+    }
+
+    pub(crate) fn needs_memory(self) -> bool {
+        matches!(self, Self::Shared | Self::Exclusive | Self::Create)
+    }
+}
+
+/// Where an item's bytes are. `slot` is the offset of its slot in the arena.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    Absent,
+    Reserved { slot: usize },
+    Reading { slot: usize },
+    Clean { slot: usize },
+    Dirty { slot: usize },
+    Writing { slot: usize, changed: bool },
+}
+
+/// An item, as far as decisions need it.
+#[derive(Clone, Debug)]
+pub(crate) struct Item {
+    pub(super) key: Arc<str>,
+    pub(super) slot_bytes: usize,
+    pub(super) state: State,
+    /// Whether the disk has the bytes, or had the last complete ones.
+    pub(super) on_disk: bool,
+    pub(super) readers: u32,
+    pub(super) has_writer: bool,
+    /// Threads that wait for the item's bytes.
+    pub(super) borrow_waiters: u32,
+    /// Threads that wait for a slot to write new bytes into.
+    pub(super) create_waiters: u32,
+    pub(super) prefetch_rank: Option<u64>,
+    /// The clock at the last borrow in memory.
+    pub(super) last_use: u64,
+    pub(super) write_failed: bool,
+    pub(super) read_failed: bool,
+    pub(super) is_deleted: bool,
+}
+
+/// The answer to a request for an item.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum BorrowResult {
+    /// Borrowed until it is released, with its slot if it is in memory.
+    Borrowed(Option<usize>),
+    /// Other borrows exclude this one.
+    HeldByOthers,
+    /// A read, a write or another thread's `create` has to end first.
+    IoPending,
+    /// It needs a slot in memory.
+    NeedsSlot,
+    /// The item no longer exists.
+    Deleted,
+}
+
+/// The next step of the scheduler.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Action {
+    /// Read an item into its slot.
+    Read { id: ItemId, slot: usize },
+    /// Write an item from its slot.
+    Write { id: ItemId, slot: usize },
+    /// No I/O: a waiter was given a slot for new bytes.
+    SlotReserved,
+}
+
+/// Where the bytes of an item are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Residence {
+    /// In memory, and perhaps on disk.
+    Memory,
+    /// On disk only.
+    Disk,
+    /// Being read, or not written anywhere yet.
+    Neither,
+}
+
+/// Limits on early reads and writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Budgets {
+    /// Bytes of upcoming items that may be in memory before they are used.
+    pub(crate) prefetch_bytes: usize,
+    /// Bytes of memory that are kept free or evictable.
+    pub(crate) headroom_bytes: usize,
+}
+
+/// The state of all items and of the arena.
+#[derive(Debug)]
+pub(crate) struct Residency {
+    pub(super) items: BTreeMap<ItemId, Item>,
+    pub(super) keys: HashMap<Arc<str>, ItemId>,
+    pub(super) slots: SlotAllocator,
+    pub(super) budgets: Budgets,
+    pub(super) next_uses: NextUseQueue,
+    pub(super) prefetches: VecDeque<ItemId>,
+    next_prefetch_rank: u64,
+    /// Items that need a slot, in order of arrival.
+    pub(super) waiters: VecDeque<ItemId>,
+    /// Items that a flush has requested.
+    pub(super) flushing: BTreeSet<ItemId>,
+    /// Deleted items whose disk space can be freed.
+    reaped: Vec<ItemId>,
+    next_id: ItemId,
+    pub(super) clock: u64,
+    pub(super) in_flight: usize,
+    pub(crate) evictions: u64,
+}
+
+impl Residency {
+    pub(crate) fn new(arena_bytes: usize, budgets: Budgets) -> Self {
+        Self {
+            items: BTreeMap::new(),
+            keys: HashMap::new(),
+            slots: SlotAllocator::new(arena_bytes),
+            budgets,
+            next_uses: NextUseQueue::default(),
+            prefetches: VecDeque::new(),
+            next_prefetch_rank: 0,
+            waiters: VecDeque::new(),
+            flushing: BTreeSet::new(),
+            reaped: Vec::new(),
+            next_id: 0,
+            clock: 0,
+            in_flight: 0,
+            evictions: 0,
+        }
+    }
+
+    /// Adds an item, which is on disk already or will be created in memory. The key must be free.
+    pub(crate) fn add(&mut self, key: &Arc<str>, slot_bytes: usize, on_disk: bool) -> ItemId {
+        let id = self.next_id;
+        self.next_id += 1;
+        let before = self.keys.insert(Arc::clone(key), id);
+        debug_assert!(before.is_none(), "{key} exists already");
+        let item = Item {
+            key: Arc::clone(key),
+            slot_bytes,
+            state: State::Absent,
+            on_disk,
+            readers: 0,
+            has_writer: false,
+            borrow_waiters: 0,
+            create_waiters: 0,
+            prefetch_rank: None,
+            last_use: self.clock,
+            write_failed: false,
+            read_failed: false,
+            is_deleted: false,
+        };
+        self.items.insert(id, item);
+        id
+    }
+
+    pub(crate) fn find(&self, key: &str) -> Option<ItemId> {
+        self.keys.get(key).copied()
+    }
+
+    pub(crate) fn keys(&self) -> impl Iterator<Item = (&Arc<str>, ItemId)> {
+        self.keys.iter().map(|(key, id)| (key, *id))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Bytes of memory in use.
+    pub(crate) fn resident_bytes(&self) -> usize {
+        self.slots.len() - self.slots.free_bytes()
+    }
+
+    /// Reads and writes in flight.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Sets the order in which items will be used from now on.
+    pub(crate) fn schedule(&mut self, order: NextUseQueue) {
+        self.next_uses = order;
+    }
+
+    /// Requests that an item is read before it is borrowed.
+    pub(crate) fn prefetch(&mut self, id: ItemId) {
+        let rank = self.next_prefetch_rank;
+        if let Some(item) = self.items.get_mut(&id).filter(|item| !item.is_deleted) {
+            item.read_failed = false;
+            if item.prefetch_rank.is_none() {
+                self.next_prefetch_rank += 1;
+                item.prefetch_rank = Some(rank);
+                self.prefetches.push_back(id);
+            }
+        }
+    }
+
+    /// Borrows an item, if that is possible now.
+    pub(crate) fn try_borrow(&mut self, id: ItemId, mode: BorrowMode) -> BorrowResult {
+        let Some(item) = self.items.get_mut(&id).filter(|item| !item.is_deleted) else { return BorrowResult::Deleted };
+        if item.has_writer || (mode.is_exclusive() && item.readers > 0) {
+            return BorrowResult::HeldByOthers;
+        }
+        let slot = match (mode, item.state) {
+            (BorrowMode::DiskExclusive, State::Reading { .. } | State::Writing { .. }) => {
+                return BorrowResult::IoPending;
+            }
+            // Another thread is creating the item.
+            (BorrowMode::DiskShared | BorrowMode::DiskExclusive, State::Absent | State::Reserved { .. })
+                if !item.on_disk =>
+            {
+                return BorrowResult::IoPending;
+            }
+            (BorrowMode::DiskShared | BorrowMode::DiskExclusive, state) => state.slot(),
+            (BorrowMode::Create, State::Reserved { slot }) => Some(slot),
+            (_, State::Reserved { .. } | State::Reading { .. }) => return BorrowResult::IoPending,
+            (BorrowMode::Shared | BorrowMode::Exclusive, State::Absent) if !item.on_disk => {
+                return BorrowResult::IoPending;
+            }
+            (_, State::Absent) => return BorrowResult::NeedsSlot,
+            (_, State::Clean { slot } | State::Dirty { slot } | State::Writing { slot, .. }) => Some(slot),
+        };
+        if mode == BorrowMode::Create
+            && let State::Reserved { slot } | State::Clean { slot } = item.state
+        {
+            item.state = State::Dirty { slot };
+        }
+        if mode.is_exclusive() {
+            item.has_writer = true;
+        } else {
+            item.readers += 1;
+        }
+        if mode.needs_memory() {
+            self.clock += 1;
+            (item.last_use, item.prefetch_rank) = (self.clock, None);
+            self.next_uses.record_use(&item.key);
+        }
+        BorrowResult::Borrowed(slot)
+    }
+
+    /// Ends a borrow; `is_dirty` if the item was changed in memory.
+    pub(crate) fn release(&mut self, id: ItemId, mode: BorrowMode, is_dirty: bool) {
+        let Some(item) = self.items.get_mut(&id) else { return };
+        if mode.is_exclusive() {
+            debug_assert!(item.has_writer, "{} was not borrowed", item.key);
+            item.has_writer = false;
+        } else {
+            debug_assert!(item.readers > 0, "{} was not borrowed", item.key);
+            item.readers -= 1;
+        }
+        if is_dirty {
+            item.state = match item.state {
+                State::Clean { slot } => State::Dirty { slot },
+                State::Writing { slot, .. } => State::Writing { slot, changed: true },
+                other => other,
+            };
+        }
+        self.reap(id);
+    }
+
+    /// Drops the copy in memory: the item was changed on disk.
+    pub(crate) fn disk_changed(&mut self, id: ItemId) {
+        let Some(item) = self.items.get_mut(&id) else { return };
+        item.on_disk = true;
+        if let Some(slot) = item.state.slot() {
+            item.state = State::Absent;
+            self.slots.release(slot);
+        }
+    }
+
+    /// Queues a thread that needs a slot, to read the item or to create it.
+    pub(crate) fn enqueue_waiter(&mut self, id: ItemId, mode: BorrowMode) {
+        // Each new waiter has failed transfers tried again once.
+        self.items.values_mut().for_each(|item| item.write_failed = false);
+        let Some(item) = self.items.get_mut(&id) else { return };
+        item.read_failed = false;
+        *item.waiters_mut(mode) += 1;
+        self.waiters.push_back(id);
+    }
+
+    /// Removes a waiter from the queue.
+    pub(crate) fn cancel_waiter(&mut self, id: ItemId, mode: BorrowMode) {
+        let Some(item) = self.items.get_mut(&id) else { return };
+        *item.waiters_mut(mode) -= 1;
+        if let Some(index) = self.waiters.iter().position(|other| *other == id) {
+            self.waiters.remove(index);
+        }
+        // A slot that no thread creates an item in is freed.
+        if let (State::Reserved { slot }, 0) = (item.state, item.create_waiters) {
+            item.state = State::Absent;
+            self.slots.release(slot);
+        }
+        self.reap(id);
+    }
+
+    /// Frees the key at once; the item is removed when its last borrow ends.
+    pub(crate) fn delete(&mut self, id: ItemId) {
+        let Some(item) = self.items.get_mut(&id).filter(|item| !item.is_deleted) else { return };
+        item.is_deleted = true;
+        self.keys.remove(&item.key);
+        self.flushing.remove(&id);
+        self.reap(id);
+    }
+
+    /// Whether deleted items will be removed as soon as their reads and writes complete.
+    pub(crate) fn is_reaping(&self) -> bool {
+        self.items.values().any(|item| item.is_deleted && item.is_idle() && item.is_in_flight())
+    }
+
+    /// Whether items were removed since the last [`take_reaped`](Self::take_reaped).
+    pub(crate) fn has_reaped(&self) -> bool {
+        !self.reaped.is_empty()
+    }
+
+    /// The items that were removed since the last call.
+    pub(crate) fn take_reaped(&mut self) -> Vec<ItemId> {
+        std::mem::take(&mut self.reaped)
+    }
+
+    /// Removes a deleted item that nothing uses any more.
+    fn reap(&mut self, id: ItemId) {
+        let Some(item) = self.items.get(&id) else { return };
+        if !item.is_deleted || !item.is_idle() || item.is_in_flight() {
+            return;
+        }
+        if let Some(slot) = item.state.slot() {
+            self.slots.release(slot);
+        }
+        self.items.remove(&id);
+        self.prefetches.retain(|other| *other != id);
+        self.reaped.push(id);
+    }
+
+    /// Requests that an item is written back. Returns whether there is anything to wait for.
+    pub(crate) fn flush(&mut self, id: ItemId) -> bool {
+        let Some(item) = self.items.get_mut(&id).filter(|item| !item.is_deleted) else { return false };
+        let needs_flush = item.needs_flush();
+        if needs_flush {
+            item.write_failed = false;
+            self.flushing.insert(id);
+        }
+        needs_flush
+    }
+
+    /// Whether memory has bytes of an item that the disk lacks.
+    pub(crate) fn needs_flush(&self, id: ItemId) -> bool {
+        self.items.get(&id).is_some_and(|item| !item.is_deleted && item.needs_flush())
+    }
+
+    /// Whether a waiter for a slot can go on: it has one, or will find an error.
+    pub(crate) fn is_wait_over(&self, id: ItemId) -> bool {
+        self.items.get(&id).is_none_or(|item| item.state != State::Absent || item.read_failed || item.is_deleted)
+    }
+
+    /// Whether an item is borrowed exclusively.
+    pub(crate) fn has_writer(&self, id: ItemId) -> bool {
+        self.items.get(&id).is_some_and(|item| item.has_writer)
+    }
+
+    pub(crate) fn residence(&self, id: ItemId) -> Residence {
+        match self.items.get(&id).map(|item| (item.state, item.on_disk)) {
+            Some((State::Absent, true)) => Residence::Disk,
+            Some((State::Clean { .. } | State::Dirty { .. } | State::Writing { .. }, _)) => Residence::Memory,
+            _ => Residence::Neither,
+        }
+    }
+
+    /// Records the end of a read. `is_memory_back` is false if a failed read lost the slot's memory.
+    pub(crate) fn read_completed(&mut self, id: ItemId, is_good: bool, is_memory_back: bool) {
+        let Some(item) = self.items.get_mut(&id) else { return };
+        let State::Reading { slot } = item.state else { return };
+        self.in_flight -= 1;
+        if is_good {
+            item.state = State::Clean { slot };
+        } else {
+            (item.state, item.read_failed, item.prefetch_rank) = (State::Absent, true, None);
+            self.slots.release(slot);
+            if !is_memory_back {
+                self.slots.occupy(slot, item.slot_bytes, LOST);
+            }
+        }
+        self.reap(id);
+    }
+
+    /// Records the end of a write.
+    pub(crate) fn write_completed(&mut self, id: ItemId, is_good: bool) {
+        let Some(item) = self.items.get_mut(&id) else { return };
+        let State::Writing { slot, changed } = item.state else { return };
+        self.in_flight -= 1;
+        (item.state, item.write_failed) = match (is_good, changed) {
+            (true, false) => (State::Clean { slot }, false),
+            (true, true) => (State::Dirty { slot }, false),
+            (false, _) => (State::Dirty { slot }, true),
+        };
+        item.on_disk |= is_good;
+        if !is_good || !changed {
+            self.flushing.remove(&id);
+        }
+        self.reap(id);
+    }
+}
+
+impl State {
+    pub(super) fn slot(self) -> Option<usize> {
+        match self {
+            Self::Absent => None,
+            Self::Reserved { slot }
+            | Self::Reading { slot }
+            | Self::Clean { slot }
+            | Self::Dirty { slot }
+            | Self::Writing { slot, .. } => Some(slot),
+        }
+    }
+}
+
+impl Item {
+    /// Whether no thread holds the item or waits for it.
+    pub(super) fn is_idle(&self) -> bool {
+        !self.has_writer && self.readers == 0 && self.borrow_waiters == 0 && self.create_waiters == 0
+    }
+
+    pub(super) fn is_in_flight(&self) -> bool {
+        matches!(self.state, State::Reading { .. } | State::Writing { .. })
+    }
+
+    pub(super) fn is_writable(&self) -> bool {
+        matches!(self.state, State::Dirty { .. }) && !self.has_writer
+    }
+
+    /// Whether memory has bytes that the disk lacks, or may come to have some.
+    pub(super) fn needs_flush(&self) -> bool {
+        self.has_writer || matches!(self.state, State::Dirty { .. } | State::Writing { .. } | State::Reserved { .. })
+    }
+
+    fn waiters_mut(&mut self, mode: BorrowMode) -> &mut u32 {
+        if mode == BorrowMode::Create { &mut self.create_waiters } else { &mut self.borrow_waiters }
+    }
+}

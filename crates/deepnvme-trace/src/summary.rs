@@ -1,0 +1,172 @@
+//! Sums over a recording: pure.
+
+use deepnvme_io::split::Direction;
+use deepnvme_io::trace::{Recorded, Way, What};
+use serde::Serialize;
+
+use super::lanes::{Kind, lanes, span};
+use super::spans::{overlap, total_ns, union};
+
+/// Sums over a recording. A busy time counts moments with at least one transfer or copy in flight.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// Length of the recording in seconds.
+    pub seconds: f64,
+    /// Completed requests.
+    pub requests: u64,
+    /// Completed transfers and syncs.
+    pub transfers: u64,
+    /// Bytes read from files.
+    pub bytes_read: u64,
+    /// Bytes written to files.
+    pub bytes_written: u64,
+    /// Of both, bytes of direct I/O from or to the caller's memory.
+    pub bytes_direct: u64,
+    /// Of both, bytes of direct I/O through bounce buffers.
+    pub bytes_bounced: u64,
+    /// Of both, bytes of buffered I/O.
+    pub bytes_buffered: u64,
+    /// Of both, bytes transferred by cuFile.
+    pub bytes_gds: u64,
+    /// Seconds with a transfer in flight.
+    pub disk_busy_s: f64,
+    /// Completed copies to and from GPUs.
+    pub copies: u64,
+    /// Bytes copied to and from GPUs.
+    pub bytes_copied: u64,
+    /// Seconds with a copy in flight.
+    pub copies_busy_s: f64,
+    /// The share of `copies_busy_s` that overlaps transfers: 1 if copies cost no time. `None` without copies.
+    pub copies_hidden: Option<f64>,
+    /// The user lanes.
+    pub lanes: Vec<LaneSummary>,
+    /// Events of the recording.
+    pub events: u64,
+    /// Events that were dropped because the recording was full. They are in no sum.
+    pub dropped: u64,
+}
+
+/// Sums over a user lane.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LaneSummary {
+    /// Its name.
+    pub name: String,
+    /// Number of spans.
+    pub spans: u64,
+    /// Seconds with a span in progress.
+    pub busy_s: f64,
+    /// The share of `busy_s` that overlaps transfers.
+    pub beside_disk: f64,
+}
+
+impl Summary {
+    /// Formats the summary as JSON, with the field names as keys.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        // Numbers, strings and a list always serialise.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+/// Sums up a recording.
+#[must_use]
+pub fn summarise(recorded: &Recorded) -> Summary {
+    let mut summary = Summary {
+        seconds: seconds(recorded.end_ns - recorded.start_ns),
+        requests: 0,
+        transfers: 0,
+        bytes_read: 0,
+        bytes_written: 0,
+        bytes_direct: 0,
+        bytes_bounced: 0,
+        bytes_buffered: 0,
+        bytes_gds: 0,
+        disk_busy_s: 0.0,
+        copies: 0,
+        bytes_copied: 0,
+        copies_busy_s: 0.0,
+        copies_hidden: None,
+        lanes: Vec::new(),
+        events: recorded.events.len() as u64,
+        dropped: recorded.dropped,
+    };
+    let (mut disk, mut copies) = (Vec::new(), Vec::new());
+    for event in &recorded.events {
+        match &event.what {
+            What::Request { .. } => summary.requests += 1,
+            What::Transfer { direction, bytes, way, .. } => {
+                summary.transfers += 1;
+                *match direction {
+                    Direction::Read => &mut summary.bytes_read,
+                    Direction::Write => &mut summary.bytes_written,
+                } += bytes;
+                *match way {
+                    Way::Direct => &mut summary.bytes_direct,
+                    Way::Bounced => &mut summary.bytes_bounced,
+                    Way::Buffered => &mut summary.bytes_buffered,
+                    Way::Gds => &mut summary.bytes_gds,
+                } += bytes;
+                disk.push(span(event));
+            }
+            What::Sync { .. } => {
+                summary.transfers += 1;
+                disk.push(span(event));
+            }
+            What::Copy { bytes, .. } => {
+                summary.copies += 1;
+                summary.bytes_copied += bytes;
+                copies.push(span(event));
+            }
+            What::Span { .. } => {}
+        }
+    }
+    let (disk, copies) = (union(disk), union(copies));
+    summary.disk_busy_s = seconds(total_ns(&disk));
+    summary.copies_busy_s = seconds(total_ns(&copies));
+    summary.copies_hidden = (total_ns(&copies) > 0).then(|| overlap(&copies, &disk) as f64 / total_ns(&copies) as f64);
+    for lane in lanes(recorded).iter().filter(|lane| lane.kind == Kind::Other) {
+        let busy = union(lane.spans());
+        summary.lanes.push(LaneSummary {
+            name: lane.name.clone(),
+            spans: lane.events.len() as u64,
+            busy_s: seconds(total_ns(&busy)),
+            beside_disk: overlap(&busy, &disk) as f64 / total_ns(&busy).max(1) as f64,
+        });
+    }
+    summary
+}
+
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::recorded;
+
+    #[test]
+    fn sums_match_the_events() {
+        let summary = summarise(&recorded());
+        assert_eq!(
+            (summary.requests, summary.transfers, summary.copies, summary.events, summary.dropped),
+            (1, 33, 2, 38, 3)
+        );
+        assert_eq!((summary.bytes_read, summary.bytes_written), (16 << 20, 8 << 20));
+        assert_eq!(
+            (summary.bytes_bounced, summary.bytes_direct, summary.bytes_buffered, summary.bytes_gds),
+            (16 << 20, 8 << 20, 0, 0)
+        );
+        let close = |a: f64, b: f64| (a - b).abs() < 1e-9;
+        assert!(close(summary.seconds, 0.1) && close(summary.disk_busy_s, 0.08) && close(summary.copies_busy_s, 0.06));
+        assert!(close(summary.copies_hidden.unwrap_or(0.0), 5.0 / 6.0), "50 of 60 ms");
+        assert_eq!(summary.lanes.len(), 1);
+        assert!(close(summary.lanes[0].busy_s, 0.04) && close(summary.lanes[0].beside_disk, 1.0));
+    }
+
+    #[test]
+    fn an_empty_recording_sums_to_zero() {
+        let summary = summarise(&Recorded { start_ns: 5, end_ns: 5, events: Vec::new(), dropped: 0 });
+        assert_eq!((summary.events, summary.copies_hidden, summary.lanes.len()), (0, None, 0));
+    }
+}

@@ -1,0 +1,75 @@
+//! The `_Stored` class: a tensor whose form on disk differs from memory.
+
+use std::sync::Arc;
+
+use deepnvme_checkpoint::read::Contents;
+use deepnvme_codec::Float;
+use deepnvme_stream::pack;
+use deepnvme_stream::{EncodedRange, EncodedTensor, Form};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use super::failure::raise;
+use crate::checkpoint::{self, CheckpointReader};
+
+/// An encoded tensor. Two are equal if they are the same object.
+#[pyclass(frozen, name = "_Stored", module = "deepnvme._deepnvme")]
+pub(crate) struct PyEncodedTensor {
+    pub(crate) tensor: Arc<EncodedTensor>,
+}
+
+/// A range of a tensor: an encoded tensor, first decoded byte and bytes; or file index, offset, bytes and type.
+#[derive(FromPyObject)]
+pub(crate) enum EncodedArgument<'py> {
+    Encoded((PyRef<'py, PyEncodedTensor>, usize, usize)),
+    Plain((usize, u64, usize, String)),
+}
+
+/// Name, type, shape, parts.
+type PackedTuple = (String, &'static str, Vec<u64>, PyEncodedTensor);
+
+/// The encoded tensors of a file. ``source`` is the index that the caller has for it.
+#[pyfunction]
+pub(crate) fn _packed_tensors(
+    py: Python<'_>,
+    reader: &Bound<'_, CheckpointReader>,
+    source: usize,
+) -> PyResult<Vec<PackedTuple>> {
+    let reader = reader.get().reader();
+    let Contents::Safetensors { header } = reader.contents() else { return Ok(Vec::new()) };
+    let packed = pack::tensors(header, source);
+    let packed = packed.map_err(|error| checkpoint::misread(py, reader.path(), error))?;
+    let tuple = |tensor: pack::PackedTensor| {
+        let encoded = PyEncodedTensor { tensor: Arc::new(tensor.encoded) };
+        (tensor.name, tensor.dtype.torch_name(), tensor.shape, encoded)
+    };
+    Ok(packed.into_iter().map(tuple).collect())
+}
+
+/// The type of this torch name.
+pub(crate) fn float(name: &str) -> PyResult<Float> {
+    match name {
+        "bfloat16" => Ok(Float::Bf16),
+        "float16" => Ok(Float::F16),
+        "float32" => Ok(Float::F32),
+        _ => Err(PyValueError::new_err(format!(
+            "weights of type {name} cannot be converted; use bfloat16, float16 or float32"
+        ))),
+    }
+}
+
+pub(crate) fn encoded_range(py: Python<'_>, argument: EncodedArgument<'_>) -> PyResult<EncodedRange> {
+    let range = match argument {
+        EncodedArgument::Encoded((encoded, start, bytes)) => {
+            EncodedRange { tensor: Arc::clone(&encoded.tensor), start, bytes }
+        }
+        EncodedArgument::Plain((source, offset, bytes, name)) => {
+            let tensor = EncodedTensor { source, float: float(&name)?, form: Form::Plain { offset } };
+            EncodedRange { tensor: Arc::new(tensor), start: 0, bytes }
+        }
+    };
+    let end = range.start.checked_add(range.bytes);
+    let end = end.ok_or_else(|| PyValueError::new_err("a range exceeds the address space"))?;
+    range.tensor.conversions(end..end, 0, range.tensor.float).map_err(|failure| raise(py, &failure))?;
+    Ok(range)
+}
