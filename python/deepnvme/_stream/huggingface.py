@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._stream.traced import Traced, UntraceableError
+from deepnvme._stream.weight_provenance import Traced, UntraceableError
 from deepnvme.errors import NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from deepnvme._stream.files import ModelFiles
+    from deepnvme._stream.weight_sources import ModelFiles
 
 
 # Options of `from_pretrained` that have others decide where weights are, and what they are.

@@ -12,14 +12,14 @@ from torch import nn
 from deepnvme import _deepnvme
 from deepnvme._deepnvme import StripeSet
 from deepnvme._stream import huggingface, throughput
-from deepnvme._stream.files import ModelFiles
-from deepnvme._stream.kept import load_kept
-from deepnvme._stream.origins import existing, named, origins
-from deepnvme._stream.picked import Picked
-from deepnvme._stream.plan import Model, Plan, enough
-from deepnvme._stream.shown import put
-from deepnvme._stream.steps import Steps
-from deepnvme._stream.units import Units
+from deepnvme._stream.layer_cache import Units
+from deepnvme._stream.parameter_binding import put
+from deepnvme._stream.planner import Model, Plan, enough
+from deepnvme._stream.resident_weights import load_kept
+from deepnvme._stream.row_cache import Picked
+from deepnvme._stream.stats import Steps
+from deepnvme._stream.weight_provenance import named, origins
+from deepnvme._stream.weight_sources import ModelFiles, existing
 from deepnvme._utils.arguments import parse_bytes, path_of, whole
 from deepnvme.errors import ClosedError, UnsupportedError
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from deepnvme._deepnvme import Engine, Trace
-    from deepnvme._stream.pieces import Origin
-    from deepnvme._stream.steps import StreamStats
+    from deepnvme._stream.stats import StreamStats
+    from deepnvme._stream.weight_origin import Origin
 
 
 class Streaming:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from deepnvme._deepnvme import _Streamer
-from deepnvme._stream.budget import PAGE_BYTES, classify, fitting, share
+from deepnvme._stream.memory_budget import PAGE_BYTES, classify, fitting, share
 from deepnvme._utils.tensors import pinned_empty
 
 if TYPE_CHECKING:

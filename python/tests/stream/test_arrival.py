@@ -9,9 +9,8 @@ import pytest
 import torch
 
 import deepnvme
-from deepnvme._stream.arrival import conversions, stretches
-from deepnvme._stream.layout import lay_out
-from deepnvme._stream.pieces import Origin, Piece
+from deepnvme._stream.planner import lay_out
+from deepnvme._stream.weight_origin import Origin, Piece, conversions, stretches
 
 transformers = pytest.importorskip("transformers")
 

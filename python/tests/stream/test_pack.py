@@ -21,7 +21,7 @@ import torch
 import deepnvme
 from deepnvme import errors
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _command
-from deepnvme._stream.files import ModelFiles
+from deepnvme._stream.weight_sources import ModelFiles
 
 transformers = pytest.importorskip("transformers")
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import deepnvme
-from deepnvme._stream import roofline
+from deepnvme._stream import benchmark
 
 transformers = pytest.importorskip("transformers")
 
@@ -52,7 +52,7 @@ def opened(folder: Path, share: float, dtype: torch.dtype = torch.float32) -> An
 def layer_bytes(model: Any) -> int:
     """Bytes that fetching all layers once more reads."""
     before = model.streaming.figures()["bytes_read"]
-    roofline.fetch_all(model.streaming)
+    benchmark.fetch_all(model.streaming)
     return int(model.streaming.figures()["bytes_read"] - before)
 
 
@@ -78,7 +78,7 @@ def test_with_memory_for_all_that_is_on_disk_nothing_is_read_any_more(folder: Pa
         assert layer_bytes(model) == 0
         assert torch.equal(logits(model), expected)
         converted = model.streaming.figures()["converting_s"]
-        roofline.fetch_all(model.streaming)
+        benchmark.fetch_all(model.streaming)
         assert model.streaming.figures()["converting_s"] > converted, "some come as they are on disk still"
         model.streaming.close()
 
@@ -89,7 +89,7 @@ def test_a_byte_of_it_spares_a_byte_of_reading(folder: Path) -> None:
     for share in (0.4, 0.45, 0.5):
         model = opened(folder, share)
         logits(model)
-        roofline.fetch_all(model.streaming)
+        benchmark.fetch_all(model.streaming)
         # What is read ahead for the next one makes a difference.
         read[share] = sum(layer_bytes(model) for _ in range(4)) / 4
         model.streaming.close()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import deepnvme
-from deepnvme._stream.steps import Step, Steps
+from deepnvme._stream.stats import Step, Steps
 
 from . import plain
 from .zoo import Zoo, tokens, weights_bytes

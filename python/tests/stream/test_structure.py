@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from deepnvme._stream.budget import classify, divide, fitting, for_slots, places, share, subdivide
-from deepnvme._stream.kept import place_kept
-from deepnvme._stream.layout import lay_out
+from deepnvme._stream.memory_budget import classify, divide, fitting, for_slots, places, share, subdivide
 from deepnvme._stream.partition import Limits, Partition, Weight, partition
-from deepnvme._stream.pieces import LINE_BYTES, Origin, Piece
-from deepnvme._stream.plan import Model, enough
+from deepnvme._stream.planner import Model, enough, lay_out
+from deepnvme._stream.resident_weights import place_kept
+from deepnvme._stream.weight_origin import LINE_BYTES, Origin, Piece
 
 SIZES = st.lists(st.integers(1, 5_000_000), min_size=1, max_size=40)
 

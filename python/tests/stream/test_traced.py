@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepnvme._stream.pieces import Origin, Piece, joined
-from deepnvme._stream.traced import Traced, UntraceableError
+from deepnvme._stream.weight_origin import Origin, Piece, joined
+from deepnvme._stream.weight_provenance import Traced, UntraceableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from deepnvme._stream.turns import Turns
+from deepnvme._stream.scheduler import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deepnvme._checkpoint.lazy import LazyTensor
 from deepnvme._checkpoint.writing import SaveOptions
-from deepnvme._stream.wrapped import wrap
+from deepnvme._stream.parameter_binding import wrap
 from deepnvme._swap.parameters.meta import give_places
 from deepnvme._swap.parameters.passes import Passes
 from deepnvme._swap.parameters.residence import Residence

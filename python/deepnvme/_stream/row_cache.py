@@ -10,19 +10,17 @@ import torch
 from torch import nn
 
 from deepnvme._deepnvme import StripeSet, _picked_page_bytes, _Picker
-from deepnvme._stream.arrival import FLOATS, stretches
-from deepnvme._stream.budget import PAGE_BYTES
-from deepnvme._stream.shown import Shown, get, view
-from deepnvme._stream.turns import Turns
-from deepnvme._stream.wrapped import refuse_backward, wrap
+from deepnvme._stream.memory_budget import PAGE_BYTES
+from deepnvme._stream.parameter_binding import Shown, get, refuse_backward, view, wrap
+from deepnvme._stream.scheduler import Turns
+from deepnvme._stream.weight_origin import FLOATS, stretches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from deepnvme._deepnvme import Engine
-    from deepnvme._stream.arrival import Stretch
     from deepnvme._stream.partition import Picks
-    from deepnvme._stream.pieces import Origin, Piece
+    from deepnvme._stream.weight_origin import Origin, Piece, Stretch
 
     # One row behind the other, the pieces of each, or what they become and its type.
     _Places: TypeAlias = tuple[int, int] | list[list[tuple[int, int, int]]] | tuple[list[Stretch], str]

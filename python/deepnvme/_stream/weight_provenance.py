@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme._stream.pieces import Origin, concatenated, narrowed
+from deepnvme._stream.weight_origin import LINE_BYTES, can_cast, concatenated, narrowed
+from deepnvme.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch import nn
+
+    from deepnvme._stream.weight_origin import Origin
+    from deepnvme._stream.weight_sources import ModelFiles
 
 _ATEN = torch.ops.aten
 
@@ -147,3 +153,35 @@ _FOLLOWED: dict[Any, Callable[..., Any]] = {
     _ATEN.split_with_sizes.default: _split,
     _ATEN.select.int: _select,
 }
+
+
+def origins(model: nn.Module, files: ModelFiles) -> dict[str, Origin]:
+    """Where on disk each parameter and buffer of a model is, under each of its names."""
+    tensors = named(model)
+    is_traced = any(isinstance(tensor, Traced) for _, tensor in tensors)
+    by_tensor: dict[int, Origin] = {}
+    for name, tensor in tensors:
+        if isinstance(tensor, Traced):
+            if not can_cast(tensor.origin.dtype, tensor.dtype):
+                raise UnsupportedError(f"{name} is {tensor.origin.dtype} on disk and would be {tensor.dtype} in memory")
+            by_tensor[id(tensor)] = tensor.origin.held(tensor.dtype)
+        elif name in files.tensors and not is_traced:
+            by_tensor.setdefault(id(tensor), _as_in_memory(files.tensors[name], tensor))
+    # A weight that modules share is in the file under one of its names.
+    for name, tensor in tensors:
+        if tensor.is_meta and id(tensor) not in by_tensor:
+            raise UnsupportedError(f"{name} is on the meta device, and the files have no bytes for it")
+    return {name: by_tensor[id(tensor)] for name, tensor in tensors if id(tensor) in by_tensor}
+
+
+def _as_in_memory(origin: Origin, tensor: torch.Tensor) -> Origin:
+    """Have a weight lie as the one does that results are compared with, where that is in memory now."""
+    if tensor.device.type != "cpu":
+        return origin
+    residue = tensor.data_ptr() % LINE_BYTES
+    return replace(origin, residue=residue if residue % tensor.dtype.itemsize == 0 else 0)
+
+
+def named(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    parameters = model.named_parameters(remove_duplicate=False)
+    return [*parameters, *model.named_buffers(remove_duplicate=False)]

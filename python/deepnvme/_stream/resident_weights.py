@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from deepnvme._deepnvme import StripeSet, _Streamer
-from deepnvme._stream.arrival import conversions
-from deepnvme._stream.budget import PAGE_BYTES
-from deepnvme._stream.pieces import LINE_BYTES
-from deepnvme._stream.shown import get, put, view
+from deepnvme._stream.memory_budget import PAGE_BYTES
+from deepnvme._stream.parameter_binding import get, put, view
+from deepnvme._stream.weight_origin import LINE_BYTES, conversions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from deepnvme._deepnvme import Engine
     from deepnvme._stream.partition import Weight
-    from deepnvme._stream.pieces import Origin
+    from deepnvme._stream.weight_origin import Origin
 
 
 def place_kept(weights: Sequence[Weight], origin_of: Mapping[str, Origin]) -> tuple[dict[Origin, int], int]:

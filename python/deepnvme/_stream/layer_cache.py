@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._deepnvme import StripeSet, _Streamer, span
-from deepnvme._stream.budget import places
-from deepnvme._stream.shown import Shown, view
-from deepnvme._stream.turns import Turns
-from deepnvme._stream.wrapped import refuse_backward, wrap
+from deepnvme._stream.memory_budget import places
+from deepnvme._stream.parameter_binding import Shown, refuse_backward, view, wrap
+from deepnvme._stream.scheduler import Turns
 from deepnvme._utils.tensors import pinned_empty
 
 if TYPE_CHECKING:
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 
     from deepnvme._deepnvme import Engine
     from deepnvme._stream.partition import Group
-    from deepnvme._stream.pieces import Origin
-    from deepnvme._stream.plan import Slots
+    from deepnvme._stream.planner import Slots
+    from deepnvme._stream.weight_origin import Origin
 
 
 # A call that takes longer has waited for its weights.

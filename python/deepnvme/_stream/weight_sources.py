@@ -11,7 +11,8 @@ import torch
 
 from deepnvme._checkpoint.following import follow
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set, _packed_tensors
-from deepnvme._stream.pieces import Origin, Piece
+from deepnvme._stream.weight_origin import Origin, Piece
+from deepnvme._stream.weight_provenance import named
 from deepnvme._utils.arguments import path_of
 from deepnvme._utils.strides import row_major
 from deepnvme.errors import ChangedFileError, CorruptFileError, UnsupportedError
@@ -20,9 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
 
+    from torch import nn
+
     from deepnvme._deepnvme import Engine
 
     _Found = tuple[str | PathLike[str] | StripeSet, list[str] | None, tuple[int, int] | None]
+    from os import PathLike
+
+    from torch import nn
 
 _PACKED_NAME = "packed.safetensors"
 # The header's text that says how each weight is packed.
@@ -109,7 +115,7 @@ class ModelFiles:
         if _is_packed(file) and _PACKED_KEY not in dict(reader.metadata):
             label = file if isinstance(file, str) else file.manifest_path
             error = CorruptFileError(
-                f"{label}: the header says nothing of how the weights are packed; restore the file from a copy, or pack "
+                f"{label}: the header does not say how the weights are packed; restore the file from a copy, or pack "
                 "the model again"
             )
             error.filename = os.fspath(label)
@@ -157,3 +163,29 @@ def _packed_in(path: str | PathLike[str]) -> str | StripeSet | None:
             return StripeSet.from_manifest(manifest)
     packed = folder / _PACKED_NAME
     return os.fspath(packed) if packed.is_file() else None
+
+
+def existing(
+    model: nn.Module, weights: str | PathLike[str] | StripeSet | None, engine: Engine | None, verify: str
+) -> tuple[nn.Module, ModelFiles]:
+    if getattr(model, "hf_device_map", None) or hasattr(model, "_hf_hook"):
+        raise UnsupportedError(
+            "accelerate has placed this model (hf_device_map), and moves its weights itself; load it without device_map"
+        )
+    if weights is None:
+        raise UnsupportedError(
+            "say where the weights of this module are: deepnvme.save(module.state_dict(), 'weights.safetensors'), "
+            "then deepnvme.stream(module, weights='weights.safetensors', memory=...)"
+        )
+    files = ModelFiles(weights, engine, verify)
+    state = dict(named(model))
+    unknown = [name for name in files.tensors if name not in state]
+    if unknown:
+        raise UnsupportedError(f"{weights} has {unknown[0]}, which the module has not")
+    for name, origin in files.tensors.items():
+        if tuple(state[name].shape) != origin.shape or state[name].dtype != origin.dtype:
+            raise UnsupportedError(
+                f"{weights}: {name} is {origin.dtype} of shape {origin.shape}; the module has {state[name].dtype} of "
+                f"shape {tuple(state[name].shape)}"
+            )
+    return model, files
