@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from deepnvme._deepnvme import Kernel
-    from deepnvme._swap import Swapper
+    from deepnvme._offload import Swapper
     from deepnvme.optim._formats import Kind
     from deepnvme.optim._layout import Group, Layout, Part
 

@@ -19,7 +19,7 @@ from deepnvme.optim._root import root
 from deepnvme.optim._store import MASTER, MemoryStore, Piece, StateStore, flat, stride_of, without_scales
 
 if TYPE_CHECKING:
-    from deepnvme._swap import SwapStats
+    from deepnvme._offload import SwapStats
     from deepnvme.optim._saved import Shards
     from deepnvme.optim._swapped import SwapStore
 

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from deepnvme._swap.parameters.units import OFFLOADED_STRIDE
+from deepnvme._offload.groups import OFFLOADED_STRIDE
 from deepnvme._utils.strides import is_dense, row_major
 from deepnvme.optim._formats import BLOCK, Kept, Kind, put, take
 
 if TYPE_CHECKING:
-    from deepnvme._swap import SwapStats
+    from deepnvme._offload import SwapStats
 
 MASTER = "master"
 _SCALES = "_scale"

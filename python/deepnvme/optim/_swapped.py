@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme._swap import Swapper
+from deepnvme._offload import Swapper
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme.optim._formats import put, take
 from deepnvme.optim._gradients import SwappedGradient, SwappedGradients
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from deepnvme._deepnvme import Kernel
-    from deepnvme._swap import Lend, SwapStats
+    from deepnvme._offload import Lend, SwapStats
     from deepnvme.optim._formats import Kind
     from deepnvme.optim._layout import Group, Part
 

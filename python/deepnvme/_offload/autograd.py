@@ -16,8 +16,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from deepnvme._swap.parameters.residence import Residence
-    from deepnvme._swap.parameters.units import Member, Unit
+    from deepnvme._offload.groups import Member, Unit
+    from deepnvme._offload.residence import Residence
 
 # What autocast makes of a weight.
 _COPY_NODE = "ToCopyBackward0"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import math
 import os
 import weakref
@@ -11,19 +10,19 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from deepnvme._deepnvme import StripeSet, _Lend, _Swapper
-from deepnvme._swap.stats import SwapStats
+from deepnvme._deepnvme import StripeSet, _Swapper
+from deepnvme._offload.stats import SwapStats
+from deepnvme._offload.view import Lend, check_tensor, label_of, parse_label, shape_of, transfer_part, view_tensor
 from deepnvme._utils.arguments import parse_bytes, whole
 
 _FD_MAX = (1 << 31) - 1
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from types import TracebackType
+    from collections.abc import Iterable, Sequence
 
     from typing_extensions import Self
 
-    from deepnvme._deepnvme import Engine
+    from deepnvme._deepnvme import Engine, _Lend
 
 # Closed before the interpreter goes, so that no named file stays.
 _OPEN: weakref.WeakSet[Swapper] = weakref.WeakSet()
@@ -87,7 +86,7 @@ class Swapper:
             None if stripe_bytes is None else whole(stripe_bytes, "stripe_bytes"),
             engine,
         )
-        self._arena: torch.Tensor = torch.utils.dlpack.from_dlpack(self._swapper.capsule())
+        self._memory: torch.Tensor = torch.utils.dlpack.from_dlpack(self._swapper.capsule())
         _OPEN.add(self)
 
     @property
@@ -114,7 +113,7 @@ class Swapper:
             RuntimeError: this thread has lent what it would wait for.
             TypeError: it is no tensor, or not one block of memory (sparse, nested, quantised).
         """
-        _check(tensor)
+        check_tensor(tensor)
         source = tensor.detach()
         with self.fill(key, source.shape, source.dtype) as held, torch.no_grad():
             try:
@@ -151,9 +150,9 @@ class Swapper:
         nbytes = whole(math.prod(size) * dtype.itemsize, f"the bytes of {key!r}")
 
         def view(held: _Lend) -> torch.Tensor:
-            return self._view(held, dtype, size)
+            return view_tensor(self._memory, held, dtype, size)
 
-        return Lend(key, lambda: self._swapper.fill(key, nbytes), view, _label(dtype, size))
+        return Lend(key, lambda: self._swapper.fill(key, nbytes), view, label_of(dtype, size))
 
     def lend(self, key: str, *, shared: bool = False) -> Lend:
         """Lend a tensor for a ``with`` block.
@@ -174,7 +173,9 @@ class Swapper:
             ValueError: it was adopted, and can only be lent shared.
         """
         return Lend(
-            key, lambda: self._swapper.lend(key, not shared), lambda held: self._view(held, *_parsed(held.label))
+            key,
+            lambda: self._swapper.lend(key, not shared),
+            lambda held: view_tensor(self._memory, held, *parse_label(held.label)),
         )
 
     def prefetch(self, keys: Iterable[str]) -> None:
@@ -228,11 +229,11 @@ class Swapper:
         Raises:
             ValueError: the tensor has not so many bytes.
         """
-        _check(out)
+        check_tensor(out)
         offset = whole(offset, "offset")
         held = self._swapper.access(key, False)
         try:
-            part = self._part(held, key, offset, out)
+            part = transfer_part(self._memory, held, key, offset, out)
             if part is not None:
                 with torch.no_grad():
                     out.copy_(part)
@@ -259,12 +260,12 @@ class Swapper:
             ValueError: the tensor has not so many bytes, or was adopted.
             OSError: it cannot be written; of a tensor on disk, a part of the range may have been.
         """
-        _check(tensor)
+        check_tensor(tensor)
         offset = whole(offset, "offset")
         held = self._swapper.access(key, True)
         try:
             source = tensor.detach()
-            part = self._part(held, key, offset, source, is_written=True)
+            part = transfer_part(self._memory, held, key, offset, source, is_written=True)
             if part is None:
                 held.write_part(offset, source.contiguous().resolve_conj().resolve_neg())
         finally:
@@ -296,9 +297,9 @@ class Swapper:
             ValueError: the file has no such range, or shape and dtype make other bytes.
         """
         offset, nbytes = whole(offset, "offset"), whole(nbytes, "nbytes")
-        size = _size(nbytes, dtype, shape)
+        size = shape_of(nbytes, dtype, shape)
         where = os.fspath(path) if not isinstance(path, StripeSet) else path
-        self._swapper.adopt(key, where, (offset, nbytes), dtype.itemsize, _label(dtype, size))
+        self._swapper.adopt(key, where, (offset, nbytes), dtype.itemsize, label_of(dtype, size))
 
     def import_(
         self,
@@ -327,8 +328,8 @@ class Swapper:
             How many bytes came which way: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.
         """
         fd, offset, nbytes = whole(fd, "fd", 0, _FD_MAX), whole(offset, "offset"), whole(nbytes, "nbytes")
-        size = _size(nbytes, dtype, shape)
-        return self._swapper.import_(key, fd, offset, nbytes, _label(dtype, size))
+        size = shape_of(nbytes, dtype, shape)
+        return self._swapper.import_(key, fd, offset, nbytes, label_of(dtype, size))
 
     def locate(self, key: str) -> list[tuple[str, int, int, int]]:
         """Tell where on disk a tensor is, once all that was changed of it is written.
@@ -378,142 +379,6 @@ class Swapper:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a swapper is neither copied nor pickled: its tensors are in files of its own")
-
-    def _view(self, held: _Lend, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
-        if held.nbytes == 0:
-            return torch.empty(shape, dtype=dtype)
-        assert held.offset is not None
-        # `.data` is no view of another tensor: what is changed in one slot is no change of the others to autograd.
-        return self._arena[held.offset : held.offset + held.nbytes].view(dtype).view(shape).data
-
-    def _part(
-        self, held: _Lend, key: str, offset: int, other: torch.Tensor, *, is_written: bool = False
-    ) -> torch.Tensor | None:
-        """Give the part of what is in memory that is as large as the other tensor, or write that there."""
-        if not 0 <= offset <= held.nbytes - other.nbytes:
-            held.mark_clean()
-            raise ValueError(f"{other.nbytes} bytes at offset {offset} are outside of {key!r}, which has {held.nbytes}")
-        if held.offset is None:
-            return None
-        start = held.offset + offset
-        part = self._arena[start : start + other.nbytes]
-        with torch.no_grad():
-            if start % other.dtype.itemsize == 0:
-                part = part.view(other.dtype).view(other.shape)
-                return part.copy_(other) if is_written else part
-            if is_written:
-                return part.copy_(_bytes(other.to("cpu")))
-            return part.clone().view(other.dtype).view(other.shape)
-
-
-class Lend:
-    """A tensor for a ``with`` block, as :meth:`Swapper.lend` gives it.
-
-    Example:
-        >>> swapper = deepnvme.Swapper(".", memory="1MB")
-        >>> swapper.put("weight", torch.ones(3))
-        >>> lend = swapper.lend("weight")
-        >>> with lend as weight:
-        ...     total = weight.sum()
-        ...     lend.mark_clean()
-        >>> total
-        tensor(3.)
-    """
-
-    def __init__(
-        self,
-        key: str,
-        hold: Callable[[], _Lend],
-        view: Callable[[_Lend], torch.Tensor],
-        filled: str | None = None,
-    ) -> None:
-        # What is said of a tensor that is put; None where it is there already.
-        self._key, self._hold, self._view, self._filled = key, hold, view, filled
-        self._held: _Lend | None = None
-
-    def __enter__(self) -> torch.Tensor:
-        if self._held is not None:
-            raise RuntimeError(f"{self._key!r} is lent by this object already; make another one with lend()")
-        try:
-            self._held = self._hold()
-            return self._view(self._held)
-        except BaseException:
-            self.release()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if self._held is not None and self._filled is not None and kind is None:
-                self._held.commit(self._filled)
-        finally:
-            self.release()
-
-    def release(self) -> None:
-        """Return the tensor, as a block that raises does; more than once is once.
-
-        For those who have no ``with`` block to end, after an interrupt. A tensor that was being filled is dropped.
-        """
-        # Returned first and let go of then: an interrupt between the two leaves nothing lent.
-        if self._held is not None:
-            self._held.release()
-        self._held = None
-
-    def mark_clean(self) -> None:
-        """Say that the tensor was not changed: nothing is written back for it.
-
-        Raises:
-            ValueError: outside of the block.
-        """
-        self._inside().mark_clean()
-
-    def mark_dirty(self) -> None:
-        """Say that it was changed after all.
-
-        Raises:
-            ValueError: outside of the block.
-        """
-        self._inside().mark_dirty()
-
-    def _inside(self) -> _Lend:
-        if self._held is None:
-            raise ValueError(f"{self._key!r} is not lent now: that belongs into the with block")
-        return self._held
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
-
-
-def _check(tensor: object) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"a torch tensor is wanted, not {type(tensor).__name__}; of an array, torch.from_numpy(array)")
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
-        raise TypeError(
-            "the tensor is not one block of memory; swap tensor.to_dense(), or the tensors that it is made of"
-        )
-
-
-def _label(dtype: torch.dtype, shape: torch.Size) -> str:
-    """What the extension keeps of a tensor with its bytes, so that it is known from the moment that those are there."""
-    return " ".join([str(dtype).removeprefix("torch."), *map(str, shape)])
-
-
-@functools.lru_cache(maxsize=4096)
-def _parsed(label: str) -> tuple[torch.dtype, torch.Size]:
-    name, *shape = label.split()
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype, torch.Size(map(int, shape))
-
-
-def _size(nbytes: int, dtype: torch.dtype, shape: Sequence[int] | None) -> torch.Size:
-    lengths = [nbytes // dtype.itemsize] if shape is None else shape
-    size = torch.Size(whole(length, "a dimension of shape") for length in lengths)
-    if math.prod(size) * dtype.itemsize != nbytes:
-        raise ValueError(f"a tensor of shape {tuple(size)} and {dtype} has other bytes than {nbytes}")
-    return size
 
 
 @atexit.register

@@ -10,14 +10,15 @@ from weakref import WeakSet
 
 import torch
 
-from deepnvme._swap.parameters.absent import Absent
-from deepnvme._swap.parameters.units import OFFLOADED_STRIDE
+from deepnvme._offload.groups import OFFLOADED_STRIDE
+from deepnvme._offload.placeholders import Absent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from deepnvme._swap.parameters.units import Unit
-    from deepnvme._swap.swapper import Lend, Swapper
+    from deepnvme._offload.groups import Unit
+    from deepnvme._offload.swapper import Swapper
+    from deepnvme._offload.view import Lend
 
 # Lends that are remembered until the order is known. No step of a real model has as many.
 _TRACE_MAX = 1 << 20

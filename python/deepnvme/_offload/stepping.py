@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from deepnvme._swap.parameters.residence import Residence
-    from deepnvme._swap.parameters.units import Unit
+    from deepnvme._offload.groups import Unit
+    from deepnvme._offload.residence import Residence
 
 _SUPPORTS_SCALING = "_step_supports_amp_scaling"
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as tree
 
-from deepnvme._swap.parameters.residence import Holder
-from deepnvme._swap.parameters.saved import places_saved
+from deepnvme._offload.autograd import places_saved
+from deepnvme._offload.residence import Holder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from deepnvme._swap.parameters.residence import Residence
-    from deepnvme._swap.parameters.units import Block, Unit
+    from deepnvme._offload.groups import Block, Unit
+    from deepnvme._offload.residence import Residence
 
 # The number of the backward pass that is under way, where none is.
 _NO_BACKWARD = -1

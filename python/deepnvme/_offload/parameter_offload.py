@@ -11,14 +11,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deepnvme._checkpoint.lazy import LazyTensor
 from deepnvme._checkpoint.writing import SaveOptions
+from deepnvme._offload.groups import find_blocks
+from deepnvme._offload.passes import Passes
+from deepnvme._offload.placeholders import give_places
+from deepnvme._offload.residence import Residence
+from deepnvme._offload.saving import Copies
+from deepnvme._offload.stepping import Stepping
+from deepnvme._offload.swapper import Swapper
 from deepnvme._stream.parameter_binding import wrap
-from deepnvme._swap.parameters.meta import give_places
-from deepnvme._swap.parameters.passes import Passes
-from deepnvme._swap.parameters.residence import Residence
-from deepnvme._swap.parameters.saving import Copies
-from deepnvme._swap.parameters.stepping import Stepping
-from deepnvme._swap.parameters.units import find_blocks
-from deepnvme._swap.swapper import Swapper
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme.errors import ClosedError, UnsupportedError
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from deepnvme._checkpoint.progress import Progress
     from deepnvme._deepnvme import Engine
-    from deepnvme._swap.parameters.units import Unit
-    from deepnvme._swap.stats import SwapStats
+    from deepnvme._offload.groups import Unit
+    from deepnvme._offload.stats import SwapStats
 
 
 class Offloaded:

@@ -1,11 +1,42 @@
-"""Models that were never in memory: parameters on the meta device become such of the host, without memory."""
+"""What a parameter shows while its bytes are on disk: its shape and dtype, in no memory."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from deepnvme.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from deepnvme._offload.groups import Member
+
+
+class Absent:
+    """Stands for a parameter: one number that is none, so that nobody computes with it unnoticed."""
+
+    def __init__(self, member: Member) -> None:
+        has_nan = member.dtype.is_floating_point or member.dtype.is_complex
+        self._parameter = member.parameter
+        self._number = torch.full((1,), float("nan") if has_nan else 0, dtype=member.dtype)
+        self._bytes = self._number.view(torch.uint8).clone()
+        self._shown = self._number[0].expand(member.shape)
+
+    def show(self) -> None:
+        """Have the parameter show it."""
+        self._parameter.data = self._shown
+
+    def is_changed(self) -> bool:
+        """Whether the parameter was given other data, or the number another value."""
+        data, shown = self._parameter.data, self._shown
+        is_shown = data.data_ptr() == shown.data_ptr() and data.dtype == shown.dtype and data.shape == shown.shape
+        return not (is_shown and torch.equal(self._number.view(torch.uint8), self._bytes))
+
+    def mend(self) -> None:
+        """Undo such a change."""
+        self._number.view(torch.uint8).copy_(self._bytes)
+        self.show()
 
 
 def give_places(model: nn.Module) -> None:
