@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     _Found = tuple[str | PathLike[str] | StripeSet, list[str] | None, tuple[int, int] | None]
     from os import PathLike
 
-    from torch import nn
 
 _PACKED_NAME = "packed.safetensors"
 # The header's text that says how each weight is packed.

@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as tree
 
 from deepnvme.errors import UnsupportedError
-from deepnvme.optim._store import empty_as, flat, lying_as, stride_of
+from deepnvme.optim._state_store import empty_as, flat, lying_as, stride_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self

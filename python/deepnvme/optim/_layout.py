@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from deepnvme.optim._formats import BLOCK, Kept, Kind
-from deepnvme.optim._store import Piece
+from deepnvme.optim._state_store import Piece
 
 
 @dataclass(eq=False)

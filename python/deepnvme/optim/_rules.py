@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from deepnvme.optim._step import Group, KernelSteps, scalars
+from deepnvme.optim._optimizer import Group, scalars
+from deepnvme.optim._state_dict import KernelSteps
 
 
 def _adam(group: Group) -> dict[str, float]:

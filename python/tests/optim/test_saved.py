@@ -20,7 +20,7 @@ from torch import nn
 from deepnvme import optim
 from deepnvme._offload import Swapper
 from deepnvme.errors import ChecksumError, CorruptFileError, Error, NotFoundError, UnsupportedError
-from deepnvme.optim import _saved_file
+from deepnvme.optim import _state_file
 
 from .nets import KINDS, MEMORY, assert_same, groups, train, twins
 

@@ -13,16 +13,16 @@ import torch
 from deepnvme._checkpoint.metadata_file import open_regular
 from deepnvme._deepnvme import read as read_bytes
 from deepnvme.errors import CorruptFileError, InvalidArgumentError
-from deepnvme.optim import _saved_file as file
+from deepnvme.optim import _state_file as file
 from deepnvme.optim._formats import FP32, put, take
-from deepnvme.optim._saved_file import Parameter, Saved, Stretch
-from deepnvme.optim._store import MASTER
+from deepnvme.optim._state_file import Parameter, Saved, Stretch
+from deepnvme.optim._state_store import MASTER
 
 if TYPE_CHECKING:
     from deepnvme.optim._formats import Kind
     from deepnvme.optim._layout import Group, Part
-    from deepnvme.optim._step import KernelSteps
-    from deepnvme.optim._swapped import SwapStore
+    from deepnvme.optim._state_dict import KernelSteps
+    from deepnvme.optim._swap_store import SwapStore
 
 _WHOLE_MAX = 1 << 63
 # Of a group, what is the model's; and which of torch's own loops is taken, which may be left open.

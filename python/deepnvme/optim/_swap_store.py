@@ -12,7 +12,7 @@ from deepnvme._utils.arguments import parse_bytes
 from deepnvme.optim._formats import put, take
 from deepnvme.optim._gradients import SwappedGradient, SwappedGradients
 from deepnvme.optim._layout import Layout
-from deepnvme.optim._store import MASTER, Loan, Piece, flat, lying_as
+from deepnvme.optim._state_store import MASTER, Loan, Piece, flat, lying_as
 
 if TYPE_CHECKING:
     import os

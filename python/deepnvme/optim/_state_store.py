@@ -6,8 +6,8 @@ A step asks a store for one batch of pieces after another, and changes each whil
         with store.lend(batch) as loans: ...
 
 :class:`MemoryStore` has everything in memory, where torch has it, so that all pieces are one batch.
-:class:`deepnvme.optim._swapped.SwapStore` cuts parameters into pieces, reads a batch while the one before is worked on,
-and writes behind.
+:class:`deepnvme.optim._swap_store.SwapStore` cuts parameters into pieces. It reads a batch while the one before is
+worked on, and writes behind.
 """
 
 from __future__ import annotations

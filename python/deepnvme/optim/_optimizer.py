@@ -1,0 +1,275 @@
+"""The base of all optimizers here: settings, where state lies, which state a parameter has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from deepnvme._deepnvme import Kernel
+from deepnvme._utils.arguments import WHOLE_MAX, whole
+from deepnvme.optim._formats import FORMATS, FP32, Kind
+from deepnvme.optim._gradients import SwappedGradient
+from deepnvme.optim._progress import Progress
+from deepnvme.optim._state_store import MASTER, MemoryStore, StateStore
+
+if TYPE_CHECKING:
+    from deepnvme._offload import SwapStats
+    from deepnvme.optim._swap_store import SwapStore
+
+Group = dict[str, Any]
+SHORT = (torch.bfloat16, torch.float16)
+_SQUARES = frozenset(("exp_avg_sq", "max_exp_avg_sq", "sum"))
+
+
+class KernelOptimizer(torch.optim.Optimizer):
+    """Comes before one of torch's optimizers, and takes the place of its `step`."""
+
+    _store: StateStore
+    # Whether parameters have a count of their steps.
+    counts_steps = True
+
+    def __init__(
+        self,
+        *arguments: Any,
+        threads: int = 0,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+        max_norm: float | None = None,
+        error_if_nonfinite: bool = False,
+        moments: Literal["fp32", "bf16", "8bit"] = "fp32",
+        swap_dir: Any = None,
+        memory: str | int | None = None,
+        swap_gradients: bool = False,
+        checksums: bool = False,
+        **settings: Any,
+    ) -> None:
+        if (swap_dir is None) != (memory is None):
+            msg = "state on disk needs both, where and how much of it is in memory: swap_dir='/mnt/nvme', memory='4GB'"
+            raise ValueError(msg)
+        if swap_gradients and swap_dir is None:
+            msg = "gradients on disk need a place: swap_dir='/mnt/nvme', memory='4GB'"
+            raise ValueError(msg)
+        if moments not in FORMATS:
+            msg = f"moments is {moments!r}; it must be 'fp32', 'bf16' or '8bit'"
+            raise ValueError(msg)
+        threads, seed = whole(threads, "threads", 0, 256), whole(seed, "seed", -WHOLE_MAX)
+        super().__init__(*arguments, **settings)
+        self._options: dict[str, Any] = {
+            "threads": threads,
+            "stochastic_rounding": stochastic_rounding,
+            "seed": seed,
+            "max_norm": max_norm,
+            "error_if_nonfinite": error_if_nonfinite,
+            "moments": moments,
+        }
+        self._set_up()
+        if swap_dir is not None and memory is not None:
+            from deepnvme.optim._swap_store import SwapStore  # noqa: PLC0415
+
+            self._store = store = SwapStore(
+                swap_dir, memory, checksums=checksums, kernel=self._kernel if swap_gradients else None
+            )
+            if swap_gradients:
+                self._watch(store)
+        # What torch's constructor has made already.
+        self._take_over()
+
+    def _set_up(self) -> None:
+        options = self._options
+        # torch's GradScaler leaves unscaling to those that say so.
+        self._step_supports_amp_scaling = True
+        # torch's fused steps take exact roots, whatever the others do.
+        kind = "exact" if self.defaults.get("fused") else root()
+        self._kernel = Kernel(threads=options["threads"], root=kind)
+        self._store = MemoryStore(self)
+        self._stochastic, self._seed = options["stochastic_rounding"], options["seed"]
+        self._max_norm: float | None = options["max_norm"]
+        self._error_if_nonfinite: bool = options["error_if_nonfinite"]
+        self._format = FORMATS[options["moments"]]
+        # The number of each parameter's first element, by which noise is drawn.
+        self._places: dict[torch.nn.Parameter, int] = {}
+        self._number()
+        # Of a step that has begun and not ended.
+        self._progress: Progress | None = None
+        # Whether several calls of `step` are one.
+        self._is_part = False
+        # Whether state was being loaded, and not all of it has come.
+        self._is_half_loaded = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not isinstance(self._store, MemoryStore):
+            msg = "an optimizer whose state is on disk is neither copied nor pickled; its state_dict() can be"
+            raise TypeError(msg)
+        return {**super().__getstate__(), "_options": self._options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # `load_state_dict` comes by here, too.
+        if not hasattr(self, "_kernel"):
+            self._set_up()
+            self._take_over()
+
+    @property
+    def swapping(self) -> SwapStats | None:
+        """What state on disk has cost so far; ``None`` where it is in memory."""
+        return self._store.stats()
+
+    # What each rule says of itself.
+
+    def _rule(self, group: Group) -> tuple[str, dict[str, float]]:
+        """Name the kernel's rule, and its settings."""
+        raise NotImplementedError
+
+    def _moments(self, group: Group) -> tuple[str, ...]:
+        """Name the moments, in the kernel's order."""
+        raise NotImplementedError
+
+    def _initial(self, param: torch.nn.Parameter, group: Group) -> float:  # noqa: ARG002
+        """Say what elements of a moment begin with."""
+        return 0.0
+
+    def _begin(self, state: dict[str, Any]) -> None:
+        """Fill the state of a parameter that has none, but for moments."""
+        state["step"] = torch.tensor(0.0)
+
+    def _next_count(self, param: torch.nn.Parameter, state: dict[str, Any]) -> int:  # noqa: ARG002
+        """Say which step of a parameter comes next; the first is one."""
+        return int(state["step"].item()) + 1
+
+    def kinds(self, param: torch.nn.Parameter, group: Group) -> tuple[Kind, ...]:
+        """Say which state a parameter has."""
+        initial = self._initial(param, group)
+        moments = [Kind(name, self._format, name in _SQUARES, initial) for name in self._moments(group)]
+        return (*moments, *([Kind(MASTER, FP32)] if param.dtype in SHORT else []))
+
+    # Gradients on disk.
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add parameters, as torch does."""
+        super().add_param_group(param_group)
+        if not hasattr(self, "_places"):
+            return
+        self._number()
+        store = self._store
+        if getattr(store, "gradients", None) is not None:
+            self._watch(store)  # type: ignore[arg-type]
+
+    def _number(self) -> None:
+        place = sum(param.numel() for param in self._places)
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param not in self._places:
+                    self._places[param] = place
+                    place += param.numel()
+
+    def _watch(self, store: SwapStore) -> None:
+        gradients = store.gradients
+        if gradients is None:
+            raise AssertionError
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.requires_grad:
+                    gradients.watch(param, self.kinds(param, group))
+            gradients.close_group()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients; those on disk become ``None``, whatever is said."""
+        gradients = getattr(self._store, "gradients", None)
+        if gradients is not None:
+            for group in self.param_groups:
+                gradients.drop(group["params"])
+                for param in group["params"]:
+                    if isinstance(param.grad, SwappedGradient):
+                        param.grad = None
+        super().zero_grad(set_to_none)
+
+    # State.
+
+    def _take_over(self) -> None:
+        """Have the store take the state that there is."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                self._store.forget(param)
+                state = self.state.get(param, {})
+                kinds = tuple(kind for kind in self.kinds(param, group) if state.get(kind.name) is not None)
+                if kinds:
+                    self._store.begin(param, state, kinds)
+
+    def check_settings(self, group: Group) -> None:
+        """Raise what a step with these settings would raise."""
+        rule, settings = self._rule(group)
+        self._moments(group)
+        self._kernel.step(
+            rule, settings, [], step=1, unscale=1.0, clip=1.0, stochastic=self._stochastic, seed=0, record=None
+        )
+
+    def close(self) -> None:
+        """End it, where its state is on disk: that is gone then, and so are gradients there."""
+        from deepnvme.optim._swap_store import SwapStore  # noqa: PLC0415
+
+        if isinstance(self._store, SwapStore):
+            self._store.close()
+
+    def _on_disk(self) -> SwapStore:
+        from deepnvme.optim._swap_store import SwapStore  # noqa: PLC0415
+
+        if not isinstance(self._store, SwapStore):
+            msg = (
+                "the state is in memory: deepnvme.save(optimizer.state_dict(), path) saves it, load_state_dict loads it"
+            )
+            raise ValueError(msg)  # noqa: TRY004
+        return self._store
+
+    def check_whole(self) -> None:
+        """Refuse to save what is half of one step and half of another, or of one state and another.
+
+        Raises:
+            RuntimeError: it is.
+        """
+        self._check_loaded()
+        if self._progress is not None:
+            msg = "a step has stopped half way: step() again first, or load the last checkpoint"
+            raise RuntimeError(msg)
+
+    def begin_loading(self) -> None:
+        """Expect state: until all of it has come, there is nothing to step with, and nothing to save."""
+        self._is_half_loaded = True
+
+    def _check_loaded(self) -> None:
+        if self._is_half_loaded:
+            msg = "loading the state has stopped half way: load it again, or another checkpoint"
+            raise RuntimeError(msg)
+
+
+def scalars(group: Group, names: Iterable[str]) -> dict[str, float]:
+    """Take settings out of a group, as numbers; a tensor of one element is one."""
+    return {name: float(group[name]) for name in names}
+
+
+_VALUES = 1 << 14
+
+
+_found: list[str] = []
+
+
+def root() -> str:
+    """Name the kernel's root that has the bits of `torch.sqrt`; the exact one where none has."""
+    if not _found:
+        _found.append(_find())
+    return _found[0]
+
+
+def _find() -> str:
+    # Every exponent, and mantissas that lie as evenly as can be.
+    places = torch.arange(_VALUES, dtype=torch.int64)
+    bits = (places * 0x7F80_0000 // _VALUES) ^ (places * 0x9E37_79B1 & 0x7F_FFFF)
+    values = bits.clamp(0, 0x7F7F_FFFF).to(torch.int32).view(torch.float32)
+    expected = values.sqrt()
+    for name in Kernel.roots():
+        taken = values.clone()
+        Kernel(threads=1, root=name).take_roots(taken)
+        if torch.equal(taken, expected):
+            return name
+    return "exact"
