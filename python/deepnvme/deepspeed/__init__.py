@@ -20,8 +20,8 @@ torch, which is imported with the first of them; `install` and the builders do w
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .builders import AsyncIOBuilder, GDSBuilder, PinMemoryBuilder, UtilsBuilder
-from .installation import install, uninstall
+from ._builders import AsyncIOBuilder, GDSBuilder, PinMemoryBuilder, UtilsBuilder
+from ._install import install, uninstall
 
 if TYPE_CHECKING:
     from .async_io import aio_handle, aio_read, aio_write, deepspeed_memcpy

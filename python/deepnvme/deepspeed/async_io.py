@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Literal, NoReturn, TypeAlias
 
 import torch
 
-from . import arguments, locked, validation
-from .arguments import FileName, Name
-from .engines import Settings
-from .operations import Operations
+from . import _arguments, _pinned_tensors, _validation
+from ._arguments import FileName, Name
+from ._engine_pool import Settings
+from ._operations import Operations
 
 # The unit of `get_alignment()`. Callers compute buffer sizes with it; the engine itself asks for no alignment.
 ALIGNMENT_BYTES = 512
@@ -66,11 +66,11 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         overlap_events: bool = False,
         intra_op_parallelism: int = 1,
     ) -> None:
-        self._block_size = arguments.positive(block_size, "block_size")
-        self._queue_depth = arguments.positive(queue_depth, "queue_depth")
-        self._single_submit = arguments.flag(single_submit, "single_submit")
-        self._overlap_events = arguments.flag(overlap_events, "overlap_events")
-        self._intra_op_parallelism = arguments.positive(intra_op_parallelism, "intra_op_parallelism")
+        self._block_size = _arguments.positive(block_size, "block_size")
+        self._queue_depth = _arguments.positive(queue_depth, "queue_depth")
+        self._single_submit = _arguments.flag(single_submit, "single_submit")
+        self._overlap_events = _arguments.flag(overlap_events, "overlap_events")
+        self._intra_op_parallelism = _arguments.positive(intra_op_parallelism, "intra_op_parallelism")
         self._operations = Operations(
             Settings.of(
                 block_size=self._block_size,
@@ -167,22 +167,22 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
             msg = "async_pwrite() takes a filename or an fd"
             raise TypeError(msg)
         target = filename if fd is _MISSING else fd
-        file = arguments.descriptor(target) if isinstance(target, int) else arguments.filename(target)
-        tensor = arguments.tensor(buffer, "buffer")
-        self._operations.start("write", tensor, file, arguments.natural(file_offset, "file_offset"))
+        file = _arguments.descriptor(target) if isinstance(target, int) else _arguments.filename(target)
+        tensor = _arguments.tensor(buffer, "buffer")
+        self._operations.start("write", tensor, file, _arguments.natural(file_offset, "file_offset"))
         return 0
 
     def new_cpu_locked_tensor(self, num_elem: int, example_tenosr: torch.Tensor) -> torch.Tensor:
         """A 1-D page-locked CPU tensor with the dtype of the example (the keyword is DeepSpeed's); owns its memory."""
-        return locked.new(num_elem, example_tenosr)
+        return _pinned_tensors.new(num_elem, example_tenosr)
 
     def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:
         """Frees a locked tensor and leaves it empty; False for any other. To drop it does the same."""
-        return locked.free(tensor)
+        return _pinned_tensors.free(tensor)
 
     def is_pinned(self, buffer: torch.Tensor) -> bool:
         """Whether `buffer` lies in page-locked memory: of a locked tensor, views included, or of torch's own."""
-        return locked.is_locked(buffer)
+        return _pinned_tensors.is_locked(buffer)
 
     def wait(self) -> int:
         """Waits for all pending operations; how many that were, 0 for none.
@@ -244,8 +244,8 @@ def aio_write(  # noqa: PLR0917 - the order is DeepSpeed's
 
 def deepspeed_memcpy(dest: torch.Tensor, src: torch.Tensor, /) -> int:
     """Copies `src` into `dest`, of the same dtype and number of elements, whatever their shapes; 0."""
-    target = arguments.tensor(dest, "dest")
-    source = arguments.tensor(src, "src")
+    target = _arguments.tensor(dest, "dest")
+    source = _arguments.tensor(src, "src")
     if target.dtype != source.dtype or target.numel() != source.numel():
         msg = (
             f"dest has {target.numel()} elements of {target.dtype}, src {source.numel()} of {source.dtype}; "
@@ -262,10 +262,10 @@ _Transfer: TypeAlias = tuple[Literal["read", "write"], torch.Tensor, Name, int, 
 def _checked(
     kind: Literal["read", "write"], buffer: torch.Tensor, filename: FileName, validate: bool, file_offset: int
 ) -> _Transfer:
-    tensor = arguments.tensor(buffer, "buffer")
-    name = arguments.filename(filename)
-    offset = arguments.natural(file_offset, "file_offset")
-    check = partial(validation.compare, tensor, name, offset) if arguments.flag(validate, "validate") else None
+    tensor = _arguments.tensor(buffer, "buffer")
+    name = _arguments.filename(filename)
+    offset = _arguments.natural(file_offset, "file_offset")
+    check = partial(_validation.compare, tensor, name, offset) if _arguments.flag(validate, "validate") else None
     return kind, tensor, name, offset, check
 
 
@@ -279,4 +279,4 @@ def _async_flag(method: str, positional: bool, keywords: dict[str, bool]) -> boo
     if value is _MISSING:
         msg = f"{method}() misses the argument 'async'"
         raise TypeError(msg)
-    return arguments.flag(value, "async")
+    return _arguments.flag(value, "async")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from . import device_tensors
+from . import _device_tensors
 from .async_io import ALIGNMENT_BYTES, aio_handle
 
 
@@ -39,11 +39,11 @@ class gds_handle(aio_handle):  # noqa: N801 - the name is DeepSpeed's
 
     def new_pinned_device_tensor(self, num_elem: int, example_tenosr: torch.Tensor) -> torch.Tensor:
         """A pinned 1-D tensor with dtype and device of the example (the keyword is DeepSpeed's); owns its memory."""
-        return device_tensors.new(num_elem, example_tenosr, self._operations.pin)
+        return _device_tensors.new(num_elem, example_tenosr, self._operations.pin)
 
     def free_pinned_device_tensor(self, tensor: torch.Tensor) -> bool:
         """Frees what `new_pinned_device_tensor` made and leaves it empty; True. `ValueError` for any other tensor."""
-        device_tensors.free(tensor)
+        _device_tensors.free(tensor)
         return True
 
     def pin_device_tensor(self, tensor: torch.Tensor) -> bool:
@@ -53,10 +53,10 @@ class gds_handle(aio_handle):  # noqa: N801 - the name is DeepSpeed's
         or dropped, or later ones need the room; transfers of any part of it then pass through nothing else. Elsewhere,
         and where cuFile refuses, nothing but the record is made; transfers are the same.
         """
-        device_tensors.pin(tensor, self._operations.pin)
+        _device_tensors.pin(tensor, self._operations.pin)
         return True
 
     def unpin_device_tensor(self, tensor: torch.Tensor) -> bool:
         """Takes a tensor out of the record and leaves it as it is; True. `ValueError` where it is not in there."""
-        device_tensors.unpin(tensor)
+        _device_tensors.unpin(tensor)
         return True

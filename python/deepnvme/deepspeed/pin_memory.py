@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from . import locked
+from . import _pinned_tensors
 
 
 class pin_handle:  # noqa: N801 - the name is DeepSpeed's
@@ -20,16 +20,16 @@ class pin_handle:  # noqa: N801 - the name is DeepSpeed's
 
     def new_cpu_locked_tensor(self, num_elem: int, example_tensor: torch.Tensor) -> torch.Tensor:
         """A 1-D page-locked CPU tensor with the dtype of the example; owns its memory."""
-        return locked.new(num_elem, example_tensor)
+        return _pinned_tensors.new(num_elem, example_tensor)
 
     def free_cpu_locked_tensor(self, locked_tensor: torch.Tensor) -> bool:
         """Frees a locked tensor and leaves it empty; False for any other. To drop it does the same."""
-        return locked.free(locked_tensor)
+        return _pinned_tensors.free(locked_tensor)
 
     def free_cpu_locked_tensor_by_ptr(self, address: int) -> bool:
         """Stops counting the region at `address` as locked; its memory goes with the last tensor on it."""
-        return locked.free_address(address)
+        return _pinned_tensors.free_address(address)
 
     def is_pinned(self, buffer: torch.Tensor) -> bool:
         """Whether `buffer` lies in page-locked memory: of a locked tensor, views included, or of torch's own."""
-        return locked.is_locked(buffer)
+        return _pinned_tensors.is_locked(buffer)

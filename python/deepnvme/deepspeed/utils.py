@@ -9,7 +9,7 @@ import torch
 
 import deepnvme
 
-from . import arguments
+from . import _arguments
 
 
 @overload
@@ -35,4 +35,4 @@ def cast_to_byte_tensor(src_tensor: torch.Tensor | Sequence[torch.Tensor]) -> to
 
 
 def _as_bytes(value: object) -> torch.Tensor:
-    return deepnvme.as_bytes(arguments.tensor(value, "src_tensor").detach())
+    return deepnvme.as_bytes(_arguments.tensor(value, "src_tensor").detach())

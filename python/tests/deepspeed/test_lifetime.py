@@ -22,8 +22,8 @@ pytest.importorskip("torch")
 import torch
 
 import deepnvme
-from deepnvme.deepspeed import aio_handle, engines
-from deepnvme.deepspeed.operations import Operation
+from deepnvme.deepspeed import _engine_pool, aio_handle
+from deepnvme.deepspeed._operations import Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,11 +72,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
         return original(**settings)
 
     gc.collect()
-    engines.shelf.clear()
+    _engine_pool.shelf.clear()
     monkeypatch.setattr(deepnvme, "Engine", make)
     yield calls
     gc.collect()
-    engines.shelf.clear()
+    _engine_pool.shelf.clear()
 
 
 def test_settings_of_the_engine(tmp_path: Path, made: list[dict[str, Any]]) -> None:
@@ -90,7 +90,7 @@ def test_settings_of_the_engine(tmp_path: Path, made: list[dict[str, Any]]) -> N
             "block_bytes": MIB,
             "submit": "batch",
             "gds": "disabled",
-            "pool_bytes": engines.POOL_BYTES_MAX,
+            "pool_bytes": _engine_pool.POOL_BYTES_MAX,
         },
         {
             "workers": 2,
@@ -135,8 +135,8 @@ def test_idle_engines_are_few(tmp_path: Path, made: list[dict[str, Any]]) -> Non
     for depth in range(1, 11):
         aio_handle(queue_depth=depth).sync_pwrite(torch.zeros(100), str(tmp_path / "file"))
     assert len(made) == 10
-    assert engine_threads() == before + engines.IDLE_MAX
-    engines.shelf.clear()
+    assert engine_threads() == before + _engine_pool.IDLE_MAX
+    _engine_pool.shelf.clear()
     assert engine_threads() == before
 
 

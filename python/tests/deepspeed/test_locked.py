@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 import torch
 
 from deepnvme.deepspeed import aio_handle, pin_handle
-from deepnvme.deepspeed.locked import LockedRegions, regions
+from deepnvme.deepspeed._pinned_tensors import LockedRegions, regions
 
 MIB = 1 << 20
 PAGE_BYTES = 4096

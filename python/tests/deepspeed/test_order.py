@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 from deepnvme.deepspeed import aio_handle
-from deepnvme.deepspeed.order import Ranges
+from deepnvme.deepspeed._byte_ranges import Ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import deepnvme
-from deepnvme.deepspeed import aio_handle, engines, gds_handle
+from deepnvme.deepspeed import _engine_pool, aio_handle, gds_handle
 
 from .test_transfer import bits, values
 
@@ -85,7 +85,7 @@ def test_handles_and_their_tensors(tmp_path: Path, make: Any) -> None:
         if make is gds_handle:
             handle.free_pinned_device_tensor(tensor)
         del handle
-        engines.shelf.clear()
+        _engine_pool.shelf.clear()
 
     expect_no_growth(cycle)
     assert path.read_bytes() == bits(host)

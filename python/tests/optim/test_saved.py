@@ -303,9 +303,9 @@ def test_any_changed_byte_is_reported(tmp_path: Path) -> None:
             os.pwrite(out.fileno(), bytes([byte ^ (1 + at * 37 % 255)]), at)
             # Of what the file says of itself, any load compares every byte.
             with pytest.raises((CorruptFileError, ChecksumError, UnsupportedError), match="state"):
-                _saved_file.read(path, "full" if at >= header_bytes else "auto")
+                _state_file.read(path, "full" if at >= header_bytes else "auto")
             os.pwrite(out.fileno(), bytes([byte]), at)
-    assert _saved_file.read(path, "full").stretches == _saved_file.read(path, "off").stretches
+    assert _state_file.read(path, "full").stretches == _state_file.read(path, "off").stretches
 
 
 @pytest.mark.parametrize("cut", [1, 4096, 5000, 8191])
@@ -316,7 +316,7 @@ def test_a_file_that_was_cut_or_grew_is_reported(tmp_path: Path, cut: int) -> No
     for other in (data[:-cut], data + bytes(cut)):
         path.write_bytes(other)
         with pytest.raises(CorruptFileError, match="state"):
-            _saved_file.read(path, "auto")
+            _state_file.read(path, "auto")
 
 
 def test_damage_is_found_before_anything_is_loaded(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from deepnvme._utils.patches import Patches
 
-from .builders import BUILDERS
+from ._builders import BUILDERS
 
 # Installed from a wheel the builders live in `deepspeed.ops.op_builder`; in a source tree also in `op_builder`.
 _OP_BUILDERS = re.compile(r"(deepspeed\.ops\.)?op_builder(\..+)?")
@@ -135,8 +135,8 @@ def _change_checkpoint_engines(module: ModuleType, patches: Patches) -> None:
 def _making(class_name: str) -> Any:
     def make(*arguments: Any) -> Any:
         # Torch and most of DeepSpeed are imported with it.
-        from . import checkpoint_writers  # noqa: PLC0415
+        from . import _checkpoint_writers  # noqa: PLC0415
 
-        return getattr(checkpoint_writers, class_name)(*arguments)
+        return getattr(_checkpoint_writers, class_name)(*arguments)
 
     return make

@@ -96,9 +96,9 @@ def _restoring(original: Callable[..., Any]) -> Callable[..., Any]:
         )
         if found[0] is not None and load_optimizer_states and not load_module_only:
             # Torch is imported with it.
-            from . import resume  # noqa: PLC0415
+            from . import _resume  # noqa: PLC0415
 
-            resume.restore_state(self, found[0])
+            _resume.restore_state(self, found[0])
         return found
 
     return load_checkpoint

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing.spawn
 import sys
 import threading
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 from deepnvme._utils.import_hooks import ImportHook
 from deepnvme._utils.patches import Patches
 
-from . import children, mends, takeover
-from .builders import BUILDERS
+from . import _monkeypatches, _workarounds
+from ._builders import BUILDERS
 
 
 class _Installation:
@@ -21,7 +24,7 @@ class _Installation:
         hook = ImportHook(_is_wanted, self._change_new)
         sys.meta_path.insert(0, hook)
         self._patches.on_undo(lambda: sys.meta_path.remove(hook))
-        children.inherit(install, self._patches)
+        _inherit(install, self._patches)
         try:
             self._change_loaded(_deepspeed_modules())
         except BaseException:
@@ -33,16 +36,16 @@ class _Installation:
             if _is_wanted(module.__name__):
                 self._change(module, is_new=False)
         for module in modules:
-            takeover.rebind(module, self._patches)
+            _monkeypatches.rebind(module, self._patches)
 
     def _change_new(self, module: ModuleType) -> None:
         self._change(module, is_new=True)
 
     def _change(self, module: ModuleType, *, is_new: bool) -> None:
-        if takeover.wanted(module.__name__):
-            takeover.change(module, self._patches)
-        if mends.wanted(module.__name__):
-            mends.mend(module, self._patches, is_new=is_new)
+        if _monkeypatches.wanted(module.__name__):
+            _monkeypatches.change(module, self._patches)
+        if _workarounds.wanted(module.__name__):
+            _workarounds.mend(module, self._patches, is_new=is_new)
 
     def undo(self) -> None:
         self._patches.undo()
@@ -97,13 +100,13 @@ def uninstall() -> None:
 
 
 def _is_wanted(name: str) -> bool:
-    return takeover.wanted(name) or mends.wanted(name)
+    return _monkeypatches.wanted(name) or _workarounds.wanted(name)
 
 
 def _deepspeed_modules() -> list[ModuleType]:
     # Programs put other things than modules there, too.
     modules: list[tuple[str, object]] = list(sys.modules.items())
-    return [module for name, module in modules if isinstance(module, ModuleType) and takeover.belongs(name)]
+    return [module for name, module in modules if isinstance(module, ModuleType) and _monkeypatches.belongs(name)]
 
 
 def _release_names() -> None:
@@ -113,3 +116,28 @@ def _release_names() -> None:
             if vars(module).get(class_name) is ours:
                 package = sys.modules.get("deepspeed.accelerator") or sys.modules["accelerator"]
                 setattr(module, class_name, package.get_accelerator().get_op_builder(class_name))
+
+
+# Multiprocessing ignores entries of its preparation data that it does not know.
+_KEY = "deepnvme.deepspeed"
+
+
+class _CallOnUnpickling:
+    """Unpickled in the child before anything else of the program runs there."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return self._function, ()
+
+
+def _inherit(install: Callable[[], None], patches: Patches) -> None:
+    """Makes every child process that is started from now on call `install` (a module-level function) first."""
+    module: Any = multiprocessing.spawn
+    original: Callable[[str], dict[str, Any]] = module.get_preparation_data
+
+    def get_preparation_data(name: str) -> dict[str, Any]:
+        return {**original(name), _KEY: _CallOnUnpickling(install)}
+
+    patches.set_attribute(module, "get_preparation_data", get_preparation_data)

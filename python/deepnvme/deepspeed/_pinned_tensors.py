@@ -15,7 +15,7 @@ import torch
 
 import deepnvme
 
-from . import arguments
+from . import _arguments
 
 
 class LockedRegions:
@@ -68,8 +68,8 @@ regions = LockedRegions()
 
 def new(num_elem: int, example: torch.Tensor) -> torch.Tensor:
     """A 1-D, page-aligned, page-locked CPU tensor of `num_elem` elements with the dtype of `example`."""
-    count = arguments.natural(num_elem, "num_elem")
-    dtype = arguments.tensor(example, "example tensor").dtype
+    count = _arguments.natural(num_elem, "num_elem")
+    dtype = _arguments.tensor(example, "example tensor").dtype
     if count == 0:
         return torch.empty(0, dtype=dtype)
     # `.data` is no view, so that nothing but this tensor and the views of it hold the memory.
@@ -83,7 +83,7 @@ def free(tensor: torch.Tensor) -> bool:
 
     Views that are still alive keep the memory until they go.
     """
-    if not regions.remove(arguments.tensor(tensor, "tensor").data_ptr()):
+    if not regions.remove(_arguments.tensor(tensor, "tensor").data_ptr()):
         return False
     tensor.data = torch.empty(0, dtype=tensor.dtype)
     return True
@@ -91,12 +91,12 @@ def free(tensor: torch.Tensor) -> bool:
 
 def free_address(address: int) -> bool:
     """Stops counting the region at this address as locked; its memory goes with the last tensor on it."""
-    return regions.remove(arguments.integer(address, "address"))
+    return regions.remove(_arguments.integer(address, "address"))
 
 
 def is_locked(tensor: torch.Tensor) -> bool:
     """Whether a tensor lies in page-locked memory: that of a locked tensor (views too), or torch's own."""
-    buffer = arguments.tensor(tensor, "buffer")
+    buffer = _arguments.tensor(tensor, "buffer")
     if buffer.device.type != "cpu" or buffer.numel() == 0:
         return False
     if regions.contain(buffer.data_ptr(), _span_bytes(buffer)):

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from . import arguments
+from . import _arguments
 
 
 class _Pinned(NamedTuple):
@@ -88,8 +88,8 @@ pinned = DeviceTensors()
 
 def new(num_elem: int, example: torch.Tensor, register: Register) -> torch.Tensor:
     """A 1-D tensor of `num_elem` elements, pinned, with dtype and device of `example`; its bytes are any."""
-    count = arguments.positive(num_elem, "num_elem")
-    example = arguments.tensor(example, "example tensor")
+    count = _arguments.positive(num_elem, "num_elem")
+    example = _arguments.tensor(example, "example tensor")
     if example.device.type != "cuda":
         msg = (
             f"the example tensor is on {example.device}, not on a GPU; "
@@ -123,7 +123,7 @@ def unpin(tensor: torch.Tensor) -> None:
 
 
 def _on_gpu(value: object) -> torch.Tensor:
-    tensor = arguments.tensor(value, "tensor")
+    tensor = _arguments.tensor(value, "tensor")
     # An empty one has no address by which it could be known; freed ones are empty.
     if tensor.numel() == 0:
         msg = "tensor is empty, so it is not pinned and cannot be; a tensor that was freed is empty"

@@ -18,9 +18,9 @@ import torch
 import deepnvme
 from deepnvme._deepnvme import _pin_device
 
-from . import engines
-from .arguments import Name
-from .order import Ranges
+from . import _engine_pool
+from ._arguments import Name
+from ._byte_ranges import Ranges
 
 
 class Operation:
@@ -67,7 +67,7 @@ class Batch:
 class Operations:
     """The operations of one handle and, from the first one on, the engine that carries them out."""
 
-    def __init__(self, settings: engines.Settings) -> None:
+    def __init__(self, settings: _engine_pool.Settings) -> None:
         self._settings = settings
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -134,12 +134,12 @@ class Operations:
         if engine is None:
             return
         if os.getpid() != self._process:
-            engines.abandon((engine, self._unclaimed, self._claimed))
+            _engine_pool.abandon((engine, self._unclaimed, self._claimed))
             return
         try:
             self.wait()
         finally:
-            engines.shelf.give_back(self._settings, engine)
+            _engine_pool.shelf.give_back(self._settings, engine)
 
     def _await_all(self) -> tuple[int, Exception | None]:
         self._check_process()
@@ -185,7 +185,7 @@ class Operations:
             return engine
         with self._lock:
             if self._engine is None:
-                self._engine = engines.shelf.take(self._settings)
+                self._engine = _engine_pool.shelf.take(self._settings)
             return self._engine
 
     def _check_process(self) -> None:

@@ -9,7 +9,7 @@ import torch
 
 import deepnvme
 
-from .arguments import Name
+from ._arguments import Name
 
 CHUNK_BYTES = 8 << 20
 
