@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .standin import library
+from .fake_driver import library
 
 CHILD = """
     import ctypes, os, sys
@@ -20,7 +20,7 @@ CHILD = """
     # What torch does with its CUDA packages: it makes the folder known.
     ctypes.CDLL(sys.argv[1])
     sys.path.insert(0, sys.argv[2])
-    from gpu.standin import Standin, StandinGpu, library
+    from gpu.fake_driver import FakeDriver, FakeGpu, library
     import torch
     import deepnvme
 
@@ -28,8 +28,8 @@ CHILD = """
         setattr = staticmethod(setattr)
 
     named = os.environ.get("DEEPNVME_LIBCUFILE")
-    gpu = StandinGpu(Standin(library()), Patch)
-    # The stand-in is to be the driver only.
+    gpu = FakeGpu(FakeDriver(library()), Patch)
+    # The fake driver replaces libcuda only, not libcufile.
     if named:
         os.environ["DEEPNVME_LIBCUFILE"] = named
     else:
@@ -76,7 +76,7 @@ def run(folder: Path, more: dict[str, str]) -> str:
     """Try GPUDirect Storage in an empty folder, in a process of its own, which must end."""
     standin = library()
     if standin is None:
-        pytest.skip("the stand-in has not been built: cargo build -p deepnvme-standin")
+        pytest.skip("the fake driver has not been built: cargo build -p deepnvme-standin")
     environment = {name: text for name, text in os.environ.items() if not name.startswith(("CUFILE_", "DEEPNVME_"))}
     environment |= {"DEEPNVME_STANDIN": str(standin), "DEEPNVME_LIBCUDA": str(standin)} | more
     tests = Path(__file__).parent.parent

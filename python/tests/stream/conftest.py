@@ -9,8 +9,8 @@ import torch
 
 import deepnvme
 
-from . import plain
-from .zoo import Zoo
+from . import plain_module
+from .small_models import SmallModels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,13 +35,13 @@ def one_thread(threads: Callable[[int], AbstractContextManager[None]]) -> Iterat
 
 
 @pytest.fixture(scope="session")
-def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
-    return Zoo(tmp_path_factory.mktemp("zoo"))
+def models(tmp_path_factory: pytest.TempPathFactory) -> SmallModels:
+    return SmallModels(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> plain.Saved:
-    return plain.save(tmp_path / "weights.safetensors")
+def saved(tmp_path: Path) -> plain_module.Saved:
+    return plain_module.save(tmp_path / "weights.safetensors")
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ import torch
 
 import deepnvme
 
-from . import plain
-from .zoo import Zoo, tokens, weights_bytes
+from . import plain_module
+from .small_models import SmallModels, tokens, weights_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,8 +121,8 @@ def resident() -> int:
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
-def test_models_come_and_go_without_leaks(zoo: Zoo, is_closed: bool) -> None:
-    folder = zoo.folder("llama_midsize")
+def test_models_come_and_go_without_leaks(models: SmallModels, is_closed: bool) -> None:
+    folder = models.folder("llama_midsize")
     memory = weights_bytes(folder) // 2
 
     def once() -> None:
@@ -149,12 +149,12 @@ def test_models_come_and_go_without_leaks(zoo: Zoo, is_closed: bool) -> None:
 
 
 def test_a_model_that_is_dropped_in_the_middle_of_its_reading_ahead(tmp_path: Path) -> None:
-    saved = plain.save(tmp_path / "weights.safetensors")
+    saved = plain_module.save(tmp_path / "weights.safetensors")
     before = descriptors()
     for _ in range(5):
         model = saved.stream()
         arena = weakref.ref(model.streaming.units)
-        model.layers[0](torch.zeros(1, plain.WIDTH))
+        model.layers[0](torch.zeros(1, plain_module.WIDTH))
         del model
         gc.collect()
         assert arena() is None, "something outside the model still has it"
@@ -162,7 +162,7 @@ def test_a_model_that_is_dropped_in_the_middle_of_its_reading_ahead(tmp_path: Pa
 
 
 def test_closing_gives_memory_back_while_the_model_lives(tmp_path: Path) -> None:
-    saved = plain.save(tmp_path / "weights.safetensors")
+    saved = plain_module.save(tmp_path / "weights.safetensors")
     model = saved.stream()
     model(saved.question)
     arena = weakref.ref(model.streaming.units._arena)

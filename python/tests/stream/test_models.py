@@ -9,7 +9,17 @@ import torch
 
 import deepnvme
 
-from .zoo import DECODERS, ENCODERS, ENCODERS_AND_DECODERS, MIDSIZE, Zoo, shift_header, tokens, type_of, weights_bytes
+from .small_models import (
+    DECODERS,
+    ENCODERS,
+    ENCODERS_AND_DECODERS,
+    MIDSIZE,
+    SmallModels,
+    shift_header,
+    tokens,
+    type_of,
+    weights_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,8 +54,8 @@ def continued(model: Any, first: torch.Tensor, then: torch.Tensor) -> list[torch
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *MIDSIZE])
-def test_logits(zoo: Zoo, streamed: Stream, name: str) -> None:
-    folder, reference = zoo.folder(name), zoo.model(name)
+def test_logits(models: SmallModels, streamed: Stream, name: str) -> None:
+    folder, reference = models.folder(name), models.model(name)
     padded = torch.ones(3, 11, dtype=torch.int64)
     padded[0, :5] = padded[2, :1] = 0
     expected = reference(tokens(3, 11), attention_mask=padded).logits
@@ -73,8 +83,8 @@ def generated(model: Any, way: str, prompt: torch.Tensor, **more: Any) -> torch.
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *MIDSIZE, *ENCODERS_AND_DECODERS])
-def test_generations(zoo: Zoo, streamed: Stream, name: str) -> None:
-    folder, reference = zoo.folder(name), zoo.model(name)
+def test_generations(models: SmallModels, streamed: Stream, name: str) -> None:
+    folder, reference = models.folder(name), models.model(name)
     prompts = tokens(2, 8)
     mask = torch.ones_like(prompts)
     prompts[0, :3] = mask[0, :3] = 0
@@ -96,8 +106,8 @@ def test_generations(zoo: Zoo, streamed: Stream, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_encoders(zoo: Zoo, streamed: Stream, name: str) -> None:
-    folder, reference = zoo.folder(name), zoo.model(name)
+def test_encoders(models: SmallModels, streamed: Stream, name: str) -> None:
+    folder, reference = models.folder(name), models.model(name)
     mask = torch.ones(3, 9, dtype=torch.int64)
     mask[1, 4:] = 0
     expected = reference(tokens(3, 9), attention_mask=mask, output_hidden_states=True)
@@ -111,8 +121,8 @@ def test_encoders(zoo: Zoo, streamed: Stream, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENCODERS_AND_DECODERS)
-def test_an_encoder_and_a_decoder(zoo: Zoo, streamed: Stream, name: str) -> None:
-    folder, reference = zoo.folder(name), zoo.model(name)
+def test_an_encoder_and_a_decoder(models: SmallModels, streamed: Stream, name: str) -> None:
+    folder, reference = models.folder(name), models.model(name)
     inputs = {"input_ids": tokens(2, 9), "decoder_input_ids": tokens(2, 4, seed=6)}
     for memory in budgets(folder):
         model = streamed(folder, memory=memory)
@@ -141,8 +151,8 @@ FILES = [
 
 
 @pytest.mark.parametrize(("name", "variant"), FILES)
-def test_files(zoo: Zoo, streamed: Stream, name: str, variant: str) -> None:
-    folder, reference = zoo.folder(name, variant), zoo.model(name, variant)
+def test_files(models: SmallModels, streamed: Stream, name: str, variant: str) -> None:
+    folder, reference = models.folder(name, variant), models.model(name, variant)
     # One row too, but where what transformers maps lies as we cannot have it lie.
     inputs = [tokens(3, 6)] if variant in {"at_2", "at_1"} else [tokens(3, 6), tokens(1, 7), tokens(1, 1)]
     for memory in (least(folder), weights_bytes(folder) // 3):
@@ -161,12 +171,12 @@ def test_files(zoo: Zoo, streamed: Stream, name: str, variant: str) -> None:
 
 
 def test_a_module_in_memory_is_what_its_own_results_are_compared_with(
-    zoo: Zoo, streamed: Stream, tmp_path: Path
+    models: SmallModels, streamed: Stream, tmp_path: Path
 ) -> None:
     """Torch's own memory begins with a cache line, whatever a file looks like."""
-    model = type_of("llama").from_pretrained(zoo.folder("llama", "archive"))
+    model = type_of("llama").from_pretrained(models.folder("llama", "archive"))
     weights = tmp_path / "model.safetensors"
-    weights.write_bytes((zoo.folder("llama", "at_8") / "model.safetensors").read_bytes())
+    weights.write_bytes((models.folder("llama", "at_8") / "model.safetensors").read_bytes())
     prompt = tokens(1, 1)
     for remainder in (0, 8, 16, 40):
         shift_header(weights, remainder)
@@ -177,8 +187,8 @@ def test_a_module_in_memory_is_what_its_own_results_are_compared_with(
         assert_same(model(prompt).logits, expected)
 
 
-def test_a_prompt_with_more_tokens_than_there_is_memory_for(zoo: Zoo, streamed: Stream) -> None:
-    folder, reference = zoo.folder("llama_midsize"), zoo.model("llama_midsize")
+def test_a_prompt_with_more_tokens_than_there_is_memory_for(models: SmallModels, streamed: Stream) -> None:
+    folder, reference = models.folder("llama_midsize"), models.model("llama_midsize")
     model = streamed(folder, memory=least(folder))
     prompt = torch.randint(0, 2011, (5, 128), generator=torch.Generator().manual_seed(3))
     rows = model.get_input_embeddings()(prompt)
@@ -217,7 +227,7 @@ def test_sentence_embeddings(streamed: Stream) -> None:
     assert_same(embedder.encode(lines, convert_to_tensor=True, show_progress_bar=False), expected)
 
 
-def test_a_pipeline_with_a_chat(zoo: Zoo, streamed: Stream) -> None:
+def test_a_pipeline_with_a_chat(models: SmallModels, streamed: Stream) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
     words = {word: index for index, word in enumerate(["<pad>", "<s>", "</s>", "user", "hello", "disk", ":"])}
@@ -228,7 +238,7 @@ def test_a_pipeline_with_a_chat(zoo: Zoo, streamed: Stream) -> None:
     tokenizer.chat_template = "{% for each in messages %}{{ each.role }} : {{ each.content }} {% endfor %}"
     chats = [[{"role": "user", "content": text}] for text in ("hello disk", "w99 hello w21 w108")]
     answers = []
-    for model in (zoo.model("llama"), streamed(zoo.folder("llama"), memory=200_000)):
+    for model in (models.model("llama"), streamed(models.folder("llama"), memory=200_000)):
         pipe = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
         answers.append(pipe(chats, max_new_tokens=5, min_new_tokens=5, do_sample=False, batch_size=2))
     assert answers[0] == answers[1]

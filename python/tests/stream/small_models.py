@@ -76,7 +76,7 @@ def make(name: str) -> Any:
 
 
 @dataclass
-class Zoo:
+class SmallModels:
     """Folders and models, each made when it is first asked for."""
 
     root: Path

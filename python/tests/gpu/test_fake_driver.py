@@ -1,4 +1,4 @@
-"""What only the stand-in can be made to do. Not collected beside a real GPU."""
+"""What only the fake driver can be made to do. Not collected beside a real GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_an_amd_gpu_is_not_known_yet(gpu: Any, tmp_path: Path, monkeypatch: pyte
 def test_a_driver_that_refuses(gpu: Any, engine: deepnvme.Engine, tmp_path: Path) -> None:
     path = tmp_path / "tensor.bin"
     tensor = gpu.tensor(values((100_000,), torch.uint8))
-    gpu.standin.fail("cuMemcpyDtoHAsync_v2", 2, 700)
+    gpu.driver.fail("cuMemcpyDtoHAsync_v2", 2, 700)
     with pytest.raises(deepnvme.errors.DeviceError, match=r"cuMemcpyDtoHAsync.*ILLEGAL_ADDRESS.*700") as failure:
         engine.write(tensor, path)
     assert failure.value.filename == str(path)
@@ -33,7 +33,7 @@ def test_a_driver_that_refuses(gpu: Any, engine: deepnvme.Engine, tmp_path: Path
 
 def test_cufile_that_does_not_start(gpu: Any, tmp_path: Path) -> None:
     host = values((300_000,), torch.uint8)
-    gpu.standin.fail("cuFileDriverOpen", 0, 5001)
+    gpu.driver.fail("cuFileDriverOpen", 0, 5001)
     with deepnvme.Engine(gds="required") as engine:
         with pytest.raises(deepnvme.errors.UnsupportedError, match=r"5001.*GPUDirect Storage is required"):
             engine.write(gpu.tensor(host), tmp_path / "a")

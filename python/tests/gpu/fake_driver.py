@@ -1,4 +1,4 @@
-"""A GPU that is none: the stand-in for the CUDA driver, and tensors that say that they are on it."""
+"""A GPU that is none: the fake CUDA driver, and tensors that say that they are on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VARIABLES = ("DEEPNVME_LIBCUDA", "DEEPNVME_LIBCUFILE")
 
 
 def library() -> Path | None:
-    """Where the stand-in is, if it has been built: `cargo build -p deepnvme-standin`."""
+    """Where the fake driver is, if it has been built: `cargo build -p deepnvme-standin`."""
     said = os.environ.get("DEEPNVME_STANDIN")
     folders = [_ROOT / "target" / profile / below for profile in ("debug", "release") for below in ("", "deps")]
     built = [folder / "libdeepnvme_standin.so" for folder in folders]
@@ -24,8 +24,8 @@ def library() -> Path | None:
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
-class Standin:
-    """The driver's functions, and what the stand-in knows about their use."""
+class FakeDriver:
+    """The driver's functions, and what the fake driver knows about their use."""
 
     def __init__(self, path: Path) -> None:
         os.environ.update(dict.fromkeys(_VARIABLES, str(path)))
@@ -122,8 +122,8 @@ class Standin:
         return text.raw[:length].decode()
 
 
-class StandinTensor(torch.Tensor):
-    """A tensor whose bytes are in the stand-in's memory; sizes, strides and views are those of a CPU tensor."""
+class FakeTensor(torch.Tensor):
+    """A tensor whose bytes are in the fake driver's memory; sizes, strides and views are those of a CPU tensor."""
 
     bases: ClassVar[dict[int, tuple[int, int]]] = {}
 
@@ -140,19 +140,19 @@ class StandinTensor(torch.Tensor):
         return torch.device("cuda", self._place()[1])
 
     def _place(self) -> tuple[int, int]:
-        return StandinTensor.bases[torch.Tensor.untyped_storage(self).data_ptr()]
+        return FakeTensor.bases[torch.Tensor.untyped_storage(self).data_ptr()]
 
     def data_ptr(self) -> int:
         return self._place()[0] + int(self.storage_offset()) * self.element_size()
 
 
-class StandinGpu:
+class FakeGpu:
     """What a test does with a GPU."""
 
     is_real = False
 
-    def __init__(self, standin: Standin, monkeypatch: Any) -> None:
-        self.standin = standin
+    def __init__(self, driver: FakeDriver, monkeypatch: Any) -> None:
+        self.driver = driver
         self._current = dict.fromkeys(range(2), 0)
         self._streams: list[tuple[int, int]] = []
         monkeypatch.setattr(torch.cuda, "current_stream", self._current_stream)
@@ -169,25 +169,25 @@ class StandinGpu:
         shadow = host.clone(memory_format=torch.preserve_format)
         storage = shadow.untyped_storage()
         nbytes = storage.nbytes()
-        address = self.standin.allocate(device, nbytes)
-        self.standin.poke(address, ctypes.string_at(storage.data_ptr(), nbytes))
-        StandinTensor.bases[storage.data_ptr()] = address, device
+        address = self.driver.allocate(device, nbytes)
+        self.driver.poke(address, ctypes.string_at(storage.data_ptr(), nbytes))
+        FakeTensor.bases[storage.data_ptr()] = address, device
         weakref.finalize(storage, self._free, storage.data_ptr(), address, device)
-        tensor: torch.Tensor = shadow.as_subclass(StandinTensor)
+        tensor: torch.Tensor = shadow.as_subclass(FakeTensor)
         return tensor
 
     def _free(self, key: int, address: int, device: int) -> None:
         # A later storage may have the same address.
-        if StandinTensor.bases.get(key) == (address, device):
-            del StandinTensor.bases[key]
-        self.standin.free(device, address)
+        if FakeTensor.bases.get(key) == (address, device):
+            del FakeTensor.bases[key]
+        self.driver.free(device, address)
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy it back."""
         plain = tensor.as_subclass(torch.Tensor).clone(memory_format=torch.preserve_format)
-        base, _ = StandinTensor.bases[torch.Tensor.untyped_storage(tensor).data_ptr()]
+        base, _ = FakeTensor.bases[torch.Tensor.untyped_storage(tensor).data_ptr()]
         nbytes = torch.Tensor.untyped_storage(tensor).nbytes()
-        whole = torch.frombuffer(self.standin.peek(base, nbytes) or bytearray(1), dtype=torch.uint8)
+        whole = torch.frombuffer(self.driver.peek(base, nbytes) or bytearray(1), dtype=torch.uint8)
         typed = whole[: nbytes - nbytes % tensor.element_size()].view(tensor.dtype)
         values = typed.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         return plain.copy_(values)
@@ -195,13 +195,13 @@ class StandinGpu:
     def late(self, target: torch.Tensor, source: torch.Tensor, delay_ms: int) -> None:
         """Launch a copy on a new stream, which becomes the current one, and which takes some time."""
         device = target.device.index
-        stream = self.standin.stream(device)
+        stream = self.driver.stream(device)
         self._streams.append((device, stream))
         self._current[device] = stream
-        self.standin.copy_kernel(stream, target.data_ptr(), source.data_ptr(), source.nbytes, delay_ms * 1000)
+        self.driver.copy_kernel(stream, target.data_ptr(), source.data_ptr(), source.nbytes, delay_ms * 1000)
 
     def close(self) -> None:
         """End what was made."""
         while self._streams:
-            self.standin.end_stream(*self._streams.pop())
+            self.driver.end_stream(*self._streams.pop())
         self._current = dict.fromkeys(self._current, 0)

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from . import trouble
-from .children import run
+from . import failing_calls
+from .processes import run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(not trouble.is_possible(), reason="the calls of this processor are not known")
+pytestmark = pytest.mark.skipif(not failing_calls.is_possible(), reason="the calls of this processor are not known")
 
 BEGIN = """
 import errno, gc, os
-import torch, deepnvme, lm, trouble
+import torch, deepnvme, failing_calls, language_model
 
 # The filter can tell the calls of threads apart.
 with open("../threads.toml", "w") as file:
@@ -47,16 +47,16 @@ def steps(training, first, count):
         training.step(step)
 
 def made(**options):
-    model = lm.Model()
-    optimizer = lm.adamw(deepnvme.optim.AdamW, model, swap_dir=folder, memory=STATE, **options)
-    return lm.Training(model, optimizer, 20)
+    model = language_model.Model()
+    optimizer = language_model.adamw(deepnvme.optim.AdamW, model, swap_dir=folder, memory=STATE, **options)
+    return language_model.Training(model, optimizer, 20)
 
 def assert_all_is_well(before):
     # What failed goes; a new one works in the same folder, beside the failed one and after it.
     descriptors = before
-    trouble.occupy(descriptors)
-    mine, his = made(), lm.Model()
-    theirs = lm.Training(his, lm.adamw(deepnvme.optim.AdamW, his), 20)
+    failing_calls.occupy(descriptors)
+    mine, his = made(), language_model.Model()
+    theirs = language_model.Training(his, language_model.adamw(deepnvme.optim.AdamW, his), 20)
     for step in range(4):
         assert mine.step(step) == theirs.step(step)
     for ours, one in zip(mine.model.parameters(), his.parameters(), strict=True):
@@ -65,11 +65,11 @@ def assert_all_is_well(before):
 
 STEP = """
 training = made()
-swap_files = trouble.swap_files(folder)
-steps(training, 0, 3 if {calls} != trouble.ALLOCATIONS else 0)
-trouble.fail({calls}, swap_files, {number})
+swap_files = failing_calls.swap_files(folder)
+steps(training, 0, 3 if {calls} != failing_calls.ALLOCATIONS else 0)
+failing_calls.fail({calls}, swap_files, {number})
 expect(lambda: training.step(3), {number}, {words!r})
-if {calls} != trouble.ALLOCATIONS:
+if {calls} != failing_calls.ALLOCATIONS:
     assert training.optimizer.swapping.failures > 0
 # It says so again, and does not hang.
 expect(lambda: training.step(3), {number}, {words!r})
@@ -81,14 +81,14 @@ print("ended well")
 """
 
 PARAMETERS = """
-model = lm.Model()
+model = language_model.Model()
 offloading = deepnvme.offload_parameters(model, memory=PARAMETERS, swap_dir=folder)
-swap_files = trouble.swap_files(folder)
-optimizer = lm.adamw(deepnvme.optim.AdamW, model)
+swap_files = failing_calls.swap_files(folder)
+optimizer = language_model.adamw(deepnvme.optim.AdamW, model)
 offloading.attach(optimizer)
-training = lm.Training(model, optimizer, 20)
+training = language_model.Training(model, optimizer, 20)
 steps(training, 0, 3)
-trouble.fail({calls}, swap_files, {number})
+failing_calls.fail({calls}, swap_files, {number})
 expect(lambda: training.step(3), {number}, {words!r})
 expect(lambda: training.step(3), {number}, {words!r})
 assert_all_is_well(swap_files)
@@ -100,9 +100,9 @@ print("ended well")
 
 
 TROUBLE = [
-    pytest.param("trouble.READS", errno.EIO, "dmesg", id="a read fails"),
-    pytest.param("trouble.WRITES", errno.EIO, "dmesg", id="a write fails"),
-    pytest.param("trouble.ALLOCATIONS", errno.ENOSPC, "free some space", id="no room for the first state"),
+    pytest.param("failing_calls.READS", errno.EIO, "dmesg", id="a read fails"),
+    pytest.param("failing_calls.WRITES", errno.EIO, "dmesg", id="a write fails"),
+    pytest.param("failing_calls.ALLOCATIONS", errno.ENOSPC, "free some space", id="no room for the first state"),
 ]
 
 
