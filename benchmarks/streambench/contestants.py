@@ -105,7 +105,7 @@ class Deepnvme(Contestant):
 
     def settings(self) -> dict[str, Any]:
         """See the base."""
-        units = self._model.streaming.units
+        units = self._model.streaming.layer_cache
         return {"slots": [str(each) for each in units.classes] if units is not None else []}
 
     def roofline(self, ids: torch.Tensor) -> dict[str, float]:

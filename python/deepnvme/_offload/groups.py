@@ -12,17 +12,17 @@ from deepnvme._utils.strides import is_dense, row_major
 
 # The attribute of a parameter that is offloaded which says how it lies in memory when it is there.
 OFFLOADED_STRIDE = "_deepnvme_stride"
-# Where in its unit a parameter begins: vector loads like it, and any dtype can be there.
+# Where in its group a parameter on_begin: vector loads like it, and any dtype can be there.
 _ALIGNED_BYTES = 64
 # A group of modules has at most that part of the memory, so that one can be used while others come and go.
 _GROUP_SHARE = 4
 # What has no more than that part of the memory stays, and all that stays has no more than that part of it.
-_KEPT_SHARE, _KEPT_BYTES_MAX, _ALL_KEPT_SHARE = 1024, 1 << 16, 8
+_RESIDENT_SHARE, _RESIDENT_BYTES_MAX, _ALL_RESIDENT_SHARE = 1024, 1 << 16, 8
 
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """A parameter, and where in its unit it is."""
+    """A parameter, and where in its group it is."""
 
     parameter: nn.Parameter = field(repr=False)
     name: str
@@ -33,14 +33,14 @@ class Member:
     dtype: torch.dtype
 
     def view(self, memory: torch.Tensor) -> torch.Tensor:
-        """See the parameter in the memory of its unit, in the order that it has always had."""
+        """See the parameter in the memory of its group, in the order that it has always had."""
         flat = memory[self.offset : self.offset + self.nbytes].view(self.dtype)
         # `.data` is no view of another tensor to autograd.
         return flat.as_strided(self.shape, self.stride, flat.storage_offset()).data
 
 
 @dataclass(eq=False)
-class Unit:
+class ParameterGroup:
     """Parameters that come and go together: used by the same groups, and all of them trained or none."""
 
     key: str
@@ -59,26 +59,26 @@ class Unit:
 
 @dataclass
 class Block:
-    """A module, and the units that are in memory while it runs."""
+    """A module, and the groups that are in memory while it runs."""
 
     name: str
     module: nn.Module = field(repr=False)
-    units: list[Unit]
+    groups: list[ParameterGroup]
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that it needs to run."""
-        return sum(unit.nbytes for unit in self.units)
+        return sum(group.nbytes for group in self.groups)
 
 
 def find_blocks(root: nn.Module, memory: int) -> list[Block]:
     """Find the blocks of a model, in the order in which they are in it.
 
-    Parameters of which there is no more than a few KiB stay in memory, and belong to no unit.
+    Parameters of which there is no more than a few KiB stay in memory, and belong to no group.
 
     Args:
         root: the model.
-        memory: bytes for all units that are in memory at a time.
+        memory: bytes for all groups that are in memory at a time.
 
     Raises:
         MemoryError: a block needs more than that.
@@ -86,30 +86,30 @@ def find_blocks(root: nn.Module, memory: int) -> list[Block]:
     sizes = {id(parameter): parameter.nbytes for parameter in root.parameters() if parameter.nbytes > 0}
     limits = Limits(
         group_bytes_max=memory // _GROUP_SHARE,
-        kept_bytes_max=min(memory // _KEPT_SHARE, _KEPT_BYTES_MAX),
-        all_kept_bytes_max=memory // _ALL_KEPT_SHARE,
+        resident_bytes_max=min(memory // _RESIDENT_SHARE, _RESIDENT_BYTES_MAX),
+        all_resident_bytes_max=memory // _ALL_RESIDENT_SHARE,
         rows_bytes_min=None,
         experts_bytes_min=None,
     )
-    groups = partition(root, sizes, limits).groups
+    layer_groups = partition(root, sizes, limits).groups
     users: dict[int, list[int]] = {}
     named: dict[int, tuple[str, nn.Parameter]] = {}
-    for index, group in enumerate(groups):
-        for weight in group.weights:
+    for index, layer_group in enumerate(layer_groups):
+        for weight in layer_group.weights:
             parameter = getattr(weight.module, weight.attribute)
             named.setdefault(id(parameter), (weight.name, parameter))
             if index not in users.setdefault(id(parameter), []):
                 users[id(parameter)].append(index)
-    units: dict[tuple[tuple[int, ...], bool], Unit] = {}
+    groups: dict[tuple[tuple[int, ...], bool], ParameterGroup] = {}
     for number, of in users.items():
         name, parameter = named[number]
         kind = (tuple(of), not parameter.requires_grad)
-        if kind not in units:
-            units[kind] = Unit(f"unit.{len(units)}", is_frozen=kind[1])
-        units[kind].add(name, parameter)
+        if kind not in groups:
+            groups[kind] = ParameterGroup(f"group.{len(groups)}", is_frozen=kind[1])
+        groups[kind].add(name, parameter)
     blocks = [
-        Block(group.name, group.module, [unit for (of, _), unit in units.items() if index in of])
-        for index, group in enumerate(groups)
+        Block(layer_group.name, layer_group.module, [group for (of, _), group in groups.items() if index in of])
+        for index, layer_group in enumerate(layer_groups)
     ]
     largest = max(blocks, key=lambda block: block.nbytes, default=None)
     if largest is not None and largest.nbytes > memory:

@@ -12,13 +12,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from deepnvme._checkpoint.lazy import LazyTensor
 from deepnvme._checkpoint.writing import SaveOptions
 from deepnvme._offload.groups import find_blocks
-from deepnvme._offload.passes import Passes
-from deepnvme._offload.placeholders import give_places
+from deepnvme._offload.passes import BlockRunner
+from deepnvme._offload.placeholders import replace_meta_parameters
 from deepnvme._offload.residence import Residence
-from deepnvme._offload.saving import Copies
-from deepnvme._offload.stepping import Stepping
+from deepnvme._offload.saving import ShardSaver
+from deepnvme._offload.stepping import OptimizerStepper
 from deepnvme._offload.swapper import Swapper
-from deepnvme._stream.parameter_binding import wrap
+from deepnvme._stream.parameter_binding import wrap_forward
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme.errors import ClosedError, UnsupportedError
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from deepnvme._checkpoint.progress import Progress
     from deepnvme._deepnvme import Engine
-    from deepnvme._offload.groups import Unit
+    from deepnvme._offload.groups import ParameterGroup
     from deepnvme._offload.stats import SwapStats
 
 
@@ -41,23 +41,23 @@ class Offloaded:
         self.memory_bytes = memory
         self._model = weakref.ref(model)
         self._blocks = find_blocks(model, memory)
-        self._units = list(dict.fromkeys(unit for block in self._blocks for unit in block.units))
-        self._unit_of = {id(member.parameter): unit for unit in self._units for member in unit.members}
-        self._names = {member.name: (unit, member) for unit in self._units for member in unit.members}
+        self._groups = list(dict.fromkeys(group for block in self._blocks for group in block.groups))
+        self._group_of = {id(member.parameter): group for group in self._groups for member in group.members}
+        self._names = {member.name: (group, member) for group in self._groups for member in group.members}
         self._swapper = swapper
-        self._residence = Residence(swapper, self._units)
-        self._passes = Passes(self._residence, self._through)
-        self._steppings: list[weakref.ref[Stepping]] = []
-        for unit in self._units:
-            self._residence.put(unit)
-        self._undo = [wrap(block.module, self._passes.around(block)) for block in self._blocks]
+        self._residence = Residence(swapper, self._groups)
+        self._runner = BlockRunner(self._residence, self._on_group_done)
+        self._steppers: list[weakref.ref[OptimizerStepper]] = []
+        for group in self._groups:
+            self._residence.offload(group)
+        self._undo = [wrap_forward(block.module, self._runner.wrapper_for(block)) for block in self._blocks]
         hooks = [
             model.register_forward_pre_hook(self._begin_step),
             # It marks what it is given, which a bound method does not allow.
             model.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
                 lambda *arguments: self._fill_state(*arguments)  # noqa: PLW0108
             ),
-            register_optimizer_step_pre_hook(_Refusal(self)),
+            register_optimizer_step_pre_hook(_StepGuard(self)),
         ]
         self._undo += [hook.remove for hook in hooks]
         self.is_closed = False
@@ -67,7 +67,7 @@ class Offloaded:
     @property
     def parameter_bytes(self) -> int:
         """Bytes of the parameters that come and go."""
-        return sum(unit.nbytes for unit in self._units)
+        return sum(group.nbytes for group in self._groups)
 
     def stats(self) -> SwapStats:
         """Tell what it has cost so far."""
@@ -88,12 +88,12 @@ class Offloaded:
         self._check_open()
         if isinstance(parameters, (torch.Tensor, torch.nn.Module)):
             raise TypeError("gathered takes several parameters: offloading.gathered([layer.weight])")
-        found = {id(parameter): self._unit_of.get(id(parameter)) for parameter in parameters}
-        units = list(dict.fromkeys(unit for unit in found.values() if unit is not None))
-        wanted = sum(unit.nbytes for unit in units)
+        found = {id(parameter): self._group_of.get(id(parameter)) for parameter in parameters}
+        groups = list(dict.fromkeys(group for group in found.values() if group is not None))
+        wanted = sum(group.nbytes for group in groups)
         if wanted > self.memory_bytes:
             raise MemoryError(f"these parameters have {wanted:,} bytes, and there is memory for {self.memory_bytes:,}")
-        with self._residence.held(units, exclusive=write):
+        with self._residence.held(groups, exclusive=write):
             yield
 
     def attach(self, optimizer: torch.optim.Optimizer, *, in_backward: bool = False) -> None:
@@ -117,32 +117,32 @@ class Offloaded:
         """
         self._check_open()
         model = self._model()
-        theirs = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        theirs = {id(parameter) for param_group in optimizer.param_groups for parameter in param_group["params"]}
         if model is not None and theirs.isdisjoint(map(id, model.parameters())):
             raise ValueError("this optimizer has none of the model's parameters; attach the one that trains the model")
-        if any(stepping.is_of(optimizer) for stepping in self._attached()):
+        if any(stepper.is_of(optimizer) for stepper in self._attached()):
             raise UnsupportedError("this optimizer is attached already, and it is attached once")
-        stepping = Stepping(
+        stepper = OptimizerStepper(
             optimizer,
             self._residence,
-            self._unit_of,
+            self._group_of,
             in_backward=in_backward,
-            begins=self._passes.end_failed,
-            ended=self._passes.end_step,
+            on_begin=self._runner.end_failed,
+            on_end=self._runner.end_step,
         )
-        self._steppings.append(weakref.ref(stepping))
+        self._steppers.append(weakref.ref(stepper))
         if in_backward:
-            self._undo.append(stepping.close)
+            self._undo.append(stepper.close)
 
-    def _attached(self) -> Iterator[Stepping]:
-        for known in self._steppings:
-            stepping = known()
-            if stepping is not None:
-                yield stepping
+    def _attached(self) -> Iterator[OptimizerStepper]:
+        for known in self._steppers:
+            stepper = known()
+            if stepper is not None:
+                yield stepper
 
-    def _through(self, unit: Unit) -> None:
-        for stepping in self._attached():
-            stepping.backward_through(unit)
+    def _on_group_done(self, group: ParameterGroup) -> None:
+        for stepper in self._attached():
+            stepper.on_backward_done(group)
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor], *, strict: bool = True) -> None:
         """Load what ``model.state_dict()`` gave, block by block.
@@ -166,15 +166,15 @@ class Offloaded:
         if wrong:
             raise RuntimeError(f"the state does not fit: {'; '.join(wrong)}")
         # A tied parameter is in the state by each of its names.
-        others = {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in self._unit_of}
+        others = {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in self._group_of}
         rest = {name: tensor for name, tensor in state.items() if name not in others}
         answer = model.load_state_dict(rest, strict=False)
         missing = [name for name in answer.missing_keys if name not in others] + sorted(others - state.keys())
         if strict and (missing or answer.unexpected_keys):
             raise RuntimeError(f"the state lacks {missing} and has {answer.unexpected_keys}")
-        for unit in self._units:
-            with self._residence.held([unit], exclusive=True):
-                for member in unit.members:
+        for group in self._groups:
+            with self._residence.held([group], exclusive=True):
+                for member in group.members:
                     if member.name in state:
                         tensor = state[member.name]
                         # One that is still in its file is not kept, so that the model is never in memory as a whole.
@@ -216,13 +216,13 @@ class Offloaded:
         finally:
             self._is_filling = True
         options = SaveOptions(None, durability, checksums)
-        return Copies(state, self._copy).save(path, limit, options, progress)
+        return ShardSaver(state, self._copy).save(path, limit, options, progress)
 
     def _copy(self, parameter: torch.Tensor) -> torch.Tensor:
-        unit = self._unit_of.get(id(parameter))
-        if unit is None:
+        group = self._group_of.get(id(parameter))
+        if group is None:
             return parameter.detach()
-        with self._residence.held([unit]):
+        with self._residence.held([group]):
             return parameter.detach().clone()
 
     def close(self) -> None:
@@ -233,14 +233,14 @@ class Offloaded:
         """
         if self.is_closed:
             return
-        self._passes.end_all()
-        for unit in self._units:
-            self._residence.restore(unit)
+        self._runner.end_all()
+        for group in self._groups:
+            self._residence.restore(group)
         for undo in self._undo:
             undo()
         self.is_closed = True
         # An optimizer that was attached steps all at once now.
-        self._unit_of.clear()
+        self._group_of.clear()
         self._swapper.close()
 
     def _check_open(self) -> None:
@@ -249,9 +249,9 @@ class Offloaded:
 
     def _begin_step(self, _model: nn.Module, _args: Any) -> None:
         # What a backward that failed has left behind.
-        self._passes.end_all()
-        self._passes.counts_uses = torch.is_grad_enabled()
-        if torch.is_grad_enabled() and any(stepping.is_begun for stepping in self._attached()):
+        self._runner.end_all()
+        self._runner.counts_uses = torch.is_grad_enabled()
+        if torch.is_grad_enabled() and any(stepper.is_begun for stepper in self._attached()):
             raise RuntimeError(
                 "the last backward pass has changed parameters (attach(..., in_backward=True)), and its step has not "
                 "ended: call optimizer.step() after each backward(). To add up the gradients of several, attach the "
@@ -264,28 +264,28 @@ class Offloaded:
             return
         copies: dict[int, torch.Tensor] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            unit = self._unit_of.get(id(parameter))
-            if unit is None or prefix + name not in state:
+            group = self._group_of.get(id(parameter))
+            if group is None or prefix + name not in state:
                 continue
             if id(parameter) not in copies:
-                with self._residence.held([unit]):
-                    for member in unit.members:
+                with self._residence.held([group]):
+                    for member in group.members:
                         copies[id(member.parameter)] = member.parameter.detach().clone()
             state[prefix + name] = copies[id(parameter)]
 
     def refuse(self, optimizer: torch.optim.Optimizer) -> None:
         """Say so where an optimizer is about to change what is on disk."""
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                unit = self._unit_of.get(id(parameter))
-                if unit is not None and parameter.grad is not None and not self._residence.is_held(unit):
+        for param_group in optimizer.param_groups:
+            for parameter in param_group["params"]:
+                group = self._group_of.get(id(parameter))
+                if group is not None and parameter.grad is not None and not self._residence.is_held(group):
                     raise RuntimeError(
                         "the parameters of this optimizer are on disk: call model.offloading.attach(optimizer) once, "
                         "before its first step"
                     )
 
 
-class _Refusal:
+class _StepGuard:
     """Looks at each optimizer's step, for as long as the model is there."""
 
     def __init__(self, offloaded: Offloaded) -> None:
@@ -346,7 +346,7 @@ def offload_parameters(
         raise UnsupportedError(
             "the parameters of this model are offloaded already; model.offloading.close() comes first"
         )
-    give_places(model)
+    replace_meta_parameters(model)
     for name, parameter in model.named_parameters():
         if parameter.device.type != "cpu":
             raise UnsupportedError(f"{name} is on {parameter.device}; parameters of the host are offloaded")

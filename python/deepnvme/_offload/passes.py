@@ -1,4 +1,4 @@
-"""A block on its way through forward and backward: its units are in memory in both, and not between."""
+"""A block on its way through forward and backward: its groups are in memory in both, and not between."""
 
 from __future__ import annotations
 
@@ -9,93 +9,93 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as tree
 
-from deepnvme._offload.autograd import places_saved
+from deepnvme._offload.autograd import save_references
 from deepnvme._offload.residence import Holder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from deepnvme._offload.groups import Block, Unit
+    from deepnvme._offload.groups import Block, ParameterGroup
     from deepnvme._offload.residence import Residence
 
 # The number of the backward pass that is under way, where none is.
 _NO_BACKWARD = -1
 
 
-class Passes:
+class BlockRunner:
     """Runs blocks.
 
     Args:
-        residence: has their units.
-        through: is called with each unit of which no more gradients will come in a backward pass.
+        residence: has their groups.
+        through: is called with each group of which no more gradients will come in a backward pass.
     """
 
-    def __init__(self, residence: Residence, through: Callable[[Unit], None]) -> None:
-        self._residence, self._through = residence, through
-        # How often blocks have used a unit in forward passes, and not yet in backward passes.
-        self._uses: Counter[Unit] = Counter()
+    def __init__(self, residence: Residence, on_group_done: Callable[[ParameterGroup], None]) -> None:
+        self._residence, self._on_group_done = residence, on_group_done
+        # How often blocks have used a group in forward passes, and not yet in backward passes.
+        self._uses: Counter[ParameterGroup] = Counter()
         # Whether there will be a backward pass of this forward pass. Checkpointed blocks run without gradients in it.
         self.counts_uses = True
         # Those whose backward has begun and not ended.
-        self._open: dict[int, _Pass] = {}
+        self._in_backward: dict[int, _BlockCall] = {}
 
-    def around(self, block: Block) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Run a block's forward with its units in place."""
+    def wrapper_for(self, block: Block) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Run a block's forward with its groups in place."""
 
         def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
                 # What a checkpoint runs again in the backward pass was counted.
                 if self.counts_uses and torch._C._current_graph_task_id() == _NO_BACKWARD:  # noqa: SLF001
-                    self._uses.update(block.units)
-                with self._residence.held(block.units):
+                    self._uses.update(block.groups)
+                with self._residence.held(block.groups):
                     if not torch.is_grad_enabled():
                         with _without_copies():
                             return forward(*args, **kwargs)
-                    one = _Pass(self, block)
-                    args, kwargs = one.gate(args, kwargs)
-                    with _without_copies(), places_saved(self._residence, block.units, one.begin):
-                        return one.watch(forward(*args, **kwargs))
+                    one = _BlockCall(self, block)
+                    args, kwargs = one.watch_inputs(args, kwargs)
+                    with _without_copies(), save_references(self._residence, block.groups, one.begin):
+                        return one.watch_outputs(forward(*args, **kwargs))
 
             return run
 
         return wrap
 
-    def begin(self, one: _Pass) -> None:
-        """Have the units of a block for its backward."""
-        if id(one) in self._open:
+    def begin(self, one: _BlockCall) -> None:
+        """Have the groups of a block for its backward."""
+        if id(one) in self._in_backward:
             return
-        if not self._open:
+        if not self._in_backward:
             # What is open still when the backward is through: blocks of which no input needs a gradient.
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # noqa: SLF001
         else:
             # A block that has computed its last gradient without anybody being told.
-            for other in [*self._open.values()]:
-                if not other.has_gate:
+            for other in [*self._in_backward.values()]:
+                if not other.sees_input_gradients:
                     self.end(other)
-        # First of all: where an interrupt comes between, whoever ends what is open releases the units.
-        self._open[id(one)] = one
+        # First of all: where an interrupt comes between, whoever ends what is open releases the groups.
+        self._in_backward[id(one)] = one
         try:
-            for unit in one.block.units:
-                self._residence.hold(unit, one)
+            for group in one.block.groups:
+                self._residence.hold(group, one)
         except BaseException:
             self._release(one)
             raise
 
-    def end(self, one: _Pass) -> None:
+    def end(self, one: _BlockCall) -> None:
         """Need them no more: the gradients that this call of the block gives are there."""
         if not self._release(one):
             return
-        self._uses.subtract(one.block.units)
-        for unit in one.block.units:
-            if self._uses[unit] <= 0:
-                self._through(unit)
+        self._uses.subtract(one.block.groups)
+        for group in one.block.groups:
+            if self._uses[group] <= 0:
+                self._on_group_done(group)
 
     def end_all(self) -> None:
         """The backward has failed, or will never be."""
-        for one in [*self._open.values()]:
+        for one in [*self._in_backward.values()]:
             self._release(one)
-        self._residence.release_lost()
+        self._residence.release_orphaned()
 
     def end_failed(self) -> None:
         """Need nothing for a backward that was interrupted, and is not under way any more."""
@@ -107,45 +107,45 @@ class Passes:
         self._uses.clear()
 
     def _end_backward(self) -> None:
-        for one in [*self._open.values()]:
+        for one in [*self._in_backward.values()]:
             self.end(one)
 
-    def _release(self, one: _Pass) -> bool:
-        if id(one) not in self._open:
+    def _release(self, one: _BlockCall) -> bool:
+        if id(one) not in self._in_backward:
             return False
         self._residence.release(one)
-        del self._open[id(one)]
+        del self._in_backward[id(one)]
         return True
 
 
-class _Pass(Holder):
+class _BlockCall(Holder):
     """One call of a block."""
 
-    def __init__(self, passes: Passes, block: Block) -> None:
-        self._passes = passes
+    def __init__(self, passes: BlockRunner, block: Block) -> None:
+        self._runner = passes
         self.block = block
-        self.has_gate = False
+        self.sees_input_gradients = False
 
     def begin(self) -> None:
-        self._passes.begin(self)
+        self._runner.begin(self)
 
-    def gate(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def watch_inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Have the end of the backward noticed: what gives inputs their gradients is the last of it."""
         flat, shape = tree.tree_flatten((args, kwargs))
         places = [place for place, value in enumerate(flat) if isinstance(value, torch.Tensor) and value.requires_grad]
         if not places:
             return args, kwargs
-        self.has_gate = True
-        gated = _Gate.apply(self, *(flat[place] for place in places))
+        self.sees_input_gradients = True
+        gated = _InputGradients.apply(self, *(flat[place] for place in places))
         for place, tensor in zip(places, gated, strict=True):
             flat[place] = tensor
         args, kwargs = tree.tree_unflatten(flat, shape)
         return args, kwargs
 
     def end(self) -> None:
-        self._passes.end(self)
+        self._runner.end(self)
 
-    def watch(self, output: Any) -> Any:
+    def watch_outputs(self, output: Any) -> Any:
         """Have the beginning of the backward noticed: the gradient of an output comes first."""
         for tensor in tree.tree_leaves(output):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
@@ -156,9 +156,9 @@ class _Pass(Holder):
         self.begin()
 
 
-class _Gate(torch.autograd.Function):
+class _InputGradients(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, one: _Pass, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, one: _BlockCall, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.one = one
         ctx.set_materialize_grads(False)
         return tensors

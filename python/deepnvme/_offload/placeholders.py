@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from deepnvme._offload.groups import Member
 
 
-class Absent:
+class Placeholder:
     """Stands for a parameter: one number that is none, so that nobody computes with it unnoticed."""
 
     def __init__(self, member: Member) -> None:
@@ -23,7 +23,7 @@ class Absent:
         self._bytes = self._number.view(torch.uint8).clone()
         self._shown = self._number[0].expand(member.shape)
 
-    def show(self) -> None:
+    def install(self) -> None:
         """Have the parameter show it."""
         self._parameter.data = self._shown
 
@@ -33,13 +33,13 @@ class Absent:
         is_shown = data.data_ptr() == shown.data_ptr() and data.dtype == shown.dtype and data.shape == shown.shape
         return not (is_shown and torch.equal(self._number.view(torch.uint8), self._bytes))
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Undo such a change."""
         self._number.view(torch.uint8).copy_(self._bytes)
-        self.show()
+        self.install()
 
 
-def give_places(model: nn.Module) -> None:
+def replace_meta_parameters(model: nn.Module) -> None:
     """Have zeros that take no memory in the place of each parameter that is on the meta device.
 
     A parameter cannot move from one device to another, so that they are new ones; shared ones stay shared.

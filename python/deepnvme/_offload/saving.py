@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from deepnvme._deepnvme import _SavePlan
 
 
-class Copies:
+class ShardSaver:
     """A state, of which one tensor after the other is copied.
 
     Args:
@@ -38,11 +38,11 @@ class Copies:
         tell = watcher(progress, "saving", path)
 
         def plan(shard: Path, part: list[Described]) -> _SavePlan:
-            return plan_tensors(shard, self._here(part), options)
+            return plan_tensors(shard, self._in_memory(part), options)
 
         return save_shards(path_of(path), described(self._state), max_shard_bytes, plan, tell)
 
-    def _here(self, part: list[Described]) -> list[Described]:
+    def _in_memory(self, part: list[Described]) -> list[Described]:
         # One that has two names is copied once.
         copies: dict[int, torch.Tensor] = {}
         for name, *_ in part:

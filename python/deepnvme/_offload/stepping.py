@@ -1,4 +1,4 @@
-"""Steps of an optimizer whose parameters are on disk: one unit after the other, in memory while it is changed.
+"""Steps of an optimizer whose parameters are on disk: one group after the other, in memory while it is changed.
 
 Either all of them are changed in ``step()``, or each as soon as its backward pass is through, while it is in memory
 anyway; ``step()`` then changes what is left, and ends the step.
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from deepnvme._offload.groups import Unit
+    from deepnvme._offload.groups import ParameterGroup
     from deepnvme._offload.residence import Residence
 
 _SUPPORTS_SCALING = "_step_supports_amp_scaling"
 
 
-class Stepping:
+class OptimizerStepper:
     """Takes the place of an optimizer's ``step``.
 
     Args:
         optimizer: of the model's parameters.
-        residence: has the units.
-        unit_of: the unit of a parameter, by its ``id``.
-        in_backward: whether units are changed in the backward pass.
-        begins: is called when a step begins, and a backward pass may have been interrupted.
-        ended: is called when a step has ended.
+        residence: has the groups.
+        group_of: the group of a parameter, by its ``id``.
+        in_backward: whether groups are changed in the backward pass.
+        on_begin: is called when a step begins, and a backward pass may have been interrupted.
+        on_end: is called when a step has ended.
 
     Raises:
         UnsupportedError: the optimizer treats parameters together.
@@ -44,11 +44,11 @@ class Stepping:
         self,
         optimizer: torch.optim.Optimizer,
         residence: Residence,
-        unit_of: dict[int, Unit],
+        group_of: dict[int, ParameterGroup],
         *,
         in_backward: bool,
-        begins: Callable[[], None],
-        ended: Callable[[], None],
+        on_begin: Callable[[], None],
+        on_end: Callable[[], None],
     ) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UnsupportedError(
@@ -59,26 +59,26 @@ class Stepping:
                 "max_norm needs the gradients of all parameters before the first of them is changed, and in_backward "
                 "changes those of a block before the others have any; one of the two has to go"
             )
-        self._residence, self._unit_of, self._begins, self._ended = residence, unit_of, begins, ended
+        self._residence, self._group_of, self._on_begin, self._on_end = residence, group_of, on_begin, on_end
         # The optimizer has this, by its `step`.
         self._optimizer = weakref.ref(optimizer)
-        self._plain = optimizer.step
+        self._original_step = optimizer.step
         self._in_backward = in_backward
         self._hooks: dict[int, Any] = {}
         # Those whose gradients are complete, in this backward pass.
-        self._arrived: set[int] = set()
-        # Whether a step has begun, and what is done of it, where the optimizer knows; all parameters, and each unit's.
+        self._complete: set[int] = set()
+        # Whether a step has begun, and what is done of it, where the optimizer knows; all parameters, and each group's.
         self._is_begun = False
         self._progress: Any = None
         self._all: list[list[nn.Parameter]] = []
-        self._by_unit: dict[Unit | None, list[list[nn.Parameter]]] = {}
+        self._by_group: dict[ParameterGroup | None, list[list[nn.Parameter]]] = {}
         # Whether the optimizer's groups have some of their parameters only.
-        self._is_narrow = False
+        self._is_narrowed = False
         # Units that a backward pass has changed, or was interrupted at, where the optimizer does not know what is done:
         # it changes none of them again.
-        self._tried: set[Unit] = set()
+        self._attempted: set[ParameterGroup] = set()
         # Something went wrong in the backward pass: `step` tries again, and says so.
-        self._waits = False
+        self._has_failed = False
 
         def step(_own: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             return self._step(closure)
@@ -110,33 +110,33 @@ class Stepping:
         if optimizer is not None:
             setattr(optimizer, _SUPPORTS_SCALING, self._supported_scaling)
 
-    def backward_through(self, unit: Unit) -> None:
-        """Change a unit of which there will be no more gradients in this pass.
+    def on_backward_done(self, group: ParameterGroup) -> None:
+        """Change a group of which there will be no more gradients in this pass.
 
         Nothing is raised here: the gradients stay where it fails, and ``step`` says why.
         """
-        own = [member.parameter for member in unit.members if id(member.parameter) in self._hooks]
-        is_due = bool(own) and all(id(one) in self._arrived for one in own)
-        if not is_due or self._waits or self._residence.is_held(unit):
+        own = [member.parameter for member in group.members if id(member.parameter) in self._hooks]
+        is_due = bool(own) and all(id(one) in self._complete for one in own)
+        if not is_due or self._has_failed or self._residence.is_held(group):
             return
         try:
             self._begin()
-            self._change(unit, frees=True)
+            self._change(group, frees=True)
         except Exception:  # noqa: BLE001 - the backward pass goes on, and `step` comes to the same error
-            self._waits = True
+            self._has_failed = True
 
     def _watch(self) -> None:
         optimizer = self._optimizer()
         known = weakref.ref(self)
 
         def arrived(param: torch.Tensor) -> None:
-            stepping = known()
-            if stepping is not None:
-                stepping._arrived.add(id(param))  # noqa: SLF001
+            stepper = known()
+            if stepper is not None:
+                stepper._complete.add(id(param))  # noqa: SLF001
 
-        for group in [] if optimizer is None else optimizer.param_groups:
-            for param in group["params"]:
-                if param.requires_grad and id(param) not in self._hooks and id(param) in self._unit_of:
+        for param_group in [] if optimizer is None else optimizer.param_groups:
+            for param in param_group["params"]:
+                if param.requires_grad and id(param) not in self._hooks and id(param) in self._group_of:
                     self._hooks[id(param)] = param.register_post_accumulate_grad_hook(arrived)
 
     def _begin(self) -> None:
@@ -144,18 +144,18 @@ class Stepping:
         optimizer = self._optimizer()
         if optimizer is None:
             return
-        self._widen(optimizer)
+        self._restore_param_groups(optimizer)
         if self._is_begun:
             return
-        self._all = [list(group["params"]) for group in optimizer.param_groups]
-        self._by_unit = {}
+        self._all = [list(param_group["params"]) for param_group in optimizer.param_groups]
+        self._by_group = {}
         for index, params in enumerate(self._all):
             for one in params:
-                unit = self._unit_of.get(id(one))
-                self._by_unit.setdefault(unit, [[] for _ in self._all])[index].append(one)
+                group = self._group_of.get(id(one))
+                self._by_group.setdefault(group, [[] for _ in self._all])[index].append(one)
         # What goes on where a step stopped goes by whole steps.
-        if hasattr(optimizer, "begin_whole"):
-            self._progress = optimizer.begin_whole()
+        if hasattr(optimizer, "begin_split_step"):
+            self._progress = optimizer.begin_split_step()
         self._is_begun = True
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
@@ -170,7 +170,7 @@ class Stepping:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._begins()
+        self._on_begin()
         self._begin()
         if not self._is_begun:
             return loss
@@ -186,11 +186,11 @@ class Stepping:
             raise self._progress.stopped(error) from error
         finally:
             self._end(is_done=is_done)
-            self._waits = False
-            self._arrived.clear()
-            self._tried.clear()
-            self._by_unit, self._progress = {}, None
-            self._ended()
+            self._has_failed = False
+            self._complete.clear()
+            self._attempted.clear()
+            self._by_group, self._progress = {}, None
+            self._on_end()
             if self._in_backward:
                 # Parameters may have been added since.
                 self._watch()
@@ -198,58 +198,58 @@ class Stepping:
 
     def _change_rest(self) -> None:
         # What is in memory for good comes first; a step of nothing counts, for whoever counts calls.
-        self._call(self._by_unit.get(None) or [[] for _ in self._all])
-        for unit, lists in self._by_unit.items():
-            if unit in self._tried:
-                self._free(lists)
-            elif unit is not None and any(one.grad is not None for params in lists for one in params):
-                self._change(unit, frees=False)
+        self._call(self._by_group.get(None) or [[] for _ in self._all])
+        for group, lists in self._by_group.items():
+            if group in self._attempted:
+                self._free_gradients(lists)
+            elif group is not None and any(one.grad is not None for params in lists for one in params):
+                self._change(group, frees=False)
 
     def _end(self, *, is_done: bool) -> None:
         optimizer: Any = self._optimizer()
         self._is_begun = False
         if optimizer is not None and self._progress is not None:
-            optimizer.end_whole(is_done=is_done)
+            optimizer.end_split_step(is_done=is_done)
 
-    def _change(self, unit: Unit, *, frees: bool) -> None:
-        lists = self._by_unit[unit]
-        with self._residence.held([unit], exclusive=True):
+    def _change(self, group: ParameterGroup, *, frees: bool) -> None:
+        lists = self._by_group[group]
+        with self._residence.held([group], exclusive=True):
             if frees and self._progress is None:
-                self._tried.add(unit)
+                self._attempted.add(group)
             try:
                 self._call(lists)
             except Exception:
-                self._tried.discard(unit)
+                self._attempted.discard(group)
                 raise
             if frees:
-                self._free(lists)
-                self._tried.discard(unit)
+                self._free_gradients(lists)
+                self._attempted.discard(group)
 
     def _call(self, lists: list[list[nn.Parameter]]) -> None:
         optimizer = self._optimizer()
         if optimizer is None:
             return
         try:
-            self._is_narrow = True
-            for group, params in zip(optimizer.param_groups, lists, strict=True):
-                group["params"] = params
-            self._plain()
+            self._is_narrowed = True
+            for param_group, params in zip(optimizer.param_groups, lists, strict=True):
+                param_group["params"] = params
+            self._original_step()
         finally:
-            self._widen(optimizer)
+            self._restore_param_groups(optimizer)
 
-    def _widen(self, optimizer: torch.optim.Optimizer) -> None:
+    def _restore_param_groups(self, optimizer: torch.optim.Optimizer) -> None:
         """Give the groups all their parameters again; where an interrupt comes between, the next step does."""
-        if self._is_narrow:
-            for group, params in zip(optimizer.param_groups, self._all, strict=True):
-                group["params"] = params
-            self._is_narrow = False
+        if self._is_narrowed:
+            for param_group, params in zip(optimizer.param_groups, self._all, strict=True):
+                param_group["params"] = params
+            self._is_narrowed = False
 
-    def _free(self, lists: list[list[nn.Parameter]]) -> None:
+    def _free_gradients(self, lists: list[list[nn.Parameter]]) -> None:
         """Free gradients that were used: those of the next block come now."""
         for params in lists:
             for one in params:
                 # In this order: what is there still, and was seen, is known to have been used.
                 one.grad = None
                 if self._progress is not None:
-                    self._progress.used(one)
-                self._arrived.discard(id(one))
+                    self._progress.gradient_used(one)
+                self._complete.discard(id(one))

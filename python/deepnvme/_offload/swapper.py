@@ -115,14 +115,14 @@ class Swapper:
         """
         check_tensor(tensor)
         source = tensor.detach()
-        with self.fill(key, source.shape, source.dtype) as held, torch.no_grad():
+        with self.create(key, source.shape, source.dtype) as held, torch.no_grad():
             try:
                 held.copy_(source)
             except NotImplementedError:
                 # Types of few bits, which torch does not copy.
                 held.view(torch.uint8).copy_(source.view(torch.uint8))
 
-    def fill(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> Lend:
+    def create(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> Lend:
         """Lend a new tensor for a ``with`` block, which fills it: a :meth:`put` without a copy.
 
         What is in it at first is anything. When the block ends without an exception, the tensor replaces what was under
@@ -141,7 +141,7 @@ class Swapper:
 
         Example:
             >>> swapper = deepnvme.Swapper(".", memory="1MB")
-            >>> with swapper.fill("moment", (2, 3), torch.float32) as moment:
+            >>> with swapper.create("moment", (2, 3), torch.float32) as moment:
             ...     _ = moment.fill_(0.5)
             >>> swapper.read("moment", 0, torch.empty(2))
             tensor([0.5000, 0.5000])
@@ -198,7 +198,7 @@ class Swapper:
         """
         self._swapper.schedule(list(keys), repeat)
 
-    def forget(self, key: str) -> None:
+    def delete(self, key: str) -> None:
         """Do away with a tensor. Who has it lent may use it until the end of that.
 
         Raises:
@@ -271,7 +271,7 @@ class Swapper:
         finally:
             held.release()
 
-    def adopt(
+    def attach(
         self,
         key: str,
         path: str | os.PathLike[str] | StripeSet,
@@ -331,7 +331,7 @@ class Swapper:
         size = shape_of(nbytes, dtype, shape)
         return self._swapper.import_(key, fd, offset, nbytes, label_of(dtype, size))
 
-    def locate(self, key: str) -> list[tuple[str, int, int, int]]:
+    def extents(self, key: str) -> list[tuple[str, int, int, int]]:
         """Tell where on disk a tensor is, once all that was changed of it is written.
 
         That is so until it is changed or forgotten.

@@ -44,7 +44,7 @@ def run(options: dict[str, Any]) -> int:
         made = make_llama(folder, model_bytes)
         if options["pack"]:
             folder = _packed(folder, options["pack"])
-        memory = given or bench_memory(model_bytes, options["dtype"], transformers.AutoConfig.from_pretrained(folder))
+        memory = given or default_memory(model_bytes, options["dtype"], transformers.AutoConfig.from_pretrained(folder))
         model = stream(folder, memory=memory, device=options["device"], dtype=options["dtype"])
         rows = []
         for batch in options["batch"] or [1, 4, 16]:
@@ -67,7 +67,7 @@ def run(options: dict[str, Any]) -> int:
     return 0
 
 
-def bench_memory(model_bytes: int, dtype: str, config: Any) -> int:
+def default_memory(model_bytes: int, dtype: str, config: Any) -> int:
     """Say how much memory the weights get where nobody said it: a quarter of what the whole model would have there.
 
     Args:
@@ -155,11 +155,11 @@ def measure(streaming: Streaming, step: Callable[[], object], rounds: int = 3) -
     disk, compute, read = [], [], 0
     fetch_all(streaming)
     for _ in range(rounds):
-        before = streaming.figures()["bytes_read"]
+        before = streaming.counters()["bytes_read"]
         began = time.perf_counter()
         fetch_all(streaming)
         disk.append(time.perf_counter() - began)
-        read = int(streaming.figures()["bytes_read"] - before)
+        read = int(streaming.counters()["bytes_read"] - before)
         with without_disk(streaming):
             began = time.perf_counter()
             step()
@@ -170,15 +170,15 @@ def measure(streaming: Streaming, step: Callable[[], object], rounds: int = 3) -
 
 def fetch_all(streaming: Streaming) -> None:
     """Call for each layer in turn, and compute nothing."""
-    if streaming.units is not None:
-        streaming.units.fetch_all()
+    if streaming.layer_cache is not None:
+        streaming.layer_cache.fetch_all()
 
 
 @contextmanager
 def without_disk(streaming: Streaming) -> Iterator[None]:
     """Have layers compute with whatever is in the slots: as fast as with their own weights, and wrong."""
-    if streaming.units is None:
+    if streaming.layer_cache is None:
         yield
         return
-    with streaming.units.without_disk():
+    with streaming.layer_cache.without_disk():
         yield

@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._stream.weight_provenance import Traced, UntraceableError
+from deepnvme._stream.weight_provenance import TracedTensor, UntraceableError
 from deepnvme.errors import NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 # Options of `from_pretrained` that have others decide where weights are, and what they are.
-_OTHERS = ("device_map", "quantization_config", "tp_plan", "max_memory", "offload_folder", "state_dict")
+_REFUSED_OPTIONS = ("device_map", "quantization_config", "tp_plan", "max_memory", "offload_folder", "state_dict")
 # Weights that an error names.
-_NAMED_MAX = 3
+_NAMES_SHOWN_MAX = 3
 
 
-def build(
+def build_model(
     folder: Path, files: ModelFiles, dtype: str | torch.dtype, model_class: Any, options: dict[str, Any]
 ) -> nn.Module:
-    """Make the model of a folder, whose parameters are :class:`Traced`.
+    """Make the model of a folder, whose parameters are :class:`TracedTensor`.
 
     Args:
         folder: has ``config.json``.
@@ -44,7 +44,7 @@ def build(
     """
     import transformers  # noqa: PLC0415
 
-    for name in _OTHERS:
+    for name in _REFUSED_OPTIONS:
         if options.get(name) is not None:
             raise UnsupportedError(
                 f"{name} has others place or change the weights, which deepnvme.stream does itself; leave it out"
@@ -57,8 +57,8 @@ def build(
             f"{folder}: the weights are quantised by another library (quantization_config), whose layers cannot be "
             "streamed; use the model as it was before that, and pack it with deepnvme pack --dtype int8"
         )
-    chosen = model_class or _class_of(transformers, config)
-    state = {name: Traced(origin) for name, origin in files.tensors.items()}
+    chosen = model_class or _model_class(transformers, config)
+    state = {name: TracedTensor(origin) for name, origin in files.tensors.items()}
     if dtype == "auto":
         dtype = _dtype_of(config, files)
     try:
@@ -95,14 +95,14 @@ def _refuse_missing(folder: Path, chosen: Any, missing: Collection[str]) -> None
     if not missing:
         return
     names = sorted(missing)
-    more = f" and {len(names) - _NAMED_MAX} others" if len(names) > _NAMED_MAX else ""
+    more = f" and {len(names) - _NAMES_SHOWN_MAX} others" if len(names) > _NAMES_SHOWN_MAX else ""
     raise UnsupportedError(
-        f"{folder}: the files lack weights that {chosen.__name__} has: {', '.join(names[:_NAMED_MAX])}{more}; get the "
+        f"{folder}: the files lack weights that {chosen.__name__} has: {', '.join(names[:_NAMES_SHOWN_MAX])}{more}; get the "
         "missing files, or name the class of the model that was saved as model_class"
     )
 
 
-def _class_of(transformers: Any, config: Any) -> Any:
+def _model_class(transformers: Any, config: Any) -> Any:
     names = getattr(config, "architectures", None) or []
     for name in names:
         found = getattr(transformers, name, None)

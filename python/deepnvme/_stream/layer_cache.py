@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._deepnvme import StripeSet, _Streamer, span
-from deepnvme._stream.memory_budget import places
-from deepnvme._stream.parameter_binding import Shown, refuse_backward, view, wrap
-from deepnvme._stream.scheduler import Turns
+from deepnvme._stream.memory_budget import slot_offsets
+from deepnvme._stream.parameter_binding import ParameterBinding, refuse_backward, view_weight, wrap_forward
+from deepnvme._stream.scheduler import FairScheduler
 from deepnvme._utils.tensors import pinned_empty
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from deepnvme._deepnvme import Engine
-    from deepnvme._stream.partition import Group
+    from deepnvme._stream.partition import LayerGroup
     from deepnvme._stream.planner import Slots
     from deepnvme._stream.weight_origin import Origin
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _STALL_NS_MIN = 50_000
 
 
-class Units:
+class LayerCache:
     """Brings the weights of each group into its modules before they run, and takes them out after.
 
     Args:
@@ -43,7 +43,7 @@ class Units:
 
     def __init__(  # noqa: PLR0917
         self,
-        groups: Sequence[Group],
+        groups: Sequence[LayerGroup],
         origin_of: Mapping[str, Origin],
         sources: Sequence[str | StripeSet],
         slots: Slots,
@@ -55,41 +55,41 @@ class Units:
         self._layouts = slots.layouts
         self._class_of = slots.class_of
         # Where each unit is looked for, while nothing is to be fetched.
-        self._fixed: list[int] | None = None
+        self._fixed_slots: list[int] | None = None
         self.classes = slots.classes
-        self.arena_bytes = slots.nbytes
+        self.memory_bytes = slots.nbytes
         on_host = device.type == "cpu"
-        self._arena = (
-            pinned_empty(self.arena_bytes)
+        self._memory = (
+            pinned_empty(self.memory_bytes)
             if on_host
-            else torch.empty(self.arena_bytes, dtype=torch.uint8, device=device)
+            else torch.empty(self.memory_bytes, dtype=torch.uint8, device=device)
         )
-        units = [(slots.class_of[index], [*layout.reads]) for index, layout in enumerate(self._layouts)]
+        reads = [(slots.class_of[index], [*layout.reads]) for index, layout in enumerate(self._layouts)]
         conversions = [[*layout.conversions] for layout in self._layouts]
-        classes = [(each.slots, each.ahead, each.slot_bytes, each.shares) for each in self.classes]
+        classes = [(each.slots, each.ahead, each.slot_bytes, each.shares_memory) for each in self.classes]
         self._streamer = _Streamer(
-            list(sources), units, classes, self._arena, engine, conversions, slots.stash_bytes_max
+            list(sources), reads, classes, self._memory, engine, conversions, slots.compressed_bytes_max
         )
         self._stream_of: Callable[[], torch.cuda.Stream | None] = (
             (lambda: None) if on_host else lambda: torch.cuda.current_stream(device)
         )
         # What each unit looks like in each slot that it has been in: made once, used in every step.
         self._views: dict[tuple[int, int], list[nn.Parameter | torch.Tensor]] = {}
-        self._shown = [Shown(group.weights, device) for group in groups]
-        self._turns = Turns()
+        self._bindings = [ParameterBinding(group.weights, device) for group in groups]
+        self._scheduler = FairScheduler()
         # For timelines: does nothing while none is recorded.
         self._span = engine.span if engine is not None else span
-        self._wraps = [
-            wrap(group.module, self._running(index, group.name, shown))
-            for index, (group, shown) in enumerate(zip(groups, self._shown, strict=True))
+        self._unwrap = [
+            wrap_forward(group.module, self._wrapper_of(index, group.name, binding))
+            for index, (group, binding) in enumerate(zip(groups, self._bindings, strict=True))
         ]
         for index, group in enumerate(groups):
-            for twin in group.twins:
-                self._shown.append(Shown(twin.weights, device))
-                self._wraps.append(wrap(twin.module, self._running(index, twin.name, self._shown[-1])))
+            for alias in group.aliases:
+                self._bindings.append(ParameterBinding(alias.weights, device))
+                self._unwrap.append(wrap_forward(alias.module, self._wrapper_of(index, alias.name, self._bindings[-1])))
 
     @property
-    def stash_bytes(self) -> int:
+    def compressed_cache_bytes(self) -> int:
         """Memory for bytes as they are on disk."""
         return self._streamer.stash_bytes
 
@@ -116,42 +116,44 @@ class Units:
     @contextmanager
     def without_disk(self) -> Iterator[None]:
         """Have groups run with whatever is in the slots of their class, turn by turn, and fetch nothing."""
-        begins, _ = places(self.classes)
+        begins, _ = slot_offsets(self.classes)
         starts = [
             [begin + slot * each.slot_bytes for slot in range(each.slots)]
             for begin, each in zip(begins, self.classes, strict=True)
         ]
-        self._fixed = [
+        self._fixed_slots = [
             starts[class_index][index % len(starts[class_index])] for index, class_index in enumerate(self._class_of)
         ]
         try:
             yield
         finally:
-            self._fixed = None
+            self._fixed_slots = None
 
     def close(self) -> None:
         """Have all modules run as before, with what stood in them before."""
-        for unwrap in self._wraps:
+        for unwrap in self._unwrap:
             unwrap()
         self._streamer.close()
-        for shown in self._shown:
-            shown.restore()
+        for binding in self._bindings:
+            binding.restore()
         self._views.clear()
 
-    def _running(self, index: int, name: str, shown: Shown) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def _wrapper_of(
+        self, index: int, name: str, binding: ParameterBinding
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Run a group's module, or one that has the same weights, with them in place."""
         acquire, release = self._streamer.acquire, self._streamer.release
 
         def around(forward: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
-                fixed = self._fixed
+                fixed = self._fixed_slots
                 if fixed is not None:
                     return with_weights(fixed[index], args, kwargs)
                 held: list[int] = []
                 stream = self._stream_of()
                 called = time.monotonic_ns()
                 try:
-                    self._turns.get(held, acquire, index)
+                    self._scheduler.acquire(held, acquire, index)
                     begun = time.monotonic_ns()
                     if begun - called > _STALL_NS_MIN:
                         self._span(name, "stall", called, begun)
@@ -160,28 +162,28 @@ class Units:
                     # With no call before it, at which Ctrl-C could come: what is not released is lost.
                     if held:
                         release(index, stream)
-                    self._turns.end()
+                    self._scheduler.release()
 
             def with_weights(slot: int, args: Any, kwargs: Any) -> Any:
-                shown.show(self._views_in(index, slot))
+                binding.bind(self._views_at(index, slot))
                 begun = time.monotonic_ns()
                 try:
-                    return refuse_backward(self._arena, name, forward(*args, **kwargs))
+                    return refuse_backward(self._memory, name, forward(*args, **kwargs))
                 finally:
-                    shown.hide()
+                    binding.unbind()
                     self._span(name, "compute", begun, time.monotonic_ns())
 
             return run
 
         return around
 
-    def _views_in(self, index: int, slot: int) -> Sequence[nn.Parameter | torch.Tensor]:
+    def _views_at(self, index: int, slot: int) -> Sequence[nn.Parameter | torch.Tensor]:
         known = self._views.get((index, slot))
         if known is None:
             known = [
-                view(self._arena, slot + place, origin, original)
+                view_weight(self._memory, slot + place, origin, original)
                 for place, origin, original in zip(
-                    self._layouts[index].places, self._origins[index], self._shown[index].originals, strict=True
+                    self._layouts[index].places, self._origins[index], self._bindings[index].originals, strict=True
                 )
             ]
             self._views[index, slot] = known

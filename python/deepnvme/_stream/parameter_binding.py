@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from deepnvme._stream.weight_origin import Origin
 
 
-class Absent(torch.Tensor):
+class Placeholder(torch.Tensor):
     """A weight that is not in memory.
 
     Whoever counts parameters, or asks for dtype and device, gets an answer; whoever computes with it is told that the
@@ -28,10 +28,10 @@ class Absent(torch.Tensor):
 
     @staticmethod
     def __new__(  # noqa: PYI034 (what torch makes is of the class that it is told)
-        cls: type[Absent], name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device
-    ) -> Absent:
+        cls: type[Placeholder], name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> Placeholder:
         """Make one."""
-        made: Absent = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # noqa: SLF001
+        made: Placeholder = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # noqa: SLF001
         made.weight_name = name
         return made
 
@@ -39,7 +39,7 @@ class Absent(torch.Tensor):
         raise RuntimeError(f"{self.weight_name} is on disk; what is to be saved has to be in memory")
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
-        return f"Absent({self.weight_name!r}, shape={tuple(self.shape)}, dtype={self.dtype})"
+        return f"Placeholder({self.weight_name!r}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -47,9 +47,9 @@ class Absent(torch.Tensor):
     ) -> Any:
         """Refuse whatever needs bytes."""
         first = args[0] if args else None
-        if func in _ALIASES and isinstance(first, Absent):
-            return Absent(first.weight_name, first.shape, first.dtype, first.device)
-        names = [each.weight_name for each in (*args, *(kwargs or {}).values()) if isinstance(each, Absent)]
+        if func in _ALIASES and isinstance(first, Placeholder):
+            return Placeholder(first.weight_name, first.shape, first.dtype, first.device)
+        names = [each.weight_name for each in (*args, *(kwargs or {}).values()) if isinstance(each, Placeholder)]
         what = names[0] if names else "a weight"
         raise RuntimeError(
             f"{what} is on disk: it is in memory only while the module that it belongs to runs. {func} was called on "
@@ -60,12 +60,12 @@ class Absent(torch.Tensor):
 _ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
-def placeholder(name: str, like: torch.Tensor, device: torch.device) -> torch.nn.Parameter:
+def make_placeholder(name: str, like: torch.Tensor, device: torch.device) -> torch.nn.Parameter:
     """Make what stands for a parameter while it is on disk."""
-    return torch.nn.Parameter(Absent(name, like.shape, like.dtype, device), requires_grad=False)
+    return torch.nn.Parameter(Placeholder(name, like.shape, like.dtype, device), requires_grad=False)
 
 
-class Shown:
+class ParameterBinding:
     """The weights that come and go together.
 
     Args:
@@ -75,22 +75,23 @@ class Shown:
 
     def __init__(self, weights: Sequence[Weight], device: torch.device) -> None:
         self._weights = list(weights)
-        self.originals = [get(weight) for weight in weights]
+        self.originals = [get_weight(weight) for weight in weights]
         self._placeholders = [
-            placeholder(weight.name, original, device) for weight, original in zip(weights, self.originals, strict=True)
+            make_placeholder(weight.name, original, device)
+            for weight, original in zip(weights, self.originals, strict=True)
         ]
         self._lock = threading.Lock()
         self._users = 0
         self._put(self._placeholders)
 
-    def show(self, tensors: Sequence[torch.Tensor]) -> None:
+    def bind(self, tensors: Sequence[torch.Tensor]) -> None:
         """Have the modules use these, until as many calls of ``hide`` have come."""
         with self._lock:
             self._users += 1
             # Also where another thread has done so: what a call that was broken off has left here is replaced.
             self._put(tensors)
 
-    def hide(self) -> None:
+    def unbind(self) -> None:
         """Take them out again, unless another thread uses them still."""
         with self._lock:
             self._users = max(self._users - 1, 0)
@@ -104,10 +105,10 @@ class Shown:
 
     def _put(self, tensors: Sequence[torch.Tensor]) -> None:
         for weight, tensor in zip(self._weights, tensors, strict=True):
-            put(weight, tensor)
+            set_weight(weight, tensor)
 
 
-def put(weight: Weight, tensor: nn.Parameter | torch.Tensor) -> None:
+def set_weight(weight: Weight, tensor: nn.Parameter | torch.Tensor) -> None:
     """Have a module use that tensor, past ``nn.Module.__setattr__``, which would look at it at every step."""
     module = weight.module
     if weight.attribute in module._parameters:  # noqa: SLF001
@@ -116,20 +117,20 @@ def put(weight: Weight, tensor: nn.Parameter | torch.Tensor) -> None:
         module._buffers[weight.attribute] = tensor  # noqa: SLF001
 
 
-def get(weight: Weight) -> torch.Tensor:
+def get_weight(weight: Weight) -> torch.Tensor:
     """Look at what a module has now."""
     tensor: torch.Tensor = getattr(weight.module, weight.attribute)
     return tensor
 
 
-def view(memory: torch.Tensor, at: int, origin: Origin, like: torch.Tensor) -> nn.Parameter | torch.Tensor:
+def view_weight(memory: torch.Tensor, at: int, origin: Origin, like: torch.Tensor) -> nn.Parameter | torch.Tensor:
     """See a weight in memory that has its bytes."""
     flat = memory[at : at + origin.memory_nbytes].view(origin.memory_dtype)
     shaped = flat.view(like.shape)
     return torch.nn.Parameter(shaped, requires_grad=False) if isinstance(like, torch.nn.Parameter) else shaped
 
 
-def wrap(module: nn.Module, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
+def wrap_forward(module: nn.Module, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
     """Have a module run by what ``around`` makes of its ``forward``.
 
     Returns:

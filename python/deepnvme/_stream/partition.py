@@ -25,18 +25,18 @@ class Weight:
 
 
 @dataclass
-class Group:
+class LayerGroup:
     """A module whose weights are fetched together, before it runs."""
 
     name: str
     module: nn.Module = field(repr=False)
     weights: list[Weight] = field(repr=False)
     # Others that have the very same weights, such as an output layer that is tied to the embedding.
-    twins: list[Group] = field(default_factory=list, repr=False)
+    aliases: list[LayerGroup] = field(default_factory=list, repr=False)
 
 
 @dataclass
-class Picks:
+class RowLookup:
     """A module of whose weights rows are picked by index: an embedding, or the experts of a layer."""
 
     name: str
@@ -50,10 +50,10 @@ class Picks:
 class Partition:
     """How a model is streamed."""
 
-    groups: list[Group]
-    picks: list[Picks]
+    groups: list[LayerGroup]
+    lookups: list[RowLookup]
     # Weights that are small, or that belong to modules which only hold others: in memory for good.
-    kept: list[Weight]
+    resident: list[Weight]
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Limits:
     # Bytes of a group, unless a single module has more.
     group_bytes_max: int
     # What has no more than this is fetched once and kept, since a fetch of its own is not worth it.
-    kept_bytes_max: int
+    resident_bytes_max: int
     # All that is kept since it is so small.
-    all_kept_bytes_max: int
+    all_resident_bytes_max: int
     # An embedding of fewer bytes is fetched whole; `None`: all are.
     rows_bytes_min: int | None
     # Experts of fewer bytes, all of a layer together, are fetched whole.
@@ -87,22 +87,22 @@ def partition(root: nn.Module, sizes: Mapping[int, int], limits: Limits) -> Part
         Each weight on disk in as many places as modules have it.
     """
     found = Partition([], [], [])
-    _Walk(sizes, limits, found).walk(root)
+    _Partitioner(sizes, limits, found).walk(root)
     return found
 
 
-def tied(groups: Iterable[Group]) -> list[Group]:
+def merge_tied(groups: Iterable[LayerGroup]) -> list[LayerGroup]:
     """Have those with the very same weights be one, so that none is in memory twice."""
-    first: dict[tuple[int, ...], Group] = {}
+    first: dict[tuple[int, ...], LayerGroup] = {}
     for group in groups:
         key = tuple(id(getattr(weight.module, weight.attribute)) for weight in group.weights)
         other = first.setdefault(key, group)
         if other is not group:
-            other.twins.append(group)
+            other.aliases.append(group)
     return list(first.values())
 
 
-class _Walk:
+class _Partitioner:
     def __init__(self, sizes: Mapping[int, int], limits: Limits, found: Partition) -> None:
         self._sizes, self._limits, self._found = sizes, limits, found
         self._seen: set[int] = set()
@@ -125,23 +125,23 @@ class _Walk:
         nbytes = self._bytes(module)
         if nbytes == 0:
             return
-        argument = self._picked_by(module)
+        argument = self._index_argument(module)
         if argument is not None:
             self._seen.add(id(module))
-            self._found.picks.append(Picks(name, module, list(self._own(name, module)), argument))
+            self._found.lookups.append(RowLookup(name, module, list(self._own(name, module)), argument))
             return
         inside = [child for child in module.modules() if child is not module]
         is_whole = is_block or not any(isinstance(child, nn.ModuleList) for child in inside)
         # What others use too comes and goes by itself.
-        is_whole = is_whole and not any(self._picked_by(child) or self._is_shared(child) for child in inside)
+        is_whole = is_whole and not any(self._index_argument(child) or self._is_shared(child) for child in inside)
         # Large weights of its own come when it runs; its children come along, since it may use theirs directly.
-        is_owner = self._bytes_of_own(module) > self._limits.kept_bytes_max
+        is_owner = self._bytes_of_own(module) > self._limits.resident_bytes_max
         is_small = bool(name) and nbytes <= self._limits.group_bytes_max
-        if runs(module) and (not inside or (is_whole and (is_small or is_owner))):
+        if has_forward(module) and (not inside or (is_whole and (is_small or is_owner))):
             self._take(name, module, nbytes)
             return
         self._seen.add(id(module))
-        self._found.kept += self._own(name, module)
+        self._found.resident += self._own(name, module)
         for child_name, child in module.named_children():
             self.visit(
                 f"{name}.{child_name}".lstrip("."), child, is_block=is_block or isinstance(module, nn.ModuleList)
@@ -153,11 +153,14 @@ class _Walk:
             if id(child) not in self._seen:
                 self._seen.add(id(child))
                 weights += self._own(path, child)
-        if nbytes <= self._limits.kept_bytes_max and self._small_bytes + nbytes <= self._limits.all_kept_bytes_max:
+        if (
+            nbytes <= self._limits.resident_bytes_max
+            and self._small_bytes + nbytes <= self._limits.all_resident_bytes_max
+        ):
             self._small_bytes += nbytes
-            self._found.kept += weights
+            self._found.resident += weights
         else:
-            self._found.groups.append(Group(name, module, weights))
+            self._found.groups.append(LayerGroup(name, module, weights))
 
     def _own(self, name: str, module: nn.Module) -> Iterator[Weight]:
         for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):  # noqa: SLF001
@@ -168,7 +171,7 @@ class _Walk:
         tensors = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
         return sum(self._sizes.get(tensor, 0) for tensor in tensors)
 
-    def _picked_by(self, module: nn.Module) -> tuple[int, str] | None:
+    def _index_argument(self, module: nn.Module) -> tuple[int, str] | None:
         own = self._bytes_of_own(module)
         if own == 0 or own != self._bytes(module):
             return None
@@ -187,13 +190,13 @@ class _Walk:
         return sum(self._sizes.get(tensor, 0) for tensor in own)
 
 
-def runs(module: nn.Module) -> bool:
+def has_forward(module: nn.Module) -> bool:
     """Whether a module has a forward of its own, and is more than a list of others."""
     return type(module).forward is not nn.Module.forward
 
 
 def experts_argument(module: nn.Module) -> tuple[int, str] | None:
-    """Find which argument of forward picks from the weights of a module that has all experts of a layer, if it is one.
+    """Find which argument of forward lookups from the weights of a module that has all experts of a layer, if it is one.
 
     That is one whose own weights all have the same first dimension, with an argument that is named as an index.
     """

@@ -13,19 +13,19 @@ from deepnvme._stream.memory_budget import (
     PAGE_BYTES,
     ROWS_SHARE,
     SlotClass,
-    classify,
-    divide,
-    fitting,
-    for_slots,
-    is_worth_keeping,
-    places,
-    share,
-    subdivide,
+    allocate_slots,
+    classify_sizes,
+    is_worth_caching,
+    merge_small_classes,
+    share_large_slot,
+    slot_budget,
+    slot_offsets,
+    split_memory,
 )
-from deepnvme._stream.partition import Group, Limits, Partition, Picks, Weight, partition, tied
-from deepnvme._stream.resident_weights import place_kept
-from deepnvme._stream.row_cache import item_bytes, page_bytes, resident_bytes
-from deepnvme._stream.weight_origin import LINE_BYTES, conversions
+from deepnvme._stream.partition import LayerGroup, Limits, Partition, RowLookup, Weight, merge_tied, partition
+from deepnvme._stream.resident_weights import place_resident
+from deepnvme._stream.row_cache import item_bytes, page_bytes, page_rounded_bytes
+from deepnvme._stream.weight_origin import CACHE_LINE_BYTES, conversions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,27 +39,27 @@ _GROUP_SHARE_CONVERTED = 16
 # A single layer of more than that part of the memory has a slot of its own, beside those for groups.
 _LARGE_SHARE = 8
 # What has no more than that part of the memory is kept, and all that is kept has no more than that part of it.
-_KEPT_SHARE, _KEPT_BYTES_MAX, _ALL_KEPT_SHARE = 1024, 1 << 20, 8
+_RESIDENT_SHARE, _RESIDENT_BYTES_MAX, _ALL_RESIDENT_SHARE = 1024, 1 << 20, 8
 # Experts are picked one by one where those of a layer have more than that part of the memory.
 _EXPERTS_SHARE = 64
 # How near to the least memory that is enough to look, as a part of it.
-_NEAR = 64
+_SEARCH_PRECISION = 64
 
 
 @dataclass(frozen=True)
 class Slots:
     """Where the groups go."""
 
-    layouts: list[UnitLayout]
+    layouts: list[GroupLayout]
     class_of: list[int]
     classes: list[SlotClass]
     # For bytes as they are on disk.
-    stash_bytes_max: int = 0
+    compressed_bytes_max: int = 0
 
     @property
     def nbytes(self) -> int:
         """Memory of all slots."""
-        return places(self.classes)[1]
+        return slot_offsets(self.classes)[1]
 
 
 @dataclass(frozen=True)
@@ -68,17 +68,17 @@ class Plan:
 
     found: Partition
     slots: Slots
-    kept_bytes: int
-    picked_bytes: int
+    resident_bytes: int
+    row_cache_bytes: int
 
     @property
     def nbytes(self) -> int:
         """All memory that weights can take."""
-        return self.kept_bytes + self.picked_bytes + self.slots.nbytes + self.slots.stash_bytes_max
+        return self.resident_bytes + self.row_cache_bytes + self.slots.nbytes + self.slots.compressed_bytes_max
 
 
 @dataclass(frozen=True)
-class Model:
+class PlanInput:
     """What a plan is made for."""
 
     root: nn.Module
@@ -96,55 +96,55 @@ class Model:
         Raises:
             MemoryError: they are too few.
         """
-        large = sum(nbytes for nbytes in self._leaves() if nbytes > memory // _LARGE_SHARE)
+        large = sum(nbytes for nbytes in self._leaf_sizes() if nbytes > memory // _LARGE_SHARE)
         left = memory - memory // ROWS_SHARE - large
         limits = Limits(
             group_bytes_max=max(left, memory // _LARGE_SHARE) // self._group_share(),
-            kept_bytes_max=min(memory // _KEPT_SHARE, _KEPT_BYTES_MAX),
-            all_kept_bytes_max=memory // _ALL_KEPT_SHARE,
+            resident_bytes_max=min(memory // _RESIDENT_SHARE, _RESIDENT_BYTES_MAX),
+            all_resident_bytes_max=memory // _ALL_RESIDENT_SHARE,
             rows_bytes_min=memory // ROWS_SHARE if self.on_host else None,
             experts_bytes_min=memory // _EXPERTS_SHARE if self.on_host else None,
         )
         found = partition(self.root, self.sizes, limits)
-        found.groups = tied(found.groups)
-        _, kept_bytes = place_kept(found.kept, self.origin_of)
-        layouts = [lay_out(self._origins(group.weights), self.file_bytes) for group in found.groups]
-        unit_bytes = [layout.nbytes for layout in layouts]
-        rows = [self._origins(pick.weights) for pick in found.picks if is_rows(pick)]
-        page = page_bytes([self._origins(pick.weights) for pick in found.picks])
+        found.groups = merge_tied(found.groups)
+        _, resident_bytes = place_resident(found.resident, self.origin_of)
+        layouts = [lay_out_group(self._origins(group.weights), self.file_bytes) for group in found.groups]
+        group_bytes = [layout.nbytes for layout in layouts]
+        rows = [self._origins(lookup.weights) for lookup in found.lookups if is_embedding(lookup)]
+        page = page_bytes([self._origins(lookup.weights) for lookup in found.lookups])
         experts = [
-            sum(resident_bytes(each.memory_nbytes, page) for each in self._origins(pick.weights))
-            for pick in found.picks
-            if not is_rows(pick)
+            sum(page_rounded_bytes(each.memory_nbytes, page) for each in self._origins(lookup.weights))
+            for lookup in found.lookups
+            if not is_embedding(lookup)
         ]
-        rows_bytes = sum(resident_bytes(each.memory_nbytes, page) for origins in rows for each in origins)
+        rows_bytes = sum(page_rounded_bytes(each.memory_nbytes, page) for origins in rows for each in origins)
         item = max((item_bytes(origins, page) for origins in rows), default=0)
-        division = divide(memory - kept_bytes, unit_bytes, rows_bytes, experts, item)
-        classified = classify(unit_bytes)
-        class_of, slot_bytes = fitting(division.units, *classified)
+        division = split_memory(memory - resident_bytes, group_bytes, rows_bytes, experts, item)
+        classified = classify_sizes(group_bytes)
+        class_of, slot_bytes = merge_small_classes(division.groups, *classified)
         ahead = self._ahead(found.groups)
         # What a GPU has in memory of its own is not kept in another form: the host would have to convert it.
         converted = _stash_bytes_wanted([[*each.conversions] for each in layouts]) if self.on_host else (0, 0)
-        for_all = for_slots(division.units, class_of, slot_bytes, ahead, converted)
-        classes = share(for_all, class_of, slot_bytes, ahead)
+        for_all = slot_budget(division.groups, class_of, slot_bytes, ahead, converted)
+        classes = allocate_slots(for_all, class_of, slot_bytes, ahead)
         if self.on_host:
-            class_of, classes = subdivide(for_all, *classified, ahead, classes)
+            class_of, classes = share_large_slot(for_all, *classified, ahead, classes)
         slots = Slots(layouts, class_of, classes)
-        passes = sum(classified[1][index] for index in classified[0]) > division.units
-        left = division.units - slots.nbytes if passes and is_worth_keeping(converted) else 0
-        return Plan(found, replace(slots, stash_bytes_max=min(left, converted[0])), kept_bytes, division.picked)
+        passes = sum(classified[1][index] for index in classified[0]) > division.groups
+        left = division.groups - slots.nbytes if passes and is_worth_caching(converted) else 0
+        return Plan(found, replace(slots, compressed_bytes_max=min(left, converted[0])), resident_bytes, division.rows)
 
     def _group_share(self) -> int:
         origins = set(self.origin_of.values())
-        plain = sum(origin.memory_nbytes for origin in origins if origin.is_plain)
+        plain = sum(origin.memory_nbytes for origin in origins if origin.is_raw)
         is_converted = self.on_host and 2 * plain < sum(origin.memory_nbytes for origin in origins)
         return _GROUP_SHARE_CONVERTED if is_converted else _GROUP_SHARE
 
-    def _ahead(self, groups: Sequence[Group]) -> int | None:
-        is_plain = all(origin.is_plain for group in groups for origin in self._origins(group.weights))
-        return AHEAD_CONVERTED if self.ahead is None and not is_plain else self.ahead
+    def _ahead(self, groups: Sequence[LayerGroup]) -> int | None:
+        is_raw = all(origin.is_raw for group in groups for origin in self._origins(group.weights))
+        return AHEAD_CONVERTED if self.ahead is None and not is_raw else self.ahead
 
-    def _leaves(self) -> set[int]:
+    def _leaf_sizes(self) -> set[int]:
         """Sizes of modules that can only be fetched whole."""
         leaves = [module for module in self.root.modules() if next(module.children(), None) is None]
         leaves = [leaf for leaf in leaves if not (self.on_host and isinstance(leaf, nn.Embedding))]
@@ -154,12 +154,12 @@ class Model:
         return [self.origin_of[weight.name] for weight in weights]
 
 
-def is_rows(pick: Picks) -> bool:
+def is_embedding(lookup: RowLookup) -> bool:
     """Whether rows are picked, not experts."""
-    return isinstance(pick.module, nn.Embedding)
+    return isinstance(lookup.module, nn.Embedding)
 
 
-def enough(plan: Callable[[int], Plan], too_little: int) -> int | None:
+def find_sufficient_memory(plan: Callable[[int], Plan], too_little: int) -> int | None:
     """Find memory that is enough, and not much more than that.
 
     Args:
@@ -179,7 +179,7 @@ def enough(plan: Callable[[int], Plan], too_little: int) -> int | None:
         too_little, found = found, 2 * found
         if found >= 1 << 62:
             return None
-    while found - too_little > max(found // _NEAR, 1):
+    while found - too_little > max(found // _SEARCH_PRECISION, 1):
         middle = (too_little + found) // 2
         too_little, found = (too_little, middle) if fits(middle) else (middle, found)
     return found
@@ -190,8 +190,8 @@ _GAP_BYTES_MAX = 64 << 10
 
 
 @dataclass(frozen=True)
-class UnitLayout:
-    """A unit in a slot."""
+class GroupLayout:
+    """A group in a slot."""
 
     # Source, offset in it, bytes, place in the slot: what is read.
     reads: tuple[tuple[int, int, int, int], ...]
@@ -202,54 +202,54 @@ class UnitLayout:
     nbytes: int
 
 
-def lay_out(origins: Sequence[Origin], file_bytes: Mapping[int, int]) -> UnitLayout:
-    """Lay out the weights of a unit.
+def lay_out_group(origins: Sequence[Origin], file_bytes: Mapping[int, int]) -> GroupLayout:
+    """Lay out the weights of a group.
 
     Args:
         origins: where each weight is on disk. One that is given twice lies there once.
         file_bytes: how long each source is.
     """
     places: dict[Origin, int] = {}
-    mirrored = sorted({origin for origin in origins if origin.is_as_on_disk}, key=_start)
+    mirrored = sorted({origin for origin in origins if origin.is_page_congruent}, key=_start)
     reads: list[tuple[int, int, int, int]] = []
     at = 0
-    stretch: list[Origin] = []
+    run: list[Origin] = []
 
     def close() -> None:
         nonlocal at
-        if not stretch:
+        if not run:
             return
-        source = stretch[0].pieces[0].source
-        begin = stretch[0].pieces[0].offset // PAGE_BYTES * PAGE_BYTES
-        last = stretch[-1].pieces[0]
+        source = run[0].ranges[0].source
+        begin = run[0].ranges[0].offset // PAGE_BYTES * PAGE_BYTES
+        last = run[-1].ranges[0]
         end = min(-(-(last.offset + last.nbytes) // PAGE_BYTES) * PAGE_BYTES, file_bytes[source])
-        for origin in stretch:
-            places[origin] = at + origin.pieces[0].offset - begin
+        for origin in run:
+            places[origin] = at + origin.ranges[0].offset - begin
         reads.append((source, begin, end - begin, at))
         at += -(-(end - begin) // PAGE_BYTES) * PAGE_BYTES
-        stretch.clear()
+        run.clear()
 
     for origin in mirrored:
-        piece = origin.pieces[0]
-        if stretch:
-            before = stretch[-1].pieces[0]
-            gap = piece.offset - before.offset - before.nbytes
-            if before.source != piece.source or not 0 <= gap <= _GAP_BYTES_MAX:
+        byte_range = origin.ranges[0]
+        if run:
+            before = run[-1].ranges[0]
+            gap = byte_range.offset - before.offset - before.nbytes
+            if before.source != byte_range.source or not 0 <= gap <= _GAP_BYTES_MAX:
                 close()
-        stretch.append(origin)
+        run.append(origin)
     close()
-    # The others are put together out of pieces, or lie where their elements cannot be used, or not as in memory.
+    # The others are put together out of ranges, or lie where their elements cannot be used, or not as in memory.
     for origin in origins:
-        if origin in places or not origin.is_plain:
+        if origin in places or not origin.is_raw:
             continue
-        at += origin.begins_at
+        at += origin.line_offset
         places[origin] = at
-        for piece in origin.pieces:
-            reads.append((piece.source, piece.offset, piece.nbytes, at))
-            at += piece.nbytes
+        for byte_range in origin.ranges:
+            reads.append((byte_range.source, byte_range.offset, byte_range.nbytes, at))
+            at += byte_range.nbytes
         at = -(-at // PAGE_BYTES) * PAGE_BYTES
     converted, at = place_converted(origins, places, at)
-    return UnitLayout(tuple(reads), tuple(converted), tuple(places[origin] for origin in origins), at)
+    return GroupLayout(tuple(reads), tuple(converted), tuple(places[origin] for origin in origins), at)
 
 
 def place_converted(origins: Iterable[Origin], places: dict[Origin, int], at: int) -> tuple[list[Conversion], int]:
@@ -261,11 +261,11 @@ def place_converted(origins: Iterable[Origin], places: dict[Origin, int], at: in
     converted: list[Conversion] = []
     for origin in origins:
         if origin not in places:
-            places[origin] = at + origin.begins_at
+            places[origin] = at + origin.line_offset
             converted += conversions(origin, places[origin])
-            at += -(-(origin.begins_at + origin.memory_nbytes) // LINE_BYTES) * LINE_BYTES
+            at += -(-(origin.line_offset + origin.memory_nbytes) // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
     return converted, at
 
 
 def _start(origin: Origin) -> tuple[int, int]:
-    return origin.pieces[0].source, origin.pieces[0].offset
+    return origin.ranges[0].source, origin.ranges[0].offset

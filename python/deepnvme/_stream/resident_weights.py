@@ -8,8 +8,8 @@ import torch
 
 from deepnvme._deepnvme import StripeSet, _Streamer
 from deepnvme._stream.memory_budget import PAGE_BYTES
-from deepnvme._stream.parameter_binding import get, put, view
-from deepnvme._stream.weight_origin import LINE_BYTES, conversions
+from deepnvme._stream.parameter_binding import get_weight, set_weight, view_weight
+from deepnvme._stream.weight_origin import CACHE_LINE_BYTES, conversions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from deepnvme._stream.weight_origin import Origin
 
 
-def place_kept(weights: Sequence[Weight], origin_of: Mapping[str, Origin]) -> tuple[dict[Origin, int], int]:
+def place_resident(weights: Sequence[Weight], origin_of: Mapping[str, Origin]) -> tuple[dict[Origin, int], int]:
     """Find a place for each weight, as far into a cache line as it has to be. Pure.
 
     Returns:
@@ -30,12 +30,12 @@ def place_kept(weights: Sequence[Weight], origin_of: Mapping[str, Origin]) -> tu
     for weight in weights:
         origin = origin_of[weight.name]
         if origin not in places:
-            places[origin] = at + origin.begins_at
-            at += -(-(origin.begins_at + origin.memory_nbytes) // LINE_BYTES) * LINE_BYTES
+            places[origin] = at + origin.line_offset
+            at += -(-(origin.line_offset + origin.memory_nbytes) // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
     return places, at
 
 
-def load_kept(
+def load_resident(
     weights: Sequence[Weight],
     origin_of: Mapping[str, Origin],
     sources: Sequence[str | StripeSet],
@@ -49,18 +49,18 @@ def load_kept(
     """
     if not weights:
         return []
-    places, nbytes = place_kept(weights, origin_of)
+    places, nbytes = place_resident(weights, origin_of)
     memory = torch.empty(max(-(-nbytes // PAGE_BYTES), 1) * PAGE_BYTES, dtype=torch.uint8, device=device)
     reads, converted = [], []
     for origin, place in places.items():
-        if not origin.is_plain:
+        if not origin.is_raw:
             converted += conversions(origin, place)
             continue
         start = place
-        for piece in origin.pieces:
-            reads.append((piece.source, piece.offset, piece.nbytes, start))
-            start += piece.nbytes
-    # They are one unit that comes once.
+        for byte_range in origin.ranges:
+            reads.append((byte_range.source, byte_range.offset, byte_range.nbytes, start))
+            start += byte_range.nbytes
+    # They are one group that comes once.
     streamer = _Streamer(list(sources), [(0, reads)], [(1, 0, memory.nbytes, False)], memory, engine, [converted])
     streamer.acquire(0)
     streamer.close()
@@ -68,9 +68,9 @@ def load_kept(
     before = []
     for weight in weights:
         # A parameter that two modules share stays shared.
-        original = get(weight)
+        original = get_weight(weight)
         before.append((weight, original))
         if id(original) not in known:
-            known[id(original)] = view(memory, places[origin_of[weight.name]], origin_of[weight.name], original)
-        put(weight, known[id(original)])
+            known[id(original)] = view_weight(memory, places[origin_of[weight.name]], origin_of[weight.name], original)
+        set_weight(weight, known[id(original)])
     return before

@@ -11,19 +11,25 @@ from torch import nn
 
 from deepnvme._deepnvme import StripeSet, _picked_page_bytes, _Picker
 from deepnvme._stream.memory_budget import PAGE_BYTES
-from deepnvme._stream.parameter_binding import Shown, get, refuse_backward, view, wrap
-from deepnvme._stream.scheduler import Turns
-from deepnvme._stream.weight_origin import FLOATS, stretches
+from deepnvme._stream.parameter_binding import (
+    ParameterBinding,
+    get_weight,
+    refuse_backward,
+    view_weight,
+    wrap_forward,
+)
+from deepnvme._stream.scheduler import FairScheduler
+from deepnvme._stream.weight_origin import FLOATS, encoded_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from deepnvme._deepnvme import Engine
-    from deepnvme._stream.partition import Picks
-    from deepnvme._stream.weight_origin import Origin, Piece, Stretch
+    from deepnvme._stream.partition import RowLookup
+    from deepnvme._stream.weight_origin import ByteRange, EncodedRange, Origin
 
-    # One row behind the other, the pieces of each, or what they become and its type.
-    _Places: TypeAlias = tuple[int, int] | list[list[tuple[int, int, int]]] | tuple[list[Stretch], str]
+    # One row behind the other, the ranges of each, or what they become and its type.
+    _Places: TypeAlias = tuple[int, int] | list[list[tuple[int, int, int]]] | tuple[list[EncodedRange], str]
 
 # Rows that are fetched together, at most: more would read what nobody has asked for.
 _ROWS_BYTES_MAX = 64 << 10
@@ -32,11 +38,11 @@ _ROWS_BYTES_MAX = 64 << 10
 _NAMES = {"hits": "picked_hits", "waits": "picked_waits", "fetches": "picked_fetches"}
 
 
-class Picked:
+class RowCache:
     """Has the rows that a module is about to look up in memory before it runs.
 
     Args:
-        picks: the modules.
+        lookups: the modules.
         origin_of: where each weight is, by its name.
         sources: the files.
         memory: bytes of rows and experts that are in memory at a time.
@@ -45,24 +51,26 @@ class Picked:
 
     def __init__(
         self,
-        picks: Sequence[Picks],
+        lookups: Sequence[RowLookup],
         origin_of: Mapping[str, Origin],
         sources: Sequence[str | StripeSet],
         memory: int,
         engine: Engine | None,
     ) -> None:
         self.memory = memory
-        self._picks = list(picks)
+        self._lookups = list(lookups)
         self._origin_of = origin_of
         # First row of each module among all, and rows that are one item.
         self._firsts: list[tuple[int, int]] = []
-        self._page_bytes = page_bytes([[origin_of[weight.name] for weight in pick.weights] for pick in self._picks])
+        self._page_bytes = page_bytes(
+            [[origin_of[weight.name] for weight in lookup.weights] for lookup in self._lookups]
+        )
         parts: list[tuple[int, int, int, int, int, _Places]] = []
         places: list[list[tuple[int, Origin]]] = []
         at, items = 0, 0
-        for pick in self._picks:
-            origins = [origin_of[weight.name] for weight in pick.weights]
-            rows = _rows_together(origins)
+        for lookup in self._lookups:
+            origins = [origin_of[weight.name] for weight in lookup.weights]
+            rows = _rows_per_item(origins)
             count = -(-origins[0].shape[0] // rows)
             self._firsts.append((items, rows))
             places.append([])
@@ -74,17 +82,17 @@ class Picked:
                 at += origin.memory_nbytes
             items += count
         self._picker = _Picker(list(sources), parts, at, memory, engine)
-        self._turns = Turns()
-        self._whole = torch.utils.dlpack.from_dlpack(self._picker.capsule())
-        self._shown = [Shown(pick.weights, torch.device("cpu")) for pick in picks]
+        self._scheduler = FairScheduler()
+        self._memory = torch.utils.dlpack.from_dlpack(self._picker.capsule())
+        self._bindings = [ParameterBinding(lookup.weights, torch.device("cpu")) for lookup in lookups]
         self._views = [
             [
-                view(self._whole, place, origin, like)
-                for (place, origin), like in zip(some, shown.originals, strict=True)
+                view_weight(self._memory, place, origin, like)
+                for (place, origin), like in zip(some, binding.originals, strict=True)
             ]
-            for some, shown in zip(places, self._shown, strict=True)
+            for some, binding in zip(places, self._bindings, strict=True)
         ]
-        self._wraps = [wrap(pick.module, self._running(index)) for index, pick in enumerate(picks)]
+        self._unwrap = [wrap_forward(lookup.module, self._wrapper_of(index)) for index, lookup in enumerate(lookups)]
 
     def stats(self) -> dict[str, float]:
         """What was fetched, and how many rows and experts were there."""
@@ -93,43 +101,43 @@ class Picked:
 
     def close(self) -> None:
         """Have all modules run as before, with what stood in them before."""
-        for unwrap in self._wraps:
+        for unwrap in self._unwrap:
             unwrap()
-        for shown in self._shown:
-            shown.restore()
+        for binding in self._bindings:
+            binding.restore()
         self._views.clear()
 
-    def _running(self, index: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def _wrapper_of(self, index: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Run a module with the rows in memory that it is called with."""
-        pick, (first, rows) = self._picks[index], self._firsts[index]
-        position, name = pick.argument
-        is_rows = isinstance(pick.module, nn.Embedding)
-        count = get(pick.weights[0]).shape[0]
-        pick_items, release, shown = self._picker.pick, self._picker.release, self._shown[index]
-        origins = [self._origin_of[weight.name] for weight in pick.weights]
+        lookup, (first, rows) = self._lookups[index], self._firsts[index]
+        position, name = lookup.argument
+        is_rows = isinstance(lookup.module, nn.Embedding)
+        count = get_weight(lookup.weights[0]).shape[0]
+        pick_items, release, binding = self._picker.pick, self._picker.release, self._bindings[index]
+        origins = [self._origin_of[weight.name] for weight in lookup.weights]
         items_max = self.memory // item_bytes(origins, self._page_bytes)
 
         def around(forward: Callable[..., Any]) -> Callable[..., Any]:
             def with_items(items: list[int], call: Callable[[], Any]) -> Any:
                 held: list[None] = []
                 try:
-                    self._turns.get(held, pick_items, items)
-                    shown.show(self._views[index])
-                    return refuse_backward(self._whole, pick.name, call())
+                    self._scheduler.acquire(held, pick_items, items)
+                    binding.bind(self._views[index])
+                    return refuse_backward(self._memory, lookup.name, call())
                 finally:
                     if held:
                         release(items)
-                        shown.hide()
-                    self._turns.end()
+                        binding.unbind()
+                    self._scheduler.release()
 
             def run(*args: Any, **kwargs: Any) -> Any:
                 indices = kwargs[name] if name in kwargs else args[position]
                 if not isinstance(indices, torch.Tensor):
                     raise TypeError(
-                        f"{pick.name} was called with {type(indices).__name__} for {name}, not with a tensor of indices"
+                        f"{lookup.name} was called with {type(indices).__name__} for {name}, not with a tensor of indices"
                     )
                 used = torch.unique(indices.detach().to("cpu", torch.int64))
-                # What is no index here (padding of a router, or an error that torch will raise) picks nothing.
+                # What is no index here (padding of a router, or an error that torch will raise) lookups nothing.
                 items = sorted({first + row // rows for row in used.tolist() if 0 <= row < count})
                 if not is_rows or len(items) <= items_max or len(used) != ((used >= 0) & (used < count)).sum():
                     return with_items(items, lambda: forward(*args, **kwargs))
@@ -152,26 +160,26 @@ class Picked:
 
 def page_bytes(picked: Sequence[Sequence[Origin]]) -> int:
     """Say what the memory comes in that all these are picked into."""
-    pieces = [size for origins in picked for size in _piece_bytes(origins)]
-    return _picked_page_bytes(min(pieces, default=0))
+    sizes = [size for origins in picked for size in _item_sizes(origins)]
+    return _picked_page_bytes(min(sizes, default=0))
 
 
 def item_bytes(origins: Sequence[Origin], page: int) -> int:
     """Count the bytes of memory that are picked at once, at the least."""
-    return sum(resident_bytes(size, page) for size in _piece_bytes(origins))
+    return sum(page_rounded_bytes(size, page) for size in _item_sizes(origins))
 
 
-def resident_bytes(nbytes: int, page: int) -> int:
+def page_rounded_bytes(nbytes: int, page: int) -> int:
     """Count the memory that so many bytes take at the most: whole pages, of which they may begin and end within two."""
     return ((nbytes + page - 2) // page + 1) * page if nbytes else 0
 
 
-def _piece_bytes(origins: Sequence[Origin]) -> list[int]:
-    rows = _rows_together(origins)
+def _item_sizes(origins: Sequence[Origin]) -> list[int]:
+    rows = _rows_per_item(origins)
     return [rows * (origin.memory_nbytes // origin.shape[0]) for origin in origins]
 
 
-def _rows_together(origins: Sequence[Origin]) -> int:
+def _rows_per_item(origins: Sequence[Origin]) -> int:
     """Count the rows that begin and end with a page, as far as those are not too many."""
     row_bytes = max(origin.memory_nbytes // origin.shape[0] for origin in origins)
     if len(origins) > 1 or row_bytes >= _ROWS_BYTES_MAX:
@@ -183,17 +191,20 @@ def _rows_together(origins: Sequence[Origin]) -> int:
 def _congruent(at: int, origin: Origin) -> int:
     """Find the next place that lies in a page as the first byte does in its file."""
     page = -(-at // PAGE_BYTES) * PAGE_BYTES
-    return page + (origin.pieces[0].offset % PAGE_BYTES if origin.is_as_on_disk else origin.begins_at)
+    return page + (origin.ranges[0].offset % PAGE_BYTES if origin.is_page_congruent else origin.line_offset)
 
 
 def _places(origin: Origin) -> _Places:
-    if not origin.is_plain:
-        return stretches(origin), FLOATS[origin.memory_dtype]
-    if len(origin.pieces) == 1:
-        return origin.pieces[0].source, origin.pieces[0].offset
+    if not origin.is_raw:
+        return encoded_ranges(origin), FLOATS[origin.memory_dtype]
+    if len(origin.ranges) == 1:
+        return origin.ranges[0].source, origin.ranges[0].offset
     row_bytes = origin.nbytes // origin.shape[0]
-    return [[_stretch(piece) for piece in origin.part(row * row_bytes, row_bytes)] for row in range(origin.shape[0])]
+    return [
+        [_as_tuple(byte_range) for byte_range in origin.slice_bytes(row * row_bytes, row_bytes)]
+        for row in range(origin.shape[0])
+    ]
 
 
-def _stretch(piece: Piece) -> tuple[int, int, int]:
-    return piece.source, piece.offset, piece.nbytes
+def _as_tuple(byte_range: ByteRange) -> tuple[int, int, int]:
+    return byte_range.source, byte_range.offset, byte_range.nbytes

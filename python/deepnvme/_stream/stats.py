@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-# Steps that are remembered one by one.
+# StepRecorder that are remembered one by one.
 _STEPS_MAX = 10_000
 
 
@@ -100,11 +100,11 @@ class StreamStats(Step):
         return self.picked_hits / picked if picked else 0.0
 
 
-class Steps:
+class StepRecorder:
     """Looks at each call of the model."""
 
     def __init__(self, model: nn.Module, figures: Callable[[], dict[str, float]]) -> None:
-        self._figures = figures
+        self._counters = figures
         self._before = figures()
         self._local = threading.local()
         self._lock = threading.Lock()
@@ -117,7 +117,7 @@ class Steps:
 
     def stats(self) -> StreamStats:
         """Add it all up."""
-        now = self._figures()
+        now = self._counters()
         since = {name: value - self._before.get(name, 0) for name, value in now.items()}
         return StreamStats(
             steps=self._steps,
@@ -140,12 +140,12 @@ class Steps:
             handle.remove()
 
     def _begin(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._local.begun = (time.perf_counter(), self._figures(), _tokens(args, kwargs))
+        self._local.begun = (time.perf_counter(), self._counters(), _tokens(args, kwargs))
 
     def _end(self, _model: nn.Module, _args: object, _output: object) -> None:
-        began, before, tokens = getattr(self._local, "begun", None) or (time.perf_counter(), self._figures(), 0)
+        began, before, tokens = getattr(self._local, "begun", None) or (time.perf_counter(), self._counters(), 0)
         seconds = time.perf_counter() - began
-        now = self._figures()
+        now = self._counters()
         spent = {name: now[name] - before.get(name, 0) for name in now}
         step = Step(
             seconds, spent.get("stalled_s", 0), spent.get("disk_busy_s", 0), int(spent.get("bytes_read", 0)), tokens

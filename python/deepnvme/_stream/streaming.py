@@ -12,14 +12,14 @@ from torch import nn
 from deepnvme import _deepnvme
 from deepnvme._deepnvme import StripeSet
 from deepnvme._stream import huggingface, throughput
-from deepnvme._stream.layer_cache import Units
-from deepnvme._stream.parameter_binding import put
-from deepnvme._stream.planner import Model, Plan, enough
-from deepnvme._stream.resident_weights import load_kept
-from deepnvme._stream.row_cache import Picked
-from deepnvme._stream.stats import Steps
-from deepnvme._stream.weight_provenance import named, origins
-from deepnvme._stream.weight_sources import ModelFiles, existing
+from deepnvme._stream.layer_cache import LayerCache
+from deepnvme._stream.parameter_binding import set_weight
+from deepnvme._stream.planner import Plan, PlanInput, find_sufficient_memory
+from deepnvme._stream.resident_weights import load_resident
+from deepnvme._stream.row_cache import RowCache
+from deepnvme._stream.stats import StepRecorder
+from deepnvme._stream.weight_provenance import find_origins, named_tensors
+from deepnvme._stream.weight_sources import ModelFiles, open_for_module
 from deepnvme._utils.arguments import parse_bytes, path_of, whole
 from deepnvme.errors import ClosedError, UnsupportedError
 
@@ -63,24 +63,24 @@ class Streaming:
         self._model = weakref.ref(model)
         self.memory_bytes = memory
         self.device = device
-        tensors = [*named(model)]
+        tensors = [*named_tensors(model)]
         sizes = {id(tensor): origin_of[name].memory_nbytes for name, tensor in tensors if name in origin_of}
         file_bytes = {index: _file_bytes(source) for index, source in enumerate(sources)}
-        planned = _plan(Model(model, sizes, origin_of, file_bytes, device.type == "cpu", ahead), memory)
+        planned = _plan(PlanInput(model, sizes, origin_of, file_bytes, device.type == "cpu", ahead), memory)
         found = planned.found
         self.model_bytes = sum({id(tensor): sizes[id(tensor)] for _, tensor in tensors if id(tensor) in sizes}.values())
-        self.kept_bytes = planned.kept_bytes
-        self.picked: Picked | None = None
-        self.units: Units | None = None
-        self._last: dict[str, float] = {}
-        self._restores = load_kept(found.kept, origin_of, sources, device, engine)
-        if found.picks:
-            self.picked = Picked(found.picks, origin_of, sources, planned.picked_bytes, engine)
+        self.resident_bytes = planned.resident_bytes
+        self.row_cache: RowCache | None = None
+        self.layer_cache: LayerCache | None = None
+        self._final_counters: dict[str, float] = {}
+        self._originals = load_resident(found.resident, origin_of, sources, device, engine)
+        if found.lookups:
+            self.row_cache = RowCache(found.lookups, origin_of, sources, planned.row_cache_bytes, engine)
         if found.groups:
-            self.units = Units(found.groups, origin_of, sources, planned.slots, device, engine)
+            self.layer_cache = LayerCache(found.groups, origin_of, sources, planned.slots, device, engine)
         self._is_closed = False
         self._recorded: Callable[[], object] | None = None
-        self.steps = Steps(model, self.figures)
+        self.steps = StepRecorder(model, self.counters)
 
     def start(self, trace: str | PathLike[str] | None) -> None:
         """Begin to fetch, and to record where that is asked for."""
@@ -93,8 +93,8 @@ class Streaming:
                 raise
             # Also of a model that nobody closes, and of one that is running when the program ends.
             self._recorded = weakref.finalize(self, recording.__exit__, None, None, None)
-        if self.units is not None:
-            self.units.warm_up()
+        if self.layer_cache is not None:
+            self.layer_cache.warm_up()
 
     def __reduce__(self) -> Any:
         raise TypeError("a model whose weights are on disk is neither copied nor pickled; open it a second time")
@@ -105,14 +105,14 @@ class Streaming:
         return self._is_closed
 
     @property
-    def stash_bytes(self) -> int:
+    def compressed_cache_bytes(self) -> int:
         """Memory that has weights as they are on disk, part of ``memory_bytes``."""
-        return self.units.stash_bytes if self.units is not None else 0
+        return self.layer_cache.compressed_cache_bytes if self.layer_cache is not None else 0
 
-    def figures(self) -> dict[str, float]:
+    def counters(self) -> dict[str, float]:
         """Add up what was fetched, and waited for, so far."""
-        total = dict(self._last)
-        for part in (self.units, self.picked):
+        total = dict(self._final_counters)
+        for part in (self.layer_cache, self.row_cache):
             for name, value in (part.stats() if part is not None else {}).items():
                 total[name] = total.get(name, 0) + value
         return total
@@ -133,7 +133,7 @@ class Streaming:
             Sequences, at least 1, of a model of transformers.
         """
         return throughput.best_batch(
-            self._running(),
+            self._open_model(),
             whole(prompt_tokens, "prompt_tokens", 1, _TOKENS_MAX),
             whole(new_tokens, "new_tokens", 1, _TOKENS_MAX),
             None if memory is None else parse_bytes(memory),
@@ -163,9 +163,9 @@ class Streaming:
         batch = None if batch is None else whole(batch, "batch", 1, _TOKENS_MAX)
         max_new_tokens = whole(max_new_tokens, "max_new_tokens", 1, _TOKENS_MAX)
         options = {"batch": batch, "max_new_tokens": max_new_tokens, **options}
-        yield from throughput.generate_all(self._running(), tokenizer, prompts, **options)
+        yield from throughput.generate_all(self._open_model(), tokenizer, prompts, **options)
 
-    def _running(self) -> nn.Module:
+    def _open_model(self) -> nn.Module:
         model = self._model()
         if model is None or self._is_closed:
             raise ClosedError("the weights are streamed no more: the model was closed")
@@ -188,17 +188,17 @@ class Streaming:
         self._is_closed = True
         self.steps.close()
         try:
-            last = self.figures()
+            last = self.counters()
         except ClosedError:
             # In a forked child they are the parent's.
-            last = self._last
-        for part in (self.units, self.picked):
+            last = self._final_counters
+        for part in (self.layer_cache, self.row_cache):
             if part is not None:
                 part.close()
-        for weight, before in self._restores:
-            put(weight, before)
-        self.units = self.picked = None
-        self._last, self._restores = last, []
+        for weight, before in self._originals:
+            set_weight(weight, before)
+        self.layer_cache = self.row_cache = None
+        self._final_counters, self._originals = last, []
         if self._recorded is not None:
             self._recorded()
 
@@ -282,20 +282,20 @@ def stream(
             raise UnsupportedError(
                 "the weights of this model are streamed already; model.streaming.close() comes first"
             )
-        built, files = existing(model, weights, engine, verify)
+        built, files = open_for_module(model, weights, engine, verify)
     else:
         folder = path_of(model)
         files = ModelFiles(weights if weights is not None else folder, engine, verify)
-        built = huggingface.build(folder, files, dtype, model_class, dict(options))
-    origin_of = origins(built, files)
+        built = huggingface.build_model(folder, files, dtype, model_class, dict(options))
+    origin_of = find_origins(built, files)
     try:
         streaming = Streaming(built, origin_of, files.sources, nbytes, ahead, place, engine)
     except FileNotFoundError:
-        files.check()
+        files.check_unchanged()
         raise
     # The files were opened by their names, and may be others by then. From here on the streamer watches them.
     try:
-        files.check()
+        files.check_unchanged()
     except BaseException:
         streaming.close()
         raise
@@ -304,11 +304,11 @@ def stream(
     return built
 
 
-def _plan(model: Model, memory: int) -> Plan:
+def _plan(model: PlanInput, memory: int) -> Plan:
     try:
         return model.plan(memory)
     except MemoryError as error:
-        needed = enough(model.plan, memory)
+        needed = find_sufficient_memory(model.plan, memory)
         remedy = f"; memory={needed} is enough" if needed else ""
         raise MemoryError(f"memory={memory} is too little for this model ({error}){remedy}") from None
 

@@ -96,7 +96,7 @@ def generate_all(
     order = sorted(range(len(prompts)), key=lambda index: -lengths[index])
     if batch is None and order:
         batch = best_batch(model, lengths[order[0]], max_new_tokens)
-    criteria = [_Watch(on_token)] if on_token is not None else None
+    criteria = [_TokenCounter(on_token)] if on_token is not None else None
     for start in range(0, len(order), batch or 1):
         chosen = order[start : start + (batch or 1)]
         inputs = tokenizer([prompts[index] for index in chosen], return_tensors="pt", padding=True).to(model.device)
@@ -112,7 +112,7 @@ def generate_all(
         yield from zip(chosen, texts, strict=True)
 
 
-class _Watch:
+class _TokenCounter:
     """Looks on at each step, as a criterion that never stops it."""
 
     def __init__(self, on_token: Callable[[int], None]) -> None:

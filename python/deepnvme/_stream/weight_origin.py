@@ -1,4 +1,4 @@
-"""Where the bytes of a weight lie: stretches of files, in the order of its elements."""
+"""Where the bytes of a weight lie: encoded_ranges of files, in the order of its elements."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from deepnvme._deepnvme import _Stored
 
     # A tensor in another form, the first of its bytes and how many; or a source, the same of it, and the type there.
-    Stretch: TypeAlias = tuple[_Stored, int, int] | tuple[int, int, int, str]
+    EncodedRange: TypeAlias = tuple[_Stored, int, int] | tuple[int, int, int, str]
     # What of the files, where it goes, and its type there.
-    Conversion: TypeAlias = tuple[Stretch, int, str]
+    Conversion: TypeAlias = tuple[EncodedRange, int, str]
 
 # What the kernels of a processor look at when they choose how to add up: the same weights elsewhere in a cache line may
 # give other last bits (MKL, one row times a float32 matrix, away from multiples of 16 bytes).
-LINE_BYTES = 64
+CACHE_LINE_BYTES = 64
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A stretch of a file, or of the bytes that a tensor in another form is decoded to."""
+class ByteRange:
+    """A run of a file, or of the bytes that a tensor in another form is decoded to."""
 
     source: int
     # Where in the file; of a tensor in another form, where in its bytes.
@@ -38,42 +38,42 @@ class Piece:
 class Origin:
     """The bytes of a tensor, and what they mean."""
 
-    pieces: tuple[Piece, ...]
+    ranges: tuple[ByteRange, ...]
     # Of its elements as the files have them, decoded.
     dtype: torch.dtype
     shape: tuple[int, ...]
     # Into which they are cast when they come; ``None``: as they are.
-    held_as: torch.dtype | None = None
+    cast_to: torch.dtype | None = None
     # How far into a cache line it is in the model that results are compared with, where that is known.
-    residue: int | None = None
+    reference_line_offset: int | None = None
 
     @property
-    def begins_at(self) -> int:
+    def line_offset(self) -> int:
         """How far into a cache line it has to lie, so that results are those of the model in memory, to the bit.
 
-        A library that maps files has single stretches as they lie there; what it puts together or casts is in memory of
+        A library that maps files has single encoded_ranges as they lie there; what it puts together or casts is in memory of
         its own.
         """
-        if self.residue is not None:
-            return self.residue
-        is_mapped = self.is_plain and len(self.pieces) == 1 and self.pieces[0].offset % self.dtype.itemsize == 0
-        return self.pieces[0].offset % LINE_BYTES if is_mapped else 0
+        if self.reference_line_offset is not None:
+            return self.reference_line_offset
+        is_mapped = self.is_raw and len(self.ranges) == 1 and self.ranges[0].offset % self.dtype.itemsize == 0
+        return self.ranges[0].offset % CACHE_LINE_BYTES if is_mapped else 0
 
     @property
-    def is_as_on_disk(self) -> bool:
+    def is_page_congruent(self) -> bool:
         """Whether it can lie in a page of memory as it does in a page of its file."""
-        is_one = self.is_plain and len(self.pieces) == 1
-        return is_one and self.pieces[0].offset % LINE_BYTES == self.begins_at
+        is_one = self.is_raw and len(self.ranges) == 1
+        return is_one and self.ranges[0].offset % CACHE_LINE_BYTES == self.line_offset
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all pieces."""
+        """Bytes of all ranges."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def memory_dtype(self) -> torch.dtype:
         """The type in memory."""
-        return self.held_as or self.dtype
+        return self.cast_to or self.dtype
 
     @property
     def memory_nbytes(self) -> int:
@@ -81,68 +81,68 @@ class Origin:
         return math.prod(self.shape) * self.memory_dtype.itemsize
 
     @property
-    def is_plain(self) -> bool:
+    def is_raw(self) -> bool:
         """Whether its bytes are in memory what they are in the files."""
-        return self.memory_dtype == self.dtype and all(piece.stored is None for piece in self.pieces)
+        return self.memory_dtype == self.dtype and all(byte_range.stored is None for byte_range in self.ranges)
 
-    def held(self, dtype: torch.dtype) -> Origin:
+    def cast(self, dtype: torch.dtype) -> Origin:
         """Have the same elements as others in memory."""
-        return replace(self, held_as=None if dtype == self.dtype else dtype)
+        return replace(self, cast_to=None if dtype == self.dtype else dtype)
 
     def reshaped(self, shape: Sequence[int]) -> Origin:
         """Have the same elements in the same order in other dimensions."""
         return replace(self, shape=tuple(shape))
 
-    def part(self, start: int, nbytes: int) -> tuple[Piece, ...]:
-        """Take the pieces that are ``nbytes`` from ``start`` on."""
+    def slice_bytes(self, start: int, nbytes: int) -> tuple[ByteRange, ...]:
+        """Take the ranges that are ``nbytes`` from ``start`` on."""
         taken = []
-        for piece in self.pieces:
-            begin, end = max(start, 0), min(start + nbytes, piece.nbytes)
+        for byte_range in self.ranges:
+            begin, end = max(start, 0), min(start + nbytes, byte_range.nbytes)
             if begin < end:
-                taken.append(replace(piece, offset=piece.offset + begin, nbytes=end - begin))
-            start -= piece.nbytes
+                taken.append(replace(byte_range, offset=byte_range.offset + begin, nbytes=end - begin))
+            start -= byte_range.nbytes
         return tuple(taken)
 
 
-def joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
-    """Make one piece of those that lie one behind the other."""
-    whole: list[Piece] = []
-    for piece in pieces:
+def merge_adjacent(ranges: Sequence[ByteRange]) -> tuple[ByteRange, ...]:
+    """Make one byte_range of those that lie one behind the other."""
+    whole: list[ByteRange] = []
+    for byte_range in ranges:
         last = whole[-1] if whole else None
-        is_next = last is not None and (last.source, last.stored) == (piece.source, piece.stored)
-        if last is not None and is_next and last.offset + last.nbytes == piece.offset:
-            whole[-1] = replace(last, nbytes=last.nbytes + piece.nbytes)
-        elif piece.nbytes:
-            whole.append(piece)
+        is_next = last is not None and (last.source, last.stored) == (byte_range.source, byte_range.stored)
+        if last is not None and is_next and last.offset + last.nbytes == byte_range.offset:
+            whole[-1] = replace(last, nbytes=last.nbytes + byte_range.nbytes)
+        elif byte_range.nbytes:
+            whole.append(byte_range)
     return tuple(whole)
 
 
-def concatenated(origins: Sequence[Origin], dim: int) -> Origin:
-    """Do what ``torch.cat`` does: the result has memory of its own, also where its pieces are neighbours in a file."""
+def concatenate(origins: Sequence[Origin], dim: int) -> Origin:
+    """Do what ``torch.cat`` does: the result has memory of its own, also where its ranges are neighbours in a file."""
     first = origins[0]
     outer = math.prod(first.shape[:dim])
-    pieces: list[Piece] = []
+    ranges: list[ByteRange] = []
     for index in range(outer):
         for origin in origins:
             block = origin.nbytes // outer
-            pieces += origin.part(index * block, block)
+            ranges += origin.slice_bytes(index * block, block)
     length = sum(origin.shape[dim] for origin in origins)
     shape = (*first.shape[:dim], length, *first.shape[dim + 1 :])
-    return Origin(joined(pieces), first.dtype, shape, residue=0)
+    return Origin(merge_adjacent(ranges), first.dtype, shape, reference_line_offset=0)
 
 
-def narrowed(origin: Origin, dim: int, start: int, length: int) -> Origin:
+def narrow(origin: Origin, dim: int, start: int, length: int) -> Origin:
     """Do what ``Tensor.narrow`` does: the result is within the memory of the whole."""
     outer, inner = math.prod(origin.shape[:dim]), math.prod(origin.shape[dim + 1 :]) * origin.dtype.itemsize
     block = origin.shape[dim] * inner
-    residue = None
-    if origin.residue is not None and outer == 1:
-        residue = (origin.residue + start * inner) % LINE_BYTES
-    pieces: list[Piece] = []
+    reference_line_offset = None
+    if origin.reference_line_offset is not None and outer == 1:
+        reference_line_offset = (origin.reference_line_offset + start * inner) % CACHE_LINE_BYTES
+    ranges: list[ByteRange] = []
     for index in range(outer):
-        pieces += origin.part(index * block + start * inner, length * inner)
+        ranges += origin.slice_bytes(index * block + start * inner, length * inner)
     shape = (*origin.shape[:dim], length, *origin.shape[dim + 1 :])
-    return Origin(joined(pieces), origin.dtype, shape, residue=residue)
+    return Origin(merge_adjacent(ranges), origin.dtype, shape, reference_line_offset=reference_line_offset)
 
 
 # Those that are cast on arrival.
@@ -154,21 +154,21 @@ def can_cast(origin: torch.dtype, target: torch.dtype) -> bool:
     return origin == target or (origin in FLOATS and target in FLOATS)
 
 
-def stretches(origin: Origin) -> list[Stretch]:
+def encoded_ranges(origin: Origin) -> list[EncodedRange]:
     """Say what of the files a weight is made of, in the order of its elements."""
-    made: list[Stretch] = []
-    for piece in origin.pieces:
-        if piece.stored is None:
-            made.append((piece.source, piece.offset, piece.nbytes, FLOATS[origin.dtype]))
+    made: list[EncodedRange] = []
+    for byte_range in origin.ranges:
+        if byte_range.stored is None:
+            made.append((byte_range.source, byte_range.offset, byte_range.nbytes, FLOATS[origin.dtype]))
         else:
-            made.append((piece.stored, piece.offset, piece.nbytes))
+            made.append((byte_range.stored, byte_range.offset, byte_range.nbytes))
     return made
 
 
 def conversions(origin: Origin, at: int) -> list[Conversion]:
-    """Say what brings a weight to ``at``: stretches, the place of each, and the type there."""
+    """Say what brings a weight to ``at``: encoded_ranges, the place of each, and the type there."""
     made = []
-    for piece, stretch in zip(origin.pieces, stretches(origin), strict=True):
-        made.append((stretch, at, FLOATS[origin.memory_dtype]))
-        at += piece.nbytes // origin.dtype.itemsize * origin.memory_dtype.itemsize
+    for byte_range, run in zip(origin.ranges, encoded_ranges(origin), strict=True):
+        made.append((run, at, FLOATS[origin.memory_dtype]))
+        at += byte_range.nbytes // origin.dtype.itemsize * origin.memory_dtype.itemsize
     return made

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme._stream.weight_origin import LINE_BYTES, can_cast, concatenated, narrowed
+from deepnvme._stream.weight_origin import CACHE_LINE_BYTES, can_cast, concatenate, narrow
 from deepnvme.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -27,23 +27,23 @@ _ATEN = torch.ops.aten
 
 
 class UntraceableError(RuntimeError):
-    """What was done to a tensor is more than putting stretches of files one behind the other.
+    """What was done to a tensor is more than putting encoded_ranges of files one behind the other.
 
     No ``TypeError``: of that, PyTorch's operators make one of their own, which says nothing.
     """
 
 
-class Traced(torch.Tensor):
+class TracedTensor(torch.Tensor):
     """A tensor on disk. ``origin`` has its bytes; its own dtype may be another, into which they are to be cast."""
 
     origin: Origin
 
     @staticmethod
     def __new__(  # noqa: PYI034 (what torch makes is of the class that it is told)
-        cls: type[Traced], origin: Origin, dtype: torch.dtype | None = None
-    ) -> Traced:
+        cls: type[TracedTensor], origin: Origin, dtype: torch.dtype | None = None
+    ) -> TracedTensor:
         """Make one."""
-        made: Traced = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001
+        made: TracedTensor = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001
             cls, origin.shape, dtype=dtype or origin.dtype, device=torch.device("cpu")
         )
         made.origin = origin
@@ -53,99 +53,101 @@ class Traced(torch.Tensor):
         raise RuntimeError("a weight that was never read cannot be saved; its file is still on disk")
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
-        return f"Traced(shape={tuple(self.shape)}, dtype={self.dtype}, pieces={len(self.origin.pieces)})"
+        return f"TracedTensor(shape={tuple(self.shape)}, dtype={self.dtype}, ranges={len(self.origin.ranges)})"
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Follow where the bytes go."""
-        follow = _FOLLOWED.get(func)
+        follow = _HANDLERS.get(func)
         if follow is None:
             raise UntraceableError(f"{func} makes more of the weights than their bytes in another order")
         return follow(*args, **(kwargs or {}))
 
 
-def _same(tensor: Traced, *_: object, **__: object) -> Traced:
-    return Traced(tensor.origin, tensor.dtype)
+def _alias(tensor: TracedTensor, *_: object, **__: object) -> TracedTensor:
+    return TracedTensor(tensor.origin, tensor.dtype)
 
 
-def _cloned(tensor: Traced, *_: object, **__: object) -> Traced:
-    return Traced(replace(tensor.origin, residue=0), tensor.dtype)
+def _clone(tensor: TracedTensor, *_: object, **__: object) -> TracedTensor:
+    return TracedTensor(replace(tensor.origin, reference_line_offset=0), tensor.dtype)
 
 
-def _cast(tensor: Traced, *, dtype: torch.dtype | None = None, **_: object) -> Traced:
-    return Traced(tensor.origin, dtype or tensor.dtype)
+def _cast(tensor: TracedTensor, *, dtype: torch.dtype | None = None, **_: object) -> TracedTensor:
+    return TracedTensor(tensor.origin, dtype or tensor.dtype)
 
 
-def _viewed(tensor: Traced, shape: list[int], *_: object) -> Traced:
+def _view(tensor: TracedTensor, shape: list[int], *_: object) -> TracedTensor:
     if -1 in shape:
         known = -torch.Size(shape).numel()
         shape = [tensor.numel() // max(known, 1) if size == -1 else size for size in shape]
-    return Traced(tensor.origin.reshaped(shape), tensor.dtype)
+    return TracedTensor(tensor.origin.reshaped(shape), tensor.dtype)
 
 
-def _padded(tensor: Traced, pad: list[int], *_: object) -> Traced:
+def _pad(tensor: TracedTensor, pad: list[int], *_: object) -> TracedTensor:
     if any(pad):
         raise UntraceableError("a weight is made larger than it is on disk")
-    return Traced(tensor.origin, tensor.dtype)
+    return TracedTensor(tensor.origin, tensor.dtype)
 
 
-def _unsqueezed(tensor: Traced, dim: int) -> Traced:
+def _unsqueeze(tensor: TracedTensor, dim: int) -> TracedTensor:
     shape = list(tensor.shape)
     shape.insert(dim % (len(shape) + 1), 1)
-    return Traced(tensor.origin.reshaped(shape), tensor.dtype)
+    return TracedTensor(tensor.origin.reshaped(shape), tensor.dtype)
 
 
-def _together(tensors: list[Traced], dim: int) -> Traced:
-    if not all(isinstance(tensor, Traced) for tensor in tensors) or len({tensor.dtype for tensor in tensors}) > 1:
+def _concatenate(tensors: list[TracedTensor], dim: int) -> TracedTensor:
+    if not all(isinstance(tensor, TracedTensor) for tensor in tensors) or len({tensor.dtype for tensor in tensors}) > 1:
         raise UntraceableError("weights on disk are put together with others")
     if len({tensor.origin.dtype for tensor in tensors}) > 1:
         raise UntraceableError("weights of several dtypes are put together")
-    return Traced(concatenated([tensor.origin for tensor in tensors], dim), tensors[0].dtype)
+    return TracedTensor(concatenate([tensor.origin for tensor in tensors], dim), tensors[0].dtype)
 
 
-def _cat(tensors: list[Traced], dim: int = 0) -> Traced:
-    return _together(tensors, dim % tensors[0].ndim)
+def _cat(tensors: list[TracedTensor], dim: int = 0) -> TracedTensor:
+    return _concatenate(tensors, dim % tensors[0].ndim)
 
 
-def _stack(tensors: list[Traced], dim: int = 0) -> Traced:
+def _stack(tensors: list[TracedTensor], dim: int = 0) -> TracedTensor:
     dim %= tensors[0].ndim + 1
-    return _together([_unsqueezed(tensor, dim) for tensor in tensors], dim)
+    return _concatenate([_unsqueeze(tensor, dim) for tensor in tensors], dim)
 
 
-def _slice(tensor: Traced, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Traced:
+def _slice(
+    tensor: TracedTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> TracedTensor:
     if step != 1:
         raise UntraceableError(f"every {step}th row of a weight is taken")
     begin, stop, _ = slice(start, end).indices(tensor.shape[dim])
-    return Traced(narrowed(tensor.origin, dim % tensor.ndim, begin, max(stop - begin, 0)), tensor.dtype)
+    return TracedTensor(narrow(tensor.origin, dim % tensor.ndim, begin, max(stop - begin, 0)), tensor.dtype)
 
 
-def _split(tensor: Traced, sizes: int | list[int], dim: int = 0) -> list[Traced]:
+def _split(tensor: TracedTensor, sizes: int | list[int], dim: int = 0) -> list[TracedTensor]:
     length = tensor.shape[dim]
     if isinstance(sizes, int):
-        # Also nothing is one piece.
+        # Also nothing is one byte_range.
         sizes = [min(sizes, length - at) for at in range(0, max(length, 1), max(sizes, 1))]
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     return [_slice(tensor, dim, start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
 
-def _select(tensor: Traced, dim: int, index: int) -> Traced:
+def _select(tensor: TracedTensor, dim: int, index: int) -> TracedTensor:
     dim, index = dim % tensor.ndim, index % tensor.shape[dim]
     row = _slice(tensor, dim, index, index + 1)
-    return Traced(row.origin.reshaped([*row.shape[:dim], *row.shape[dim + 1 :]]), tensor.dtype)
+    return TracedTensor(row.origin.reshaped([*row.shape[:dim], *row.shape[dim + 1 :]]), tensor.dtype)
 
 
-_FOLLOWED: dict[Any, Callable[..., Any]] = {
-    _ATEN.detach.default: _same,
-    _ATEN.alias.default: _same,
-    _ATEN.clone.default: _cloned,
+_HANDLERS: dict[Any, Callable[..., Any]] = {
+    _ATEN.detach.default: _alias,
+    _ATEN.alias.default: _alias,
+    _ATEN.clone.default: _clone,
     _ATEN._to_copy.default: _cast,  # noqa: SLF001
-    _ATEN.view.default: _viewed,
-    _ATEN._unsafe_view.default: _viewed,  # noqa: SLF001
+    _ATEN.view.default: _view,
+    _ATEN._unsafe_view.default: _view,  # noqa: SLF001
     # Of nothing, as tied models have it done to their biases.
-    _ATEN.constant_pad_nd.default: _padded,
-    _ATEN.unsqueeze.default: _unsqueezed,
+    _ATEN.constant_pad_nd.default: _pad,
+    _ATEN.unsqueeze.default: _unsqueeze,
     _ATEN.cat.default: _cat,
     _ATEN.stack.default: _stack,
     _ATEN.slice.Tensor: _slice,
@@ -155,18 +157,18 @@ _FOLLOWED: dict[Any, Callable[..., Any]] = {
 }
 
 
-def origins(model: nn.Module, files: ModelFiles) -> dict[str, Origin]:
+def find_origins(model: nn.Module, files: ModelFiles) -> dict[str, Origin]:
     """Where on disk each parameter and buffer of a model is, under each of its names."""
-    tensors = named(model)
-    is_traced = any(isinstance(tensor, Traced) for _, tensor in tensors)
+    tensors = named_tensors(model)
+    is_traced = any(isinstance(tensor, TracedTensor) for _, tensor in tensors)
     by_tensor: dict[int, Origin] = {}
     for name, tensor in tensors:
-        if isinstance(tensor, Traced):
+        if isinstance(tensor, TracedTensor):
             if not can_cast(tensor.origin.dtype, tensor.dtype):
                 raise UnsupportedError(f"{name} is {tensor.origin.dtype} on disk and would be {tensor.dtype} in memory")
-            by_tensor[id(tensor)] = tensor.origin.held(tensor.dtype)
+            by_tensor[id(tensor)] = tensor.origin.cast(tensor.dtype)
         elif name in files.tensors and not is_traced:
-            by_tensor.setdefault(id(tensor), _as_in_memory(files.tensors[name], tensor))
+            by_tensor.setdefault(id(tensor), _with_line_offset(files.tensors[name], tensor))
     # A weight that modules share is in the file under one of its names.
     for name, tensor in tensors:
         if tensor.is_meta and id(tensor) not in by_tensor:
@@ -174,14 +176,16 @@ def origins(model: nn.Module, files: ModelFiles) -> dict[str, Origin]:
     return {name: by_tensor[id(tensor)] for name, tensor in tensors if id(tensor) in by_tensor}
 
 
-def _as_in_memory(origin: Origin, tensor: torch.Tensor) -> Origin:
+def _with_line_offset(origin: Origin, tensor: torch.Tensor) -> Origin:
     """Have a weight lie as the one does that results are compared with, where that is in memory now."""
     if tensor.device.type != "cpu":
         return origin
-    residue = tensor.data_ptr() % LINE_BYTES
-    return replace(origin, residue=residue if residue % tensor.dtype.itemsize == 0 else 0)
+    reference_line_offset = tensor.data_ptr() % CACHE_LINE_BYTES
+    return replace(
+        origin, reference_line_offset=reference_line_offset if reference_line_offset % tensor.dtype.itemsize == 0 else 0
+    )
 
 
-def named(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+def named_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     parameters = model.named_parameters(remove_duplicate=False)
     return [*parameters, *model.named_buffers(remove_duplicate=False)]

@@ -11,8 +11,8 @@ import torch
 
 from deepnvme._checkpoint.following import follow
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set, _packed_tensors
-from deepnvme._stream.weight_origin import Origin, Piece
-from deepnvme._stream.weight_provenance import named
+from deepnvme._stream.weight_origin import ByteRange, Origin
+from deepnvme._stream.weight_provenance import named_tensors
 from deepnvme._utils.arguments import path_of
 from deepnvme._utils.strides import row_major
 from deepnvme.errors import ChangedFileError, CorruptFileError, UnsupportedError
@@ -35,7 +35,7 @@ _PACKED_KEY = "deepnvme.packed"
 
 
 @dataclass(frozen=True)
-class _Stamp:
+class _FileIdentity:
     """What changes when a file is replaced, cut or written to."""
 
     device: int
@@ -44,7 +44,7 @@ class _Stamp:
     modified_ns: int
 
     @classmethod
-    def of(cls, path: str) -> _Stamp | None:
+    def of(cls, path: str) -> _FileIdentity | None:
         try:
             stat = os.stat(path)  # noqa: PTH116
         except OSError:
@@ -66,25 +66,25 @@ class ModelFiles:
     ) -> None:
         self.sources: list[str | StripeSet] = []
         self.tensors: dict[str, Origin] = {}
-        self._stamps: dict[str, _Stamp | None] = {}
+        self._identities: dict[str, _FileIdentity | None] = {}
         self._verify = verify
         if isinstance(path, StripeSet):
             self._open([(path, None, None)], engine)
             return
-        packed = _packed_in(path)
+        packed = _find_packed(path)
         if packed is not None:
             self._open([(packed, None, None)], engine)
             return
         follow(path, lambda: _find_set(path, verify != "off"), lambda found: self._open(found, engine))
 
-    def check(self) -> None:
+    def check_unchanged(self) -> None:
         """Make sure that the files are still those that the tensors were looked up in.
 
         Raises:
             ChangedFileError: one was replaced, cut or written to.
         """
-        for path, stamp in self._stamps.items():
-            if _Stamp.of(path) != stamp:
+        for path, identity in self._identities.items():
+            if _FileIdentity.of(path) != identity:
                 error = ChangedFileError(f"{path}: this file was replaced while the model was opened; open it again")
                 error.filename = path
                 raise error
@@ -92,7 +92,7 @@ class ModelFiles:
     def _open(self, found: Sequence[_Found], engine: Engine | None) -> None:
         self.sources.clear()
         self.tensors.clear()
-        self._stamps.clear()
+        self._identities.clear()
         for file, names, identity in found:
             source = file if isinstance(file, StripeSet) else os.fspath(file)
             self._add(source, names, identity, engine)
@@ -105,7 +105,9 @@ class ModelFiles:
         engine: Engine | None,
     ) -> None:
         # Before the file is opened: what changes in between shows later.
-        self._stamps.update({path: _Stamp.of(path) for path in ([file] if isinstance(file, str) else file.paths)})
+        self._identities.update(
+            {path: _FileIdentity.of(path) for path in ([file] if isinstance(file, str) else file.paths)}
+        )
         reader = _CheckpointReader(file, engine, True, names)
         # Names, types and places of tensors are read from it only here.
         if self._verify != "off":
@@ -131,7 +133,7 @@ class ModelFiles:
             if name in packed:
                 decoded_name, decoded_shape, stored = packed[name]
                 decoded = Origin((), getattr(torch, decoded_name), tuple(decoded_shape))
-                self.tensors[name] = replace(decoded, pieces=(Piece(source, 0, decoded.nbytes, stored),))
+                self.tensors[name] = replace(decoded, ranges=(ByteRange(source, 0, decoded.nbytes, stored),))
                 continue
             dtype: torch.dtype = getattr(torch, dtype_name)
             size = torch.Size(shape)
@@ -139,12 +141,12 @@ class ModelFiles:
                 label = file if isinstance(file, str) else file.manifest_path
                 raise UnsupportedError(
                     f"{label}: {name} does not lie row by row (shape {tuple(shape)}, strides {tuple(strides)}), or is "
-                    "a lazy conjugate or negative, so that it cannot be read in pieces; convert the file first: "
+                    "a lazy conjugate or negative, so that it cannot be read in ranges; convert the file first: "
                     f"deepnvme convert {Path(label).name} model.safetensors"
                 )
-            piece = Piece(source, places[storage] + first * dtype.itemsize, size.numel() * dtype.itemsize)
-            pieces = (piece,) if piece.nbytes else ()
-            self.tensors[name] = Origin(pieces, dtype, tuple(shape))
+            byte_range = ByteRange(source, places[storage] + first * dtype.itemsize, size.numel() * dtype.itemsize)
+            ranges = (byte_range,) if byte_range.nbytes else ()
+            self.tensors[name] = Origin(ranges, dtype, tuple(shape))
 
 
 def _is_packed(file: str | StripeSet) -> bool:
@@ -153,7 +155,7 @@ def _is_packed(file: str | StripeSet) -> bool:
     return path.name in {_PACKED_NAME, f"{_PACKED_NAME}.stripes.json"}
 
 
-def _packed_in(path: str | PathLike[str]) -> str | StripeSet | None:
+def _find_packed(path: str | PathLike[str]) -> str | StripeSet | None:
     """Find what ``deepnvme pack`` has made of a folder: one file, or stripes of one."""
     folder = path_of(path)
     for name in (_PACKED_NAME, "model.safetensors"):
@@ -164,7 +166,7 @@ def _packed_in(path: str | PathLike[str]) -> str | StripeSet | None:
     return os.fspath(packed) if packed.is_file() else None
 
 
-def existing(
+def open_for_module(
     model: nn.Module, weights: str | PathLike[str] | StripeSet | None, engine: Engine | None, verify: str
 ) -> tuple[nn.Module, ModelFiles]:
     if getattr(model, "hf_device_map", None) or hasattr(model, "_hf_hook"):
@@ -177,7 +179,7 @@ def existing(
             "then deepnvme.stream(module, weights='weights.safetensors', memory=...)"
         )
     files = ModelFiles(weights, engine, verify)
-    state = dict(named(model))
+    state = dict(named_tensors(model))
     unknown = [name for name in files.tensors if name not in state]
     if unknown:
         raise UnsupportedError(f"{weights} has {unknown[0]}, which the module has not")

@@ -21,16 +21,16 @@ class _FileRanges:
         self.read_start = 0
         self.read_end = 0
 
-    def meets_write(self, start: int, end: int) -> bool:
+    def overlaps_write(self, start: int, end: int) -> bool:
         # Disjoint and sorted, so only the last one that starts before `end` can reach beyond `start`.
         index = bisect_left(self.write_starts, end)
         return index > 0 and self.write_ends[index - 1] > start
 
-    def meets_read(self, start: int, end: int) -> bool:
+    def overlaps_read(self, start: int, end: int) -> bool:
         return self.read_start < end and start < self.read_end
 
 
-class Ranges:
+class ByteRanges:
     """The byte ranges that a set of pending operations reads and writes."""
 
     __slots__ = ("_files",)
@@ -43,7 +43,7 @@ class Ranges:
         ranges = self._files.get(file)
         if ranges is None or start >= end:
             return False
-        return ranges.meets_write(start, end) or (writes and ranges.meets_read(start, end))
+        return ranges.overlaps_write(start, end) or (writes and ranges.overlaps_read(start, end))
 
     def add(self, file: Hashable, start: int, end: int, *, writes: bool) -> None:
         """Records an operation that conflicts with none of the set."""

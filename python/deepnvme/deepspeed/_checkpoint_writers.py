@@ -66,7 +66,7 @@ class DecoupledCheckpointEngine(WriterCheckpointEngine):
 
     def create(self, info: Any) -> None:
         """Begin a checkpoint."""
-        self._settle()
+        self._commit_pending()
         self._uncommitted = info
 
     def save(self, state_dict: Any, path: str) -> None:  # type: ignore[override]
@@ -101,11 +101,11 @@ class DecoupledCheckpointEngine(WriterCheckpointEngine):
     def cleanup(self) -> None:
         """Finish what is under way."""
         try:
-            self._settle()
+            self._commit_pending()
         finally:
             self._files.close()
 
-    def _settle(self) -> None:
+    def _commit_pending(self) -> None:
         """Commit a checkpoint that no step of the optimizer has followed: DeepSpeed would forget to name it."""
         info = self._uncommitted
         if info is None:

@@ -32,7 +32,7 @@ class _Pinned(NamedTuple):
 Register: TypeAlias = Callable[[torch.Tensor], object]
 
 
-class DeviceTensors:
+class PinnedDeviceTensors:
     """The pinned tensors that are alive, by address: GPUs and host share one space of addresses."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class DeviceTensors:
                 del self._pinned[start]
 
 
-pinned = DeviceTensors()
+pinned = PinnedDeviceTensors()
 
 
 def new(num_elem: int, example: torch.Tensor, register: Register) -> torch.Tensor:

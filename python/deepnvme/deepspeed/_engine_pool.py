@@ -2,7 +2,7 @@
 
 Programs make handles often, while an engine owns threads, a queue in the kernel and bounce memory. So a handle costs
 nothing until its first transfer; then it borrows an engine with its settings, for itself alone, so that two handles
-never queue behind one another. When the handle goes, its engine waits on a short shelf for the next handle.
+never queue behind one another. When the handle goes, its engine waits on a short pool for the next handle.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ POOL_BYTES_MAX = 32 << 20
 IDLE_MAX = 2
 
 
-class Settings(NamedTuple):
-    """What an engine is made with; the key of the shelf."""
+class EngineSettings(NamedTuple):
+    """What an engine is made with; the key of the pool."""
 
     workers: int
     queue_depth: int
@@ -34,7 +34,7 @@ class Settings(NamedTuple):
     gds: Literal["preferred", "disabled"] = "disabled"
 
     @classmethod
-    def of(cls, *, block_size: int, queue_depth: int, single_submit: bool, intra_op_parallelism: int) -> Settings:
+    def of(cls, *, block_size: int, queue_depth: int, single_submit: bool, intra_op_parallelism: int) -> EngineSettings:
         """The nearest settings that an engine takes; all arguments are 1 or more."""
         whole_pages = -(-block_size // BLOCK_BYTES_MIN) * BLOCK_BYTES_MIN
         return cls(
@@ -51,15 +51,15 @@ class Settings(NamedTuple):
         return max(min(asked, POOL_BYTES_MAX), self.workers * self.block_bytes)
 
 
-class Shelf:
+class EnginePool:
     """The idle engines. Every method may be called from any thread, and from a finalizer at any moment."""
 
     def __init__(self) -> None:
         # Re-entrant, since a finalizer may give an engine back while this thread is inside `take`.
         self._lock = threading.RLock()
-        self._idle: dict[Settings, deepnvme.Engine] = {}
+        self._idle: dict[EngineSettings, deepnvme.Engine] = {}
 
-    def take(self, settings: Settings) -> deepnvme.Engine:
+    def acquire(self, settings: EngineSettings) -> deepnvme.Engine:
         """An engine with these settings that nobody else has."""
         with self._lock:
             engine = self._idle.pop(settings, None)
@@ -74,7 +74,7 @@ class Shelf:
             pool_bytes=settings.pool_bytes,
         )
 
-    def give_back(self, settings: Settings, engine: deepnvme.Engine) -> None:
+    def release(self, settings: EngineSettings, engine: deepnvme.Engine) -> None:
         """Keeps an engine that has nothing in flight for the next handle; the oldest idle ones are closed."""
         surplus = []
         with self._lock:
@@ -97,9 +97,9 @@ class Shelf:
         for engine in idle:
             engine.close()
 
-    def start_afresh(self) -> None:
+    def reset_after_fork(self) -> None:
         """Forgets, in a child process, the engines of its parent."""
-        abandon(self._idle)
+        leak_inherited(self._idle)
         self._lock = threading.RLock()
         self._idle = {}
 
@@ -108,11 +108,11 @@ class Shelf:
 _inherited: list[object] = []
 
 
-def abandon(inherited: object) -> None:
+def leak_inherited(inherited: object) -> None:
     """Keeps what came over a fork from ever being dropped here."""
     _inherited.append(inherited)
 
 
-shelf = Shelf()
-os.register_at_fork(after_in_child=shelf.start_afresh)
-atexit.register(shelf.clear)
+pool = EnginePool()
+os.register_at_fork(after_in_child=pool.reset_after_fork)
+atexit.register(pool.clear)

@@ -24,7 +24,7 @@ class _Installation:
         hook = ImportHook(_is_wanted, self._change_new)
         sys.meta_path.insert(0, hook)
         self._patches.on_undo(lambda: sys.meta_path.remove(hook))
-        _inherit(install, self._patches)
+        _install_in_children(install, self._patches)
         try:
             self._change_loaded(_deepspeed_modules())
         except BaseException:
@@ -45,7 +45,7 @@ class _Installation:
         if _monkeypatches.wanted(module.__name__):
             _monkeypatches.change(module, self._patches)
         if _workarounds.wanted(module.__name__):
-            _workarounds.mend(module, self._patches, is_new=is_new)
+            _workarounds.apply(module, self._patches, is_new=is_new)
 
     def undo(self) -> None:
         self._patches.undo()
@@ -132,7 +132,7 @@ class _CallOnUnpickling:
         return self._function, ()
 
 
-def _inherit(install: Callable[[], None], patches: Patches) -> None:
+def _install_in_children(install: Callable[[], None], patches: Patches) -> None:
     """Makes every child process that is started from now on call `install` (a module-level function) first."""
     module: Any = multiprocessing.spawn
     original: Callable[[str], dict[str, Any]] = module.get_preparation_data

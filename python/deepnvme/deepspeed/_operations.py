@@ -20,7 +20,7 @@ from deepnvme._deepnvme import _pin_device
 
 from . import _engine_pool
 from ._arguments import Name
-from ._byte_ranges import Ranges
+from ._byte_ranges import ByteRanges
 
 
 class Operation:
@@ -33,7 +33,7 @@ class Operation:
         self._check = check
         self.file = file
 
-    def settle(self) -> None:
+    def wait_quietly(self) -> None:
         """Waits until the bytes have been moved or not; says nothing about which."""
         with suppress(Exception):
             self._pending.wait()
@@ -61,13 +61,13 @@ class Batch:
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
-        self.ranges = Ranges()
+        self.ranges = ByteRanges()
 
 
 class Operations:
     """The operations of one handle and, from the first one on, the engine that carries them out."""
 
-    def __init__(self, settings: _engine_pool.Settings) -> None:
+    def __init__(self, settings: _engine_pool.EngineSettings) -> None:
         self._settings = settings
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -134,12 +134,12 @@ class Operations:
         if engine is None:
             return
         if os.getpid() != self._process:
-            _engine_pool.abandon((engine, self._unclaimed, self._claimed))
+            _engine_pool.leak_inherited((engine, self._unclaimed, self._claimed))
             return
         try:
             self.wait()
         finally:
-            _engine_pool.shelf.give_back(self._settings, engine)
+            _engine_pool.pool.release(self._settings, engine)
 
     def _await_all(self) -> tuple[int, Exception | None]:
         self._check_process()
@@ -185,7 +185,7 @@ class Operations:
             return engine
         with self._lock:
             if self._engine is None:
-                self._engine = _engine_pool.shelf.take(self._settings)
+                self._engine = _engine_pool.pool.acquire(self._settings)
             return self._engine
 
     def _check_process(self) -> None:
@@ -209,7 +209,7 @@ class Operations:
         if not earlier:
             return
         for operation in earlier:
-            operation.settle()
+            operation.wait_quietly()
         with self._lock:
             for batch in batches:
                 batch.ranges.forget(file)

@@ -18,7 +18,7 @@ import deepnvme
 from . import _arguments
 
 
-class LockedRegions:
+class PinnedRegions:
     """The address ranges of the locked tensors that are alive."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class LockedRegions:
         self.remove(start)
 
 
-regions = LockedRegions()
+regions = PinnedRegions()
 
 
 def new(num_elem: int, example: torch.Tensor) -> torch.Tensor:
@@ -89,12 +89,12 @@ def free(tensor: torch.Tensor) -> bool:
     return True
 
 
-def free_address(address: int) -> bool:
+def free_at(address: int) -> bool:
     """Stops counting the region at this address as locked; its memory goes with the last tensor on it."""
     return regions.remove(_arguments.integer(address, "address"))
 
 
-def is_locked(tensor: torch.Tensor) -> bool:
+def is_pinned(tensor: torch.Tensor) -> bool:
     """Whether a tensor lies in page-locked memory: that of a locked tensor (views too), or torch's own."""
     buffer = _arguments.tensor(tensor, "buffer")
     if buffer.device.type != "cpu" or buffer.numel() == 0:

@@ -32,7 +32,7 @@ def restore_state(engine: Any, load_path: str) -> None:
     for sub_group, master in enumerate(zero.fp32_partitioned_groups_flat):
         if zero._swappable_optimizer_subgroup(sub_group):  # noqa: SLF001
             numel = int(zero.fp16_partitioned_groups_flat_numel[sub_group])
-            _announce(swapper, master, zero.optimizer.state.get(master, {}), numel)
+            _register_swapped_state(swapper, master, zero.optimizer.state.get(master, {}), numel)
         else:
             master.data.copy_(saved["fp32_flat_groups"][sub_group].data)
             zero._reassign_or_swap_out_partitioned_parameters(sub_group)  # noqa: SLF001
@@ -59,7 +59,7 @@ def _restore_optimizer(zero: Any, saved: dict[str, Any]) -> None:
         zero._clear_fp32_optimizer_param_groups()  # noqa: SLF001
 
 
-def _announce(swapper: Any, master: torch.Tensor, state: dict[str, Any], numel: int) -> None:
+def _register_swapped_state(swapper: Any, master: torch.Tensor, state: dict[str, Any], numel: int) -> None:
     """Tells the swapper which tensors of a sub-group's state lie in files; it reads them at the next step."""
     info = swapper.swap_params_info[swapper.parameter_id(master)]
     # As `purge_state` does for all: what there was before the load is no more.

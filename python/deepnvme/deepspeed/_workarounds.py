@@ -34,7 +34,7 @@ def wanted(name: str) -> bool:
     return name in {_PARAMETERS, _ENGINE} or (not __debug__ and _does_io_in_asserts(name))
 
 
-def mend(module: ModuleType, patches: Patches, *, is_new: bool) -> None:
+def apply(module: ModuleType, patches: Patches, *, is_new: bool) -> None:
     """Mends one module; `is_new` says that nobody has taken anything from it yet."""
     name = module.__name__
     if not __debug__ and _does_io_in_asserts(name):

@@ -15,7 +15,7 @@ import torch
 
 from . import _arguments, _pinned_tensors, _validation
 from ._arguments import FileName, Name
-from ._engine_pool import Settings
+from ._engine_pool import EngineSettings
 from ._operations import Operations
 
 # The unit of `get_alignment()`. Callers compute buffer sizes with it; the engine itself asks for no alignment.
@@ -72,7 +72,7 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         self._overlap_events = _arguments.flag(overlap_events, "overlap_events")
         self._intra_op_parallelism = _arguments.positive(intra_op_parallelism, "intra_op_parallelism")
         self._operations = Operations(
-            Settings.of(
+            EngineSettings.of(
                 block_size=self._block_size,
                 queue_depth=self._queue_depth,
                 single_submit=self._single_submit,
@@ -182,7 +182,7 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
 
     def is_pinned(self, buffer: torch.Tensor) -> bool:
         """Whether `buffer` lies in page-locked memory: of a locked tensor, views included, or of torch's own."""
-        return _pinned_tensors.is_locked(buffer)
+        return _pinned_tensors.is_pinned(buffer)
 
     def wait(self) -> int:
         """Waits for all pending operations; how many that were, 0 for none.

@@ -28,8 +28,8 @@ class pin_handle:  # noqa: N801 - the name is DeepSpeed's
 
     def free_cpu_locked_tensor_by_ptr(self, address: int) -> bool:
         """Stops counting the region at `address` as locked; its memory goes with the last tensor on it."""
-        return _pinned_tensors.free_address(address)
+        return _pinned_tensors.free_at(address)
 
     def is_pinned(self, buffer: torch.Tensor) -> bool:
         """Whether `buffer` lies in page-locked memory: of a locked tensor, views included, or of torch's own."""
-        return _pinned_tensors.is_locked(buffer)
+        return _pinned_tensors.is_pinned(buffer)

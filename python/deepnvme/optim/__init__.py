@@ -33,6 +33,6 @@ Example:
     True
 """
 
-from deepnvme.optim._rules import SGD, Adagrad, Adam, AdamW, Lion
+from deepnvme.optim._algorithms import SGD, Adagrad, Adam, AdamW, Lion
 
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lion"]

@@ -15,11 +15,11 @@ from deepnvme._deepnvme import Kernel
 # Elements that share a scale; the kernel's blocks begin at multiples of it.
 BLOCK = 128
 # What a piece of state has in memory: numbers, or codes and scales.
-Kept: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+StateData: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Format:
+class StateFormat:
     """A way for numbers to lie in memory.
 
     ``dtype`` is that of the elements; those of 8 bits have scales beside them.
@@ -41,37 +41,37 @@ class Format:
         """Where the scales begin: behind the elements."""
         return -(-count * self.dtype.itemsize // 4) * 4
 
-    def view(self, memory: torch.Tensor, count: int) -> Kept:
+    def view(self, memory: torch.Tensor, count: int) -> StateData:
         """See ``nbytes(count)`` bytes as what they are."""
         elements = memory[: count * self.dtype.itemsize].view(self.dtype)
         if not self.has_scales:
             return elements
         return elements, memory[self.scales_begin(count) :].view(torch.float32)
 
-    def make(self, count: int) -> Kept:
+    def make(self, count: int) -> StateData:
         """Make zeros."""
         return self.view(torch.zeros(self.nbytes(count), dtype=torch.uint8), count)
 
 
-FP32 = Format("fp32", torch.float32)
-BF16 = Format("bf16", torch.bfloat16)
-CODES = Format("8bit", torch.uint8)
-FORMATS = {one.name: one for one in (FP32, BF16, CODES)}
+FP32 = StateFormat("fp32", torch.float32)
+BF16 = StateFormat("bf16", torch.bfloat16)
+EIGHT_BIT = StateFormat("8bit", torch.uint8)
+FORMATS = {one.name: one for one in (FP32, BF16, EIGHT_BIT)}
 
 
 @dataclass(frozen=True)
-class Kind:
+class StateKind:
     """A kind of state that elements of a parameter have."""
 
     name: str
-    format: Format = FP32
+    format: StateFormat = FP32
     # Of squares, which have no sign.
     squares: bool = False
     # What elements begin with.
     initial: float = 0.0
 
 
-def put(kept: Kept, values: torch.Tensor, kind: Kind) -> None:
+def encode(kept: StateData, values: torch.Tensor, kind: StateKind) -> None:
     """Make state of fp32 numbers: the nearest that it can stand for."""
     if isinstance(kept, torch.Tensor) and kept.dtype == torch.float32:
         kept.copy_(values)
@@ -79,7 +79,7 @@ def put(kept: Kept, values: torch.Tensor, kind: Kind) -> None:
         Kernel.pack(values.contiguous(), kept, kind.squares)
 
 
-def take(kept: Kept, out: torch.Tensor, kind: Kind) -> None:
+def decode(kept: StateData, out: torch.Tensor, kind: StateKind) -> None:
     """Give the fp32 numbers that state stands for. What was made of them stands for the same."""
     if isinstance(kept, torch.Tensor) and kept.dtype == torch.float32:
         out.copy_(kept)

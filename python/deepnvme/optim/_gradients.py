@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from deepnvme._deepnvme import Kernel
     from deepnvme._offload import Swapper
-    from deepnvme.optim._formats import Kind
-    from deepnvme.optim._layout import Group, Layout, Part
+    from deepnvme.optim._formats import StateKind
+    from deepnvme.optim._layout import Placement, StateGroup, StateLayout
 
 _aten = torch.ops.aten
 _EUCLID = 2
@@ -41,11 +41,11 @@ class SwappedGradients:
         note: is told what is used, in order.
     """
 
-    def __init__(self, swapper: Swapper, layout: Layout, kernel: Kernel, note: Callable[[str], None]) -> None:
+    def __init__(self, swapper: Swapper, layout: StateLayout, kernel: Kernel, note: Callable[[str], None]) -> None:
         self._swapper, self._layout, self._kernel, self._note = swapper, layout, kernel, note
         self._watched: set[torch.nn.Parameter] = set()
 
-    def watch(self, param: torch.nn.Parameter, kinds: tuple[Kind, ...]) -> None:
+    def watch(self, param: torch.nn.Parameter, kinds: tuple[StateKind, ...]) -> None:
         """Take each gradient of a parameter away, from now on.
 
         Raises:
@@ -70,7 +70,7 @@ class SwappedGradients:
 
     def close_group(self) -> None:
         """What is watched next has a group of its own."""
-        self._layout.close()
+        self._layout.close_group()
 
     def take(self, param: torch.Tensor) -> None:
         """Take away the gradient that autograd has just made, or added to one in memory."""
@@ -83,68 +83,70 @@ class SwappedGradients:
     def put(self, param: torch.Tensor, grad: torch.Tensor) -> None:
         """Put a gradient on disk."""
         new = in_order(grad, param)
-        for group, part in self._layout.homes(param):  # type: ignore[arg-type]
-            self._put(group, part, new[part.piece.begin : part.piece.end])
+        for group, placement in self._layout.locations(param):  # type: ignore[arg-type]
+            self._put(group, placement, new[placement.piece.begin : placement.piece.end])
 
-    def _put(self, group: Group, part: Part, new: torch.Tensor) -> None:
+    def _put(self, group: StateGroup, placement: Placement, new: torch.Tensor) -> None:
         if group.has_grads:
             with self._swapper.lend(group.grad_key) as memory:
-                part.gradient(memory).copy_(new)
+                placement.gradient(memory).copy_(new)
         else:
-            with self._swapper.fill(group.grad_key, [group.grad_nbytes], torch.uint8) as memory:
-                part.gradient(memory).copy_(new)
+            with self._swapper.create(group.grad_key, [group.grad_nbytes], torch.uint8) as memory:
+                placement.gradient(memory).copy_(new)
             group.has_grads = True
-        part.grad = self._kernel.measure([new])
+        placement.grad = self._kernel.measure([new])
         self._note(group.grad_key)
 
     def add(self, param: torch.Tensor, grad: torch.Tensor, factor: float) -> None:
         """Add to a gradient that was taken away, and was to be multiplied by ``factor``."""
         new = in_order(grad, param)
-        for group, part in self._layout.homes(param):  # type: ignore[arg-type]
-            some = new[part.piece.begin : part.piece.end]
-            if part.grad is None:
+        for group, placement in self._layout.locations(param):  # type: ignore[arg-type]
+            some = new[placement.piece.begin : placement.piece.end]
+            if placement.grad is None:
                 # A step that stopped has used it.
-                self._put(group, part, some)
+                self._put(group, placement, some)
                 continue
             with self._swapper.lend(group.grad_key) as memory:
-                kept = part.gradient(memory)
+                kept = placement.gradient(memory)
                 if factor != 1.0:
                     kept.mul_(factor)
                 self._kernel.accumulate(kept, some)
-                part.grad = self._kernel.measure([kept])
+                placement.grad = self._kernel.measure([kept])
             self._note(group.grad_key)
 
     def read(self, param: torch.Tensor) -> torch.Tensor:
         """Read a gradient, in the shape of its parameter."""
         out = empty_as(param, param.dtype)
         values = flat(out)
-        for group, part in self._layout.homes(param):  # type: ignore[arg-type]
-            self._swapper.read(group.grad_key, part.grad_offset, values[part.piece.begin : part.piece.end])
+        for group, placement in self._layout.locations(param):  # type: ignore[arg-type]
+            self._swapper.read(
+                group.grad_key, placement.grad_offset, values[placement.piece.begin : placement.piece.end]
+            )
         return out
 
     def squares(self, param: torch.Tensor) -> float:
         """The sum of the squares of a gradient; infinite or NaN where one of its elements is."""
-        parts = [part.grad for _, part in self._layout.homes(param) if part.grad is not None]  # type: ignore[arg-type]
-        return sum(squares for squares, _ in parts)
+        placements = [placement.grad for _, placement in self._layout.locations(param) if placement.grad is not None]  # type: ignore[arg-type]
+        return sum(squares for squares, _ in placements)
 
     def is_finite(self, param: torch.Tensor) -> bool:
         """Whether all elements of a gradient are finite."""
-        parts = [part.grad for _, part in self._layout.homes(param) if part.grad is not None]  # type: ignore[arg-type]
-        return all(finite for _, finite in parts)
+        placements = [placement.grad for _, placement in self._layout.locations(param) if placement.grad is not None]  # type: ignore[arg-type]
+        return all(finite for _, finite in placements)
 
-    def used(self, group: Group, parts: list[Part]) -> None:
-        """A step has used the gradients of these parts."""
-        for part in parts:
-            part.grad = None
-        if group.has_grads and not any(part.grad for part in group.parts):
+    def mark_used(self, group: StateGroup, placements: list[Placement]) -> None:
+        """A step has used the gradients of these placements."""
+        for placement in placements:
+            placement.grad = None
+        if group.has_grads and not any(placement.grad for placement in group.placements):
             group.has_grads = False
-            self._swapper.forget(group.grad_key)
+            self._swapper.delete(group.grad_key)
 
     def drop(self, params: list[torch.nn.Parameter]) -> None:
         """There is no gradient of these parameters any more."""
         for param in params:
-            for group, part in self._layout.homes(param):
-                self.used(group, [part])
+            for group, placement in self._layout.locations(param):
+                self.mark_used(group, [placement])
 
 
 class SwappedGradient(torch.Tensor):
@@ -166,7 +168,7 @@ class SwappedGradient(torch.Tensor):
     def __init__(self, gradients: SwappedGradients, param: torch.Tensor, factor: float) -> None:
         super().__init__()
         self._gradients, self._param, self.factor = gradients, weakref.ref(param), factor
-        # Whether only a part of it has got what was to be added.
+        # Whether only a placement of it has got what was to be added.
         self._is_partial = False
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # noqa: SLF001
@@ -174,7 +176,7 @@ class SwappedGradient(torch.Tensor):
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
         return f"SwappedGradient(shape={tuple(self.shape)}, dtype={self.dtype}, on disk)"
 
-    def is_with(self, gradients: SwappedGradients | None) -> bool:
+    def is_held_by(self, gradients: SwappedGradients | None) -> bool:
         """Whether it is in that place."""
         return self._gradients is gradients
 
@@ -203,7 +205,7 @@ class SwappedGradient(torch.Tensor):
         """Give itself, if a step can use it.
 
         Raises:
-            UnsupportedError: it is there no more, or only in part.
+            UnsupportedError: it is there no more, or only in placement.
         """
         self._of()
         return self

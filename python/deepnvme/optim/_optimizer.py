@@ -9,21 +9,21 @@ import torch
 
 from deepnvme._deepnvme import Kernel
 from deepnvme._utils.arguments import WHOLE_MAX, whole
-from deepnvme.optim._formats import FORMATS, FP32, Kind
+from deepnvme.optim._formats import FORMATS, FP32, StateKind
 from deepnvme.optim._gradients import SwappedGradient
-from deepnvme.optim._progress import Progress
+from deepnvme.optim._progress import StepProgress
 from deepnvme.optim._state_store import MASTER, MemoryStore, StateStore
 
 if TYPE_CHECKING:
     from deepnvme._offload import SwapStats
     from deepnvme.optim._swap_store import SwapStore
 
-Group = dict[str, Any]
+ParamGroup = dict[str, Any]
 SHORT = (torch.bfloat16, torch.float16)
 _SQUARES = frozenset(("exp_avg_sq", "max_exp_avg_sq", "sum"))
 
 
-class KernelOptimizer(torch.optim.Optimizer):
+class OptimizerBase(torch.optim.Optimizer):
     """Comes before one of torch's optimizers, and takes the place of its `step`."""
 
     _store: StateStore
@@ -74,14 +74,14 @@ class KernelOptimizer(torch.optim.Optimizer):
             if swap_gradients:
                 self._watch(store)
         # What torch's constructor has made already.
-        self._take_over()
+        self._adopt_state()
 
     def _set_up(self) -> None:
         options = self._options
         # torch's GradScaler leaves unscaling to those that say so.
         self._step_supports_amp_scaling = True
         # torch's fused steps take exact roots, whatever the others do.
-        kind = "exact" if self.defaults.get("fused") else root()
+        kind = "exact" if self.defaults.get("fused") else sqrt_mode()
         self._kernel = Kernel(threads=options["threads"], root=kind)
         self._store = MemoryStore(self)
         self._stochastic, self._seed = options["stochastic_rounding"], options["seed"]
@@ -89,12 +89,12 @@ class KernelOptimizer(torch.optim.Optimizer):
         self._error_if_nonfinite: bool = options["error_if_nonfinite"]
         self._format = FORMATS[options["moments"]]
         # The number of each parameter's first element, by which noise is drawn.
-        self._places: dict[torch.nn.Parameter, int] = {}
-        self._number()
+        self._first_indices: dict[torch.nn.Parameter, int] = {}
+        self._assign_indices()
         # Of a step that has begun and not ended.
-        self._progress: Progress | None = None
+        self._progress: StepProgress | None = None
         # Whether several calls of `step` are one.
-        self._is_part = False
+        self._is_split = False
         # Whether state was being loaded, and not all of it has come.
         self._is_half_loaded = False
 
@@ -109,7 +109,7 @@ class KernelOptimizer(torch.optim.Optimizer):
         # `load_state_dict` comes by here, too.
         if not hasattr(self, "_kernel"):
             self._set_up()
-            self._take_over()
+            self._adopt_state()
 
     @property
     def swapping(self) -> SwapStats | None:
@@ -118,19 +118,19 @@ class KernelOptimizer(torch.optim.Optimizer):
 
     # What each rule says of itself.
 
-    def _rule(self, group: Group) -> tuple[str, dict[str, float]]:
+    def _algorithm(self, group: ParamGroup) -> tuple[str, dict[str, float]]:
         """Name the kernel's rule, and its settings."""
         raise NotImplementedError
 
-    def _moments(self, group: Group) -> tuple[str, ...]:
+    def _moments(self, group: ParamGroup) -> tuple[str, ...]:
         """Name the moments, in the kernel's order."""
         raise NotImplementedError
 
-    def _initial(self, param: torch.nn.Parameter, group: Group) -> float:  # noqa: ARG002
+    def _initial(self, param: torch.nn.Parameter, group: ParamGroup) -> float:  # noqa: ARG002
         """Say what elements of a moment begin with."""
         return 0.0
 
-    def _begin(self, state: dict[str, Any]) -> None:
+    def _initialize_count(self, state: dict[str, Any]) -> None:
         """Fill the state of a parameter that has none, but for moments."""
         state["step"] = torch.tensor(0.0)
 
@@ -138,30 +138,30 @@ class KernelOptimizer(torch.optim.Optimizer):
         """Say which step of a parameter comes next; the first is one."""
         return int(state["step"].item()) + 1
 
-    def kinds(self, param: torch.nn.Parameter, group: Group) -> tuple[Kind, ...]:
+    def kinds(self, param: torch.nn.Parameter, group: ParamGroup) -> tuple[StateKind, ...]:
         """Say which state a parameter has."""
         initial = self._initial(param, group)
-        moments = [Kind(name, self._format, name in _SQUARES, initial) for name in self._moments(group)]
-        return (*moments, *([Kind(MASTER, FP32)] if param.dtype in SHORT else []))
+        moments = [StateKind(name, self._format, name in _SQUARES, initial) for name in self._moments(group)]
+        return (*moments, *([StateKind(MASTER, FP32)] if param.dtype in SHORT else []))
 
     # Gradients on disk.
 
-    def add_param_group(self, param_group: Group) -> None:
+    def add_param_group(self, param_group: ParamGroup) -> None:
         """Add parameters, as torch does."""
         super().add_param_group(param_group)
-        if not hasattr(self, "_places"):
+        if not hasattr(self, "_first_indices"):
             return
-        self._number()
+        self._assign_indices()
         store = self._store
         if getattr(store, "gradients", None) is not None:
             self._watch(store)  # type: ignore[arg-type]
 
-    def _number(self) -> None:
-        place = sum(param.numel() for param in self._places)
+    def _assign_indices(self) -> None:
+        place = sum(param.numel() for param in self._first_indices)
         for group in self.param_groups:
             for param in group["params"]:
-                if param not in self._places:
-                    self._places[param] = place
+                if param not in self._first_indices:
+                    self._first_indices[param] = place
                     place += param.numel()
 
     def _watch(self, store: SwapStore) -> None:
@@ -187,19 +187,19 @@ class KernelOptimizer(torch.optim.Optimizer):
 
     # State.
 
-    def _take_over(self) -> None:
+    def _adopt_state(self) -> None:
         """Have the store take the state that there is."""
         for group in self.param_groups:
             for param in group["params"]:
-                self._store.forget(param)
+                self._store.discard(param)
                 state = self.state.get(param, {})
                 kinds = tuple(kind for kind in self.kinds(param, group) if state.get(kind.name) is not None)
                 if kinds:
-                    self._store.begin(param, state, kinds)
+                    self._store.initialize(param, state, kinds)
 
-    def check_settings(self, group: Group) -> None:
+    def check_settings(self, group: ParamGroup) -> None:
         """Raise what a step with these settings would raise."""
-        rule, settings = self._rule(group)
+        rule, settings = self._algorithm(group)
         self._moments(group)
         self._kernel.step(
             rule, settings, [], step=1, unscale=1.0, clip=1.0, stochastic=self._stochastic, seed=0, record=None
@@ -222,7 +222,7 @@ class KernelOptimizer(torch.optim.Optimizer):
             raise ValueError(msg)  # noqa: TRY004
         return self._store
 
-    def check_whole(self) -> None:
+    def check_complete(self) -> None:
         """Refuse to save what is half of one step and half of another, or of one state and another.
 
         Raises:
@@ -243,7 +243,7 @@ class KernelOptimizer(torch.optim.Optimizer):
             raise RuntimeError(msg)
 
 
-def scalars(group: Group, names: Iterable[str]) -> dict[str, float]:
+def scalars(group: ParamGroup, names: Iterable[str]) -> dict[str, float]:
     """Take settings out of a group, as numbers; a tensor of one element is one."""
     return {name: float(group[name]) for name in names}
 
@@ -254,7 +254,7 @@ _VALUES = 1 << 14
 _found: list[str] = []
 
 
-def root() -> str:
+def sqrt_mode() -> str:
     """Name the kernel's root that has the bits of `torch.sqrt`; the exact one where none has."""
     if not _found:
         _found.append(_find())

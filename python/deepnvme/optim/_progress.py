@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ROUNDS = "rounds"
 
 
-class Progress:
+class StepProgress:
     """One step that has begun.
 
     It may stop anywhere: where the disk fails, and between any two calls where Ctrl-C is pressed. So what has changed
@@ -43,12 +43,12 @@ class Progress:
         if self._counts:
             group[ROUNDS] = self._rounds.setdefault(index, group.get(ROUNDS, 0) + 1)
 
-    def see(self, param: torch.nn.Parameter) -> None:
+    def note_gradient(self, param: torch.nn.Parameter) -> None:
         """Remember which gradient it is that a parameter is changed by."""
         if param.grad is not None and param not in self._grads:
             self._grads[param] = (TensorWeakRef(param.grad), param.grad._version)  # noqa: SLF001
 
-    def used(self, param: torch.nn.Parameter) -> None:
+    def gradient_used(self, param: torch.nn.Parameter) -> None:
         """Expect no gradient of a parameter any more: it was used up."""
         self._grads[param] = None
 
@@ -73,7 +73,7 @@ class Progress:
             "parameters, are those of this step, the others those of the step before. When the disk is well again, "
             "step() with the same gradients goes on where it stopped; otherwise, load the last checkpoint"
         )
-        told = (text,) if error.errno is None else (error.errno, text, error.filename)
-        found = StepStoppedError(*told)
+        arguments = (text,) if error.errno is None else (error.errno, text, error.filename)
+        found = StepStoppedError(*arguments)
         found.offset = getattr(error, "offset", None)
         return found

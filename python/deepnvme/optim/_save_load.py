@@ -14,55 +14,57 @@ from deepnvme._checkpoint.metadata_file import open_regular
 from deepnvme._deepnvme import read as read_bytes
 from deepnvme.errors import CorruptFileError, InvalidArgumentError
 from deepnvme.optim import _state_file as file
-from deepnvme.optim._formats import FP32, put, take
-from deepnvme.optim._state_file import Parameter, Saved, Stretch
+from deepnvme.optim._formats import FP32, decode, encode
+from deepnvme.optim._state_file import SavedParameter, StateExtent, StateFile
 from deepnvme.optim._state_store import MASTER
 
 if TYPE_CHECKING:
-    from deepnvme.optim._formats import Kind
-    from deepnvme.optim._layout import Group, Part
-    from deepnvme.optim._state_dict import KernelSteps
+    from deepnvme.optim._formats import StateKind
+    from deepnvme.optim._layout import Placement, StateGroup
+    from deepnvme.optim._state_dict import KernelOptimizer
     from deepnvme.optim._swap_store import SwapStore
 
 _WHOLE_MAX = 1 << 63
 # Of a group, what is the model's; and which of torch's own loops is taken, which may be left open.
 _NOT_SETTINGS = ("params", "param_names")
-_WAYS = ("fused", "foreach")
+_LOOP_SETTINGS = ("fused", "foreach")
 # The name of a whole tensor, and which of its elements is the first of a parameter.
 Shards = Mapping[torch.nn.Parameter, tuple[str, int]]
 
 
 def save(
-    optimizer: KernelSteps, store: SwapStore, path: Path, shards: Shards | None, *, checksums: bool
+    optimizer: KernelOptimizer, store: SwapStore, path: Path, shards: Shards | None, *, checksums: bool
 ) -> dict[str, int]:
     """Write the file; how many bytes went which way."""
-    places = _places(optimizer, shards)
-    groups = [group for group in store.layout.groups() if group.nbytes and _begun(store, group)]
-    stretches, begins, at = [], [], 0
+    resolved = _resolve_shards(optimizer, shards)
+    groups = [group for group in store.layout.groups() if group.nbytes and _placements_with_state(store, group)]
+    extents, begins, at = [], [], 0
     for group in groups:
         store.prepare(group)
         begins.append(at)
-        for part in _begun(store, group):
-            name, first = places[part.piece.param]
-            stretches += [
-                Stretch(name, kind.name, first + part.piece.begin, part.piece.count, kind.format, at + begin)
-                for kind, begin, _ in part.stretches()
+        for placement in _placements_with_state(store, group):
+            name, first = resolved[placement.piece.param]
+            extents += [
+                StateExtent(
+                    name, kind.name, first + placement.piece.begin, placement.piece.count, kind.format, at + begin
+                )
+                for kind, begin, _ in placement.extents()
             ]
         at += -(-group.nbytes // file.ALIGNED_BYTES) * file.ALIGNED_BYTES
     parameters = {
-        places[param][0]: Parameter(
+        resolved[param][0]: SavedParameter(
             float(state["step"]) if "step" in state else None,
             tuple(kind.name for kind in store.layout.kinds(param) or ()),
         )
-        for param in places
+        for param in resolved
         if store.has(param)
         for state in (optimizer.state.get(param, {}),)
     }
     settings = [_settings(group) for group in optimizer.param_groups]
     total: dict[str, int] = defaultdict(int)
-    shapes = None if shards is not None else [list(param.shape) for param in places]
-    saved = Saved(_name(optimizer), settings, shapes, parameters, stretches)
-    with file.replacing(path, saved, at, checksums=checksums) as (fd, data_offset):
+    shapes = None if shards is not None else [list(param.shape) for param in resolved]
+    saved = StateFile(_name(optimizer), settings, shapes, parameters, extents)
+    with file.replace_file(path, saved, at, checksums=checksums) as (fd, data_offset):
         for group, begin in zip(groups, begins, strict=True):
             for way, count in store.swapper.export(group.key, fd, data_offset + begin).items():
                 total[way] += count
@@ -70,38 +72,40 @@ def save(
 
 
 def load(
-    optimizer: KernelSteps,
+    optimizer: KernelOptimizer,
     store: SwapStore,
     paths: Sequence[Path],
     shards: Shards | None,
     verify: Literal["auto", "off", "sample", "full"],
 ) -> dict[str, int]:
     """Read files, of this many ranks or another number; how many bytes came which way."""
-    unchanged = file.Unchanged(list(paths))
-    loading = _Loading(optimizer, store, [file.read(path, verify) for path in paths], shards)
+    unchanged = file.FileGuard(list(paths))
+    loading = _Loader(optimizer, store, [file.read(path, verify) for path in paths], shards)
     try:
         loading.begin()
         for group in store.layout.groups():
-            loading.bring(group)
+            loading.load_group(group)
         unchanged.check()
     except BaseException:
-        # A part of it is nothing to go on with.
+        # A placement of it is nothing to go on with.
         loading.forget()
         raise
-    return dict(loading.how)
+    return dict(loading.bytes_by_route)
 
 
-class _Loading:
+class _Loader:
     """What files have, and where it goes."""
 
-    def __init__(self, optimizer: KernelSteps, store: SwapStore, files: Sequence[Saved], shards: Shards | None) -> None:
+    def __init__(
+        self, optimizer: KernelOptimizer, store: SwapStore, files: Sequence[StateFile], shards: Shards | None
+    ) -> None:
         _check_files(optimizer, files, shards)
         self._optimizer, self._store = optimizer, store
         self._files = files
         self._groups = files[0].groups
-        self._places = _places(optimizer, shards)
-        self._there: dict[tuple[str, str], list[Stretch]] = defaultdict(list)
-        self._parameters: dict[str, Parameter] = {}
+        self._shards = _resolve_shards(optimizer, shards)
+        self._extents: dict[tuple[str, str], list[StateExtent]] = defaultdict(list)
+        self._parameters: dict[str, SavedParameter] = {}
         for one in files:
             for name, parameter in one.parameters.items():
                 if self._parameters.setdefault(name, parameter) != parameter:
@@ -109,21 +113,21 @@ class _Loading:
                         f"{self._names(files)}: these files are of different steps or optimizers; they differ in {name}"
                     )
                     raise InvalidArgumentError(msg)
-            for stretch in one.stretches:
-                self._there[stretch.name, stretch.kind].append(stretch)
-        for stretches in self._there.values():
-            stretches.sort(key=lambda one: one.begin)
+            for extent in one.extents:
+                self._extents[extent.name, extent.kind].append(extent)
+        for extents in self._extents.values():
+            extents.sort(key=lambda one: one.begin)
         # Nothing is changed before all is known to be there.
         self._kinds = {
             param: self._found(param, optimizer.kinds(param, {**group, **_values(group, settings)}))
             for group, settings in zip(optimizer.param_groups, self._groups, strict=True)
             for param in group["params"]
-            if self._places[param][0] in self._parameters
+            if self._shards[param][0] in self._parameters
         }
-        self.how: dict[str, int] = defaultdict(int)
+        self.bytes_by_route: dict[str, int] = defaultdict(int)
 
     def begin(self) -> None:
-        """Set what groups are set to, and give parameters their places."""
+        """Set what groups are set to, and give parameters their resolved."""
         optimizer, store = self._optimizer, self._store
         optimizer.begin_loading()
         self.forget()
@@ -131,37 +135,37 @@ class _Loading:
             _set(group, settings)
             for param in group["params"]:
                 if param in self._kinds:
-                    step = self._parameters[self._places[param][0]].step
+                    step = self._parameters[self._shards[param][0]].step
                     state = optimizer.state[param]
                     if step is not None:
                         state["step"] = torch.tensor(step)
-                    store.begin(param, state, self._kinds[param])
-            store.layout.close()
+                    store.initialize(param, state, self._kinds[param])
+            store.layout.close_group()
 
     def forget(self) -> None:
         """Have no state of any parameter."""
-        for param in self._places:
-            self._store.forget(param)
+        for param in self._shards:
+            self._store.discard(param)
             self._optimizer.state.pop(param, None)
 
-    def bring(self, group: Group) -> None:
+    def load_group(self, group: StateGroup) -> None:
         """Bring the state of a group, as a whole if a file has it so."""
-        parts = _begun(self._store, group)
-        if not parts or not group.nbytes:
+        placements = _placements_with_state(self._store, group)
+        if not placements or not group.nbytes:
             return
-        source = self._same(group)
+        source = self._matching_extent(group)
         if source is None:
-            self._assemble(group, parts)
+            self._assemble(group, placements)
             return
         with open_regular(source[0]) as opened:
             how = self._store.swapper.import_(group.key, opened.fileno(), source[1], group.nbytes)
         for way, count in how.items():
-            self.how[way] += count
+            self.bytes_by_route[way] += count
         self._store.imported(group)
 
-    def _found(self, param: torch.nn.Parameter, kinds: Sequence[Kind]) -> tuple[Kind, ...]:
+    def _found(self, param: torch.nn.Parameter, kinds: Sequence[StateKind]) -> tuple[StateKind, ...]:
         """Say which kinds of state a parameter finds; of each, all elements have to be there."""
-        name, first = self._places[param]
+        name, first = self._shards[param]
         saved = self._parameters[name]
         others = set(saved.kinds).difference([MASTER], (kind.name for kind in kinds))
         if others or (saved.step is None and self._optimizer.counts_steps):
@@ -171,7 +175,7 @@ class _Loading:
         found = tuple(kind for kind in kinds if kind.name in saved.kinds)
         for kind in found:
             at = first
-            for one in self._there.get((name, kind.name), []):
+            for one in self._extents.get((name, kind.name), []):
                 at = one.end if one.begin <= at < one.end else at
             if at < first + param.numel():
                 msg = (
@@ -181,24 +185,25 @@ class _Loading:
                 raise InvalidArgumentError(msg)
         return found
 
-    def _names(self, files: Sequence[Saved]) -> str:
+    def _names(self, files: Sequence[StateFile]) -> str:
         return ", ".join(str(one.path) for one in files)
 
-    def _stretches(self, part: Part) -> list[tuple[Kind, int, list[Stretch], int]]:
+    def _placement_extents(self, placement: Placement) -> list[tuple[StateKind, int, list[StateExtent], int]]:
         """For each kind, where in its group it begins, what files have of it, and its first element's number."""
-        name, first = self._places[part.piece.param]
+        name, first = self._shards[placement.piece.param]
         return [
-            (kind, begin, self._there[name, kind.name], first + part.piece.begin) for kind, begin, _ in part.stretches()
+            (kind, begin, self._extents[name, kind.name], first + placement.piece.begin)
+            for kind, begin, _ in placement.extents()
         ]
 
-    def _same(self, group: Group) -> tuple[Path, int] | None:
+    def _matching_extent(self, group: StateGroup) -> tuple[Path, int] | None:
         """Say where in a file a group lies as it lies here, if it does."""
         sources: set[tuple[Path, int] | None] = set()
-        for part in group.parts:
-            if not self._store.has(part.piece.param):
+        for placement in group.placements:
+            if not self._store.has(placement.piece.param):
                 return None
-            for kind, begin, there, first in self._stretches(part):
-                wanted = (first, part.piece.count, kind.format)
+            for kind, begin, there, first in self._placement_extents(placement):
+                wanted = (first, placement.piece.count, kind.format)
                 found = [one for one in there if (one.begin, one.count, one.format) == wanted]
                 sources.add((found[0].path, found[0].offset - begin) if found else None)
         source = sources.pop() if len(sources) == 1 else None
@@ -206,27 +211,27 @@ class _Loading:
         is_inside = source is not None and 0 <= source[1] <= source[0].stat().st_size - group.nbytes
         return source if is_inside else None
 
-    def _assemble(self, group: Group, parts: Sequence[Part]) -> None:
-        """Put a group together from what overlaps its parts."""
+    def _assemble(self, group: StateGroup, placements: Sequence[Placement]) -> None:
+        """Put a group together from what overlaps its placements."""
         self._store.prepare(group)
         with self._store.swapper.lend(group.key) as memory:
-            for part in parts:
-                state = part.state(memory)
-                for kind, _, there, first in self._stretches(part):
-                    values = torch.empty(part.piece.count)
+            for placement in placements:
+                state = placement.state(memory)
+                for kind, _, there, first in self._placement_extents(placement):
+                    values = torch.empty(placement.piece.count)
                     for one in there:
-                        low, high = max(one.begin, first), min(one.end, first + part.piece.count)
+                        low, high = max(one.begin, first), min(one.end, first + placement.piece.count)
                         if low < high:
                             values[low - first : high - first] = _read(one, low, high, kind)
-                    put(state[kind.name], values, kind)
-                    self.how["memory_bytes"] += kind.format.nbytes(part.piece.count)
+                    encode(state[kind.name], values, kind)
+                    self.bytes_by_route["memory_bytes"] += kind.format.nbytes(placement.piece.count)
 
 
-def _begun(store: SwapStore, group: Group) -> list[Part]:
-    return [part for part in group.parts if store.has(part.piece.param)]
+def _placements_with_state(store: SwapStore, group: StateGroup) -> list[Placement]:
+    return [placement for placement in group.placements if store.has(placement.piece.param)]
 
 
-def _places(optimizer: KernelSteps, shards: Shards | None) -> Shards:
+def _resolve_shards(optimizer: KernelOptimizer, shards: Shards | None) -> Shards:
     params = [param for group in optimizer.param_groups for param in group["params"]]
     if shards is None:
         return {param: (str(index), 0) for index, param in enumerate(params)}
@@ -237,7 +242,7 @@ def _places(optimizer: KernelSteps, shards: Shards | None) -> Shards:
     return {param: shards[param] for param in params}
 
 
-def _name(optimizer: KernelSteps) -> str:
+def _name(optimizer: KernelOptimizer) -> str:
     """Name the optimizer, also of a class that somebody has derived from it."""
     return next(kind.__name__ for kind in type(optimizer).__mro__ if kind.__module__.startswith("deepnvme.optim"))
 
@@ -256,7 +261,7 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _check_files(optimizer: KernelSteps, files: Sequence[Saved], shards: Shards | None) -> None:
+def _check_files(optimizer: KernelOptimizer, files: Sequence[StateFile], shards: Shards | None) -> None:
     """Refuse files of another optimizer or model."""
     if not files:
         msg = "no file was given"
@@ -283,7 +288,7 @@ def _check(group: dict[str, Any], settings: dict[str, Any], path: Path) -> None:
         values = value if isinstance(value, list) else [value]
         if name in _NOT_SETTINGS:
             fits = False
-        elif name in _WAYS:
+        elif name in _LOOP_SETTINGS:
             fits = value is None or isinstance(value, bool)
         elif isinstance(have, tuple | list) and all(map(_is_number, have)):
             fits = isinstance(value, list) and len(value) == len(have) and all(map(_is_number, value))
@@ -298,7 +303,7 @@ def _check(group: dict[str, Any], settings: dict[str, Any], path: Path) -> None:
             raise CorruptFileError(f"{text}; the file was damaged, or another optimizer saved it")
 
 
-def _check_values(optimizer: KernelSteps, group: dict[str, Any], path: Path) -> None:
+def _check_values(optimizer: KernelOptimizer, group: dict[str, Any], path: Path) -> None:
     """Refuse settings that the next step would refuse."""
     try:
         optimizer.check_settings(group)
@@ -309,7 +314,7 @@ def _check_values(optimizer: KernelSteps, group: dict[str, Any], path: Path) -> 
         raise CorruptFileError(text) from error
 
 
-def _check_shapes(optimizer: KernelSteps, shapes: list[list[int]], path: Path) -> None:
+def _check_shapes(optimizer: KernelOptimizer, shapes: list[list[int]], path: Path) -> None:
     ours = [list(param.shape) for group in optimizer.param_groups for param in group["params"]]
     if len(ours) != len(shapes):
         raise InvalidArgumentError(
@@ -344,7 +349,7 @@ def _set(group: dict[str, Any], settings: dict[str, Any]) -> None:
     group.update(_values(group, settings))
 
 
-def _read(one: Stretch, low: int, high: int, kind: Kind) -> torch.Tensor:
+def _read(one: StateExtent, low: int, high: int, kind: StateKind) -> torch.Tensor:
     values = torch.empty(high - low)
     if one.format is FP32:
         read_bytes(values, one.path, one.offset + 4 * (low - one.begin))
@@ -352,5 +357,5 @@ def _read(one: Stretch, low: int, high: int, kind: Kind) -> torch.Tensor:
     memory = torch.empty(one.format.nbytes(one.count), dtype=torch.uint8)
     read_bytes(memory, one.path, one.offset)
     whole = torch.empty(one.count)
-    take(one.format.view(memory, one.count), whole, kind)
+    decode(one.format.view(memory, one.count), whole, kind)
     return whole[low - one.begin : high - one.begin]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from deepnvme.optim._save_load import Shards
 
 
-class KernelSteps(SteppingOptimizer):
+class KernelOptimizer(SteppingOptimizer):
     """Comes before one of torch's optimizers, and takes the place of its `step`."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -28,12 +28,12 @@ class KernelSteps(SteppingOptimizer):
         Raises:
             RuntimeError: a step has stopped half way.
         """
-        self.check_whole()
+        self.check_complete()
         packed: dict[str, Any] = super().state_dict()
         saved = [index for group in packed["param_groups"] for index in group["params"]]
         ours = [param for group in self.param_groups for param in group["params"]]
         for index, param in zip(saved, ours, strict=True):
-            gathered = self._store.gather(param)
+            gathered = self._store.read(param)
             if gathered:
                 shaped = {name: _shaped(tensor, param) for name, tensor in gathered.items()}
                 packed["state"][index] = {**without_scales(packed["state"].get(index, {})), **shaped}
@@ -55,7 +55,7 @@ class KernelSteps(SteppingOptimizer):
                 for name, value in state_dict["state"].get(index, {}).items():
                     if torch.is_tensor(value) and value.is_floating_point() and name != "step":
                         self.state[param][name] = value.detach().to(torch.float32, copy=True)
-        self._take_over()
+        self._adopt_state()
         self._is_half_loaded = False
 
     def save_state(
@@ -83,7 +83,7 @@ class KernelSteps(SteppingOptimizer):
             RuntimeError: a step has stopped half way.
             ValueError: the state is in memory; ``deepnvme.save(optimizer.state_dict(), path)`` saves that.
         """
-        self.check_whole()
+        self.check_complete()
         from deepnvme.optim import _save_load  # noqa: PLC0415
 
         return _save_load.save(self, self._on_disk(), path_of(path), shards, checksums=checksums)

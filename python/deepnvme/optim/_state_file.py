@@ -1,7 +1,7 @@
-"""The file of an optimizer's state: a safetensors file, whose header says of each stretch which elements it has.
+"""The file of an optimizer's state: a safetensors file, whose header says of each extent which elements it has.
 
 Groups lie in it as they lie in the swap file, each at a multiple of 4096 bytes, so that file systems can share their
-blocks. Between stretches are tensors called ``pad``, since the format knows no gaps. The header covers every byte with
+blocks. Between extents are tensors called ``pad``, since the format knows no gaps. The header covers every byte with
 checksums, as in every file that deepnvme saves.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from deepnvme._deepnvme import _CheckpointReader, _PlacedFile
 from deepnvme.errors import ClosedError, CorruptFileError, Error, OutOfMemoryError, UnsupportedError
-from deepnvme.optim._formats import CODES, FORMATS, Format
+from deepnvme.optim._formats import EIGHT_BIT, FORMATS, StateFormat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,14 +31,14 @@ _PADDING = re.compile(r"pad\.\d+")
 
 
 @dataclass(frozen=True)
-class Stretch:
+class StateExtent:
     """Elements of a whole tensor, and where in a file one kind of their state is."""
 
     name: str
     kind: str
     begin: int
     count: int
-    format: Format
+    format: StateFormat
     offset: int
     path: Path = field(default_factory=Path)
 
@@ -55,11 +55,11 @@ class Stretch:
     @property
     def nbytes(self) -> int:
         """Bytes of it."""
-        return self.format.nbytes(self.count) if self.format is CODES else self.count * self.format.dtype.itemsize
+        return self.format.nbytes(self.count) if self.format is EIGHT_BIT else self.count * self.format.dtype.itemsize
 
 
 @dataclass(frozen=True)
-class Parameter:
+class SavedParameter:
     """The steps that a parameter has made, where its optimizer counts them, and the kinds of state that it has."""
 
     step: float | None
@@ -67,37 +67,37 @@ class Parameter:
 
 
 @dataclass
-class Saved:
+class StateFile:
     """What a file says of itself.
 
     The name of its optimizer, settings of groups, the shapes of all parameters where each is whole, parameters that
-    have state, stretches.
+    have state, extents.
     """
 
     optimizer: str
     groups: list[dict[str, Any]]
     shapes: list[list[int]] | None
-    parameters: dict[str, Parameter]
-    stretches: list[Stretch]
+    parameters: dict[str, SavedParameter]
+    extents: list[StateExtent]
     path: Path = field(default_factory=Path)
 
 
 @contextmanager
-def replacing(path: Path, saved: Saved, nbytes: int, *, checksums: bool) -> Iterator[tuple[int, int]]:
+def replace_file(path: Path, saved: StateFile, nbytes: int, *, checksums: bool) -> Iterator[tuple[int, int]]:
     """Give the descriptor of a file, and where its tensors begin, of which ``nbytes`` have to be filled.
 
     The file takes the name, with its checksums and on the disk, once the block has ended well.
     """
-    told = {
+    header = {
         "version": _VERSION,
         "checksums": checksums,
         "optimizer": saved.optimizer,
         "groups": saved.groups,
         "shapes": saved.shapes,
         "parameters": {name: {"step": one.step, "kinds": one.kinds} for name, one in saved.parameters.items()},
-        "stretches": [[one.name, one.kind, one.begin, one.count, one.format.name] for one in saved.stretches],
+        "stretches": [[one.name, one.kind, one.begin, one.count, one.format.name] for one in saved.extents],
     }
-    new = _PlacedFile(path, _tensors(saved, nbytes), [(_NAME, json.dumps(told))], checksums)
+    new = _PlacedFile(path, _tensors(saved, nbytes), [(_NAME, json.dumps(header))], checksums)
     try:
         yield new.fileno(), new.data_offset
         new.commit()
@@ -111,11 +111,11 @@ def replacing(path: Path, saved: Saved, nbytes: int, *, checksums: bool) -> Iter
         new.give_up()
 
 
-def _tensors(saved: Saved, nbytes: int) -> list[tuple[str, str, int]]:
+def _tensors(saved: StateFile, nbytes: int) -> list[tuple[str, str, int]]:
     """Name what lies in the file, one behind the other."""
     tensors: list[tuple[str, str, int]] = []
     at = 0
-    for one in sorted(saved.stretches, key=lambda one: one.offset):
+    for one in sorted(saved.extents, key=lambda one: one.offset):
         if at < one.offset:
             tensors.append((f"pad.{at}", "uint8", one.offset - at))
         dtype = one.format.dtype
@@ -126,7 +126,7 @@ def _tensors(saved: Saved, nbytes: int) -> list[tuple[str, str, int]]:
     return tensors
 
 
-def read(path: Path, verify: Literal["auto", "off", "sample", "full"]) -> Saved:
+def read(path: Path, verify: Literal["auto", "off", "sample", "full"]) -> StateFile:
     """Read what a file says of itself, believing none of it unchecked; offsets are from its beginning.
 
     Raises:
@@ -138,13 +138,13 @@ def read(path: Path, verify: Literal["auto", "off", "sample", "full"]) -> Saved:
         reader.check(None)
     there = {name: (nbytes, offset) for name, nbytes, _, offset in reader.storages()}
     try:
-        told = json.loads(dict(reader.metadata)[_NAME])
-        if told["version"] != _VERSION:
-            raise _corrupt(path, 8, f"it has version {told['version']!r}, and this deepnvme reads {_VERSION}")
-        saved = Saved(
-            _optimizer(told, path), _groups(told, path), _shapes(told, path), _parameters(told, path), [], path
+        header = json.loads(dict(reader.metadata)[_NAME])
+        if header["version"] != _VERSION:
+            raise _corrupt(path, 8, f"it has version {header['version']!r}, and this deepnvme reads {_VERSION}")
+        saved = StateFile(
+            _optimizer(header, path), _groups(header, path), _shapes(header, path), _parameters(header, path), [], path
         )
-        saved.stretches.extend(_stretch(path, there, *one) for one in told["stretches"])
+        saved.extents.extend(_extent(path, there, *one) for one in header["stretches"])
         _check_complete(path, there, saved)
     except CorruptFileError:
         raise
@@ -154,56 +154,56 @@ def read(path: Path, verify: Literal["auto", "off", "sample", "full"]) -> Saved:
         raise _corrupt(path, 8, f"its header is not that of save_state ({type(error).__name__}: {error})") from error
     if verify != "off":
         # One text says that there are checksums, another has them: no damage to one place takes both away.
-        if told.get("checksums") is not False and reader.coverage != "file":
+        if header.get("checksums") is not False and reader.coverage != "file":
             raise _corrupt(path, 8, "it was saved with checksums, and has none that were made for it")
         reader.audit("full" if verify == "full" else "sample")
     return saved
 
 
-def _optimizer(told: dict[str, Any], path: Path) -> str:
-    name = told["optimizer"]
+def _optimizer(header: dict[str, Any], path: Path) -> str:
+    name = header["optimizer"]
     if not isinstance(name, str):
         raise _corrupt(path, 8, "it does not name its optimizer")
     return name
 
 
-def _shapes(told: dict[str, Any], path: Path) -> list[list[int]] | None:
-    shapes = told["shapes"]
+def _shapes(header: dict[str, Any], path: Path) -> list[list[int]] | None:
+    shapes = header["shapes"]
     is_list = isinstance(shapes, list) and all(isinstance(shape, list) for shape in shapes)
     if shapes is not None and not (is_list and all(type(size) is int for shape in shapes for size in shape)):
         raise _corrupt(path, 8, "the shapes of its parameters are no lists of sizes")
     return None if shapes is None else list(shapes)
 
 
-def _groups(told: dict[str, Any], path: Path) -> list[dict[str, Any]]:
-    if not all(isinstance(group, dict) for group in told["groups"]):
+def _groups(header: dict[str, Any], path: Path) -> list[dict[str, Any]]:
+    if not all(isinstance(group, dict) for group in header["groups"]):
         raise _corrupt(path, 8, "its groups of parameters have no settings")
-    return list(told["groups"])
+    return list(header["groups"])
 
 
-def _parameters(told: dict[str, Any], path: Path) -> dict[str, Parameter]:
+def _parameters(header: dict[str, Any], path: Path) -> dict[str, SavedParameter]:
     found = {}
-    for name, one in told["parameters"].items():
+    for name, one in header["parameters"].items():
         step, kinds = one["step"], one["kinds"]
         if step is not None and not (_is_number(step) and 0 <= step < _STEPS_MAX and step == int(step)):
             raise _corrupt(path, 8, f"the parameter {name!r} would have made {step!r} steps")
         if not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
             raise _corrupt(path, 8, f"the parameter {name!r} has no list of the kinds of its state")
-        found[name] = Parameter(None if step is None else float(step), tuple(kinds))
+        found[name] = SavedParameter(None if step is None else float(step), tuple(kinds))
     return found
 
 
-def _check_complete(path: Path, there: dict[str, tuple[int, int]], saved: Saved) -> None:
-    """Compare three lists: tensors, stretches, parameters. None of them may know state that another does not."""
-    claimed = [one.tensor for one in saved.stretches]
+def _check_complete(path: Path, there: dict[str, tuple[int, int]], saved: StateFile) -> None:
+    """Compare three lists: tensors, extents, parameters. None of them may know state that another does not."""
+    claimed = [one.tensor for one in saved.extents]
     if len(claimed) != len(set(claimed)):
-        raise _corrupt(path, 8, "a stretch of state is listed twice")
+        raise _corrupt(path, 8, "a extent of state is listed twice")
     unclaimed = [name for name in there if not _PADDING.fullmatch(name)]
     unclaimed = sorted(set(unclaimed).difference(claimed))
     if unclaimed:
-        raise _corrupt(path, there[unclaimed[0]][1], f"no stretch of state is the tensor {unclaimed[0]}")
-    for one in saved.stretches:
-        if one.kind not in saved.parameters.get(one.name, Parameter(None, ())).kinds:
+        raise _corrupt(path, there[unclaimed[0]][1], f"no extent of state is the tensor {unclaimed[0]}")
+    for one in saved.extents:
+        if one.kind not in saved.parameters.get(one.name, SavedParameter(None, ())).kinds:
             raise _corrupt(path, one.offset, f"the parameter {one.name!r} is listed without its {one.kind}")
 
 
@@ -218,13 +218,13 @@ def _open(path: Path) -> _CheckpointReader:
         raise _corrupt(path, 0, f"it is no safetensors file ({error})") from error
 
 
-def _stretch(  # noqa: PLR0917 - as they stand in the file
+def _extent(  # noqa: PLR0917 - as they stand in the file
     path: Path, there: dict[str, tuple[int, int]], name: Any, kind: Any, begin: Any, count: Any, form: str
-) -> Stretch:
+) -> StateExtent:
     is_stretch = isinstance(name, str) and isinstance(kind, str) and type(begin) is int and type(count) is int
     if not is_stretch:
-        raise _corrupt(path, 8, f"{[name, kind, begin, count]!r:.200} is no stretch of state")
-    one = Stretch(name, kind, begin, count, FORMATS[form], 0, path)
+        raise _corrupt(path, 8, f"{[name, kind, begin, count]!r:.200} is no extent of state")
+    one = StateExtent(name, kind, begin, count, FORMATS[form], 0, path)
     nbytes, offset = there[one.tensor]
     if min(one.begin, one.count) < 0 or one.nbytes != nbytes:
         raise _corrupt(path, offset, f"{one.tensor} has {nbytes} bytes, and {count} elements have others")
@@ -237,7 +237,7 @@ def _corrupt(path: Path, offset: int, text: str) -> CorruptFileError:
     return error
 
 
-class Unchanged:
+class FileGuard:
     """Files that have to be the same ones until all of them has been read."""
 
     def __init__(self, paths: list[Path]) -> None:

@@ -3,7 +3,7 @@
 A step asks a store for one batch of pieces after another, and changes each while it has it:
 
     for batch in store.batches(pieces):
-        with store.lend(batch) as loans: ...
+        with store.lease(batch) as leases: ...
 
 :class:`MemoryStore` has everything in memory, where torch has it, so that all pieces are one batch.
 :class:`deepnvme.optim._swap_store.SwapStore` cuts parameters into pieces. It reads a batch while the one before is
@@ -21,7 +21,7 @@ import torch
 
 from deepnvme._offload.groups import OFFLOADED_STRIDE
 from deepnvme._utils.strides import is_dense, row_major
-from deepnvme.optim._formats import BLOCK, Kept, Kind, put, take
+from deepnvme.optim._formats import BLOCK, StateData, StateKind, decode, encode
 
 if TYPE_CHECKING:
     from deepnvme._offload import SwapStats
@@ -31,14 +31,14 @@ _SCALES = "_scale"
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class ParameterSlice:
     """Some elements of a parameter, and which state they have."""
 
     param: torch.nn.Parameter
     begin: int
     end: int
     # Its moments, and master weights where it has those.
-    kinds: tuple[Kind, ...]
+    kinds: tuple[StateKind, ...]
 
     @property
     def count(self) -> int:
@@ -47,10 +47,10 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Loan:
+class LeasedState:
     """What a piece has for a while: its state by name, flat, and its gradient where that was swapped, too."""
 
-    state: dict[str, Kept]
+    state: dict[str, StateData]
     grad: torch.Tensor | None = None
 
 
@@ -63,19 +63,19 @@ class StateStore(Protocol):
     def has_kind(self, param: torch.nn.Parameter, name: str) -> bool:
         """Whether it has taken over that kind of state of a parameter."""
 
-    def begin(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[Kind, ...]) -> None:
+    def initialize(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[StateKind, ...]) -> None:
         """Have state of these kinds: what ``state`` has of it, else what it begins with."""
 
-    def forget(self, param: torch.nn.Parameter) -> None:
+    def discard(self, param: torch.nn.Parameter) -> None:
         """Do away with what was taken over of a parameter."""
 
-    def gather(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+    def read(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
         """Give fp32 copies, flat, of what is not in the optimizer's ``state`` as torch has it."""
 
-    def batches(self, pieces: Sequence[Piece]) -> Iterable[Sequence[Piece]]:
+    def batches(self, pieces: Sequence[ParameterSlice]) -> Iterable[Sequence[ParameterSlice]]:
         """Cut the pieces into what is lent at once."""
 
-    def lend(self, batch: Sequence[Piece]) -> AbstractContextManager[list[Loan]]:
+    def lease(self, batch: Sequence[ParameterSlice]) -> AbstractContextManager[list[LeasedState]]:
         """Lend the state of a batch; it may be changed until it is given back."""
 
     def stats(self) -> SwapStats | None:
@@ -88,7 +88,7 @@ class MemoryStore:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         # Of parameters that have state which is not fp32.
-        self._short: dict[torch.nn.Parameter, tuple[Kind, ...]] = {}
+        self._short_kinds: dict[torch.nn.Parameter, tuple[StateKind, ...]] = {}
 
     def has(self, param: torch.nn.Parameter) -> bool:  # noqa: ARG002
         """Say no: the optimizer has it."""
@@ -98,10 +98,10 @@ class MemoryStore:
         """Say no: the optimizer has it."""
         return False
 
-    def forget(self, param: torch.nn.Parameter) -> None:
+    def discard(self, param: torch.nn.Parameter) -> None:
         """Nothing was taken over."""
 
-    def begin(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[Kind, ...]) -> None:
+    def initialize(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[StateKind, ...]) -> None:
         """Fill what is not there, and make what is there short where it is to be."""
         for kind in kinds:
             given = state.get(kind.name)
@@ -117,39 +117,39 @@ class MemoryStore:
             kept = given
             if given.dtype != kind.format.dtype:
                 kept = empty_as(param, kind.format.dtype)
-                put((flat(kept), state[scales]) if kind.format.has_scales else flat(kept), flat(given).float(), kind)
+                encode((flat(kept), state[scales]) if kind.format.has_scales else flat(kept), flat(given).float(), kind)
             # What was given is there until all of it is elsewhere.
             state[kind.name] = kept
         if any(kind.format.dtype != torch.float32 for kind in kinds):
-            self._short[param] = kinds
+            self._short_kinds[param] = kinds
 
-    def gather(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+    def read(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
         """Give what is not fp32 as if it were."""
         found, state = {}, self._optimizer.state.get(param, {})
-        for kind in self._short.get(param, ()):
+        for kind in self._short_kinds.get(param, ()):
             if kind.name in state:
                 found[kind.name] = torch.empty(param.numel())
-                take(_kept(state, kind), found[kind.name], kind)
+                decode(_state_data(state, kind), found[kind.name], kind)
         return found
 
-    def batches(self, pieces: Sequence[Piece]) -> Iterable[Sequence[Piece]]:
+    def batches(self, pieces: Sequence[ParameterSlice]) -> Iterable[Sequence[ParameterSlice]]:
         """All at once."""
         yield pieces
 
     @contextmanager
-    def lend(self, batch: Sequence[Piece]) -> Iterator[list[Loan]]:
+    def lease(self, batch: Sequence[ParameterSlice]) -> Iterator[list[LeasedState]]:
         """Lend what is there."""
         yield [self._one(piece) for piece in batch]
 
     def stats(self) -> None:
         """Nothing."""
 
-    def _one(self, piece: Piece) -> Loan:
+    def _one(self, piece: ParameterSlice) -> LeasedState:
         state = self._optimizer.state[piece.param]
-        return Loan({kind.name: _kept(state, kind) for kind in piece.kinds})
+        return LeasedState({kind.name: _state_data(state, kind) for kind in piece.kinds})
 
 
-def _kept(state: dict[str, Any], kind: Kind) -> Kept:
+def _state_data(state: dict[str, Any], kind: StateKind) -> StateData:
     elements = flat(state[kind.name])
     return (elements, state[kind.name + _SCALES]) if kind.format.has_scales else elements
 

@@ -11,12 +11,12 @@ import torch
 from deepnvme.errors import ClosedError, UnsupportedError
 from deepnvme.optim._formats import FP32
 from deepnvme.optim._gradients import SwappedGradient, in_order
-from deepnvme.optim._optimizer import SHORT, Group, KernelOptimizer
-from deepnvme.optim._progress import ROUNDS, Progress
-from deepnvme.optim._state_store import MASTER, Piece, flat
+from deepnvme.optim._optimizer import SHORT, OptimizerBase, ParamGroup
+from deepnvme.optim._progress import ROUNDS, StepProgress
+from deepnvme.optim._state_store import MASTER, ParameterSlice, flat
 
 
-class SteppingOptimizer(KernelOptimizer):
+class SteppingOptimizer(OptimizerBase):
     """Makes the step."""
 
     @torch.no_grad()
@@ -41,13 +41,13 @@ class SteppingOptimizer(KernelOptimizer):
         found = getattr(self, "found_inf", None)
         if found is not None and found.item():
             return loss
-        if self._is_part and self._progress is not None:
-            self._go_on(self._progress)
+        if self._is_split and self._progress is not None:
+            self._resume_step(self._progress)
             return loss
-        progress = self._begun()
+        progress = self._current_progress()
         is_done = False
         try:
-            self._go_on(progress)
+            self._resume_step(progress)
             is_done = True
         except (UnsupportedError, ClosedError):
             # No disk has failed: a gradient is there no more, or in part, or the state is gone. No other try finds it.
@@ -59,41 +59,41 @@ class SteppingOptimizer(KernelOptimizer):
                 self._progress = None
         return loss
 
-    def _begun(self) -> Progress:
+    def _current_progress(self) -> StepProgress:
         """Give the step that has begun and not ended, if its gradients are there still; else begin one."""
         progress = self._progress
         if progress is None or not progress.is_same():
             # The norm is that of all gradients, whatever is stepped one after the other then.
             clip = 1.0 if self._max_norm is None else self._clip(self._max_norm)
             is_noisy = self._stochastic or self._format is not FP32
-            progress = self._progress = Progress(clip, counts=is_noisy and not self.counts_steps)
+            progress = self._progress = StepProgress(clip, counts=is_noisy and not self.counts_steps)
         return progress
 
-    def begin_whole(self) -> Progress:
-        """Have all calls of ``step`` be parts of one, until :meth:`end_whole`. Also goes on where one has stopped."""
+    def begin_split_step(self) -> StepProgress:
+        """Have all calls of ``step`` be parts of one, until :meth:`end_split_step`. Also goes on where one has stopped."""
         self._check_loaded()
-        progress = self._begun()
-        self._is_part = True
+        progress = self._current_progress()
+        self._is_split = True
         return progress
 
-    def end_whole(self, *, is_done: bool) -> None:
+    def end_split_step(self, *, is_done: bool) -> None:
         """End that. A step that is not done goes on with the next one."""
-        self._is_part = False
+        self._is_split = False
         if is_done or self._progress is None or self._progress.is_untouched:
             self._progress = None
 
-    def _go_on(self, progress: Progress) -> None:
+    def _resume_step(self, progress: StepProgress) -> None:
         """Do what is not done of a step."""
         unscale = self._unscale()
         grads = self._gradients()
         for index, group in enumerate(self.param_groups):
             progress.begin(index, group)
             # Those that have counted as many steps are one call of the kernel, and so are those scaled by as much.
-            alike: dict[tuple[int, float], list[Piece]] = {}
+            alike: dict[tuple[int, float], list[ParameterSlice]] = {}
             for param in group["params"]:
                 if param in grads:
-                    progress.see(param)
-                    piece, step = self._piece(param, group, progress)
+                    progress.note_gradient(param)
+                    piece, step = self._prepare(param, group, progress)
                     # One without elements counts steps, and has no place anywhere.
                     if piece.count:
                         alike.setdefault((step, _factor(grads[param])), []).append(piece)
@@ -104,7 +104,7 @@ class SteppingOptimizer(KernelOptimizer):
             if isinstance(grad, SwappedGradient) and gradients is not None:
                 # Where this stops, one that is there still is the one that was seen, and is dropped next time.
                 param.grad = None
-                progress.used(param)
+                progress.gradient_used(param)
                 gradients.drop([param])
 
     def _gradient(self, param: torch.nn.Parameter) -> torch.Tensor:
@@ -113,7 +113,7 @@ class SteppingOptimizer(KernelOptimizer):
         if grad is None:
             raise AssertionError
         if isinstance(grad, SwappedGradient):
-            if grad.is_with(getattr(self._store, "gradients", None)):
+            if grad.is_held_by(getattr(self._store, "gradients", None)):
                 return grad.checked()
             # Another optimizer has it.
             grad = grad.read()
@@ -156,45 +156,47 @@ class SteppingOptimizer(KernelOptimizer):
         coefficient = max_norm / (norm + 1e-6)
         return min(coefficient, 1.0)
 
-    def _piece(self, param: torch.nn.Parameter, group: Group, progress: Progress) -> tuple[Piece, int]:
+    def _prepare(
+        self, param: torch.nn.Parameter, group: ParamGroup, progress: StepProgress
+    ) -> tuple[ParameterSlice, int]:
         state = self.state[param]
         if not state and not self._store.has(param):
-            self._begin(state)
+            self._initialize_count(state)
         if param not in progress.counted:
             progress.counted[param] = self._next_count(param, state)
         count = progress.counted[param]
         if self.counts_steps:
             state["step"].fill_(count)
         kinds = self.kinds(param, group)
-        self._store.begin(param, state, kinds)
-        return Piece(param, 0, param.numel(), kinds), count
+        self._store.initialize(param, state, kinds)
+        return ParameterSlice(param, 0, param.numel(), kinds), count
 
     def _change(
         self,
-        group: Group,
+        group: ParamGroup,
         grads: dict[torch.nn.Parameter, torch.Tensor],
-        pieces: list[Piece],
-        progress: Progress,
+        pieces: list[ParameterSlice],
+        progress: StepProgress,
         *,
         step: int,
         unscale: float,
         clip: float,
     ) -> None:
-        rule, settings = self._rule(group)
+        rule, settings = self._algorithm(group)
         moments = self._moments(group)
         for given in self._store.batches(pieces):
-            batch = [piece for piece in given if self._places[piece.param] + piece.begin not in progress.record]
+            batch = [piece for piece in given if self._first_indices[piece.param] + piece.begin not in progress.record]
             if not batch:
                 continue
-            with self._store.lend(batch) as loans:
+            with self._store.lease(batch) as leases:
                 parts: list[Any] = []
-                for piece, loan in zip(batch, loans, strict=True):
+                for piece, lease in zip(batch, leases, strict=True):
                     weights = flat(piece.param)[piece.begin : piece.end]
                     grad = grads[piece.param]
-                    own = loan.grad if isinstance(grad, SwappedGradient) else grad[piece.begin : piece.end]
-                    kept = [loan.state[name] for name in moments]
-                    master = loan.state.get(MASTER)
-                    at = self._places[piece.param] + piece.begin
+                    own = lease.grad if isinstance(grad, SwappedGradient) else grad[piece.begin : piece.end]
+                    kept = [lease.state[name] for name in moments]
+                    master = lease.state.get(MASTER)
+                    at = self._first_indices[piece.param] + piece.begin
                     if master is None:
                         parts.append((weights, own, kept, None, at))
                     else:

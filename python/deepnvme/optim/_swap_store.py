@@ -9,10 +9,10 @@ import torch
 
 from deepnvme._offload import Swapper
 from deepnvme._utils.arguments import parse_bytes
-from deepnvme.optim._formats import put, take
+from deepnvme.optim._formats import decode, encode
 from deepnvme.optim._gradients import SwappedGradient, SwappedGradients
-from deepnvme.optim._layout import Layout
-from deepnvme.optim._state_store import MASTER, Loan, Piece, flat, lying_as
+from deepnvme.optim._layout import StateLayout
+from deepnvme.optim._state_store import MASTER, LeasedState, ParameterSlice, flat, lying_as
 
 if TYPE_CHECKING:
     import os
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from deepnvme._deepnvme import Kernel
     from deepnvme._offload import Lend, SwapStats
-    from deepnvme.optim._formats import Kind
-    from deepnvme.optim._layout import Group, Part
+    from deepnvme.optim._formats import StateKind
+    from deepnvme.optim._layout import Placement, StateGroup
 
-# A group has at most that part of the memory, so that the next are read and the last written while one is changed.
+# A group has at most that placement of the memory, so that the next are read and the last written while one is changed.
 _GROUP_SHARE, _GROUP_BYTES_MAX = 8, 64 << 20
 # Uses that are remembered until the order is known. No step of a real model has as many.
 _TRACE_MAX = 1 << 20
@@ -50,7 +50,7 @@ class SwapStore:
         nbytes = parse_bytes(memory)
         self.swapper = Swapper(swap_dir, memory=nbytes, checksums=checksums)
         group_bytes = min(nbytes // _GROUP_SHARE, _GROUP_BYTES_MAX)
-        self.layout = Layout(group_bytes, with_gradients=kernel is not None)
+        self.layout = StateLayout(group_bytes, with_gradients=kernel is not None)
         self.gradients = None
         if kernel is not None:
             self.gradients = SwappedGradients(self.swapper, self.layout, kernel, self._note)
@@ -61,10 +61,10 @@ class SwapStore:
         # What is lent. After an interrupt some of it may not have been returned.
         self._open: list[Lend] = []
         # Groups of which some state was given, and is in memory still.
-        self._waiting: dict[Group, None] = {}
+        self._waiting: dict[StateGroup, None] = {}
         # What was used since the same was lent the last time, which is a step. Two groups of parameters may share one
         # here, so that it is the first piece of a batch that tells them apart.
-        self._lent: set[Piece] = set()
+        self._lent: set[ParameterSlice] = set()
         self._trace: list[str] = []
         self._order: list[str] = []
 
@@ -80,7 +80,7 @@ class SwapStore:
         """Whether there is that kind of state of a parameter."""
         return self.has(param) and any(kind.name == name for kind in self.layout.kinds(param) or ())
 
-    def begin(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[Kind, ...]) -> None:
+    def initialize(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[StateKind, ...]) -> None:
         """Take over state: what ``state`` has of it, else what it begins with; master weights are the parameter's."""
         # Ctrl-C may come between any two calls: nothing is taken away before it is elsewhere.
         is_new = param in self._moving or self.layout.kinds(param) != kinds
@@ -90,78 +90,78 @@ class SwapStore:
         given = {name: flat(lying_as(param, tensor)) for name, tensor in taken.items()}
         if is_new:
             given = {**self._move(param, kinds), **given}
-        homes = self.layout.homes(param)
-        for _, part in homes:
-            part.pending = {**(part.pending or {}), **given}
+        locations = self.layout.locations(param)
+        for _, placement in locations:
+            placement.initial_values = {**(placement.initial_values or {}), **given}
         self._begun.add(param)
         self._moving.pop(param, None)
         for name in taken:
             del state[name]
         if given:
             # What was given is in memory until its group is full.
-            self._waiting.update(dict.fromkeys(group for group, _ in homes))
+            self._waiting.update(dict.fromkeys(group for group, _ in locations))
             for group in [group for group in self._waiting if group is not self.layout.open_group]:
                 self.prepare(group)
 
-    def _move(self, param: torch.nn.Parameter, kinds: tuple[Kind, ...]) -> dict[str, torch.Tensor]:
+    def _move(self, param: torch.nn.Parameter, kinds: tuple[StateKind, ...]) -> dict[str, torch.Tensor]:
         """Give a parameter a place for other kinds than before, as when settings change; the state that it had."""
         if param not in self._moving:
             is_swapped = self.gradients is not None and isinstance(param.grad, SwappedGradient)
             gradient = self.gradients.read(param) if is_swapped and self.gradients is not None else None
-            self._moving[param] = (self.gather(param), gradient)
+            self._moving[param] = (self.read(param), gradient)
         before, gradient = self._moving[param]
         if self.gradients is not None:
             self.gradients.drop([param])
         for group in self.layout.remove(param):
-            if group.is_there:
-                self.swapper.forget(group.key)
+            if group.is_on_disk:
+                self.swapper.delete(group.key)
         self.layout.place(param, kinds)
         if self.gradients is not None and gradient is not None:
             self.gradients.put(param, gradient)
         return {kind.name: before[kind.name] for kind in kinds if kind.name in before}
 
-    def forget(self, param: torch.nn.Parameter) -> None:
+    def discard(self, param: torch.nn.Parameter) -> None:
         """Do away with the state of a parameter. Its place is kept."""
         self._begun.discard(param)
-        for _, part in self.layout.homes(param):
-            part.pending = None
+        for _, placement in self.layout.locations(param):
+            placement.initial_values = None
 
-    def gather(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+    def read(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
         """Read the state of a parameter into memory of its own; flat, in the order of the parameter's memory."""
         if param not in self._begun:
             return {}
         found = {kind.name: torch.empty(param.numel()) for kind in self.layout.kinds(param) or ()}
-        for group, part in self.layout.homes(param):
+        for group, placement in self.layout.locations(param):
             self.prepare(group)
-            for kind, begin, end in part.stretches():
+            for kind, begin, end in placement.extents():
                 memory = torch.empty(end - begin, dtype=torch.uint8)
                 self.swapper.read(group.key, begin, memory)
-                out = found[kind.name][part.piece.begin : part.piece.end]
-                take(kind.format.view(memory, part.piece.count), out, kind)
+                out = found[kind.name][placement.piece.begin : placement.piece.end]
+                decode(kind.format.view(memory, placement.piece.count), out, kind)
         return found
 
-    def batches(self, pieces: Sequence[Piece]) -> Iterator[Sequence[Piece]]:
+    def batches(self, pieces: Sequence[ParameterSlice]) -> Iterator[Sequence[ParameterSlice]]:
         """Cut the pieces, which are whole parameters, as they lie in groups."""
         wanted = {piece.param for piece in pieces}
-        groups = dict.fromkeys(group for piece in pieces for group, _ in self.layout.homes(piece.param))
+        groups = dict.fromkeys(group for piece in pieces for group, _ in self.layout.locations(piece.param))
         for group in groups:
-            yield [part.piece for part in group.parts if part.piece.param in wanted]
+            yield [placement.piece for placement in group.placements if placement.piece.param in wanted]
         # What has no state at all.
-        bare = [piece for piece in pieces if not self.layout.homes(piece.param)]
+        bare = [piece for piece in pieces if not self.layout.locations(piece.param)]
         if bare:
             yield bare
 
     @contextmanager
-    def lend(self, batch: Sequence[Piece]) -> Iterator[list[Loan]]:
+    def lease(self, batch: Sequence[ParameterSlice]) -> Iterator[list[LeasedState]]:
         """Lend the state of one batch, and the gradients of it that are on disk; those are used then."""
-        homes = {part.piece: (group, part) for group, part in self.layout.homes(batch[0].param)}
-        if batch[0] not in homes:
-            yield [Loan({}) for _ in batch]
+        locations = {placement.piece: (group, placement) for group, placement in self.layout.locations(batch[0].param)}
+        if batch[0] not in locations:
+            yield [LeasedState({}) for _ in batch]
             return
         self._return()
-        group = homes[batch[0]][0]
-        parts = {part.piece: part for part in group.parts}
-        mine = [parts[piece] for piece in batch]
+        group = locations[batch[0]][0]
+        placements = {placement.piece: placement for placement in group.placements}
+        mine = [placements[piece] for piece in batch]
         self.prepare(group)
         self._follow(batch[0])
         with ExitStack() as lent:
@@ -169,34 +169,37 @@ class SwapStore:
             if group.nbytes:
                 self._note(group.key)
                 state = lent.enter_context(self._noted(self.swapper.lend(group.key)))
-            with_grads = [part for part in mine if part.grad is not None]
+            with_grads = [placement for placement in mine if placement.grad is not None]
             if with_grads:
                 self._note(group.grad_key)
                 grads = lent.enter_context(self._noted(self.swapper.lend(group.grad_key, shared=True)))
-            yield [Loan(part.state(state), part.gradient(grads) if part.grad else None) for part in mine]
+            yield [
+                LeasedState(placement.state(state), placement.gradient(grads) if placement.grad else None)
+                for placement in mine
+            ]
         self._open.clear()
         if self.gradients is not None:
-            self.gradients.used(group, with_grads)
+            self.gradients.mark_used(group, with_grads)
 
     def close(self) -> None:
         """End it; the state is gone."""
         self.swapper.close()
 
-    def prepare(self, group: Group) -> None:
+    def prepare(self, group: StateGroup) -> None:
         """Have the state of a group begin, as far as it has not."""
         self._return()
-        pending = [part for part in group.parts if part.pending is not None]
-        if group.nbytes and not group.is_there:
-            with self._noted(self.swapper.fill(group.key, [group.nbytes], torch.uint8)) as memory:
+        initial_values = [placement for placement in group.placements if placement.initial_values is not None]
+        if group.nbytes and not group.is_on_disk:
+            with self._noted(self.swapper.create(group.key, [group.nbytes], torch.uint8)) as memory:
                 memory.zero_()
-                _begin(pending, memory)
-            group.is_there = True
-        elif group.nbytes and pending:
+                _write_initial(initial_values, memory)
+            group.is_on_disk = True
+        elif group.nbytes and initial_values:
             with self._noted(self.swapper.lend(group.key)) as memory:
-                _begin(pending, memory)
+                _write_initial(initial_values, memory)
         self._open.clear()
-        for part in pending:
-            part.pending = None
+        for placement in initial_values:
+            placement.initial_values = None
         self._waiting.pop(group, None)
 
     def _noted(self, lend: Lend) -> Lend:
@@ -209,14 +212,14 @@ class SwapStore:
             lend.release()
         self._open.clear()
 
-    def imported(self, group: Group) -> None:
+    def imported(self, group: StateGroup) -> None:
         """Know that the state of a group has come from elsewhere."""
-        group.is_there = True
-        for part in group.parts:
-            part.pending = None
+        group.is_on_disk = True
+        for placement in group.placements:
+            placement.initial_values = None
         self._waiting.pop(group, None)
 
-    def _follow(self, first: Piece) -> None:
+    def _follow(self, first: ParameterSlice) -> None:
         if first in self._lent:
             order, self._trace = self._trace, []
             self._lent.clear()
@@ -230,18 +233,18 @@ class SwapStore:
             self._trace.append(key)
 
 
-def _begin(parts: Sequence[Part], memory: torch.Tensor) -> None:
-    for part in parts:
-        given: Mapping[str, torch.Tensor] = part.pending or {}
-        piece, state = part.piece, part.state(memory)
+def _write_initial(placements: Sequence[Placement], memory: torch.Tensor) -> None:
+    for placement in placements:
+        given: Mapping[str, torch.Tensor] = placement.initial_values or {}
+        piece, state = placement.piece, placement.state(memory)
         for kind in piece.kinds:
             kept = state[kind.name]
             if kind.name in given:
-                put(kept, given[kind.name][piece.begin : piece.end].float(), kind)
+                encode(kept, given[kind.name][piece.begin : piece.end].float(), kind)
             elif kind.name == MASTER:
-                put(kept, flat(piece.param)[piece.begin : piece.end].float(), kind)
+                encode(kept, flat(piece.param)[piece.begin : piece.end].float(), kind)
             elif kind.initial:
-                put(kept, torch.full((piece.count,), kind.initial), kind)
+                encode(kept, torch.full((piece.count,), kind.initial), kind)
             else:
                 for one in (kept,) if isinstance(kept, torch.Tensor) else kept:
                     one.zero_()

@@ -184,7 +184,7 @@ def swap(folder: Path, check: Callable[[], None]) -> set[str]:
                 for key in range(5):
                     swapper.put(str(key), torch.randn(90_000))
                 swapper.flush()
-                swapper.forget("3")
+                swapper.delete("3")
                 with pytest.raises(MemoryError):
                     swapper.put("large", torch.zeros(1 << 20))
                 check()

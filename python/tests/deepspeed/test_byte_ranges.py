@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 from deepnvme.deepspeed import aio_handle
-from deepnvme.deepspeed._byte_ranges import Ranges
+from deepnvme.deepspeed._byte_ranges import ByteRanges
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ MIB = 1 << 20
 def test_ranges_agree_with_comparing_every_pair() -> None:
     randomness = random.Random(1)
     for _ in range(300):
-        ranges = Ranges()
+        ranges = ByteRanges()
         added: list[tuple[str, int, int, bool]] = []
         for _ in range(30):
             file = randomness.choice(["a", "b"])

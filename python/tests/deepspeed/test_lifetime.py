@@ -72,11 +72,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
         return original(**settings)
 
     gc.collect()
-    _engine_pool.shelf.clear()
+    _engine_pool.pool.clear()
     monkeypatch.setattr(deepnvme, "Engine", make)
     yield calls
     gc.collect()
-    _engine_pool.shelf.clear()
+    _engine_pool.pool.clear()
 
 
 def test_settings_of_the_engine(tmp_path: Path, made: list[dict[str, Any]]) -> None:
@@ -136,7 +136,7 @@ def test_idle_engines_are_few(tmp_path: Path, made: list[dict[str, Any]]) -> Non
         aio_handle(queue_depth=depth).sync_pwrite(torch.zeros(100), str(tmp_path / "file"))
     assert len(made) == 10
     assert engine_threads() == before + _engine_pool.IDLE_MAX
-    _engine_pool.shelf.clear()
+    _engine_pool.pool.clear()
     assert engine_threads() == before
 
 

@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 import torch
 
 from deepnvme.deepspeed import aio_handle, pin_handle
-from deepnvme.deepspeed._pinned_tensors import LockedRegions, regions
+from deepnvme.deepspeed._pinned_tensors import PinnedRegions, regions
 
 MIB = 1 << 20
 PAGE_BYTES = 4096
@@ -214,7 +214,7 @@ def test_bad_arguments(handle: Any) -> None:
 
 
 def test_the_record_from_many_threads() -> None:
-    record = LockedRegions()
+    record = PinnedRegions()
     failures: list[BaseException] = []
 
     def work() -> None:

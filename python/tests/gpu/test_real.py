@@ -85,7 +85,7 @@ def test_handles_and_their_tensors(tmp_path: Path, make: Any) -> None:
         if make is gds_handle:
             handle.free_pinned_device_tensor(tensor)
         del handle
-        _engine_pool.shelf.clear()
+        _engine_pool.pool.clear()
 
     expect_no_growth(cycle)
     assert path.read_bytes() == bits(host)

@@ -193,7 +193,7 @@ def test_frozen_parameters_are_written_once(twins: Twins) -> None:
     train(plain, optimizers[0], 3)
     train(twin, optimizers[1], 3)
     assert_same(plain, twin)
-    frozen = sum(unit.nbytes for unit in offloading._units if unit.is_frozen)
+    frozen = sum(group.nbytes for group in offloading._groups if group.is_frozen)
     trained = offloading.parameter_bytes - frozen
     assert frozen > 10 * trained
     assert offloading.stats().bytes_written - written <= 3 * 2 * (trained + 4096 * DEPTH)

@@ -47,7 +47,7 @@ def damaged(optimizer: optim.AdamW) -> Iterator[None]:
     numbers = sorted(int(key.removeprefix("state.")) for key in swapper.keys() if key.startswith("state."))  # noqa: SIM118
     harmed = []
     for number in numbers[len(numbers) // 2 :]:
-        _, fd, offset, nbytes = swapper.locate(f"state.{number}")[0]
+        _, fd, offset, nbytes = swapper.extents(f"state.{number}")[0]
         data = bytearray(os.pread(fd, nbytes, offset))
         data[5] ^= 0x40
         os.pwrite(fd, data[5:6], offset + 5)

@@ -305,7 +305,7 @@ def test_any_changed_byte_is_reported(tmp_path: Path) -> None:
             with pytest.raises((CorruptFileError, ChecksumError, UnsupportedError), match="state"):
                 _state_file.read(path, "full" if at >= header_bytes else "auto")
             os.pwrite(out.fileno(), bytes([byte]), at)
-    assert _state_file.read(path, "full").stretches == _state_file.read(path, "off").stretches
+    assert _state_file.read(path, "full").extents == _state_file.read(path, "off").extents
 
 
 @pytest.mark.parametrize("cut", [1, 4096, 5000, 8191])

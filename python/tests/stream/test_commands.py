@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 import deepnvme  # noqa: E402
 from deepnvme import __main__  # noqa: E402
 from deepnvme._stream import throughput  # noqa: E402
-from deepnvme._stream.benchmark import bench_memory  # noqa: E402
+from deepnvme._stream.benchmark import default_memory  # noqa: E402
 from deepnvme._stream.commands import Progress  # noqa: E402
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def test_stream_bench_needs_room(tmp_path: Path, command: Callable[..., Done]) -
 def test_stream_bench_has_memory_for_a_quarter_of_what_is_computed_with(
     dtype: str, written: Any, expected: int
 ) -> None:
-    assert bench_memory(1000, dtype, transformers.LlamaConfig(dtype=written)) == expected
+    assert default_memory(1000, dtype, transformers.LlamaConfig(dtype=written)) == expected
 
 
 @pytest.mark.parametrize("is_file", [True, False])

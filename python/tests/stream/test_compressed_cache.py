@@ -51,9 +51,9 @@ def opened(folder: Path, share: float, dtype: torch.dtype = torch.float32) -> An
 
 def layer_bytes(model: Any) -> int:
     """Bytes that fetching all layers once more reads."""
-    before = model.streaming.figures()["bytes_read"]
+    before = model.streaming.counters()["bytes_read"]
     benchmark.fetch_all(model.streaming)
-    return int(model.streaming.figures()["bytes_read"] - before)
+    return int(model.streaming.counters()["bytes_read"] - before)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9, 1.2])
@@ -62,11 +62,11 @@ def test_results_and_memory_with_any_share_of_it(folder: Path, expected: torch.T
     streaming = model.streaming
     for _ in range(3):
         assert torch.equal(logits(model), expected)
-    assert streaming.units.stash_bytes == streaming.stash_bytes
-    used = streaming.units.arena_bytes + streaming.stash_bytes + streaming.kept_bytes
+    assert streaming.layer_cache.compressed_cache_bytes == streaming.compressed_cache_bytes
+    used = streaming.layer_cache.memory_bytes + streaming.compressed_cache_bytes + streaming.resident_bytes
     assert used <= streaming.memory_bytes
     if share > 1:
-        assert streaming.stash_bytes == 0, "all of it is there as it is computed with"
+        assert streaming.compressed_cache_bytes == 0, "all of it is there as it is computed with"
     streaming.close()
 
 
@@ -77,9 +77,9 @@ def test_with_memory_for_all_that_is_on_disk_nothing_is_read_any_more(folder: Pa
         logits(model)
         assert layer_bytes(model) == 0
         assert torch.equal(logits(model), expected)
-        converted = model.streaming.figures()["converting_s"]
+        converted = model.streaming.counters()["converting_s"]
         benchmark.fetch_all(model.streaming)
-        assert model.streaming.figures()["converting_s"] > converted, "some come as they are on disk still"
+        assert model.streaming.counters()["converting_s"] > converted, "some come as they are on disk still"
         model.streaming.close()
 
 
@@ -102,7 +102,7 @@ def test_a_byte_of_it_spares_a_byte_of_reading(folder: Path) -> None:
 def test_weights_that_are_computed_with_as_they_are_have_none(folder: Path) -> None:
     model = opened(folder, 0.2, torch.bfloat16)
     logits(model)
-    assert model.streaming.stash_bytes == 0
+    assert model.streaming.compressed_cache_bytes == 0
     model.streaming.close()
 
 
@@ -113,7 +113,7 @@ def test_a_wider_file_than_memory_has_none(tmp_path: Path) -> None:
     transformers.LlamaForCausalLM(config).float().save_pretrained(tmp_path)
     model = deepnvme.stream(tmp_path, memory="1MB", dtype=torch.bfloat16)
     logits(model)
-    assert model.streaming.stash_bytes == 0
+    assert model.streaming.compressed_cache_bytes == 0
     model.streaming.close()
 
 
@@ -125,7 +125,7 @@ def test_packed_weights_stay_packed(folder: Path, tmp_path: Path) -> None:
     first = logits(model)
     logits(model)
     assert layer_bytes(model) == 0
-    assert model.streaming.stash_bytes > 0
+    assert model.streaming.compressed_cache_bytes > 0
     assert torch.equal(logits(model), first)
     model.streaming.close()
     in_full = deepnvme.stream(tmp_path / "packed", memory=2 * stored)
@@ -141,9 +141,9 @@ def test_it_is_given_back(folder: Path) -> None:
     def once() -> int:
         model = opened(folder, 0.5)
         logits(model)
-        size = model.streaming.stash_bytes
+        size = model.streaming.compressed_cache_bytes
         model.streaming.close()
-        assert model.streaming.stash_bytes == 0
+        assert model.streaming.compressed_cache_bytes == 0
         del model
         gc.collect()
         return int(size)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import deepnvme
-from deepnvme._stream.planner import lay_out
-from deepnvme._stream.weight_origin import Origin, Piece, conversions, stretches
+from deepnvme._stream.planner import lay_out_group
+from deepnvme._stream.weight_origin import ByteRange, Origin, conversions, encoded_ranges
 
 transformers = pytest.importorskip("transformers")
 
@@ -52,7 +52,7 @@ def test_a_cast_model_computes_what_it_computes_in_memory(folder: Path, dtype: t
     assert model.dtype == dtype
     assert torch.equal(logits(model), expected)
     assert torch.equal(logits(model), expected), "also with what has stayed"
-    figures = model.streaming.figures()
+    figures = model.streaming.counters()
     assert (figures["converting_s"] > 0) == (dtype != torch.bfloat16)
     model.streaming.close()
 
@@ -92,9 +92,9 @@ def test_a_file_that_is_damaged_in_mid_stream_is_an_error_and_nothing_hangs(fold
 
 
 def test_what_is_cast_lies_behind_what_is_mirrored() -> None:
-    plain = Origin((Piece(0, 5000, 4000),), torch.float32, (1000,))
-    cast = Origin((Piece(0, 9000, 1000), Piece(1, 70, 1000)), torch.bfloat16, (1000,)).held(torch.float32)
-    layout = lay_out([cast, plain, cast], {0: 20_000, 1: 20_000})
+    plain = Origin((ByteRange(0, 5000, 4000),), torch.float32, (1000,))
+    cast = Origin((ByteRange(0, 9000, 1000), ByteRange(1, 70, 1000)), torch.bfloat16, (1000,)).cast(torch.float32)
+    layout = lay_out_group([cast, plain, cast], {0: 20_000, 1: 20_000})
     assert layout.reads == ((0, 4096, 8192, 0),)
     assert layout.places == (8192, 904, 8192)
     assert [(stretch[:3], at) for stretch, at, _ in layout.conversions] == [
@@ -102,12 +102,12 @@ def test_what_is_cast_lies_behind_what_is_mirrored() -> None:
         ((1, 70, 1000), 10192),
     ]
     assert layout.nbytes >= 8192 + 4000
-    assert stretches(plain) == [(0, 5000, 4000, "float32")]
+    assert encoded_ranges(plain) == [(0, 5000, 4000, "float32")]
     assert conversions(cast, 0)[1] == ((1, 70, 1000, "bfloat16"), 2000, "float32")
 
 
 def test_a_part_of_a_cast_weight_is_cast_too() -> None:
-    cast = Origin((Piece(0, 100, 800),), torch.bfloat16, (4, 100)).held(torch.float32)
-    assert (cast.nbytes, cast.memory_nbytes, cast.is_plain) == (800, 1600, False)
-    assert cast.reshaped((400,)).held_as == torch.float32
-    assert cast.held(torch.bfloat16).is_plain
+    cast = Origin((ByteRange(0, 100, 800),), torch.bfloat16, (4, 100)).cast(torch.float32)
+    assert (cast.nbytes, cast.memory_nbytes, cast.is_raw) == (800, 1600, False)
+    assert cast.reshaped((400,)).cast_to == torch.float32
+    assert cast.cast(torch.bfloat16).is_raw

@@ -55,7 +55,7 @@ model.generate(tokens, min_new_tokens=4, max_new_tokens=4, do_sample=False)
 files = sum(os.stat(os.path.join(folder, name)).st_size for name in os.listdir(folder))
 # Of what is fewer bytes on disk, some stays in memory.
 assert model.streaming.stats().bytes_read > 3 * (files - 2 * memory), model.streaming.stats()
-buffers = model.streaming.units._streamer.conversion_bytes_max
+buffers = model.streaming.layer_cache._streamer.conversion_bytes_max
 assert buffers <= {BUFFERS}, buffers
 peak = status("VmHWM") - before
 print("peak", peak >> 20, "MiB, of them buffers", buffers >> 20)
@@ -91,7 +91,7 @@ def large(tmp_path: Path) -> Path:
     [
         (None, {}, MEMORY),
         (None, {"dtype": "float32"}, 2 * MEMORY),
-        # The output layer, as float32, has nearly all of it: others have its slot by turns.
+        # The output layer, as float32, has nearly all of it: others have its slot by scheduler.
         (None, {"dtype": "float32"}, MEMORY + (4 << 20)),
         ("lossless", {}, MEMORY),
         ("int8", {"dtype": "float32"}, 2 * MEMORY),
@@ -153,11 +153,11 @@ def test_a_model_that_is_dropped_in_the_middle_of_its_reading_ahead(tmp_path: Pa
     before = descriptors()
     for _ in range(5):
         model = saved.stream()
-        arena = weakref.ref(model.streaming.units)
+        memory = weakref.ref(model.streaming.layer_cache)
         model.layers[0](torch.zeros(1, plain_module.WIDTH))
         del model
         gc.collect()
-        assert arena() is None, "something outside the model still has it"
+        assert memory() is None, "something outside the model still has it"
     assert descriptors() <= before + 1
 
 
@@ -165,11 +165,11 @@ def test_closing_gives_memory_back_while_the_model_lives(tmp_path: Path) -> None
     saved = plain_module.save(tmp_path / "weights.safetensors")
     model = saved.stream()
     model(saved.question)
-    arena = weakref.ref(model.streaming.units._arena)
+    memory = weakref.ref(model.streaming.layer_cache._memory)
     before = descriptors()
     model.streaming.close()
     gc.collect()
-    assert arena() is None
+    assert memory() is None
     assert descriptors() < before
     assert all(parameter.is_meta for parameter in model.parameters())
     assert all(buffer.is_meta for buffer in model.buffers())

@@ -125,7 +125,7 @@ def test_layers_that_several_blocks_share(tmp_path: Path) -> None:
 def test_weights_that_are_tied_are_in_memory_once(saved: plain_module.Saved) -> None:
     # With so much memory, rows of the embedding are not picked: it comes whole, and so does the head.
     model = saved.stream(memory=10_000_000)
-    units = model.streaming.units
+    units = model.streaming.layer_cache
     assert [[twin.name for twin in group.twins] for group in units.groups if group.twins] == [["head"]]
     for _ in range(3):
         assert torch.equal(model(saved.question), saved.answer)
@@ -133,7 +133,7 @@ def test_weights_that_are_tied_are_in_memory_once(saved: plain_module.Saved) -> 
     # The file has the weight that two share once.
     once, pages = saved.path.stat().st_size, 4096 * (len(units.groups) + 2)
     assert stats.bytes_read < once + 2 * pages, "each came once"
-    assert units.arena_bytes < once + pages
+    assert units.memory_bytes < once + pages
     assert stats.hits + stats.waits == 3 * (plain_module.DEPTH + 2)
     model.streaming.close()
     assert model.head.weight is model.embed.weight

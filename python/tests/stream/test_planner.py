@@ -13,18 +13,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from deepnvme._stream.memory_budget import classify, divide, fitting, for_slots, places, share, subdivide
+from deepnvme._stream.memory_budget import (
+    allocate_slots,
+    classify_sizes,
+    merge_small_classes,
+    share_large_slot,
+    slot_budget,
+    slot_offsets,
+    split_memory,
+)
 from deepnvme._stream.partition import Limits, Partition, Weight, partition
-from deepnvme._stream.planner import Model, enough, lay_out
-from deepnvme._stream.resident_weights import place_kept
-from deepnvme._stream.weight_origin import LINE_BYTES, Origin, Piece
+from deepnvme._stream.planner import PlanInput, find_sufficient_memory, lay_out_group
+from deepnvme._stream.resident_weights import place_resident
+from deepnvme._stream.weight_origin import CACHE_LINE_BYTES, ByteRange, Origin
 
 SIZES = st.lists(st.integers(1, 5_000_000), min_size=1, max_size=40)
 
 
 @given(SIZES)
 def test_every_unit_fits_the_slots_of_its_class(sizes: list[int]) -> None:
-    class_of, slot_bytes = classify(sizes)
+    class_of, slot_bytes = classify_sizes(sizes)
     assert slot_bytes == sorted(slot_bytes, reverse=True)
     for size, index in zip(sizes, class_of, strict=True):
         assert size <= slot_bytes[index] <= max(2 * size, size + 8192), "slots are not much larger than what is in them"
@@ -33,12 +41,12 @@ def test_every_unit_fits_the_slots_of_its_class(sizes: list[int]) -> None:
 
 @given(SIZES, st.integers(1, 60_000_000), st.one_of(st.none(), st.integers(0, 5)))
 def test_slots_never_have_more_than_the_memory(sizes: list[int], memory: int, ahead: int | None) -> None:
-    class_of, slot_bytes = fitting(memory, *classify(sizes))
+    class_of, slot_bytes = merge_small_classes(memory, *classify_sizes(sizes))
     if memory < slot_bytes[0]:
         with pytest.raises(MemoryError, match="at the least"):
-            share(memory, class_of, slot_bytes, ahead)
+            allocate_slots(memory, class_of, slot_bytes, ahead)
         return
-    classes = share(memory, class_of, slot_bytes, ahead)
+    classes = allocate_slots(memory, class_of, slot_bytes, ahead)
     assert sum(each.slots * each.slot_bytes for each in classes) <= memory
     for index, each in enumerate(classes):
         assert 1 <= each.slots <= class_of.count(index)
@@ -54,23 +62,23 @@ def test_slots_never_have_more_than_the_memory(sizes: list[int], memory: int, ah
 
 @given(SIZES, st.floats(1, 2), st.one_of(st.none(), st.integers(0, 5)))
 def test_small_units_have_a_large_slot_by_turns(sizes: list[int], part: float, ahead: int | None) -> None:
-    class_of, slot_bytes = classify(sizes)
+    class_of, slot_bytes = classify_sizes(sizes)
     memory = int(slot_bytes[0] * part)
-    fitted, kept = fitting(memory, class_of, slot_bytes)
-    before = share(memory, fitted, kept, ahead)
-    now_of, classes = subdivide(memory, class_of, slot_bytes, ahead, before)
-    begins, nbytes = places(classes)
+    fitted, kept = merge_small_classes(memory, class_of, slot_bytes)
+    before = allocate_slots(memory, fitted, kept, ahead)
+    now_of, classes = share_large_slot(memory, class_of, slot_bytes, ahead, before)
+    begins, nbytes = slot_offsets(classes)
     assert nbytes <= memory
     for size, index in zip(sizes, now_of, strict=True):
         assert size <= classes[index].slot_bytes
     assert set(now_of) == set(range(len(classes))), "no class without units"
-    if not classes[-1].shares:
+    if not classes[-1].shares_memory:
         assert (now_of, classes) == (fitted, before)
         return
     *others, large, small = classes
     assert others == before[: len(others)]
-    assert (large.slots, large.slot_bytes, large.shares) == (1, before[len(others)].slot_bytes, False)
-    assert (small.shares, begins[-1]) == (True, begins[-2])
+    assert (large.slots, large.slot_bytes, large.shares_memory) == (1, before[len(others)].slot_bytes, False)
+    assert (small.shares_memory, begins[-1]) == (True, begins[-2])
     assert 2 <= small.slots <= now_of.count(len(classes) - 1)
     assert small.ahead < small.slots
     assert large.ahead <= 1
@@ -82,36 +90,36 @@ def test_small_units_have_a_large_slot_by_turns(sizes: list[int], part: float, a
     ("memory", "slots"), [(1_000_000, 4), (1_190_000, 4), (1_210_000, 4), (1_390_000, 4), (1_410_000, 2)]
 )
 def test_a_large_unit_and_small_ones(memory: int, slots: int) -> None:
-    classified = classify([200_000] * 12 + [999_424])
-    fitted, kept = fitting(memory, *classified)
-    class_of, classes = subdivide(memory, *classified, None, share(memory, fitted, kept, None))
+    classified = classify_sizes([200_000] * 12 + [999_424])
+    fitted, kept = merge_small_classes(memory, *classified)
+    class_of, classes = share_large_slot(memory, *classified, None, allocate_slots(memory, fitted, kept, None))
     assert class_of == [1] * 12 + [0]
     assert [each.slots for each in classes] == [1, slots]
-    assert classes[1].shares == (memory < 1_400_000), "where two small ones fit beside it, each has its own"
+    assert classes[1].shares_memory == (memory < 1_400_000), "where two small ones fit beside it, each has its own"
     assert classes[1].ahead > 0, "something can come while another is in use"
 
 
 def test_units_that_are_too_large_for_a_part_of_the_slot_have_all_of_it() -> None:
-    classified = classify([40_960] * 20 + [614_400] * 3 + [999_424])
-    fitted, kept = fitting(1_100_000, *classified)
-    class_of, classes = subdivide(1_100_000, *classified, None, share(1_100_000, fitted, kept, None))
+    classified = classify_sizes([40_960] * 20 + [614_400] * 3 + [999_424])
+    fitted, kept = merge_small_classes(1_100_000, *classified)
+    class_of, classes = share_large_slot(1_100_000, *classified, None, allocate_slots(1_100_000, fitted, kept, None))
     assert class_of == [1] * 20 + [0] * 4
     assert [each.slots for each in classes] == [1, 20]
 
 
 def test_what_is_most_of_the_bytes_is_not_read_again_for_the_others() -> None:
-    classified = classify([200_000] * 4 + [999_424])
+    classified = classify_sizes([200_000] * 4 + [999_424])
     for memory, shares in [(1_190_000, True), (1_210_000, False)]:
-        fitted, kept = fitting(memory, *classified)
-        _, classes = subdivide(memory, *classified, None, share(memory, fitted, kept, None))
-        assert classes[1].shares == shares
+        fitted, kept = merge_small_classes(memory, *classified)
+        _, classes = share_large_slot(memory, *classified, None, allocate_slots(memory, fitted, kept, None))
+        assert classes[1].shares_memory == shares
 
 
 @given(SIZES, st.integers(0, 60_000_000), st.integers(1, 10_000_000))
 def test_more_memory_never_means_fewer_slot_bytes(sizes: list[int], memory: int, more: int) -> None:
-    class_of, slot_bytes = classify(sizes)
+    class_of, slot_bytes = classify_sizes(sizes)
     memory += sum(slot_bytes)
-    small, large = (share(each, class_of, slot_bytes, None) for each in (memory, memory + more))
+    small, large = (allocate_slots(each, class_of, slot_bytes, None) for each in (memory, memory + more))
     assert [each.slots for each in small] <= [each.slots for each in large]
 
 
@@ -119,12 +127,12 @@ def test_more_memory_never_means_fewer_slot_bytes(sizes: list[int], memory: int,
 def test_slots_leave_room_for_what_is_stored_of_the_others(
     sizes: list[int], part: float, ratio: float, ahead: int | None
 ) -> None:
-    class_of, slot_bytes = classify(sizes)
+    class_of, slot_bytes = classify_sizes(sizes)
     total = sum(slot_bytes[index] for index in class_of)
     memory = max(int(total * part), sum(slot_bytes))
     becomes = sum(sizes)
     stored = int(becomes * ratio)
-    slots = for_slots(memory, class_of, slot_bytes, ahead, (stored, becomes))
+    slots = slot_budget(memory, class_of, slot_bytes, ahead, (stored, becomes))
     assert sum(slot_bytes) <= slots <= memory
     if total <= memory or ratio > 0.9:
         assert slots == memory
@@ -156,16 +164,16 @@ def test_all_parts_have_what_they_need_or_none_has(
     needed = largest + max([item, *experts])
     if memory < needed:
         with pytest.raises(MemoryError):
-            divide(memory, units, rows, experts, item)
+            split_memory(memory, units, rows, experts, item)
         return
-    division = divide(memory, units, rows, experts, item)
-    assert division.units >= largest
-    assert division.picked >= max([item, *experts])
-    assert division.units + division.picked <= memory
-    assert division.picked <= rows + sum(experts)
+    division = split_memory(memory, units, rows, experts, item)
+    assert division.groups >= largest
+    assert division.rows >= max([item, *experts])
+    assert division.groups + division.rows <= memory
+    assert division.rows <= rows + sum(experts)
     everything = sum(-(-unit // 4096) * 4096 * 5 // 4 + 4096 for unit in units) + rows + sum(experts)
     if memory >= everything and not experts:
-        assert division.picked == rows, "where there is memory for all, all stays"
+        assert division.rows == rows, "where there is memory for all, all stays"
 
 
 @st.composite
@@ -182,10 +190,10 @@ def origins(draw: st.DrawFn) -> tuple[list[Origin], dict[int, bytes]]:
             elements = draw(st.integers(1, 700))
             room = len(files[source]) - elements * dtype.itemsize
             offset = draw(st.integers(0, room)) // draw(st.sampled_from([1, 8, 64])) * draw(st.sampled_from([1, 8]))
-            pieces.append(Piece(source, min(offset, room), elements * dtype.itemsize))
+            pieces.append(ByteRange(source, min(offset, room), elements * dtype.itemsize))
         count = sum(piece.nbytes for piece in pieces) // dtype.itemsize
-        residue = draw(st.sampled_from([None, None, 0, 8, 48]))
-        found.append(Origin(tuple(pieces), dtype, (count,), residue=residue))
+        reference_line_offset = draw(st.sampled_from([None, None, 0, 8, 48]))
+        found.append(Origin(tuple(pieces), dtype, (count,), reference_line_offset=reference_line_offset))
     repeated = draw(st.lists(st.sampled_from(found), max_size=3))
     return found + repeated, files
 
@@ -193,7 +201,7 @@ def origins(draw: st.DrawFn) -> tuple[list[Origin], dict[int, bytes]]:
 @given(origins())
 def test_every_byte_of_every_weight_is_read_to_its_place(drawn: tuple[list[Origin], dict[int, bytes]]) -> None:
     weights, files = drawn
-    layout = lay_out(weights, {index: len(content) for index, content in files.items()})
+    layout = lay_out_group(weights, {index: len(content) for index, content in files.items()})
     slot = bytearray(b"\xa5" * layout.nbytes)
     written = bytearray(layout.nbytes)
     for source, offset, nbytes, at in layout.reads:
@@ -203,20 +211,20 @@ def test_every_byte_of_every_weight_is_read_to_its_place(drawn: tuple[list[Origi
         written[at : at + nbytes] = b"\1" * nbytes
         slot[at : at + nbytes] = files[source][offset : offset + nbytes]
     for origin, place in zip(weights, layout.places, strict=True):
-        content = b"".join(files[each.source][each.offset : each.offset + each.nbytes] for each in origin.pieces)
+        content = b"".join(files[each.source][each.offset : each.offset + each.nbytes] for each in origin.ranges)
         assert bytes(slot[place : place + origin.nbytes]) == content
-        assert place % LINE_BYTES == origin.begins_at
+        assert place % CACHE_LINE_BYTES == origin.line_offset
         assert place % origin.dtype.itemsize == 0
 
 
 @given(origins())
 def test_what_is_kept_has_places_of_its_own(drawn: tuple[list[Origin], dict[int, bytes]]) -> None:
     weights = [Weight(nn.Identity(), "weight", str(index)) for index in range(len(drawn[0]))]
-    places, nbytes = place_kept(weights, {str(index): origin for index, origin in enumerate(drawn[0])})
+    places, nbytes = place_resident(weights, {str(index): origin for index, origin in enumerate(drawn[0])})
     spans = sorted((place, place + origin.nbytes) for origin, place in places.items())
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
     assert spans[-1][1] <= nbytes
-    assert all(place % LINE_BYTES == origin.begins_at for origin, place in places.items())
+    assert all(place % CACHE_LINE_BYTES == origin.line_offset for origin, place in places.items())
 
 
 class Block(nn.Module):
@@ -269,15 +277,15 @@ def on_disk(model: nn.Module) -> dict[str, Origin]:
     at, found, seen = 0, {}, {}
     for name, each in model.named_parameters(remove_duplicate=False):
         if id(each) not in seen:
-            seen[id(each)] = Piece(0, at, each.nbytes)
+            seen[id(each)] = ByteRange(0, at, each.nbytes)
             at += each.nbytes
         found[name] = Origin((seen[id(each)],), each.dtype, tuple(each.shape))
     return found
 
 
 def everywhere(found: Partition) -> list[tuple[int, str]]:
-    groups, picks = (each.weights for each in found.groups), (each.weights for each in found.picks)
-    weights = [*found.kept, *(weight for several in (*groups, *picks) for weight in several)]
+    groups, picks = (each.weights for each in found.groups), (each.weights for each in found.lookups)
+    weights = [*found.resident, *(weight for several in (*groups, *picks) for weight in several)]
     return [(id(weight.module), weight.attribute) for weight in weights]
 
 
@@ -293,18 +301,18 @@ def test_each_weight_of_each_module_comes_from_one_place(model: Tower, memory: i
         assert not inside & grouped, "no group is inside another: who has one never waits for a second"
         assert {id(weight.module) for weight in group.weights} <= inside | {id(group.module)}
     # A weight on the module at the root, which nothing calls for, stays.
-    assert any(weight.name == "token" for weight in found.kept)
+    assert any(weight.name == "token" for weight in found.resident)
 
 
 @given(TOWERS, st.integers(1, 400_000), st.booleans())
 def test_a_plan_fits_its_memory_or_says_what_would(model: Tower, memory: int, on_host: bool) -> None:
     origin_of = on_disk(model)
-    end = max(piece.offset + piece.nbytes for origin in origin_of.values() for piece in origin.pieces)
-    facts = Model(model, sizes_of(model), origin_of, {0: end}, on_host, None)
+    end = max(piece.offset + piece.nbytes for origin in origin_of.values() for piece in origin.ranges)
+    facts = PlanInput(model, sizes_of(model), origin_of, {0: end}, on_host, None)
     try:
         plan = facts.plan(memory)
     except MemoryError:
-        needed = enough(facts.plan, memory)
+        needed = find_sufficient_memory(facts.plan, memory)
         assert needed is not None
         assert needed > memory
         plan, memory = facts.plan(needed), needed
@@ -317,7 +325,7 @@ def test_nothing_is_enough_for_a_plan_that_never_fits() -> None:
     def plan(_memory: int) -> Any:
         raise MemoryError
 
-    assert enough(plan, 1000) is None
+    assert find_sufficient_memory(plan, 1000) is None
 
 
 def test_a_module_that_uses_the_weights_of_its_children_comes_whole() -> None:
@@ -332,5 +340,5 @@ def test_many_small_weights_do_not_fill_the_memory() -> None:
     model = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(2000))
     memory = 2000 * 1024 // 4
     found = partition(model, sizes_of(model), Limits(memory // 4, 2048, memory // 8, None, None))
-    assert len(found.kept) == math.floor(memory / 8 / 1024)
-    assert len(found.groups) == 2000 - len(found.kept)
+    assert len(found.resident) == math.floor(memory / 8 / 1024)
+    assert len(found.groups) == 2000 - len(found.resident)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from deepnvme._stream.scheduler import Turns
+from deepnvme._stream.scheduler import FairScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,15 +35,15 @@ class Memory:
             self._had -= size
 
 
-def use(turns: Turns, memory: Memory, size: int, inside: Callable[[], object] = lambda: None) -> None:
+def use(scheduler: FairScheduler, memory: Memory, size: int, inside: Callable[[], object] = lambda: None) -> None:
     held: list[Any] = []
     try:
-        turns.get(held, memory.acquire, size)
+        scheduler.acquire(held, memory.acquire, size)
         inside()
     finally:
         if held:
             memory.release(size)
-        turns.end()
+        scheduler.release()
 
 
 def in_threads(*work: Callable[[], object]) -> list[threading.Thread]:
@@ -54,17 +54,17 @@ def in_threads(*work: Callable[[], object]) -> list[threading.Thread]:
 
 
 def test_who_needs_all_of_the_memory_is_not_passed_over_for_ever() -> None:
-    turns, memory, ended = Turns(), Memory(3), threading.Event()
+    scheduler, memory, ended = FairScheduler(), Memory(3), threading.Event()
 
     def small() -> None:
         while not ended.is_set():
-            use(turns, memory, 1, lambda: time.sleep(0.003))
+            use(scheduler, memory, 1, lambda: time.sleep(0.003))
 
     # Three of them: at nearly any moment somebody has something.
     threads = in_threads(*[small] * 3)
     try:
         for _ in range(3):
-            (large,) = in_threads(lambda: use(turns, memory, 3))
+            (large,) = in_threads(lambda: use(scheduler, memory, 3))
             large.join(20)
             assert not large.is_alive(), "the others were quicker again and again"
             before = memory.served[1]
@@ -78,18 +78,18 @@ def test_who_needs_all_of_the_memory_is_not_passed_over_for_ever() -> None:
 
 
 def test_who_has_something_gets_more_while_somebody_waits_for_it() -> None:
-    turns, memory = Turns(), Memory(3)
+    scheduler, memory = FairScheduler(), Memory(3)
 
     def outer() -> None:
         time.sleep(1.0)  # longer than anybody's patience
-        use(turns, memory, 1)
+        use(scheduler, memory, 1)
 
     def large() -> None:
         time.sleep(0.1)
-        use(turns, memory, 3)
+        use(scheduler, memory, 3)
 
     began = time.monotonic()
-    threads = in_threads(lambda: use(turns, memory, 1, outer), large)
+    threads = in_threads(lambda: use(scheduler, memory, 1, outer), large)
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive(), "threads wait for each other"
@@ -98,10 +98,10 @@ def test_who_has_something_gets_more_while_somebody_waits_for_it() -> None:
 
 
 def test_where_nobody_has_anything_waiting_is_of_no_use() -> None:
-    turns, memory = Turns(), Memory(3)
+    scheduler, memory = FairScheduler(), Memory(3)
     with pytest.raises(MemoryError):
-        use(turns, memory, 4)
+        use(scheduler, memory, 4)
     # Nor is it inside of one's own.
     with pytest.raises(MemoryError):
-        use(turns, memory, 2, lambda: use(turns, memory, 2))
-    use(turns, memory, 3)
+        use(scheduler, memory, 2, lambda: use(scheduler, memory, 2))
+    use(scheduler, memory, 3)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import deepnvme
-from deepnvme._stream.stats import Step, Steps
+from deepnvme._stream.stats import Step, StepRecorder
 
 from . import plain_module
 from .small_models import SmallModels, tokens, weights_bytes
@@ -145,7 +145,7 @@ def test_each_step_has_figures_of_its_own(saved: plain_module.Saved) -> None:
 
 def test_only_the_last_steps_are_remembered_one_by_one() -> None:
     model = nn.Identity()
-    steps = Steps(model, lambda: {"bytes_read": 3.0})
+    steps = StepRecorder(model, lambda: {"bytes_read": 3.0})
     for _ in range(10_050):
         model(torch.zeros(1, dtype=torch.int64))
     assert len(steps.last) == 10_000

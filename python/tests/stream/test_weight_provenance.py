@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepnvme._stream.weight_origin import Origin, Piece, joined
-from deepnvme._stream.weight_provenance import Traced, UntraceableError
+from deepnvme._stream.weight_origin import ByteRange, Origin, merge_adjacent
+from deepnvme._stream.weight_provenance import TracedTensor, UntraceableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,12 +30,12 @@ class Store:
     def pair(self, shape: Sequence[int], source: int) -> Pair:
         real = torch.randint(0, 30_000, tuple(shape), generator=self.generator, dtype=torch.int16)
         file = self.files[source]
-        piece = Piece(source, len(file), real.nbytes)
+        piece = ByteRange(source, len(file), real.nbytes)
         file += real.numpy().tobytes()
-        return real, Traced(Origin((piece,) if piece.nbytes else (), torch.int16, tuple(shape)))
+        return real, TracedTensor(Origin((piece,) if piece.nbytes else (), torch.int16, tuple(shape)))
 
     def content(self, origin: Origin) -> torch.Tensor:
-        held = b"".join(self.files[each.source][each.offset : each.offset + each.nbytes] for each in origin.pieces)
+        held = b"".join(self.files[each.source][each.offset : each.offset + each.nbytes] for each in origin.ranges)
         if not held:
             return torch.empty(origin.shape, dtype=origin.dtype)
         return torch.frombuffer(bytearray(held), dtype=origin.dtype).view(origin.shape)
@@ -94,11 +94,11 @@ def programs(draw: st.DrawFn) -> tuple[Store, list[Pair]]:
 def test_what_is_done_to_weights_on_disk_is_what_is_done_to_real_ones(program: tuple[Store, list[Pair]]) -> None:
     store, pairs = program
     for real, traced in pairs:
-        assert isinstance(traced, Traced)
+        assert isinstance(traced, TracedTensor)
         assert traced.shape == real.shape == torch.Size(traced.origin.shape)
-        assert sum(piece.nbytes for piece in traced.origin.pieces) == real.nbytes == traced.origin.nbytes
+        assert sum(piece.nbytes for piece in traced.origin.ranges) == real.nbytes == traced.origin.nbytes
         assert torch.equal(store.content(traced.origin), real)
-        assert traced.origin.pieces == joined(traced.origin.pieces), "in no more pieces than needed"
+        assert traced.origin.ranges == merge_adjacent(traced.origin.ranges), "in no more pieces than needed"
 
 
 def test_what_makes_other_numbers_is_refused() -> None:
@@ -121,8 +121,8 @@ def test_another_dtype_leaves_the_bytes_where_they_are() -> None:
     _, traced = Store(1).pair([4, 6], 0)
     cast = traced.to(torch.float32)
     assert cast.dtype == torch.float32
-    assert isinstance(cast, Traced)
-    assert isinstance(traced, Traced)
+    assert isinstance(cast, TracedTensor)
+    assert isinstance(traced, TracedTensor)
     assert cast.origin == traced.origin
     assert cast.requires_grad is False
 
@@ -130,11 +130,11 @@ def test_another_dtype_leaves_the_bytes_where_they_are() -> None:
 def test_a_copy_lies_in_memory_of_its_own_also_where_its_pieces_are_neighbours() -> None:
     """Kernels add up in another order at another alignment, so results would differ in their last bits."""
     rows: list[torch.Tensor] = [
-        Traced(Origin((Piece(0, 40 + 80 * row, 80),), torch.float32, (4, 5))) for row in range(3)
+        TracedTensor(Origin((ByteRange(0, 40 + 80 * row, 80),), torch.float32, (4, 5))) for row in range(3)
     ]
     stacked = torch.stack(rows)
-    assert isinstance(stacked, Traced)
-    assert stacked.origin.pieces == (Piece(0, 40, 240),)
+    assert isinstance(stacked, TracedTensor)
+    assert stacked.origin.ranges == (ByteRange(0, 40, 240),)
     cases: list[tuple[torch.Tensor, int]] = [
         (rows[0], 40),
         (rows[1], 120 % 64),
@@ -145,6 +145,6 @@ def test_a_copy_lies_in_memory_of_its_own_also_where_its_pieces_are_neighbours()
         (stacked[1], 80 % 64),
         (stacked[1:].view(-1)[3:], (80 + 12) % 64),
     ]
-    for one, begins_at in cases:
-        assert isinstance(one, Traced)
-        assert one.origin.begins_at == begins_at
+    for one, line_offset in cases:
+        assert isinstance(one, TracedTensor)
+        assert one.origin.line_offset == line_offset

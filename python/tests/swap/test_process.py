@@ -84,8 +84,8 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(python: Callable[..., Any
             signal.alarm(60)
             calls = [
                 lambda: swapper.put("x", torch.ones(1)), lambda: swapper.lend("1").__enter__(),
-                lambda: swapper.flush(), lambda: swapper.forget("1"), lambda: swapper.prefetch(["1"]),
-                lambda: swapper.schedule(["1"]), lambda: swapper.locate("1"),
+                lambda: swapper.flush(), lambda: swapper.delete("1"), lambda: swapper.prefetch(["1"]),
+                lambda: swapper.schedule(["1"]), lambda: swapper.extents("1"),
                 lambda: swapper.read("1", 0, torch.empty(1)),
             ]
             status = 0

@@ -7,54 +7,54 @@ from typing import Any
 
 import torch
 
-from deepnvme.optim._optimizer import Group, scalars
-from deepnvme.optim._state_dict import KernelSteps
+from deepnvme.optim._optimizer import ParamGroup, scalars
+from deepnvme.optim._state_dict import KernelOptimizer
 
 
-def _adam(group: Group) -> dict[str, float]:
+def _adam(group: ParamGroup) -> dict[str, float]:
     settings = scalars(group, ("lr", "eps", "weight_decay"))
     settings["beta1"], settings["beta2"] = map(float, group["betas"])
     return {**settings, "amsgrad": bool(group["amsgrad"]), "maximize": bool(group["maximize"])}
 
 
-def _refuse_differentiable(group: Group) -> None:
+def _refuse_differentiable(group: ParamGroup) -> None:
     if group.get("differentiable") or group.get("capturable"):
         msg = "deepnvme.optim steps can neither be differentiated nor captured; use torch.optim for that"
         raise ValueError(msg)
 
 
-class Adam(KernelSteps, torch.optim.Adam):
+class Adam(KernelOptimizer, torch.optim.Adam):
     """``torch.optim.Adam``; ``decoupled_weight_decay=True`` makes it AdamW, as in torch."""
 
-    def _rule(self, group: Group) -> tuple[str, dict[str, float]]:
+    def _algorithm(self, group: ParamGroup) -> tuple[str, dict[str, float]]:
         _refuse_differentiable(group)
         return "adamw" if group["decoupled_weight_decay"] else "adam", _adam(group)
 
-    def _moments(self, group: Group) -> tuple[str, ...]:
+    def _moments(self, group: ParamGroup) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")[: 3 if group["amsgrad"] else 2]
 
 
-class AdamW(KernelSteps, torch.optim.AdamW):
+class AdamW(KernelOptimizer, torch.optim.AdamW):
     """``torch.optim.AdamW``."""
 
-    _rule = Adam._rule  # noqa: SLF001
+    _algorithm = Adam._algorithm  # noqa: SLF001
     _moments = Adam._moments  # noqa: SLF001
 
 
-class SGD(KernelSteps, torch.optim.SGD):
+class SGD(KernelOptimizer, torch.optim.SGD):
     """``torch.optim.SGD``."""
 
     counts_steps = False
 
-    def _rule(self, group: Group) -> tuple[str, dict[str, float]]:
+    def _algorithm(self, group: ParamGroup) -> tuple[str, dict[str, float]]:
         _refuse_differentiable(group)
         settings = scalars(group, ("lr", "momentum", "dampening", "weight_decay"))
         return "sgd", {**settings, "nesterov": bool(group["nesterov"]), "maximize": bool(group["maximize"])}
 
-    def _moments(self, group: Group) -> tuple[str, ...]:
+    def _moments(self, group: ParamGroup) -> tuple[str, ...]:
         return ("momentum_buffer",) if group["momentum"] else ()
 
-    def _begin(self, state: dict[str, Any]) -> None:
+    def _initialize_count(self, state: dict[str, Any]) -> None:
         """Do nothing: torch's counts no steps, and has no state without momentum."""
 
     def _next_count(self, param: torch.nn.Parameter, state: dict[str, Any]) -> int:
@@ -63,18 +63,18 @@ class SGD(KernelSteps, torch.optim.SGD):
         return 1 if state.get(name) is None and not self._store.has_kind(param, name) else 2
 
 
-class Adagrad(KernelSteps, torch.optim.Adagrad):
+class Adagrad(KernelOptimizer, torch.optim.Adagrad):
     """``torch.optim.Adagrad``."""
 
-    def _rule(self, group: Group) -> tuple[str, dict[str, float]]:
+    def _algorithm(self, group: ParamGroup) -> tuple[str, dict[str, float]]:
         _refuse_differentiable(group)
         settings = scalars(group, ("lr", "lr_decay", "eps", "weight_decay"))
         return "adagrad", {**settings, "maximize": bool(group["maximize"])}
 
-    def _moments(self, group: Group) -> tuple[str, ...]:  # noqa: ARG002
+    def _moments(self, group: ParamGroup) -> tuple[str, ...]:  # noqa: ARG002
         return ("sum",)
 
-    def _initial(self, param: torch.nn.Parameter, group: Group) -> float:
+    def _initial(self, param: torch.nn.Parameter, group: ParamGroup) -> float:
         # As torch has it, in the type of the parameter.
         return float(torch.tensor(group["initial_accumulator_value"], dtype=param.dtype))
 
@@ -101,17 +101,17 @@ class _Lion(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize})
 
 
-class Lion(KernelSteps, _Lion):
+class Lion(KernelOptimizer, _Lion):
     """Lion (Chen et al. 2023): steps of one size, in the direction of a mean of gradients.
 
     torch has none. It wants a learning rate three to ten times smaller than AdamW's, and a weight decay as many times
     larger. Its state is one moment, ``exp_avg``.
     """
 
-    def _rule(self, group: Group) -> tuple[str, dict[str, float]]:
+    def _algorithm(self, group: ParamGroup) -> tuple[str, dict[str, float]]:
         settings = scalars(group, ("lr", "weight_decay"))
         settings["beta1"], settings["beta2"] = map(float, group["betas"])
         return "lion", {**settings, "maximize": bool(group["maximize"])}
 
-    def _moments(self, group: Group) -> tuple[str, ...]:  # noqa: ARG002
+    def _moments(self, group: ParamGroup) -> tuple[str, ...]:  # noqa: ARG002
         return ("exp_avg",)
