@@ -1,4 +1,4 @@
-"""x."""
+"""``deepnvme stream-bench``: measure streaming against the limits of disk and processor."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def run(options: dict[str, Any]) -> int:
     given = parse_bytes(options["memory"], "--memory") if options["memory"] else None
     parent = Path(options["folder"])
     if not parent.is_dir():
-        raise ValueError(f"{parent} is not a folder; the model is made for a while in one that is there")
+        raise ValueError(f"{parent} is not a folder; name an existing folder for the temporary model")
     free = shutil.disk_usage(parent).free
-    # What is packed stands beside what it was made of for a while.
+    # The packed model and its source exist at the same time for a while.
     needed = model_bytes * (2 if options["pack"] else 1)
     if free < needed * 1.05:
         raise ValueError(f"{parent} has {free:,} bytes free, and the model needs {needed:,}")
@@ -68,31 +68,31 @@ def run(options: dict[str, Any]) -> int:
 
 
 def default_memory(model_bytes: int, dtype: str, config: Any) -> int:
-    """Say how much memory the weights get where nobody said it: a quarter of what the whole model would have there.
+    """Choose the default memory for weights: a quarter of the whole model.
 
     Args:
-        model_bytes: of the model as it is made, with two bytes for each weight.
-        dtype: that it is computed with; ``"auto"`` is that of the config.
-        config: of the model as it is measured, after packing, which may have changed its dtype.
+        model_bytes: bytes of the model as generated, with two bytes for each weight.
+        dtype: the dtype to compute with; ``"auto"`` means the one of the config.
+        config: the config of the measured model. Packing may have changed its dtype.
     """
     computed = str(config.dtype).removeprefix("torch.") if dtype == "auto" else dtype
     return model_bytes * (2 if computed == "float32" else 1) // 4
 
 
 def _packed(folder: Path, dtype: str) -> Path:
-    """Have the model packed by the command for that, and its first form removed."""
+    """Pack the model with ``deepnvme pack`` and remove the source."""
     target = folder.with_name("packed")
     command = [sys.executable, "-m", "deepnvme", "pack", str(folder), str(target), "--dtype", dtype]
-    # Its answer is no part of this one.
+    # Its output is not part of this command's result.
     done = subprocess.run(command, stdout=sys.stderr or subprocess.DEVNULL, check=False)
     if done.returncode != 0:
-        raise OSError(f"deepnvme pack --dtype {dtype} ended with {done.returncode}")
+        raise OSError(f"deepnvme pack --dtype {dtype} failed with exit status {done.returncode}")
     shutil.rmtree(folder)
     return target
 
 
 def _measure(model: Any, ids: Any, new_tokens: int) -> dict[str, float]:
-    """Measure one batch: prompt, then tokens, then the two limits over the same layers."""
+    """Measure one batch: the prompt, then tokens, then the two limits with the same layers."""
     import torch  # noqa: PLC0415
 
     streaming = model.streaming
@@ -132,7 +132,7 @@ def _print_row(row: dict[str, float], *, is_first: bool) -> None:
 
 @dataclass(frozen=True)
 class Roofline:
-    """Seconds of one step."""
+    """Disk time and compute time of one step, in seconds."""
 
     disk_s: float
     compute_s: float
@@ -140,17 +140,17 @@ class Roofline:
 
     @property
     def seconds(self) -> float:
-        """What the slower of the two needs."""
+        """Seconds that the slower of the two needs."""
         return max(self.disk_s, self.compute_s)
 
 
 def measure(streaming: Streaming, step: Callable[[], object], rounds: int = 3) -> Roofline:
-    """Measure disk and processor, each by itself, in alternating rounds.
+    """Measure disk and processor separately, in alternating rounds.
 
     Args:
-        streaming: of the model.
+        streaming: the model's streaming.
         step: calls the model once.
-        rounds: how often; medians count.
+        rounds: repetitions; the result is the median.
     """
     disk, compute, read = [], [], 0
     fetch_all(streaming)
@@ -169,14 +169,14 @@ def measure(streaming: Streaming, step: Callable[[], object], rounds: int = 3) -
 
 
 def fetch_all(streaming: Streaming) -> None:
-    """Call for each layer in turn, and compute nothing."""
+    """Load each layer in turn without computing."""
     if streaming.layer_cache is not None:
         streaming.layer_cache.fetch_all()
 
 
 @contextmanager
 def without_disk(streaming: Streaming) -> Iterator[None]:
-    """Have layers compute with whatever is in the slots: as fast as with their own weights, and wrong."""
+    """Compute with the bytes that happen to be in the slots: the speed is right, the results are not."""
     if streaming.layer_cache is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""``deepnvme generate`` and ``deepnvme stream-bench``. What may be typed stands in Rust, with the other commands."""
+"""``deepnvme generate`` and ``deepnvme stream-bench``. The Rust command line parses their arguments."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _PATHS = ("model", "prompt_file", "folder", "trace")
 
 
 def run(name: str, options: str) -> int:
-    """Run a command with its options as JSON; the exit status: 0 done, 1 refused, 2 asked wrongly."""
+    """Run a command. Exit status: 0 success, 1 failure, 2 usage error."""
     parsed = {name: _path(value) if name in _PATHS else value for name, value in json.loads(options).items()}
     try:
         return {"generate": _generate, "stream-bench": _stream_bench}[name](parsed)
     except BrokenPipeError:
-        # Whoever reads it has read enough.
+        # The reader has closed the pipe on purpose.
         return 0
     except OutputError as error:
         return _refused(str(error), 1)
@@ -35,12 +35,12 @@ def run(name: str, options: str) -> int:
 
 
 def _path(value: Any) -> Any:
-    """Give a path back that is no UTF-8: JSON has its bytes then."""
+    """Decode a path. JSON carries paths that are not UTF-8 as lists of bytes."""
     return os.fsdecode(bytes(value)) if isinstance(value, list) else value
 
 
 def _refused(text: str, status: int) -> int:
-    # A name in it may have been chosen to move the cursor, or to look like a line of ours.
+    # Names may contain control characters that move the cursor or imitate our output.
     shown = "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
     show("deepnvme: " + shown.replace("\n", "\n  ") + "\n")
     return status
@@ -53,13 +53,13 @@ def _generate(options: dict[str, Any]) -> int:
 
     prompts = options["prompt"] or Path(options["prompt_file"]).read_text().splitlines()
     if not prompts:
-        raise ValueError(f"{options['prompt_file']} has no prompt; it has one on each line")
+        raise ValueError(f"{options['prompt_file']} is empty; write one prompt per line")
     _quiet(transformers)
     folder = Path(options["model"])
     if options["device"].partition(":")[0] not in {"cpu", "cuda"}:
-        raise ValueError(f"--device is cpu, cuda or, for example, cuda:1; not {options['device']}")
+        raise ValueError(f"--device is {options['device']}; use cpu, cuda, or cuda:1")
     if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} has no config.json; --model is a folder as Hugging Face lays it out")
+        raise ValueError(f"{folder} has no config.json; --model must be a Hugging Face model folder")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = stream(folder, memory=options["memory"], device=options["device"], dtype=options["dtype"])
     transformers.set_seed(options["seed"])
@@ -109,7 +109,7 @@ def _quiet(transformers: Any) -> None:
 
 
 class Progress:
-    """A line on standard error, where that is a terminal."""
+    """A progress line on standard error, if that is a terminal."""
 
     def __init__(self, total: int) -> None:
         self.tokens = 0
@@ -117,13 +117,13 @@ class Progress:
         self._is_shown = is_terminal()
 
     def add(self, tokens: int) -> None:
-        """Count tokens, and show how many there are."""
+        """Count tokens and update the line."""
         self.tokens += tokens
         if self._is_shown:
             speed = self.tokens / max(time.perf_counter() - self._began, 1e-9)
             show(f"\r{self.tokens:,} of {self._total:,} tokens at most, {speed:.2f} tokens/s \x1b[K")
 
     def clear(self) -> None:
-        """Make room for what is printed."""
+        """Erase the line before other output."""
         if self._is_shown:
             show("\r\x1b[K")

@@ -1,4 +1,4 @@
-"""Groups of weights in the slots of an arena: what modules see of them while they run."""
+"""Load groups of weights into slots, and bind them to their modules while these run."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from deepnvme._stream.weight_origin import Origin
 
 
-# A call that takes longer has waited for its weights.
+# A longer call has waited for its weights.
 _STALL_NS_MIN = 50_000
 
 
 class LayerCache:
-    """Brings the weights of each group into its modules before they run, and takes them out after.
+    """Load the weights of each group before its modules run, and unbind them afterwards.
 
     Args:
-        groups: in the order in which they run.
-        origin_of: where each weight is, by its name.
+        groups: layer groups in execution order.
+        origin_of: the origin of each weight, by name.
         sources: the files.
-        slots: where each group goes.
-        device: of the slots.
-        engine: reads the files.
+        slots: the slot of each group.
+        device: device of the slots.
+        engine: the engine that reads the files.
     """
 
     def __init__(  # noqa: PLR0917
@@ -54,7 +54,7 @@ class LayerCache:
         self._origins = [[origin_of[weight.name] for weight in group.weights] for group in groups]
         self._layouts = slots.layouts
         self._class_of = slots.class_of
-        # Where each unit is looked for, while nothing is to be fetched.
+        # The slot of each group while nothing is loaded.
         self._fixed_slots: list[int] | None = None
         self.classes = slots.classes
         self.memory_bytes = slots.nbytes
@@ -73,11 +73,11 @@ class LayerCache:
         self._stream_of: Callable[[], torch.cuda.Stream | None] = (
             (lambda: None) if on_host else lambda: torch.cuda.current_stream(device)
         )
-        # What each unit looks like in each slot that it has been in: made once, used in every step.
+        # The views of each group in each slot it has used: made once, then reused in every step.
         self._views: dict[tuple[int, int], list[nn.Parameter | torch.Tensor]] = {}
         self._bindings = [ParameterBinding(group.weights, device) for group in groups]
         self._scheduler = FairScheduler()
-        # For timelines: does nothing while none is recorded.
+        # For timelines; does nothing unless one is recorded.
         self._span = engine.span if engine is not None else span
         self._unwrap = [
             wrap_forward(group.module, self._wrapper_of(index, group.name, binding))
@@ -90,24 +90,25 @@ class LayerCache:
 
     @property
     def compressed_cache_bytes(self) -> int:
-        """Memory for bytes as they are on disk."""
+        """Bytes of the compressed-weight cache."""
         return self._streamer.stash_bytes
 
     def warm_up(self) -> None:
-        """Start to fetch the first groups."""
+        """Start loading the first groups."""
         self._streamer.warm_up()
 
     def stats(self) -> dict[str, float]:
-        """What was fetched, and waited for."""
+        """Return the counters of reads and waits."""
         figures: dict[str, float] = self._streamer.stats()
         return figures
 
     def fetch_all(self) -> None:
-        """Call for each group in turn, and do nothing with it."""
+        """Load each group in turn without computing."""
         for index in range(len(self.groups)):
             held: list[int] = []
             try:
-                # With no bytecode in between, at which Ctrl-C could come: what was acquired is always in the list.
+                # `map` runs no bytecode between the call and the append, where Ctrl-C could come. So the list always
+                # holds what was acquired.
                 held.extend(map(self._streamer.acquire, (index,)))
             finally:
                 if held:
@@ -115,7 +116,7 @@ class LayerCache:
 
     @contextmanager
     def without_disk(self) -> Iterator[None]:
-        """Have groups run with whatever is in the slots of their class, turn by turn, and fetch nothing."""
+        """Run groups with the bytes that happen to be in their slots, without loading."""
         begins, _ = slot_offsets(self.classes)
         starts = [
             [begin + slot * each.slot_bytes for slot in range(each.slots)]
@@ -130,7 +131,7 @@ class LayerCache:
             self._fixed_slots = None
 
     def close(self) -> None:
-        """Have all modules run as before, with what stood in them before."""
+        """Restore the forward and the original weights of all modules."""
         for unwrap in self._unwrap:
             unwrap()
         self._streamer.close()
@@ -141,7 +142,7 @@ class LayerCache:
     def _wrapper_of(
         self, index: int, name: str, binding: ParameterBinding
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Run a group's module, or one that has the same weights, with them in place."""
+        """Make a wrapper that runs a group's module, or an alias of it, with its weights in place."""
         acquire, release = self._streamer.acquire, self._streamer.release
 
         def around(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -159,7 +160,8 @@ class LayerCache:
                         self._span(name, "stall", called, begun)
                     return with_weights(held[0], args, kwargs)
                 finally:
-                    # With no call before it, at which Ctrl-C could come: what is not released is lost.
+                    # First statement in `finally`, so that Ctrl-C cannot come before it: an unreleased group would be
+                    # lost.
                     if held:
                         release(index, stream)
                     self._scheduler.release()

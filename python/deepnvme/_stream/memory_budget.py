@@ -1,4 +1,4 @@
-"""Who gets how much of the memory. Pure."""
+"""Divide the memory between slots, rows, experts and compressed weights. Pure."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Where slots begin, and what direct I/O is aligned to.
+# Slots start at multiples of it, as direct I/O requires.
 PAGE_BYTES = 4096
-# Groups of a class differ by no more than this.
+# Groups of one class differ by at most this factor.
 _SIZE_RATIO_MAX = 1.25
-# Groups fetched before they are called for, where nobody says otherwise: one is being read while another waits.
+# Groups to load before they are needed, by default: one is being read while another waits.
 AHEAD = 2
-# Where they are converted on the way, one more is.
+# One more if they are converted on load.
 AHEAD_CONVERTED = 3
-# What has no more than that part of its bytes on disk, of those in memory, is worth to be kept as it is there.
+# Weights up to this fraction of their size in memory are worth caching in the form they have on disk.
 _CACHED_SHARE_MAX = 0.9
-# Layers that come one at a time take half as long again: a large one of no more than that part of their bytes is rather
-# read in every step, so that they can come ahead.
+# Groups that are loaded one at a time take half as long again. A large group of up to this fraction of their bytes is
+# therefore read again in every step, so that the others can be loaded ahead.
 _REREAD_SHARE_MAX = 0.5
-# Rows of embeddings have that part of the memory.
+# Rows of embeddings get this fraction (1/16) of the memory.
 ROWS_SHARE = 16
 
 
@@ -32,12 +32,12 @@ class SlotClass:
     slots: int
     ahead: int
     slot_bytes: int
-    # In the memory of the class before it, by turns with that.
+    # Uses the memory of the class before it, in turns.
     shares_memory: bool = False
 
 
 def slot_offsets(classes: Sequence[SlotClass]) -> tuple[list[int], int]:
-    """Say where the slots of each class begin, and how much memory all of them are."""
+    """Compute the offset of each class's first slot, and the bytes of all slots."""
     begins: list[int] = []
     end = 0
     for each in classes:
@@ -47,13 +47,13 @@ def slot_offsets(classes: Sequence[SlotClass]) -> tuple[list[int], int]:
 
 
 def classify_sizes(group_bytes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Group layer groups of about the same size.
+    """Sort layer groups into classes of about the same size.
 
     Args:
-        group_bytes: what each group needs.
+        group_bytes: bytes of each group.
 
     Returns:
-        The class of each group, and the bytes of a slot of each class, the largest first.
+        The class of each group, and the slot size of each class in bytes, largest first.
     """
     class_of = [0] * len(group_bytes)
     slot_bytes: list[int] = []
@@ -66,12 +66,12 @@ def classify_sizes(group_bytes: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 def merge_small_classes(memory: int, class_of: Sequence[int], slot_bytes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Have small groups use the slots of larger ones, where there is not even memory for a slot of each class.
+    """Let small groups use larger slots if memory cannot hold one slot of each class.
 
     Args:
         memory: bytes for all slots.
         class_of: the class of each group.
-        slot_bytes: bytes of a slot of each class, the largest first.
+        slot_bytes: slot size of each class, largest first.
     """
     kept = len(slot_bytes)
     while kept > 1 and sum(slot_bytes[:kept]) > memory:
@@ -81,7 +81,7 @@ def merge_small_classes(memory: int, class_of: Sequence[int], slot_bytes: Sequen
 
 @dataclass(frozen=True)
 class MemorySplit:
-    """Bytes for what passes through slots, and for what is picked by index."""
+    """Bytes for groups in slots, and for rows and experts that are selected by index."""
 
     groups: int
     rows: int
@@ -90,26 +90,26 @@ class MemorySplit:
 def split_memory(
     memory: int, group_bytes: Sequence[int], rows_bytes: int, experts_bytes: Sequence[int], item_bytes: int = 0
 ) -> MemorySplit:
-    """Divide memory between groups, rows of embeddings and experts.
+    """Divide memory between layer groups, rows of embeddings, and experts.
 
-    What is picked gets what it would have if all were kept in proportion. Groups have at least what lets the next come
-    while one is in use; experts at least those of one layer; what groups cannot use goes to rows.
+    Rows and experts get their proportional share. Groups get at least enough to load the next one while one is in use.
+    Experts get at least the size of one layer's. Memory that groups cannot use goes to rows.
 
     Args:
         memory: bytes for all of them.
-        group_bytes: of each group.
-        rows_bytes: of all embeddings that are looked up row by row.
-        experts_bytes: of the experts of each layer.
-        item_bytes: of the rows that come together, so that at least these must fit.
+        group_bytes: bytes of each group.
+        rows_bytes: bytes of all embeddings that are read row by row.
+        experts_bytes: bytes of the experts of each layer.
+        item_bytes: bytes of the rows that are loaded together; at least these must fit.
 
     Raises:
-        MemoryError: not even one group, and the experts of one layer, fit.
+        MemoryError: one group and the experts of one layer do not fit.
     """
     class_of, slot_bytes = classify_sizes(group_bytes)
     picked_min = max([item_bytes, *experts_bytes])
     groups_min = slot_bytes[0] if slot_bytes else 0
     if memory < groups_min + picked_min:
-        raise MemoryError(f"the largest layer needs {groups_min:,} bytes, and what is picked by index {picked_min:,}")
+        raise MemoryError(f"the largest layer needs {groups_min:,} bytes, and rows and experts need {picked_min:,}")
     all_groups = sum(slot_bytes[index] for index in class_of)
     rows = max(memory // ROWS_SHARE, item_bytes, memory - all_groups - sum(experts_bytes))
     # Rows and experts are never needed at the same time.
@@ -133,18 +133,19 @@ def split_memory(
 def slot_budget(
     memory: int, class_of: Sequence[int], slot_bytes: Sequence[int], ahead: int | None, converted: tuple[int, int]
 ) -> int:
-    """Say how much of the memory is for slots, where the rest has bytes as they are on disk.
+    """Compute the bytes for slots. The rest caches weights in the form they have on disk.
 
-    A byte of those spares reading a byte; one of a group that stays in a slot only what it is made of. So slots get what
-    groups need to pass through, and groups stay in them as far as the rest has room for all that is stored of the others:
-    nothing is read then, and as little as possible is converted.
+    A byte of cache saves reading a byte. A byte of a resident group saves only the fraction that it has on disk. So
+    slots
+    get enough for groups to pass through. More groups stay resident only if the cache can hold the disk bytes of all
+    others: then nothing is read, and as little as possible is converted.
 
     Args:
         memory: bytes for both.
         class_of: the class of each group.
-        slot_bytes: bytes of a slot of each class.
-        ahead: groups fetched before they are called for.
-        converted: bytes on disk of what is converted when it comes, and those that they become.
+        slot_bytes: slot size of each class.
+        ahead: groups to load before they are needed.
+        converted: bytes on disk and bytes in memory of all weights that are converted on load.
     """
     stored, _ = converted
     total = sum(slot_bytes[index] for index in class_of)
@@ -152,16 +153,17 @@ def slot_budget(
         return memory
     early = AHEAD if ahead is None else ahead
     passing = sum(size * min(class_of.count(index), early + 1) for index, size in enumerate(slot_bytes))
-    # Those that stay have what is beyond `passing`; of the others there is `stored * (1 - (slots - passing) / total)`.
+    # Resident groups get the memory beyond `passing`. The disk bytes of the others are `stored * (1 - (slots - passing)
+    # / total)`.
     slots = (memory * total - stored * (total + passing)) // (total - stored)
     return min(max(slots, passing), memory)
 
 
 def is_worth_caching(converted: tuple[int, int]) -> bool:
-    """Whether bytes that are kept as they are on disk take less memory than what they become.
+    """Whether caching weights in their disk form takes less memory than the decoded weights.
 
     Args:
-        converted: bytes on disk of what is converted when it comes, and those that they become.
+        converted: bytes on disk and bytes in memory of all weights that are converted on load.
     """
     stored, becomes = converted
     return 0 < stored <= becomes * _CACHED_SHARE_MAX
@@ -170,18 +172,19 @@ def is_worth_caching(converted: tuple[int, int]) -> bool:
 def share_large_slot(
     memory: int, class_of: Sequence[int], slot_bytes: Sequence[int], ahead: int | None, classes: Sequence[SlotClass]
 ) -> tuple[list[int], list[SlotClass]]:
-    """Cut a slot into several for small groups, which have it while none of its own is there.
+    """Split a large slot for small groups, which use it while the large group is unloaded.
 
-    Where there is no memory for a slot of each class, small groups use the slot of larger ones, and one at a time would
-    have all of it: nothing could come while another is in use. Where there is memory for one small slot and no more, it
-    is the same, but that the large group need not be read again; so that is left where it is most of the bytes.
+    Without memory for a slot of each class, a small group would occupy a large slot alone, and nothing could be loaded
+    while another group is in use. The same holds with memory for just one small slot, but then the large group need not
+    be
+    read again. So the slot is not split if the large group is most of the bytes.
 
     Args:
         memory: bytes for all slots.
-        class_of: the class of each group, all by themselves.
-        slot_bytes: bytes of a slot of each of those classes, the largest first.
-        ahead: groups fetched before they are called for.
-        classes: what :func:`allocate_slots` has made of those that :func:`merge_small_classes` has left.
+        class_of: the class of each group, before merging.
+        slot_bytes: slot size of each of those classes, largest first.
+        ahead: groups to load before they are needed.
+        classes: the result of :func:`allocate_slots` for the classes that :func:`merge_small_classes` returned.
 
     Returns:
         The class of each group, and the classes.
@@ -189,7 +192,7 @@ def share_large_slot(
     kept = len(classes)
     fitted = [min(index, kept - 1) for index in class_of]
     each_has_one = kept == len(slot_bytes)
-    # Whose slot it is, and who have it by turns with that.
+    # The class that owns the slot, and the number of groups in it and after it.
     first = kept - 2 if each_has_one else kept - 1
     members = [sum(index == first for index in class_of), sum(index > first for index in class_of)]
     if first < 0 or any(each.slots > 1 for each in classes[first:]):
@@ -200,7 +203,7 @@ def share_large_slot(
     if each_has_one and (is_most or early == 0):
         return fitted, list(classes)
     left = memory - sum(each.slots * each.slot_bytes for each in classes[:first])
-    # Those that are too large for a part of the slot have all of it.
+    # Groups that are too large for a part of the slot use all of it.
     for begin, small in list(enumerate(slot_bytes))[first + 1 :]:
         room = max(large.slot_bytes, min(left, (early + 1) * small))
         slots = min(room // small, sum(index >= begin for index in class_of))
@@ -219,28 +222,29 @@ def allocate_slots(
 ) -> list[SlotClass]:
     """Divide memory among the classes.
 
-    Each gets a slot, then as many more as let the next group come while one is in use; what is left goes to groups that
-    stay, the largest first, since each byte that stays is a byte that need not be read.
+    Each class gets one slot, then as many as are needed to load the next group while one is in use. The rest keeps
+    groups
+    resident, largest first, since each resident byte need not be read.
 
     Args:
         memory: bytes for all slots.
         class_of: the class of each group.
-        slot_bytes: bytes of a slot of each class.
-        ahead: groups fetched before they are called for; by default 2, as far as there is memory.
+        slot_bytes: slot size of each class.
+        ahead: groups to load before they are needed; default 2, as far as memory allows.
 
     Raises:
-        MemoryError: not even one slot for each fits.
+        MemoryError: one slot of each class does not fit.
     """
     members = [class_of.count(index) for index in range(len(slot_bytes))]
     slots = [1] * len(slot_bytes)
     left = memory - sum(slot_bytes)
     if left < 0:
         raise MemoryError(
-            f"{memory:,} bytes are too little: one of each kind of layer needs {sum(slot_bytes):,} at the least"
+            f"{memory:,} bytes are too little: one slot for each size of layer needs {sum(slot_bytes):,} at the least"
         )
     early = AHEAD if ahead is None else ahead
     while True:
-        # Who can have one more: first those that could not fetch ahead yet, then those that could keep one more.
+        # Classes that can use one more slot: first those that cannot load ahead yet, then those that can keep one more.
         open_to = [index for index, count in enumerate(members) if slots[index] < count and slot_bytes[index] <= left]
         if not open_to:
             break

@@ -1,4 +1,4 @@
-"""What stands in a module where a weight is on disk: shape, dtype and device of it, and no bytes."""
+"""Replace weights by placeholders while they are on disk, and bind them while their module runs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 class Placeholder(torch.Tensor):
-    """A weight that is not in memory.
+    """Shape, dtype and device of a weight on disk, without bytes.
 
-    Whoever counts parameters, or asks for dtype and device, gets an answer; whoever computes with it is told that the
-    module which it belongs to was gone past.
+    Code that counts parameters or asks for dtype and device works. Code that computes with it gets an error that
+    explains
+    that it bypassed the module.
     """
 
     weight_name: str
@@ -36,7 +37,7 @@ class Placeholder(torch.Tensor):
         return made
 
     def __reduce_ex__(self, _protocol: object) -> Any:
-        raise RuntimeError(f"{self.weight_name} is on disk; what is to be saved has to be in memory")
+        raise RuntimeError(f"{self.weight_name} is on disk and cannot be pickled; load the weights into memory first")
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
         return f"Placeholder({self.weight_name!r}, shape={tuple(self.shape)}, dtype={self.dtype})"
@@ -45,15 +46,15 @@ class Placeholder(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Refuse whatever needs bytes."""
+        """Refuse operations that need bytes."""
         first = args[0] if args else None
         if func in _ALIASES and isinstance(first, Placeholder):
             return Placeholder(first.weight_name, first.shape, first.dtype, first.device)
         names = [each.weight_name for each in (*args, *(kwargs or {}).values()) if isinstance(each, Placeholder)]
-        what = names[0] if names else "a weight"
+        name = names[0] if names else "a weight"
         raise RuntimeError(
-            f"{what} is on disk: it is in memory only while the module that it belongs to runs. {func} was called on "
-            "it from elsewhere; call the module itself, or close the streaming and load the weights into memory"
+            f"{name} is on disk: it is in memory only while its module runs. {func} was called on it from elsewhere; "
+            "call the module itself, or close the streaming and load the weights into memory"
         )
 
 
@@ -61,16 +62,16 @@ _ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
 def make_placeholder(name: str, like: torch.Tensor, device: torch.device) -> torch.nn.Parameter:
-    """Make what stands for a parameter while it is on disk."""
+    """Make a placeholder parameter."""
     return torch.nn.Parameter(Placeholder(name, like.shape, like.dtype, device), requires_grad=False)
 
 
 class ParameterBinding:
-    """The weights that come and go together.
+    """Binds a group of weights to their modules.
 
     Args:
-        weights: by the modules that have them.
-        device: of the weights when they are there.
+        weights: identified by module and attribute.
+        device: device of the weights once they are loaded.
     """
 
     def __init__(self, weights: Sequence[Weight], device: torch.device) -> None:
@@ -85,21 +86,21 @@ class ParameterBinding:
         self._put(self._placeholders)
 
     def bind(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Have the modules use these, until as many calls of ``hide`` have come."""
+        """Bind tensors, until ``unbind`` has been called as often as ``bind``."""
         with self._lock:
             self._users += 1
-            # Also where another thread has done so: what a call that was broken off has left here is replaced.
+            # Also if another thread has bound them: this replaces the leftovers of an interrupted call.
             self._put(tensors)
 
     def unbind(self) -> None:
-        """Take them out again, unless another thread uses them still."""
+        """Bind the placeholders again, unless another thread still uses the weights."""
         with self._lock:
             self._users = max(self._users - 1, 0)
             if self._users == 0:
                 self._put(self._placeholders)
 
     def restore(self) -> None:
-        """Have the modules use what stood in them at first."""
+        """Bind the original tensors again."""
         with self._lock:
             self._put(self.originals)
 
@@ -109,7 +110,7 @@ class ParameterBinding:
 
 
 def set_weight(weight: Weight, tensor: nn.Parameter | torch.Tensor) -> None:
-    """Have a module use that tensor, past ``nn.Module.__setattr__``, which would look at it at every step."""
+    """Set a weight without ``nn.Module.__setattr__``, which would check it at every step."""
     module = weight.module
     if weight.attribute in module._parameters:  # noqa: SLF001
         module._parameters[weight.attribute] = tensor  # type: ignore[assignment]  # noqa: SLF001
@@ -118,23 +119,25 @@ def set_weight(weight: Weight, tensor: nn.Parameter | torch.Tensor) -> None:
 
 
 def get_weight(weight: Weight) -> torch.Tensor:
-    """Look at what a module has now."""
+    """Return the current tensor of a weight."""
     tensor: torch.Tensor = getattr(weight.module, weight.attribute)
     return tensor
 
 
 def view_weight(memory: torch.Tensor, at: int, origin: Origin, like: torch.Tensor) -> nn.Parameter | torch.Tensor:
-    """See a weight in memory that has its bytes."""
+    """View memory as a weight."""
     flat = memory[at : at + origin.memory_nbytes].view(origin.memory_dtype)
     shaped = flat.view(like.shape)
     return torch.nn.Parameter(shaped, requires_grad=False) if isinstance(like, torch.nn.Parameter) else shaped
 
 
 def wrap_forward(module: nn.Module, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
-    """Have a module run by what ``around`` makes of its ``forward``.
+    """Replace a module's ``forward`` by ``around(forward)``.
+
+    Hooks would not do: after Ctrl-C PyTorch skips the hook behind, and calls it even if the one in front failed.
 
     Returns:
-        What takes it off again.
+        A function that undoes it.
     """
     own = module.__dict__.get("forward")
     forward = module.forward
@@ -153,18 +156,18 @@ def wrap_forward(module: nn.Module, around: Callable[[Callable[..., Any]], Calla
 
 
 def refuse_backward(memory: torch.Tensor, name: str, output: Any) -> Any:
-    """See to it that nobody computes gradients with weights that have made room for others by then.
+    """Make ``backward`` through a module fail, because its weights are overwritten by then.
 
     Args:
-        memory: what the weights lie in.
-        name: of the module.
-        output: what it has computed.
+        memory: the memory that contains the weights.
+        name: name of the module.
+        output: its result.
     """
     if torch.is_grad_enabled():
         for tensor in output if isinstance(output, (tuple, list)) else (output,):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                 tensor.register_hook(_refusal(name))  # type: ignore[no-untyped-call]
-        # For all outputs of other kinds: what autograd has kept counts as changed.
+        # For all other kinds of outputs: tensors that autograd saved count as modified.
         if not memory.is_inference():
             torch.autograd.graph.increment_version(memory)
     return output

@@ -1,4 +1,8 @@
-"""How a model is streamed within so much memory. Pure."""
+"""Plan how a model is streamed within a memory limit. Pure.
+
+A file range is read without a copy if its offset within a page is the same in memory and in the file. So the layout
+keeps neighbours of the file together in a slot, and preserves each run's offset within a page.
+"""
 
 from __future__ import annotations
 
@@ -32,39 +36,39 @@ if TYPE_CHECKING:
 
     from deepnvme._stream.weight_origin import Conversion, Origin
 
-# A group of weights has at most that part of the memory for groups, so that one can be used while others come.
+# A group gets at most 1/4 of the memory for groups, so that one can be in use while others are loaded.
 _GROUP_SHARE = 4
-# Where most weights are converted when they come: the less memory they pass through, the more has them as on disk.
+# The fraction if most weights are converted on load: the smaller the slots, the more memory caches disk bytes.
 _GROUP_SHARE_CONVERTED = 16
-# A single layer of more than that part of the memory has a slot of its own, beside those for groups.
+# A single layer above this fraction of the memory has a slot of its own.
 _LARGE_SHARE = 8
-# What has no more than that part of the memory is kept, and all that is kept has no more than that part of it.
+# Weights up to this fraction of the memory are resident, up to a total fraction.
 _RESIDENT_SHARE, _RESIDENT_BYTES_MAX, _ALL_RESIDENT_SHARE = 1024, 1 << 20, 8
-# Experts are picked one by one where those of a layer have more than that part of the memory.
+# Experts are read one by one if those of a layer exceed this fraction of the memory.
 _EXPERTS_SHARE = 64
-# How near to the least memory that is enough to look, as a part of it.
+# Precision of the search for sufficient memory, as a fraction of the result.
 _SEARCH_PRECISION = 64
 
 
 @dataclass(frozen=True)
 class Slots:
-    """Where the groups go."""
+    """Where the groups are loaded."""
 
     layouts: list[GroupLayout]
     class_of: list[int]
     classes: list[SlotClass]
-    # For bytes as they are on disk.
+    # For compressed weights.
     compressed_bytes_max: int = 0
 
     @property
     def nbytes(self) -> int:
-        """Memory of all slots."""
+        """Bytes of all slots."""
         return slot_offsets(self.classes)[1]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is fetched together, and the memory for it."""
+    """The groups that are loaded together, and the memory for them."""
 
     found: Partition
     slots: Slots
@@ -79,19 +83,19 @@ class Plan:
 
 @dataclass(frozen=True)
 class PlanInput:
-    """What a plan is made for."""
+    """The inputs of a plan."""
 
     root: nn.Module
-    # Bytes of each weight that is on disk, by `id` of the tensor in the module.
+    # Bytes of each weight on disk, by `id` of the module's tensor.
     sizes: Mapping[int, int]
     origin_of: Mapping[str, Origin]
-    # How long each file is.
+    # Length of each file.
     file_bytes: Mapping[int, int]
     on_host: bool
     ahead: int | None
 
     def plan(self, memory: int) -> Plan:
-        """Plan for so many bytes.
+        """Make a plan for a number of bytes.
 
         Raises:
             MemoryError: they are too few.
@@ -123,7 +127,7 @@ class PlanInput:
         classified = classify_sizes(group_bytes)
         class_of, slot_bytes = merge_small_classes(division.groups, *classified)
         ahead = self._ahead(found.groups)
-        # What a GPU has in memory of its own is not kept in another form: the host would have to convert it.
+        # Weights in GPU memory are not cached in another form: the CPU would have to convert them.
         converted = _stash_bytes_wanted([[*each.conversions] for each in layouts]) if self.on_host else (0, 0)
         for_all = slot_budget(division.groups, class_of, slot_bytes, ahead, converted)
         classes = allocate_slots(for_all, class_of, slot_bytes, ahead)
@@ -145,7 +149,7 @@ class PlanInput:
         return AHEAD_CONVERTED if self.ahead is None and not is_raw else self.ahead
 
     def _leaf_sizes(self) -> set[int]:
-        """Sizes of modules that can only be fetched whole."""
+        """List the sizes of modules that can only be loaded whole."""
         leaves = [module for module in self.root.modules() if next(module.children(), None) is None]
         leaves = [leaf for leaf in leaves if not (self.on_host and isinstance(leaf, nn.Embedding))]
         return {sum(self.sizes.get(id(tensor), 0) for tensor in leaf.parameters()) for leaf in leaves}
@@ -155,16 +159,16 @@ class PlanInput:
 
 
 def is_embedding(lookup: RowLookup) -> bool:
-    """Whether rows are picked, not experts."""
+    """Whether rows are selected, not experts."""
     return isinstance(lookup.module, nn.Embedding)
 
 
 def find_sufficient_memory(plan: Callable[[int], Plan], too_little: int) -> int | None:
-    """Find memory that is enough, and not much more than that.
+    """Find an amount of memory that is sufficient, and little more.
 
     Args:
-        plan: raises ``MemoryError`` for less.
-        too_little: for which it does.
+        plan: raises ``MemoryError`` if the memory is too little.
+        too_little: an amount for which it does.
     """
 
     def fits(memory: int) -> bool:
@@ -185,19 +189,19 @@ def find_sufficient_memory(plan: Callable[[int], Plan], too_little: int) -> int 
     return found
 
 
-# What nobody wants is read along if it is no longer than that.
+# Gaps up to this size are read along.
 _GAP_BYTES_MAX = 64 << 10
 
 
 @dataclass(frozen=True)
 class GroupLayout:
-    """A group in a slot."""
+    """The layout of a group in its slot."""
 
-    # Source, offset in it, bytes, place in the slot: what is read.
+    # Reads: source, offset in it, bytes, offset in the slot.
     reads: tuple[tuple[int, int, int, int], ...]
-    # What becomes other bytes when it arrives.
+    # Weights that are decoded on load.
     conversions: tuple[Conversion, ...]
-    # Where each weight begins in the slot, in the order in which they were given.
+    # Offset of each weight in the slot, in the order they were given.
     places: tuple[int, ...]
     nbytes: int
 
@@ -206,8 +210,8 @@ def lay_out_group(origins: Sequence[Origin], file_bytes: Mapping[int, int]) -> G
     """Lay out the weights of a group.
 
     Args:
-        origins: where each weight is on disk. One that is given twice lies there once.
-        file_bytes: how long each source is.
+        origins: the origin of each weight. Repeated origins share their bytes.
+        file_bytes: length of each source.
     """
     places: dict[Origin, int] = {}
     mirrored = sorted({origin for origin in origins if origin.is_page_congruent}, key=_start)
@@ -238,7 +242,8 @@ def lay_out_group(origins: Sequence[Origin], file_bytes: Mapping[int, int]) -> G
                 close()
         run.append(origin)
     close()
-    # The others are put together out of ranges, or lie where their elements cannot be used, or not as in memory.
+    # The remaining weights consist of several ranges, or their file offset is misaligned for their dtype or differs
+    # from the offset in memory.
     for origin in origins:
         if origin in places or not origin.is_raw:
             continue
@@ -253,10 +258,10 @@ def lay_out_group(origins: Sequence[Origin], file_bytes: Mapping[int, int]) -> G
 
 
 def place_converted(origins: Iterable[Origin], places: dict[Origin, int], at: int) -> tuple[list[Conversion], int]:
-    """Place what has none yet: weights that become other bytes when they arrive.
+    """Place the weights that have no place yet: those that are decoded on load.
 
     Returns:
-        What brings them there, and where the last ends.
+        Their conversions, and the end of the last.
     """
     converted: list[Conversion] = []
     for origin in origins:

@@ -1,4 +1,4 @@
-"""Weights that stay in memory: too small to come and go."""
+"""Load the weights that stay in memory."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def place_resident(weights: Sequence[Weight], origin_of: Mapping[str, Origin]) -> tuple[dict[Origin, int], int]:
-    """Find a place for each weight, as far into a cache line as it has to be. Pure.
+    """Assign an offset to each weight, at its required position within a cache line. Pure.
 
     Returns:
-        Where each begins, and the bytes of all.
+        The offset of each, and the bytes of all.
     """
     places: dict[Origin, int] = {}
     at = 0
@@ -42,10 +42,10 @@ def load_resident(
     device: torch.device,
     engine: Engine | None,
 ) -> list[tuple[Weight, torch.Tensor]]:
-    """Read weights once, and give them to their modules.
+    """Read weights once and bind them to their modules.
 
     Returns:
-        What stood in the modules before.
+        The modules' original tensors.
     """
     if not weights:
         return []
@@ -60,7 +60,7 @@ def load_resident(
         for byte_range in origin.ranges:
             reads.append((byte_range.source, byte_range.offset, byte_range.nbytes, start))
             start += byte_range.nbytes
-    # They are one group that comes once.
+    # All of them are one group that is loaded once.
     streamer = _Streamer(list(sources), [(0, reads)], [(1, 0, memory.nbytes, False)], memory, engine, [converted])
     streamer.acquire(0)
     streamer.close()

@@ -1,4 +1,4 @@
-"""Rows of embeddings and experts of layers: only those that are picked are in memory."""
+"""Load only the rows of embeddings and the experts that are used."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     from deepnvme._stream.partition import RowLookup
     from deepnvme._stream.weight_origin import ByteRange, EncodedRange, Origin
 
-    # One row behind the other, the ranges of each, or what they become and its type.
+    # Offset of contiguous rows; or the ranges of each row; or encoded ranges and their target dtype.
     _Places: TypeAlias = tuple[int, int] | list[list[tuple[int, int, int]]] | tuple[list[EncodedRange], str]
 
-# Rows that are fetched together, at most: more would read what nobody has asked for.
+# Maximum bytes of rows that are read together. More would read rows that nobody asked for.
 _ROWS_BYTES_MAX = 64 << 10
 
-# What counts rows and experts counts apart from what counts layers.
+# Counters of rows and experts have their own names, apart from those of layers.
 _NAMES = {"hits": "picked_hits", "waits": "picked_waits", "fetches": "picked_fetches"}
 
 
 class RowCache:
-    """Has the rows that a module is about to look up in memory before it runs.
+    """Load the rows that a module is about to use before it runs.
 
     Args:
         lookups: the modules.
-        origin_of: where each weight is, by its name.
+        origin_of: the origin of each weight, by name.
         sources: the files.
-        memory: bytes of rows and experts that are in memory at a time.
-        engine: reads the files.
+        memory: bytes for rows and experts.
+        engine: the engine that reads the files.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RowCache:
         self.memory = memory
         self._lookups = list(lookups)
         self._origin_of = origin_of
-        # First row of each module among all, and rows that are one item.
+        # For each module: number of its first item, and rows per item.
         self._firsts: list[tuple[int, int]] = []
         self._page_bytes = page_bytes(
             [[origin_of[weight.name] for weight in lookup.weights] for lookup in self._lookups]
@@ -95,12 +95,12 @@ class RowCache:
         self._unwrap = [wrap_forward(lookup.module, self._wrapper_of(index)) for index, lookup in enumerate(lookups)]
 
     def stats(self) -> dict[str, float]:
-        """What was fetched, and how many rows and experts were there."""
+        """Return the counters of reads, and of rows and experts that were in memory."""
         figures = self._picker.stats()
         return {_NAMES.get(name, name): value for name, value in figures.items()}
 
     def close(self) -> None:
-        """Have all modules run as before, with what stood in them before."""
+        """Restore the forward and the original weights of all modules."""
         for unwrap in self._unwrap:
             unwrap()
         for binding in self._bindings:
@@ -108,7 +108,7 @@ class RowCache:
         self._views.clear()
 
     def _wrapper_of(self, index: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Run a module with the rows in memory that it is called with."""
+        """Make a wrapper that runs a module with the needed rows in memory."""
         lookup, (first, rows) = self._lookups[index], self._firsts[index]
         position, name = lookup.argument
         is_rows = isinstance(lookup.module, nn.Embedding)
@@ -134,14 +134,14 @@ class RowCache:
                 indices = kwargs[name] if name in kwargs else args[position]
                 if not isinstance(indices, torch.Tensor):
                     raise TypeError(
-                        f"{lookup.name} was called with {type(indices).__name__} for {name}, not with a tensor of indices"
+                        f"{lookup.name}: {name} is a {type(indices).__name__}; it must be a tensor of indices"
                     )
                 used = torch.unique(indices.detach().to("cpu", torch.int64))
-                # What is no index here (padding of a router, or an error that torch will raise) lookups nothing.
+                # Invalid indices, such as a router's padding, select nothing. torch reports real errors.
                 items = sorted({first + row // rows for row in used.tolist() if 0 <= row < count})
                 if not is_rows or len(items) <= items_max or len(used) != ((used >= 0) & (used < count)).sum():
                     return with_items(items, lambda: forward(*args, **kwargs))
-                # More than there is memory for at once: some after the others.
+                # More rows than fit at once are processed in parts.
                 output: torch.Tensor | None = None
                 places = torch.div(indices, rows, rounding_mode="floor") + first
                 for start in range(0, len(items), items_max):
@@ -159,18 +159,18 @@ class RowCache:
 
 
 def page_bytes(picked: Sequence[Sequence[Origin]]) -> int:
-    """Say what the memory comes in that all these are picked into."""
+    """Choose the page size of the memory that holds all these rows."""
     sizes = [size for origins in picked for size in _item_sizes(origins)]
     return _picked_page_bytes(min(sizes, default=0))
 
 
 def item_bytes(origins: Sequence[Origin], page: int) -> int:
-    """Count the bytes of memory that are picked at once, at the least."""
+    """Count the bytes that are loaded together, at least."""
     return sum(page_rounded_bytes(size, page) for size in _item_sizes(origins))
 
 
 def page_rounded_bytes(nbytes: int, page: int) -> int:
-    """Count the memory that so many bytes take at the most: whole pages, of which they may begin and end within two."""
+    """Round up to whole pages. Both ends may lie within a page."""
     return ((nbytes + page - 2) // page + 1) * page if nbytes else 0
 
 
@@ -180,7 +180,7 @@ def _item_sizes(origins: Sequence[Origin]) -> list[int]:
 
 
 def _rows_per_item(origins: Sequence[Origin]) -> int:
-    """Count the rows that begin and end with a page, as far as those are not too many."""
+    """Count the rows that start and end at a page boundary, up to a limit."""
     row_bytes = max(origin.memory_nbytes // origin.shape[0] for origin in origins)
     if len(origins) > 1 or row_bytes >= _ROWS_BYTES_MAX:
         return 1
@@ -189,7 +189,7 @@ def _rows_per_item(origins: Sequence[Origin]) -> int:
 
 
 def _congruent(at: int, origin: Origin) -> int:
-    """Find the next place that lies in a page as the first byte does in its file."""
+    """Find the next offset that has the same position within a page as in the file."""
     page = -(-at // PAGE_BYTES) * PAGE_BYTES
     return page + (origin.ranges[0].offset % PAGE_BYTES if origin.is_page_congruent else origin.line_offset)
 

@@ -1,4 +1,4 @@
-"""Threads that run one model at the same time take turns where there is not memory for all of them."""
+"""Let threads that run one model take turns if memory does not suffice for all."""
 
 from __future__ import annotations
 
@@ -9,42 +9,44 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Who waits looks again after this, also where nobody wakes it: seconds.
+# Waiting threads poll at this interval even if nobody wakes them.
 _POLL_S = 0.05
-# Who has waited so long is next: until then, others may be quicker again and again.
+# A thread that has waited this long goes next; until then others may overtake it.
 _STARVATION_S = 0.5
 
 
 class FairScheduler:
-    """Knows which threads have weights, so that who finds no room can tell whether waiting helps.
+    """Tracks which threads hold weights, so that a thread without memory knows whether waiting helps.
 
-    Who has weights already goes on in any case, for those who wait need them back; who has none lets somebody go first
-    who has waited for long.
+    A thread that already holds weights always continues, since the waiting ones need them back. A thread that holds
+    none
+    gives way to a starved one.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        # Those that have weights or are about to, and in how many calls inside of each other.
+        # Threads that hold weights or are about to, and the depth of their nested calls.
         self._call_depth: dict[int, int] = {}
         self._next: int | None = None
         self._releases = 0
 
     def acquire(self, held: list[Any], acquire: Callable[[Any], Any], what: Any) -> None:
-        """Append what ``acquire`` returns to ``held``, once there is room for it; ``end`` is called in any case.
+        """Append the result of ``acquire`` to ``held`` once there is room. The caller calls ``release`` in any case.
 
         Raises:
-            MemoryError: there is none, and no other thread has anything that it could give back.
+            MemoryError: there is no room, and no other thread holds anything that it could release.
         """
         me = threading.get_ident()
         began = time.monotonic()
         with self._changed:
-            # Counted before it waits, so that ``end`` finds it; without weights, it is in nobody's way.
+            # Counted before waiting, so that ``release`` finds it. Without weights, it blocks nobody.
             self._call_depth[me] = self._call_depth.get(me, 0) + 1
         try:
             while not held:
                 ends = self._wait_for_starved(me)
                 try:
-                    # With no bytecode in between, at which Ctrl-C could come: what was acquired is always in the list.
+                    # `map` runs no bytecode between the call and the append, where Ctrl-C could come. So the list
+                    # always holds what was acquired.
                     held.extend(map(acquire, (what,)))
                 except MemoryError:
                     if not self._wait_for_room(me, ends, began):
@@ -56,7 +58,11 @@ class FairScheduler:
                     self._changed.notify_all()
 
     def _wait_for_starved(self, me: int) -> int:
-        """Let go first who has waited for long, but for what this thread may have; how many ends there were."""
+        """Let a starved thread go first, unless this thread may hold weights.
+
+        Returns:
+            The number of releases so far.
+        """
         with self._changed:
             if self._call_depth[me] == 1 and self._next not in {None, me}:
                 del self._call_depth[me]
@@ -68,7 +74,7 @@ class FairScheduler:
             return self._releases
 
     def _wait_for_room(self, me: int, ends: int, began: float) -> bool:
-        """Wait until somebody may have given something back; false where nobody has anything."""
+        """Wait until another thread may have released something. Return false if no other thread holds anything."""
         with self._changed:
             if self._releases == ends:
                 if self._call_depth.keys() == {me}:
@@ -79,7 +85,7 @@ class FairScheduler:
             return True
 
     def release(self) -> None:
-        """Tell those who wait that this thread has given back what it had last."""
+        """Wake waiting threads: this thread has released its last acquisition."""
         me = threading.get_ident()
         with self._changed:
             if self._call_depth.get(me, 0) > 1:

@@ -1,4 +1,4 @@
-"""What each step of a model has cost."""
+"""Count time and bytes of each step of a model."""
 
 from __future__ import annotations
 
@@ -15,57 +15,57 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-# StepRecorder that are remembered one by one.
+# Steps whose individual counters are kept.
 _STEPS_MAX = 10_000
 
 
 @dataclass(frozen=True)
 class Step:
-    """One call of the model: a prompt, or the next token of each sequence of a batch. Times in seconds."""
+    """The cost of one call: a prompt, or the next token of each sequence of a batch. Times are in seconds."""
 
-    # From beginning to end.
+    # Duration of the call.
     seconds: float
-    # Of those, in which a layer that was needed had not come.
+    # Time spent waiting for layers.
     stalled_s: float
-    # In which the disk was read.
+    # Time during which the disk was read.
     disk_busy_s: float
-    # Bytes that were read.
+    # Bytes read.
     bytes_read: int
     # Sequences times positions.
     tokens: int
 
     @property
     def compute_s(self) -> float:
-        """Seconds in which no weight was waited for."""
+        """Seconds not spent waiting for weights."""
         return max(self.seconds - self.stalled_s, 0.0)
 
     @property
     def roofline_s(self) -> float:
-        """Seconds that the slower of the two, disk or processor, needs by itself."""
+        """Seconds that the slower one, disk or processor, needs alone."""
         return max(self.compute_s, self.disk_busy_s)
 
     @property
     def roofline(self) -> float:
-        """How near to the roofline: 1 where the slower of disk and processor never waited for the other."""
+        """Fraction of the roofline reached: 1 if the slower of disk and processor never waited for the other."""
         return min(self.roofline_s / self.seconds, 1.0) if self.seconds else 1.0
 
     @property
     def overlap(self) -> float:
-        """Share of the disk's time that was hidden behind computing."""
+        """Fraction of the disk's time that was hidden behind computation."""
         return max(1 - self.stalled_s / self.disk_busy_s, 0.0) if self.disk_busy_s else 1.0
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens, of prompts too, for each second in which the model ran."""
+        """Tokens per second, prompts included."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     @property
     def disk_gb_per_s(self) -> float:
-        """GB (10^9 bytes) for each second in which the disk was read."""
+        """GB (10^9 bytes) per second while the disk was read."""
         return self.bytes_read / self.disk_busy_s / 1e9 if self.disk_busy_s else 0.0
 
     def to_dict(self) -> dict[str, float]:
-        """Tell all figures by name, ready for JSON."""
+        """Return all values by name, ready for JSON."""
         properties = [
             name for each in type(self).__mro__ for name, kind in vars(each).items() if isinstance(kind, property)
         ]
@@ -74,34 +74,34 @@ class Step:
 
 @dataclass(frozen=True)
 class StreamStats(Step):
-    """What all steps so far have cost, and what was read between them. Times in seconds."""
+    """The cost of all steps so far, and of reads between them. Times are in seconds."""
 
     steps: int
-    # Calls for layers that were in memory, and those that had to wait.
+    # Calls of layers that were in memory, and calls that waited.
     hits: int
     waits: int
-    # Layers that were fetched, and those of them that nobody waited for yet.
+    # Layers loaded, and layers loaded before they were needed.
     fetches: int
     fetches_ahead: int
-    # Rows of embeddings and experts that were picked and in memory, and those that had to be fetched.
+    # Rows and experts that were in memory, and those that had to be read.
     picked_hits: int
     picked_waits: int
 
     @property
     def hit_rate(self) -> float:
-        """Share of the layers called that were in memory."""
+        """Fraction of layer calls that found their weights in memory."""
         calls = self.hits + self.waits
         return self.hits / calls if calls else 0.0
 
     @property
     def picked_hit_rate(self) -> float:
-        """Share of the rows and experts picked that were in memory."""
+        """Fraction of rows and experts that were in memory."""
         picked = self.picked_hits + self.picked_waits
         return self.picked_hits / picked if picked else 0.0
 
 
 class StepRecorder:
-    """Looks at each call of the model."""
+    """Records the cost of each call of the model."""
 
     def __init__(self, model: nn.Module, figures: Callable[[], dict[str, float]]) -> None:
         self._counters = figures
@@ -116,7 +116,7 @@ class StepRecorder:
         ]
 
     def stats(self) -> StreamStats:
-        """Add it all up."""
+        """Add up all steps."""
         now = self._counters()
         since = {name: value - self._before.get(name, 0) for name, value in now.items()}
         return StreamStats(
@@ -135,7 +135,7 @@ class StepRecorder:
         )
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop recording."""
         for handle in self._handles:
             handle.remove()
 
@@ -158,7 +158,7 @@ class StepRecorder:
 
 
 def _tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Count the positions that a call is for: those of its first integer tensor, or of what was embedded before."""
+    """Count the positions of a call: elements of its first integer tensor, or of its embedded inputs."""
     for value in (kwargs.get("input_ids"), kwargs.get("decoder_input_ids"), *args):
         if isinstance(value, torch.Tensor) and not value.is_floating_point():
             return value.numel()

@@ -1,4 +1,4 @@
-"""Models of random weights, for measuring."""
+"""Generate models with random weights for benchmarks."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _VOCABULARY = 32_000
-# Hidden size, width of the feed-forward, heads, key-value heads: of Llama models of 1, 7, 13 and 70 billion parameters.
+# Hidden size, feed-forward width, heads and key-value heads of Llama models with 1, 7, 13 and 70 billion parameters.
 _SHAPES = ((2048, 5632, 32, 4), (4096, 11008, 32, 32), (5120, 13824, 40, 40), (8192, 28672, 64, 8))
-# A model has at least this many layers, else a smaller shape is taken.
+# A model has at least this many layers; otherwise a smaller shape is used.
 _LAYERS_MIN = 8
 
 
 def make_llama(folder: Path, nbytes: int) -> int:
-    """Write a Llama-shaped model of random bf16 weights, layer by layer: it is never in memory.
+    """Write a Llama-shaped model of random bf16 weights, layer by layer, so that it is never in memory as a whole.
 
     Args:
-        folder: gets ``config.json`` and safetensors files with an index.
-        nbytes: bytes of weights, about.
+        folder: receives ``config.json`` and safetensors files with an index.
+        nbytes: approximate bytes of weights.
 
     Returns:
         Bytes of weights.

@@ -1,4 +1,4 @@
-"""Where the bytes of a weight lie: encoded_ranges of files, in the order of its elements."""
+"""Describe where the bytes of a weight are: ranges of files, in element order, and how they are decoded."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
     from deepnvme._deepnvme import _Stored
 
-    # A tensor in another form, the first of its bytes and how many; or a source, the same of it, and the type there.
+    # An encoded tensor, first byte, byte count; or source, offset, byte count, and the dtype in the file.
     EncodedRange: TypeAlias = tuple[_Stored, int, int] | tuple[int, int, int, str]
-    # What of the files, where it goes, and its type there.
+    # The encoded range, its target offset, and the target dtype.
     Conversion: TypeAlias = tuple[EncodedRange, int, str]
 
-# What the kernels of a processor look at when they choose how to add up: the same weights elsewhere in a cache line may
-# give other last bits (MKL, one row times a float32 matrix, away from multiples of 16 bytes).
+# CPU kernels choose their summation order by the position in a cache line. With MKL, one row times a float32 matrix
+# gives other last bits if the weights do not start at a multiple of 16 bytes.
 CACHE_LINE_BYTES = 64
 
 
 @dataclass(frozen=True)
 class ByteRange:
-    """A run of a file, or of the bytes that a tensor in another form is decoded to."""
+    """A range of a file, or of the decoded bytes of an encoded tensor."""
 
     source: int
-    # Where in the file; of a tensor in another form, where in its bytes.
+    # Offset in the file, or in the decoded bytes of an encoded tensor.
     offset: int
     nbytes: int
     stored: _Stored | None = None
@@ -36,23 +36,24 @@ class ByteRange:
 
 @dataclass(frozen=True)
 class Origin:
-    """The bytes of a tensor, and what they mean."""
+    """The bytes of a tensor on disk, and their meaning."""
 
     ranges: tuple[ByteRange, ...]
-    # Of its elements as the files have them, decoded.
+    # Element type in the files, after decoding.
     dtype: torch.dtype
     shape: tuple[int, ...]
-    # Into which they are cast when they come; ``None``: as they are.
+    # Element type in memory; ``None`` means the same as on disk.
     cast_to: torch.dtype | None = None
-    # How far into a cache line it is in the model that results are compared with, where that is known.
+    # Offset within a cache line in the model that results are compared with, if known.
     reference_line_offset: int | None = None
 
     @property
     def line_offset(self) -> int:
-        """How far into a cache line it has to lie, so that results are those of the model in memory, to the bit.
+        """The offset within a cache line that gives bit-identical results to the model in memory.
 
-        A library that maps files has single encoded_ranges as they lie there; what it puts together or casts is in memory of
-        its own.
+        Libraries that map files leave single ranges where they are in the file. Tensors that they concatenate or cast
+        have
+        memory of their own.
         """
         if self.reference_line_offset is not None:
             return self.reference_line_offset
@@ -61,18 +62,18 @@ class Origin:
 
     @property
     def is_page_congruent(self) -> bool:
-        """Whether it can lie in a page of memory as it does in a page of its file."""
+        """Whether the tensor can have the same offset within a memory page as in its file."""
         is_one = self.is_raw and len(self.ranges) == 1
         return is_one and self.ranges[0].offset % CACHE_LINE_BYTES == self.line_offset
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all ranges."""
+        """Bytes on disk, after decoding."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def memory_dtype(self) -> torch.dtype:
-        """The type in memory."""
+        """Element type in memory."""
         return self.cast_to or self.dtype
 
     @property
@@ -82,19 +83,19 @@ class Origin:
 
     @property
     def is_raw(self) -> bool:
-        """Whether its bytes are in memory what they are in the files."""
+        """Whether the bytes in memory equal the bytes in the files."""
         return self.memory_dtype == self.dtype and all(byte_range.stored is None for byte_range in self.ranges)
 
     def cast(self, dtype: torch.dtype) -> Origin:
-        """Have the same elements as others in memory."""
+        """Return the same elements with another type in memory."""
         return replace(self, cast_to=None if dtype == self.dtype else dtype)
 
     def reshaped(self, shape: Sequence[int]) -> Origin:
-        """Have the same elements in the same order in other dimensions."""
+        """Return the same elements in the same order with another shape."""
         return replace(self, shape=tuple(shape))
 
     def slice_bytes(self, start: int, nbytes: int) -> tuple[ByteRange, ...]:
-        """Take the ranges that are ``nbytes`` from ``start`` on."""
+        """Return the ranges that cover ``nbytes`` bytes from ``start`` on."""
         taken = []
         for byte_range in self.ranges:
             begin, end = max(start, 0), min(start + nbytes, byte_range.nbytes)
@@ -105,7 +106,7 @@ class Origin:
 
 
 def merge_adjacent(ranges: Sequence[ByteRange]) -> tuple[ByteRange, ...]:
-    """Make one byte_range of those that lie one behind the other."""
+    """Merge ranges that are adjacent in a file."""
     whole: list[ByteRange] = []
     for byte_range in ranges:
         last = whole[-1] if whole else None
@@ -118,7 +119,7 @@ def merge_adjacent(ranges: Sequence[ByteRange]) -> tuple[ByteRange, ...]:
 
 
 def concatenate(origins: Sequence[Origin], dim: int) -> Origin:
-    """Do what ``torch.cat`` does: the result has memory of its own, also where its ranges are neighbours in a file."""
+    """Describe the result of ``torch.cat``: new memory, even if the ranges are adjacent in a file."""
     first = origins[0]
     outer = math.prod(first.shape[:dim])
     ranges: list[ByteRange] = []
@@ -132,7 +133,7 @@ def concatenate(origins: Sequence[Origin], dim: int) -> Origin:
 
 
 def narrow(origin: Origin, dim: int, start: int, length: int) -> Origin:
-    """Do what ``Tensor.narrow`` does: the result is within the memory of the whole."""
+    """Describe the result of ``Tensor.narrow``: a view into the memory of the whole."""
     outer, inner = math.prod(origin.shape[:dim]), math.prod(origin.shape[dim + 1 :]) * origin.dtype.itemsize
     block = origin.shape[dim] * inner
     reference_line_offset = None
@@ -145,17 +146,17 @@ def narrow(origin: Origin, dim: int, start: int, length: int) -> Origin:
     return Origin(merge_adjacent(ranges), origin.dtype, shape, reference_line_offset=reference_line_offset)
 
 
-# Those that are cast on arrival.
+# Types that are cast to each other on load.
 FLOATS = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 
 
 def can_cast(origin: torch.dtype, target: torch.dtype) -> bool:
-    """Whether weights of that type become the other one when they come."""
+    """Whether weights of one type can be cast to the other on load."""
     return origin == target or (origin in FLOATS and target in FLOATS)
 
 
 def encoded_ranges(origin: Origin) -> list[EncodedRange]:
-    """Say what of the files a weight is made of, in the order of its elements."""
+    """List the encoded ranges of a weight in element order."""
     made: list[EncodedRange] = []
     for byte_range in origin.ranges:
         if byte_range.stored is None:
@@ -166,7 +167,7 @@ def encoded_ranges(origin: Origin) -> list[EncodedRange]:
 
 
 def conversions(origin: Origin, at: int) -> list[Conversion]:
-    """Say what brings a weight to ``at``: encoded_ranges, the place of each, and the type there."""
+    """List the conversions that decode a weight to the address ``at``."""
     made = []
     for byte_range, run in zip(origin.ranges, encoded_ranges(origin), strict=True):
         made.append((run, at, FLOATS[origin.memory_dtype]))

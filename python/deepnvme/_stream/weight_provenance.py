@@ -1,8 +1,7 @@
-"""Tensors that know which bytes of which files they are, and have none.
+"""Track which bytes of which files each parameter comes from.
 
-A library that puts a model together out of a state dict renames, stacks and cuts the tensors of the files until they
-are its parameters. Given these, it does all that without reading a byte, and what arrives in the model says where on
-disk its elements lie.
+A library that builds a model from a state dict renames, stacks and slices the tensors of the files. Given
+:class:`TracedTensor` it does so without reading a byte. The result in the model knows where its elements are on disk.
 """
 
 from __future__ import annotations
@@ -27,14 +26,15 @@ _ATEN = torch.ops.aten
 
 
 class UntraceableError(RuntimeError):
-    """What was done to a tensor is more than putting encoded_ranges of files one behind the other.
+    """An operation on a traced tensor does more than rearrange its bytes.
 
-    No ``TypeError``: of that, PyTorch's operators make one of their own, which says nothing.
+    It is not a ``TypeError``, because PyTorch's operators replace those with a ``TypeError`` of their own that explains
+    nothing.
     """
 
 
 class TracedTensor(torch.Tensor):
-    """A tensor on disk. ``origin`` has its bytes; its own dtype may be another, into which they are to be cast."""
+    """A tensor on disk. ``origin`` describes its bytes. If its dtype differs, the bytes are cast to it on load."""
 
     origin: Origin
 
@@ -50,7 +50,7 @@ class TracedTensor(torch.Tensor):
         return made
 
     def __reduce_ex__(self, _protocol: object) -> Any:
-        raise RuntimeError("a weight that was never read cannot be saved; its file is still on disk")
+        raise RuntimeError("a traced weight has no bytes and cannot be pickled; use its file")
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
         return f"TracedTensor(shape={tuple(self.shape)}, dtype={self.dtype}, ranges={len(self.origin.ranges)})"
@@ -59,10 +59,10 @@ class TracedTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Follow where the bytes go."""
+        """Apply an operation to the origins."""
         follow = _HANDLERS.get(func)
         if follow is None:
-            raise UntraceableError(f"{func} makes more of the weights than their bytes in another order")
+            raise UntraceableError(f"{func} does more than rearrange the bytes of the weights")
         return follow(*args, **(kwargs or {}))
 
 
@@ -87,7 +87,7 @@ def _view(tensor: TracedTensor, shape: list[int], *_: object) -> TracedTensor:
 
 def _pad(tensor: TracedTensor, pad: list[int], *_: object) -> TracedTensor:
     if any(pad):
-        raise UntraceableError("a weight is made larger than it is on disk")
+        raise UntraceableError("a weight is padded beyond its size on disk")
     return TracedTensor(tensor.origin, tensor.dtype)
 
 
@@ -99,9 +99,9 @@ def _unsqueeze(tensor: TracedTensor, dim: int) -> TracedTensor:
 
 def _concatenate(tensors: list[TracedTensor], dim: int) -> TracedTensor:
     if not all(isinstance(tensor, TracedTensor) for tensor in tensors) or len({tensor.dtype for tensor in tensors}) > 1:
-        raise UntraceableError("weights on disk are put together with others")
+        raise UntraceableError("weights on disk are concatenated with tensors in memory")
     if len({tensor.origin.dtype for tensor in tensors}) > 1:
-        raise UntraceableError("weights of several dtypes are put together")
+        raise UntraceableError("weights of several dtypes are concatenated")
     return TracedTensor(concatenate([tensor.origin for tensor in tensors], dim), tensors[0].dtype)
 
 
@@ -118,7 +118,7 @@ def _slice(
     tensor: TracedTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> TracedTensor:
     if step != 1:
-        raise UntraceableError(f"every {step}th row of a weight is taken")
+        raise UntraceableError(f"a weight is sliced with step {step}")
     begin, stop, _ = slice(start, end).indices(tensor.shape[dim])
     return TracedTensor(narrow(tensor.origin, dim % tensor.ndim, begin, max(stop - begin, 0)), tensor.dtype)
 
@@ -126,7 +126,7 @@ def _slice(
 def _split(tensor: TracedTensor, sizes: int | list[int], dim: int = 0) -> list[TracedTensor]:
     length = tensor.shape[dim]
     if isinstance(sizes, int):
-        # Also nothing is one byte_range.
+        # An empty tensor also splits into one part.
         sizes = [min(sizes, length - at) for at in range(0, max(length, 1), max(sizes, 1))]
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     return [_slice(tensor, dim, start, start + size) for start, size in zip(starts, sizes, strict=True)]
@@ -145,7 +145,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     _ATEN._to_copy.default: _cast,  # noqa: SLF001
     _ATEN.view.default: _view,
     _ATEN._unsafe_view.default: _view,  # noqa: SLF001
-    # Of nothing, as tied models have it done to their biases.
+    # Tied models pad their biases by zero elements.
     _ATEN.constant_pad_nd.default: _pad,
     _ATEN.unsqueeze.default: _unsqueeze,
     _ATEN.cat.default: _cat,
@@ -158,26 +158,26 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
 
 
 def find_origins(model: nn.Module, files: ModelFiles) -> dict[str, Origin]:
-    """Where on disk each parameter and buffer of a model is, under each of its names."""
+    """Find the origin of each parameter and buffer of a model, by every name it has."""
     tensors = named_tensors(model)
     is_traced = any(isinstance(tensor, TracedTensor) for _, tensor in tensors)
     by_tensor: dict[int, Origin] = {}
     for name, tensor in tensors:
         if isinstance(tensor, TracedTensor):
             if not can_cast(tensor.origin.dtype, tensor.dtype):
-                raise UnsupportedError(f"{name} is {tensor.origin.dtype} on disk and would be {tensor.dtype} in memory")
+                raise UnsupportedError(f"{name} is {tensor.origin.dtype} on disk and cannot be cast to {tensor.dtype}")
             by_tensor[id(tensor)] = tensor.origin.cast(tensor.dtype)
         elif name in files.tensors and not is_traced:
             by_tensor.setdefault(id(tensor), _with_line_offset(files.tensors[name], tensor))
-    # A weight that modules share is in the file under one of its names.
+    # The file contains a shared weight under one of its names only.
     for name, tensor in tensors:
         if tensor.is_meta and id(tensor) not in by_tensor:
-            raise UnsupportedError(f"{name} is on the meta device, and the files have no bytes for it")
+            raise UnsupportedError(f"{name} is on the meta device, and the files do not contain it")
     return {name: by_tensor[id(tensor)] for name, tensor in tensors if id(tensor) in by_tensor}
 
 
 def _with_line_offset(origin: Origin, tensor: torch.Tensor) -> Origin:
-    """Have a weight lie as the one does that results are compared with, where that is in memory now."""
+    """Copy the offset within a cache line from the tensor in memory, if the tensor is there now."""
     if tensor.device.type != "cpu":
         return origin
     reference_line_offset = tensor.data_ptr() % CACHE_LINE_BYTES

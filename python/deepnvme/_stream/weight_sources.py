@@ -1,4 +1,4 @@
-"""The tensors of a model's files."""
+"""Find the tensors in a model's files."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 _PACKED_NAME = "packed.safetensors"
-# The header's text that says how each weight is packed.
+# The header entry that says how each weight is packed.
 _PACKED_KEY = "deepnvme.packed"
 
 
 @dataclass(frozen=True)
 class _FileIdentity:
-    """What changes when a file is replaced, cut or written to."""
+    """The stat fields that change when a file is replaced, truncated or written."""
 
     device: int
     inode: int
@@ -53,12 +53,12 @@ class _FileIdentity:
 
 
 class ModelFiles:
-    """The files that a path means, and where in them each tensor lies.
+    """The files that a path refers to, and the position of each tensor in them.
 
     Args:
-        path: a folder as Hugging Face lays it out, an index, a safetensors file or a torch archive, or a stripe set.
-        engine: reads the headers.
-        verify: how much is compared with checksums before anything is used: ``"off"``, ``"sample"`` or ``"full"``.
+        path: a Hugging Face folder, an index, a safetensors file, a torch archive, or a stripe set.
+        engine: the engine that reads the headers.
+        verify: how much to compare with checksums before use: ``"off"``, ``"sample"`` or ``"full"``.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class ModelFiles:
         follow(path, lambda: _find_set(path, verify != "off"), lambda found: self._open(found, engine))
 
     def check_unchanged(self) -> None:
-        """Make sure that the files are still those that the tensors were looked up in.
+        """Check that the files are the ones whose headers were read.
 
         Raises:
-            ChangedFileError: one was replaced, cut or written to.
+            ChangedFileError: a file was replaced, truncated or written.
         """
         for path, identity in self._identities.items():
             if _FileIdentity.of(path) != identity:
@@ -104,12 +104,12 @@ class ModelFiles:
         identity: tuple[int, int] | None,
         engine: Engine | None,
     ) -> None:
-        # Before the file is opened: what changes in between shows later.
+        # Taken before the file is opened, so that a later check notices any change since.
         self._identities.update(
             {path: _FileIdentity.of(path) for path in ([file] if isinstance(file, str) else file.paths)}
         )
         reader = _CheckpointReader(file, engine, True, names)
-        # Names, types and places of tensors are read from it only here.
+        # Names, types and offsets of tensors are read only here.
         if self._verify != "off":
             reader.check(identity)
             reader.audit(self._verify)
@@ -140,8 +140,8 @@ class ModelFiles:
             if number in signed or (tuple(strides) != row_major(shape) and size.numel() > 1):
                 label = file if isinstance(file, str) else file.manifest_path
                 raise UnsupportedError(
-                    f"{label}: {name} does not lie row by row (shape {tuple(shape)}, strides {tuple(strides)}), or is "
-                    "a lazy conjugate or negative, so that it cannot be read in ranges; convert the file first: "
+                    f"{label}: {name} is not stored row by row (shape {tuple(shape)}, strides {tuple(strides)}), or is a "
+                    "lazy conjugate or negative, so it cannot be read in parts; convert the file first: "
                     f"deepnvme convert {Path(label).name} model.safetensors"
                 )
             byte_range = ByteRange(source, places[storage] + first * dtype.itemsize, size.numel() * dtype.itemsize)
@@ -150,13 +150,13 @@ class ModelFiles:
 
 
 def _is_packed(file: str | StripeSet) -> bool:
-    """Whether a file has the name that only packed models have."""
+    """Whether a file has a name that only packed models use."""
     path = Path(file if isinstance(file, str) else file.manifest_path)
     return path.name in {_PACKED_NAME, f"{_PACKED_NAME}.stripes.json"}
 
 
 def _find_packed(path: str | PathLike[str]) -> str | StripeSet | None:
-    """Find what ``deepnvme pack`` has made of a folder: one file, or stripes of one."""
+    """Find the output of ``deepnvme pack`` in a folder: one file or a stripe set."""
     folder = path_of(path)
     for name in (_PACKED_NAME, "model.safetensors"):
         manifest = folder / f"{name}.stripes.json"
@@ -171,18 +171,18 @@ def open_for_module(
 ) -> tuple[nn.Module, ModelFiles]:
     if getattr(model, "hf_device_map", None) or hasattr(model, "_hf_hook"):
         raise UnsupportedError(
-            "accelerate has placed this model (hf_device_map), and moves its weights itself; load it without device_map"
+            "accelerate has placed this model (hf_device_map) and moves its weights itself; load it without device_map"
         )
     if weights is None:
         raise UnsupportedError(
-            "say where the weights of this module are: deepnvme.save(module.state_dict(), 'weights.safetensors'), "
+            "a module needs a file with its weights: deepnvme.save(module.state_dict(), 'weights.safetensors'), "
             "then deepnvme.stream(module, weights='weights.safetensors', memory=...)"
         )
     files = ModelFiles(weights, engine, verify)
     state = dict(named_tensors(model))
     unknown = [name for name in files.tensors if name not in state]
     if unknown:
-        raise UnsupportedError(f"{weights} has {unknown[0]}, which the module has not")
+        raise UnsupportedError(f"{weights} contains {unknown[0]}, which the module lacks")
     for name, origin in files.tensors.items():
         if tuple(state[name].shape) != origin.shape or state[name].dtype != origin.dtype:
             raise UnsupportedError(

@@ -107,7 +107,7 @@ def test_devices(saved: plain_module.Saved, monkeypatch: pytest.MonkeyPatch) -> 
 def test_modules_and_files_that_do_not_belong_together(saved: plain_module.Saved) -> None:
     with pytest.raises(UnsupportedError, match=r"deepnvme\.save"):
         deepnvme.stream(plain_module.Plain(), memory="1MB")
-    with pytest.raises(UnsupportedError, match="which the module has not"):
+    with pytest.raises(UnsupportedError, match="which the module lacks"):
         deepnvme.stream(nn.Linear(3, 3), weights=saved.path, memory="1MB")
     with pytest.raises(UnsupportedError, match=r"bfloat16"):
         deepnvme.stream(plain_module.Plain().bfloat16(), weights=saved.path, memory="1MB")
