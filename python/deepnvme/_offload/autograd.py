@@ -1,8 +1,8 @@
-"""What autograd keeps for the backward pass: of weights it keeps which they are, not their memory.
+"""Save references to weights for the backward pass instead of their memory.
 
-A linear layer saves its weight, as a view into the slot that it has in the forward pass. By the backward pass the slot
-has the weights of another layer. So what is saved of a weight is its place in its group, and what comes back is the view
-into the slot that the group has then. Under autocast the copy in the lower precision is made again instead of saved.
+A linear layer saves its weight as a view into its slot. By the backward pass that slot contains another layer's
+weights. So the saved object is the weight's position in its group, and unpacking views the slot that the group has
+then. Under autocast the low-precision copy is made again instead of saved.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from deepnvme._offload.groups import Member, ParameterGroup
     from deepnvme._offload.residence import Residence
 
-# What autocast makes of a weight.
+# The autograd node of autocast's copy of a weight.
 _COPY_NODE = "ToCopyBackward0"
 
 
 @dataclass(frozen=True)
 class _WeightView:
-    """A view of bytes of a group, as they were."""
+    """A view of a group's bytes, at a version."""
 
     group: ParameterGroup
     version: int
@@ -50,7 +50,7 @@ class _CastView:
 
 @dataclass(frozen=True)
 class _OuterSaved:
-    """What is not a weight, as whoever is around this saves it, and how that comes back."""
+    """A tensor that is not a weight, packed by the surrounding hooks, and their unpack function."""
 
     packed: Any
     unpack: Callable[[Any], torch.Tensor]
@@ -58,7 +58,7 @@ class _OuterSaved:
 
 @dataclass(frozen=True)
 class _SavedTensor:
-    """What is not a weight, and which version of it was saved."""
+    """A tensor that is not a weight, at a version."""
 
     tensor: torch.Tensor
     version: int
@@ -67,12 +67,12 @@ class _SavedTensor:
 def save_references(
     residence: Residence, groups: Sequence[ParameterGroup], ensure: Callable[[], None]
 ) -> AbstractContextManager[None]:
-    """Save places in groups instead of their memory, for what runs in the block.
+    """Save references into groups instead of their memory, for operations in the block.
 
     Args:
-        residence: has the groups.
-        groups: which are held while the block runs.
-        ensure: is called when something saved is needed again: has all of them held.
+        residence: holds the groups.
+        groups: the groups held while the block runs.
+        ensure: called when something saved is needed again; holds all groups.
     """
     around: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
     members = {id(member.parameter): (group, member) for group in groups for member in group.members}
@@ -82,7 +82,8 @@ def save_references(
         if place is not None:
             return place
         if around is not None:
-            # Activation checkpointing, say: only the innermost hooks are called, so these pass on what is not theirs.
+            # For example those of activation checkpointing. Only the innermost hooks are called, so these pass all else
+            # on.
             return _OuterSaved(around[0](tensor), around[1])
         return _SavedTensor(tensor, tensor._version)  # noqa: SLF001
 
@@ -90,7 +91,7 @@ def save_references(
         if isinstance(saved, _SavedTensor):
             if saved.tensor._version != saved.version:  # noqa: SLF001
                 raise RuntimeError(
-                    "a tensor that is needed for computing gradients was changed in place after it was used "
+                    "a tensor that the backward pass needs was changed in place after it was used "
                     f"(shape {tuple(saved.tensor.shape)})"
                 )
             return saved.tensor
@@ -98,8 +99,8 @@ def save_references(
             return saved.unpack(saved.packed)
         if residence.version(saved.group) != saved.version:
             raise RuntimeError(
-                f"{saved.group.members[0].name} was changed after the forward pass, and is needed for computing "
-                "gradients; with attach(..., in_backward=True), that is so after each backward pass"
+                f"{saved.group.members[0].name} was changed after the forward pass, and the backward pass needs its "
+                "old values; attach(..., in_backward=True) changes it in each backward pass"
             )
         ensure()
         memory = residence.memory(saved.group)

@@ -1,4 +1,4 @@
-"""From a module to what comes and goes together. Pure: it looks at names, sizes and structure only."""
+"""Group parameters that are moved together. Pure: names, sizes and structure only."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import nn
 from deepnvme._stream.partition import Limits, partition
 from deepnvme._utils.strides import is_dense, row_major
 
-# The attribute of a parameter that is offloaded which says how it lies in memory when it is there.
+# Attribute of an offloaded parameter with its strides, for while it is on disk.
 OFFLOADED_STRIDE = "_deepnvme_stride"
-# Where in its group a parameter on_begin: vector loads like it, and any dtype can be there.
+# Alignment of parameters within a group: good for vector loads, and enough for any dtype.
 _ALIGNED_BYTES = 64
-# A group of modules has at most that part of the memory, so that one can be used while others come and go.
+# A group gets at most 1/4 of the memory, so that one can be in use while others are moved.
 _GROUP_SHARE = 4
-# What has no more than that part of the memory stays, and all that stays has no more than that part of it.
+# Parameters up to this fraction of the memory stay in it, up to a total fraction.
 _RESIDENT_SHARE, _RESIDENT_BYTES_MAX, _ALL_RESIDENT_SHARE = 1024, 1 << 16, 8
 
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """A parameter, and where in its group it is."""
+    """A parameter, and its position in its group."""
 
     parameter: nn.Parameter = field(repr=False)
     name: str
@@ -33,15 +33,15 @@ class Member:
     dtype: torch.dtype
 
     def view(self, memory: torch.Tensor) -> torch.Tensor:
-        """See the parameter in the memory of its group, in the order that it has always had."""
+        """View the parameter in the memory of its group, with its original strides."""
         flat = memory[self.offset : self.offset + self.nbytes].view(self.dtype)
-        # `.data` is no view of another tensor to autograd.
+        # `.data` is not a view to autograd.
         return flat.as_strided(self.shape, self.stride, flat.storage_offset()).data
 
 
 @dataclass(eq=False)
 class ParameterGroup:
-    """Parameters that come and go together: used by the same groups, and all of them trained or none."""
+    """Parameters that are moved together: used by the same blocks, and all trained or all frozen."""
 
     key: str
     is_frozen: bool
@@ -49,9 +49,9 @@ class ParameterGroup:
     nbytes: int = 0
 
     def add(self, name: str, parameter: nn.Parameter) -> None:
-        """Put a parameter behind the others."""
+        """Append a parameter."""
         offset = -(-self.nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
-        # Gaps are not kept.
+        # Gaps between elements are not kept.
         stride = parameter.stride() if is_dense(parameter) else row_major(parameter.shape)
         self.members.append(Member(parameter, name, offset, parameter.nbytes, parameter.shape, stride, parameter.dtype))
         self.nbytes = offset + parameter.nbytes
@@ -67,18 +67,18 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it needs to run."""
+        """Bytes that it needs to run."""
         return sum(group.nbytes for group in self.groups)
 
 
 def find_blocks(root: nn.Module, memory: int) -> list[Block]:
-    """Find the blocks of a model, in the order in which they are in it.
+    """Find the blocks of a model, in module order.
 
-    Parameters of which there is no more than a few KiB stay in memory, and belong to no group.
+    Parameters of at most a few KiB stay in memory and belong to no group.
 
     Args:
         root: the model.
-        memory: bytes for all groups that are in memory at a time.
+        memory: bytes for groups in memory.
 
     Raises:
         MemoryError: a block needs more than that.
@@ -115,6 +115,6 @@ def find_blocks(root: nn.Module, memory: int) -> list[Block]:
     if largest is not None and largest.nbytes > memory:
         raise MemoryError(
             f"memory={memory} is too little: {largest.name} alone needs {largest.nbytes:,} bytes; with three times "
-            "that, the next block can come while one computes"
+            "that, the next block can be loaded while one computes"
         )
     return blocks

@@ -1,4 +1,4 @@
-"""``deepnvme.offload_parameters``: a model whose parameters are on disk while no block uses them."""
+"""``deepnvme.offload_parameters``: train a model whose parameters are on disk between uses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Offloaded:
-    """How a model's parameters come and go. ``model.offloading`` of what :func:`offload_parameters` was given."""
+    """Control and observe offloaded parameters. Available as ``model.offloading``."""
 
     def __init__(self, model: nn.Module, memory: int, swapper: Swapper) -> None:
         self.memory_bytes = memory
@@ -53,7 +53,7 @@ class Offloaded:
         self._undo = [wrap_forward(block.module, self._runner.wrapper_for(block)) for block in self._blocks]
         hooks = [
             model.register_forward_pre_hook(self._begin_step),
-            # It marks what it is given, which a bound method does not allow.
+            # It sets an attribute on the hook, which a bound method does not allow.
             model.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
                 lambda *arguments: self._fill_state(*arguments)  # noqa: PLW0108
             ),
@@ -61,58 +61,63 @@ class Offloaded:
         ]
         self._undo += [hook.remove for hook in hooks]
         self.is_closed = False
-        # Whether a state dict gets what is on disk.
+        # Whether state dicts include the parameters on disk.
         self._is_filling = True
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of the parameters that come and go."""
+        """Bytes of the offloaded parameters."""
         return sum(group.nbytes for group in self._groups)
 
     def stats(self) -> SwapStats:
-        """Tell what it has cost so far."""
+        """Return the counters so far."""
         return self._swapper.stats()
 
     @contextmanager
     def gathered(self, parameters: Iterable[nn.Parameter], *, write: bool = False) -> Iterator[None]:
-        """Have parameters in memory for a ``with`` block, as far as they are offloaded.
+        """Hold parameters in memory for a ``with`` block.
 
         Args:
-            parameters: and with them, those that come and go together with them. Others stay as they are.
-            write: they are changed; what a block uses just now cannot be.
+            parameters: parameters to hold, together with the rest of their groups. Parameters that are not offloaded
+                are
+                left alone.
+            write: allow changes. Raises if a block is using one of them.
 
         Raises:
             MemoryError: they are more than ``memory``.
-            TypeError: it is not given parameters.
+            RuntimeError: with ``write``, one of them is in use.
+            TypeError: the argument is not a collection of parameters.
         """
         self._check_open()
         if isinstance(parameters, (torch.Tensor, torch.nn.Module)):
-            raise TypeError("gathered takes several parameters: offloading.gathered([layer.weight])")
+            raise TypeError("gathered takes a list of several parameters: offloading.gathered([layer.weight])")
         found = {id(parameter): self._group_of.get(id(parameter)) for parameter in parameters}
         groups = list(dict.fromkeys(group for group in found.values() if group is not None))
         wanted = sum(group.nbytes for group in groups)
         if wanted > self.memory_bytes:
-            raise MemoryError(f"these parameters have {wanted:,} bytes, and there is memory for {self.memory_bytes:,}")
+            raise MemoryError(f"these parameters have {wanted:,} bytes, but there is memory for {self.memory_bytes:,}")
         with self._residence.held(groups, exclusive=write):
             yield
 
     def attach(self, optimizer: torch.optim.Optimizer, *, in_backward: bool = False) -> None:
-        """Have an optimizer's steps go through one group of parameters after the other, in memory while it is changed.
+        """Make an optimizer step through the parameters group by group, each in memory while it is changed.
 
-        For optimizers that treat each parameter by itself, as all of ``torch.optim`` but ``LBFGS`` do. The state of the
-        optimizer stays where the optimizer has it; nothing else about it is different.
+        The optimizer must treat each parameter independently, as all of ``torch.optim`` except ``LBFGS`` do. Its state
+        stays
+        where it is.
 
         Args:
-            optimizer: of the model's parameters.
-            in_backward: change the parameters of a block as soon as its backward pass is through, while they are in
-                memory, and free their gradients: a third less is read, and no more than a block's gradients are in
-                memory. ``step()`` changes what is left, and has to be called after each ``backward()``. So gradients
-                are neither added up over several passes nor clipped by the norm of all, and there is no ``GradScaler``:
-                all of these need all gradients before the first parameter is changed. Default: ``step()`` changes
-                everything.
+            optimizer: the optimizer of the model's parameters.
+            in_backward: update the parameters of a block as soon as its backward pass is done, while they are in
+                memory, and
+                free their gradients. This reads a third less and keeps the gradients of one block at most. ``step()``
+                updates
+                the rest and must be called after each ``backward()``. Gradient accumulation, clipping by the total norm
+                and
+                ``GradScaler`` need all gradients first and are not possible. Default: ``step()`` updates everything.
 
         Raises:
-            UnsupportedError: it treats them together, or is attached already.
+            UnsupportedError: the optimizer treats parameters together, or is already attached.
             ValueError: it has none of the model's parameters.
         """
         self._check_open()
@@ -121,7 +126,7 @@ class Offloaded:
         if model is not None and theirs.isdisjoint(map(id, model.parameters())):
             raise ValueError("this optimizer has none of the model's parameters; attach the one that trains the model")
         if any(stepper.is_of(optimizer) for stepper in self._attached()):
-            raise UnsupportedError("this optimizer is attached already, and it is attached once")
+            raise UnsupportedError("this optimizer is attached already; attach it once")
         stepper = OptimizerStepper(
             optimizer,
             self._residence,
@@ -145,19 +150,19 @@ class Offloaded:
             stepper.on_backward_done(group)
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor], *, strict: bool = True) -> None:
-        """Load what ``model.state_dict()`` gave, block by block.
+        """Load a state dict block by block.
 
         Args:
-            state: names to tensors.
-            strict: all names, and no others, have to be there.
+            state: names to tensors, as from ``model.state_dict()``.
+            strict: require exactly the model's names.
 
         Raises:
-            RuntimeError: names or shapes are others.
+            RuntimeError: names or shapes differ.
         """
         self._check_open()
         model = self._model()
         if model is None:
-            raise ClosedError("the model is gone")
+            raise ClosedError("the model was garbage-collected; keep a reference to it")
         wrong = [
             f"{name} is {tuple(state[name].shape)}, not {tuple(member.shape)}"
             for name, (_, member) in self._names.items()
@@ -165,19 +170,20 @@ class Offloaded:
         ]
         if wrong:
             raise RuntimeError(f"the state does not fit: {'; '.join(wrong)}")
-        # A tied parameter is in the state by each of its names.
+        # The state lists a tied parameter under each of its names.
         others = {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in self._group_of}
         rest = {name: tensor for name, tensor in state.items() if name not in others}
         answer = model.load_state_dict(rest, strict=False)
         missing = [name for name in answer.missing_keys if name not in others] + sorted(others - state.keys())
         if strict and (missing or answer.unexpected_keys):
-            raise RuntimeError(f"the state lacks {missing} and has {answer.unexpected_keys}")
+            raise RuntimeError(f"the state lacks {missing} and has unexpected {answer.unexpected_keys}")
         for group in self._groups:
             with self._residence.held([group], exclusive=True):
                 for member in group.members:
                     if member.name in state:
                         tensor = state[member.name]
-                        # One that is still in its file is not kept, so that the model is never in memory as a whole.
+                        # A tensor that is still in its file is read here and not kept, so that the model is never in
+                        # memory as a whole.
                         member.parameter.data.copy_(tensor.read() if isinstance(tensor, LazyTensor) else tensor)
 
     def save(
@@ -189,15 +195,17 @@ class Offloaded:
         checksums: bool = True,
         progress: Progress = None,
     ) -> int:
-        """Save the model's state in safetensors files and an index, without ever having all of it in memory.
+        """Save the model's state in safetensors files and an index, one shard in memory at a time.
 
-        ``deepnvme.load(folder, lazy=True)`` and Hugging Face's loaders read them. The index is what changes last, so
-        that there is the old state or the new one.
+        ``deepnvme.load(folder, lazy=True)`` and Hugging Face's loaders read them. The index is replaced last, so
+        readers find
+        the old state or the new one.
 
         Args:
-            path: ``*.safetensors``; the shards have a number before the end, the index ``.index.json`` after it.
-            max_shard_bytes: bytes of one file, which are in memory while it is written, beside what is there for
-                parameters. Default: a quarter of that.
+            path: ``*.safetensors``. Shards get a number before the suffix, the index ``.index.json`` after it.
+            max_shard_bytes: bytes of one file, held in memory while it is written, in addition to ``memory``. Default:
+                a
+                quarter of ``memory``.
             durability: as in :func:`deepnvme.save`.
             checksums: as in :func:`deepnvme.save`.
             progress: as in :func:`deepnvme.save`.
@@ -208,7 +216,7 @@ class Offloaded:
         self._check_open()
         model = self._model()
         if model is None:
-            raise ClosedError("the model is gone")
+            raise ClosedError("the model was garbage-collected; keep a reference to it")
         limit = self.memory_bytes // 4 if max_shard_bytes is None else parse_bytes(max_shard_bytes, "max_shard_bytes")
         self._is_filling = False
         try:
@@ -226,10 +234,10 @@ class Offloaded:
             return parameter.detach().clone()
 
     def close(self) -> None:
-        """Give the model its parameters back, in memory.
+        """Move all parameters back into memory.
 
         Raises:
-            OSError: some cannot be read. Those stay where they are, and the next call tries again.
+            OSError: some cannot be read. They stay on disk, and the next call tries again.
         """
         if self.is_closed:
             return
@@ -239,22 +247,22 @@ class Offloaded:
         for undo in self._undo:
             undo()
         self.is_closed = True
-        # An optimizer that was attached steps all at once now.
+        # From now on an attached optimizer updates everything at once.
         self._group_of.clear()
         self._swapper.close()
 
     def _check_open(self) -> None:
         if self.is_closed:
-            raise ClosedError("the parameters are in memory again: the model was given back")
+            raise ClosedError("offloading was closed; the parameters are in memory again")
 
     def _begin_step(self, _model: nn.Module, _args: Any) -> None:
-        # What a backward that failed has left behind.
+        # Releases the groups of a backward pass that failed.
         self._runner.end_all()
         self._runner.counts_uses = torch.is_grad_enabled()
         if torch.is_grad_enabled() and any(stepper.is_begun for stepper in self._attached()):
             raise RuntimeError(
                 "the last backward pass has changed parameters (attach(..., in_backward=True)), and its step has not "
-                "ended: call optimizer.step() after each backward(). To add up the gradients of several, attach the "
+                "ended: call optimizer.step() after each backward(). To accumulate gradients, attach the "
                 "optimizer without in_backward"
             )
         self._residence.next_step()
@@ -274,7 +282,7 @@ class Offloaded:
             state[prefix + name] = copies[id(parameter)]
 
     def refuse(self, optimizer: torch.optim.Optimizer) -> None:
-        """Say so where an optimizer is about to change what is on disk."""
+        """Raise if an optimizer is about to update parameters on disk."""
         for param_group in optimizer.param_groups:
             for parameter in param_group["params"]:
                 group = self._group_of.get(id(parameter))
@@ -286,7 +294,7 @@ class Offloaded:
 
 
 class _StepGuard:
-    """Looks at each optimizer's step, for as long as the model is there."""
+    """Checks each optimizer's step while the model exists."""
 
     def __init__(self, offloaded: Offloaded) -> None:
         self._offloaded = weakref.ref(offloaded)
@@ -305,30 +313,30 @@ def offload_parameters(
     checksums: bool = False,
     engine: Engine | None = None,
 ) -> Offloaded:
-    """Keep a model's parameters on disk while it is trained; blocks have them in memory while they run.
+    """Keep a model's parameters on disk during training. Blocks have them in memory while they run.
 
-    Each block's parameters come before its forward and its backward, and leave after it. The order is learnt in the
-    first step, and from then on the next blocks come while one computes. What is computed is bit for bit the same. It
-    works with activation checkpointing, shared and frozen parameters, gradient accumulation and ``torch.autocast``.
+    Each block's parameters are loaded before its forward and its backward and released afterwards. The first step
+    records
+    the order; from then on the next blocks are loaded during computation. Results are bit-identical. Activation
+    checkpointing, shared and frozen parameters, gradient accumulation and ``torch.autocast`` work.
 
-    Frozen parameters are written once, when they go to disk; those that are trained after each step. Gradients stay in
-    memory.
+    Frozen parameters are written once, trained ones after each step. Gradients stay in memory.
 
     Args:
-        model: with its parameters in host memory, or on the meta device, where they become zeros without ever being in
-            memory as a whole; ``load_state_dict`` fills them. It is changed, and is itself what is trained.
-        memory: bytes that parameters may take at a time, such as ``"4GB"``. Those of a few KiB stay in memory besides.
-        swap_dir: the folder on the NVMe disk, or several, one for each disk. Nothing in it outlives the process.
-        checksums: keep a checksum of all that is written, and compare it with what is read.
-        engine: moves the bytes. Default: the default engine.
+        model: a model with parameters in CPU memory, or on the meta device. Meta parameters become zeros without ever
+            being in memory as a whole; ``load_state_dict`` fills them. The model is changed in place.
+        memory: bytes for parameters, such as ``"4GB"``. Parameters of a few KiB stay in memory in addition.
+        swap_dir: a folder on the NVMe drive, or several, one per drive. Nothing in it outlives the process.
+        checksums: checksum everything that is written, and verify it when it is read.
+        engine: the engine to use. Default: the default engine.
 
     Returns:
-        ``model.offloading``: ``attach(optimizer)``, ``gathered(parameters)``, ``load_state_dict(state)``, ``stats()``,
-        ``close()``. ``model.state_dict()`` is as always, and takes as much memory as it says.
+        ``model.offloading``, with ``attach(optimizer)``, ``gathered(parameters)``, ``load_state_dict(state)``,
+        ``stats()`` and ``close()``. ``model.state_dict()`` works as usual and needs memory for all parameters.
 
     Raises:
-        MemoryError: the memory is less than one block needs.
-        UnsupportedError: the model cannot be offloaded, and why.
+        MemoryError: one block needs more memory.
+        UnsupportedError: the model cannot be offloaded; the message states why.
 
     Example:
         >>> model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
@@ -344,14 +352,16 @@ def offload_parameters(
     earlier = getattr(model, "offloading", None)
     if isinstance(earlier, Offloaded) and not earlier.is_closed:
         raise UnsupportedError(
-            "the parameters of this model are offloaded already; model.offloading.close() comes first"
+            "the parameters of this model are offloaded already; call model.offloading.close() first"
         )
     replace_meta_parameters(model)
     for name, parameter in model.named_parameters():
         if parameter.device.type != "cpu":
-            raise UnsupportedError(f"{name} is on {parameter.device}; parameters of the host are offloaded")
+            raise UnsupportedError(f"{name} is on {parameter.device}; only CPU parameters can be offloaded")
         if parameter.layout is not torch.strided or parameter.is_nested or parameter.is_quantized:
-            raise UnsupportedError(f"{name} is not one block of memory, and cannot be offloaded")
+            raise UnsupportedError(
+                f"{name} is not one block of memory (sparse, nested or quantised) and cannot be offloaded"
+            )
     nbytes = parse_bytes(memory)
     swapper = Swapper(swap_dir, memory=nbytes, checksums=checksums, engine=engine)
     try:

@@ -1,4 +1,4 @@
-"""A block on its way through forward and backward: its groups are in memory in both, and not between."""
+"""Run blocks: their groups are in memory during forward and backward, and not between."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from deepnvme._offload.groups import Block, ParameterGroup
     from deepnvme._offload.residence import Residence
 
-# The number of the backward pass that is under way, where none is.
+# torch's graph task id outside of a backward pass.
 _NO_BACKWARD = -1
 
 
@@ -27,25 +27,25 @@ class BlockRunner:
     """Runs blocks.
 
     Args:
-        residence: has their groups.
-        through: is called with each group of which no more gradients will come in a backward pass.
+        residence: holds their groups.
+        on_group_done: called with each group that will get no more gradients in this backward pass.
     """
 
     def __init__(self, residence: Residence, on_group_done: Callable[[ParameterGroup], None]) -> None:
         self._residence, self._on_group_done = residence, on_group_done
-        # How often blocks have used a group in forward passes, and not yet in backward passes.
+        # Uses of a group in forward passes that backward passes have not matched yet.
         self._uses: Counter[ParameterGroup] = Counter()
-        # Whether there will be a backward pass of this forward pass. Checkpointed blocks run without gradients in it.
+        # Whether a backward pass follows. Checkpointed blocks run without gradients even then.
         self.counts_uses = True
-        # Those whose backward has begun and not ended.
+        # Block calls whose backward has begun and not ended.
         self._in_backward: dict[int, _BlockCall] = {}
 
     def wrapper_for(self, block: Block) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Run a block's forward with its groups in place."""
+        """Make a wrapper that runs a block's forward with its groups in memory."""
 
         def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
-                # What a checkpoint runs again in the backward pass was counted.
+                # Activation checkpointing runs the forward again in the backward pass, where it was already counted.
                 if self.counts_uses and torch._C._current_graph_task_id() == _NO_BACKWARD:  # noqa: SLF001
                     self._uses.update(block.groups)
                 with self._residence.held(block.groups):
@@ -62,18 +62,18 @@ class BlockRunner:
         return wrap
 
     def begin(self, one: _BlockCall) -> None:
-        """Have the groups of a block for its backward."""
+        """Hold the groups of a block for its backward."""
         if id(one) in self._in_backward:
             return
         if not self._in_backward:
-            # What is open still when the backward is through: blocks of which no input needs a gradient.
+            # Ends the blocks that are still open after the backward pass: none of their inputs needs a gradient.
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # noqa: SLF001
         else:
-            # A block that has computed its last gradient without anybody being told.
+            # Such a block gets no event at its last gradient, so the start of the next block ends it.
             for other in [*self._in_backward.values()]:
                 if not other.sees_input_gradients:
                     self.end(other)
-        # First of all: where an interrupt comes between, whoever ends what is open releases the groups.
+        # Recorded first: if an interrupt comes in between, `end_all` releases the groups.
         self._in_backward[id(one)] = one
         try:
             for group in one.block.groups:
@@ -83,7 +83,7 @@ class BlockRunner:
             raise
 
     def end(self, one: _BlockCall) -> None:
-        """Need them no more: the gradients that this call of the block gives are there."""
+        """Release the groups: all gradients of this call are done."""
         if not self._release(one):
             return
         self._uses.subtract(one.block.groups)
@@ -92,18 +92,18 @@ class BlockRunner:
                 self._on_group_done(group)
 
     def end_all(self) -> None:
-        """The backward has failed, or will never be."""
+        """Release everything: the backward pass failed or will never come."""
         for one in [*self._in_backward.values()]:
             self._release(one)
         self._residence.release_orphaned()
 
     def end_failed(self) -> None:
-        """Need nothing for a backward that was interrupted, and is not under way any more."""
+        """Release the groups of an interrupted backward pass, unless one is running."""
         if torch._C._current_graph_task_id() == _NO_BACKWARD:  # noqa: SLF001
             self.end_all()
 
     def end_step(self) -> None:
-        """What was used and got no gradients will get none."""
+        """Forget uses that got no gradients: they will get none."""
         self._uses.clear()
 
     def _end_backward(self) -> None:
@@ -130,7 +130,7 @@ class _BlockCall(Holder):
         self._runner.begin(self)
 
     def watch_inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Have the end of the backward noticed: what gives inputs their gradients is the last of it."""
+        """Detect the end of the backward: the gradients of the inputs are computed last."""
         flat, shape = tree.tree_flatten((args, kwargs))
         places = [place for place, value in enumerate(flat) if isinstance(value, torch.Tensor) and value.requires_grad]
         if not places:
@@ -146,7 +146,7 @@ class _BlockCall(Holder):
         self._runner.end(self)
 
     def watch_outputs(self, output: Any) -> Any:
-        """Have the beginning of the backward noticed: the gradient of an output comes first."""
+        """Detect the start of the backward: the gradient of an output comes first."""
         for tensor in tree.tree_leaves(output):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                 tensor.register_hook(self._begin)  # type: ignore[no-untyped-call]
@@ -170,7 +170,7 @@ class _InputGradients(torch.autograd.Function):
 
 
 def _without_copies() -> AbstractContextManager[Any]:
-    """Have autocast keep no copies of weights in its lower precision, which would be all of them at the end."""
+    """Disable autocast's cache of low-precision weights, which would end up containing all of them."""
     for kind in ("cpu", "cuda"):
         if torch.is_autocast_enabled(kind):
             return torch.autocast(kind, dtype=torch.get_autocast_dtype(kind), cache_enabled=False)

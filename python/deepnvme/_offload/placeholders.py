@@ -1,4 +1,4 @@
-"""What a parameter shows while its bytes are on disk: its shape and dtype, in no memory."""
+"""Placeholders for parameters on disk: shape and dtype without memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Placeholder:
-    """Stands for a parameter: one number that is none, so that nobody computes with it unnoticed."""
+    """Stands for a parameter on disk: one NaN, expanded to its shape, so that accidental use is noticed."""
 
     def __init__(self, member: Member) -> None:
         has_nan = member.dtype.is_floating_point or member.dtype.is_complex
@@ -24,11 +24,11 @@ class Placeholder:
         self._shown = self._number[0].expand(member.shape)
 
     def install(self) -> None:
-        """Have the parameter show it."""
+        """Point the parameter at the placeholder."""
         self._parameter.data = self._shown
 
     def is_changed(self) -> bool:
-        """Whether the parameter was given other data, or the number another value."""
+        """Whether the parameter got other data, or the placeholder's number another value."""
         data, shown = self._parameter.data, self._shown
         is_shown = data.data_ptr() == shown.data_ptr() and data.dtype == shown.dtype and data.shape == shown.shape
         return not (is_shown and torch.equal(self._number.view(torch.uint8), self._bytes))
@@ -40,18 +40,17 @@ class Placeholder:
 
 
 def replace_meta_parameters(model: nn.Module) -> None:
-    """Have zeros that take no memory in the place of each parameter that is on the meta device.
+    """Replace each parameter on the meta device by zeros that need no memory.
 
-    A parameter cannot move from one device to another, so that they are new ones; shared ones stay shared.
+    A parameter cannot change its device, so these are new objects. Shared parameters stay shared.
 
     Raises:
-        UnsupportedError: a buffer is on the meta device, and nobody knows what belongs into it.
+        UnsupportedError: a buffer is on the meta device, and its values are unknown.
     """
     for name, buffer in model.named_buffers():
         if buffer.is_meta:
             raise UnsupportedError(
-                f"the buffer {name} is on the meta device, and nobody knows what belongs into it: give "
-                "the model a tensor for it first"
+                f"the buffer {name} is on the meta device and has no values; assign a tensor to it first"
             )
     made: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():

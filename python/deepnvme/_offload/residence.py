@@ -1,4 +1,4 @@
-"""Units in memory for as long as somebody needs them: what parameters show, and the order in which they are needed."""
+"""Hold groups in memory while somebody needs them, and learn the order in which they are needed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from deepnvme._offload.swapper import Swapper
     from deepnvme._offload.view import Lend
 
-# Lends that are remembered until the order is known. No step of a real model has as many.
+# Maximum length of the recorded order. No step of a real model is as long.
 _TRACE_MAX = 1 << 20
 
 
 class Holder:
-    """Somebody who needs groups. One that is gone needs none: an interrupt may come where it would release them."""
+    """Somebody who needs groups. A garbage-collected holder needs none, since an interrupt may prevent its release."""
 
 
 @dataclass(frozen=True)
@@ -33,23 +33,23 @@ class _Held:
     lend: Lend
     memory: torch.Tensor
     holders: WeakSet[Holder]
-    # What torch counted of changes of each parameter, where none may be changed.
+    # torch's version counter of each parameter, if changes are not allowed.
     changes: tuple[int, ...] | None
 
 
 class Residence:
-    """Shows parameters while they are held.
+    """Binds parameters to memory while they are held.
 
     Args:
-        swapper: has the groups.
-        groups: all of them.
+        swapper: contains the groups.
+        groups: all groups.
     """
 
     def __init__(self, swapper: Swapper, groups: Iterable[ParameterGroup]) -> None:
         self.swapper = swapper
         self._lock = threading.RLock()
         self._held: dict[ParameterGroup, _Held] = {}
-        # How often each was held to be changed.
+        # How often each group was held for writing.
         self._versions: dict[ParameterGroup, int] = {}
         self._trace: list[str] = []
         self._order: list[str] = []
@@ -57,7 +57,7 @@ class Residence:
         self._restored: set[ParameterGroup] = set()
 
     def offload(self, group: ParameterGroup) -> None:
-        """Take over what the parameters of a group have, and free that."""
+        """Move the parameters of a group to disk and free their memory."""
         flat = torch.zeros(group.nbytes, dtype=torch.uint8)
         for member in group.members:
             member.view(flat).copy_(member.parameter.data)
@@ -67,12 +67,12 @@ class Residence:
 
     @contextmanager
     def held(self, groups: Iterable[ParameterGroup], *, exclusive: bool = False) -> Iterator[None]:
-        """Have groups in memory for a ``with`` block.
+        """Hold groups for a ``with`` block.
 
-        To change them, nobody else may hold them.
+        Exclusive holders may change them.
 
         Raises:
-            RuntimeError: one is to be changed, and held already.
+            RuntimeError: exclusive access was requested and a group is in use.
         """
         holder = Holder()
         try:
@@ -83,10 +83,11 @@ class Residence:
             self.release(holder)
 
     def hold(self, group: ParameterGroup, holder: Holder, *, exclusive: bool = False) -> None:
-        """Have the parameters of a group in memory until its holder releases it, or is gone.
+        """Keep a group's parameters in memory until its holder releases it or is gone.
 
         Raises:
-            RuntimeError: it is to be changed, and held already; or a parameter was changed while it was on disk.
+            RuntimeError: exclusive access was requested and it is in use; or a parameter was changed while it was on
+                disk.
         """
         with self._lock:
             found = self._held.get(group)
@@ -94,7 +95,9 @@ class Residence:
                 self._drop(group)
             elif found is not None:
                 if exclusive:
-                    raise RuntimeError(f"{group.members[0].name} is in use, and cannot be changed now")
+                    raise RuntimeError(
+                        f"{group.members[0].name} is in use and cannot be changed now; call gathered outside of the model's forward"
+                    )
                 found.holders.add(holder)
                 return
             self._check_placeholders(group)
@@ -107,7 +110,7 @@ class Residence:
             with self._lock:
                 found = self._held.get(group)
                 if found is not None and found.holders:
-                    # Another thread has brought it meanwhile, and both read it.
+                    # Another thread has loaded it in the meantime. Both share it for reading.
                     found.holders.add(holder)
                 else:
                     mine = _Held(lend, memory, WeakSet([holder]), None if exclusive else _versions_of(group))
@@ -116,7 +119,7 @@ class Residence:
                         self._versions[group] = self.version(group) + 1
                     self._bind(group, memory)
         except BaseException:
-            # Whoever is interrupted here has nothing to release.
+            # The interrupted caller holds nothing, so release it here.
             with self._lock:
                 if mine is not None and self._held.get(group) is mine:
                     self._held.pop(group)
@@ -127,10 +130,10 @@ class Residence:
             lend.release()
 
     def release(self, holder: Holder) -> None:
-        """Release all that it holds, which may be nothing.
+        """Release everything that a holder holds, possibly nothing.
 
         Raises:
-            RuntimeError: a parameter was changed, and not held for that.
+            RuntimeError: a parameter was changed without exclusive access.
         """
         lost: str | None = None
         with self._lock:
@@ -142,12 +145,12 @@ class Residence:
                 one.holders.discard(holder)
         if lost is not None:
             raise RuntimeError(
-                f"{lost} was changed while it was in memory to be read, and the change is lost; change it within "
+                f"{lost} was changed without exclusive access, and the change is lost; change it within "
                 "offloading.gathered(..., write=True)"
             )
 
     def release_orphaned(self) -> None:
-        """Release the groups of holders that are gone: an interrupt came where they would have released them."""
+        """Release the groups of holders that were garbage-collected because of an interrupt."""
         with self._lock:
             for group in [group for group, one in self._held.items() if not one.holders]:
                 self._drop(group)
@@ -156,23 +159,23 @@ class Residence:
         try:
             self._bind(group, None)
         except BaseException:
-            # No parameter shows memory that is about to be another one's.
+            # No parameter may keep pointing at memory that is about to be reused.
             self._bind(group, None)
             raise
         finally:
             self._held.pop(group).lend.release()
 
     def version(self, group: ParameterGroup) -> int:
-        """Another number after each change."""
+        """Return a number that differs after each change."""
         return self._versions.get(group, 0)
 
     def is_held(self, group: ParameterGroup) -> bool:
-        """Whether its parameters are in memory for somebody."""
+        """Whether somebody holds the group."""
         found = self._held.get(group)
         return found is not None and bool(found.holders)
 
     def find(self, groups: Iterable[ParameterGroup], address: int) -> tuple[ParameterGroup, int] | None:
-        """Find the group of which this is the address of a byte, and which byte."""
+        """Find the group that contains an address, and the offset in it."""
         for group in groups:
             held = self._held.get(group)
             if held is not None and 0 <= address - held.memory.data_ptr() < group.nbytes:
@@ -180,11 +183,11 @@ class Residence:
         return None
 
     def memory(self, group: ParameterGroup) -> torch.Tensor:
-        """The bytes of a group that is held."""
+        """Return the bytes of a held group."""
         return self._held[group].memory
 
     def next_step(self) -> None:
-        """A step has begun: what the last one needed, in that order, is what this one will need."""
+        """Start a step: schedule the groups in the order of the previous step."""
         with self._lock:
             trace, self._trace = self._trace, []
             is_new = trace != self._order and len(trace) > 1
@@ -194,7 +197,7 @@ class Residence:
             self.swapper.schedule(trace, repeat=True)
 
     def restore(self, group: ParameterGroup) -> None:
-        """Give the parameters of a group memory of their own again.
+        """Give a group's parameters memory of their own again.
 
         Raises:
             RuntimeError: a parameter was changed while it was on disk.
@@ -210,7 +213,7 @@ class Residence:
         self._restored.add(group)
 
     def _check_placeholders(self, group: ParameterGroup) -> None:
-        """Refuse to go on, once, where somebody has changed what stands for a parameter on disk."""
+        """Raise, once, if a placeholder was changed."""
         changed = [member for member in group.members if self._placeholders[member].is_changed()]
         if not changed:
             return
@@ -218,7 +221,7 @@ class Residence:
             self._placeholders[member].repair()
         raise RuntimeError(
             f"{changed[0].name} was changed while it was on disk, and the change is lost; change it within "
-            "offloading.gathered(..., write=True), or give the model back first with offloading.close()"
+            "offloading.gathered(..., write=True), or call offloading.close() first"
         )
 
     def _bind(self, group: ParameterGroup, memory: torch.Tensor | None) -> None:
@@ -234,7 +237,7 @@ def _versions_of(group: ParameterGroup) -> tuple[int, ...]:
 
 
 def _changed_parameter(group: ParameterGroup, held: _Held) -> str | None:
-    """Name a parameter that was changed, and not held for that."""
+    """Return the name of a parameter that was changed without exclusive access."""
     if held.changes is None:
         return None
     pairs = zip(held.changes, _versions_of(group), strict=True)

@@ -1,4 +1,4 @@
-"""A model whose parameters are on disk, into safetensors files: one shard of it is in memory at a time."""
+"""Save a model whose parameters are on disk as safetensors files, one shard in memory at a time."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 class ShardSaver:
-    """A state, of which one tensor after the other is copied.
+    """Saves a state and copies its tensors one shard at a time.
 
     Args:
-        state: names to tensors, of which some are in no memory.
-        copy: gives the bytes of one of them.
+        state: names to tensors, some of which are on disk.
+        copy: returns the bytes of a tensor.
     """
 
     def __init__(self, state: Mapping[str, torch.Tensor], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._state, self._copy = state, copy
 
     def save(self, path: str | os.PathLike[str], max_shard_bytes: int, options: SaveOptions, progress: Progress) -> int:
-        """Write all files; how many bytes they have."""
+        """Write all files. Return their total bytes."""
         if not is_safetensors(path):
             msg = f"{os.fspath(path)}: what is saved in pieces becomes safetensors files; end the name in .safetensors"
             raise ValueError(msg)
@@ -43,7 +43,7 @@ class ShardSaver:
         return save_shards(path_of(path), described(self._state), max_shard_bytes, plan, tell)
 
     def _in_memory(self, part: list[Described]) -> list[Described]:
-        # One that has two names is copied once.
+        # A tensor with two names is copied once.
         copies: dict[int, torch.Tensor] = {}
         for name, *_ in part:
             tensor = self._state[name]

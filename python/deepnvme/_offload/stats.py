@@ -1,4 +1,4 @@
-"""What swapping has cost so far."""
+"""Counters of a swapper."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ class SwapStats:
     """What a :class:`Swapper` has done since it was made, and how full it is."""
 
     hits: int
-    """Lends and puts that had their memory at once."""
+    """Lends and puts that found their memory at once."""
     waits: int
-    """Those that had to wait."""
+    """Lends and puts that waited."""
     stalled_s: float
-    """How long those waited, in seconds."""
+    """Total waiting time in seconds."""
     bytes_read: int
     """Bytes read from disk."""
     bytes_written: int
     """Bytes written to disk."""
     reads: int
-    """Tensors that were read."""
+    """Tensors read."""
     write_backs: int
-    """Tensors that were written back."""
+    """Tensors written back."""
     failures: int
-    """Reads and writes that failed."""
+    """Failed reads and writes."""
     evictions: int
-    """Tensors that made room for others."""
+    """Tensors evicted from memory."""
     items: int
-    """Keys."""
+    """Number of keys."""
     resident_bytes: int
     """Bytes of memory in use now."""
     resident_bytes_peak: int
-    """The most that were in use at any time."""
+    """Peak of the bytes in use."""
     memory_bytes: int
-    """The bound."""
+    """The memory limit in bytes."""
     stored_bytes: int
     """Bytes of the swap files that belong to tensors."""
     file_bytes: int
@@ -42,6 +42,6 @@ class SwapStats:
 
     @property
     def hit_rate(self) -> float:
-        """The share of lends and puts that did not wait; 1 before the first."""
+        """Fraction of lends and puts that did not wait; 1 before the first."""
         calls = self.hits + self.waits
         return self.hits / calls if calls else 1.0

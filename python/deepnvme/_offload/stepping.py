@@ -1,7 +1,7 @@
-"""Steps of an optimizer whose parameters are on disk: one group after the other, in memory while it is changed.
+"""Run an optimizer over parameters on disk, group by group, each in memory while it is changed.
 
-Either all of them are changed in ``step()``, or each as soon as its backward pass is through, while it is in memory
-anyway; ``step()`` then changes what is left, and ends the step.
+Either ``step()`` changes all of them, or each is changed as soon as its backward pass is done, while it is in memory
+anyway. Then ``step()`` changes the rest and ends the step.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _SUPPORTS_SCALING = "_step_supports_amp_scaling"
 
 
 class OptimizerStepper:
-    """Takes the place of an optimizer's ``step``.
+    """Replaces an optimizer's ``step``.
 
     Args:
-        optimizer: of the model's parameters.
-        residence: has the groups.
+        optimizer: the optimizer of the model's parameters.
+        residence: holds the groups.
         group_of: the group of a parameter, by its ``id``.
-        in_backward: whether groups are changed in the backward pass.
-        on_begin: is called when a step begins, and a backward pass may have been interrupted.
-        on_end: is called when a step has ended.
+        in_backward: whether to change groups during the backward pass.
+        on_begin: called when a step begins; a backward pass may have been interrupted before.
+        on_end: called when a step has ended.
 
     Raises:
         UnsupportedError: the optimizer treats parameters together.
@@ -51,48 +51,46 @@ class OptimizerStepper:
         on_end: Callable[[], None],
     ) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise UnsupportedError(
-                "LBFGS needs all parameters at a time, and they are on disk; AdamW, for one, does not"
-            )
+            raise UnsupportedError("LBFGS needs all parameters in memory at once; use AdamW, for example")
         if in_backward and getattr(optimizer, "_max_norm", None) is not None:
             raise UnsupportedError(
-                "max_norm needs the gradients of all parameters before the first of them is changed, and in_backward "
-                "changes those of a block before the others have any; one of the two has to go"
+                "max_norm needs the gradients of all parameters before the first one is changed, but in_backward "
+                "changes a block's parameters before other blocks have gradients; drop one of the two"
             )
         self._residence, self._group_of, self._on_begin, self._on_end = residence, group_of, on_begin, on_end
-        # The optimizer has this, by its `step`.
+        # Weak, since the optimizer's `step` refers to this object.
         self._optimizer = weakref.ref(optimizer)
         self._original_step = optimizer.step
         self._in_backward = in_backward
         self._hooks: dict[int, Any] = {}
-        # Those whose gradients are complete, in this backward pass.
+        # Parameters whose gradients are complete in this backward pass.
         self._complete: set[int] = set()
-        # Whether a step has begun, and what is done of it, where the optimizer knows; all parameters, and each group's.
+        # Whether a step has begun; its progress, if the optimizer tracks it; all parameters; and those of each group.
         self._is_begun = False
         self._progress: Any = None
         self._all: list[list[nn.Parameter]] = []
         self._by_group: dict[ParameterGroup | None, list[list[nn.Parameter]]] = {}
-        # Whether the optimizer's groups have some of their parameters only.
+        # Whether the optimizer's param groups currently contain only some of their parameters.
         self._is_narrowed = False
-        # Units that a backward pass has changed, or was interrupted at, where the optimizer does not know what is done:
-        # it changes none of them again.
+        # Groups that a backward pass has changed or was interrupted at, for optimizers that track no progress: they are
+        # not changed again.
         self._attempted: set[ParameterGroup] = set()
-        # Something went wrong in the backward pass: `step` tries again, and says so.
+        # The backward pass failed. `step` tries again and raises the error.
         self._has_failed = False
 
         def step(_own: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             return self._step(closure)
 
-        # Schedulers want a method.
+        # Learning-rate schedulers require a method.
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
         if in_backward:
-            # Has a `GradScaler` say to `step` that it scales: torch's own optimizers hear nothing of it as a rule.
+            # Makes a `GradScaler` pass its scale to `step`; otherwise torch's own optimizers do not learn of it.
             self._supported_scaling = getattr(optimizer, _SUPPORTS_SCALING, False)
             setattr(optimizer, _SUPPORTS_SCALING, True)
             self._watch()
 
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it is this optimizer's."""
+        """Whether it belongs to this optimizer."""
         return self._optimizer() is optimizer
 
     @property
@@ -101,7 +99,7 @@ class OptimizerStepper:
         return self._is_begun
 
     def close(self) -> None:
-        """Change nothing in backward passes any more."""
+        """Stop changing parameters in backward passes."""
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
@@ -111,9 +109,9 @@ class OptimizerStepper:
             setattr(optimizer, _SUPPORTS_SCALING, self._supported_scaling)
 
     def on_backward_done(self, group: ParameterGroup) -> None:
-        """Change a group of which there will be no more gradients in this pass.
+        """Change a group that will get no more gradients in this pass.
 
-        Nothing is raised here: the gradients stay where it fails, and ``step`` says why.
+        Errors are not raised here. The gradients stay, and ``step`` fails with the same error.
         """
         own = [member.parameter for member in group.members if id(member.parameter) in self._hooks]
         is_due = bool(own) and all(id(one) in self._complete for one in own)
@@ -153,18 +151,18 @@ class OptimizerStepper:
             for one in params:
                 group = self._group_of.get(id(one))
                 self._by_group.setdefault(group, [[] for _ in self._all])[index].append(one)
-        # What goes on where a step stopped goes by whole steps.
+        # An optimizer that can resume needs to know where a step begins and ends.
         if hasattr(optimizer, "begin_split_step"):
             self._progress = optimizer.begin_split_step()
         self._is_begun = True
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
-        # Whoever unscales beforehand leaves the second of them only.
+        # After `unscale_`, only `found_inf` is set.
         scaler = ("grad_scale", "found_inf")
         if self._in_backward and any(getattr(self._optimizer(), name, None) is not None for name in scaler):
             raise UnsupportedError(
-                "a GradScaler looks at all gradients before the first parameter is changed, and in_backward has "
-                "changed parameters by scaled ones; attach the optimizer without in_backward, or train in bfloat16"
+                "a GradScaler checks all gradients before the first parameter is changed, but in_backward has "
+                "changed parameters with scaled gradients; attach the optimizer without in_backward, or train in bfloat16"
             )
         loss = None
         if closure is not None:
@@ -192,12 +190,12 @@ class OptimizerStepper:
             self._by_group, self._progress = {}, None
             self._on_end()
             if self._in_backward:
-                # Parameters may have been added since.
+                # Parameters may have been added in the meantime.
                 self._watch()
         return loss
 
     def _change_rest(self) -> None:
-        # What is in memory for good comes first; a step of nothing counts, for whoever counts calls.
+        # Resident parameters come first. The call counts as a step even if there are none.
         self._call(self._by_group.get(None) or [[] for _ in self._all])
         for group, lists in self._by_group.items():
             if group in self._attempted:
@@ -238,17 +236,17 @@ class OptimizerStepper:
             self._restore_param_groups(optimizer)
 
     def _restore_param_groups(self, optimizer: torch.optim.Optimizer) -> None:
-        """Give the groups all their parameters again; where an interrupt comes between, the next step does."""
+        """Restore the optimizer's param groups. After an interrupt the next step does it."""
         if self._is_narrowed:
             for param_group, params in zip(optimizer.param_groups, self._all, strict=True):
                 param_group["params"] = params
             self._is_narrowed = False
 
     def _free_gradients(self, lists: list[list[nn.Parameter]]) -> None:
-        """Free gradients that were used: those of the next block come now."""
+        """Free used gradients: those of the next block follow."""
         for params in lists:
             for one in params:
-                # In this order: what is there still, and was seen, is known to have been used.
+                # In this order: a gradient that still exists and was noted is known to be used.
                 one.grad = None
                 if self._progress is not None:
                     self._progress.gradient_used(one)

@@ -1,4 +1,4 @@
-"""Keys to tensors: the bytes are the extension's business, dtypes and shapes are told apart here."""
+"""``Swapper``: tensors by key. The extension moves the bytes; dtypes and shapes are handled here."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
 
     from deepnvme._deepnvme import Engine, _Lend
 
-# Closed before the interpreter goes, so that no named file stays.
+# Closed at interpreter exit, so that no named file remains.
 _OPEN: weakref.WeakSet[Swapper] = weakref.WeakSet()
 
 
 class Swapper:
-    """Keys to tensors that stay on disk, and pass through bounded memory while they are used.
+    """Store tensors by key on disk, and pass them through bounded memory while they are used.
 
-    A tensor is lent in a slot of page-locked memory, without a copy. What was changed is written back behind the
-    caller while the next ones are read. No more than ``memory`` bytes are ever used, whatever the number of tensors;
-    who finds memory full waits. All methods may be called from several threads.
+    A lent tensor is a view of a page-locked slot, without a copy. Changes are written back in the background while the
+    next tensors are read. At most ``memory`` bytes are used, whatever the number of tensors. When memory is full,
+    callers
+    block until space is freed. All methods are thread-safe.
 
     Args:
-        folder: where the swap file is made; several folders, one per disk, for a striped one. The file is private, has
-            no name where the file system knows such files, and is gone with the swapper, also after a crash.
+        folder: the folder of the swap file; several folders, one per drive, for a striped one. The file is private and
+            unnamed where the file system supports that. It vanishes with the swapper, also after a crash.
         memory: bytes for tensors, such as ``"4GB"``.
-        checksums: keep a checksum of all that is written, and compare it with what is read.
-        named: give the file a name (``.deepnvme-swap-...``), for those who open it by that.
-        ahead: bytes of what comes next in the order that may be in memory before it is used. Default: three eighths of
-            ``memory``, 1 GiB at most.
-        reserve: bytes that are kept ready for what comes, by writing early. Default: as ``ahead``.
-        stripe_bytes: of several folders, bytes that go to one before the next has its turn. Default 1 MiB.
-        engine: what moves the bytes. Default: the default engine.
+        checksums: checksum everything that is written, and verify it when it is read.
+        named: give the file a name (``.deepnvme-swap-...``), for those who open it by name.
+        ahead: limit of prefetched bytes. Default: three eighths of ``memory``, at most 1 GiB.
+        reserve: bytes to keep free for coming tensors, by writing early. Default: the value of ``ahead``.
+        stripe_bytes: with several folders, bytes per stripe. Default 1 MiB.
+        engine: the engine to use. Default: the default engine.
 
     Raises:
-        OSError: the file cannot be made, or there is not so much memory.
-        ValueError: a setting is out of its range.
+        OSError: the file cannot be created, or there is not enough memory.
+        ValueError: a setting is out of range.
 
     Example:
         >>> swapper = deepnvme.Swapper(".", memory="64MB")
@@ -91,27 +91,28 @@ class Swapper:
 
     @property
     def lock_refusal(self) -> str | None:
-        """Why the memory is not page-locked, and what to do about it; ``None`` where it is.
+        """Why the memory is not page-locked, with a remedy; ``None`` if it is.
 
-        Memory that is not works all the same; ``RLIMIT_MEMLOCK`` is the usual reason.
+        The swapper works with unlocked memory too. The usual reason is ``RLIMIT_MEMLOCK``.
         """
         return self._swapper.lock_refusal
 
     def put(self, key: str, tensor: torch.Tensor) -> None:
-        """Put a copy of a tensor under a key.
+        """Store a copy of a tensor under a key.
 
-        It is in memory then, and is written some time later. What was under the key is replaced, once nobody has it
-        lent any more. Where a put fails half way, there is nothing under the key.
+        It is in memory first and written later. It replaces the previous tensor of the key once nobody uses that. If a
+        put
+        fails half way, the key does not exist.
 
         Args:
             key: any text.
-            tensor: any dtype, any shape, any strides, on the host or on a GPU.
+            tensor: any dtype, shape and strides, on the CPU or on a GPU.
 
         Raises:
-            MemoryError: it is larger than all memory; the message says how much is enough.
-            OSError: the disk is full, or what has to make room cannot be written.
-            RuntimeError: this thread has lent what it would wait for.
-            TypeError: it is no tensor, or not one block of memory (sparse, nested, quantised).
+            MemoryError: it is larger than all memory; the message states how much is enough.
+            OSError: the disk is full, or tensors cannot be written to make room.
+            RuntimeError: this thread holds the tensors that it would wait for.
+            TypeError: it is not a tensor, or not one block of memory (sparse, nested, quantised).
         """
         check_tensor(tensor)
         source = tensor.detach()
@@ -119,24 +120,25 @@ class Swapper:
             try:
                 held.copy_(source)
             except NotImplementedError:
-                # Types of few bits, which torch does not copy.
+                # torch does not copy types with few bits.
                 held.view(torch.uint8).copy_(source.view(torch.uint8))
 
     def create(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> Lend:
-        """Lend a new tensor for a ``with`` block, which fills it: a :meth:`put` without a copy.
+        """Create a tensor and lend it for a ``with`` block that fills it: a :meth:`put` without a copy.
 
-        What is in it at first is anything. When the block ends without an exception, the tensor replaces what was under
-        the key. When it raises, there is nothing under the key.
+        It is uninitialised. When the block ends, the tensor replaces the previous one of the key. If the block raises,
+        the
+        key does not exist.
 
         Args:
             key: any text.
-            shape: of the tensor.
-            dtype: of the tensor.
+            shape: shape of the tensor.
+            dtype: dtype of the tensor.
 
         Raises:
-            MemoryError: it is larger than all memory. This and all that follows is raised where the block begins.
-            OSError: the disk is full, or what has to make room cannot be written.
-            RuntimeError: this thread has lent what it would wait for.
+            MemoryError: it is larger than all memory. This and the following errors are raised where the block begins.
+            OSError: the disk is full, or tensors cannot be written to make room.
+            RuntimeError: this thread holds the tensors that it would wait for.
             ValueError: a dimension is negative.
 
         Example:
@@ -155,22 +157,22 @@ class Swapper:
         return Lend(key, lambda: self._swapper.fill(key, nbytes), view, label_of(dtype, size))
 
     def lend(self, key: str, *, shared: bool = False) -> Lend:
-        """Lend a tensor for a ``with`` block.
+        """Lend a tensor for a ``with`` block, without a copy.
 
-        The block has it in memory, without a copy. Nobody else has it meanwhile, and it is written back some time
-        later; with ``shared`` others may have it too, nobody changes it, and nothing is written. After the block its
-        memory shows other tensors: copy what is to stay.
+        The block has exclusive access, and the tensor is written back later. With ``shared`` several blocks may read
+        it, and
+        nothing is written. The view is invalid after the block: its memory is reused. Copy the values to keep.
 
         Args:
-            key: of the tensor.
-            shared: to read only.
+            key: key of the tensor.
+            shared: read only.
 
         Raises:
-            KeyError: there is none. This and all that follows is raised where the block begins.
-            OSError: it cannot be read, or what has to make room cannot be written.
-            CorruptFileError: with checksums, the bytes are not those that were written.
-            RuntimeError: this thread has lent what it would wait for.
-            ValueError: it was adopted, and can only be lent shared.
+            KeyError: the key does not exist. This and the following errors are raised where the block begins.
+            OSError: it cannot be read, or tensors cannot be written to make room.
+            CorruptFileError: with checksums, the bytes differ from those that were written.
+            RuntimeError: this thread holds the tensors that it would wait for.
+            ValueError: it was attached, and can only be lent shared.
         """
         return Lend(
             key,
@@ -179,55 +181,56 @@ class Swapper:
         )
 
     def prefetch(self, keys: Iterable[str]) -> None:
-        """Fetch tensors that will be lent soon, in this order, as far as there is memory for them.
+        """Load tensors that will be lent soon, in this order, as far as memory allows.
 
         Raises:
-            KeyError: one of them is not there.
+            KeyError: one of the keys does not exist.
         """
         self._swapper.prefetch([keys] if isinstance(keys, str) else list(keys))
 
     def schedule(self, keys: Iterable[str], *, repeat: bool = True) -> None:
-        """Tell the order in which tensors will be lent from now on.
+        """Set the order in which tensors will be lent.
 
-        They are read ahead in that order, and who makes room is whose next use is farthest away. Without an order that
-        is who was used longest ago. An empty order is none.
+        Tensors are prefetched in that order, and the one whose next use is farthest away is evicted first. Without an
+        order
+        the least recently used one is evicted. An empty order removes the schedule.
 
         Args:
-            keys: in order; a key may come several times, and need not be there yet.
-            repeat: the order begins again when it is through, as the steps of a training do.
+            keys: keys in order, possibly repeated. They need not exist yet.
+            repeat: start again after the end, as training steps do.
         """
         self._swapper.schedule(list(keys), repeat)
 
     def delete(self, key: str) -> None:
-        """Do away with a tensor. Who has it lent may use it until the end of that.
+        """Delete a tensor. Current borrowers may use it until their block ends.
 
         Raises:
-            KeyError: there is none.
+            KeyError: the key does not exist.
         """
         self._swapper.forget(key)
 
     def flush(self, keys: Iterable[str] | None = None) -> None:
-        """Wait until all that was changed is on disk, or the tensors of these keys.
+        """Wait until all changes are on disk, or the changes of some keys.
 
         Raises:
-            OSError: something could not be written. It is in memory still, and the next flush tries again.
-            RuntimeError: this thread has one of them lent, and could change it still.
+            OSError: a tensor could not be written. It stays in memory, and the next flush tries again.
+            RuntimeError: this thread holds one of them and could still change it.
         """
         self._swapper.flush(None if keys is None else list(keys))
 
     def read(self, key: str, offset: int, out: torch.Tensor) -> torch.Tensor:
-        """Read a part of a tensor, without the rest of it where that is on disk.
+        """Read a part of a tensor. The rest of it stays on disk.
 
         Args:
-            key: of the tensor.
-            offset: in bytes, where the part begins.
-            out: is filled; any dtype, on the host or on a GPU.
+            key: key of the tensor.
+            offset: byte offset of the part.
+            out: the tensor to fill; any dtype, on the CPU or on a GPU.
 
         Returns:
             ``out``.
 
         Raises:
-            ValueError: the tensor has not so many bytes.
+            ValueError: the part exceeds the tensor.
         """
         check_tensor(out)
         offset = whole(offset, "offset")
@@ -249,16 +252,16 @@ class Swapper:
         return out
 
     def write(self, key: str, offset: int, tensor: torch.Tensor) -> None:
-        """Write a part of a tensor, without the rest of it where that is on disk.
+        """Write a part of a tensor. The rest of it stays on disk.
 
         Args:
-            key: of the tensor.
-            offset: in bytes, where the part begins.
-            tensor: its bytes are written; any dtype, on the host or on a GPU.
+            key: key of the tensor.
+            offset: byte offset of the part.
+            tensor: the bytes to write; any dtype, on the CPU or on a GPU.
 
         Raises:
-            ValueError: the tensor has not so many bytes, or was adopted.
-            OSError: it cannot be written; of a tensor on disk, a part of the range may have been.
+            ValueError: the part exceeds the tensor, or the tensor was attached.
+            OSError: it cannot be written. If the tensor is on disk, part of the range may have been written.
         """
         check_tensor(tensor)
         offset = whole(offset, "offset")
@@ -281,20 +284,20 @@ class Swapper:
         dtype: torch.dtype = torch.uint8,
         shape: Sequence[int] | None = None,
     ) -> None:
-        """Take a range of somebody else's file as a tensor, without copying it.
+        """Use a range of an existing file as a tensor, without copying it.
 
-        It is read from there whenever it is needed, and never written: it can be lent ``shared`` only.
+        It is read from the file when needed and never written. It can only be lent ``shared``.
 
         Args:
-            key: what it is called here.
-            path: of the file, which has to stay as it is.
-            offset: in bytes, where the tensor begins.
-            nbytes: of the tensor.
-            dtype: of its elements.
-            shape: default: one dimension.
+            key: key for the tensor.
+            path: path of the file, which must not change.
+            offset: byte offset of the tensor.
+            nbytes: bytes of the tensor.
+            dtype: dtype of its elements.
+            shape: its shape. Default: one dimension.
 
         Raises:
-            ValueError: the file has no such range, or shape and dtype make other bytes.
+            ValueError: the file is too short, or shape and dtype do not match ``nbytes``.
         """
         offset, nbytes = whole(offset, "offset"), whole(nbytes, "nbytes")
         size = shape_of(nbytes, dtype, shape)
@@ -311,58 +314,61 @@ class Swapper:
         dtype: torch.dtype = torch.uint8,
         shape: Sequence[int] | None = None,
     ) -> dict[str, int]:
-        """Put a copy of a range of an open file under a key; the reverse of :meth:`export`.
+        """Store a copy of a range of an open file under a key. The reverse of :meth:`export`.
 
-        The file system shares the blocks where it can (XFS, Btrfs), else the kernel copies; the bytes pass through
-        memory where neither can, and with checksums.
+        The file system shares the blocks if it can (XFS, Btrfs); otherwise the kernel copies. Bytes pass through memory
+        if
+        neither is possible, or with checksums.
 
         Args:
-            key: what it is called here.
-            fd: of the file.
-            offset: in bytes, where the tensor begins.
-            nbytes: of the tensor.
-            dtype: of its elements.
-            shape: default: one dimension.
+            key: key for the tensor.
+            fd: descriptor of the file.
+            offset: byte offset of the tensor.
+            nbytes: bytes of the tensor.
+            dtype: dtype of its elements.
+            shape: its shape. Default: one dimension.
 
         Returns:
-            How many bytes came which way: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.
+            Bytes by route: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.
         """
         fd, offset, nbytes = whole(fd, "fd", 0, _FD_MAX), whole(offset, "offset"), whole(nbytes, "nbytes")
         size = shape_of(nbytes, dtype, shape)
         return self._swapper.import_(key, fd, offset, nbytes, label_of(dtype, size))
 
     def extents(self, key: str) -> list[tuple[str, int, int, int]]:
-        """Tell where on disk a tensor is, once all that was changed of it is written.
+        """Write pending changes of a tensor, and return where it is on disk.
 
-        That is so until it is changed or forgotten.
+        The result is valid until the tensor is changed or deleted.
 
         Returns:
-            Path, descriptor, offset and bytes of each stretch, in order. The path of a file without a name works as
-            long as this process has it open; the descriptor is the swapper's.
+            Path, descriptor, offset and bytes of each extent, in order. The path of an unnamed file works while this
+            process
+            has it open. The descriptor belongs to the swapper.
         """
         return self._swapper.locate(key)
 
     def export(self, key: str, fd: int, offset: int = 0) -> dict[str, int]:
-        """Copy a tensor into an open file, as it is now; what was changed is written first.
+        """Copy a tensor into an open file. Pending changes are written first.
 
-        Nobody changes it meanwhile. Whole blocks are shared where the file system can (XFS, Btrfs; ``offset`` a
-        multiple of its blocks), else the kernel copies.
+        Nobody can change it during the copy. The file system shares whole blocks if it can (XFS, Btrfs; ``offset`` a
+        multiple
+        of its block size); otherwise the kernel copies.
 
         Returns:
-            How many bytes went which way: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.
+            Bytes by route: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.
         """
         return self._swapper.export(key, whole(fd, "fd", 0, _FD_MAX), whole(offset, "offset"))
 
     def stats(self) -> SwapStats:
-        """Tell what it has cost so far, and how full it is."""
+        """Return the counters so far, and how full the swapper is."""
         return SwapStats(**self._swapper.stats())
 
     def keys(self) -> list[str]:
-        """Give the keys, in no order."""
+        """List the keys, in no particular order."""
         return self._swapper.keys()
 
     def close(self) -> None:
-        """End it: what was in it is gone, and who waits for it gets a ``ClosedError``."""
+        """Close the swapper. Its tensors are gone, and waiting callers get a ``ClosedError``."""
         self._swapper.close()
 
     def __contains__(self, key: object) -> bool:
@@ -378,7 +384,7 @@ class Swapper:
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a swapper is neither copied nor pickled: its tensors are in files of its own")
+        raise TypeError("a swapper can be neither copied nor pickled: it owns its files; make another one")
 
 
 @atexit.register

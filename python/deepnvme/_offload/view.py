@@ -1,4 +1,4 @@
-"""x."""
+"""Tensor views of swapped bytes, and the objects that lend them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Lend:
-    """A tensor for a ``with`` block, as :meth:`Swapper.lend` gives it.
+    """A tensor for a ``with`` block, as :meth:`Swapper.lend` returns it.
 
     Example:
         >>> swapper = deepnvme.Swapper(".", memory="1MB")
@@ -38,13 +38,13 @@ class Lend:
         view: Callable[[_Lend], torch.Tensor],
         filled: str | None = None,
     ) -> None:
-        # What is said of a tensor that is put; None where it is there already.
+        # Label of a tensor that is created; None if it exists already.
         self._key, self._hold, self._view, self._filled = key, hold, view, filled
         self._held: _Lend | None = None
 
     def __enter__(self) -> torch.Tensor:
         if self._held is not None:
-            raise RuntimeError(f"{self._key!r} is lent by this object already; make another one with lend()")
+            raise RuntimeError(f"{self._key!r} is already lent by this object; call lend() again for another one")
         try:
             self._held = self._hold()
             return self._view(self._held)
@@ -62,17 +62,17 @@ class Lend:
             self.release()
 
     def release(self) -> None:
-        """Return the tensor, as a block that raises does; more than once is once.
+        """Return the tensor, as a block that raises does. Repeated calls do nothing.
 
-        For those who have no ``with`` block to end, after an interrupt. A tensor that was being filled is dropped.
+        For callers without a ``with`` block, after an interrupt. A tensor that was being created is dropped.
         """
-        # Returned first and let go of then: an interrupt between the two leaves nothing lent.
+        # Released before it is dropped: an interrupt in between leaves nothing lent.
         if self._held is not None:
             self._held.release()
         self._held = None
 
     def mark_clean(self) -> None:
-        """Say that the tensor was not changed: nothing is written back for it.
+        """Declare that the tensor was not changed, so that it is not written back.
 
         Raises:
             ValueError: outside of the block.
@@ -80,7 +80,7 @@ class Lend:
         self._inside().mark_clean()
 
     def mark_dirty(self) -> None:
-        """Say that it was changed after all.
+        """Declare that the tensor was changed after all.
 
         Raises:
             ValueError: outside of the block.
@@ -89,7 +89,7 @@ class Lend:
 
     def _inside(self) -> _Lend:
         if self._held is None:
-            raise ValueError(f"{self._key!r} is not lent now: that belongs into the with block")
+            raise ValueError(f"{self._key!r} is not lent now; call this inside the with block")
         return self._held
 
 
@@ -99,15 +99,15 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def check_tensor(tensor: object) -> None:
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"a torch tensor is wanted, not {type(tensor).__name__}; of an array, torch.from_numpy(array)")
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         raise TypeError(
-            "the tensor is not one block of memory; swap tensor.to_dense(), or the tensors that it is made of"
+            f"expected a torch tensor, not {type(tensor).__name__}; for an array use torch.from_numpy(array)"
         )
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        raise TypeError("the tensor is not one block of memory; swap tensor.to_dense(), or the tensors inside it")
 
 
 def label_of(dtype: torch.dtype, shape: torch.Size) -> str:
-    """What the extension keeps of a tensor with its bytes, so that it is known from the moment that those are there."""
+    """Encode dtype and shape. The extension stores the label with the bytes, so both exist from the same moment."""
     return " ".join([str(dtype).removeprefix("torch."), *map(str, shape)])
 
 
@@ -123,7 +123,7 @@ def shape_of(nbytes: int, dtype: torch.dtype, shape: Sequence[int] | None) -> to
     lengths = [nbytes // dtype.itemsize] if shape is None else shape
     size = torch.Size(whole(length, "a dimension of shape") for length in lengths)
     if math.prod(size) * dtype.itemsize != nbytes:
-        raise ValueError(f"a tensor of shape {tuple(size)} and {dtype} has other bytes than {nbytes}")
+        raise ValueError(f"a tensor of shape {tuple(size)} and {dtype} does not have {nbytes} bytes")
     return size
 
 
@@ -146,7 +146,7 @@ def transfer_part(
     """
     if not 0 <= offset <= held.nbytes - other.nbytes:
         held.mark_clean()
-        raise ValueError(f"{other.nbytes} bytes at offset {offset} are outside of {key!r}, which has {held.nbytes}")
+        raise ValueError(f"{other.nbytes} bytes at offset {offset} are outside {key!r}, which has {held.nbytes}")
     if held.offset is None:
         return None
     start = held.offset + offset

@@ -312,7 +312,7 @@ def test_adopted_from_a_file(swapper: Make, tmp_path: Path) -> None:
         mine.write("1", 0, torch.ones(1))
     with pytest.raises(ValueError, match="has 80000 bytes"):
         mine.attach("x", tmp_path / "weights", 60_001, 20_000)
-    with pytest.raises(ValueError, match="other bytes"):
+    with pytest.raises(ValueError, match="does not have 12 bytes"):
         mine.attach("x", tmp_path / "weights", 0, 12, dtype=torch.float32, shape=(4,))
     assert mine.stats().bytes_written == 0
 
