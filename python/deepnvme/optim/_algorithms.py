@@ -1,4 +1,4 @@
-"""The optimizers."""
+"""The optimizer classes: the algorithm, settings and moments of each."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class SGD(KernelOptimizer, torch.optim.SGD):
         return ("momentum_buffer",) if group["momentum"] else ()
 
     def _initialize_count(self, state: dict[str, Any]) -> None:
-        """Do nothing: torch's counts no steps, and has no state without momentum."""
+        """Do nothing: torch's SGD counts no steps, and has no state without momentum."""
 
     def _next_count(self, param: torch.nn.Parameter, state: dict[str, Any]) -> int:
-        # The first is that of whoever has no buffer.
+        # The first step is the one without a momentum buffer.
         name = "momentum_buffer"
         return 1 if state.get(name) is None and not self._store.has_kind(param, name) else 2
 
@@ -75,12 +75,12 @@ class Adagrad(KernelOptimizer, torch.optim.Adagrad):
         return ("sum",)
 
     def _initial(self, param: torch.nn.Parameter, group: ParamGroup) -> float:
-        # As torch has it, in the type of the parameter.
+        # Rounded to the parameter's dtype, as in torch.
         return float(torch.tensor(group["initial_accumulator_value"], dtype=param.dtype))
 
 
 class _Lion(torch.optim.Optimizer):
-    """What torch has for its own optimizers: settings and their checks."""
+    """The settings and checks that torch provides for its own optimizers."""
 
     def __init__(
         self,
@@ -102,10 +102,10 @@ class _Lion(torch.optim.Optimizer):
 
 
 class Lion(KernelOptimizer, _Lion):
-    """Lion (Chen et al. 2023): steps of one size, in the direction of a mean of gradients.
+    """Lion (Chen et al. 2023): steps of constant size in the direction of an averaged gradient.
 
-    torch has none. It wants a learning rate three to ten times smaller than AdamW's, and a weight decay as many times
-    larger. Its state is one moment, ``exp_avg``.
+    It needs a learning rate three to ten times smaller than AdamW's, and a weight decay larger by the same factor. Its
+    state is one moment, ``exp_avg``.
     """
 
     def _algorithm(self, group: ParamGroup) -> tuple[str, dict[str, float]]:

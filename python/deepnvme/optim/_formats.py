@@ -1,6 +1,6 @@
-"""How a moment lies in memory: as fp32, as bf16, or as a byte for each element and a scale for each 128 of them.
+"""Memory formats of a moment: fp32, bf16, or 8-bit codes with a scale per 128 elements.
 
-What the short ones stand for, and why that is enough, says the kernel (`crates/deepnvme-optim/src/moment.rs`).
+`crates/deepnvme-optim/src/moment.rs` defines the values of the short formats, and why they suffice.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import torch
 
 from deepnvme._deepnvme import Kernel
 
-# Elements that share a scale; the kernel's blocks begin at multiples of it.
+# Elements that share a scale. The kernel's blocks begin at multiples of it.
 BLOCK = 128
-# What a piece of state has in memory: numbers, or codes and scales.
+# State in memory: numbers, or codes and scales.
 StateData: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class StateFormat:
-    """A way for numbers to lie in memory.
+    """A memory format for numbers.
 
-    ``dtype`` is that of the elements; those of 8 bits have scales beside them.
+    ``dtype`` is the element type. 8-bit elements have scales in addition.
     """
 
     name: str
@@ -30,26 +30,26 @@ class StateFormat:
 
     @property
     def has_scales(self) -> bool:
-        """Whether it is codes and scales."""
+        """Whether it consists of codes and scales."""
         return self.dtype == torch.uint8
 
     def nbytes(self, count: int) -> int:
-        """Bytes of so many elements; a multiple of four, so that what follows is aligned."""
+        """Bytes of ``count`` elements, a multiple of four, so that the next state is aligned."""
         return self.scales_begin(count) + (-(-count // BLOCK) * 4 if self.has_scales else 0)
 
     def scales_begin(self, count: int) -> int:
-        """Where the scales begin: behind the elements."""
+        """Offset of the scales, which follow the elements."""
         return -(-count * self.dtype.itemsize // 4) * 4
 
     def view(self, memory: torch.Tensor, count: int) -> StateData:
-        """See ``nbytes(count)`` bytes as what they are."""
+        """View ``nbytes(count)`` bytes as state."""
         elements = memory[: count * self.dtype.itemsize].view(self.dtype)
         if not self.has_scales:
             return elements
         return elements, memory[self.scales_begin(count) :].view(torch.float32)
 
     def make(self, count: int) -> StateData:
-        """Make zeros."""
+        """Allocate state of zeros."""
         return self.view(torch.zeros(self.nbytes(count), dtype=torch.uint8), count)
 
 
@@ -61,18 +61,18 @@ FORMATS = {one.name: one for one in (FP32, BF16, EIGHT_BIT)}
 
 @dataclass(frozen=True)
 class StateKind:
-    """A kind of state that elements of a parameter have."""
+    """A kind of state: its name, format and initial value."""
 
     name: str
     format: StateFormat = FP32
-    # Of squares, which have no sign.
+    # Squares, which have no sign.
     squares: bool = False
-    # What elements begin with.
+    # Initial value of the elements.
     initial: float = 0.0
 
 
 def encode(kept: StateData, values: torch.Tensor, kind: StateKind) -> None:
-    """Make state of fp32 numbers: the nearest that it can stand for."""
+    """Encode fp32 numbers as the nearest values of the format."""
     if isinstance(kept, torch.Tensor) and kept.dtype == torch.float32:
         kept.copy_(values)
     else:
@@ -80,7 +80,7 @@ def encode(kept: StateData, values: torch.Tensor, kind: StateKind) -> None:
 
 
 def decode(kept: StateData, out: torch.Tensor, kind: StateKind) -> None:
-    """Give the fp32 numbers that state stands for. What was made of them stands for the same."""
+    """Decode state to fp32. Encoding the result again is lossless."""
     if isinstance(kept, torch.Tensor) and kept.dtype == torch.float32:
         out.copy_(kept)
     else:

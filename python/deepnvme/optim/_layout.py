@@ -1,7 +1,7 @@
-"""How state is laid out on disk: parameters cut into placements, placements gathered into groups. Pure: there is no I/O here.
+"""Lay out state on disk: parameters are split into placements, which are collected into groups. Pure.
 
-A group is what is read and written at once. Its placements follow one another, each with all kinds of state that it has;
-beside it may be a second extent of bytes with the placements' gradients.
+A group is read and written at once. Its placements follow one another, each with all its kinds of state. The
+gradients of a group, if they are on disk, are stored under a key of their own.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from deepnvme.optim._state_store import ParameterSlice
 
 @dataclass(eq=False)
 class Placement:
-    """Some elements of a parameter, and where in its group their state and their gradient begin."""
+    """Some elements of a parameter, and the position of their state and gradient in the group."""
 
     piece: ParameterSlice
     offset: int
     grad_offset: int
-    # What its state will begin with, as far as that was given; ``None`` where it has begun, or is not to yet.
+    # Given initial state; ``None`` once it has been written, or if none was given.
     initial_values: Mapping[str, torch.Tensor] | None = None
-    # The sum of the squares of its gradient, where it has one, and whether that is finite.
+    # The sum of squares of its gradient and whether that is finite, if it has a gradient.
     grad: tuple[float, bool] | None = None
 
     def extents(self) -> list[tuple[StateKind, int, int]]:
-        """Tell where in its group each kind of state begins and ends."""
+        """List the byte range of each kind of state in the group."""
         found, at = [], self.offset
         for kind in self.piece.kinds:
             end = at + kind.format.nbytes(self.piece.count)
@@ -38,73 +38,73 @@ class Placement:
         return found
 
     def state(self, memory: torch.Tensor) -> dict[str, StateData]:
-        """See its state in the memory of its group."""
+        """View its state in the memory of its group."""
         count = self.piece.count
         return {kind.name: kind.format.view(memory[begin:end], count) for kind, begin, end in self.extents()}
 
     def gradient(self, memory: torch.Tensor) -> torch.Tensor:
-        """See its gradient in the memory of its group's gradients."""
+        """View its gradient in the memory of the group's gradients."""
         dtype = self.piece.param.dtype
         return memory[self.grad_offset : self.grad_offset + self.piece.count * dtype.itemsize].view(dtype)
 
 
 @dataclass(eq=False)
 class StateGroup:
-    """What is read and written at once."""
+    """State that is read and written at once."""
 
     number: int
     placements: list[Placement] = field(default_factory=list)
     nbytes: int = 0
     grad_nbytes: int = 0
-    # Whether there is something on disk, of its state and of its gradients.
+    # Whether state and gradients exist on disk.
     is_on_disk: bool = False
     has_grads: bool = False
 
     @property
     def key(self) -> str:
-        """The name of its state."""
+        """Key of its state."""
         return f"state.{self.number}"
 
     @property
     def grad_key(self) -> str:
-        """The name of its gradients."""
+        """Key of its gradients."""
         return f"grad.{self.number}"
 
 
 class StateLayout:
-    """All groups.
+    """All groups of an optimizer.
 
     Args:
-        group_bytes: what one has at most, of state and gradients together.
-        with_gradients: keep room for gradients.
+        group_bytes: maximum bytes of a group, state and gradients together.
+        with_gradients: reserve room for gradients.
     """
 
     def __init__(self, group_bytes: int, *, with_gradients: bool) -> None:
         self.group_bytes = group_bytes
         self._with_gradients = with_gradients
         self._numbers = itertools.count()
-        # The one that takes what is placed next, if there is room.
+        # Receives the next placement, if there is room.
         self.open_group: StateGroup | None = None
         self._locations: dict[torch.nn.Parameter, list[tuple[StateGroup, Placement]]] = {}
         self._kinds: dict[torch.nn.Parameter, tuple[StateKind, ...]] = {}
 
     def kinds(self, param: torch.nn.Parameter) -> tuple[StateKind, ...] | None:
-        """Tell which state a parameter has room for; ``None`` where it has no place."""
+        """Return the kinds of state of a parameter; ``None`` if it has no place."""
         return self._kinds.get(param)
 
     def locations(self, param: torch.nn.Parameter) -> Sequence[tuple[StateGroup, Placement]]:
-        """Tell where a parameter is, in the order of its elements."""
+        """Return the group and placement of each part of a parameter, in element order."""
         return self._locations.get(param, ())
 
     def groups(self) -> list[StateGroup]:
-        """Give all groups, in order."""
+        """Return all groups in order."""
         found = {group.number: group for locations in self._locations.values() for group, _ in locations}
         return [found[number] for number in sorted(found)]
 
     def place(self, param: torch.nn.Parameter, kinds: tuple[StateKind, ...]) -> None:
-        """Find a place for a parameter that has none."""
+        """Assign a place to a parameter."""
         self.remove(param)
-        # It has a place when all of it has one: an interrupt may come between any two calls.
+        # `_kinds` is set last, since an interrupt may come between any two calls.
         locations = self._locations[param] = []
         block_bytes = sum(self._bytes(param, kinds, BLOCK))
         if block_bytes == 0:
@@ -123,11 +123,11 @@ class StateLayout:
         self._kinds[param] = kinds
 
     def close_group(self) -> None:
-        """What is placed next begins a new group."""
+        """Begin a new group with the next placement."""
         self.open_group = None
 
     def remove(self, param: torch.nn.Parameter) -> list[StateGroup]:
-        """Take a parameter out; the groups that have no placement any more."""
+        """Remove a parameter. Return the groups that became empty."""
         self._kinds.pop(param, None)
         empty = []
         for group, placement in self._locations.get(param, []):
@@ -135,7 +135,7 @@ class StateLayout:
                 group.placements.remove(placement)
             if not group.placements:
                 empty.append(group)
-                # What is placed next begins at its start, as in a group that has never had this parameter.
+                # The next placement starts a new group, as if this one had never existed.
                 if group is self.open_group:
                     self.open_group = None
         self._locations.pop(param, None)

@@ -1,4 +1,4 @@
-"""The base of all optimizers here: settings, where state lies, which state a parameter has."""
+"""Base of all optimizers: settings, the location of state, and the kinds of state of a parameter."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _SQUARES = frozenset(("exp_avg_sq", "max_exp_avg_sq", "sum"))
 
 
 class OptimizerBase(torch.optim.Optimizer):
-    """Comes before one of torch's optimizers, and takes the place of its `step`."""
+    """Settings and state of an optimizer. Derives before one of torch's classes."""
 
     _store: StateStore
-    # Whether parameters have a count of their steps.
+    # Whether parameters have a step count.
     counts_steps = True
 
     def __init__(
@@ -46,10 +46,10 @@ class OptimizerBase(torch.optim.Optimizer):
         **settings: Any,
     ) -> None:
         if (swap_dir is None) != (memory is None):
-            msg = "state on disk needs both, where and how much of it is in memory: swap_dir='/mnt/nvme', memory='4GB'"
+            msg = "state on disk needs both a folder and a memory limit: swap_dir='/mnt/nvme', memory='4GB'"
             raise ValueError(msg)
         if swap_gradients and swap_dir is None:
-            msg = "gradients on disk need a place: swap_dir='/mnt/nvme', memory='4GB'"
+            msg = "swap_gradients needs a folder: swap_dir='/mnt/nvme', memory='4GB'"
             raise ValueError(msg)
         if moments not in FORMATS:
             msg = f"moments is {moments!r}; it must be 'fp32', 'bf16' or '8bit'"
@@ -73,14 +73,14 @@ class OptimizerBase(torch.optim.Optimizer):
             )
             if swap_gradients:
                 self._watch(store)
-        # What torch's constructor has made already.
+        # State that torch's constructor has created.
         self._adopt_state()
 
     def _set_up(self) -> None:
         options = self._options
-        # torch's GradScaler leaves unscaling to those that say so.
+        # torch's GradScaler lets an optimizer unscale if this is set.
         self._step_supports_amp_scaling = True
-        # torch's fused steps take exact roots, whatever the others do.
+        # torch's fused steps use exact square roots, whatever its other steps do.
         kind = "exact" if self.defaults.get("fused") else sqrt_mode()
         self._kernel = Kernel(threads=options["threads"], root=kind)
         self._store = MemoryStore(self)
@@ -88,58 +88,58 @@ class OptimizerBase(torch.optim.Optimizer):
         self._max_norm: float | None = options["max_norm"]
         self._error_if_nonfinite: bool = options["error_if_nonfinite"]
         self._format = FORMATS[options["moments"]]
-        # The number of each parameter's first element, by which noise is drawn.
+        # Index of each parameter's first element among all. Seeds the rounding noise.
         self._first_indices: dict[torch.nn.Parameter, int] = {}
         self._assign_indices()
-        # Of a step that has begun and not ended.
+        # The step that has begun and not ended.
         self._progress: StepProgress | None = None
-        # Whether several calls of `step` are one.
+        # Whether several calls of `step` form one step.
         self._is_split = False
-        # Whether state was being loaded, and not all of it has come.
+        # Whether loading of state was interrupted.
         self._is_half_loaded = False
 
     def __getstate__(self) -> dict[str, Any]:
         if not isinstance(self._store, MemoryStore):
-            msg = "an optimizer whose state is on disk is neither copied nor pickled; its state_dict() can be"
+            msg = "an optimizer with state on disk can be neither copied nor pickled; copy its state_dict()"
             raise TypeError(msg)
         return {**super().__getstate__(), "_options": self._options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        # `load_state_dict` comes by here, too.
+        # `load_state_dict` also calls this.
         if not hasattr(self, "_kernel"):
             self._set_up()
             self._adopt_state()
 
     @property
     def swapping(self) -> SwapStats | None:
-        """What state on disk has cost so far; ``None`` where it is in memory."""
+        """Counters of the state on disk; ``None`` if the state is in memory."""
         return self._store.stats()
 
-    # What each rule says of itself.
+    # Hooks of each algorithm.
 
     def _algorithm(self, group: ParamGroup) -> tuple[str, dict[str, float]]:
-        """Name the kernel's rule, and its settings."""
+        """Return the kernel's algorithm and its settings."""
         raise NotImplementedError
 
     def _moments(self, group: ParamGroup) -> tuple[str, ...]:
-        """Name the moments, in the kernel's order."""
+        """Return the names of the moments in the kernel's order."""
         raise NotImplementedError
 
     def _initial(self, param: torch.nn.Parameter, group: ParamGroup) -> float:  # noqa: ARG002
-        """Say what elements of a moment begin with."""
+        """Return the initial value of a moment."""
         return 0.0
 
     def _initialize_count(self, state: dict[str, Any]) -> None:
-        """Fill the state of a parameter that has none, but for moments."""
+        """Initialize the state of a new parameter, except moments."""
         state["step"] = torch.tensor(0.0)
 
     def _next_count(self, param: torch.nn.Parameter, state: dict[str, Any]) -> int:  # noqa: ARG002
-        """Say which step of a parameter comes next; the first is one."""
+        """Return the number of a parameter's next step, starting at 1."""
         return int(state["step"].item()) + 1
 
     def kinds(self, param: torch.nn.Parameter, group: ParamGroup) -> tuple[StateKind, ...]:
-        """Say which state a parameter has."""
+        """Return the kinds of state of a parameter."""
         initial = self._initial(param, group)
         moments = [StateKind(name, self._format, name in _SQUARES, initial) for name in self._moments(group)]
         return (*moments, *([StateKind(MASTER, FP32)] if param.dtype in SHORT else []))
@@ -175,7 +175,7 @@ class OptimizerBase(torch.optim.Optimizer):
             gradients.close_group()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop all gradients; those on disk become ``None``, whatever is said."""
+        """Drop all gradients. Gradients on disk become ``None`` even with ``set_to_none=False``."""
         gradients = getattr(self._store, "gradients", None)
         if gradients is not None:
             for group in self.param_groups:
@@ -188,7 +188,7 @@ class OptimizerBase(torch.optim.Optimizer):
     # State.
 
     def _adopt_state(self) -> None:
-        """Have the store take the state that there is."""
+        """Let the store take over the existing state."""
         for group in self.param_groups:
             for param in group["params"]:
                 self._store.discard(param)
@@ -198,7 +198,7 @@ class OptimizerBase(torch.optim.Optimizer):
                     self._store.initialize(param, state, kinds)
 
     def check_settings(self, group: ParamGroup) -> None:
-        """Raise what a step with these settings would raise."""
+        """Raise the error that a step with these settings would raise."""
         rule, settings = self._algorithm(group)
         self._moments(group)
         self._kernel.step(
@@ -206,7 +206,7 @@ class OptimizerBase(torch.optim.Optimizer):
         )
 
     def close(self) -> None:
-        """End it, where its state is on disk: that is gone then, and so are gradients there."""
+        """Close the store of state on disk. The state and the gradients in it are gone."""
         from deepnvme.optim._swap_store import SwapStore  # noqa: PLC0415
 
         if isinstance(self._store, SwapStore):
@@ -223,28 +223,28 @@ class OptimizerBase(torch.optim.Optimizer):
         return self._store
 
     def check_complete(self) -> None:
-        """Refuse to save what is half of one step and half of another, or of one state and another.
+        """Check that no step and no loading is half done.
 
         Raises:
-            RuntimeError: it is.
+            RuntimeError: one is.
         """
         self._check_loaded()
         if self._progress is not None:
-            msg = "a step has stopped half way: step() again first, or load the last checkpoint"
+            msg = "a step stopped half way; call step() again first, or load the last checkpoint"
             raise RuntimeError(msg)
 
     def begin_loading(self) -> None:
-        """Expect state: until all of it has come, there is nothing to step with, and nothing to save."""
+        """Mark the state as incomplete until loading ends."""
         self._is_half_loaded = True
 
     def _check_loaded(self) -> None:
         if self._is_half_loaded:
-            msg = "loading the state has stopped half way: load it again, or another checkpoint"
+            msg = "loading of the state stopped half way; load it again, or another checkpoint"
             raise RuntimeError(msg)
 
 
 def scalars(group: ParamGroup, names: Iterable[str]) -> dict[str, float]:
-    """Take settings out of a group, as numbers; a tensor of one element is one."""
+    """Read settings of a param group as numbers. One-element tensors count as numbers."""
     return {name: float(group[name]) for name in names}
 
 
@@ -255,14 +255,14 @@ _found: list[str] = []
 
 
 def sqrt_mode() -> str:
-    """Name the kernel's root that has the bits of `torch.sqrt`; the exact one where none has."""
+    """Choose the kernel's square root that is bit-identical to `torch.sqrt`; the exact one if none is."""
     if not _found:
         _found.append(_find())
     return _found[0]
 
 
 def _find() -> str:
-    # Every exponent, and mantissas that lie as evenly as can be.
+    # Every exponent, with mantissas spread as evenly as possible.
     places = torch.arange(_VALUES, dtype=torch.int64)
     bits = (places * 0x7F80_0000 // _VALUES) ^ (places * 0x9E37_79B1 & 0x7F_FFFF)
     values = bits.clamp(0, 0x7F7F_FFFF).to(torch.int32).view(torch.float32)

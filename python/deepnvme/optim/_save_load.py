@@ -1,4 +1,4 @@
-"""State on disk, into a file and back, without a trip through memory where that can be avoided."""
+"""Copy state on disk to a file and back, without passing through memory where possible."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from deepnvme.optim._swap_store import SwapStore
 
 _WHOLE_MAX = 1 << 63
-# Of a group, what is the model's; and which of torch's own loops is taken, which may be left open.
+# Group entries that belong to the model; and the choice of torch's loops, which may be unset.
 _NOT_SETTINGS = ("params", "param_names")
 _LOOP_SETTINGS = ("fused", "foreach")
-# The name of a whole tensor, and which of its elements is the first of a parameter.
+# Name of a whole tensor, and the index of the parameter's first element in it.
 Shards = Mapping[torch.nn.Parameter, tuple[str, int]]
 
 
 def save(
     optimizer: KernelOptimizer, store: SwapStore, path: Path, shards: Shards | None, *, checksums: bool
 ) -> dict[str, int]:
-    """Write the file; how many bytes went which way."""
+    """Write the file. Return bytes by route."""
     resolved = _resolve_shards(optimizer, shards)
     groups = [group for group in store.layout.groups() if group.nbytes and _placements_with_state(store, group)]
     extents, begins, at = [], [], 0
@@ -78,7 +78,7 @@ def load(
     shards: Shards | None,
     verify: Literal["auto", "off", "sample", "full"],
 ) -> dict[str, int]:
-    """Read files, of this many ranks or another number; how many bytes came which way."""
+    """Read the files of any number of ranks. Return bytes by route."""
     unchanged = file.FileGuard(list(paths))
     loading = _Loader(optimizer, store, [file.read(path, verify) for path in paths], shards)
     try:
@@ -87,14 +87,14 @@ def load(
             loading.load_group(group)
         unchanged.check()
     except BaseException:
-        # A placement of it is nothing to go on with.
+        # Partially loaded state is useless.
         loading.forget()
         raise
     return dict(loading.bytes_by_route)
 
 
 class _Loader:
-    """What files have, and where it goes."""
+    """Maps the contents of files to parameters."""
 
     def __init__(
         self, optimizer: KernelOptimizer, store: SwapStore, files: Sequence[StateFile], shards: Shards | None
@@ -117,7 +117,7 @@ class _Loader:
                 self._extents[extent.name, extent.kind].append(extent)
         for extents in self._extents.values():
             extents.sort(key=lambda one: one.begin)
-        # Nothing is changed before all is known to be there.
+        # Nothing is changed before everything is known to exist.
         self._kinds = {
             param: self._found(param, optimizer.kinds(param, {**group, **_values(group, settings)}))
             for group, settings in zip(optimizer.param_groups, self._groups, strict=True)
@@ -127,7 +127,7 @@ class _Loader:
         self.bytes_by_route: dict[str, int] = defaultdict(int)
 
     def begin(self) -> None:
-        """Set what groups are set to, and give parameters their resolved."""
+        """Apply the settings of the groups, and give parameters their places."""
         optimizer, store = self._optimizer, self._store
         optimizer.begin_loading()
         self.forget()
@@ -143,13 +143,13 @@ class _Loader:
             store.layout.close_group()
 
     def forget(self) -> None:
-        """Have no state of any parameter."""
+        """Drop the state of all parameters."""
         for param in self._shards:
             self._store.discard(param)
             self._optimizer.state.pop(param, None)
 
     def load_group(self, group: StateGroup) -> None:
-        """Bring the state of a group, as a whole if a file has it so."""
+        """Load the state of a group, as a whole if a file contains it as a whole."""
         placements = _placements_with_state(self._store, group)
         if not placements or not group.nbytes:
             return
@@ -164,13 +164,13 @@ class _Loader:
         self._store.imported(group)
 
     def _found(self, param: torch.nn.Parameter, kinds: Sequence[StateKind]) -> tuple[StateKind, ...]:
-        """Say which kinds of state a parameter finds; of each, all elements have to be there."""
+        """Find the saved kinds of state of a parameter, and check that all its elements exist."""
         name, first = self._shards[param]
         saved = self._parameters[name]
         others = set(saved.kinds).difference([MASTER], (kind.name for kind in kinds))
         if others or (saved.step is None and self._optimizer.counts_steps):
             which = f"{min(others)} of {name}" if others else f"{name} without a count of its steps"
-            msg = f"{self._names(self._files)}: it has {which}, and this optimizer has not; another one saved it"
+            msg = f"{self._names(self._files)}: it has {which}, unlike this optimizer; another one saved it"
             raise InvalidArgumentError(msg)
         found = tuple(kind for kind in kinds if kind.name in saved.kinds)
         for kind in found:
@@ -180,7 +180,7 @@ class _Loader:
             if at < first + param.numel():
                 msg = (
                     f"{self._names(self._files)}: {kind.name} of {name} is missing from element {at} on; give the "
-                    "files of all ranks, and the names that it was saved by"
+                    "files of all ranks, and the names used for saving"
                 )
                 raise InvalidArgumentError(msg)
         return found
@@ -189,7 +189,7 @@ class _Loader:
         return ", ".join(str(one.path) for one in files)
 
     def _placement_extents(self, placement: Placement) -> list[tuple[StateKind, int, list[StateExtent], int]]:
-        """For each kind, where in its group it begins, what files have of it, and its first element's number."""
+        """For each kind: its offset in the group, the extents in the files, and the index of its first element."""
         name, first = self._shards[placement.piece.param]
         return [
             (kind, begin, self._extents[name, kind.name], first + placement.piece.begin)
@@ -197,7 +197,7 @@ class _Loader:
         ]
 
     def _matching_extent(self, group: StateGroup) -> tuple[Path, int] | None:
-        """Say where in a file a group lies as it lies here, if it does."""
+        """Find the position in a file where the group is stored with the same layout."""
         sources: set[tuple[Path, int] | None] = set()
         for placement in group.placements:
             if not self._store.has(placement.piece.param):
@@ -207,12 +207,12 @@ class _Loader:
                 found = [one for one in there if (one.begin, one.count, one.format) == wanted]
                 sources.add((found[0].path, found[0].offset - begin) if found else None)
         source = sources.pop() if len(sources) == 1 else None
-        # Where a group here has room that nobody uses, it may reach beyond what the file has.
+        # A group with unused room may extend beyond the data in the file.
         is_inside = source is not None and 0 <= source[1] <= source[0].stat().st_size - group.nbytes
         return source if is_inside else None
 
     def _assemble(self, group: StateGroup, placements: Sequence[Placement]) -> None:
-        """Put a group together from what overlaps its placements."""
+        """Assemble a group from overlapping extents."""
         self._store.prepare(group)
         with self._store.swapper.lend(group.key) as memory:
             for placement in placements:
@@ -243,7 +243,7 @@ def _resolve_shards(optimizer: KernelOptimizer, shards: Shards | None) -> Shards
 
 
 def _name(optimizer: KernelOptimizer) -> str:
-    """Name the optimizer, also of a class that somebody has derived from it."""
+    """Return the name of the optimizer class, also for derived classes."""
     return next(kind.__name__ for kind in type(optimizer).__mro__ if kind.__module__.startswith("deepnvme.optim"))
 
 
@@ -256,7 +256,7 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
         try:
             json.dumps(found[name])
         except (TypeError, ValueError) as error:
-            msg = f"{name}={value!r} of a group of parameters cannot be saved as JSON; take it out of the group"
+            msg = f"{name}={value!r} of a group of parameters cannot be saved as JSON; remove it from the group"
             raise TypeError(msg) from error
     return found
 
@@ -264,15 +264,15 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 def _check_files(optimizer: KernelOptimizer, files: Sequence[StateFile], shards: Shards | None) -> None:
     """Refuse files of another optimizer or model."""
     if not files:
-        msg = "no file was given"
+        msg = "no file was given; pass at least one path"
         raise ValueError(msg)
     wanted = len(optimizer.param_groups)
     for one in files:
         if one.optimizer != _name(optimizer):
-            msg = f"{one.path}: {one.optimizer} saved it, and this is {_name(optimizer)}; make the same optimizer"
+            msg = f"{one.path}: {one.optimizer} saved it, and this is {_name(optimizer)}; create the same optimizer"
             raise InvalidArgumentError(msg)
         if len(one.groups) != wanted:
-            msg = f"the file has {len(one.groups)} groups of parameters, this optimizer {wanted}"
+            msg = f"the file has {len(one.groups)} param groups, this optimizer has {wanted}"
             raise InvalidArgumentError(f"{one.path}: {msg}")
         for group, settings in zip(optimizer.param_groups, one.groups, strict=True):
             _check(group, settings, one.path)
@@ -282,7 +282,7 @@ def _check_files(optimizer: KernelOptimizer, files: Sequence[StateFile], shards:
 
 
 def _check(group: dict[str, Any], settings: dict[str, Any], path: Path) -> None:
-    """Refuse settings of another kind than the group has: an optimizer would fail on them in its next step."""
+    """Refuse settings of another type than the group has: the next step would fail on them."""
     for name, value in settings.items():
         have = group.get(name)
         values = value if isinstance(value, list) else [value]
@@ -318,7 +318,7 @@ def _check_shapes(optimizer: KernelOptimizer, shapes: list[list[int]], path: Pat
     ours = [list(param.shape) for group in optimizer.param_groups for param in group["params"]]
     if len(ours) != len(shapes):
         raise InvalidArgumentError(
-            f"{path}: the file is of {len(shapes)} parameters, this optimizer has {len(ours)}; it is another model's"
+            f"{path}: the file has {len(shapes)} parameters, this optimizer has {len(ours)}; it is another model's"
         )
     for index, (own, saved) in enumerate(zip(ours, shapes, strict=True)):
         if own != saved:
@@ -329,12 +329,12 @@ def _check_shapes(optimizer: KernelOptimizer, shapes: list[list[int]], path: Pat
 
 
 def _is_number(value: object) -> bool:
-    # Whole numbers that no float is near would fail in the next step.
+    # Integers beyond the range of floats would fail in the next step.
     return isinstance(value, float) or (type(value) is int and abs(value) < _WHOLE_MAX)
 
 
 def _values(group: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Give settings the types that the group has: JSON knows no tuples."""
+    """Restore the types of settings: JSON has no tuples."""
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in settings.items()

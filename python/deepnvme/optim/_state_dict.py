@@ -1,4 +1,4 @@
-"""State dicts, and state files."""
+"""State dicts and state files of an optimizer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class KernelOptimizer(SteppingOptimizer):
-    """Comes before one of torch's optimizers, and takes the place of its `step`."""
+    """Derives before one of torch's optimizers, and replaces its ``step`` and its state dict."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Give settings and state, as torch's do; moments are fp32, whatever they are kept as.
+        """Return settings and state in torch's format, with fp32 moments.
 
-        State on disk is read for it, and takes as much memory as there is of it.
+        State on disk is read into memory for it.
 
         Raises:
             RuntimeError: a step has stopped half way.
@@ -40,11 +40,11 @@ class KernelOptimizer(SteppingOptimizer):
         return packed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the state of another, torch's own or ours.
+        """Load the state dict of torch's optimizer or ours.
 
-        State beside short parameters stays fp32, where torch would round it to the type of the parameter.
+        State of bf16 and fp16 parameters stays fp32, which torch would round to the type of the parameter.
         """
-        # Until all of it has come: what is half of one state and half of another is nothing to go on with.
+        # Until all of it is loaded: half-loaded state is useless.
         self._is_half_loaded = True
         super().load_state_dict(state_dict)
         self._progress = None
@@ -61,22 +61,25 @@ class KernelOptimizer(SteppingOptimizer):
     def save_state(
         self, path: str | os.PathLike[str], *, shards: Shards | None = None, checksums: bool = True
     ) -> dict[str, int]:
-        """Save state that is on disk in a file, without a trip through memory.
+        """Save the state on disk to a file without passing through memory.
 
-        XFS and Btrfs share the blocks, elsewhere the kernel copies. The file is a safetensors file. It has its name
-        once all of it is on disk; until then, the file that had the name before is untouched. A symbolic link stays,
-        and its target is replaced.
+        XFS and Btrfs share the blocks; elsewhere the kernel copies. The result is a safetensors file. It gets its name
+        once it
+        is completely on disk; until then a previous file of that name is untouched. If the path is a symbolic link, its
+        target
+        is replaced.
 
         Args:
-            path: of the file; one for each rank.
-            shards: what each parameter is: the name of a whole tensor, and which of its elements, as they lie in
-                memory, is the parameter's first. With that, another number of ranks can load it. Default: each is
-                whole, and its name is its number.
-            checksums: whether to keep a checksum of each MiB and of all that the file says of itself. The file is read
-                once for that. Default True.
+            path: path of the file, one per rank.
+            shards: for each parameter, the name of a whole tensor and the index of the parameter's first element in it,
+                in
+                memory order. Another number of ranks can then load the file. Default: parameters are whole, and named
+                by
+                their number.
+            checksums: checksum each MiB and the header. The file is read once for that. Default True.
 
         Returns:
-            How many bytes went which way: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.
+            Bytes by route: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.
 
         Raises:
             deepnvme.Error: the disk or the file system refused; the error names the path.
@@ -95,21 +98,22 @@ class KernelOptimizer(SteppingOptimizer):
         shards: Shards | None = None,
         verify: Literal["auto", "off", "sample", "full"] = "auto",
     ) -> dict[str, int]:
-        """Load what :meth:`save_state` saved; settings of groups and counts of steps, too.
+        """Load the result of :meth:`save_state`, with the settings of param groups and step counts.
 
         Args:
-            path: of the file, or of all that the ranks saved, however many.
+            path: path of the file, or of the files of all ranks, however many.
             shards: as in :meth:`save_state`.
-            verify: what is compared with checksums before anything is loaded: ``"auto"`` and ``"sample"``, all that the
-                file says of itself and one MiB of 32; ``"full"``, every byte; ``"off"``, nothing.
+            verify: what to compare with checksums first. ``"auto"`` and ``"sample"``: the header and one MiB of 32.
+                ``"full"``: every byte. ``"off"``: nothing.
 
         Returns:
-            How many bytes came which way: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``. What is cut in the same
-            way as it was saved takes no trip through memory.
+            Bytes by route: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``. State that is split as it was saved
+            does not
+            pass through memory.
 
         Raises:
             deepnvme.errors.ChecksumError: bytes differ from those that were saved.
-            CorruptFileError: a file was cut, or is none of ``save_state``.
+            CorruptFileError: a file is truncated, or not a result of ``save_state``.
             ValueError: elements are missing, or the state is in memory.
         """
         from deepnvme.optim import _save_load  # noqa: PLC0415
@@ -124,5 +128,5 @@ class KernelOptimizer(SteppingOptimizer):
 
 
 def _shaped(tensor: torch.Tensor, param: torch.nn.Parameter) -> torch.Tensor:
-    """Give flat state the shape of its parameter, and the same order in memory."""
+    """Give flat state the shape and memory order of its parameter."""
     return tensor.as_strided(param.shape, stride_of(param))

@@ -1,8 +1,8 @@
-"""The file of an optimizer's state: a safetensors file, whose header says of each extent which elements it has.
+"""Read and write files of optimizer state: safetensors files whose header describes the elements of each extent.
 
-Groups lie in it as they lie in the swap file, each at a multiple of 4096 bytes, so that file systems can share their
-blocks. Between extents are tensors called ``pad``, since the format knows no gaps. The header covers every byte with
-checksums, as in every file that deepnvme saves.
+Groups have the same layout as in the swap file. Each starts at a multiple of 4096 bytes, so that file systems can share
+their blocks. Tensors called ``pad`` fill the gaps, since the format allows none. Checksums cover every byte, as in all
+files that deepnvme saves.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 ALIGNED_BYTES = 4096
 _NAME = "deepnvme.optimizer"
 _VERSION = 4
-# Beyond that, a float does not count any more.
+# Larger step counts are not exact in a float.
 _STEPS_MAX = 1 << 53
 _PADDING = re.compile(r"pad\.\d+")
 
 
 @dataclass(frozen=True)
 class StateExtent:
-    """Elements of a whole tensor, and where in a file one kind of their state is."""
+    """The position in a file of one kind of state, for a range of elements of a whole tensor."""
 
     name: str
     kind: str
@@ -44,23 +44,23 @@ class StateExtent:
 
     @property
     def end(self) -> int:
-        """Behind the last element."""
+        """Index behind the last element."""
         return self.begin + self.count
 
     @property
     def tensor(self) -> str:
-        """What the file calls it."""
+        """Name of the tensor in the file."""
         return f"{self.name}.{self.kind}.{self.begin}"
 
     @property
     def nbytes(self) -> int:
-        """Bytes of it."""
+        """Its bytes."""
         return self.format.nbytes(self.count) if self.format is EIGHT_BIT else self.count * self.format.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class SavedParameter:
-    """The steps that a parameter has made, where its optimizer counts them, and the kinds of state that it has."""
+    """The step count of a parameter, if its optimizer counts steps, and its kinds of state."""
 
     step: float | None
     kinds: tuple[str, ...]
@@ -68,10 +68,10 @@ class SavedParameter:
 
 @dataclass
 class StateFile:
-    """What a file says of itself.
+    """The header of a file.
 
-    The name of its optimizer, settings of groups, the shapes of all parameters where each is whole, parameters that
-    have state, extents.
+    It contains the optimizer's name, the settings of param groups, the shapes of all parameters if they are whole, the
+    parameters with state, and the extents.
     """
 
     optimizer: str
@@ -84,9 +84,9 @@ class StateFile:
 
 @contextmanager
 def replace_file(path: Path, saved: StateFile, nbytes: int, *, checksums: bool) -> Iterator[tuple[int, int]]:
-    """Give the descriptor of a file, and where its tensors begin, of which ``nbytes`` have to be filled.
+    """Create a file, and yield its descriptor and the offset of its ``nbytes`` of tensor data, to be filled.
 
-    The file takes the name, with its checksums and on the disk, once the block has ended well.
+    The file is synced and gets its name, with checksums, if the block ends without an error.
     """
     header = {
         "version": _VERSION,
@@ -102,9 +102,9 @@ def replace_file(path: Path, saved: StateFile, nbytes: int, *, checksums: bool) 
         yield new.fileno(), new.data_offset
         new.commit()
     except OSError as error:
-        # What is closed is no fault of this folder's.
+        # A closed engine is not an error of this folder.
         if error.filename is None and not isinstance(error, ClosedError):
-            text = f"{error.strerror}; what was there before is as it was; make room, or take another folder"
+            text = f"{error.strerror}; the previous file is unchanged; make room, or use another folder"
             raise Error(error.errno, text, str(path)) from error
         raise
     finally:
@@ -112,7 +112,7 @@ def replace_file(path: Path, saved: StateFile, nbytes: int, *, checksums: bool) 
 
 
 def _tensors(saved: StateFile, nbytes: int) -> list[tuple[str, str, int]]:
-    """Name what lies in the file, one behind the other."""
+    """List the tensors of the file in order."""
     tensors: list[tuple[str, str, int]] = []
     at = 0
     for one in sorted(saved.extents, key=lambda one: one.offset):
@@ -127,10 +127,10 @@ def _tensors(saved: StateFile, nbytes: int) -> list[tuple[str, str, int]]:
 
 
 def read(path: Path, verify: Literal["auto", "off", "sample", "full"]) -> StateFile:
-    """Read what a file says of itself, believing none of it unchecked; offsets are from its beginning.
+    """Read and check the header of a file. Offsets count from the beginning of the file.
 
     Raises:
-        CorruptFileError: it is no such file, or cut short.
+        CorruptFileError: it is truncated, or not such a file.
         ChecksumError: bytes differ from those that were saved.
     """
     reader = _open(path)
@@ -149,13 +149,13 @@ def read(path: Path, verify: Literal["auto", "off", "sample", "full"]) -> StateF
     except CorruptFileError:
         raise
     except MemoryError as error:
-        raise OutOfMemoryError(f"{path}: there is no memory for its header") from error
+        raise OutOfMemoryError(f"{path}: not enough memory for its header") from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise _corrupt(path, 8, f"its header is not that of save_state ({type(error).__name__}: {error})") from error
     if verify != "off":
-        # One text says that there are checksums, another has them: no damage to one place takes both away.
+        # One entry states that there are checksums, and another contains them. Damage to one place cannot remove both.
         if header.get("checksums") is not False and reader.coverage != "file":
-            raise _corrupt(path, 8, "it was saved with checksums, and has none that were made for it")
+            raise _corrupt(path, 8, "it was saved with checksums, but they are missing")
         reader.audit("full" if verify == "full" else "sample")
     return saved
 
@@ -171,7 +171,7 @@ def _shapes(header: dict[str, Any], path: Path) -> list[list[int]] | None:
     shapes = header["shapes"]
     is_list = isinstance(shapes, list) and all(isinstance(shape, list) for shape in shapes)
     if shapes is not None and not (is_list and all(type(size) is int for shape in shapes for size in shape)):
-        raise _corrupt(path, 8, "the shapes of its parameters are no lists of sizes")
+        raise _corrupt(path, 8, "the shapes of its parameters are not lists of sizes")
     return None if shapes is None else list(shapes)
 
 
@@ -186,7 +186,7 @@ def _parameters(header: dict[str, Any], path: Path) -> dict[str, SavedParameter]
     for name, one in header["parameters"].items():
         step, kinds = one["step"], one["kinds"]
         if step is not None and not (_is_number(step) and 0 <= step < _STEPS_MAX and step == int(step)):
-            raise _corrupt(path, 8, f"the parameter {name!r} would have made {step!r} steps")
+            raise _corrupt(path, 8, f"the parameter {name!r} has the step count {step!r}")
         if not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
             raise _corrupt(path, 8, f"the parameter {name!r} has no list of the kinds of its state")
         found[name] = SavedParameter(None if step is None else float(step), tuple(kinds))
@@ -194,14 +194,14 @@ def _parameters(header: dict[str, Any], path: Path) -> dict[str, SavedParameter]
 
 
 def _check_complete(path: Path, there: dict[str, tuple[int, int]], saved: StateFile) -> None:
-    """Compare three lists: tensors, extents, parameters. None of them may know state that another does not."""
+    """Compare the lists of tensors, extents and parameters. Each must know all state of the others."""
     claimed = [one.tensor for one in saved.extents]
     if len(claimed) != len(set(claimed)):
-        raise _corrupt(path, 8, "a extent of state is listed twice")
+        raise _corrupt(path, 8, "an extent of state is listed twice")
     unclaimed = [name for name in there if not _PADDING.fullmatch(name)]
     unclaimed = sorted(set(unclaimed).difference(claimed))
     if unclaimed:
-        raise _corrupt(path, there[unclaimed[0]][1], f"no extent of state is the tensor {unclaimed[0]}")
+        raise _corrupt(path, there[unclaimed[0]][1], f"no extent of state refers to the tensor {unclaimed[0]}")
     for one in saved.extents:
         if one.kind not in saved.parameters.get(one.name, SavedParameter(None, ())).kinds:
             raise _corrupt(path, one.offset, f"the parameter {one.name!r} is listed without its {one.kind}")
@@ -215,7 +215,7 @@ def _open(path: Path) -> _CheckpointReader:
     try:
         return _CheckpointReader(path, None, False)
     except UnsupportedError as error:
-        raise _corrupt(path, 0, f"it is no safetensors file ({error})") from error
+        raise _corrupt(path, 0, f"it is not a safetensors file ({error})") from error
 
 
 def _extent(  # noqa: PLR0917 - as they stand in the file
@@ -223,39 +223,39 @@ def _extent(  # noqa: PLR0917 - as they stand in the file
 ) -> StateExtent:
     is_stretch = isinstance(name, str) and isinstance(kind, str) and type(begin) is int and type(count) is int
     if not is_stretch:
-        raise _corrupt(path, 8, f"{[name, kind, begin, count]!r:.200} is no extent of state")
+        raise _corrupt(path, 8, f"{[name, kind, begin, count]!r:.200} is not an extent of state")
     one = StateExtent(name, kind, begin, count, FORMATS[form], 0, path)
     nbytes, offset = there[one.tensor]
     if min(one.begin, one.count) < 0 or one.nbytes != nbytes:
-        raise _corrupt(path, offset, f"{one.tensor} has {nbytes} bytes, and {count} elements have others")
+        raise _corrupt(path, offset, f"{one.tensor} has {nbytes} bytes, which do not match {count} elements")
     return replace(one, offset=offset)
 
 
 def _corrupt(path: Path, offset: int, text: str) -> CorruptFileError:
-    error = CorruptFileError(f"{path}: {text}; it was cut or damaged, or is something else: take another one")
+    error = CorruptFileError(f"{path}: {text}; it is truncated, damaged or another kind of file; use another one")
     error.offset = offset
     return error
 
 
 class FileGuard:
-    """Files that have to be the same ones until all of them has been read."""
+    """Detects files that change while they are read."""
 
     def __init__(self, paths: list[Path]) -> None:
         self._before = {path: _identity(path) for path in paths}
 
     def check(self) -> None:
-        """Compare them.
+        """Check that the files are unchanged.
 
         Raises:
-            CorruptFileError: one was replaced, or written to.
+            CorruptFileError: a file was replaced or written.
         """
         for path, before in self._before.items():
             if _identity(path) != before:
-                raise CorruptFileError(f"{path}: somebody replaced the file while it was loaded; load it again")
+                raise CorruptFileError(f"{path}: the file was replaced while it was loaded; load it again")
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:
-    """Tell which file it is, and when it changed; None where the kernel does not say: whoever opens it hears why."""
+    """Return identity and modification time of a file; None if `stat` fails, since opening it reports why."""
     try:
         stat = os.stat(path)  # noqa: PTH116 - `path` may be one whose methods are patched
     except OSError:

@@ -1,13 +1,12 @@
-"""Where an optimizer's state lies.
+"""Store an optimizer's state, in memory or on disk.
 
-A step asks a store for one batch of pieces after another, and changes each while it has it:
+A step leases one batch of slices after another from a store:
 
     for batch in store.batches(pieces):
         with store.lease(batch) as leases: ...
 
-:class:`MemoryStore` has everything in memory, where torch has it, so that all pieces are one batch.
-:class:`deepnvme.optim._swap_store.SwapStore` cuts parameters into pieces. It reads a batch while the one before is
-worked on, and writes behind.
+:class:`MemoryStore` keeps the state where torch does, as one batch. :class:`deepnvme.optim._swap_store.SwapStore`
+keeps it on disk: it reads a batch while the previous one is updated, and writes in the background.
 """
 
 from __future__ import annotations
@@ -32,77 +31,77 @@ _SCALES = "_scale"
 
 @dataclass(frozen=True, eq=False)
 class ParameterSlice:
-    """Some elements of a parameter, and which state they have."""
+    """Some elements of a parameter, and their kinds of state."""
 
     param: torch.nn.Parameter
     begin: int
     end: int
-    # Its moments, and master weights where it has those.
+    # Its moments, and master weights if it has those.
     kinds: tuple[StateKind, ...]
 
     @property
     def count(self) -> int:
-        """How many elements."""
+        """Number of elements."""
         return self.end - self.begin
 
 
 @dataclass(frozen=True)
 class LeasedState:
-    """What a piece has for a while: its state by name, flat, and its gradient where that was swapped, too."""
+    """State of a slice while it is leased: flat, by name, and its gradient if that is on disk."""
 
     state: dict[str, StateData]
     grad: torch.Tensor | None = None
 
 
 class StateStore(Protocol):
-    """Lends state, flat, to whoever makes a step."""
+    """Leases state to a step."""
 
     def has(self, param: torch.nn.Parameter) -> bool:
-        """Whether it has taken over the state of that parameter."""
+        """Whether it holds state of that parameter."""
 
     def has_kind(self, param: torch.nn.Parameter, name: str) -> bool:
-        """Whether it has taken over that kind of state of a parameter."""
+        """Whether it holds that kind of state of a parameter."""
 
     def initialize(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[StateKind, ...]) -> None:
-        """Have state of these kinds: what ``state`` has of it, else what it begins with."""
+        """Take the state of these kinds from ``state``, or initialize it."""
 
     def discard(self, param: torch.nn.Parameter) -> None:
-        """Do away with what was taken over of a parameter."""
+        """Drop the state of a parameter."""
 
     def read(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
-        """Give fp32 copies, flat, of what is not in the optimizer's ``state`` as torch has it."""
+        """Return fp32 copies, flat, of state that the optimizer's ``state`` does not contain in torch's format."""
 
     def batches(self, pieces: Sequence[ParameterSlice]) -> Iterable[Sequence[ParameterSlice]]:
-        """Cut the pieces into what is lent at once."""
+        """Split the slices into batches that are leased at once."""
 
     def lease(self, batch: Sequence[ParameterSlice]) -> AbstractContextManager[list[LeasedState]]:
-        """Lend the state of a batch; it may be changed until it is given back."""
+        """Lease the state of a batch, which may be changed until the block ends."""
 
     def stats(self) -> SwapStats | None:
-        """Tell what it has cost, if that is worth telling."""
+        """Return counters, if there are any."""
 
 
 class MemoryStore:
-    """State in an optimizer's own ``state``, as torch has it."""
+    """State in the optimizer's own ``state``, as in torch."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        # Of parameters that have state which is not fp32.
+        # Parameters with state that is not fp32.
         self._short_kinds: dict[torch.nn.Parameter, tuple[StateKind, ...]] = {}
 
     def has(self, param: torch.nn.Parameter) -> bool:  # noqa: ARG002
-        """Say no: the optimizer has it."""
+        """Return False: the optimizer holds it."""
         return False
 
     def has_kind(self, param: torch.nn.Parameter, name: str) -> bool:  # noqa: ARG002
-        """Say no: the optimizer has it."""
+        """Return False: the optimizer holds it."""
         return False
 
     def discard(self, param: torch.nn.Parameter) -> None:
-        """Nothing was taken over."""
+        """Do nothing: the optimizer holds the state."""
 
     def initialize(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[StateKind, ...]) -> None:
-        """Fill what is not there, and make what is there short where it is to be."""
+        """Initialize missing state, and convert existing state to its format."""
         for kind in kinds:
             given = state.get(kind.name)
             if given is not None:
@@ -118,13 +117,13 @@ class MemoryStore:
             if given.dtype != kind.format.dtype:
                 kept = empty_as(param, kind.format.dtype)
                 encode((flat(kept), state[scales]) if kind.format.has_scales else flat(kept), flat(given).float(), kind)
-            # What was given is there until all of it is elsewhere.
+            # The given state is replaced only once it is completely converted.
             state[kind.name] = kept
         if any(kind.format.dtype != torch.float32 for kind in kinds):
             self._short_kinds[param] = kinds
 
     def read(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
-        """Give what is not fp32 as if it were."""
+        """Return state in short formats as fp32."""
         found, state = {}, self._optimizer.state.get(param, {})
         for kind in self._short_kinds.get(param, ()):
             if kind.name in state:
@@ -133,16 +132,16 @@ class MemoryStore:
         return found
 
     def batches(self, pieces: Sequence[ParameterSlice]) -> Iterable[Sequence[ParameterSlice]]:
-        """All at once."""
+        """Yield one batch."""
         yield pieces
 
     @contextmanager
     def lease(self, batch: Sequence[ParameterSlice]) -> Iterator[list[LeasedState]]:
-        """Lend what is there."""
+        """Yield the state in memory."""
         yield [self._one(piece) for piece in batch]
 
     def stats(self) -> None:
-        """Nothing."""
+        """Return nothing."""
 
     def _one(self, piece: ParameterSlice) -> LeasedState:
         state = self._optimizer.state[piece.param]
@@ -155,12 +154,12 @@ def _state_data(state: dict[str, Any], kind: StateKind) -> StateData:
 
 
 def without_scales(state: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what belongs to codes of 8 bits."""
+    """Omit the scales of 8-bit state."""
     return {name: value for name, value in state.items() if not name.endswith(_SCALES)}
 
 
 def lying_as(param: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """Give state in the order in which its parameter lies in memory: saved with another one, it may have another."""
+    """Return state in the memory order of its parameter. Saved state may have another order."""
     stride = stride_of(param)
     if state.stride() == stride or (state.is_contiguous() and stride == row_major(param.shape)):
         return state
@@ -168,18 +167,18 @@ def lying_as(param: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
 
 
 def empty_as(param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Make a tensor that lies as a parameter does."""
+    """Allocate a tensor with the memory order of a parameter."""
     return torch.empty_strided(param.shape, stride_of(param), dtype=dtype, device=param.device)
 
 
 def stride_of(param: torch.Tensor) -> tuple[int, ...]:
-    """How a parameter lies in memory; one that is on disk just now, how it does when it is there."""
+    """Return the strides of a parameter; of one on disk, the strides it has in memory."""
     stride: tuple[int, ...] = getattr(param, OFFLOADED_STRIDE, None) or param.stride()
     return stride
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """All elements in the order in which they lie in memory."""
+    """View all elements in memory order."""
     tensor = tensor.detach()
     if tensor.is_contiguous():
         return tensor.view(-1)

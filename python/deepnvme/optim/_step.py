@@ -1,4 +1,4 @@
-"""What all optimizers here do in a step: gather, unscale, clip, and have the kernel change everything."""
+"""The optimizer step: collect gradients, unscale, clip, and let the kernel update everything."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ class SteppingOptimizer(OptimizerBase):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Change all parameters that have gradients.
+        """Update all parameters that have gradients.
 
-        With a ``GradScaler``, gradients are unscaled on the way, and nothing happens where one of them is not finite.
+        With a ``GradScaler`` gradients are unscaled on the fly. Nothing happens if one of them is not finite.
 
-        Where it stops half way, at a failure of the disk or at Ctrl-C, the same again goes on where it stopped: nothing
-        is changed twice.
+        If the step stops half way, because of a disk error or Ctrl-C, calling it again with the same gradients resumes
+        it.
+        Nothing is updated twice.
 
         Raises:
             StepStoppedError: the disk failed half way.
-            RuntimeError: with ``error_if_nonfinite``, the norm of the gradients is infinite or not a number; or state
-                was being loaded, and not all of it has come.
+            RuntimeError: with ``error_if_nonfinite``, the norm of the gradients is infinite or NaN; or loading of state
+                was
+                interrupted.
         """
         self._check_loaded()
         loss = None
@@ -50,7 +52,7 @@ class SteppingOptimizer(OptimizerBase):
             self._resume_step(progress)
             is_done = True
         except (UnsupportedError, ClosedError):
-            # No disk has failed: a gradient is there no more, or in part, or the state is gone. No other try finds it.
+            # Not a disk error: a gradient is gone or partial, or the state is gone. Retrying does not help.
             raise
         except OSError as error:
             raise progress.stopped(error) from error
@@ -60,41 +62,41 @@ class SteppingOptimizer(OptimizerBase):
         return loss
 
     def _current_progress(self) -> StepProgress:
-        """Give the step that has begun and not ended, if its gradients are there still; else begin one."""
+        """Return the unfinished step if its gradients still exist; otherwise begin one."""
         progress = self._progress
         if progress is None or not progress.is_same():
-            # The norm is that of all gradients, whatever is stepped one after the other then.
+            # The norm of all gradients, even if parameters are updated in several calls.
             clip = 1.0 if self._max_norm is None else self._clip(self._max_norm)
             is_noisy = self._stochastic or self._format is not FP32
             progress = self._progress = StepProgress(clip, counts=is_noisy and not self.counts_steps)
         return progress
 
     def begin_split_step(self) -> StepProgress:
-        """Have all calls of ``step`` be parts of one, until :meth:`end_split_step`. Also goes on where one has stopped."""
+        """Treat all calls of ``step`` as parts of one step, until :meth:`end_split_step`. Resumes a stopped step."""
         self._check_loaded()
         progress = self._current_progress()
         self._is_split = True
         return progress
 
     def end_split_step(self, *, is_done: bool) -> None:
-        """End that. A step that is not done goes on with the next one."""
+        """End a split step. If it is not done, the next one resumes it."""
         self._is_split = False
         if is_done or self._progress is None or self._progress.is_untouched:
             self._progress = None
 
     def _resume_step(self, progress: StepProgress) -> None:
-        """Do what is not done of a step."""
+        """Do the rest of a step."""
         unscale = self._unscale()
         grads = self._gradients()
         for index, group in enumerate(self.param_groups):
             progress.begin(index, group)
-            # Those that have counted as many steps are one call of the kernel, and so are those scaled by as much.
+            # Parameters with the same step count and factor share one call of the kernel.
             alike: dict[tuple[int, float], list[ParameterSlice]] = {}
             for param in group["params"]:
                 if param in grads:
                     progress.note_gradient(param)
                     piece, step = self._prepare(param, group, progress)
-                    # One without elements counts steps, and has no place anywhere.
+                    # An empty parameter counts steps, but has no state.
                     if piece.count:
                         alike.setdefault((step, _factor(grads[param])), []).append(piece)
             for (step, factor), pieces in alike.items():
@@ -102,32 +104,32 @@ class SteppingOptimizer(OptimizerBase):
         gradients = getattr(self._store, "gradients", None)
         for param, grad in grads.items():
             if isinstance(grad, SwappedGradient) and gradients is not None:
-                # Where this stops, one that is there still is the one that was seen, and is dropped next time.
+                # If this stops, the remaining gradients are the ones that were noted, and are dropped next time.
                 param.grad = None
                 progress.gradient_used(param)
                 gradients.drop([param])
 
     def _gradient(self, param: torch.nn.Parameter) -> torch.Tensor:
-        """Give the gradient, flat, in the order in which the parameter lies in memory; one on disk as it is."""
+        """Return the gradient, flat, in the memory order of the parameter; a gradient on disk as it is."""
         grad = param.grad
         if grad is None:
             raise AssertionError
         if isinstance(grad, SwappedGradient):
             if grad.is_held_by(getattr(self._store, "gradients", None)):
                 return grad.checked()
-            # Another optimizer has it.
+            # It belongs to another optimizer.
             grad = grad.read()
         if grad.is_sparse or grad.layout != torch.strided:
             msg = (
-                "deepnvme.optim has no rule for sparse gradients; make the embedding with sparse=False, or give its "
+                "deepnvme.optim does not support sparse gradients; create the embedding with sparse=False, or give its "
                 "parameters to torch.optim.SparseAdam"
             )
             raise RuntimeError(msg)
         if param.is_complex() or param.dtype not in (torch.float32, *SHORT):
-            msg = f"deepnvme.optim knows parameters of float32, bfloat16 and float16, not {param.dtype}"
+            msg = f"deepnvme.optim supports float32, bfloat16 and float16 parameters, not {param.dtype}"
             raise TypeError(msg)
         if param.device.type != "cpu":
-            msg = f"deepnvme.optim works on the processor; this parameter is on {param.device}: use torch.optim there"
+            msg = f"deepnvme.optim supports CPU parameters; this one is on {param.device}: use torch.optim"
             raise ValueError(msg)
         return in_order(grad, param)
 
@@ -148,11 +150,11 @@ class SteppingOptimizer(OptimizerBase):
         norm = math.sqrt(squares)
         if self._error_if_nonfinite and not math.isfinite(norm):
             msg = (
-                f"the norm of the gradients is {norm}, and they cannot be clipped; look for the gradient that is not "
-                "finite, or leave out error_if_nonfinite, to have them scaled by that as torch does"
+                f"the norm of the gradients is {norm}, so they cannot be clipped; find the gradient that is not "
+                "finite, or omit error_if_nonfinite to scale them by it as torch does"
             )
             raise RuntimeError(msg)
-        # As torch's clip_grad_norm_ has it: a norm that is not a number makes all gradients not a number.
+        # As in torch's clip_grad_norm_: a NaN norm makes all gradients NaN.
         coefficient = max_norm / (norm + 1e-6)
         return min(coefficient, 1.0)
 
@@ -209,7 +211,7 @@ class SteppingOptimizer(OptimizerBase):
                     unscale=unscale,
                     clip=clip,
                     stochastic=self._stochastic,
-                    # Noise of its own in each step, also where no steps are counted; the same after a restart.
+                    # Different noise in each step, also without step counts, and reproducible after a restart.
                     seed=(self._seed << 32 | group.get(ROUNDS, 0)) & (1 << 64) - 1,
                     record=progress.record,
                 )

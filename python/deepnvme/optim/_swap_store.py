@@ -1,4 +1,4 @@
-"""State on disk, in groups that are read, changed and written back one behind the other."""
+"""State on disk, in groups that are read, updated and written back one after another."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from deepnvme.optim._formats import StateKind
     from deepnvme.optim._layout import Placement, StateGroup
 
-# A group has at most that placement of the memory, so that the next are read and the last written while one is changed.
+# A group gets at most 1/8 of the memory, so that the next can be read and the last written while one is updated.
 _GROUP_SHARE, _GROUP_BYTES_MAX = 8, 64 << 20
-# Uses that are remembered until the order is known. No step of a real model has as many.
+# Maximum length of the recorded order. No step of a real model is as long.
 _TRACE_MAX = 1 << 20
 
 
 class SwapStore:
-    """State in a swap file, under a bound of memory.
+    """State in a swap file with bounded memory.
 
     Args:
-        swap_dir: where the swap file is made; several folders, one for each disk.
-        memory: bytes of state, and of gradients on disk, that are in memory at a time.
-        checksums: keep a checksum of all that is written, and compare it with what is read.
-        kernel: for gradients that go to disk, too; ``None`` leaves them in memory.
+        swap_dir: folder of the swap file; several folders, one per drive.
+        memory: bytes for state, and for gradients on disk.
+        checksums: checksum everything that is written, and verify it when it is read.
+        kernel: for gradients on disk; ``None`` keeps gradients in memory.
     """
 
     def __init__(
@@ -54,22 +54,22 @@ class SwapStore:
         self.gradients = None
         if kernel is not None:
             self.gradients = SwappedGradients(self.swapper, self.layout, kernel, self._note)
-        # The parameters that have state, which may be none.
+        # Parameters that have state, possibly empty.
         self._begun: set[torch.nn.Parameter] = set()
-        # State and gradients of parameters that are on their way to another place.
+        # State and gradients of parameters that are being moved to another place.
         self._moving: dict[torch.nn.Parameter, tuple[dict[str, torch.Tensor], torch.Tensor | None]] = {}
-        # What is lent. After an interrupt some of it may not have been returned.
+        # Tensors that are lent. An interrupt may leave some of them unreturned.
         self._open: list[Lend] = []
-        # Groups of which some state was given, and is in memory still.
+        # Groups with initial state that is still in memory.
         self._waiting: dict[StateGroup, None] = {}
-        # What was used since the same was lent the last time, which is a step. Two groups of parameters may share one
-        # here, so that it is the first piece of a batch that tells them apart.
+        # Slices leased in this step; a repeated one starts the next step. Two param groups may share a state group, so
+        # the first slice of a batch identifies it.
         self._lent: set[ParameterSlice] = set()
         self._trace: list[str] = []
         self._order: list[str] = []
 
     def stats(self) -> SwapStats:
-        """Tell what it has cost so far."""
+        """Return the counters so far."""
         return self.swapper.stats()
 
     def has(self, param: torch.nn.Parameter) -> bool:
@@ -81,8 +81,8 @@ class SwapStore:
         return self.has(param) and any(kind.name == name for kind in self.layout.kinds(param) or ())
 
     def initialize(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[StateKind, ...]) -> None:
-        """Take over state: what ``state`` has of it, else what it begins with; master weights are the parameter's."""
-        # Ctrl-C may come between any two calls: nothing is taken away before it is elsewhere.
+        """Take over the given state, and initialize the rest. Master weights are copied from the parameter."""
+        # Ctrl-C may come between any two calls, so state is removed only once it is stored elsewhere.
         is_new = param in self._moving or self.layout.kinds(param) != kinds
         taken = {kind.name: state[kind.name] for kind in kinds if state.get(kind.name) is not None}
         if not is_new and not taken and param in self._begun:
@@ -98,13 +98,13 @@ class SwapStore:
         for name in taken:
             del state[name]
         if given:
-            # What was given is in memory until its group is full.
+            # Given state stays in memory until its group is full.
             self._waiting.update(dict.fromkeys(group for group, _ in locations))
             for group in [group for group in self._waiting if group is not self.layout.open_group]:
                 self.prepare(group)
 
     def _move(self, param: torch.nn.Parameter, kinds: tuple[StateKind, ...]) -> dict[str, torch.Tensor]:
-        """Give a parameter a place for other kinds than before, as when settings change; the state that it had."""
+        """Move a parameter to a place for other kinds of state, after settings changed. Return its state."""
         if param not in self._moving:
             is_swapped = self.gradients is not None and isinstance(param.grad, SwappedGradient)
             gradient = self.gradients.read(param) if is_swapped and self.gradients is not None else None
@@ -121,13 +121,13 @@ class SwapStore:
         return {kind.name: before[kind.name] for kind in kinds if kind.name in before}
 
     def discard(self, param: torch.nn.Parameter) -> None:
-        """Do away with the state of a parameter. Its place is kept."""
+        """Drop the state of a parameter. Its place is kept."""
         self._begun.discard(param)
         for _, placement in self.layout.locations(param):
             placement.initial_values = None
 
     def read(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
-        """Read the state of a parameter into memory of its own; flat, in the order of the parameter's memory."""
+        """Read the state of a parameter into new memory; flat, in the memory order of the parameter."""
         if param not in self._begun:
             return {}
         found = {kind.name: torch.empty(param.numel()) for kind in self.layout.kinds(param) or ()}
@@ -141,19 +141,19 @@ class SwapStore:
         return found
 
     def batches(self, pieces: Sequence[ParameterSlice]) -> Iterator[Sequence[ParameterSlice]]:
-        """Cut the pieces, which are whole parameters, as they lie in groups."""
+        """Split whole parameters into batches by group."""
         wanted = {piece.param for piece in pieces}
         groups = dict.fromkeys(group for piece in pieces for group, _ in self.layout.locations(piece.param))
         for group in groups:
             yield [placement.piece for placement in group.placements if placement.piece.param in wanted]
-        # What has no state at all.
+        # Parameters without state.
         bare = [piece for piece in pieces if not self.layout.locations(piece.param)]
         if bare:
             yield bare
 
     @contextmanager
     def lease(self, batch: Sequence[ParameterSlice]) -> Iterator[list[LeasedState]]:
-        """Lend the state of one batch, and the gradients of it that are on disk; those are used then."""
+        """Lease the state of one batch and its gradients on disk, which count as used afterwards."""
         locations = {placement.piece: (group, placement) for group, placement in self.layout.locations(batch[0].param)}
         if batch[0] not in locations:
             yield [LeasedState({}) for _ in batch]
@@ -182,11 +182,11 @@ class SwapStore:
             self.gradients.mark_used(group, with_grads)
 
     def close(self) -> None:
-        """End it; the state is gone."""
+        """Close the store. The state is gone."""
         self.swapper.close()
 
     def prepare(self, group: StateGroup) -> None:
-        """Have the state of a group begin, as far as it has not."""
+        """Write the initial state of a group, as far as it is missing."""
         self._return()
         initial_values = [placement for placement in group.placements if placement.initial_values is not None]
         if group.nbytes and not group.is_on_disk:
@@ -207,13 +207,13 @@ class SwapStore:
         return lend
 
     def _return(self) -> None:
-        """Return what an interrupt has left lent."""
+        """Return tensors that an interrupt left lent."""
         for lend in self._open:
             lend.release()
         self._open.clear()
 
     def imported(self, group: StateGroup) -> None:
-        """Know that the state of a group has come from elsewhere."""
+        """Mark the state of a group as loaded from elsewhere."""
         group.is_on_disk = True
         for placement in group.placements:
             placement.initial_values = None

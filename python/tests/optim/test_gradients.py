@@ -258,7 +258,7 @@ def test_a_gradient_that_was_added_to_in_part_is_used_by_nobody(
 
 def test_refusals(tmp_path: Path) -> None:
     net = Net()
-    with pytest.raises(ValueError, match="need a place"):
+    with pytest.raises(ValueError, match="needs a folder"):
         optim.AdamW(net.parameters(), swap_gradients=True)
     optimizer = optim.AdamW(net.parameters(), swap_dir=tmp_path, memory=MEMORY, swap_gradients=True)
     net(image(1)).square().mean().backward()

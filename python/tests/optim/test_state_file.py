@@ -369,7 +369,7 @@ def test_a_file_that_is_replaced_while_it_is_loaded(tmp_path: Path, monkeypatch:
 
     with monkeypatch.context() as patch:
         patch.setattr(Swapper, "import_", bring)
-        with pytest.raises(CorruptFileError, match="replaced the file"):
+        with pytest.raises(CorruptFileError, match="file was replaced"):
             his.load_state(path)
     with pytest.raises(RuntimeError, match="load it again"):
         his.step()
