@@ -93,7 +93,7 @@ def interrupt(
         else:
             optimizer.step()
         seen.append(copy.deepcopy(net))
-    optimizer.check_whole()
+    optimizer.check_complete()
     optimizer.close()
     return count, seen
 
@@ -211,7 +211,7 @@ def test_a_load_that_was_interrupted_is_nothing_to_go_on_with(tmp_path: Path, in
         except KeyboardInterrupt:
             backward(other, 2)
             try:
-                his.check_whole()
+                his.check_complete()
             except RuntimeError as error:
                 assert "load it again" in str(error)
                 refused += 1
