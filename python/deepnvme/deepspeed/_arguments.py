@@ -1,7 +1,7 @@
-"""What callers pass, checked and turned into what the engine takes.
+"""Check the arguments of callers and convert them for the engine.
 
-The rules are those of DeepSpeed's native ops: a flag is anything with a truth value of its own (so 0 and 1, but no
-string), an integer is no float, a buffer is a torch tensor. File names may be `os.PathLike` or a stripe set as well.
+The rules are those of DeepSpeed's native ops. A flag is anything with a truth value of its own: 0 and 1, but no string.
+An integer is not a float. A buffer is a torch tensor. File names may also be `os.PathLike` or a stripe set.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 import deepnvme
 from deepnvme._utils.arguments import WHOLE_MAX, whole
 
-# What callers name a file by, and what is passed on.
+# File names as callers pass them, and as the engine takes them.
 FileName: TypeAlias = str | bytes | os.PathLike[str] | deepnvme.StripeSet
 Name: TypeAlias = str | bytes | deepnvme.StripeSet
 
 
 def tensor(value: object, name: str) -> torch.Tensor:
-    """A torch tensor, or `TypeError`."""
+    """Return a torch tensor, or raise `TypeError`."""
     if isinstance(value, torch.Tensor):
         return value
     msg = f"{name} is a {type(value).__name__}; it must be a torch.Tensor (for an array: torch.from_numpy(array))"
@@ -29,18 +29,18 @@ def tensor(value: object, name: str) -> torch.Tensor:
 
 
 def integer(value: object, name: str) -> int:
-    """An integer, or `TypeError`; a float is refused even where it is whole."""
+    """Return an integer, or raise `TypeError`, even for whole floats."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         msg = f"{name} is {value!r}; it must be an int"
         raise TypeError(msg) from None
-    # A bool is an integer to DeepSpeed's own ops.
+    # DeepSpeed's ops accept a bool as an integer.
     return whole(int(number), name, -WHOLE_MAX)
 
 
 def positive(value: object, name: str) -> int:
-    """An integer of 1 or more, or `TypeError`, `ValueError`."""
+    """Return an integer of 1 or more, or raise `TypeError` or `ValueError`."""
     number = integer(value, name)
     if number < 1:
         msg = f"{name} is {number}; it must be 1 or more"
@@ -49,7 +49,7 @@ def positive(value: object, name: str) -> int:
 
 
 def natural(value: object, name: str) -> int:
-    """An integer of 0 or more, or `TypeError`, `ValueError`."""
+    """Return an integer of 0 or more, or raise `TypeError` or `ValueError`."""
     number = integer(value, name)
     if number < 0:
         msg = f"{name} is {number}; it must be 0 or more"
@@ -58,7 +58,7 @@ def natural(value: object, name: str) -> int:
 
 
 def flag(value: object, name: str) -> bool:
-    """A truth value: bool, int, None, numpy bool; `TypeError` for a string, which `"false"` would make true."""
+    """Return a truth value from bool, int, None or numpy bool. `TypeError` for strings: `"false"` would be true."""
     if hasattr(type(value), "__bool__"):
         return bool(value)
     msg = f"{name} is {value!r}; it must be a bool"
@@ -66,7 +66,7 @@ def flag(value: object, name: str) -> bool:
 
 
 def filename(value: object, name: str = "filename") -> Name:
-    """The name of a file: `str`, `bytes`, `os.PathLike` or `deepnvme.StripeSet`; otherwise `TypeError`."""
+    """Return a file name: `str`, `bytes`, `os.PathLike` or `deepnvme.StripeSet`; otherwise raise `TypeError`."""
     if isinstance(value, (str, bytes, deepnvme.StripeSet)):
         return value
     if isinstance(value, os.PathLike):
@@ -77,7 +77,7 @@ def filename(value: object, name: str = "filename") -> Name:
 
 
 def descriptor(value: object, name: str = "fd") -> int:
-    """An open file descriptor, or `TypeError`, `ValueError`."""
+    """Return an open file descriptor, or raise `TypeError` or `ValueError`."""
     if isinstance(value, bool):
         msg = f"{name} is {value!r}; it must be an open file descriptor"
         raise TypeError(msg)

@@ -1,4 +1,4 @@
-"""The op builders, whose `load()` imports instead of compiling."""
+"""Op builders whose `load()` imports a module instead of compiling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 
 class _Builder:
-    """What DeepSpeed's code asks of an op builder. Nothing is built: the op is a module of this package."""
+    """The interface of DeepSpeed's op builders. Nothing is built: the op is a module of this package."""
 
     BUILD_VAR: ClassVar[str]
     NAME: ClassVar[str]
@@ -19,15 +19,15 @@ class _Builder:
         self.name = self.NAME
 
     def absolute_name(self) -> str:
-        """The module that `load` returns."""
+        """Return the name of the module that `load` returns."""
         return f"{__package__}.{self.NAME}"
 
     def is_compatible(self, verbose: bool = False) -> bool:  # noqa: ARG002 - DeepSpeed's signature
-        """Whether the op works here."""
+        """Whether the op works on this machine."""
         return sys.platform == "linux"
 
     def load(self, verbose: bool = False) -> ModuleType:  # noqa: ARG002 - DeepSpeed's signature
-        """The op."""
+        """Import the op."""
         return importlib.import_module(self.absolute_name())
 
 
@@ -56,13 +56,13 @@ class UtilsBuilder(_Builder):
 
 
 class GDSBuilder(_Builder):
-    """Loads `gds_handle`, also where it is not compatible: it reads and writes CPU tensors then."""
+    """Loads `gds_handle`. Works without a GPU too, for CPU tensors."""
 
     BUILD_VAR = "DS_BUILD_GDS"
     NAME = "gds"
 
     def is_compatible(self, verbose: bool = False) -> bool:
-        """Whether torch reaches an NVIDIA GPU. Asks torch, and so imports it."""
+        """Whether torch reaches an NVIDIA GPU. Imports torch."""
         if not super().is_compatible(verbose) or importlib.util.find_spec("torch") is None:
             return False
         torch = importlib.import_module("torch")

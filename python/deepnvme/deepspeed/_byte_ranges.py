@@ -1,7 +1,7 @@
-"""Which bytes of which files pending operations touch, so that overlapping ones keep their order.
+"""Track the bytes of pending operations, so that overlapping ones keep their order.
 
-DeepSpeed runs the operations of a handle one after the other. Here they share the queue and run at once, which shows
-only where one of them reads or writes what another one writes: those are kept in the order of submission.
+DeepSpeed runs the operations of a handle one after another. Here they run concurrently. The difference shows only where
+one operation accesses bytes that another one writes, so those keep the order of submission.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Hashable
 
 
 class _FileRanges:
-    """The ranges of one file: those written (apart from one another, sorted), and the hull of those read."""
+    """The ranges of one file: written ones, disjoint and sorted, and the hull of those read."""
 
     __slots__ = ("read_end", "read_start", "write_ends", "write_starts")
 
@@ -22,7 +22,7 @@ class _FileRanges:
         self.read_end = 0
 
     def overlaps_write(self, start: int, end: int) -> bool:
-        # Disjoint and sorted, so only the last one that starts before `end` can reach beyond `start`.
+        # Disjoint and sorted, so only the last one that starts before `end` can extend beyond `start`.
         index = bisect_left(self.write_starts, end)
         return index > 0 and self.write_ends[index - 1] > start
 
@@ -39,14 +39,14 @@ class ByteRanges:
         self._files: dict[Hashable, _FileRanges] = {}
 
     def conflicts(self, file: Hashable, start: int, end: int, *, writes: bool) -> bool:
-        """Whether an operation on these bytes must wait for one of the set. A set of reads hinders no read."""
+        """Whether an operation on these bytes must wait for the set. Reads do not wait for reads."""
         ranges = self._files.get(file)
         if ranges is None or start >= end:
             return False
         return ranges.overlaps_write(start, end) or (writes and ranges.overlaps_read(start, end))
 
     def add(self, file: Hashable, start: int, end: int, *, writes: bool) -> None:
-        """Records an operation that conflicts with none of the set."""
+        """Record an operation that conflicts with none of the set."""
         if start >= end:
             return
         ranges = self._files.setdefault(file, _FileRanges())
@@ -60,5 +60,5 @@ class ByteRanges:
             ranges.read_end = max(ranges.read_end, end)
 
     def forget(self, file: Hashable) -> None:
-        """All operations of the set on this file are done."""
+        """Forget a file: all operations of the set on it are done."""
         self._files.pop(file, None)

@@ -1,9 +1,8 @@
-"""What DeepSpeed's config asks for as `"checkpoint": {"writer": {...}}`, on this engine.
+"""Checkpoint engines for `"checkpoint": {"writer": {...}}` in DeepSpeed's config.
 
-DeepSpeed's own writers move one buffer after the other, need a GPU, and cut files into parts that it cannot load. Here
-each file is written whole, under its usual name, and all processors and the queue of the disk have a part in it. Only
-what the config says about when to write is followed, and `mock`; sizes of buffers and numbers of writers have no
-meaning here.
+DeepSpeed's own writers move one buffer at a time, need a GPU, and split files into parts that it cannot load. Here each
+file is written whole, under its usual name, with all processors and a full queue. Of the config only the timing and
+`mock` apply; buffer sizes and numbers of writers have no meaning here.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _MOCK = "MOCK"
 
 
 class WriterCheckpointEngine(DeepnvmeCheckpointEngine):
-    """In place of DeepSpeed's `FastCheckpointEngine`: a save returns when the file is on the disk."""
+    """Replaces DeepSpeed's `FastCheckpointEngine`: a save returns once the file is on disk."""
 
     def __init__(self, config_params: Any, _dp_writer_config: object, _optimize_dp_state: bool) -> None:
         super().__init__()
@@ -34,7 +33,7 @@ class WriterCheckpointEngine(DeepnvmeCheckpointEngine):
         self._is_reporting = writer["show_statistics"]
 
     def save(self, state_dict: Any, path: str) -> None:  # type: ignore[override]
-        """Write one file of the checkpoint, or, of type `mock`, an empty one."""
+        """Write one file of the checkpoint, or an empty one for type `mock`."""
         began = time.perf_counter()
         if self._is_mock:
             writer = MockFileWriter(path)
@@ -53,10 +52,11 @@ class WriterCheckpointEngine(DeepnvmeCheckpointEngine):
 
 
 class DecoupledCheckpointEngine(WriterCheckpointEngine):
-    """In place of DeepSpeed's `DecoupledCheckpointEngine`: files are written while the next batch is computed.
+    """Replaces DeepSpeed's `DecoupledCheckpointEngine`: files are written while the next batch is computed.
 
-    A save returns when the tensors have been copied into page-locked memory. DeepSpeed commits before the next step of
-    the optimizer: it waits for the files, raises what went wrong, and names the checkpoint in `latest`.
+    A save returns once the tensors are copied to page-locked memory. DeepSpeed commits before the next optimizer step:
+    it
+    waits for the files, raises their errors, and names the checkpoint in `latest`.
     """
 
     def __init__(self, config_params: Any, dp_writer_config: object, optimize_dp_state: bool) -> None:
@@ -79,7 +79,7 @@ class DecoupledCheckpointEngine(WriterCheckpointEngine):
         self._files.afterwards(lambda: self._report(path, began))
 
     def load(self, path: str, map_location: Any = None) -> Any:  # type: ignore[override]
-        """Read one file of a checkpoint, which may be the one that is being written."""
+        """Read one file of a checkpoint, possibly the one that is being written."""
         self._files.wait()
         return super().load(path, map_location)
 
@@ -91,22 +91,22 @@ class DecoupledCheckpointEngine(WriterCheckpointEngine):
         return True
 
     def is_decoupled(self) -> bool:
-        """Say that saving goes on after `save_checkpoint`."""
+        """Return true: saving continues after `save_checkpoint`."""
         return True
 
     def get_commit_info(self) -> Any:
-        """Say which checkpoint waits for its commit."""
+        """Return the checkpoint that waits for its commit."""
         return self._uncommitted
 
     def cleanup(self) -> None:
-        """Finish what is under way."""
+        """Finish all saves."""
         try:
             self._commit_pending()
         finally:
             self._files.close()
 
     def _commit_pending(self) -> None:
-        """Commit a checkpoint that no step of the optimizer has followed: DeepSpeed would forget to name it."""
+        """Commit a checkpoint that no optimizer step has followed. Otherwise DeepSpeed would not name it."""
         info = self._uncommitted
         if info is None:
             return
@@ -117,6 +117,6 @@ class DecoupledCheckpointEngine(WriterCheckpointEngine):
 
 
 def name_latest(folder: Path, tag: str) -> None:
-    """Name a checkpoint in `latest`, as DeepSpeed does, but at once and durably."""
+    """Name a checkpoint in `latest`, as DeepSpeed does, but immediately and durably."""
     with file.open(folder / "latest", "wb") as latest:
         latest.write(tag.encode())

@@ -1,8 +1,8 @@
-"""Engines for handles: made at the first transfer, lent to one handle at a time, kept for the next one.
+"""Pool engines for handles: created at the first transfer, used by one handle at a time, reused by the next.
 
-Programs make handles often, while an engine owns threads, a queue in the kernel and bounce memory. So a handle costs
-nothing until its first transfer; then it borrows an engine with its settings, for itself alone, so that two handles
-never queue behind one another. When the handle goes, its engine waits on a short pool for the next handle.
+Programs create handles often, but an engine owns threads, a kernel queue and bounce memory. So a handle costs nothing
+until its first transfer. Then it takes an engine with its settings for exclusive use, so that handles never queue
+behind one another. When the handle is dropped, its engine waits in a small pool for the next one.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ BLOCK_BYTES_MIN = 4 << 10
 BLOCK_BYTES_MAX = 64 << 20
 QUEUE_DEPTH_MAX = 4096
 WORKERS_MAX = 64
-# Bounce memory of one engine: enough to keep a device busy; only unaligned transfers pass through it.
+# Bounce memory of one engine: enough to saturate a device. Only unaligned transfers use it.
 POOL_BYTES_MAX = 32 << 20
-# Idle engines that are kept, each of other settings. A program rarely uses more than one or two settings.
+# Idle engines to keep, each with other settings. A program rarely uses more than two settings.
 IDLE_MAX = 2
 
 
 class EngineSettings(NamedTuple):
-    """What an engine is made with; the key of the pool."""
+    """Settings of an engine; the key of the pool."""
 
     workers: int
     queue_depth: int
@@ -35,7 +35,7 @@ class EngineSettings(NamedTuple):
 
     @classmethod
     def of(cls, *, block_size: int, queue_depth: int, single_submit: bool, intra_op_parallelism: int) -> EngineSettings:
-        """The nearest settings that an engine takes; all arguments are 1 or more."""
+        """Return the nearest settings that an engine accepts. All arguments are 1 or more."""
         whole_pages = -(-block_size // BLOCK_BYTES_MIN) * BLOCK_BYTES_MIN
         return cls(
             workers=min(intra_op_parallelism, WORKERS_MAX),
@@ -46,21 +46,21 @@ class EngineSettings(NamedTuple):
 
     @property
     def pool_bytes(self) -> int:
-        """The bound of the bounce memory: at least a block per worker, as an engine asks for."""
+        """Limit of the bounce memory: at least a block per worker, as an engine requires."""
         asked = self.workers * self.queue_depth * self.block_bytes
         return max(min(asked, POOL_BYTES_MAX), self.workers * self.block_bytes)
 
 
 class EnginePool:
-    """The idle engines. Every method may be called from any thread, and from a finalizer at any moment."""
+    """The idle engines. Methods may be called from any thread, and from finalizers at any time."""
 
     def __init__(self) -> None:
-        # Re-entrant, since a finalizer may give an engine back while this thread is inside `take`.
+        # Re-entrant: a finalizer may release an engine while this thread is inside `acquire`.
         self._lock = threading.RLock()
         self._idle: dict[EngineSettings, deepnvme.Engine] = {}
 
     def acquire(self, settings: EngineSettings) -> deepnvme.Engine:
-        """An engine with these settings that nobody else has."""
+        """Return an engine with these settings for exclusive use."""
         with self._lock:
             engine = self._idle.pop(settings, None)
         if engine is not None:
@@ -75,7 +75,7 @@ class EnginePool:
         )
 
     def release(self, settings: EngineSettings, engine: deepnvme.Engine) -> None:
-        """Keeps an engine that has nothing in flight for the next handle; the oldest idle ones are closed."""
+        """Keep an idle engine for the next handle, and close the oldest surplus ones."""
         surplus = []
         with self._lock:
             replaced = self._idle.pop(settings, None)
@@ -90,7 +90,7 @@ class EnginePool:
             unused.close()
 
     def clear(self) -> None:
-        """Closes all idle engines."""
+        """Close all idle engines."""
         with self._lock:
             idle = list(self._idle.values())
             self._idle.clear()
@@ -98,18 +98,18 @@ class EnginePool:
             engine.close()
 
     def reset_after_fork(self) -> None:
-        """Forgets, in a child process, the engines of its parent."""
+        """Forget the parent's engines in a child process."""
         leak_inherited(self._idle)
         self._lock = threading.RLock()
         self._idle = {}
 
 
-# Engines of the parent process, never dropped here: their threads do not exist in this process.
+# Engines of the parent process. They are never dropped here, since their threads do not exist in this process.
 _inherited: list[object] = []
 
 
 def leak_inherited(inherited: object) -> None:
-    """Keeps what came over a fork from ever being dropped here."""
+    """Keep an object inherited over a fork from being dropped."""
     _inherited.append(inherited)
 
 

@@ -1,4 +1,4 @@
-"""`install()` and `uninstall()`: an installed DeepSpeed on this engine, and back."""
+"""`install()` and `uninstall()`: make an installed DeepSpeed use this engine, and undo it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._builders import BUILDERS
 
 
 class _Installation:
-    """All that `install` has changed."""
+    """Everything that `install` has changed."""
 
     def __init__(self) -> None:
         self._patches = Patches()
@@ -75,17 +75,20 @@ _switch = _Switch()
 
 
 def install() -> None:
-    """Makes DeepSpeed use this engine for `async_io`, `gds`, `pin_memory` and `utils`, here and in child processes.
+    """Make DeepSpeed use this engine for `async_io`, `gds`, `pin_memory` and `utils`, in this process and its children.
 
-    Call it before or after `import deepspeed`; before is better, since a script that has itself imported
-    `UtilsBuilder` from DeepSpeed on a machine without a GPU keeps the one it has. Nothing is compiled from then on for
-    these ops, and they count as installed and compatible; `gds` is compatible where torch reaches an NVIDIA GPU.
-    Processes started by `multiprocessing` inherit the installation; any other program calls `install()` itself.
+    Call it before `import deepspeed` if possible. Afterwards works too, except for a script on a machine without a GPU
+    that
+    has already imported `UtilsBuilder` from DeepSpeed. From then on nothing is compiled for these ops, and they count
+    as
+    installed and compatible; `gds` is compatible if torch reaches an NVIDIA GPU. Processes started by `multiprocessing`
+    inherit the installation. Other programs call `install()` themselves.
 
-    Three faults of DeepSpeed's own Python code are mended as long as it is installed: `mends` names them.
+    While installed, it also works around three faults in DeepSpeed's Python code; `_workarounds` lists them.
 
-    A second call changes nothing, and one `uninstall` undoes any number of calls. Ops and handles that DeepSpeed
-    has loaded already stay what they are, before and after.
+    Repeated calls change nothing, and one `uninstall` undoes all of them. Ops and handles that DeepSpeed has already
+    loaded
+    are not replaced.
 
     >>> import deepnvme.deepspeed
     >>> deepnvme.deepspeed.install()
@@ -95,7 +98,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Gives DeepSpeed its own ops back. Does nothing where they are not replaced."""
+    """Restore DeepSpeed's own ops. Does nothing if they are not replaced."""
     _switch.off()
 
 
@@ -104,13 +107,13 @@ def _is_wanted(name: str) -> bool:
 
 
 def _deepspeed_modules() -> list[ModuleType]:
-    # Programs put other things than modules there, too.
+    # `sys.modules` may contain objects that are not modules.
     modules: list[tuple[str, object]] = list(sys.modules.items())
     return [module for name, module in modules if isinstance(module, ModuleType) and _monkeypatches.belongs(name)]
 
 
 def _release_names() -> None:
-    # Modules that were imported meanwhile have bound our builders where the accelerator has none of its own.
+    # Modules imported in the meantime have bound our builders if the accelerator has none of its own.
     for module in _deepspeed_modules():
         for class_name, ours in BUILDERS.items():
             if vars(module).get(class_name) is ours:
@@ -118,12 +121,12 @@ def _release_names() -> None:
                 setattr(module, class_name, package.get_accelerator().get_op_builder(class_name))
 
 
-# Multiprocessing ignores entries of its preparation data that it does not know.
+# `multiprocessing` ignores unknown entries of its preparation data.
 _KEY = "deepnvme.deepspeed"
 
 
 class _CallOnUnpickling:
-    """Unpickled in the child before anything else of the program runs there."""
+    """Unpickled in the child before any other code of the program runs there."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function
@@ -133,7 +136,7 @@ class _CallOnUnpickling:
 
 
 def _install_in_children(install: Callable[[], None], patches: Patches) -> None:
-    """Makes every child process that is started from now on call `install` (a module-level function) first."""
+    """Make every child process started from now on call `install`, a module-level function, first."""
     module: Any = multiprocessing.spawn
     original: Callable[[str], dict[str, Any]] = module.get_preparation_data
 

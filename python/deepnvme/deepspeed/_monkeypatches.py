@@ -1,7 +1,7 @@
-"""What is changed in which module of DeepSpeed.
+"""Change modules of DeepSpeed to use our ops.
 
-Every function here takes one module and changes it if it is the kind that the function is about, so it does not matter
-whether the module has been there for long or has just been imported.
+Every function takes one module and changes it if it applies. So it does not matter whether the module was imported long
+ago or just now.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from deepnvme._utils.patches import Patches
 
 from ._builders import BUILDERS
 
-# Installed from a wheel the builders live in `deepspeed.ops.op_builder`; in a source tree also in `op_builder`.
+# In a wheel the builders are in `deepspeed.ops.op_builder`; in a source tree also in `op_builder`.
 _OP_BUILDERS = re.compile(r"(deepspeed\.ops\.)?op_builder(\..+)?")
 _ACCELERATORS = re.compile(r"(deepspeed\.)?accelerator\.\w+_accelerator")
 _CHECKPOINT_ENGINES = "deepspeed.runtime.checkpoint_engine.utils"
@@ -28,12 +28,12 @@ def wanted(name: str) -> bool:
 
 
 def belongs(name: str) -> bool:
-    """Whether a module of this name is DeepSpeed's, and may hold names of builders."""
+    """Whether a module of this name belongs to DeepSpeed and may contain names of builders."""
     return name.partition(".")[0] in {"accelerator", "deepspeed", "op_builder"}
 
 
 def change(module: ModuleType, patches: Patches) -> None:
-    """Makes one module of DeepSpeed use our ops."""
+    """Make one module of DeepSpeed use our ops."""
     name = module.__name__
     if _OP_BUILDERS.fullmatch(name):
         _change_builders(module, patches)
@@ -51,7 +51,7 @@ def change(module: ModuleType, patches: Patches) -> None:
 
 
 def rebind(module: ModuleType, patches: Patches) -> None:
-    """Replaces builders that a module took, when it was imported, from an accelerator that has none."""
+    """Replace builders that a module imported from an accelerator without them."""
     for class_name, ours in BUILDERS.items():
         taken = vars(module).get(class_name)
         if isinstance(taken, type) and getattr(taken, "NAME", None) != ours.NAME:
@@ -65,7 +65,7 @@ def _change_builders(module: ModuleType, patches: Patches) -> None:
         ours = _BY_OP_NAME.get(vars(value).get("NAME", ""))
         if ours is None:
             continue
-        # Plain functions, which become methods of DeepSpeed's class; ours use nothing of `self` but the name.
+        # Plain functions become methods of DeepSpeed's class. They use nothing of `self` but the name.
         patches.set_attribute(value, "load", _loading(ours.NAME))
         patches.set_attribute(value, "is_compatible", _answering(ours.NAME))
 
@@ -78,7 +78,7 @@ def _loading(op_name: str) -> Any:
 
 
 def _answering(op_name: str) -> Any:
-    # Asked for at each call: the answer for `gds` wakes the GPU's driver, which a process that forks should not do.
+    # Evaluated at each call: the answer for `gds` initializes the GPU driver, which a process that forks must not do.
     def is_compatible(_self: object, verbose: bool = False) -> bool:
         return _BY_OP_NAME[op_name]().is_compatible(verbose)
 
@@ -112,7 +112,7 @@ def _change_compatible_ops(module: ModuleType, patches: Patches) -> None:
     name = "__compatible_ops__"
     answers = vars(module).get(name)
     if answers is None:
-        # Newer versions compute it at the first access, with our builders then; what they said must go with us.
+        # Newer versions compute it on first access, with our builders. `uninstall` must remove that result.
         patches.on_undo(lambda: vars(module).pop(name, None))
         return
     for op_name, builder in _BY_OP_NAME.items():
@@ -120,11 +120,11 @@ def _change_compatible_ops(module: ModuleType, patches: Patches) -> None:
 
 
 def _change_checkpoint_engines(module: ModuleType, patches: Patches) -> None:
-    # What the module calls when a config has a checkpoint writer.
+    # The module calls these if a config has a checkpoint writer.
     replacements = {
         "FastCheckpointEngine": _making("WriterCheckpointEngine"),
         "DecoupledCheckpointEngine": _making("DecoupledCheckpointEngine"),
-        # Who writes which part of a file: nobody, and the launcher's variables are not asked for.
+        # Splits files between writers. Ours do not split, and need no variables of the launcher.
         "create_data_parallel_writer_config": lambda **_: None,
     }
     for name, ours in replacements.items():
@@ -134,7 +134,7 @@ def _change_checkpoint_engines(module: ModuleType, patches: Patches) -> None:
 
 def _making(class_name: str) -> Any:
     def make(*arguments: Any) -> Any:
-        # Torch and most of DeepSpeed are imported with it.
+        # Imports torch and most of DeepSpeed.
         from . import _checkpoint_writers  # noqa: PLC0415
 
         return getattr(_checkpoint_writers, class_name)(*arguments)

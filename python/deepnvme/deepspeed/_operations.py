@@ -1,8 +1,7 @@
-"""The operations of one handle: submitted, counted, waited for.
+"""Submit, count and wait for the operations of one handle.
 
-`start` never waits for `wait`: the lock guards two lists and is never held during I/O. Every operation is counted by
-exactly one `wait`, but a `wait` also stays until the operations that another thread is waiting for are done, since the
-caller's own may be among them.
+`start` never waits for `wait`: the lock guards two lists and is never held during I/O. Exactly one `wait` counts each
+operation. A `wait` also waits for operations that another thread is waiting for, since they may include the caller's.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ._byte_ranges import ByteRanges
 
 
 class Operation:
-    """One transfer in flight, and what is still to be checked when it is done."""
+    """One transfer in flight, and the check to run when it is done."""
 
     __slots__ = ("_check", "_pending", "file")
 
@@ -34,22 +33,22 @@ class Operation:
         self.file = file
 
     def wait_quietly(self) -> None:
-        """Waits until the bytes have been moved or not; says nothing about which."""
+        """Wait until the transfer has ended, ignoring errors."""
         with suppress(Exception):
             self._pending.wait()
 
     def finish(self) -> None:
-        """Waits, and raises what went wrong."""
+        """Wait, and raise the error."""
         self._pending.wait()
         if self._check is not None:
             self._check()
 
     def failure(self) -> Exception | None:
-        """Waits, and returns what went wrong."""
+        """Wait, and return the error."""
         try:
             self.finish()
         except Exception as error:  # noqa: BLE001 - whatever it is, it waits until the other operations are done
-            # Without the frames, which would hold the list that this goes to, and all operations.
+            # Without frames, which would keep this list and all operations alive.
             return error.with_traceback(None)
         return None
 
@@ -65,7 +64,7 @@ class Batch:
 
 
 class Operations:
-    """The operations of one handle and, from the first one on, the engine that carries them out."""
+    """The operations of one handle, and its engine from the first operation on."""
 
     def __init__(self, settings: _engine_pool.EngineSettings) -> None:
         self._settings = settings
@@ -84,7 +83,7 @@ class Operations:
         offset: int,
         check: Callable[[], None] | None = None,
     ) -> None:
-        """Submits one transfer. What is wrong with the arguments is raised here, and nothing queued."""
+        """Submit one transfer. Invalid arguments raise here, and nothing is queued."""
         operation, end = self._submit(kind, tensor, target, offset, check)
         with self._lock:
             batch = self._unclaimed[-1]
@@ -99,10 +98,10 @@ class Operations:
         offset: int,
         check: Callable[[], None] | None = None,
     ) -> None:
-        """Carries out one transfer, whatever else is pending, and raises what went wrong."""
+        """Run one transfer, whatever else is pending, and raise its error."""
         engine = self._borrowed_engine()
         self._await_overlapping(target, offset, offset + tensor.nbytes, writes=kind == "write")
-        # Waited for at once, a small transfer is made by this very thread, which no `start` and `wait` can match.
+        # A small blocking transfer runs on this thread, which is faster than `start` and `wait`.
         transfer = engine.write if kind == "write" else engine.read
         transfer(tensor, target, offset)
         if check is not None:
@@ -110,26 +109,26 @@ class Operations:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is pending, so that a `wait` would find nothing to wait for or to count."""
+        """Whether nothing is pending, so that a `wait` would return 0 at once."""
         return not self._claimed and not any(batch.operations for batch in self._unclaimed)
 
     def wait(self) -> int:
-        """Waits for everything submitted so far; the number of operations that no other `wait` has counted.
+        """Wait for everything submitted so far. Return the number of operations that no other `wait` has counted.
 
-        Raises the first error, in the order of submission, once all are done; the count starts at zero again.
-        Interrupted by `KeyboardInterrupt`, it has counted nothing.
+        Raises the first error, in order of submission, once all are done. The count restarts at zero. A wait that is
+        interrupted by `KeyboardInterrupt` counts nothing.
         """
         count, failure = self._await_all()
         if failure is not None:
             try:
                 raise failure
             finally:
-                # The exception holds this frame, and must not be held by it.
+                # The exception refers to this frame, so the frame must not refer to it.
                 del failure
         return count
 
     def close(self) -> None:
-        """Finishes what is pending and returns the engine; raises the first error that no `wait` has seen."""
+        """Finish pending operations and return the engine. Raises the first error that no `wait` has raised."""
         engine, self._engine = self._engine, None
         if engine is None:
             return
@@ -169,13 +168,13 @@ class Operations:
         engine = self._borrowed_engine()
         end = offset + tensor.nbytes
         self._await_overlapping(target, offset, end, writes=kind == "write")
-        # A detached alias keeps this memory alive even when the caller points `tensor.data` elsewhere meanwhile.
+        # A detached alias keeps this memory alive even if the caller reassigns `tensor.data`.
         memory = tensor.detach()
         submit = engine.start_write if kind == "write" else engine.start_read
         return Operation(submit(memory, target, offset), target, check), end
 
     def pin(self, tensor: torch.Tensor) -> object:
-        """Registers contiguous memory of a GPU with cuFile until the answer is dropped; does not keep the tensor."""
+        """Register contiguous GPU memory with cuFile until the result is dropped. Does not keep the tensor alive."""
         return _pin_device(self._borrowed_engine(), tensor)
 
     def _borrowed_engine(self) -> deepnvme.Engine:
@@ -191,7 +190,7 @@ class Operations:
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             msg = (
-                f"this handle belongs to process {self._process}, and a fork does not copy its threads; "
+                f"this handle belongs to process {self._process}, and its threads do not survive a fork; "
                 f"make a new handle in process {os.getpid()}"
             )
             raise RuntimeError(msg)
@@ -216,6 +215,6 @@ class Operations:
 
 
 def first_failure(operations: Iterable[Operation]) -> Exception | None:
-    """Waits for all operations, in order; what went wrong first."""
+    """Wait for all operations in order. Return the first error."""
     failures = [operation.failure() for operation in operations]
     return next((failure for failure in failures if failure is not None), None)

@@ -1,7 +1,7 @@
-"""Page-locked CPU tensors that own their memory, and the record of where they lie.
+"""Page-locked CPU tensors that own their memory, and a record of their addresses.
 
-A locked tensor is freed with the last tensor that shares its storage, so it can neither leak nor dangle. The record is
-one per process, as any handle may free or recognise what another one made.
+A locked tensor is freed with the last tensor that shares its storage, so it can neither leak nor dangle. All handles of
+a process share one record, since each may free or recognise the tensors of others.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from . import _arguments
 
 
 class PinnedRegions:
-    """The address ranges of the locked tensors that are alive."""
+    """The address ranges of live locked tensors."""
 
     def __init__(self) -> None:
-        # Re-entrant, since a storage may die in a garbage collection while this thread is inside a method.
+        # Re-entrant: a garbage collection inside a method may free a storage.
         self._lock = threading.RLock()
         self._starts: list[int] = []
         self._regions: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Records the storage of a tensor until it dies."""
+        """Record the storage of a tensor until it is freed."""
         storage = tensor.untyped_storage()
         start = storage.data_ptr()
-        # Called before the memory is unmapped, so no other region can have taken the address yet.
+        # Called before the memory is unmapped, so the address cannot have been reused yet.
         reference = weakref.ref(storage, partial(self._forget, start))
         with self._lock:
             self._regions[start] = (start + storage.nbytes(), reference)
             insort(self._starts, start)
 
     def remove(self, start: int) -> bool:
-        """Forgets the region that begins at this address; False where none does."""
+        """Remove the region that begins at this address. Returns False if there is none."""
         with self._lock:
             found = self._regions.pop(start, None)
             if found is not None:
@@ -46,7 +46,7 @@ class PinnedRegions:
         return found is not None
 
     def contain(self, start: int, size_bytes: int) -> bool:
-        """Whether one region holds all these bytes."""
+        """Whether one region contains all these bytes."""
         with self._lock:
             index = bisect_right(self._starts, start)
             if index == 0:
@@ -67,21 +67,21 @@ regions = PinnedRegions()
 
 
 def new(num_elem: int, example: torch.Tensor) -> torch.Tensor:
-    """A 1-D, page-aligned, page-locked CPU tensor of `num_elem` elements with the dtype of `example`."""
+    """Allocate a 1-D, page-aligned, page-locked CPU tensor of `num_elem` elements with the dtype of `example`."""
     count = _arguments.natural(num_elem, "num_elem")
     dtype = _arguments.tensor(example, "example tensor").dtype
     if count == 0:
         return torch.empty(0, dtype=dtype)
-    # `.data` is no view, so that nothing but this tensor and the views of it hold the memory.
+    # `.data` is not a view, so only this tensor and its views hold the memory.
     tensor = deepnvme.pinned_empty(count, dtype=dtype).data
     regions.add(tensor)
     return tensor
 
 
 def free(tensor: torch.Tensor) -> bool:
-    """Frees a locked tensor and leaves it empty; False, and nothing changed, for any other tensor.
+    """Free a locked tensor and leave it empty. Returns False, and changes nothing, for any other tensor.
 
-    Views that are still alive keep the memory until they go.
+    Live views keep the memory until they are dropped.
     """
     if not regions.remove(_arguments.tensor(tensor, "tensor").data_ptr()):
         return False
@@ -90,12 +90,12 @@ def free(tensor: torch.Tensor) -> bool:
 
 
 def free_at(address: int) -> bool:
-    """Stops counting the region at this address as locked; its memory goes with the last tensor on it."""
+    """Stop counting the region at this address as locked. Its memory is freed with the last tensor on it."""
     return regions.remove(_arguments.integer(address, "address"))
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    """Whether a tensor lies in page-locked memory: that of a locked tensor (views too), or torch's own."""
+    """Whether a tensor is in page-locked memory: that of a locked tensor, views included, or torch's own."""
     buffer = _arguments.tensor(tensor, "buffer")
     if buffer.device.type != "cpu" or buffer.numel() == 0:
         return False

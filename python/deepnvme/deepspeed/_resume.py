@@ -1,11 +1,11 @@
-"""Puts back what DeepSpeed leaves behind when it goes on from a checkpoint of an optimizer on NVMe.
+"""Restore optimizer state that DeepSpeed forgets when it resumes from a checkpoint with the optimizer on NVMe.
 
-With `offload_optimizer` to `nvme`, `save_checkpoint` copies the swap files into the checkpoint and writes everything
-else of the optimizer into the usual file. `load_checkpoint` copies the swap files back and never opens the other one,
-so that Adam begins at step 1 again, forgets in a new process that it had moments, and small sub-groups, which are not
-swapped, stay as they were before. The training goes on, with other losses than without the interruption.
+With `offload_optimizer` on `nvme`, `save_checkpoint` copies the swap files into the checkpoint and writes the rest of
+the optimizer into the usual file. `load_checkpoint` copies the swap files back but never opens that file. So Adam
+restarts at step 1, a new process forgets that it had moments, and small sub-groups, which are not swapped, keep their
+old values. Training continues with different losses than without the interruption.
 
-Everything that is missing is in the checkpoint: this reads it.
+The checkpoint contains everything that is missing, and this module reads it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 
 def restore_state(engine: Any, load_path: str) -> None:
-    """Finishes a `load_checkpoint` of `engine`, which has just read `load_path`, a file in that folder."""
+    """Complete a `load_checkpoint` of `engine`, which has just read the file `load_path`."""
     zero = engine.optimizer
     swapper = getattr(zero, "optimizer_swapper", None)
     if swapper is None or engine.load_universal_checkpoint():
@@ -36,12 +36,12 @@ def restore_state(engine: Any, load_path: str) -> None:
         else:
             master.data.copy_(saved["fp32_flat_groups"][sub_group].data)
             zero._reassign_or_swap_out_partitioned_parameters(sub_group)  # noqa: SLF001
-    # What all ranks keep whole is put together again from what has just changed.
+    # Rebuilds the tensors that all ranks keep whole.
     zero.checkpoint_event_epilogue()
 
 
 def _read(engine: Any, path: str) -> Any:
-    """Reads a file that DeepSpeed itself would not open: nothing of it is run, unless the user said that it may be."""
+    """Read a file that DeepSpeed does not open. Runs no code of the file unless the user has allowed it."""
     from deepnvme.integrations.deepspeed import DeepnvmeCheckpointEngine  # noqa: PLC0415 - it imports DeepSpeed
 
     ours = engine.checkpoint_engine
@@ -51,7 +51,7 @@ def _read(engine: Any, path: str) -> Any:
 
 
 def _restore_optimizer(zero: Any, saved: dict[str, Any]) -> None:
-    # Between steps DeepSpeed keeps the groups of its optimizer empty.
+    # Between steps DeepSpeed keeps the param groups of its optimizer empty.
     zero._set_fp32_optimizer_param_groups()  # noqa: SLF001
     try:
         zero.optimizer.load_state_dict(saved)
@@ -60,15 +60,15 @@ def _restore_optimizer(zero: Any, saved: dict[str, Any]) -> None:
 
 
 def _register_swapped_state(swapper: Any, master: torch.Tensor, state: dict[str, Any], numel: int) -> None:
-    """Tells the swapper which tensors of a sub-group's state lie in files; it reads them at the next step."""
+    """Register the tensors of a sub-group's state that are in files. The swapper reads them at the next step."""
     info = swapper.swap_params_info[swapper.parameter_id(master)]
-    # As `purge_state` does for all: what there was before the load is no more.
+    # As in `purge_state`: forget what existed before the load.
     info.tensors = info.tensors[:1]
     info.has_state_tensors = False
     info.release_unswapped_gradients()
     swapped = [value for value in state.values() if torch.is_tensor(value) and value.dim() == 1 and value.numel() == 0]
     for value in swapped:
-        # The swapper asks for the size. Memory that nobody touches costs nothing.
+        # The swapper asks for the size. Untouched memory costs nothing.
         value.data = torch.empty(numel, dtype=master.dtype)
     swapper._update_param_state_info(info, master)  # noqa: SLF001
     info.release_memory()

@@ -1,4 +1,4 @@
-"""`validate=True`: after a transfer, the file is read once more, by plain Python, and compared with the tensor."""
+"""`validate=True`: read the file again with plain Python after a transfer, and compare it with the tensor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def compare(tensor: torch.Tensor, name: Name, offset: int) -> None:
-    """Raises `deepnvme.Error` where the file's bytes at `offset` are not those of `tensor`."""
+    """Raise `deepnvme.Error` if the bytes of the file at `offset` differ from `tensor`."""
     expected = deepnvme.as_bytes(tensor.detach().cpu().contiguous())
     for start in range(0, expected.numel(), CHUNK_BYTES):
         part = expected[start : start + CHUNK_BYTES]
@@ -26,7 +26,7 @@ def compare(tensor: torch.Tensor, name: Name, offset: int) -> None:
             first = offset + start + _first_difference(found, part)
             msg = (
                 f"validate: the file differs from the tensor, first at byte {first}; "
-                "another writer changed it, or the device returned other data than it was given"
+                "another process wrote to it, or the device returned wrong data"
             )
             raise deepnvme.Error(errno.EIO, msg, str(name))
     logger.info("validated %d bytes of %s at offset %d", expected.numel(), name, offset)

@@ -1,17 +1,15 @@
-"""Faults of DeepSpeed's own Python code that stand between a user and a training from disk, mended while installed.
+"""Work around faults in DeepSpeed's Python code that break training from disk.
 
-Nothing of this is about how bytes move. Each function takes one module, right after its import, as those of `takeover`
-do, and none changes what DeepSpeed computes where it works: the losses of a run that needs no mending stay the same,
-bit by bit.
+They have nothing to do with moving bytes. Each function takes one module right after its import, as in
+`_monkeypatches`. None changes results: the losses of a run without these faults stay bit-identical.
 
-*Prefetching parameters.* Where the end of the model comes into sight, DeepSpeed lists a parameter twice, once for its
-forward and once for its backward pass, and its swapper refuses the second ("already assigned swap buffer id").
-Read once, it is there for both.
+*Prefetching parameters.* Near the end of the model DeepSpeed lists a parameter twice, for its forward and its backward
+pass. Its swapper refuses the second ("already assigned swap buffer id"). One read serves both.
 
-*`python -O`* drops every `assert`, and DeepSpeed's swappers and file writers do their reads, writes and waits inside
-of `assert`: nothing would be read or written, and nobody told. Their modules are run with their asserts in place.
+*`python -O`* removes every `assert`. DeepSpeed's swappers and file writers read, write and wait inside of `assert`, so
+nothing would be transferred, silently. Their modules are run with asserts enabled.
 
-*Going on from a checkpoint* is in `resume`.
+*Resuming from a checkpoint* is in `_resume`.
 """
 
 from __future__ import annotations
@@ -25,17 +23,17 @@ from deepnvme._utils.patches import Patches
 
 _PARAMETERS = "deepspeed.runtime.swap_tensor.partitioned_param_swapper"
 _ENGINE = "deepspeed.runtime.engine"
-# What moves bytes inside of `assert`.
+# Modules that do I/O inside of `assert`.
 _ASSERTING = ("deepspeed.runtime.swap_tensor.", "deepspeed.io.")
 
 
 def wanted(name: str) -> bool:
-    """Whether a module of this name has something to mend."""
+    """Whether a module of this name has a workaround."""
     return name in {_PARAMETERS, _ENGINE} or (not __debug__ and _does_io_in_asserts(name))
 
 
 def apply(module: ModuleType, patches: Patches, *, is_new: bool) -> None:
-    """Mends one module; `is_new` says that nobody has taken anything from it yet."""
+    """Apply the workarounds of one module. `is_new` means that nobody has imported names from it yet."""
     name = module.__name__
     if not __debug__ and _does_io_in_asserts(name):
         _restore_asserts(module, is_new=is_new)
@@ -54,13 +52,13 @@ def _does_io_in_asserts(name: str) -> bool:
 def _restore_asserts(module: ModuleType, *, is_new: bool) -> None:
     if not is_new:
         msg = (
-            f"{module.__name__} was imported before deepnvme.deepspeed.install(): under `python -O` it drops all its "
+            f"{module.__name__} was imported before deepnvme.deepspeed.install(): under `python -O` it skips all its "
             "reads and writes; call install() before `import deepspeed`, or run Python without -O"
         )
         raise RuntimeError(msg)
     path = module.__file__
     if path is not None:
-        # With all that the module has imported and defined a second time; nobody else has seen the first.
+        # Repeats all imports and definitions of the module. Nobody has seen the first ones.
         exec(compile(Path(path).read_bytes(), path, "exec", optimize=0), vars(module))  # noqa: S102 - the module itself
 
 
@@ -95,7 +93,7 @@ def _restoring(original: Callable[..., Any]) -> Callable[..., Any]:
             custom_load_fn=custom_load_fn,
         )
         if found[0] is not None and load_optimizer_states and not load_module_only:
-            # Torch is imported with it.
+            # Imports torch.
             from . import _resume  # noqa: PLC0415
 
             _resume.restore_state(self, found[0])
