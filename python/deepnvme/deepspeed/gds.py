@@ -43,9 +43,7 @@ class gds_handle(aio_handle):  # noqa: N801 - the name is DeepSpeed's
         return _device_tensors.new(num_elem, example_tenosr, self._operations.pin)
 
     def free_pinned_device_tensor(self, tensor: torch.Tensor) -> bool:
-        """Free a tensor of `new_pinned_device_tensor` and leave it empty; returns True. `ValueError` for any other
-        tensor.
-        """
+        """Free a tensor of `new_pinned_device_tensor`, leave it empty, return True. `ValueError` for other tensors."""
         _device_tensors.free(tensor)
         return True
 
