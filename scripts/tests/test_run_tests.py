@@ -1,4 +1,4 @@
-"""The count of tests: what it reads, and that a broken run never looks like a good one."""
+"""Tests of the test counter: its parsers, and that a broken run never looks like a good one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The ways to save and load a state dict that are compared.
+"""The ways to save and load a state dict that the demo compares.
 
-All are held to the same: a save has reached the device when it returns, a load gives back new tensors by name. The
-two that write tensors themselves use the safetensors layout, so any safetensors reader opens their files.
+All meet the same requirements: a save has reached the device when it returns, and a load returns new tensors by name.
+The two that write tensors themselves use the safetensors layout, so any safetensors reader opens their files.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import layout
 State = dict[str, torch.Tensor]
 
 
-class Contestant(Protocol):
-    """One way to do it."""
+class Method(Protocol):
+    """One way to save and load."""
 
     name: str
 
     def save(self, state: State, path: Path) -> None:
-        """Write all tensors into a new file; return when they have reached the device."""
+        """Write all tensors to a new file. Return once they have reached the device."""
 
     def load(self, path: Path) -> State:
         """Read all tensors into new memory."""
 
 
 class TorchFiles:
-    """What people use today."""
+    """The usual way today."""
 
     name = "torch.save / torch.load"
 
@@ -47,7 +47,7 @@ class TorchFiles:
 
 
 class PlainPython:
-    """`write` and `readinto` of the standard library, without a buffer in between."""
+    """Unbuffered `write` and `readinto` of the standard library."""
 
     name = "Python write / readinto"
 
@@ -69,7 +69,7 @@ class PlainPython:
 
 
 class TorchThroughDeepnvme:
-    """The same torch calls on a file object of ours."""
+    """The same torch calls with a deepnvme file object."""
 
     name = "torch on deepnvme.open"
 
@@ -105,19 +105,19 @@ class Deepnvme:
         return state
 
 
-def contestants() -> list[Contestant]:
-    """The field; the first is what the others are compared with, the last is ours."""
+def all_methods() -> list[Method]:
+    """All ways. The first is the reference for the ratios, the last is deepnvme's batch call."""
     return [TorchFiles(), PlainPython(), TorchThroughDeepnvme(), Deepnvme()]
 
 
 def write_all(fd: int, data: memoryview) -> None:
-    """One call writes 2 GiB at most."""
+    """One call writes at most 2 GiB."""
     while data:
         data = data[os.write(fd, data) :]
 
 
 def read_all(fd: int, data: memoryview, offset: int) -> None:
-    """One call reads 2 GiB at most."""
+    """One call reads at most 2 GiB."""
     while data:
         count = os.preadv(fd, [data], offset)
         if count == 0:
