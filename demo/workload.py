@@ -80,7 +80,7 @@ def choose_bytes(scratch: Path, weights: dict[str, torch.Tensor], methods: int, 
 
 
 def disk_pace(scratch: Path, weights: dict[str, torch.Tensor]) -> tuple[float, float]:
-    """Measure seconds per byte of a durable plain write of the real weights, and of deleting them. The best try counts."""
+    """Measure seconds per byte to write the real weights durably, and to delete them. The best try counts."""
     path, size = scratch / "pace.bin", total_bytes(weights)
     tries = []
     for _ in range(PACE_TRIES):

@@ -95,9 +95,7 @@ class Residence:
                 self._drop(group)
             elif found is not None:
                 if exclusive:
-                    raise RuntimeError(
-                        f"{group.members[0].name} is in use and cannot be changed now; call gathered outside of the model's forward"
-                    )
+                    raise RuntimeError(f"{group.members[0].name} is in use and cannot be changed now")
                 found.holders.add(holder)
                 return
             self._check_placeholders(group)

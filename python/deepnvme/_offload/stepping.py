@@ -161,8 +161,8 @@ class OptimizerStepper:
         scaler = ("grad_scale", "found_inf")
         if self._in_backward and any(getattr(self._optimizer(), name, None) is not None for name in scaler):
             raise UnsupportedError(
-                "a GradScaler checks all gradients before the first parameter is changed, but in_backward has "
-                "changed parameters with scaled gradients; attach the optimizer without in_backward, or train in bfloat16"
+                "a GradScaler checks all gradients before the first parameter is changed, but in_backward "
+                "changes parameters with scaled gradients; attach the optimizer without in_backward, or train in bfloat16"
             )
         loss = None
         if closure is not None:

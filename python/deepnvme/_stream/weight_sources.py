@@ -140,8 +140,8 @@ class ModelFiles:
             if number in signed or (tuple(strides) != row_major(shape) and size.numel() > 1):
                 label = file if isinstance(file, str) else file.manifest_path
                 raise UnsupportedError(
-                    f"{label}: {name} is not stored row by row (shape {tuple(shape)}, strides {tuple(strides)}), or is a "
-                    "lazy conjugate or negative, so it cannot be read in parts; convert the file first: "
+                    f"{label}: {name} is not stored row by row (shape {tuple(shape)}, strides {tuple(strides)}), or is "
+                    "a lazy conjugate or negative, so it cannot be read in parts; convert the file first: "
                     f"deepnvme convert {Path(label).name} model.safetensors"
                 )
             byte_range = ByteRange(source, places[storage] + first * dtype.itemsize, size.numel() * dtype.itemsize)

@@ -1,4 +1,4 @@
-"""A config with DeepSpeed's checkpoint writers, unchanged, on a machine without a GPU and without the launcher."""
+"""An unchanged config with DeepSpeed's checkpoint writers, without a GPU and without the launcher."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def run(program: str, folder: Path, world_size: int) -> list[str]:
     return [out for out, _ in ended]
 
 
-# Names of private files of what is written, as they are and as they once were.
+# Names of private files during a write, current and former.
 FOREIGN = [f".{name}.deepnvme-tmp-{end}" for name in ("latest", "mp_rank_00_model_states.pt")
            for end in ("1-0", "1f-0-0123456789abcdef", f"new-{'0' * 32}")]  # fmt: skip
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MIB = 1 << 20
-# Around the sizes of pages, blocks and shares of workers: nothing has to divide anything.
+# Around the sizes of pages, blocks and workers' parts: nothing has to be a multiple.
 SIZES = [0, 1, 511, 512, 1000, 4096, 4097, MIB, MIB + 1000, 5 * MIB + 3]
 
 

@@ -1,4 +1,4 @@
-"""Locked tensors: made, recognised, freed; never leaked, never dangling."""
+"""Locked tensors are allocated, recognised and freed, and neither leak nor dangle."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAGE_BYTES = 4096
 
 
 def locked_kib() -> int:
-    """What the kernel counts as locked by this process."""
+    """Return the bytes that the kernel counts as locked by this process."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return int(status.split("VmLck:")[1].split()[0])
 
@@ -63,7 +63,7 @@ def test_shape_dtype_and_place(handle: Any, dtype: torch.dtype) -> None:
     assert tensor.data_ptr() % PAGE_BYTES == 0
     tensor.fill_(1)
     assert bool((tensor == 1).all())
-    # DeepSpeed's own bookkeeping lasts as long as the root of the views.
+    # DeepSpeed's own bookkeeping lasts as long as the base of the views.
     assert tensor._base is None
     assert tensor[5:]._base is tensor
 

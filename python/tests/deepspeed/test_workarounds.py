@@ -1,4 +1,4 @@
-"""What `python -O` takes from DeepSpeed's modules, and gets back; the other mends are in the tests of hosts."""
+"""DeepSpeed's asserts under `python -O`. Tests of the other workarounds are in `hosts`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# Stands where DeepSpeed's modules do, so that DeepSpeed itself need not be there.
+# A fake module in place of DeepSpeed's, so that DeepSpeed need not be installed.
 MODULE = """
 done = []
 def write():
@@ -40,7 +40,7 @@ def test_io_in_asserts(python: Callable[..., subprocess.CompletedProcess[str]], 
 
 
 def test_too_late(python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    """Others may have taken functions without their asserts from the module."""
+    """Other modules may have imported functions without their asserts."""
     before = "import deepspeed.io.writer"
     done = python(WRITE.format(before=before), status=1, options=("-O",))
     assert "RuntimeError: deepspeed.io.writer was imported before deepnvme.deepspeed.install()" in done.stderr

@@ -1,1 +1,1 @@
-"""Tensors on GPUs: on a real one where there is one, elsewhere on a fake driver."""
+"""Tensors on GPUs: on a real one if there is one, otherwise on a fake driver."""

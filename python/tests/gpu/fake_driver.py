@@ -1,4 +1,4 @@
-"""A GPU that is none: the fake CUDA driver, and tensors that say that they are on it."""
+"""The fake CUDA driver, and tensors that claim to be on its GPU."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import torch
 
 _ROOT = Path(__file__).resolve().parents[3]
-# By these names the package finds the driver and cuFile: the real cuFile would look for the real driver by itself.
+# These variables lead the package to driver and cuFile. The real cuFile would look for the real driver itself.
 _VARIABLES = ("DEEPNVME_LIBCUDA", "DEEPNVME_LIBCUFILE")
 
 
 def library() -> Path | None:
-    """Where the fake driver is, if it has been built: `cargo build -p deepnvme-standin`."""
+    """Find the fake driver, if it has been built: `cargo build -p deepnvme-standin`."""
     said = os.environ.get("DEEPNVME_STANDIN")
     folders = [_ROOT / "target" / profile / below for profile in ("debug", "release") for below in ("", "deps")]
     built = [folder / "libdeepnvme_standin.so" for folder in folders]
@@ -25,7 +25,7 @@ def library() -> Path | None:
 
 
 class FakeDriver:
-    """The driver's functions, and what the fake driver knows about their use."""
+    """The driver's functions, and its knowledge of their use."""
 
     def __init__(self, path: Path) -> None:
         os.environ.update(dict.fromkeys(_VARIABLES, str(path)))
@@ -50,24 +50,24 @@ class FakeDriver:
         self._call("cuCtxSetCurrent", self._contexts[device])
 
     def allocate(self, device: int, nbytes: int) -> int:
-        """Give memory of a device."""
+        """Allocate device memory."""
         self.enter(device)
         address = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(nbytes, 1)))
         return address.value
 
     def free(self, device: int, address: int) -> None:
-        """Free it."""
+        """Free device memory."""
         self.enter(device)
         self._call("cuMemFree_v2", ctypes.c_uint64(address))
 
     def poke(self, address: int, data: bytes) -> None:
-        """Change memory of a device, past everything."""
+        """Write device memory directly."""
         if data:
             self._call("standin_poke", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
 
     def peek(self, address: int, nbytes: int) -> bytearray:
-        """Look at it."""
+        """Read device memory directly."""
         data = bytearray(nbytes)
         if nbytes:
             room = (ctypes.c_char * nbytes).from_buffer(data)
@@ -75,7 +75,7 @@ class FakeDriver:
         return data
 
     def stream(self, device: int) -> int:
-        """Make a stream."""
+        """Create a stream."""
         self.enter(device)
         stream = ctypes.c_void_p()
         self._call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(1))
@@ -83,13 +83,13 @@ class FakeDriver:
         return stream.value
 
     def end_stream(self, device: int, stream: int) -> None:
-        """Wait for it, and end it."""
+        """Synchronise and destroy a stream."""
         self.enter(device)
         self._call("cuStreamSynchronize", ctypes.c_void_p(stream))
         self._call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
 
     def copy_kernel(self, stream: int, target: int, source: int, nbytes: int, delay_us: int) -> None:
-        """Launch a kernel that copies memory of a device after some time."""
+        """Launch a kernel that copies device memory after a delay."""
         self._call(
             "standin_copy_kernel",
             ctypes.c_void_p(stream),
@@ -100,23 +100,23 @@ class FakeDriver:
         )
 
     def fail(self, call: str, after: int, code: int) -> None:
-        """Have a call refuse."""
+        """Make a call fail."""
         self._calls.standin_fail(call.encode(), ctypes.c_uint(after), ctypes.c_int(code))
 
     def clear(self) -> None:
-        """Forget faults, counts and violations."""
+        """Reset faults, counts and violations."""
         self._calls.standin_clear()
 
     def live(self, kind: str) -> int:
-        """Count what has not been given back."""
+        """Count objects that have not been freed."""
         return int(self._calls.standin_live(kind.encode()))
 
     def count(self, what: str) -> int:
-        """Count what happened."""
+        """Count events."""
         return int(self._calls.standin_count(what.encode()))
 
     def violations(self) -> str:
-        """Say what a real GPU would have suffered from."""
+        """List violations that would have harmed a real GPU."""
         text = ctypes.create_string_buffer(1 << 16)
         length = self._calls.standin_violations(text, ctypes.c_size_t(len(text)))
         return text.raw[:length].decode()
@@ -147,7 +147,7 @@ class FakeTensor(torch.Tensor):
 
 
 class FakeGpu:
-    """What a test does with a GPU."""
+    """A GPU as tests use it."""
 
     is_real = False
 
@@ -165,7 +165,7 @@ class FakeGpu:
 
     def tensor(self, host: torch.Tensor, device: int = 0) -> torch.Tensor:
         """Copy a tensor to the GPU, with its strides."""
-        # The storage is what is on the GPU.
+        # The storage identifies the memory on the GPU.
         shadow = host.clone(memory_format=torch.preserve_format)
         storage = shadow.untyped_storage()
         nbytes = storage.nbytes()
@@ -193,7 +193,7 @@ class FakeGpu:
         return plain.copy_(values)
 
     def late(self, target: torch.Tensor, source: torch.Tensor, delay_ms: int) -> None:
-        """Launch a copy on a new stream, which becomes the current one, and which takes some time."""
+        """Launch a slow copy on a new stream, which becomes the current one."""
         device = target.device.index
         stream = self.driver.stream(device)
         self._streams.append((device, stream))
@@ -201,7 +201,7 @@ class FakeGpu:
         self.driver.copy_kernel(stream, target.data_ptr(), source.data_ptr(), source.nbytes, delay_ms * 1000)
 
     def close(self) -> None:
-        """End what was made."""
+        """Clean up."""
         while self._streams:
             self.driver.end_stream(*self._streams.pop())
         self._current = dict.fromkeys(self._current, 0)

@@ -1,4 +1,4 @@
-"""The benchmark of GPUs, at sizes that mean nothing: it has to work on the day when there is a GPU."""
+"""The GPU benchmark at tiny sizes, so that it works when there is a GPU."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ class BenchGpu:
 def bench(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The benchmark's modules by name, and a GPU for them."""
     monkeypatch.syspath_prepend(_BENCHMARKS)
-    # Names of the benchmark that other tests need not find.
+    # Names of the benchmark that other tests must not find.
     before = set(sys.modules)
     modules = {name: importlib.import_module(f"gpubench.{name}") for name in ("gpu", "run", "rows", "loaders")}
-    # What other tests have in the page cache is theirs, and so is what they still have to write.
+    # Page cache and pending writes belong to other tests.
     cache = importlib.import_module("storagebench.cache")
     monkeypatch.setattr(cache, "drop_method", lambda: "posix_fadvise")
     monkeypatch.setattr(cache.os, "sync", lambda: None)

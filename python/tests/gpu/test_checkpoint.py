@@ -1,4 +1,4 @@
-"""Checkpoints of tensors on GPUs: saved from there, loaded to there, nothing whole in host memory."""
+"""Checkpoints of tensors on GPUs: saved and loaded without a whole copy in CPU memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVIDIA's own cuFile, as torch's packages bring it, without a GPU: it must leave no file behind, and come back."""
+"""NVIDIA's own cuFile from torch's packages, without a GPU: it must leave no file behind, and return."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CHILD = """
     engine.close()
 """
 
-# Has every opening of the kernel's list of modules open another file.
+# Redirects reads of the kernel's module list to another file.
 SHIM = """
     #define _GNU_SOURCE
     #include <dlfcn.h>
@@ -63,7 +63,7 @@ SHIM = """
 
 
 def libcufile() -> Path:
-    """What torch's packages bring."""
+    """Find cuFile in torch's packages."""
     spec = find_spec("nvidia")
     folders = list(spec.submodule_search_locations or []) if spec else []
     found = [path for folder in folders for path in Path(folder).glob("*/lib/libcufile.so.0")]
@@ -115,7 +115,7 @@ def test_its_log_is_nowhere_unless_the_user_says_where(tmp_path: Path) -> None:
     folder.mkdir()
     assert "compatibility mode" in run(folder, more)
     (folder / "file").unlink()
-    # What the user says comes first.
+    # The user's setting wins.
     log = tmp_path / "said.log"
     run(folder, more | {"CUFILE_LOGFILE_PATH": str(log)})
     assert log.stat().st_size > 0

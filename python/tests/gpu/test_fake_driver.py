@@ -1,4 +1,4 @@
-"""What only the fake driver can be made to do. Not collected beside a real GPU."""
+"""Faults that only the fake driver can produce. Not collected on a real GPU."""
 
 from __future__ import annotations
 

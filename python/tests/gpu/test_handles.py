@@ -1,4 +1,4 @@
-"""`aio_handle` and `gds_handle` with tensors on GPUs, and the record of pinned ones."""
+"""`aio_handle` and `gds_handle` with tensors on GPUs, and the record of pinned tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .test_transfer import bits, values
 
 @pytest.fixture(params=[aio_handle, gds_handle])
 def handle(request: pytest.FixtureRequest, gpu: Any) -> Iterator[Any]:
-    # Small enough that tests cross its blocks and its pool. The engine goes before the GPU does.
+    # Small, so that tests cross its blocks and its pool. The engine is closed before the GPU.
     handle = request.param(16384, 8, False, True, 2)
     yield handle
     del handle
@@ -28,7 +28,7 @@ def handle(request: pytest.FixtureRequest, gpu: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def gds(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[gds_handle]:
-    """A handle that can also make tensors; nothing is left in the record."""
+    """A handle that can also allocate tensors. Nothing remains in the record."""
 
     def allocate(count: int, example: torch.Tensor) -> torch.Tensor:
         tensor: torch.Tensor = gpu.tensor(torch.zeros(count, dtype=example.dtype), example.device.index)
@@ -84,7 +84,7 @@ def test_strided_ones(gpu: Any, handle: Any, tmp_path: Path) -> None:
         assert path.read_bytes()[: cut(host).nbytes] == bits(cut(host))
         fresh = values(tuple(cut(host).shape), torch.float32, 50 + number)
         handle.async_pwrite(fresh, path)
-        # The same bytes of the same file: after the write.
+        # The same bytes of the same file, so after the write.
         handle.async_pread(cut(on_gpu), path)
         assert handle.wait() == 2
         cut(host).copy_(fresh)
@@ -213,7 +213,7 @@ def test_freed_while_an_operation_is_pending(gpu: Any, gds: gds_handle, tmp_path
     assert gds.wait() == 1
     assert (tmp_path / "file").read_bytes() == bits(host)
     gc.collect()
-    # the fake driver's tensor is a view, and what it is a view of stays.
+    # The fake driver's tensor is a view, and its base stays.
     assert storage() is None or not gpu.is_real
     assert len(others) == 3
     del others
@@ -229,7 +229,7 @@ def test_pinned_ones_are_known_to_cufile_while_they_live(gpu: Any, gds: gds_hand
     assert gpu.driver.live("cufile_buffers") == 2
     path = tmp_path / "file"
     assert gds.sync_pwrite(pinned, path) == 1
-    # A part of it, by way of another handle.
+    # A part of it, through another handle.
     assert gds_handle(queue_depth=2).sync_pread(made[: 1 << 17], path) == 1
     assert bits(gpu.to_host(made))[: 1 << 19] == bits(host)[: 1 << 19]
     assert gpu.driver.count("unregistered_io") == 0

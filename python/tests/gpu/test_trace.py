@@ -1,4 +1,4 @@
-"""Traces of tensors on GPUs: every copy once, beside the transfers that it belongs to."""
+"""Traces of tensors on GPUs: every copy appears once, next to its transfers."""
 
 from __future__ import annotations
 

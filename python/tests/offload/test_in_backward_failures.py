@@ -1,4 +1,4 @@
-"""What a change in the backward pass refuses, and what becomes of one that goes wrong half way."""
+"""Refusals of updates in the backward pass, and failures half way."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_needs_all_gradients_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("unscales", [False, True])
 def test_a_scaler_is_refused(tmp_path: Path, kind: Any, unscales: bool) -> None:
     model, offloading = small(tmp_path)
-    # A gradient that is left for it to find: without one, torch's scaler complains by itself.
+    # Leaves a gradient for the scaler: without one it raises an error of its own.
     other = nn.Parameter(torch.ones(3))
     optimizer = kind([*model.parameters(), other])
     offloading.attach(optimizer, in_backward=True)
@@ -78,7 +78,7 @@ def test_an_optimizer_is_attached_once(tmp_path: Path) -> None:
         offloading.attach(optimizer)
     train(model, optimizer, 1)
     offloading.close()
-    # And again, once the model has been given back.
+    # Again after offloading was closed.
     deepnvme.offload_parameters(model, memory=MEMORY, swap_dir=tmp_path).attach(optimizer, in_backward=True)
     train(model, optimizer, 2)
 
@@ -99,11 +99,11 @@ def _attached(model: nn.Module, offloading: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
-# What goes wrong half way.
+# Failures half way.
 
 
 class Failing:
-    """Lets so many calls through, then fails as a disk does, then is well again."""
+    """Passes some calls, then fails like a disk, then works again."""
 
     def __init__(self, call: Callable[..., Any], begin: int, count: int) -> None:
         self.call, self.begin, self.end = call, begin, begin + count
@@ -121,7 +121,7 @@ class Failing:
 def test_a_disk_that_fails_for_a_moment(
     twins: Twins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: int, count: int
 ) -> None:
-    """What fails in the backward pass is done by the step, and by its next call where that fails, too."""
+    """The step does what failed in the backward pass; if it fails too, its next call does."""
     plain, twin, offloading = twins()
     optimizers = [
         optim.AdamW(plain.parameters(), lr=1e-2),
@@ -148,7 +148,7 @@ def test_a_disk_that_fails_for_a_moment(
             optimizer.zero_grad()
         assert losses[0] == losses[1]
     assert failing.calls > failing.end
-    # Once is what the backward pass swallows, but where it is the step itself that fails.
+    # The backward pass swallows one failure, unless the step itself fails.
     assert stopped in {0, count - 1, 1}
     assert_same(plain, twin)
 
@@ -175,7 +175,7 @@ def test_parameters_that_cannot_be_read_for_a_moment(twins: Twins, monkeypatch: 
 
 @pytest.mark.parametrize("kind", [optim.AdamW, torch.optim.AdamW])
 def test_ctrl_c_in_a_backward_pass(twins: Twins, interrupted: Any, kind: Any) -> None:
-    """What the message advises then, ``optimizer.step()``, works, and changes no parameter a second time."""
+    """Follow the advice of the message, ``optimizer.step()``: no parameter is updated twice."""
     lr, words = 1e-2, batches(3)
 
     def begun() -> tuple[nn.Module, Any, nn.Module, Any, Any]:
@@ -210,18 +210,18 @@ def test_ctrl_c_in_a_backward_pass(twins: Twins, interrupted: Any, kind: Any) ->
         for name, param in plain.named_parameters():
             found, where = state[name], f"{name}, interrupted at point {point} of {points.count}"
             is_whole = torch.equal(found, before[name]) or torch.equal(found, param)
-            # Where the head has the embedding's weight, half of the gradient may have come.
+            # If the head is tied to the embedding, half of the gradient may exist.
             assert is_whole or name == "embed.weight", where
             assert (found - before[name]).abs().max() < 1.2 * lr, where
         loss_of(twin, words[2]).backward()  # type: ignore[no-untyped-call]
         his.step()
         offloading.close()
-    # A pass that waits for the disk elsewhere has other points, and fewer; that most were reached is all that counts.
+    # A pass that waits for the disk elsewhere has other points, and fewer. Most were reached.
     assert stopped > 4
 
 
 def test_ctrl_c_anywhere_holds_nothing_for_good(twins: Twins, interrupted: Any) -> None:
-    """Units that nobody will release could never be changed again."""
+    """Groups that nobody releases could never be changed again."""
     _, twin, offloading = twins()
     own = list(twin.parameters())[:1]
 

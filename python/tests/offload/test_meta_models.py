@@ -1,4 +1,4 @@
-"""Models that begin on the meta device, checkpoints that are read as they are needed, a disk that fails at the end."""
+"""Models that start on the meta device, checkpoints that are read on demand, and a disk that fails at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is around training: states, refusals, failures in the middle."""
+"""State dicts, refusals, and failures in the middle of training."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_backward_that_fails_in_the_middle(tmp_path: Path) -> None:
 
 
 def test_what_was_changed_in_place_is_noticed(tmp_path: Path) -> None:
-    """As autograd notices it where it keeps tensors itself."""
+    """As autograd detects it for tensors that it saves itself."""
 
     class Changing(nn.Module):
         def __init__(self) -> None:
@@ -188,7 +188,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     gc.collect()
     assert gone() is None
     assert list(tmp_path.iterdir()) == []
-    # An optimizer of somebody else is not looked at any more.
+    # Unrelated optimizers are no longer checked.
     weight = nn.Parameter(torch.ones(3))
     weight.sum().backward()  # type: ignore[no-untyped-call]
     torch.optim.SGD([weight], lr=0.1).step()
@@ -212,7 +212,7 @@ def test_a_change_of_what_is_on_disk_is_refused_and_not_lost_in_silence(tmp_path
             CHANGES[change](model, model.blocks[1].up.weight)
         with pytest.raises(RuntimeError, match=r"blocks\.1\.up\.weight was changed while it was on disk"):
             loss_of(model, batches(1)[0])
-        # It has been said: the parameters are those on disk.
+        # The error was raised, and the parameters are those on disk.
         loss_of(model, batches(1)[0])
         state = model.state_dict()
         assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
@@ -234,7 +234,7 @@ def test_a_change_of_what_is_in_memory_to_be_read_is_refused(tmp_path: Path) -> 
 
 
 def test_threads_compute_at_the_same_time(tmp_path: Path) -> None:
-    """A unit that two threads bring at once stays for as long as either of them needs it."""
+    """A group that two threads load at once stays until neither needs it."""
     model, offloading = offloaded(tmp_path)
     data = batches(4)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A disk that fails in the middle of a step: what is said, and that the same step goes on."""
+"""A disk that fails in the middle of a step: the error, and the resumed step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def backward(net: Net, step: int) -> None:
 
 @contextmanager
 def damaged(optimizer: optim.AdamW) -> Iterator[None]:
-    """Turn a byte in each of the later groups on disk; at the end, turn back those that nobody has written since."""
+    """Flip a byte in each later group on disk. At the end, restore those that were not written since."""
     swapper = optimizer._store.swapper  # type: ignore[attr-defined]
     swapper.flush()
     numbers = sorted(int(key.removeprefix("state.")) for key in swapper.keys() if key.startswith("state."))  # noqa: SIM118
@@ -62,7 +62,7 @@ def damaged(optimizer: optim.AdamW) -> Iterator[None]:
 
 @contextmanager
 def unwritable() -> Iterator[None]:
-    """Have every write fail that ends behind the first bytes of a file."""
+    """Make every write fail that ends beyond the first bytes of a file."""
     before, deaf = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
@@ -113,7 +113,7 @@ def test_what_cannot_be_written(tmp_path: Path, swap_gradients: bool) -> None:
 
 
 def test_a_disk_that_is_full_at_the_first_step(tmp_path: Path) -> None:
-    """State has its room from the first step on; until then, a full disk is no more than a step that stopped."""
+    """Space for state is allocated by the first step. Until then a full disk only stops a step."""
     one, other = twins()
     mine = optim.AdamW(one.parameters(), lr=1e-3, swap_dir=tmp_path, memory=MEMORY)
     his = optim.AdamW(other.parameters(), lr=1e-3)
@@ -128,7 +128,7 @@ def test_a_disk_that_is_full_at_the_first_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("swap_gradients", [False, True])
 def test_with_parameters_on_disk(tmp_path: Path, swap_gradients: bool) -> None:
-    """Its step is many calls of the optimizer's, and goes on as one."""
+    """One step is many calls of the optimizer, and resumes as one."""
     one, other = twins()
     offloading = deepnvme.offload_parameters(one, memory="512KiB", swap_dir=tmp_path)
     settings: dict[str, Any] = {
@@ -193,7 +193,7 @@ def test_a_state_dict_replaces_what_stopped(tmp_path: Path) -> None:
 
 
 def test_in_memory_too() -> None:
-    """A refusal between two groups of parameters leaves the second to be done, once."""
+    """A refusal between two param groups leaves the second to be done, once."""
     one, other = twins()
     settings: list[list[dict[str, Any]]] = [
         [{"params": net.lines.parameters()}, {"params": net.last.parameters(), "lr": 1e-2}] for net in (one, other)

@@ -1,4 +1,4 @@
-"""State in a file without a trip through memory, and back: bits, other numbers of ranks, damage, killed savers."""
+"""State files: identical bits, other numbers of ranks, damage, killed savers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_no_trip_through_memory(tmp_path: Path) -> None:
     for how in (saved, loaded):
         assert how.get("memory_bytes", 0) == 0
         assert 0.9 * size < how.get("shared_bytes", 0) + how.get("kernel_bytes", 0) <= size
-    # State that is loaded is used without a first step of its own.
+    # Loaded state is used without an initial step.
     assert his.swapping.resident_bytes_peak <= MEMORY
 
 
@@ -96,12 +96,12 @@ def test_formats_can_be_changed(tmp_path: Path) -> None:
 
 
 class Rank:
-    """One of several, that has a stretch of all weights, which lie one behind the other, as ZeRO and FSDP cut them."""
+    """A rank with a contiguous range of all weights, as ZeRO and FSDP split them."""
 
     def __init__(self, folder: Path, weights: dict[str, torch.Tensor], rank: int, ranks: int) -> None:
         total = sum(map(len, weights.values()))
         low, high = total * rank // ranks, total * (rank + 1) // ranks
-        # Each parameter, its name, and from where to where it is of that.
+        # Each parameter with its name and its range in it.
         self.params: dict[nn.Parameter, tuple[str, int, int]] = {}
         at = 0
         for name, weight in weights.items():
@@ -223,7 +223,7 @@ def test_a_load_that_fails_half_way_is_nothing_to_go_on_with(tmp_path: Path, mon
 
 
 def test_state_dicts_of_torch_leave_small_parameters_together(tmp_path: Path) -> None:
-    """They have no master weights, which come with the first step, and take the parameters to other places."""
+    """They have no master weights. The first step adds those, which moves the parameters to other places."""
     params = [nn.Parameter(torch.randn(10).bfloat16()) for _ in range(60)]
     theirs = torch.optim.AdamW(params, lr=1e-3)
     mine = optim.AdamW(params, lr=1e-3, swap_dir=tmp_path, memory="64KiB")
@@ -245,7 +245,7 @@ def test_a_killed_save_leaves_what_was_there(tmp_path: Path) -> None:
     first = path.read_bytes()
     train(one, mine, range(1, 2))
 
-    # The same in a process that dies when its file is written, and has not its name yet.
+    # The same in a process that is killed when its file is written but has no name yet.
     child = os.fork()
     if child == 0:
         try:
@@ -279,7 +279,7 @@ def test_a_save_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 
 def small(tmp_path: Path) -> Any:
-    """An optimizer of a state that is as small as any."""
+    """An optimizer with the smallest state."""
     param = nn.Parameter(torch.randn(9))
     param.grad = torch.randn(9)
     optimizer = optim.AdamW([param], lr=1e-3, swap_dir=tmp_path, memory="64KiB")
@@ -293,7 +293,7 @@ def test_any_changed_byte_is_reported(tmp_path: Path) -> None:
     data = path.read_bytes()
     header_bytes = 8 + int.from_bytes(data[:8], "little")
     assert len(data) == header_bytes + 4096
-    # All of the header's text, and of the tensors; of spaces and padding, every 61st byte, and the last.
+    # The text of the header and the tensors completely; of spaces and padding every 61st byte, and the last.
     text_bytes = len(data[:header_bytes].rstrip(b" "))
     spaces, padding = range(text_bytes, header_bytes, 61), range(header_bytes + 72, len(data), 61)
     places = [*range(text_bytes), *spaces, *range(header_bytes, header_bytes + 72), *padding, len(data) - 1]
@@ -301,7 +301,7 @@ def test_any_changed_byte_is_reported(tmp_path: Path) -> None:
         for at in places:
             byte = data[at]
             os.pwrite(out.fileno(), bytes([byte ^ (1 + at * 37 % 255)]), at)
-            # Of what the file says of itself, any load compares every byte.
+            # Any load verifies every byte of the header.
             with pytest.raises((CorruptFileError, ChecksumError, UnsupportedError), match="state"):
                 _state_file.read(path, "full" if at >= header_bytes else "auto")
             os.pwrite(out.fileno(), bytes([byte]), at)
@@ -337,7 +337,7 @@ def test_damage_is_found_before_anything_is_loaded(tmp_path: Path) -> None:
     for index, state in his.state_dict()["state"].items():
         assert torch.equal(state["exp_avg"], before["state"][index]["exp_avg"])
     his.load_state(path, verify="off")
-    # Without checksums there is nothing to compare with, and a file that had some cannot pass for one that never had.
+    # Without checksums nothing can be compared, and a file that had some cannot pass for one without.
     mine.save_state(path, checksums=False)
     his.load_state(path)
     with pytest.raises(ValueError, match="no checksums"):
@@ -382,7 +382,7 @@ def test_names_links_and_modes(tmp_path: Path) -> None:
     path.touch(mode=0o640)
     path.chmod(0o640)
     (tmp_path / "link").symlink_to(path.name)
-    # Names of private files as they are, and as they once were.
+    # Names of private files, current and former.
     foreign = [f".{path.name[:180]}.deepnvme-tmp-{end}" for end in ("1-0", "1f-0-0123456789abcdef", "0123456789ab")]
     for name in foreign:
         (tmp_path / name).write_text("foreign")
@@ -439,7 +439,7 @@ def test_state_in_memory_is_for_state_dicts(tmp_path: Path) -> None:
 
 
 def test_with_gradients_on_disk(tmp_path: Path) -> None:
-    """They have room beside the state, and are nothing that is saved."""
+    """They are stored next to the state, but are not saved."""
     one, other = twins()
     mine = optim.AdamW(groups(one), lr=1e-3, swap_dir=tmp_path, memory=MEMORY, swap_gradients=True)
     train(one, mine, range(3))

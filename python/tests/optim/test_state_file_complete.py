@@ -1,4 +1,4 @@
-"""A file of state without checksums is complete, or an error names it. Files fit together, and fit the optimizer."""
+"""State files without checksums are complete, or an error names them. Files match each other and the optimizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AdamW, SGD = optim.AdamW, optim.SGD
 
 
 def make(folder: Path, kind: Any = AdamW, steps: int = 1, **settings: Any) -> Any:
-    """Make an optimizer of two parameters with state, and one without."""
+    """Create an optimizer of two parameters with state, and one without."""
     torch.manual_seed(3)
     params = [nn.Parameter(torch.randn(size)) for size in (9, 300, 5)]
     optimizer = kind(params, **{"lr": 1e-3, **settings}, swap_dir=folder, memory="64KiB")
@@ -31,7 +31,7 @@ def make(folder: Path, kind: Any = AdamW, steps: int = 1, **settings: Any) -> An
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change what a file without checksums says of its state."""
+    """Change the header of a file without checksums."""
     whole = path.read_bytes()
     length = int.from_bytes(whole[:8], "little")
     header = json.loads(whole[8 : 8 + length])

@@ -1,4 +1,4 @@
-"""States of other optimizers and models, and settings that no step takes: refused before anything changes."""
+"""State of other optimizers and models, and invalid settings, are refused before anything changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State on disk: the bits of state in memory, under a bound, in and out of state dicts."""
+"""State on disk gives the bits of state in memory, within its memory limit, and through state dicts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_same_bits(tmp_path: Path, kind: Any, settings: dict[str, Any], dtyp
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("stochastic", [False, True])
 def test_sgd_without_momentum_and_with_it_later(tmp_path: Path, dtype: torch.dtype, stochastic: bool) -> None:
-    """The first buffer is the gradient, whenever that is; and noise is the same where there is no state."""
+    """The first momentum buffer is the gradient, whenever it comes, and the noise is the same without state."""
     one, other = twins(dtype)
     options: Any = {"lr": 0.01, "dampening": 0.5, "stochastic_rounding": stochastic, "seed": 3}
     mine = optim.SGD(groups(one), **options, swap_dir=tmp_path, memory=MEMORY)
@@ -75,7 +75,7 @@ def test_in_the_middle_of_a_training_both_ways(
     mine = kind(one.parameters(), **settings, swap_dir=tmp_path, memory=MEMORY)
     train(one, mine, range(7, 9))  # what it had is replaced
     one.load_state_dict(other.state_dict())
-    # torch's optimizers keep the tensors that they are given, and the other one goes on with its own.
+    # torch's optimizers keep the given tensors, and the other one continues with its own.
     mine.load_state_dict(copy.deepcopy(his.state_dict()))
     train(one, mine, range(3, 6))
     train(other, his, range(3, 6))
@@ -92,7 +92,7 @@ def test_in_the_middle_of_a_training_both_ways(
 
 
 def test_with_parameters_on_disk_too(tmp_path: Path) -> None:
-    """Parameters and state are each larger than the memory given for them."""
+    """Parameters and state each exceed their memory."""
     one, other = twins()
     offloading = deepnvme.offload_parameters(one, memory="512KiB", swap_dir=tmp_path)
     assert offloading.parameter_bytes > 512 << 10
@@ -126,7 +126,7 @@ def test_refusals(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("swap_gradients", [False, True])
 def test_clipping_with_parameters_on_disk(tmp_path: Path, swap_gradients: bool) -> None:
-    """The norm is of all gradients, though one group of parameters is stepped after the other."""
+    """The norm covers all gradients, although param groups are updated one after another."""
     one, other = twins()
     offloading = deepnvme.offload_parameters(one, memory="512KiB", swap_dir=tmp_path)
     settings: dict[str, Any] = {"lr": 1e-2, "max_norm": 1e-3}
@@ -141,7 +141,7 @@ def test_clipping_with_parameters_on_disk(tmp_path: Path, swap_gradients: bool) 
 
 
 def test_small_parameters_share_a_group(tmp_path: Path) -> None:
-    """Also those of two groups with settings of their own, which is no two steps."""
+    """Two param groups with settings of their own are still one step."""
     params = [nn.Parameter(torch.randn(10)) for _ in range(60)]
     groups = [{"params": params[::2]}, {"params": params[1::2], "lr": 0.1}]
     optimizer = optim.AdamW(groups, swap_dir=tmp_path, memory="64KiB")
@@ -161,7 +161,7 @@ def test_small_parameters_share_a_group(tmp_path: Path) -> None:
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("gradients", [False, True])
 def test_parameters_without_elements(tmp_path: Path, swapped: bool, gradients: bool) -> None:
-    """They count steps as all others do: alone in their group, and among others."""
+    """They count steps as all others do, alone in their group and among others."""
 
     def parameters() -> list[nn.Parameter]:
         torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""What the tests of streamed weights share."""
+"""Fixtures for the tests of streamed weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def offline() -> Iterator[None]:
 
 @pytest.fixture(scope="package", autouse=True)
 def one_thread(threads: Callable[[int], AbstractContextManager[None]]) -> Iterator[None]:
-    """Models this small gain nothing from more, and lose much where other work runs beside the tests."""
+    """Small models gain nothing from more threads, and suffer from other load on the machine."""
     with threads(1):
         yield
 

@@ -1,4 +1,4 @@
-"""A plain module, its weights in a file, and what it says: for tests that need no transformers."""
+"""A plain module with its weights in a file and its expected output, for tests without transformers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEMORY = 200_000
 
 
 class Plain(nn.Module):
-    """Rows, layers, and a head that shares its weight with the rows."""
+    """An embedding, layers, and a head that shares its weight with the embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,21 +40,21 @@ class Plain(nn.Module):
 
 @dataclass
 class Saved:
-    """A module on disk, and what it answers."""
+    """A module on disk, with its expected output."""
 
     path: Path
     question: torch.Tensor
     answer: torch.Tensor
 
     def stream(self, memory: int = MEMORY, **options: Any) -> Any:
-        """The module without weights, streamed."""
+        """Stream the module, created without weights."""
         with torch.device("meta"):
             module = Plain().eval()
         return deepnvme.stream(module, weights=self.path, memory=memory, **options)
 
 
 def save(path: Path, seed: int = 0) -> Saved:
-    """Make a module, and have its weights in a file."""
+    """Create a module, and save its weights to a file."""
     torch.manual_seed(seed)
     module = Plain().eval()
     state = {name: tensor for name, tensor in module.state_dict().items() if name != "head.weight"}

@@ -1,4 +1,4 @@
-"""Models of transformers of every make, small and made of random numbers."""
+"""Small transformers models of many architectures, with random weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MAKES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertForMaskedLM", {**_PLAIN, "intermediate_size": 96}),
     "modernbert": ("ModernBertForMaskedLM", {**_PLAIN, "intermediate_size": 96, "global_attn_every_n_layers": 2}),
 }
-# Larger than a page in every weight that matters, so that groups, rows and experts are cut as those of real models are.
+# All relevant weights exceed a page, so that groups, rows and experts are split as in real models.
 _WIDE = {"hidden_size": 256, "intermediate_size": 704, "vocab_size": 2011, "num_hidden_layers": 6}
 _MIDSIZE = {**_DECODER, **_WIDE, "head_dim": 64}
 _GPT2_WIDE = {"n_embd": 256, "n_layer": 6, "n_head": 4, "vocab_size": 2011, "n_positions": 128}
@@ -58,33 +58,33 @@ ENCODERS_AND_DECODERS = ["t5", "t5_midsize"]
 
 
 def make(name: str) -> Any:
-    """A model with the weights that the same name always has."""
+    """Create a model. The same name always gives the same weights."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     class_name, sizes = _MAKES[name]
     model_class = getattr(transformers, class_name)
     ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0}
-    # Special tokens that a small vocabulary has.
+    # Special tokens within a small vocabulary.
     marks = {"cls_token_id": 1, "sep_token_id": 2} if name == "modernbert" else {}
     config = model_class.config_class(**sizes, **ends, **marks)
     torch.manual_seed(sum(name.encode()))
     model = model_class(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            # Biases begin as zeros and norms as ones, in which a mistake would not show.
+            # Biases start as zeros and norms as ones, which would hide mistakes.
             parameter.add_(torch.randn_like(parameter) * 0.05)
     return model
 
 
 @dataclass
 class SmallModels:
-    """Folders and models, each made when it is first asked for."""
+    """Folders and models, each created on first use."""
 
     root: Path
     _folders: dict[tuple[str, str], Path] = field(default_factory=dict)
     _models: dict[tuple[str, str], Any] = field(default_factory=dict)
 
     def folder(self, name: str, variant: str = "single") -> Path:
-        """Where a model is on disk; ``variant`` says how it lies there."""
+        """Return the folder of a model. ``variant`` selects the file layout."""
         key = (name, variant)
         if key not in self._folders:
             folder = self.root / f"{name}-{variant}"
@@ -97,7 +97,7 @@ class SmallModels:
         return self._folders[key]
 
     def model(self, name: str, variant: str = "single") -> Any:
-        """The same model in memory, as transformers loads it."""
+        """Load the same model into memory with transformers."""
         key = (name, variant)
         if key not in self._models:
             folder = self.folder(name, variant)
@@ -106,23 +106,23 @@ class SmallModels:
 
 
 def type_of(name: str) -> Any:
-    """The class of a model."""
+    """Return the class of a model."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     return getattr(transformers, _MAKES[name][0])
 
 
 def weights_bytes(folder: Path) -> int:
-    """How large the weights are on disk."""
+    """Return the bytes of the weights on disk."""
     return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in {".safetensors", ".bin"})
 
 
 def tokens(rows: int, length: int, seed: int = 5) -> torch.Tensor:
-    """Random tokens, none of them special."""
+    """Return random tokens, none of them special."""
     return torch.randint(3, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
 def shift_header(path: Path, remainder: int) -> None:
-    """Have the data of a safetensors file begin at that remainder of 64, by spaces behind its header."""
+    """Make the data of a safetensors file begin at that remainder of 64, by padding its header with spaces."""
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header = json.dumps(json.loads(content[8 : 8 + length])).encode()

@@ -1,4 +1,4 @@
-"""``deepnvme generate`` and ``deepnvme stream-bench``."""
+"""Tests of ``deepnvme generate`` and ``deepnvme stream-bench``."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Done:
 
 @pytest.fixture
 def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
-    """Run the command in this process: to import torch anew takes most of the time."""
+    """Run the command in this process, since importing torch again takes most of the time."""
 
     def run(*arguments: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["deepnvme", *arguments])
@@ -169,7 +169,7 @@ def test_stream_bench_packs_what_it_measures(tmp_path: Path, command: Callable[.
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["dtype"] == "float32"
-    # Matrices have a byte for each weight instead of two, and scales; embeddings and norms stay.
+    # Matrices take one byte per weight instead of two, plus scales; embeddings and norms are unchanged.
     assert 0.5 < answer["file_bytes"] / answer["model_bytes"] < 0.75
     assert answer["rows"][0]["step_bytes"] < 0.75 * answer["model_bytes"]
     assert not list(tmp_path.iterdir())

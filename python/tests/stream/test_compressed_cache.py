@@ -1,4 +1,4 @@
-"""Weights that are fewer bytes on disk than in memory stay in memory as they are on disk."""
+"""Weights that are smaller on disk than in memory are cached in their disk form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_grad")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of bf16 weights; computed with in float32, they are twice as many bytes."""
+    """A model of bf16 weights. Computing in float32 doubles their bytes."""
     torch.manual_seed(20261124)
     sizes = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 12, "vocab_size": 1000}
     config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False)
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> torch.Tensor:
-    """What the model says in memory."""
+    """Return the output of the model in memory."""
     with torch.no_grad():
         return logits(transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
 
@@ -44,13 +44,13 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def opened(folder: Path, share: float, dtype: torch.dtype = torch.float32) -> Any:
-    """Open the model with memory for that share of what it has in float32."""
+    """Open the model with memory for a fraction of its float32 size."""
     stored = (folder / "model.safetensors").stat().st_size
     return deepnvme.stream(folder, memory=int(2 * stored * share), dtype=dtype)
 
 
 def layer_bytes(model: Any) -> int:
-    """Bytes that fetching all layers once more reads."""
+    """Return the bytes that loading all layers once more reads."""
     before = model.streaming.counters()["bytes_read"]
     benchmark.fetch_all(model.streaming)
     return int(model.streaming.counters()["bytes_read"] - before)
@@ -85,16 +85,16 @@ def test_with_memory_for_all_that_is_on_disk_nothing_is_read_any_more(folder: Pa
 
 def test_a_byte_of_it_spares_a_byte_of_reading(folder: Path) -> None:
     read: dict[float, float] = {}
-    # Shares for which layers are cut the same way.
+    # Fractions with the same partition into groups.
     for share in (0.4, 0.45, 0.5):
         model = opened(folder, share)
         logits(model)
         benchmark.fetch_all(model.streaming)
-        # What is read ahead for the next one makes a difference.
+        # Prefetching for the next round makes a difference.
         read[share] = sum(layer_bytes(model) for _ in range(4)) / 4
         model.streaming.close()
     spared = [read[0.4] - read[0.45], read[0.45] - read[0.5]]
-    # That of units that stayed in float32 would be half of it.
+    # Keeping groups in float32 would halve the reads at most.
     more = 0.05 * 2 * (folder / "model.safetensors").stat().st_size
     assert all(0.75 * more < each < 1.25 * more for each in spared), (read, more)
 

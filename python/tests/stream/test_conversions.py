@@ -1,4 +1,4 @@
-"""Weights that are of another type in memory than on disk are what they would have been had they been cast there."""
+"""Weights that are converted on load equal the weights that were cast before saving."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 @pytest.fixture(scope="module", params=["llama", "mixtral"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model on disk; its experts are put together out of pieces."""
+    """A small model on disk. Its experts are assembled from several ranges."""
     torch.manual_seed(20261122)
     sizes: dict[str, Any] = {
         "hidden_size": 128,
@@ -80,7 +80,7 @@ def test_what_is_no_float_stays_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_damaged_in_mid_stream_is_an_error_and_nothing_hangs(folder: Path, tmp_path: Path) -> None:
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    # Two thirds of it, so that something is read in every step.
+    # Two thirds of it, so that every step reads something.
     memory = (folder / "model.safetensors").stat().st_size * 2 * 2 // 3
     model = deepnvme.stream(tmp_path, memory=memory, dtype=torch.float32)
     logits(model)

@@ -1,4 +1,4 @@
-"""What goes wrong in the middle of a generation ends it with a clear error, and nothing else."""
+"""A fault in the middle of a generation ends it with a clear error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def assert_right(saved: plain_module.Saved, model: Any) -> None:
 
 
 def in_the_middle(model: Any, strike: Callable[[], object]) -> None:
-    """Do something when half of the layers have run."""
+    """Run an action when half of the layers have run."""
     handle: list[Any] = []
 
     def hook(*_: object) -> None:
@@ -75,7 +75,7 @@ def test_a_file_that_changes_under_the_model(
             model(saved.question)
         assert caught.value.filename == str(saved.path)
     assert "open the model again" in str(caught.value)
-    # The process goes on: what was restored streams again, when it is opened again.
+    # The process continues: the restored file streams again once it is reopened.
     model.streaming.close()
     saved.path.write_bytes(content)
     again = saved.stream()
@@ -93,7 +93,7 @@ def test_a_file_that_is_deleted_under_the_model(saved: plain_module.Saved) -> No
 
 
 def first_broken(path: Path, image: Path) -> None:
-    """Cut the disk until the end of a file cannot be read from it."""
+    """Truncate the disk until the end of a file cannot be read."""
     import mmap
 
     page = mmap.mmap(-1, 4096)
@@ -126,7 +126,7 @@ def test_a_disk_that_breaks(file_systems: Any) -> None:
     assert caught.value.errno == errno.EIO
     with image.open("r+b") as file:
         file.write(whole)
-    # A layer that was being fetched says once that it had failed.
+    # A layer that was being loaded reports its failure once.
     for _ in range(2 * plain_module.DEPTH):
         try:
             assert_right(saved, model)
@@ -135,13 +135,13 @@ def test_a_disk_that_breaks(file_systems: Any) -> None:
             continue
     assert_right(saved, model)
     model.streaming.close()
-    # What still has the file open would keep the file system from being unmounted.
+    # An open file would prevent the file system from being unmounted.
     del caught, model
     gc.collect()
 
 
 def test_ctrl_c_in_the_middle(saved: plain_module.Saved) -> None:
-    """At whatever moment: nothing that was held is lost, though there is one slot only."""
+    """Nothing that was held is lost at any moment, although there is one slot only."""
     model = saved.stream(memory=90_000)
     before = signal.signal(signal.SIGALRM, lambda *_: signal.default_int_handler(signal.SIGINT, None))
     interrupted = 0

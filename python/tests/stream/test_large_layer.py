@@ -1,4 +1,4 @@
-"""A layer that has nearly all of the memory: the others have its slot while it is not there."""
+"""One layer needs nearly all memory, and the others reuse its slot while it is unloaded."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_what_is_converted_when_it_comes_has_its_turn_as_well(tmp_path: Path) ->
     question = torch.randint(0, 9000, (2, 7))
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     expected = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    # The head, a sixteenth of the memory for rows, and what is kept.
+    # The head, a sixteenth of the memory for rows, and the resident weights.
     model = deepnvme.stream(tmp_path, memory=int(4 * 64 * 9000 * 1.085), dtype="float32")
     assert model.streaming.layer_cache.classes[-1].shares_memory
     assert torch.equal(model.generate(question, **options), expected.generate(question, **options))

@@ -1,4 +1,4 @@
-"""Memory stays within what was given, and comes back."""
+"""Memory stays within its limit and is returned."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
-# What a process may have beside the memory given: activations, caches of torch's allocator, threads and their stacks.
+# Memory beyond the limit: activations, torch's allocator caches, threads and their stacks.
 CONSTANT = 48 << 20
 MEMORY = 32 << 20
-# Where weights are converted when they come: docs/streaming.md.
+# If weights are converted on load: docs/streaming.md.
 BUFFERS = (min(max(len(os.sched_getaffinity(0)) // 2, 1), 8) + 1) << 24
 
 CHILD = f"""
@@ -73,7 +73,7 @@ else:
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """A model of some 200 MB, made without initialising one."""
+    """Create a model of about 200 MB without initialising one."""
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 7, "vocab_size": 8000}
     config = transformers.LlamaConfig(**sizes, num_attention_heads=8, num_key_value_heads=8, dtype="bfloat16")
@@ -91,7 +91,7 @@ def large(tmp_path: Path) -> Path:
     [
         (None, {}, MEMORY),
         (None, {"dtype": "float32"}, 2 * MEMORY),
-        # The output layer, as float32, has nearly all of it: others have its slot by scheduler.
+        # The output layer in float32 needs nearly all of it, so others use its slot in turns.
         (None, {"dtype": "float32"}, MEMORY + (4 << 20)),
         ("lossless", {}, MEMORY),
         ("int8", {"dtype": "float32"}, 2 * MEMORY),
@@ -144,7 +144,7 @@ def test_models_come_and_go_without_leaks(models: SmallModels, is_closed: bool) 
     while threads() > before[1] and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threads() <= before[1], "engines of other tests may have ended meanwhile"
-    # One model's memory that stays behind each time would be eight times as much.
+    # A leak of one model's memory each time would add up to eight times as much.
     assert resident() - bytes_before < 3 * memory
 
 

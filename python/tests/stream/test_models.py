@@ -1,4 +1,4 @@
-"""Streamed models say what the models in memory say, to the bit."""
+"""Streamed models give bit-identical results to models in memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("no_grad")
 
 
 def least(folder: Path) -> int:
-    """The memory that the message names where there is too little."""
+    """Return the memory that the error message names."""
     with pytest.raises(MemoryError, match="is enough") as caught:
         deepnvme.stream(folder, memory=1)
     return int(str(caught.value).split("memory=")[-1].split()[0])
@@ -48,7 +48,7 @@ def assert_same(left: Any, right: Any) -> None:
 
 
 def continued(model: Any, first: torch.Tensor, then: torch.Tensor) -> list[torch.Tensor]:
-    """A prompt, then more of it on top of what is cached."""
+    """Run a prompt, then more of it with the cached state."""
     begun = model(first, use_cache=True)
     return [begun.logits, model(then, past_key_values=begun.past_key_values).logits]
 
@@ -96,7 +96,7 @@ def test_generations(models: SmallModels, streamed: Stream, name: str) -> None:
         for way in WAYS:
             more = {"attention_mask": mask}
             assert_same(generated(model, way, prompts, **more), generated(reference, way, prompts, **more))
-        # One row: what a processor does differently for weights that lie differently.
+        # One row: processors treat weights at another alignment differently.
         scores = {"output_scores": True, "return_dict_in_generate": True, "attention_mask": torch.ones_like(one)}
         ours: Any = generated(model, "greedy", one, **scores)
         theirs: Any = generated(reference, "greedy", one, **scores)
@@ -132,13 +132,13 @@ def test_an_encoder_and_a_decoder(models: SmallModels, streamed: Stream, name: s
 
 
 def asked(model: Any, *inputs: torch.Tensor) -> list[torch.Tensor]:
-    """What a model of any kind says to some rows, and to a single one where it may be asked for it."""
+    """Return the output of a model for several rows, and for a single row if it supports that."""
     if model.config.is_encoder_decoder:
         return [model(input_ids=each, decoder_input_ids=each[:, :3]).logits for each in inputs]
     return [model(each).logits for each in inputs]
 
 
-# As files come: in pieces, as an archive, beginning anywhere, in any type; the kinds of model where it matters.
+# File variants: several ranges, archives, any alignment, any type; for the models where it matters.
 FILES = [
     *((name, variant) for name in ("llama", "mixtral") for variant in ("sharded", "archive", "at_8", "at_2", "at_1")),
     *((name, "sharded") for name in ("qwen3_midsize", "gpt2_midsize", "mixtral_midsize", "t5_midsize", "bert_midsize")),
@@ -153,7 +153,7 @@ FILES = [
 @pytest.mark.parametrize(("name", "variant"), FILES)
 def test_files(models: SmallModels, streamed: Stream, name: str, variant: str) -> None:
     folder, reference = models.folder(name, variant), models.model(name, variant)
-    # One row too, but where what transformers maps lies as we cannot have it lie.
+    # A single row too, except where transformers maps weights at an alignment that we cannot reproduce.
     inputs = [tokens(3, 6)] if variant in {"at_2", "at_1"} else [tokens(3, 6), tokens(1, 7), tokens(1, 1)]
     for memory in (least(folder), weights_bytes(folder) // 3):
         model = streamed(folder, memory=memory)
@@ -173,7 +173,7 @@ def test_files(models: SmallModels, streamed: Stream, name: str, variant: str) -
 def test_a_module_in_memory_is_what_its_own_results_are_compared_with(
     models: SmallModels, streamed: Stream, tmp_path: Path
 ) -> None:
-    """Torch's own memory begins with a cache line, whatever a file looks like."""
+    """Torch's own memory starts at a cache line, whatever the file looks like."""
     model = type_of("llama").from_pretrained(models.folder("llama", "archive"))
     weights = tmp_path / "model.safetensors"
     weights.write_bytes((models.folder("llama", "at_8") / "model.safetensors").read_bytes())
@@ -193,7 +193,7 @@ def test_a_prompt_with_more_tokens_than_there_is_memory_for(models: SmallModels,
     prompt = torch.randint(0, 2011, (5, 128), generator=torch.Generator().manual_seed(3))
     rows = model.get_input_embeddings()(prompt)
     assert_same(rows, reference.get_input_embeddings()(prompt))
-    # All of them take more than the picked part of the memory: 4 rows to a page.
+    # All of them exceed the memory for rows: 4 rows to a page.
     assert len(torch.unique(prompt)) * 1024 > model.streaming.memory_bytes // 16
     assert_same(model(prompt).logits, reference(prompt).logits)
     with pytest.raises(IndexError):

@@ -1,4 +1,4 @@
-"""Modules of one's own: gradients, modes, parametrised weights, and layers that several blocks share."""
+"""Plain modules: gradients, modes, parametrised weights, and layers shared by several blocks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from . import plain_module
 
 def test_gradients(saved: plain_module.Saved) -> None:
     model = saved.stream()
-    # With gradients on, and none asked for, as many call it.
+    # With gradients enabled but not requested, as in many programs.
     assert torch.equal(model(saved.question), saved.answer)
     hidden = torch.rand(2, plain_module.WIDTH, requires_grad=True)
     through = model.layers[2](hidden)
     model(saved.question)
     with pytest.raises(RuntimeError, match=r"no gradients through layers\.2"):
         through.sum().backward()
-    # What comes after is trained as ever.
+    # Later layers are trained as usual.
     head = nn.Linear(plain_module.ROWS, 2)
     head(model(saved.question)).sum().backward()
     assert head.weight.grad is not None
@@ -31,7 +31,7 @@ def test_gradients(saved: plain_module.Saved) -> None:
 
 
 class Other(nn.Module):
-    """Says its outputs in a dictionary, where no hook on a tensor finds them."""
+    """Returns its output in a dictionary, where no tensor hook finds it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,14 +123,14 @@ def test_layers_that_several_blocks_share(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_tied_are_in_memory_once(saved: plain_module.Saved) -> None:
-    # With so much memory, rows of the embedding are not picked: it comes whole, and so does the head.
+    # With this much memory the embedding is loaded whole, and so is the head.
     model = saved.stream(memory=10_000_000)
     units = model.streaming.layer_cache
     assert [[twin.name for twin in group.twins] for group in units.groups if group.twins] == [["head"]]
     for _ in range(3):
         assert torch.equal(model(saved.question), saved.answer)
     stats = model.streaming.stats()
-    # The file has the weight that two share once.
+    # The file contains the shared weight once.
     once, pages = saved.path.stat().st_size, 4096 * (len(units.groups) + 2)
     assert stats.bytes_read < once + 2 * pages, "each came once"
     assert units.memory_bytes < once + pages

@@ -1,4 +1,4 @@
-"""What is fetched together, where it goes and who gets how much memory: pure decisions, on random models."""
+"""Pure decisions on random models: groups, layouts, and the division of memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_slots_never_have_more_than_the_memory(sizes: list[int], memory: int, ah
         assert ahead is None or each.slots == class_of.count(index) or each.ahead <= ahead
     for size, index in zip(sizes, class_of, strict=True):
         assert size <= classes[index].slot_bytes
-    # Whatever is left is too little for one more slot of any class that could use it.
+    # The rest is too little for one more slot of any class that could use it.
     left = memory - sum(each.slots * each.slot_bytes for each in classes)
     for index, each in enumerate(classes):
         assert each.slots == class_of.count(index) or each.slot_bytes > left
@@ -139,7 +139,7 @@ def test_slots_leave_room_for_what_is_stored_of_the_others(
         return
     early = 2 if ahead is None else ahead
     passing = sum(size * min(class_of.count(index), early + 1) for index, size in enumerate(slot_bytes))
-    # What is stored of those that have no slot of their own.
+    # Disk bytes of the groups without a slot of their own.
     needed = stored * (1 - (slots - passing) / total)
     if slots < memory:
         assert slots >= passing
@@ -178,7 +178,7 @@ def test_all_parts_have_what_they_need_or_none_has(
 
 @st.composite
 def origins(draw: st.DrawFn) -> tuple[list[Origin], dict[int, bytes]]:
-    """Weights in the pieces of two random files."""
+    """Weights in ranges of two random files."""
     random = Random(draw(st.integers(0, 1 << 30)))
     files = {index: random.randbytes(draw(st.integers(20_000, 90_000))) for index in (0, 1)}
     found = []
@@ -228,7 +228,7 @@ def test_what_is_kept_has_places_of_its_own(drawn: tuple[list[Origin], dict[int,
 
 
 class Block(nn.Module):
-    """A layer that calls its children, and uses a weight of its own."""
+    """A layer that calls its children and uses a weight of its own."""
 
     def __init__(self, width: int, depth: int, shared: nn.Module | None) -> None:
         super().__init__()
@@ -273,7 +273,7 @@ def sizes_of(model: nn.Module) -> dict[int, int]:
 
 
 def on_disk(model: nn.Module) -> dict[str, Origin]:
-    """Each weight behind the one before, as in a file."""
+    """Place the weights one after another, as in a file."""
     at, found, seen = 0, {}, {}
     for name, each in model.named_parameters(remove_duplicate=False):
         if id(each) not in seen:
@@ -300,7 +300,7 @@ def test_each_weight_of_each_module_comes_from_one_place(model: Tower, memory: i
         inside = {id(child) for child in group.module.modules()} - {id(group.module)}
         assert not inside & grouped, "no group is inside another: who has one never waits for a second"
         assert {id(weight.module) for weight in group.weights} <= inside | {id(group.module)}
-    # A weight on the module at the root, which nothing calls for, stays.
+    # A weight of the root module, which no layer loads, is resident.
     assert any(weight.name == "token" for weight in found.resident)
 
 

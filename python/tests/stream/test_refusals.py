@@ -1,4 +1,4 @@
-"""What cannot be streamed is refused at once, in words that help."""
+"""Models that cannot be streamed are refused at once, with a remedy."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_weights_used_past_their_module(saved: plain_module.Saved) -> None:
         model.half,
         lambda: copy.deepcopy(model),
         lambda: torch.save(model.state_dict(), io.BytesIO()),
-        # Of which some rows may be in memory: what is not there would read as zeros.
+        # Some of its rows may be in memory; missing rows would read as zeros.
         lambda: model.embed.weight[3] + 0,
         lambda: nn.functional.linear(torch.zeros(1, plain_module.WIDTH), model.embed.weight),
     ):
@@ -154,7 +154,7 @@ def test_weights_used_past_their_module(saved: plain_module.Saved) -> None:
     with pytest.raises(ValueError, match="no memory of its own"):
         deepnvme.save(model.state_dict(), saved.path.with_name("copy.safetensors"))
     assert not saved.path.with_name("copy.safetensors").exists()
-    # What only looks is answered.
+    # Reading attributes works.
     assert layer.weight.shape == (plain_module.WIDTH, plain_module.WIDTH)
     assert layer.weight.dtype == torch.float32
     assert sum(each.numel() for each in model.parameters()) > plain_module.DEPTH * plain_module.WIDTH**2
@@ -173,7 +173,7 @@ def test_a_model_that_was_closed_is_not_saved_as_nonsense(models: SmallModels, t
         torch.save(model.state_dict(), tmp_path / "model.pt")
     with pytest.raises((RuntimeError, ValueError)):
         model(tokens(1, 3))
-    # It is for loading weights another way.
+    # The model can then be loaded another way.
     model.load_state_dict(type_of("llama").from_pretrained(models.folder("llama")).state_dict(), assign=True)
     with torch.no_grad():
         assert torch.equal(model(tokens(2, 5)).logits, models.model("llama")(tokens(2, 5)).logits)

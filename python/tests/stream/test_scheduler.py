@@ -1,4 +1,4 @@
-"""Threads that wait for weights which others' weights leave no room for."""
+"""Threads that wait because the weights of others leave no room."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Memory:
-    """Room for some small ones, or for one large one."""
+    """Room for some small items, or for one large one."""
 
     def __init__(self, room: int) -> None:
         self._lock, self._room, self.served = threading.Lock(), room, Counter[int]()
@@ -60,7 +60,7 @@ def test_who_needs_all_of_the_memory_is_not_passed_over_for_ever() -> None:
         while not ended.is_set():
             use(scheduler, memory, 1, lambda: time.sleep(0.003))
 
-    # Three of them: at nearly any moment somebody has something.
+    # Three of them: at nearly any moment one of them holds something.
     threads = in_threads(*[small] * 3)
     try:
         for _ in range(3):
@@ -101,7 +101,7 @@ def test_where_nobody_has_anything_waiting_is_of_no_use() -> None:
     scheduler, memory = FairScheduler(), Memory(3)
     with pytest.raises(MemoryError):
         use(scheduler, memory, 4)
-    # Nor is it inside of one's own.
+    # Nor within nested calls.
     with pytest.raises(MemoryError):
         use(scheduler, memory, 2, lambda: use(scheduler, memory, 2))
     use(scheduler, memory, 3)

@@ -1,4 +1,4 @@
-"""What streaming says that it has cost."""
+"""Tests of the counters."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_each_call_is_a_step(saved: plain_module.Saved) -> None:
     assert stats.hits + stats.waits == 5 * layers, "each layer, and the head, was called once in each step"
     assert stats.fetches >= stats.waits
     assert stats.fetches_ahead <= stats.fetches
-    # The layers do not fit, so that each step reads some of them again, and never more than all of them.
+    # The layers do not fit, so each step reads some of them again, and never more than all.
     assert saved.path.stat().st_size < stats.bytes_read <= 7 * (saved.path.stat().st_size + 50_000)
     assert stats.tokens_per_s > 0
     assert stats.disk_gb_per_s > 0
@@ -54,7 +54,7 @@ def test_all_that_fits_is_read_once(saved: plain_module.Saved) -> None:
         model(saved.question)
     stats = model.streaming.stats()
     assert stats.bytes_read == first.bytes_read
-    # The layers, the head, and the rows, which come whole where there is so much memory.
+    # The layers, the head and the rows, which are loaded whole with this much memory.
     assert (stats.hits - first.hits, stats.waits - first.waits) == (5 * (plain_module.DEPTH + 2), 0)
     assert stats.hit_rate == stats.hits / (stats.hits + stats.waits)
     model.streaming.close()
@@ -71,7 +71,7 @@ def test_experts_that_stay_are_not_read_again(models: SmallModels, streamed: Cal
     assert stats.picked_waits == first.picked_waits, "the same tokens go to the same experts"
     assert stats.picked_hits > first.picked_hits
     assert 0 < stats.picked_hit_rate < 1
-    # One token needs two experts of eight in each layer.
+    # One token needs two of eight experts in each layer.
     small = streamed(folder, memory=700_000)
     small(tokens(1, 1))
     before = small.streaming.stats()
@@ -88,7 +88,7 @@ def test_a_generation_counts_its_tokens(models: SmallModels, streamed: Callable[
     stats = model.streaming.stats()
     assert stats.steps == 4
     assert stats.tokens == 2 * 6 + 3 * 2
-    # What was embedded before counts as what it was made from.
+    # Embedded inputs count as the tokens they were made from.
     model(inputs_embeds=model.get_input_embeddings()(tokens(3, 5)))
     assert model.streaming.stats().tokens == stats.tokens + 15
 

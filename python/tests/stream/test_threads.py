@@ -1,4 +1,4 @@
-"""Threads that use one model, and processes that are forked from one that does."""
+"""Threads that use one model, and forks of a process that uses one."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_failing_call_in_one_thread_takes_nothing_from_another(saved: plain_mo
     answers: list[torch.Tensor] = []
 
     class Pause(torch.nn.Module):
-        """Stands between the weights coming and their use."""
+        """Pauses between loading the weights and using them."""
 
         def forward(self, hidden: torch.Tensor) -> torch.Tensor:
             if threading.current_thread() is not threading.main_thread():
@@ -139,7 +139,7 @@ def test_a_forked_child_is_told(saved: plain_module.Saved) -> None:
 
 
 def test_several_models_at_once(models: SmallModels) -> None:
-    """Of one engine, in turns and in threads."""
+    """Models on one engine, one after another and in threads."""
     names, question, options = ["llama_midsize", "mixtral_midsize"], tokens(1, 6), {"max_new_tokens": 6}
     options |= {"do_sample": False}
     expected = [models.model(name).generate(question, **options) for name in names]

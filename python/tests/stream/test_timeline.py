@@ -1,4 +1,4 @@
-"""Timelines of a model from its first fetch to its end."""
+"""Timelines of a model from its first read to its end."""
 
 from __future__ import annotations
 

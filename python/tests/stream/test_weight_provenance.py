@@ -1,4 +1,4 @@
-"""Random programs on tensors that have no bytes give the same elements as on those that have."""
+"""Random programs give the same elements with traced tensors as with real ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deepnvme._stream.weight_provenance import TracedTensor, UntraceableError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# What is real, and what stands for it.
+# The real tensor, and its traced counterpart.
 Pair = tuple[torch.Tensor, torch.Tensor]
 SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=3)
 
@@ -44,7 +44,7 @@ class Store:
 def step(  # noqa: PLR0911 (a line for each thing that may happen)
     draw: st.DrawFn, pairs: list[Pair]
 ) -> list[Pair]:
-    """One thing that a library does when it puts weights together."""
+    """One operation that a library performs when it assembles weights."""
     real, traced = draw(st.sampled_from(pairs))
     what = draw(
         st.sampled_from(["cat", "stack", "split", "chunk", "narrow", "select", "index", "view", "unsqueeze", "same"])
@@ -128,7 +128,7 @@ def test_another_dtype_leaves_the_bytes_where_they_are() -> None:
 
 
 def test_a_copy_lies_in_memory_of_its_own_also_where_its_pieces_are_neighbours() -> None:
-    """Kernels add up in another order at another alignment, so results would differ in their last bits."""
+    """Kernels add in another order at another alignment, so the last bits of results would differ."""
     rows: list[torch.Tensor] = [
         TracedTensor(Origin((ByteRange(0, 40 + 80 * row, 80),), torch.float32, (4, 5))) for row in range(3)
     ]

@@ -1,4 +1,4 @@
-"""Tensors come back as they were put and changed, whatever their dtype, their shape and where they are."""
+"""Tensors come back as they were stored and changed, for any dtype, shape and device."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_key_takes_tensors_of_other_sizes(swapper: Make) -> None:
     for key, tensor in last.items():
         with mine.lend(key) as lent:
             assert torch.equal(lent.view(torch.int32), tensor.view(torch.int32))
-    # What is set aside beyond the last byte, and what changing sizes waste.
+    # Reserved beyond the last byte, and wasted by changing sizes.
     assert mine.stats().file_bytes <= (peak + 9000 * 4 + 4096) * 1.25 * 1.125 + 4096
 
 
@@ -376,7 +376,7 @@ def test_damage_is_found(swapper: Make) -> None:
 
 
 def test_gradients_are_put_accumulated_and_consumed(swapper: Make) -> None:
-    """The three policies that are to come, each in a few lines."""
+    """Three typical policies, each in a few lines."""
     mine = swapper(6 * 4096)
     names = [f"layer.{index}" for index in range(8)]
     for name in names:
@@ -431,7 +431,7 @@ def test_closed(swapper: Make) -> None:
 
 
 def test_a_disk_without_room(swapper: Make, tmp_path: Path) -> None:
-    """The limit of file sizes stands in for a full disk: it takes no root."""
+    """The limit of file sizes simulates a full disk without root."""
     import resource
     import signal
 
@@ -462,7 +462,7 @@ def test_a_shape_with_a_negative_dimension_is_refused_and_nothing_is_there(swapp
     mine = swapper()
     with pytest.raises(ValueError, match="a dimension of 'a' is -1"), mine.create("a", (-1, -4), torch.float32):
         pass
-    # Whoever lends it is told so at once.
+    # The borrower is told at once.
     with pytest.raises(KeyError), mine.lend("a"):
         pass
     assert mine.keys() == []
@@ -481,7 +481,7 @@ def test_a_fill_that_raises_leaves_nothing(swapper: Make) -> None:
     assert "a" not in mine
 
 
-# Where a generator is thrown away, Python swallows the interrupt, and says so; nothing was interrupted then.
+# If a generator is discarded, Python swallows the interrupt and reports it. Nothing was interrupted then.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("verb", ["put", "attach", "import_", "create"])
 def test_a_put_that_is_interrupted_anywhere_is_all_there_or_not_at_all(

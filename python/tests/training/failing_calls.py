@@ -1,7 +1,7 @@
-"""System calls that fail as told, on files as told: the kernel's filter of calls (seccomp) answers in their place.
+"""Make chosen system calls on chosen files fail, with a seccomp filter.
 
-It takes no root, reaches all threads, and stays for as long as the process does. Of the engine's backends it can tell
-those calls apart that the threads make.
+It needs no root, applies to all threads, and lasts until the process ends. Of the engine's back ends it can intercept
+the system calls of the threads back end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import platform
 import struct
 from pathlib import Path
 
-# prctl, and the system calls by processor.
+# prctl, and the system call numbers by processor.
 _NO_NEW_PRIVILEGES, _SET_FILTER, _ALL_THREADS = 38, 1, 1
 _NUMBERS: dict[str, dict[str, int]] = {
     "x86_64": {
@@ -26,19 +26,19 @@ _NUMBERS: dict[str, dict[str, int]] = {
 }  # fmt: skip
 READS, WRITES, ALLOCATIONS = ("pread64", "preadv", "preadv2"), ("pwrite64", "pwritev", "pwritev2"), ("fallocate",)
 
-# Instructions of the filter: load a word of the call, compare and jump, answer.
+# Filter instructions: load a word of the call, compare and jump, return.
 _LOAD, _JUMP_IF_EQUAL, _ANSWER = 0x20, 0x15, 0x06
 _ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000
 _CALL_OFFSET, _FIRST_ARGUMENT_OFFSET = 0, 16
 
 
 def is_possible() -> bool:
-    """Whether this processor's calls are known."""
+    """Whether this processor's system call numbers are known."""
     return platform.machine() in _NUMBERS
 
 
 def swap_files(folder: str) -> list[int]:
-    """Find the descriptors of files without a name in a folder."""
+    """Find the descriptors of unnamed files in a folder."""
     found = []
     for link in Path("/proc/self/fd").iterdir():
         try:
@@ -51,13 +51,13 @@ def swap_files(folder: str) -> list[int]:
 
 
 def occupy(descriptors: list[int]) -> None:
-    """See to it that files which are opened from now on have other numbers."""
+    """Occupy descriptor numbers, so that files opened from now on get others."""
     while os.open("/dev/null", os.O_RDONLY) <= max(descriptors):
         pass
 
 
 def fail(calls: tuple[str, ...], descriptors: list[int], error: int) -> None:
-    """Have these calls on these descriptors fail from now on."""
+    """Make these calls on these descriptors fail from now on."""
     assert descriptors
     numbers = _NUMBERS[platform.machine()]
     program = [(_LOAD, 0, 0, _CALL_OFFSET)]

@@ -1,4 +1,4 @@
-"""A byte-level transformer, and its training on the licence of this project."""
+"""A byte-level transformer, and its training on this project's licence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WARMUP, PEAK_RATE = 20, 4e-3
 
 
 class Block(nn.Module):
-    """Attention and two layers, each behind a norm."""
+    """Attention and two layers, each after a norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """The head is the embedding."""
+    """The head is tied to the embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,21 +63,21 @@ class Model(nn.Module):
 
 @functools.cache
 def text() -> torch.Tensor:
-    """Its bytes, those beyond ASCII as one."""
+    """Return its bytes, with those beyond ASCII mapped to one."""
     found = (Path(__file__).parents[3] / "LICENSE").read_bytes()
     assert len(found) > 5_000
     return torch.frombuffer(bytearray(found), dtype=torch.uint8).long().clamp(max=VOCABULARY - 1)
 
 
 def batch(step: int, micro: int) -> torch.Tensor:
-    """The same windows for the same step, also after a restart."""
+    """Return the same windows for the same step, also after a restart."""
     generator = torch.Generator().manual_seed(1000 * step + micro)
     places = torch.randint(len(text()) - CONTEXT - 1, (BATCH,), generator=generator)
     return torch.stack([text()[place : place + CONTEXT + 1] for place in places.tolist()])
 
 
 def groups(model: nn.Module) -> list[dict[str, Any]]:
-    """No decay of norms and biases."""
+    """Split parameters for weight decay: none for norms and biases."""
     params = list(model.parameters())
     return [
         {"params": [param for param in params if param.ndim > 1], "weight_decay": 0.1},
@@ -86,12 +86,12 @@ def groups(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def adamw(kind: Any, model: nn.Module, **options: Any) -> Any:
-    """An optimizer of both groups."""
+    """Create an optimizer with both groups."""
     return kind(groups(model), lr=PEAK_RATE, betas=(0.9, 0.98), **options)
 
 
 class Training:
-    """Steps of two micro-batches, clipped, with a rate that rises and falls."""
+    """Steps of two micro-batches with clipping and a schedule that rises and falls."""
 
     def __init__(self, model: nn.Module, optimizer: Any, steps: int) -> None:
         def rate(step: int) -> float:
@@ -103,7 +103,7 @@ class Training:
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
 
     def step(self, number: int) -> float:
-        """Make one step, and give the mean loss before it."""
+        """Make one step. Return the mean loss before it."""
         self.optimizer.zero_grad()
         total = 0.0
         for micro in range(MICRO_BATCHES):

@@ -1,4 +1,4 @@
-"""Programs in processes of their own: forked from one that has imported torch, which takes longest."""
+"""Run programs in processes of their own, forked from one that has already imported torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 _FORKS = multiprocessing.get_context("forkserver")
-# What the first step of an optimizer imports takes longer than torch itself.
+# The first step of an optimizer imports more than torch itself.
 _FORKS.set_forkserver_preload(["deepnvme._checkpoint", "deepnvme.optim", "torch._dynamo"])
 
-# Where a program finds the modules of this folder, and the package under test.
+# The modules of this folder, and the package under test.
 _PATHS = [str(Path(__file__).parent), *(os.path.abspath(path) for path in sys.path if path)]  # noqa: PTH100
 _PATIENCE_S = 100
 
@@ -42,12 +42,12 @@ os._exit(status)
 
 
 class Child:
-    """A program at work. It has ``say``, which is what :meth:`hear` waits for.
+    """A running program. It has ``say``, for which :meth:`hear` waits.
 
     Args:
         code: the program.
-        folder: where it works.
-        output: the file for all that it prints.
+        folder: its working directory.
+        output: the file for its output.
     """
 
     def __init__(self, code: str, folder: Path, output: Path) -> None:
@@ -61,7 +61,7 @@ class Child:
         said.close()
 
     def hear(self) -> object:
-        """Wait for a word of it."""
+        """Wait for a message."""
         assert self._hearing.poll(_PATIENCE_S), "it says nothing"
         try:
             return self._hearing.recv()
@@ -69,21 +69,21 @@ class Child:
             raise AssertionError(f"it has ended: {self.printed()}") from None
 
     def printed(self) -> str:
-        """What it has printed so far."""
+        """Return its output so far."""
         return self._output.read_text() if self._output.exists() else ""
 
     def kill(self) -> None:
-        """End it at whatever it does, as ``kill -9`` does."""
+        """Kill it at once, as ``kill -9`` does."""
         self._process.kill()
         self._process.join(_PATIENCE_S)
 
     def close(self) -> None:
-        """Need it no more."""
+        """Clean up."""
         self._hearing.close()
         self._process.close()
 
     def wait(self) -> str:
-        """Wait for its end, which has to be a good one; give what it has printed."""
+        """Wait until it ends successfully. Return its output."""
         self._process.join(_PATIENCE_S)
         status = self._process.exitcode
         assert status is not None, f"it hangs: {self.printed()}"
@@ -93,7 +93,7 @@ class Child:
 
 @contextmanager
 def child(code: str, folder: Path) -> Iterator[Child]:
-    """Have a program that works in an empty folder beside a block, and is gone after it."""
+    """Run a program in an empty folder during a block, and remove both afterwards."""
     started = Child(code, folder, folder.with_name(folder.name + ".output"))
     try:
         yield started
@@ -103,6 +103,6 @@ def child(code: str, folder: Path) -> Iterator[Child]:
 
 
 def run(code: str, folder: Path) -> str:
-    """Run a program to its end; give what it has printed."""
+    """Run a program to its end. Return its output."""
     with child(code, folder) as started:
         return started.wait()

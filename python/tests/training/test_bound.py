@@ -1,4 +1,4 @@
-"""State, and parameters, larger than the memory that a process may have."""
+"""State and parameters that exceed the memory limit of a process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .processes import run
 if TYPE_CHECKING:
     from pathlib import Path
 
-# What is on disk may have this much memory.
+# Memory for state or parameters on disk.
 STATE_MEMORY, PARAMETER_MEMORY = 4 << 20, 12 << 20
-# What steps need beside that: the gradient of a layer on its way into the sum, stacks, allocators.
+# Memory for steps: the gradient of a layer while it is added, stacks, allocators.
 CONSTANT = 24 << 20  # 16 is enough where this was written
 
-# The buffers of a save of parameters, and the file that it makes.
+# The buffers of a save of parameters, and its file.
 BUFFERS = 32 << 20
 
 BEGIN = """
@@ -92,7 +92,7 @@ else:
 
 
 def large(gradients: str) -> str:
-    """What trains with parameters and state on disk, and gradients there, or in memory, or used up as they come."""
+    """Train with parameters and state on disk, and gradients on disk, in memory, or used immediately."""
     values = {
         "BEGIN": BEGIN,
         "BUFFERS": BUFFERS,
@@ -111,7 +111,7 @@ def large(gradients: str) -> str:
 
 @pytest.fixture(scope="module")
 def trained(one_thread: None) -> torch.nn.Sequential:
-    """What comes out in this process, where memory has no bound."""
+    """Return the result in this process, without a memory limit."""
     model = wide_model.model()
     kind: Any = torch.optim.AdamW if is_bitwise() else deepnvme.optim.AdamW
     wide_model.train(model, kind(model.parameters(), foreach=False))
@@ -126,7 +126,7 @@ def test_state_larger_than_the_memory_of_the_process(trained: torch.nn.Sequentia
 def test_each_of_parameters_gradients_and_state_larger(
     trained: torch.nn.Sequential, folder: Path, gradients: str
 ) -> None:
-    """Larger than all memory that the process may have, if gradients are not there; parameters never were in memory."""
+    """The model exceeds the memory limit even without gradients, and is never in memory as a whole."""
     output = run(large(gradients), folder)
     assert output.split() == [wide_model.digest(layer.parameters()) for layer in trained]
     saved = deepnvme.load(folder / "model.safetensors.index.json")

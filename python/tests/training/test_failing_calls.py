@@ -1,4 +1,4 @@
-"""A disk that fails in the middle of a training: an error that says where and what to do, and life after it."""
+"""A disk that fails in the middle of a training: the error names place and remedy, and training can continue."""
 
 from __future__ import annotations
 

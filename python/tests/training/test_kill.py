@@ -1,4 +1,4 @@
-"""A training that is killed in the middle of a step goes on from its last checkpoint as if nothing had been."""
+"""A training that is killed in the middle of a step continues from its last checkpoint without any difference."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_killed_in_the_middle_of_a_step(folder: Path, parameters_on_disk: bool) 
         assert last.step == 7
         state = checkpointer.restore()
     model = language_model.Model()
-    # What does not come from the checkpoint is wrong.
+    # Wrong values, unless they come from the checkpoint.
     with torch.no_grad():
         for param in model.parameters():
             param.fill_(0.5)

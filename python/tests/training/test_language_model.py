@@ -1,4 +1,4 @@
-"""200 steps of a small language model: the losses and parameters of torch in memory, bit for bit."""
+"""200 steps of a small language model give bit-identical losses and parameters to torch in memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def assert_same_state(optimizer: Any, theirs: dict[str, Any]) -> None:
 
 
 class Reference:
-    """The same training by torch in memory."""
+    """Train the same model with torch in memory."""
 
     def __init__(self) -> None:
         model = language_model.Model()
@@ -80,7 +80,7 @@ def test_the_losses_of_torch(tmp_path: Path, reference: Reference, parameters_on
     assert stats is not None
     assert stats.stored_bytes >= 2 * 4 * count > 3 * STATE_MEMORY
     assert stats.resident_bytes_peak <= STATE_MEMORY
-    # Never all of it was there: each step but the first has read most of it.
+    # It was never completely in memory: each step but the first has read most of it.
     assert stats.bytes_read > (STEPS - 1) * (stats.stored_bytes - STATE_MEMORY)
     if offloading is not None:
         assert offloading.stats().resident_bytes_peak <= PARAMETER_MEMORY
@@ -88,7 +88,7 @@ def test_the_losses_of_torch(tmp_path: Path, reference: Reference, parameters_on
         offloading.close()
         for name, tensor in model.state_dict().items():
             assert not is_bitwise() or torch.equal(tensor, reference.parameters[name]), name
-    # The parameters are in memory now, in both cases.
+    # In both cases the parameters are in memory now.
     if is_bitwise():
         assert_same_state(optimizer, reference.optimizer)
 
@@ -105,7 +105,7 @@ def short(where: Path | None, *, parameters_on_disk: bool) -> language_model.Tra
 
 @pytest.mark.parametrize("parameters_on_disk", [False, True])
 def test_the_state_of_short_parameters(folder: Path, parameters_on_disk: bool) -> None:
-    """Also while parameters are on disk, as checkpoints in the middle of a training want it."""
+    """Works also while parameters are on disk, as for checkpoints during training."""
     found = []
     for where in (None, folder):
         training = short(where, parameters_on_disk=parameters_on_disk)
@@ -117,7 +117,7 @@ def test_the_state_of_short_parameters(folder: Path, parameters_on_disk: bool) -
 
 @pytest.mark.parametrize("parameters_on_disk", [False, True])
 def test_short_parameters(tmp_path: Path, parameters_on_disk: bool) -> None:
-    """Parameters of bf16: their fp32 master weights begin as what the parameters are, wherever those are."""
+    """The fp32 master weights of bf16 parameters start with their values, in memory or on disk."""
 
     def train(where: Path | None) -> tuple[list[float], dict[str, torch.Tensor]]:
         training = short(where, parameters_on_disk=parameters_on_disk)

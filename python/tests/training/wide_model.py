@@ -1,4 +1,4 @@
-"""A model of some ten megabytes, and a bound for the memory of a process that trains it."""
+"""A model of about ten megabytes, and a memory limit for the process that trains it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ WIDTH, DEPTH, STEPS = 1024, 12, 3
 LAYER_BYTES = 4 * WIDTH * (WIDTH + 1)
 PARAMETER_BYTES = DEPTH * LAYER_BYTES
 _MMAP_THRESHOLD = -3
-# What AdamW has beside them.
+# AdamW's state.
 STATE_BYTES = 2 * PARAMETER_BYTES
 
 
 def model() -> nn.Sequential:
-    """Make it with parameters of its own."""
+    """Create it with initialised parameters."""
     made = shape().to_empty(device="cpu")
     for index in range(DEPTH):
         fill(made, index)
@@ -30,12 +30,12 @@ def model() -> nn.Sequential:
 
 
 def shape() -> nn.Sequential:
-    """Make it on the meta device, without values."""
+    """Create it on the meta device without values."""
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, device="meta") for _ in range(DEPTH)))
 
 
 def fill(made: nn.Sequential, index: int) -> None:
-    """Give a layer its first values."""
+    """Initialise a layer."""
     torch.manual_seed(index)
     layer = made[index]
     assert isinstance(layer, nn.Linear)
@@ -43,7 +43,7 @@ def fill(made: nn.Sequential, index: int) -> None:
 
 
 def train(made: nn.Module, optimizer: Any, steps: int = STEPS) -> None:
-    """Make some steps. Gradients are set to zero, and not freed: their memory is there from the first to the last."""
+    """Make some steps. Gradients are zeroed, not freed, so their memory exists all the time."""
     for step in range(steps):
         generator = torch.Generator().manual_seed(step)
         loss = made(torch.randn(4, WIDTH, generator=generator)).square().mean()
@@ -53,7 +53,7 @@ def train(made: nn.Module, optimizer: Any, steps: int = STEPS) -> None:
 
 
 def digest(parameters: Iterable[torch.Tensor]) -> str:
-    """Sum up every bit."""
+    """Compute a sum over every bit."""
     found = hashlib.sha256()
     for parameter in parameters:
         found.update(parameter.detach().numpy().data)
@@ -61,10 +61,11 @@ def digest(parameters: Iterable[torch.Tensor]) -> str:
 
 
 def limit(more: int) -> None:
-    """Bound this process to what it has now, and that many bytes more.
+    """Limit this process to its current memory plus that many bytes.
 
-    ``RLIMIT_DATA`` counts memory that is private and can be written. ``RLIMIT_AS`` would count what allocators, threads
-    and the driver of a GPU have only reserved.
+    ``RLIMIT_DATA`` counts private writable memory. ``RLIMIT_AS`` would also count memory that allocators, threads and
+    GPU
+    drivers have only reserved.
     """
     with open("/proc/self/status") as file:  # noqa: PTH123
         now = next(int(line.split()[1]) << 10 for line in file if line.startswith("VmData"))
@@ -73,11 +74,11 @@ def limit(more: int) -> None:
 
 
 def warm_up(folder: str) -> None:
-    """Have everything once that is made when it is first needed: threads, pools, code of other modules."""
+    """Create everything that is created on first use: threads, pools, lazily imported modules."""
     import deepnvme
 
     torch.set_num_threads(1)
-    # What is freed goes back to the kernel: the bound is for what is used, not for what malloc keeps of it.
+    # Return freed memory to the kernel: the limit is for memory in use, not for malloc's reserves.
     assert ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 1 << 18)
     deepnvme.default_engine()
     small = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
