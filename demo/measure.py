@@ -88,19 +88,19 @@ def cached_share(path: Path) -> float:
         return bytes(page & 1 for page in pages).count(1) / len(pages)
 
 
-def same_bits(state: dict[str, torch.Tensor], back: dict[str, torch.Tensor], who: str) -> None:
+def same_bits(state: dict[str, torch.Tensor], back: dict[str, torch.Tensor], method: str) -> None:
     """Check that every name, dtype, shape and bit is the same.
 
     Raises:
         SystemExit: something differs; the message names the tensor.
     """
     if state.keys() != back.keys():
-        raise SystemExit(f"FAILED: {who} brought back other names: {sorted(state.keys() ^ back.keys())[:5]}")
+        raise SystemExit(f"FAILED: {method} returned other names: {sorted(state.keys() ^ back.keys())[:5]}")
     for name, tensor in state.items():
         other = back[name]
         if (tensor.dtype, tensor.shape) != (other.dtype, other.shape):
-            raise SystemExit(f"FAILED: {who} brought back {name} as {other.dtype} {tuple(other.shape)}")
+            raise SystemExit(f"FAILED: {method} returned {name} as {other.dtype} {tuple(other.shape)}")
         # As integers, because random floats include NaN, which equals nothing; as wide ones for speed.
         words = torch.uint8 if tensor.nbytes % 8 else torch.int64
         if not torch.equal(tensor.reshape(-1).view(words), other.reshape(-1).view(words)):
-            raise SystemExit(f"FAILED: {who} brought back other bits in {name}")
+            raise SystemExit(f"FAILED: {method} returned other bits in {name}")

@@ -46,8 +46,8 @@ def run(binary: Path, seconds: int) -> tuple[int, str]:
     for folder in (corpus, artifacts):
         folder.mkdir(parents=True, exist_ok=True)
     limits = ["-max_len=65536", "-rss_limit_mb=1024", "-malloc_limit_mb=512", "-timeout=10"]
-    told = [f"-max_total_time={seconds}", "-print_final_stats=1", f"-artifact_prefix={artifacts}/"]
-    command = [binary, corpus, FUZZ / "seeds" / target, *limits, *told]
+    options = [f"-max_total_time={seconds}", "-print_final_stats=1", f"-artifact_prefix={artifacts}/"]
+    command = [binary, corpus, FUZZ / "seeds" / target, *limits, *options]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, errors="replace", check=False)
     figures = dict(re.findall(r"stat::(\w+):\s+(\d+)", done.stderr))
     coverage = re.findall(r"cov: (\d+)", done.stderr)
@@ -65,7 +65,7 @@ def main() -> int:
     wanted = sys.argv[1:] or targets
     unknown = sorted(set(wanted) - set(targets))
     if unknown:
-        print(f"no such target: {', '.join(unknown)}; there are {', '.join(targets)}", file=sys.stderr)
+        print(f"no such target: {', '.join(unknown)}; use {', '.join(targets)}", file=sys.stderr)
         return 2
     folder = build()
     failed = []

@@ -27,19 +27,19 @@ def main() -> int:
     """Make the bundle, and print its size and how to use it."""
     wheels = sorted((ROOT / "target" / "wheels").glob("deepnvme-*.whl"))
     if len(wheels) != 1:
-        print(f"gpu-bundle: {len(wheels)} wheels in target/wheels; `make wheel` leaves one there", file=sys.stderr)
+        print(f"gpu-bundle: {len(wheels)} wheels in target/wheels, expected one; run `make wheel`", file=sys.stderr)
         return 1
     folder = ROOT / "target" / "gpu-bundle"
     nbytes = make(folder, wheels[0])
     size = f"{folder.relative_to(ROOT)}: {nbytes / (1 << 20):.1f} MiB"
     if nbytes > BYTES_MAX:
-        print(f"gpu-bundle: {size}, of at most {BYTES_MAX >> 20}", file=sys.stderr)
+        print(f"gpu-bundle: {size}; the limit is {BYTES_MAX >> 20} MiB", file=sys.stderr)
         return 1
     print(f"{size}, {sum(path.is_file() for path in folder.rglob('*'))} files")
     looked = subprocess.run([ROOT / "scripts" / "gpu_tests.sh", "--look"], capture_output=True, check=False)
     where = "here or there" if looked.returncode == 0 else "there"
     found = "" if looked.returncode == 0 else "There is no NVIDIA GPU here: "
-    print(f"{found}copy the folder to a machine with an NVIDIA GPU, and call its run.sh {where}.")
+    print(f"{found}copy the folder to a machine with an NVIDIA GPU, and run its run.sh {where}.")
     return 0
 
 

@@ -62,11 +62,11 @@ class Watch:
             test, began_s = now
             took_s = time.monotonic() - began_s
             if took_s > self._self_s:
-                self._say(f"{test} has taken {took_s:.0f} s: pytest is aborted")
+                self._say(f"{test} has taken {took_s:.0f} s: aborting pytest")
                 os.kill(os.getpid(), signal.SIGABRT)
             elif took_s > self._children_s and noted != test:
                 noted = test
-                self._say(f"{test} has taken {took_s:.0f} s: its processes are killed")
+                self._say(f"{test} has taken {took_s:.0f} s: killing its processes")
                 self._kill()
 
     def _kill(self) -> None:

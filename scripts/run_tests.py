@@ -191,7 +191,7 @@ def all_of(chosen: list[Suite]) -> Iterable[Ended]:
             raise
 
 
-def verdict(ended: Ended) -> Count:
+def checked_count(ended: Ended) -> Count:
     """Count a suite, corrected if its command failed or nothing ran."""
     suite, status, lines = ended.suite, ended.status, ended.lines
     count = suite.count(lines) if suite.count else Count()
@@ -214,13 +214,13 @@ def main(names: list[str]) -> int:
     TOTAL.unlink(missing_ok=True)
     table, failures, total = [], [], Count()
     for ended in all_of([suite for suite in SUITES if not names or suite.name in names]):
-        count = verdict(ended)
+        count = checked_count(ended)
         what = str(count) if ended.suite.count or count.failed else "clean (tests counted above)"
         table.append(f"{ended.suite.name:<9} {what}  [{ended.took_s:.0f} s]")
         failures += [f"{ended.suite.name}: {line}" for line in ended.failures()]
         total += count
     if failures:
-        print("\n== what failed\n" + "\n".join(failures))
+        print("\n== failures\n" + "\n".join(failures))
     print("\n" + "\n".join(table))
     TOTAL.parent.mkdir(exist_ok=True)
     TOTAL.write_text(f"{total}\n")

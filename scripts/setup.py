@@ -82,7 +82,7 @@ def make_venv() -> int:
     say(f"making .venv with Python {'.'.join(map(str, found))}")
     made = subprocess.run([sys.executable, "-m", "venv", "--clear", VENV], check=False).returncode
     if made == 0 and subprocess.run([*pip(), "install", "--quiet", "uv"], check=False).returncode != 0:
-        say("uv could not be installed; pip will do its work, more slowly")
+        say("uv could not be installed; using pip, which is slower")
     return made
 
 
@@ -94,7 +94,7 @@ def install(requirements: list[str]) -> int:
         command = [str(uv), "pip", "install", "--python", str(PYTHON), *requirements]
         if subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}, check=False).returncode == 0:
             return 0
-        say("uv did not manage; trying again with pip")
+        say("uv failed; trying again with pip")
     return subprocess.run([*pip(), "install", *requirements], cwd=ROOT, check=False).returncode
 
 
@@ -154,7 +154,7 @@ def uv_environment(settings: dict[str, str]) -> dict[str, str] | None:
 
 def refuse(reason: str) -> int:
     """Report what is missing, and how to choose another interpreter."""
-    say(f"{reason}\nAnother interpreter can be named: make PYTHON=python3.12 ...")
+    say(f"{reason}\nTo use another interpreter: make PYTHON=python3.12 ...")
     return 1
 
 

@@ -118,7 +118,7 @@ def check_arrows(packages: list[dict[str, object]]) -> Iterator[str]:
     for package in packages:
         name = short_name(package["name"])
         if name not in ARROWS:
-            yield f"Cargo.toml: crate {name} has no place in scripts/tidy.py's table of arrows"
+            yield f"Cargo.toml: crate {name} is missing from the dependency table in scripts/tidy.py"
             continue
         dependencies = package["dependencies"]
         assert isinstance(dependencies, list)
@@ -131,7 +131,7 @@ def check_arrows(packages: list[dict[str, object]]) -> Iterator[str]:
             if dependency["kind"] is None and (target, dependency.get("target")) == FOR_SIMULATION_ONLY:
                 continue
             if dependency["kind"] == "dev" or target not in ARROWS[name]:
-                yield f"Cargo.toml: {name} -> {target} ({dependency['kind'] or 'normal'}) is not an arrow of the house"
+                yield f"Cargo.toml: {name} -> {target} ({dependency['kind'] or 'normal'}) is not an allowed dependency"
 
 
 def check_threads(path: str, text: str) -> Iterator[str]:
@@ -143,11 +143,11 @@ def check_threads(path: str, text: str) -> Iterator[str]:
         code = COMMENT_OR_STRING.sub("", line)
         is_pool = path.endswith("optim/src/crew.rs") and "pool.scope" in code
         if THREAD_PANICS.search(code) and not is_pool:
-            yield f"{path}:{index + 1}: panics where there is no thread; a `Builder` in `start_thread` does not"
+            yield f"{path}:{index + 1}: panics if no thread can be started; use `start_thread`"
             continue
         is_told = "start_thread" in "".join(lines[max(index - 2, 0) : index + 1])
         if THREAD_START.search(code) and path not in THREAD_HOMES and not is_told:
-            yield f"{path}:{index + 1}: starts a thread without `start_thread`, which says why there is none"
+            yield f"{path}:{index + 1}: starts a thread without `start_thread`, which reports why it cannot"
 
 
 def check_lints(path: str, text: str) -> Iterator[str]:

@@ -162,7 +162,7 @@ class OptimizerStepper:
         if self._in_backward and any(getattr(self._optimizer(), name, None) is not None for name in scaler):
             raise UnsupportedError(
                 "a GradScaler checks all gradients before the first parameter is changed, but in_backward "
-                "changes parameters with scaled gradients; attach the optimizer without in_backward, or train in bfloat16"
+                "changes parameters with scaled gradients; attach without in_backward, or train in bfloat16"
             )
         loss = None
         if closure is not None:

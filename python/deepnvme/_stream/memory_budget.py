@@ -208,12 +208,12 @@ def share_large_slot(
         room = max(large.slot_bytes, min(left, (early + 1) * small))
         slots = min(room // small, sum(index >= begin for index in class_of))
         if slots > 1:
-            turns = [
+            shared = [
                 replace(large, ahead=min(early, 1)),
                 SlotClass(slots, min(early, slots - 1), small, shares_memory=True),
             ]
             now_of = [first + 1 if index >= begin else min(index, first) for index in class_of]
-            return now_of, [*classes[:first], *turns]
+            return now_of, [*classes[:first], *shared]
     return fitted, list(classes)
 
 

@@ -28,7 +28,7 @@ class Placeholder(torch.Tensor):
     weight_name: str
 
     @staticmethod
-    def __new__(  # noqa: PYI034 (what torch makes is of the class that it is told)
+    def __new__(  # noqa: PYI034 (torch returns an instance of the given class)
         cls: type[Placeholder], name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device
     ) -> Placeholder:
         """Make one."""
@@ -146,7 +146,7 @@ def wrap_forward(module: nn.Module, around: Callable[[Callable[..., Any]], Calla
 
     def unwrap() -> None:
         if module.__dict__.get("forward") is not wrapped:
-            return  # somebody has put something else around it, which goes on to call this
+            return  # another wrapper surrounds this one and keeps calling it
         if own is None:
             del module.forward
         else:

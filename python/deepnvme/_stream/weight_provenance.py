@@ -39,7 +39,7 @@ class TracedTensor(torch.Tensor):
     origin: Origin
 
     @staticmethod
-    def __new__(  # noqa: PYI034 (what torch makes is of the class that it is told)
+    def __new__(  # noqa: PYI034 (torch returns an instance of the given class)
         cls: type[TracedTensor], origin: Origin, dtype: torch.dtype | None = None
     ) -> TracedTensor:
         """Make one."""

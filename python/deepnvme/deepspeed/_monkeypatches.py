@@ -66,18 +66,18 @@ def _change_builders(module: ModuleType, patches: Patches) -> None:
         if ours is None:
             continue
         # Plain functions become methods of DeepSpeed's class. They use nothing of `self` but the name.
-        patches.set_attribute(value, "load", _loading(ours.NAME))
-        patches.set_attribute(value, "is_compatible", _answering(ours.NAME))
+        patches.set_attribute(value, "load", _load_method(ours.NAME))
+        patches.set_attribute(value, "is_compatible", _is_compatible_method(ours.NAME))
 
 
-def _loading(op_name: str) -> Any:
+def _load_method(op_name: str) -> Any:
     def load(_self: object, verbose: bool = False) -> ModuleType:
         return _BY_OP_NAME[op_name]().load(verbose)
 
     return load
 
 
-def _answering(op_name: str) -> Any:
+def _is_compatible_method(op_name: str) -> Any:
     # Evaluated at each call: the answer for `gds` initializes the GPU driver, which a process that forks must not do.
     def is_compatible(_self: object, verbose: bool = False) -> bool:
         return _BY_OP_NAME[op_name]().is_compatible(verbose)
@@ -88,10 +88,10 @@ def _answering(op_name: str) -> Any:
 def _change_accelerator(module: ModuleType, patches: Patches) -> None:
     for value in list(vars(module).values()):
         if isinstance(value, type) and value.__module__ == module.__name__ and "get_op_builder" in vars(value):
-            patches.set_attribute(value, "get_op_builder", _completing(vars(value)["get_op_builder"]))
+            patches.set_attribute(value, "get_op_builder", _with_our_builders(vars(value)["get_op_builder"]))
 
 
-def _completing(original: Any) -> Any:
+def _with_our_builders(original: Any) -> Any:
     def get_op_builder(self: object, class_name: str) -> Any:
         found = original(self, class_name)
         ours = BUILDERS.get(class_name)
@@ -122,8 +122,8 @@ def _change_compatible_ops(module: ModuleType, patches: Patches) -> None:
 def _change_checkpoint_engines(module: ModuleType, patches: Patches) -> None:
     # The module calls these if a config has a checkpoint writer.
     replacements = {
-        "FastCheckpointEngine": _making("WriterCheckpointEngine"),
-        "DecoupledCheckpointEngine": _making("DecoupledCheckpointEngine"),
+        "FastCheckpointEngine": _lazy_engine("WriterCheckpointEngine"),
+        "DecoupledCheckpointEngine": _lazy_engine("DecoupledCheckpointEngine"),
         # Splits files between writers. Ours do not split, and need no variables of the launcher.
         "create_data_parallel_writer_config": lambda **_: None,
     }
@@ -132,7 +132,7 @@ def _change_checkpoint_engines(module: ModuleType, patches: Patches) -> None:
             patches.set_attribute(module, name, ours)
 
 
-def _making(class_name: str) -> Any:
+def _lazy_engine(class_name: str) -> Any:
     def make(*arguments: Any) -> Any:
         # Imports torch and most of DeepSpeed.
         from . import _checkpoint_writers  # noqa: PLC0415

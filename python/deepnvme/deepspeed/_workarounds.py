@@ -39,10 +39,10 @@ def apply(module: ModuleType, patches: Patches, *, is_new: bool) -> None:
         _restore_asserts(module, is_new=is_new)
     if name == _PARAMETERS:
         swapper = module.AsyncPartitionedParameterSwapper
-        patches.set_attribute(swapper, "swap_in", _each_once(swapper.swap_in))
+        patches.set_attribute(swapper, "swap_in", _without_duplicates(swapper.swap_in))
     if name == _ENGINE:
         engine = module.DeepSpeedEngine
-        patches.set_attribute(engine, "load_checkpoint", _restoring(engine.load_checkpoint))
+        patches.set_attribute(engine, "load_checkpoint", _with_restored_state(engine.load_checkpoint))
 
 
 def _does_io_in_asserts(name: str) -> bool:
@@ -62,7 +62,7 @@ def _restore_asserts(module: ModuleType, *, is_new: bool) -> None:
         exec(compile(Path(path).read_bytes(), path, "exec", optimize=0), vars(module))  # noqa: S102 - the module itself
 
 
-def _each_once(original: Callable[..., Any]) -> Callable[..., Any]:
+def _without_duplicates(original: Callable[..., Any]) -> Callable[..., Any]:
     def swap_in(self: Any, params: list[Any], async_op: bool = True, swap_in_buffers: list[Any] | None = None) -> Any:
         if swap_in_buffers is None:
             params = list({param.ds_id: param for param in params}.values())
@@ -71,7 +71,7 @@ def _each_once(original: Callable[..., Any]) -> Callable[..., Any]:
     return swap_in
 
 
-def _restoring(original: Callable[..., Any]) -> Callable[..., Any]:
+def _with_restored_state(original: Callable[..., Any]) -> Callable[..., Any]:
     def load_checkpoint(  # noqa: PLR0917 - the order is DeepSpeed's
         self: Any,
         load_dir: str,
