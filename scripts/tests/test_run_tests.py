@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import run_tests
-from run_tests import Count, Ended, Suite, count_cargo, count_pytest, run, checked_count
+from run_tests import Count, Ended, Suite, checked_count, count_cargo, count_pytest, run
 
 CARGO = """\
      Running unittests src/lib.rs (target/debug/deps/deepnvme_io-1)
