@@ -99,8 +99,8 @@ class LayerCache:
 
     def stats(self) -> dict[str, float]:
         """Return the counters of reads and waits."""
-        figures: dict[str, float] = self._streamer.stats()
-        return figures
+        counters: dict[str, float] = self._streamer.stats()
+        return counters
 
     def fetch_all(self) -> None:
         """Load each group in turn without computing."""
@@ -185,7 +185,7 @@ class LayerCache:
             known = [
                 view_weight(self._memory, slot + place, origin, original)
                 for place, origin, original in zip(
-                    self._layouts[index].places, self._origins[index], self._bindings[index].originals, strict=True
+                    self._layouts[index].offsets, self._origins[index], self._bindings[index].originals, strict=True
                 )
             ]
             self._views[index, slot] = known

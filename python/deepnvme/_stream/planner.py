@@ -70,7 +70,7 @@ class Slots:
 class Plan:
     """The groups that are loaded together, and the memory for them."""
 
-    found: Partition
+    partition: Partition
     slots: Slots
     resident_bytes: int
     row_cache_bytes: int
@@ -123,20 +123,20 @@ class PlanInput:
         ]
         rows_bytes = sum(page_rounded_bytes(each.memory_nbytes, page) for origins in rows for each in origins)
         item = max((item_bytes(origins, page) for origins in rows), default=0)
-        division = split_memory(memory - resident_bytes, group_bytes, rows_bytes, experts, item)
+        split = split_memory(memory - resident_bytes, group_bytes, rows_bytes, experts, item)
         classified = classify_sizes(group_bytes)
-        class_of, slot_bytes = merge_small_classes(division.groups, *classified)
+        class_of, slot_bytes = merge_small_classes(split.groups, *classified)
         ahead = self._ahead(found.groups)
         # Weights in GPU memory are not cached in another form: the CPU would have to convert them.
         converted = _stash_bytes_wanted([[*each.conversions] for each in layouts]) if self.on_host else (0, 0)
-        for_all = slot_budget(division.groups, class_of, slot_bytes, ahead, converted)
+        for_all = slot_budget(split.groups, class_of, slot_bytes, ahead, converted)
         classes = allocate_slots(for_all, class_of, slot_bytes, ahead)
         if self.on_host:
             class_of, classes = share_large_slot(for_all, *classified, ahead, classes)
         slots = Slots(layouts, class_of, classes)
-        passes = sum(classified[1][index] for index in classified[0]) > division.groups
-        left = division.groups - slots.nbytes if passes and is_worth_caching(converted) else 0
-        return Plan(found, replace(slots, compressed_bytes_max=min(left, converted[0])), resident_bytes, division.rows)
+        passes = sum(classified[1][index] for index in classified[0]) > split.groups
+        left = split.groups - slots.nbytes if passes and is_worth_caching(converted) else 0
+        return Plan(found, replace(slots, compressed_bytes_max=min(left, converted[0])), resident_bytes, split.rows)
 
     def _group_share(self) -> int:
         origins = set(self.origin_of.values())
@@ -202,7 +202,7 @@ class GroupLayout:
     # Weights that are decoded on load.
     conversions: tuple[Conversion, ...]
     # Offset of each weight in the slot, in the order they were given.
-    places: tuple[int, ...]
+    offsets: tuple[int, ...]
     nbytes: int
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from deepnvme._stream.weight_origin import ByteRange, EncodedRange, Origin
 
     # Offset of contiguous rows; or the ranges of each row; or encoded ranges and their target dtype.
-    _Places: TypeAlias = tuple[int, int] | list[list[tuple[int, int, int]]] | tuple[list[EncodedRange], str]
+    _Source: TypeAlias = tuple[int, int] | list[list[tuple[int, int, int]]] | tuple[list[EncodedRange], str]
 
 # Maximum bytes of rows that are read together. More would read rows that nobody asked for.
 _ROWS_BYTES_MAX = 64 << 10
@@ -65,7 +65,7 @@ class RowCache:
         self._page_bytes = page_bytes(
             [[origin_of[weight.name] for weight in lookup.weights] for lookup in self._lookups]
         )
-        parts: list[tuple[int, int, int, int, int, _Places]] = []
+        parts: list[tuple[int, int, int, int, int, _Source]] = []
         places: list[list[tuple[int, Origin]]] = []
         at, items = 0, 0
         for lookup in self._lookups:
@@ -77,7 +77,7 @@ class RowCache:
             for origin in origins:
                 row_bytes = origin.memory_nbytes // origin.shape[0]
                 at = _congruent(at, origin)
-                parts.append((items, count, at, rows * row_bytes, origin.memory_nbytes, _places(origin)))
+                parts.append((items, count, at, rows * row_bytes, origin.memory_nbytes, _source_of(origin)))
                 places[-1].append((at, origin))
                 at += origin.memory_nbytes
             items += count
@@ -96,8 +96,8 @@ class RowCache:
 
     def stats(self) -> dict[str, float]:
         """Return the counters of reads, and of rows and experts that were in memory."""
-        figures = self._picker.stats()
-        return {_NAMES.get(name, name): value for name, value in figures.items()}
+        counters = self._picker.stats()
+        return {_NAMES.get(name, name): value for name, value in counters.items()}
 
     def close(self) -> None:
         """Restore the forward and the original weights of all modules."""
@@ -194,7 +194,7 @@ def _congruent(at: int, origin: Origin) -> int:
     return page + (origin.ranges[0].offset % PAGE_BYTES if origin.is_page_congruent else origin.line_offset)
 
 
-def _places(origin: Origin) -> _Places:
+def _source_of(origin: Origin) -> _Source:
     if not origin.is_raw:
         return encoded_ranges(origin), FLOATS[origin.memory_dtype]
     if len(origin.ranges) == 1:

@@ -103,9 +103,9 @@ class StreamStats(Step):
 class StepRecorder:
     """Records the cost of each call of the model."""
 
-    def __init__(self, model: nn.Module, figures: Callable[[], dict[str, float]]) -> None:
-        self._counters = figures
-        self._before = figures()
+    def __init__(self, model: nn.Module, counters: Callable[[], dict[str, float]]) -> None:
+        self._counters = counters
+        self._before = counters()
         self._local = threading.local()
         self._lock = threading.Lock()
         self._steps, self._tokens, self._seconds = 0, 0, 0.0

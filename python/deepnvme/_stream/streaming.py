@@ -67,7 +67,7 @@ class Streaming:
         sizes = {id(tensor): origin_of[name].memory_nbytes for name, tensor in tensors if name in origin_of}
         file_bytes = {index: _file_bytes(source) for index, source in enumerate(sources)}
         planned = _plan(PlanInput(model, sizes, origin_of, file_bytes, device.type == "cpu", ahead), memory)
-        found = planned.found
+        found = planned.partition
         self.model_bytes = sum({id(tensor): sizes[id(tensor)] for _, tensor in tensors if id(tensor) in sizes}.values())
         self.resident_bytes = planned.resident_bytes
         self.row_cache: RowCache | None = None

@@ -96,7 +96,7 @@ def test_what_is_cast_lies_behind_what_is_mirrored() -> None:
     cast = Origin((ByteRange(0, 9000, 1000), ByteRange(1, 70, 1000)), torch.bfloat16, (1000,)).cast(torch.float32)
     layout = lay_out_group([cast, plain, cast], {0: 20_000, 1: 20_000})
     assert layout.reads == ((0, 4096, 8192, 0),)
-    assert layout.places == (8192, 904, 8192)
+    assert layout.offsets == (8192, 904, 8192)
     assert [(stretch[:3], at) for stretch, at, _ in layout.conversions] == [
         ((0, 9000, 1000), 8192),
         ((1, 70, 1000), 10192),

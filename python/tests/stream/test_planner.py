@@ -1,4 +1,4 @@
-"""Pure decisions on random models: groups, layouts, and the division of memory."""
+"""Pure decisions on random models: groups, layouts, and the split of memory."""
 
 from __future__ import annotations
 
@@ -166,14 +166,14 @@ def test_all_parts_have_what_they_need_or_none_has(
         with pytest.raises(MemoryError):
             split_memory(memory, units, rows, experts, item)
         return
-    division = split_memory(memory, units, rows, experts, item)
-    assert division.groups >= largest
-    assert division.rows >= max([item, *experts])
-    assert division.groups + division.rows <= memory
-    assert division.rows <= rows + sum(experts)
+    split = split_memory(memory, units, rows, experts, item)
+    assert split.groups >= largest
+    assert split.rows >= max([item, *experts])
+    assert split.groups + split.rows <= memory
+    assert split.rows <= rows + sum(experts)
     everything = sum(-(-unit // 4096) * 4096 * 5 // 4 + 4096 for unit in units) + rows + sum(experts)
     if memory >= everything and not experts:
-        assert division.rows == rows, "where there is memory for all, all stays"
+        assert split.rows == rows, "where there is memory for all, all stays"
 
 
 @st.composite
@@ -210,7 +210,7 @@ def test_every_byte_of_every_weight_is_read_to_its_place(drawn: tuple[list[Origi
         assert not any(written[at : at + nbytes]), "nothing is read twice to the same place"
         written[at : at + nbytes] = b"\1" * nbytes
         slot[at : at + nbytes] = files[source][offset : offset + nbytes]
-    for origin, place in zip(weights, layout.places, strict=True):
+    for origin, place in zip(weights, layout.offsets, strict=True):
         content = b"".join(files[each.source][each.offset : each.offset + each.nbytes] for each in origin.ranges)
         assert bytes(slot[place : place + origin.nbytes]) == content
         assert place % CACHE_LINE_BYTES == origin.line_offset
