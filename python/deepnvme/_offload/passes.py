@@ -52,18 +52,18 @@ class BlockRunner:
                     if not torch.is_grad_enabled():
                         with _without_copies():
                             return forward(*args, **kwargs)
-                    one = _BlockCall(self, block)
-                    args, kwargs = one.watch_inputs(args, kwargs)
-                    with _without_copies(), save_references(self._residence, block.groups, one.begin):
-                        return one.watch_outputs(forward(*args, **kwargs))
+                    call = _BlockCall(self, block)
+                    args, kwargs = call.watch_inputs(args, kwargs)
+                    with _without_copies(), save_references(self._residence, block.groups, call.begin):
+                        return call.watch_outputs(forward(*args, **kwargs))
 
             return run
 
         return wrap
 
-    def begin(self, one: _BlockCall) -> None:
+    def begin(self, call: _BlockCall) -> None:
         """Hold the groups of a block for its backward."""
-        if id(one) in self._in_backward:
+        if id(call) in self._in_backward:
             return
         if not self._in_backward:
             # Ends the blocks that are still open after the backward pass: none of their inputs needs a gradient.
@@ -74,27 +74,27 @@ class BlockRunner:
                 if not other.sees_input_gradients:
                     self.end(other)
         # Recorded first: if an interrupt comes in between, `end_all` releases the groups.
-        self._in_backward[id(one)] = one
+        self._in_backward[id(call)] = call
         try:
-            for group in one.block.groups:
-                self._residence.hold(group, one)
+            for group in call.block.groups:
+                self._residence.hold(group, call)
         except BaseException:
-            self._release(one)
+            self._release(call)
             raise
 
-    def end(self, one: _BlockCall) -> None:
+    def end(self, call: _BlockCall) -> None:
         """Release the groups: all gradients of this call are done."""
-        if not self._release(one):
+        if not self._release(call):
             return
-        self._uses.subtract(one.block.groups)
-        for group in one.block.groups:
+        self._uses.subtract(call.block.groups)
+        for group in call.block.groups:
             if self._uses[group] <= 0:
                 self._on_group_done(group)
 
     def end_all(self) -> None:
         """Release everything: the backward pass failed or will never come."""
-        for one in [*self._in_backward.values()]:
-            self._release(one)
+        for call in [*self._in_backward.values()]:
+            self._release(call)
         self._residence.release_orphaned()
 
     def end_failed(self) -> None:
@@ -107,14 +107,14 @@ class BlockRunner:
         self._uses.clear()
 
     def _end_backward(self) -> None:
-        for one in [*self._in_backward.values()]:
-            self.end(one)
+        for call in [*self._in_backward.values()]:
+            self.end(call)
 
-    def _release(self, one: _BlockCall) -> bool:
-        if id(one) not in self._in_backward:
+    def _release(self, call: _BlockCall) -> bool:
+        if id(call) not in self._in_backward:
             return False
-        self._residence.release(one)
-        del self._in_backward[id(one)]
+        self._residence.release(call)
+        del self._in_backward[id(call)]
         return True
 
 
@@ -158,14 +158,14 @@ class _BlockCall(Holder):
 
 class _InputGradients(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, one: _BlockCall, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.one = one
+    def forward(ctx: Any, call: _BlockCall, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.call = call
         ctx.set_materialize_grads(False)
         return tensors
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        ctx.one.end()
+        ctx.call.end()
         return None, *gradients
 
 

@@ -66,8 +66,8 @@ def save(
     saved = StateFile(_name(optimizer), settings, shapes, parameters, extents)
     with file.replace_file(path, saved, at, checksums=checksums) as (fd, data_offset):
         for group, begin in zip(groups, begins, strict=True):
-            for way, count in store.swapper.export(group.key, fd, data_offset + begin).items():
-                total[way] += count
+            for route, count in store.swapper.export(group.key, fd, data_offset + begin).items():
+                total[route] += count
     return dict(total)
 
 
@@ -79,13 +79,13 @@ def load(
     verify: Literal["auto", "off", "sample", "full"],
 ) -> dict[str, int]:
     """Read the files of any number of ranks. Return bytes by route."""
-    unchanged = file.FileGuard(list(paths))
+    guard = file.FileGuard(list(paths))
     loading = _Loader(optimizer, store, [file.read(path, verify) for path in paths], shards)
     try:
         loading.begin()
         for group in store.layout.groups():
             loading.load_group(group)
-        unchanged.check()
+        guard.check()
     except BaseException:
         # Partially loaded state is useless.
         loading.forget()
@@ -159,8 +159,8 @@ class _Loader:
             return
         with open_regular(source[0]) as opened:
             how = self._store.swapper.import_(group.key, opened.fileno(), source[1], group.nbytes)
-        for way, count in how.items():
-            self.bytes_by_route[way] += count
+        for route, count in how.items():
+            self.bytes_by_route[route] += count
         self._store.imported(group)
 
     def _found(self, param: torch.nn.Parameter, kinds: Sequence[StateKind]) -> tuple[StateKind, ...]:
