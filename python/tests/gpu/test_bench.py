@@ -84,7 +84,7 @@ def bench(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             del sys.modules[name]
 
 
-def test_everybody_is_measured_or_left_out_with_a_reason(bench: Any, tmp_path: Path) -> None:
+def test_every_baseline_is_measured_or_skipped_with_a_reason(bench: Any, tmp_path: Path) -> None:
     modules, gpu = bench
     pace = modules["rows"].Pace(rounds=1, seconds=60)
     record = modules["run"].run(gpu, tmp_path / "scratch", tmp_path / "results", nbytes=_NBYTES, pace=pace)
@@ -113,7 +113,7 @@ def test_everybody_is_measured_or_left_out_with_a_reason(bench: Any, tmp_path: P
     assert list((tmp_path / "scratch").iterdir()) == [], "nothing stays behind"
 
 
-def test_wrong_bytes_leave_a_contestant_out(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_bytes_exclude_a_baseline(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     modules, gpu = bench
     kind = modules["run"].MOVERS[0]
     monkeypatch.setattr(kind, "read", lambda _, target, path: lambda: None)

@@ -91,7 +91,7 @@ def test_strided_ones(gpu: Any, handle: Any, tmp_path: Path) -> None:
         assert bits(gpu.to_host(on_gpu)) == bits(host), "also between the elements"
 
 
-def test_a_kernel_that_still_writes_what_is_written(gpu: Any, handle: Any, tmp_path: Path) -> None:
+def test_a_write_waits_for_a_kernel_that_writes_the_tensor(gpu: Any, handle: Any, tmp_path: Path) -> None:
     new = values((300_000,), torch.uint8, 2)
     tensor, source = gpu.tensor(values((300_000,), torch.uint8, 1)), gpu.tensor(new)
     gpu.late(tensor, source, 60)
@@ -189,7 +189,7 @@ def test_pinned_ones_stay_the_callers(gpu: Any, gds: gds_handle, tmp_path: Path)
     assert gds.unpin_device_tensor(tensor) is True
 
 
-def test_what_is_dropped_leaves_the_record(gpu: Any, gds: gds_handle) -> None:
+def test_dropped_tensors_leave_the_record(gpu: Any, gds: gds_handle) -> None:
     example = gpu.tensor(torch.zeros(1))
     for _ in range(20):
         kept = gds.new_pinned_device_tensor(1000, example)

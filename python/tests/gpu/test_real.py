@@ -184,7 +184,7 @@ def test_a_model_and_its_optimizer(gpu: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [aio_handle, gds_handle])
-def test_handles_compare_what_they_have_moved(gpu: Any, make: Any, tmp_path: Path) -> None:
+def test_handles_validate_their_transfers(gpu: Any, make: Any, tmp_path: Path) -> None:
     handle = make()
     tensor = gpu.tensor(values((300, 1000), torch.float32)).T
     assert handle.write(tensor, tmp_path / "file", True) == 0

@@ -70,7 +70,7 @@ def test_a_writer_kernel_is_still_running(gpu: Any, engine: deepnvme.Engine, tmp
     assert engine.stats().gpu_waits >= 1
 
 
-def test_a_kernel_still_reads_what_is_read_over(gpu: Any, engine: deepnvme.Engine, tmp_path: Path) -> None:
+def test_a_read_waits_for_a_kernel_that_reads_its_target(gpu: Any, engine: deepnvme.Engine, tmp_path: Path) -> None:
     path = tmp_path / "tensor.bin"
     old, new = values((300_000,), torch.uint8, 1), values((300_000,), torch.uint8, 2)
     path.write_bytes(bits(new))
@@ -82,7 +82,7 @@ def test_a_kernel_still_reads_what_is_read_over(gpu: Any, engine: deepnvme.Engin
     assert bits(gpu.to_host(copy)) == bits(old)
 
 
-def test_what_was_read_is_used_at_once(gpu: Any, engine: deepnvme.Engine, tmp_path: Path) -> None:
+def test_results_of_a_read_are_visible_at_once(gpu: Any, engine: deepnvme.Engine, tmp_path: Path) -> None:
     path = tmp_path / "tensor.bin"
     new = values((300_000,), torch.uint8, 2)
     path.write_bytes(bits(new))

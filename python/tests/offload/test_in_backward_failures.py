@@ -45,7 +45,7 @@ def test_gradients_of_several_passes_are_refused(tmp_path: Path) -> None:
     train(model, optimizer, 1)
 
 
-def test_what_needs_all_gradients_is_refused(tmp_path: Path) -> None:
+def test_options_that_need_all_gradients_are_refused(tmp_path: Path) -> None:
     model, offloading = small(tmp_path)
     with pytest.raises(UnsupportedError, match="max_norm"):
         offloading.attach(optim.AdamW(model.parameters(), max_norm=1.0), in_backward=True)

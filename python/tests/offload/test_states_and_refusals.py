@@ -131,7 +131,7 @@ def test_a_backward_that_fails_in_the_middle(tmp_path: Path) -> None:
     assert train(model, optimizers[1], 3) == train(plain, optimizers[0], 3)
 
 
-def test_what_was_changed_in_place_is_noticed(tmp_path: Path) -> None:
+def test_in_place_changes_are_detected(tmp_path: Path) -> None:
     """As autograd detects it for tensors that it saves itself."""
 
     class Changing(nn.Module):
@@ -204,7 +204,7 @@ CHANGES: dict[str, Callable[[nn.Module, nn.Parameter], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_of_what_is_on_disk_is_refused_and_not_lost_in_silence(tmp_path: Path, change: str) -> None:
+def test_a_change_while_on_disk_is_refused(tmp_path: Path, change: str) -> None:
     model, offloading = offloaded(tmp_path)
     expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     if change != "converted":
@@ -222,7 +222,7 @@ def test_a_change_of_what_is_on_disk_is_refused_and_not_lost_in_silence(tmp_path
         offloading.close()
 
 
-def test_a_change_of_what_is_in_memory_to_be_read_is_refused(tmp_path: Path) -> None:
+def test_a_change_without_exclusive_access_is_refused(tmp_path: Path) -> None:
     model, offloading = offloaded(tmp_path)
     weight = model.blocks[1].up.weight
     refusal = pytest.raises(RuntimeError, match=r"blocks\.1\.up\.weight.*write=True")

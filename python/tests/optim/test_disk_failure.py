@@ -73,7 +73,7 @@ def unwritable() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("swap_gradients", [False, True])
-def test_what_cannot_be_read(tmp_path: Path, swap_gradients: bool) -> None:
+def test_unreadable_state(tmp_path: Path, swap_gradients: bool) -> None:
     one, mine, other, his = trained(tmp_path, checksums=True, swap_gradients=swap_gradients)
     before = [param.detach().clone() for param in one.parameters()]
     with damaged(mine):
@@ -100,7 +100,7 @@ def test_what_cannot_be_read(tmp_path: Path, swap_gradients: bool) -> None:
 
 
 @pytest.mark.parametrize("swap_gradients", [False, True])
-def test_what_cannot_be_written(tmp_path: Path, swap_gradients: bool) -> None:
+def test_unwritable_state(tmp_path: Path, swap_gradients: bool) -> None:
     one, mine, other, his = trained(tmp_path, swap_gradients=swap_gradients)
     mine._store.swapper.flush()  # type: ignore[attr-defined]
     with unwritable(), pytest.raises(StepStoppedError, match="goes on where it stopped") as caught:
@@ -180,7 +180,7 @@ def test_other_gradients_are_another_step(tmp_path: Path) -> None:
     mine.state_dict()
 
 
-def test_a_state_dict_replaces_what_stopped(tmp_path: Path) -> None:
+def test_a_state_dict_replaces_a_stopped_step(tmp_path: Path) -> None:
     one, mine, other, his = trained(tmp_path, checksums=True)
     saved, params = his.state_dict(), other.state_dict()
     with damaged(mine), pytest.raises(StepStoppedError):

@@ -230,9 +230,7 @@ def test_an_optimizer_that_is_gone_takes_nothing(tmp_path: Path) -> None:
     assert type(net.first.weight.grad) is torch.Tensor
 
 
-def test_a_gradient_that_was_added_to_in_part_is_used_by_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partially_accumulated_gradient_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, mine, other, his = pair(tmp_path, optim.AdamW, {"lr": 1e-3})
     one(image(1)).square().mean().backward()
     real, lends = Swapper.lend, []

@@ -176,7 +176,7 @@ def test_ctrl_c_at_any_moment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["load_state", "load_state_dict"])
-def test_a_load_that_was_interrupted_is_nothing_to_go_on_with(tmp_path: Path, interrupted: Any, form: str) -> None:
+def test_an_interrupted_load_must_be_repeated(tmp_path: Path, interrupted: Any, form: str) -> None:
     kind, dtype = "on disk", torch.bfloat16
     net = net_of(dtype)
     optimizer = made(kind, net, tmp_path)

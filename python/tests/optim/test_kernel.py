@@ -159,7 +159,7 @@ def _name(task: Path) -> str:
         return ""
 
 
-def test_what_is_refused(kernel: Kernel) -> None:
+def test_refused_arguments(kernel: Kernel) -> None:
     weights, grad, moments = torch.zeros(10), torch.zeros(10), [torch.zeros(10), torch.zeros(10)]
 
     def step(rule: str = "adamw", settings: Any = None, part: Any = (), **options: Any) -> None:

@@ -41,7 +41,7 @@ def test_on_disk_as_in_memory(
 
 @pytest.mark.parametrize("moments", SHORT)
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_what_is_saved_goes_on_as_if_nothing_had_been(tmp_path: Path, moments: Any, on_disk: bool) -> None:
+def test_a_saved_state_continues_without_difference(tmp_path: Path, moments: Any, on_disk: bool) -> None:
     """torch's optimizers can load it: it is fp32."""
     place: dict[str, Any] = {"swap_dir": tmp_path, "memory": MEMORY} if on_disk else {}
     one, other = twins()

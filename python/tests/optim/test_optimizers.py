@@ -104,7 +104,7 @@ def test_training_goes_on_in_the_other(ours: Any, theirs: Any, settings: Any, ne
     _assert_alike(one, other, needs_root=needs_root)
 
 
-def test_a_grad_scaler_skips_what_is_not_finite() -> None:
+def test_a_grad_scaler_skips_infinite_gradients() -> None:
     one, other = _nets()
     mine, his = optim.AdamW(one.parameters()), torch.optim.AdamW(other.parameters(), foreach=False)
     for net, optimizer in ((one, mine), (other, his)):
@@ -195,7 +195,7 @@ def test_an_optimizer_is_copied_and_pickled_with_its_state() -> None:
     _assert_alike(net, other, needs_root=True)
 
 
-def test_what_is_refused() -> None:
+def test_refused_arguments() -> None:
     embedding = nn.Embedding(10, 4, sparse=True)
     embedding(torch.tensor([1, 2])).sum().backward()
     before = embedding.weight.detach().clone()
@@ -221,7 +221,7 @@ def test_what_is_refused() -> None:
     (optim.SGD, {"moments": "8bit", "momentum": 0.9}),
     (optim.Lion, {"moments": "bf16", "stochastic_rounding": True}),
 ])  # fmt: skip
-def test_what_is_random_is_the_same_after_a_restart(kind: Any, settings: dict[str, Any]) -> None:
+def test_noise_is_the_same_after_a_restart(kind: Any, settings: dict[str, Any]) -> None:
     """It differs from step to step, also without step counts."""
     weights = [torch.randn(300, generator=torch.Generator().manual_seed(seed)).bfloat16() for seed in range(3)]
 

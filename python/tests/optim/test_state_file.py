@@ -70,7 +70,7 @@ def test_no_trip_through_memory(tmp_path: Path) -> None:
     assert his.swapping.resident_bytes_peak <= MEMORY
 
 
-def test_any_tool_reads_it(tmp_path: Path) -> None:
+def test_any_safetensors_reader_reads_it(tmp_path: Path) -> None:
     one, mine, _, _ = pair(tmp_path, optim.AdamW, {"lr": 1e-3})
     train(one, mine, range(2))
     mine.save_state(tmp_path / "state.safetensors")
@@ -195,7 +195,7 @@ def test_damaged_files(tmp_path: Path, harm: str) -> None:
     assert his.state_dict()["param_groups"] == before["param_groups"]
 
 
-def test_a_load_that_fails_half_way_is_nothing_to_go_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_fails_half_way_must_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, mine, other, his = pair(tmp_path, optim.AdamW, {"lr": 1e-3})
     train(one, mine, range(3))
     mine.save_state(tmp_path / "state")
@@ -237,7 +237,7 @@ def test_state_dicts_of_torch_leave_small_parameters_together(tmp_path: Path) ->
     assert mine.swapping.items <= 2
 
 
-def test_a_killed_save_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_killed_save_leaves_the_old_file(tmp_path: Path) -> None:
     one, mine, _, his = pair(tmp_path, optim.AdamW, {"lr": 1e-3})
     train(one, mine, range(1))
     path = tmp_path / "state"

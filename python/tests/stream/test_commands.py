@@ -84,7 +84,7 @@ def in_memory(folder: Path, prompt: str, count: int, dtype: str = "auto") -> str
     return text
 
 
-def test_generate_says_what_the_model_in_memory_says(
+def test_generate_gives_the_text_of_the_model_in_memory(
     folder: Path, tmp_path: Path, command: Callable[..., Done]
 ) -> None:
     prompts = tmp_path / "prompts.txt"
@@ -137,7 +137,7 @@ def test_generate_computes_in_another_dtype(folder: Path, command: Callable[...,
         (["--prompt", "word1", "--memory", "1MB", "--dtype", "float64"], 2, "float32"),
     ],
 )
-def test_what_is_asked_wrongly_is_said(
+def test_usage_errors_are_reported(
     folder: Path, arguments: list[str], status: int, said: str, command: Callable[..., Done]
 ) -> None:
     done = command("generate", "--model", str(folder), *arguments)
@@ -161,7 +161,7 @@ def test_stream_bench_measures_and_leaves_nothing(tmp_path: Path, command: Calla
     assert not list(tmp_path.iterdir())
 
 
-def test_stream_bench_packs_what_it_measures(tmp_path: Path, command: Callable[..., Done]) -> None:
+def test_stream_bench_measures_the_packed_model(tmp_path: Path, command: Callable[..., Done]) -> None:
     done = command(
         *("stream-bench", str(tmp_path), "--model-size", "350MB", "--memory", "600MB", "--prompt-tokens", "4"),
         *("--new-tokens", "2", "--batch", "1", "--pack", "int8", "--dtype", "float32", "--json"),
@@ -192,9 +192,7 @@ def test_stream_bench_needs_room(tmp_path: Path, command: Callable[..., Done]) -
         ("float32", torch.bfloat16, 500),
     ],
 )
-def test_stream_bench_has_memory_for_a_quarter_of_what_is_computed_with(
-    dtype: str, written: Any, expected: int
-) -> None:
+def test_stream_bench_uses_memory_for_a_quarter_of_the_model(dtype: str, written: Any, expected: int) -> None:
     assert default_memory(1000, dtype, transformers.LlamaConfig(dtype=written)) == expected
 
 

@@ -70,7 +70,7 @@ def test_results_and_memory_with_any_share_of_it(folder: Path, expected: torch.T
     streaming.close()
 
 
-def test_with_memory_for_all_that_is_on_disk_nothing_is_read_any_more(folder: Path, expected: torch.Tensor) -> None:
+def test_with_memory_for_all_disk_bytes_nothing_is_read_again(folder: Path, expected: torch.Tensor) -> None:
     for share in (0.75, 0.9):
         model = opened(folder, share)
         assert torch.equal(logits(model), expected)
@@ -83,7 +83,7 @@ def test_with_memory_for_all_that_is_on_disk_nothing_is_read_any_more(folder: Pa
         model.streaming.close()
 
 
-def test_a_byte_of_it_spares_a_byte_of_reading(folder: Path) -> None:
+def test_a_cached_byte_saves_a_byte_of_reading(folder: Path) -> None:
     read: dict[float, float] = {}
     # Fractions with the same partition into groups.
     for share in (0.4, 0.45, 0.5):

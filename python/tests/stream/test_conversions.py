@@ -64,7 +64,7 @@ def test_budgets_count_what_is_in_memory(folder: Path) -> None:
         model.streaming.close()
 
 
-def test_what_is_no_float_stays_refused(tmp_path: Path) -> None:
+def test_other_dtypes_are_not_cast(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(
         hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=100
     )
@@ -91,7 +91,7 @@ def test_a_file_that_is_damaged_in_mid_stream_is_an_error_and_nothing_hangs(fold
     model.streaming.close()
 
 
-def test_what_is_cast_lies_behind_what_is_mirrored() -> None:
+def test_converted_weights_follow_page_congruent_ones() -> None:
     plain = Origin((ByteRange(0, 5000, 4000),), torch.float32, (1000,))
     cast = Origin((ByteRange(0, 9000, 1000), ByteRange(1, 70, 1000)), torch.bfloat16, (1000,)).cast(torch.float32)
     layout = lay_out_group([cast, plain, cast], {0: 20_000, 1: 20_000})

@@ -73,7 +73,7 @@ def test_small_layers_have_the_large_ones_slot(tmp_path: Path, over: float) -> N
     assert now["fetches_ahead"] - figures["fetches_ahead"] >= DEPTH - 1, "while another is in use"
 
 
-def test_what_is_converted_when_it_comes_has_its_turn_as_well(tmp_path: Path) -> None:
+def test_converted_weights_share_a_slot_in_turns(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 5, "num_attention_heads": 4}
     torch.manual_seed(8)
@@ -90,7 +90,7 @@ def test_what_is_converted_when_it_comes_has_its_turn_as_well(tmp_path: Path) ->
         assert torch.equal(model(question).logits, expected(question).logits)
 
 
-def test_no_step_takes_anothers_memory(tmp_path: Path) -> None:
+def test_no_step_overwrites_another_groups_memory(tmp_path: Path) -> None:
     world = World(tmp_path, HEAD_BYTES + 8192)
     assert world.model.streaming.layer_cache.classes[-1].shares_memory
     wrong: list[int] = []

@@ -170,9 +170,7 @@ def test_files(models: SmallModels, streamed: Stream, name: str, variant: str) -
         model.streaming.close()
 
 
-def test_a_module_in_memory_is_what_its_own_results_are_compared_with(
-    models: SmallModels, streamed: Stream, tmp_path: Path
-) -> None:
+def test_a_module_in_memory_gives_the_reference_results(models: SmallModels, streamed: Stream, tmp_path: Path) -> None:
     """Torch's own memory starts at a cache line, whatever the file looks like."""
     model = type_of("llama").from_pretrained(models.folder("llama", "archive"))
     weights = tmp_path / "model.safetensors"

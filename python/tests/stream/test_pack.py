@@ -97,7 +97,7 @@ def test_lossless_is_the_model_itself_in_three_quarters_of_its_bytes(folder: Pat
 
 
 @pytest.mark.parametrize("form", ["int8", "fp8"])
-def test_quantised_is_the_model_with_the_weights_that_come_of_it(folder: Path, tmp_path: Path, form: str) -> None:
+def test_a_quantised_model_equals_one_with_decoded_weights(folder: Path, tmp_path: Path, form: str) -> None:
     answer = pack(folder, tmp_path / "packed", "--dtype", form, "--group", str(GROUP))
     assert answer["packed"]["bytes"] <= 0.55 * answer["forecast"]["bytes"]
     model = in_memory(folder)
@@ -122,7 +122,7 @@ def rounded(weight: torch.Tensor, form: str) -> torch.Tensor:
     return (codes * scale).bfloat16().reshape(weight.shape)
 
 
-def test_kept_and_cast_are_files_that_everybody_reads(folder: Path, tmp_path: Path) -> None:
+def test_unchanged_and_cast_weights_are_ordinary_files(folder: Path, tmp_path: Path) -> None:
     pack(folder, tmp_path / "kept", "--dtype", "keep")
     pack(folder, tmp_path / "cast", "--dtype", "fp16")
     assert [path.name for path in (tmp_path / "kept").glob("*.safetensors*")] == ["model.safetensors"]
@@ -133,7 +133,7 @@ def test_kept_and_cast_are_files_that_everybody_reads(folder: Path, tmp_path: Pa
     assert cast.dtype == torch.float16
 
 
-def test_a_layer_is_one_stretch_and_stripes_are_one_file(folder: Path, tmp_path: Path) -> None:
+def test_a_layer_is_one_range_and_stripes_are_one_file(folder: Path, tmp_path: Path) -> None:
     disks = [tmp_path / name for name in "abc"]
     for disk in disks:
         disk.mkdir()
@@ -147,7 +147,7 @@ def test_a_layer_is_one_stretch_and_stripes_are_one_file(folder: Path, tmp_path:
         assert streamed(packed).equal(logits(in_memory(folder)))
 
 
-def test_a_dry_run_says_what_would_come_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+def test_a_dry_run_reports_the_result_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
     answer = pack(folder, tmp_path / "packed", "--dry-run")
     forecast = answer["forecast"]
     assert answer["packed"] is None
@@ -248,7 +248,7 @@ def test_real_weights_pack_as_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "least"), [("int8", 0.999), ("fp8", 0.995), ("lossless", 1.0)])
-def test_what_quantised_weights_say_is_close(tmp_path: Path, dtype: str, least: float) -> None:
+def test_quantised_results_are_close(tmp_path: Path, dtype: str, least: float) -> None:
     """As stated in docs/quantised-weights.md for embeddings of a real model."""
     source = minilm()
     pack(source, tmp_path / "packed", "--dtype", dtype)
@@ -303,7 +303,7 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], None]] = {
 
 
 @pytest.mark.parametrize("attack", HOSTILE)
-def test_what_a_file_says_is_checked(folder: Path, tmp_path: Path, attack: str) -> None:
+def test_the_header_of_a_file_is_checked(folder: Path, tmp_path: Path, attack: str) -> None:
     pack(folder, tmp_path / "packed", "--dtype", "lossless")
     path = tmp_path / "packed/packed.safetensors"
     rewritten(path, lambda _: None)

@@ -61,7 +61,7 @@ def test_slots_never_have_more_than_the_memory(sizes: list[int], memory: int, ah
 
 
 @given(SIZES, st.floats(1, 2), st.one_of(st.none(), st.integers(0, 5)))
-def test_small_units_have_a_large_slot_by_turns(sizes: list[int], part: float, ahead: int | None) -> None:
+def test_small_groups_share_a_large_slot_in_turns(sizes: list[int], part: float, ahead: int | None) -> None:
     class_of, slot_bytes = classify_sizes(sizes)
     memory = int(slot_bytes[0] * part)
     fitted, kept = merge_small_classes(memory, class_of, slot_bytes)
@@ -99,7 +99,7 @@ def test_a_large_unit_and_small_ones(memory: int, slots: int) -> None:
     assert classes[1].ahead > 0, "something can come while another is in use"
 
 
-def test_units_that_are_too_large_for_a_part_of_the_slot_have_all_of_it() -> None:
+def test_groups_too_large_for_a_part_of_the_slot_use_all_of_it() -> None:
     classified = classify_sizes([40_960] * 20 + [614_400] * 3 + [999_424])
     fitted, kept = merge_small_classes(1_100_000, *classified)
     class_of, classes = share_large_slot(1_100_000, *classified, None, allocate_slots(1_100_000, fitted, kept, None))
@@ -107,7 +107,7 @@ def test_units_that_are_too_large_for_a_part_of_the_slot_have_all_of_it() -> Non
     assert [each.slots for each in classes] == [1, 20]
 
 
-def test_what_is_most_of_the_bytes_is_not_read_again_for_the_others() -> None:
+def test_a_group_with_most_bytes_is_not_read_again_for_the_others() -> None:
     classified = classify_sizes([200_000] * 4 + [999_424])
     for memory, shares in [(1_190_000, True), (1_210_000, False)]:
         fitted, kept = merge_small_classes(memory, *classified)
@@ -124,7 +124,7 @@ def test_more_memory_never_means_fewer_slot_bytes(sizes: list[int], memory: int,
 
 
 @given(SIZES, st.floats(0.1, 1.2), st.floats(0.1, 1.1), st.one_of(st.none(), st.integers(0, 5)))
-def test_slots_leave_room_for_what_is_stored_of_the_others(
+def test_slots_leave_room_for_compressed_weights(
     sizes: list[int], part: float, ratio: float, ahead: int | None
 ) -> None:
     class_of, slot_bytes = classify_sizes(sizes)
@@ -156,7 +156,7 @@ def test_slots_leave_room_for_what_is_stored_of_the_others(
     st.lists(st.integers(1, 8_000_000), max_size=8),
     st.integers(1, 65536),
 )
-def test_all_parts_have_what_they_need_or_none_has(
+def test_memory_is_divided_completely_or_refused(
     memory: int, units: list[int], rows: int, experts: list[int], item: int
 ) -> None:
     item = min(item, rows)
@@ -218,7 +218,7 @@ def test_every_byte_of_every_weight_is_read_to_its_place(drawn: tuple[list[Origi
 
 
 @given(origins())
-def test_what_is_kept_has_places_of_its_own(drawn: tuple[list[Origin], dict[int, bytes]]) -> None:
+def test_resident_weights_do_not_overlap(drawn: tuple[list[Origin], dict[int, bytes]]) -> None:
     weights = [Weight(nn.Identity(), "weight", str(index)) for index in range(len(drawn[0]))]
     places, nbytes = place_resident(weights, {str(index): origin for index, origin in enumerate(drawn[0])})
     spans = sorted((place, place + origin.nbytes) for origin, place in places.items())
@@ -305,7 +305,7 @@ def test_each_weight_of_each_module_comes_from_one_place(model: Tower, memory: i
 
 
 @given(TOWERS, st.integers(1, 400_000), st.booleans())
-def test_a_plan_fits_its_memory_or_says_what_would(model: Tower, memory: int, on_host: bool) -> None:
+def test_a_plan_fits_its_memory_or_names_a_sufficient_amount(model: Tower, memory: int, on_host: bool) -> None:
     origin_of = on_disk(model)
     end = max(piece.offset + piece.nbytes for origin in origin_of.values() for piece in origin.ranges)
     facts = PlanInput(model, sizes_of(model), origin_of, {0: end}, on_host, None)

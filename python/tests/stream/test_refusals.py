@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_too_little_memory_names_what_is_enough(saved: plain_module.Saved) -> None:
+def test_too_little_memory_names_a_sufficient_amount(saved: plain_module.Saved) -> None:
     for memory in (1, 10_000, 65_536):
         with pytest.raises(MemoryError, match=f"memory={memory} is too little for this model") as caught:
             saved.stream(memory=memory)
@@ -73,7 +73,7 @@ def test_weights_that_are_missing_are_never_made_up(models: SmallModels, tmp_pat
         deepnvme.stream(folder, memory="1MB")
 
 
-def test_models_that_others_have_in_hand(models: SmallModels, tmp_path: Path, saved: plain_module.Saved) -> None:
+def test_models_managed_by_other_libraries(models: SmallModels, tmp_path: Path, saved: plain_module.Saved) -> None:
     shutil.copytree(models.folder("llama"), tmp_path / "quantised")
     config = tmp_path / "quantised" / "config.json"
     config.write_text(

@@ -53,7 +53,7 @@ def in_threads(*work: Callable[[], object]) -> list[threading.Thread]:
     return threads
 
 
-def test_who_needs_all_of_the_memory_is_not_passed_over_for_ever() -> None:
+def test_a_thread_that_needs_all_memory_is_not_starved() -> None:
     scheduler, memory, ended = FairScheduler(), Memory(3), threading.Event()
 
     def small() -> None:
@@ -77,7 +77,7 @@ def test_who_needs_all_of_the_memory_is_not_passed_over_for_ever() -> None:
     assert memory.served[3] == 3
 
 
-def test_who_has_something_gets_more_while_somebody_waits_for_it() -> None:
+def test_a_holding_thread_gets_more_while_others_wait() -> None:
     scheduler, memory = FairScheduler(), Memory(3)
 
     def outer() -> None:
@@ -97,7 +97,7 @@ def test_who_has_something_gets_more_while_somebody_waits_for_it() -> None:
     assert memory.served == {1: 2, 3: 1}
 
 
-def test_where_nobody_has_anything_waiting_is_of_no_use() -> None:
+def test_waiting_is_refused_if_no_thread_holds_anything() -> None:
     scheduler, memory = FairScheduler(), Memory(3)
     with pytest.raises(MemoryError):
         use(scheduler, memory, 4)

@@ -60,7 +60,7 @@ def test_a_program_that_ends_with_the_model_open(tmp_path: Path) -> None:
     assert "compute" in lanes_and_names(tmp_path / "timeline.json")[0]
 
 
-def test_where_none_can_be_written(saved: plain_module.Saved, tmp_path: Path) -> None:
+def test_traces_that_cannot_be_written(saved: plain_module.Saved, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\.html"):
         saved.stream(memory=200_000, trace=tmp_path / "timeline.txt")
     with pytest.raises(errors.NotFoundError):

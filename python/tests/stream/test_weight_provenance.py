@@ -91,7 +91,7 @@ def programs(draw: st.DrawFn) -> tuple[Store, list[Pair]]:
 
 
 @given(programs())
-def test_what_is_done_to_weights_on_disk_is_what_is_done_to_real_ones(program: tuple[Store, list[Pair]]) -> None:
+def test_traced_operations_equal_real_ones(program: tuple[Store, list[Pair]]) -> None:
     store, pairs = program
     for real, traced in pairs:
         assert isinstance(traced, TracedTensor)
@@ -101,7 +101,7 @@ def test_what_is_done_to_weights_on_disk_is_what_is_done_to_real_ones(program: t
         assert traced.origin.ranges == merge_adjacent(traced.origin.ranges), "in no more pieces than needed"
 
 
-def test_what_makes_other_numbers_is_refused() -> None:
+def test_operations_that_change_values_are_refused() -> None:
     _, traced = Store(1).pair([4, 6], 0)
     changes: list[Callable[[], object]] = [
         lambda: traced + 1,
@@ -127,7 +127,7 @@ def test_another_dtype_leaves_the_bytes_where_they_are() -> None:
     assert cast.requires_grad is False
 
 
-def test_a_copy_lies_in_memory_of_its_own_also_where_its_pieces_are_neighbours() -> None:
+def test_a_concatenation_has_its_own_memory_even_if_its_ranges_are_adjacent() -> None:
     """Kernels add in another order at another alignment, so the last bits of results would differ."""
     rows: list[torch.Tensor] = [
         TracedTensor(Origin((ByteRange(0, 40 + 80 * row, 80),), torch.float32, (4, 5))) for row in range(3)

@@ -77,7 +77,7 @@ def test_strided_lazy_and_wanted_by_autograd(swapper: Make) -> None:
             assert lent.is_contiguous()
 
 
-def test_what_is_changed_is_there_again_and_what_is_not_is_not_written(swapper: Make) -> None:
+def test_changes_are_kept_and_clean_tensors_are_not_written(swapper: Make) -> None:
     mine = swapper(4 * 4096)
     for key in "abcdefgh":
         mine.put(key, torch.zeros(1024))
@@ -99,7 +99,7 @@ def test_what_is_changed_is_there_again_and_what_is_not_is_not_written(swapper: 
         lend.mark_clean()
 
 
-def test_one_lend_does_not_touch_anothers_gradient(swapper: Make) -> None:
+def test_lent_tensors_do_not_share_version_counters(swapper: Make) -> None:
     mine = swapper()
     mine.put("weight", torch.ones(4))
     mine.put("moment", torch.ones(4))
@@ -255,7 +255,7 @@ def test_threads(swapper: Make) -> None:
     assert mine.stats().resident_bytes_peak <= 6 * 4096
 
 
-def test_who_holds_too_much_is_told(swapper: Make) -> None:
+def test_a_thread_that_holds_too_much_gets_an_error(swapper: Make) -> None:
     mine = swapper(2 * 4096)
     for key in "abc":
         mine.put(key, torch.zeros(1024))
@@ -296,7 +296,7 @@ def test_errors_teach(swapper: Make, tmp_path: Path) -> None:
         copy.deepcopy(mine)
 
 
-def test_adopted_from_a_file(swapper: Make, tmp_path: Path) -> None:
+def test_attached_from_a_file(swapper: Make, tmp_path: Path) -> None:
     mine = swapper(8 * 4096)
     weights = torch.randn(20_000)
     deepnvme.write(weights, tmp_path / "weights")
@@ -349,7 +349,7 @@ def test_export_and_import(swapper: Make, tmp_path: Path, checksums: bool) -> No
             assert torch.equal(lent, tensor * 2)
 
 
-def test_located_bytes_are_the_tensor(swapper: Make) -> None:
+def test_extents_contain_the_tensor(swapper: Make) -> None:
     for named in (False, True):
         mine = swapper(8 * 4096, named=named)
         tensor = torch.randn(5000)
@@ -468,7 +468,7 @@ def test_a_shape_with_a_negative_dimension_is_refused_and_nothing_is_there(swapp
     assert mine.keys() == []
 
 
-def test_a_fill_that_raises_leaves_nothing(swapper: Make) -> None:
+def test_a_create_that_raises_leaves_nothing(swapper: Make) -> None:
     mine = swapper()
     for shape in [(5,), (9,)]:
         mine.put("a", torch.ones(5))

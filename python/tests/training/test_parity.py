@@ -77,7 +77,7 @@ def run(params: list[nn.Parameter], one: Any, steps: int = STEPS, scale: float =
 
 @pytest.mark.parametrize("on_disk", WHERE.values(), ids=WHERE.keys())
 @pytest.mark.parametrize(("kind", "settings"), CASES, ids=words_of)
-def test_beside_torch(tmp_path: Path, kind: str, settings: dict[str, Any], on_disk: bool) -> None:
+def test_compared_with_torch(tmp_path: Path, kind: str, settings: dict[str, Any], on_disk: bool) -> None:
     ours, theirs = parameters(), parameters()
     where = {"swap_dir": tmp_path, "memory": MEMORY} if on_disk else {}
     mine = optimizer(getattr(optim, kind), ours, settings, **where)
@@ -195,7 +195,7 @@ def good() -> nn.Parameter:
         (good, {"differentiable": True}, r"torch\.optim"),
     ],
 )
-def test_what_is_refused_changes_nothing(
+def test_a_refusal_changes_nothing(
     tmp_path: Path, kind: Any, bad: Callable[[], nn.Parameter], settings: dict[str, Any], words: str, *, on_disk: bool
 ) -> None:
     where = {"swap_dir": tmp_path, "memory": MEMORY} if on_disk else {}
