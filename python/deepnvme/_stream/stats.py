@@ -23,16 +23,16 @@ _STEPS_MAX = 10_000
 class Step:
     """The cost of one call: a prompt, or the next token of each sequence of a batch. Times are in seconds."""
 
-    # Duration of the call.
     seconds: float
-    # Time spent waiting for layers.
+    """Duration of the call."""
     stalled_s: float
-    # Time during which the disk was read.
+    """Time spent waiting for layers."""
     disk_busy_s: float
-    # Bytes read.
+    """Time during which the disk was read."""
     bytes_read: int
-    # Sequences times positions.
+    """Bytes read."""
     tokens: int
+    """Sequences times positions."""
 
     @property
     def compute_s(self) -> float:
@@ -77,15 +77,19 @@ class StreamStats(Step):
     """The cost of all steps so far, and of reads between them. Times are in seconds."""
 
     steps: int
-    # Calls of layers that were in memory, and calls that waited.
+    """Calls of the model."""
     hits: int
+    """Calls of layers that were in memory."""
     waits: int
-    # Layers loaded, and layers loaded before they were needed.
+    """Calls of layers that waited."""
     fetches: int
+    """Layers loaded."""
     fetches_ahead: int
-    # Rows and experts that were in memory, and those that had to be read.
+    """Layers loaded before they were needed."""
     picked_hits: int
+    """Rows and experts that were in memory."""
     picked_waits: int
+    """Rows and experts that had to be read."""
 
     @property
     def hit_rate(self) -> float:
