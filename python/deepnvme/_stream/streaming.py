@@ -97,7 +97,9 @@ class Streaming:
             self.layer_cache.warm_up()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a streamed model cannot be copied or pickled; stream it a second time")
+        raise TypeError(
+            "the weights of this model are on disk, so it can be neither copied nor pickled; stream it a second time"
+        )
 
     @property
     def is_closed(self) -> bool:

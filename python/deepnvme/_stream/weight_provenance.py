@@ -50,7 +50,7 @@ class TracedTensor(torch.Tensor):
         return made
 
     def __reduce_ex__(self, _protocol: object) -> Any:
-        raise RuntimeError("a traced weight has no bytes and cannot be pickled; use its file")
+        raise RuntimeError("a weight that was never read cannot be pickled; its bytes are on disk only")
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
         return f"TracedTensor(shape={tuple(self.shape)}, dtype={self.dtype}, ranges={len(self.origin.ranges)})"

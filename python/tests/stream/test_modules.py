@@ -126,7 +126,7 @@ def test_weights_that_are_tied_are_in_memory_once(saved: plain_module.Saved) -> 
     # With this much memory the embedding is loaded whole, and so is the head.
     model = saved.stream(memory=10_000_000)
     units = model.streaming.layer_cache
-    assert [[twin.name for twin in group.twins] for group in units.groups if group.twins] == [["head"]]
+    assert [[twin.name for twin in group.aliases] for group in units.groups if group.aliases] == [["head"]]
     for _ in range(3):
         assert torch.equal(model(saved.question), saved.answer)
     stats = model.streaming.stats()
