@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from deepnvme.deepspeed import aio_handle, device_tensors, engines, gds_handle
+from deepnvme.deepspeed import _device_tensors, _engine_pool, aio_handle, gds_handle
 
 from .test_transfer import bits, values
 
@@ -23,7 +23,7 @@ def handle(request: pytest.FixtureRequest, gpu: Any) -> Iterator[Any]:
     yield handle
     del handle
     gc.collect()
-    engines.shelf.clear()
+    _engine_pool.pool.clear()
 
 
 @pytest.fixture
@@ -35,11 +35,11 @@ def gds(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[gds_handle]:
         return tensor
 
     if not gpu.is_real:
-        monkeypatch.setattr(device_tensors, "allocate", allocate)
+        monkeypatch.setattr(_device_tensors, "allocate", allocate)
     yield gds_handle()
     gc.collect()
-    engines.shelf.clear()
-    assert len(device_tensors.pinned) == 0
+    _engine_pool.pool.clear()
+    assert len(_device_tensors.pinned) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float64])
@@ -138,7 +138,7 @@ def test_a_handle_dropped_with_operations_pending(gpu: Any, tmp_path: Path) -> N
         assert path.read_bytes() == bits(host)
         assert bits(gpu.to_host(target)) == bits(host)
         del target
-    engines.shelf.clear()
+    _engine_pool.pool.clear()
 
 
 def test_made_filled_and_freed(gpu: Any, gds: gds_handle, tmp_path: Path) -> None:
@@ -195,10 +195,10 @@ def test_dropped_tensors_leave_the_record(gpu: Any, gds: gds_handle) -> None:
         kept = gds.new_pinned_device_tensor(1000, example)
         pinned = gpu.tensor(torch.zeros(1000))
         gds.pin_device_tensor(pinned)
-        assert len(device_tensors.pinned) == 2
+        assert len(_device_tensors.pinned) == 2
         del kept, pinned
         gc.collect()
-        assert len(device_tensors.pinned) == 0
+        assert len(_device_tensors.pinned) == 0
 
 
 def test_freed_while_an_operation_is_pending(gpu: Any, gds: gds_handle, tmp_path: Path) -> None:
