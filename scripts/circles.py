@@ -1,9 +1,9 @@
-"""Circles of imports between the source files of each crate, and of the Python package. Standard library only.
+"""Find import cycles between the source files of each crate, and of the Python package. Standard library only.
 
     python scripts/circles.py
 
-Each line is one circle: files that need each other, directly or by way of others. A re-export alone is no need, nor is
-the module that something is visible in. Any circle ends with exit status 1.
+Each output line is one cycle: files that depend on each other, directly or indirectly. A mere re-export is not a
+dependency, nor is the module in a visibility. Exit status 1 if there is any cycle.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Arrows = Mapping[Module, set[Module]]
 
 
 class Crate:
-    """The modules of a crate that are files, and the paths that each of them names."""
+    """The modules of a crate that are files, and the paths that each of them uses."""
 
     def __init__(self, texts: dict[Module, str]) -> None:
         self._modules = set(texts)
-        # What a name means in a module, where it was imported or re-exported.
+        # The meaning of a name in a module that imports or re-exports it.
         self._names: dict[Module, dict[str, list[str]]] = defaultdict(dict)
         self._needed: dict[Module, list[list[str]]] = defaultdict(list)
         for module, text in texts.items():
@@ -41,7 +41,7 @@ class Crate:
             self._read_body(module, VISIBILITY.sub("pub", USE.sub(" ", text)))
 
     def arrows(self) -> Arrows:
-        """Give, for each file, those that it needs."""
+        """Return the files that each file depends on."""
         found: dict[Module, set[Module]] = defaultdict(set)
         for module, paths in self._needed.items():
             for path in paths:
@@ -68,7 +68,7 @@ class Crate:
     def _resolve(
         self, module: Module, path: list[str], seen: frozenset[tuple[Module, str]] = frozenset()
     ) -> Module | None:
-        """Find the file in which something is defined."""
+        """Find the file that defines something."""
         start = self._start(module, path)
         if start is None:
             return None
@@ -84,7 +84,7 @@ class Crate:
         return at if at in self._modules else None
 
     def _start(self, module: Module, path: list[str]) -> tuple[Module, list[str]] | None:
-        """Give the module in which a path begins, and the rest of the path; none for a path into another crate."""
+        """Return the module in which a path begins, and the rest of the path; none for a path into another crate."""
         if path[0] == "crate":
             return (), path[1:]
         if path[0] == "self":
@@ -97,7 +97,7 @@ class Crate:
 
 
 def expanded(tree: str) -> list[list[str]]:
-    """Take the tree of a ``use`` apart into paths."""
+    """Expand the tree of a ``use`` into paths."""
     tree = " ".join(tree.split())
     brace = tree.find("{")
     if brace < 0:
@@ -109,7 +109,7 @@ def expanded(tree: str) -> list[list[str]]:
 
 
 def parts(inner: str) -> Iterator[str]:
-    """Cut at commas that are in no braces."""
+    """Split at commas outside of braces."""
     depth, begin = 0, 0
     for index, letter in enumerate(inner):
         depth += (letter == "{") - (letter == "}")
@@ -121,7 +121,7 @@ def parts(inner: str) -> Iterator[str]:
 
 
 def crate_texts(src: Path) -> dict[Module, str]:
-    """Read the files of a crate, without tests, comments and texts."""
+    """Read the files of a crate without tests, comments and string literals."""
     found = {}
     for path in sorted(src.rglob("*.rs")):
         names = list(path.relative_to(src).with_suffix("").parts)
@@ -136,7 +136,7 @@ def crate_texts(src: Path) -> dict[Module, str]:
 
 
 def python_arrows(package: Path) -> Arrows:
-    """Give the imports that run; those for type checkers alone do not."""
+    """Return the imports that run. Imports for type checkers only do not."""
     modules: dict[Module, Path] = {}
     for path in package.rglob("*.py"):
         names = (package.name, *path.relative_to(package).with_suffix("").parts)
@@ -152,7 +152,7 @@ def python_arrows(package: Path) -> Arrows:
 
 
 def imported(node: ast.AST) -> Iterator[str]:
-    """Give the full names of what is imported, also inside functions."""
+    """Return the full names of all imports, also inside functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
             continue
@@ -175,7 +175,7 @@ def circles(arrows: Arrows) -> list[list[Module]]:
 
 
 def reach(arrows: Arrows, module: Module) -> set[Module]:
-    """Give all files that one needs, directly or not."""
+    """Return all files that one depends on, directly or not."""
     found: set[Module] = set()
     left = list(arrows.get(module, ()))
     while left:
@@ -187,7 +187,7 @@ def reach(arrows: Arrows, module: Module) -> set[Module]:
 
 
 def main() -> int:
-    """Print all circles; 1 where there is one."""
+    """Print all cycles. Exit status 1 if there is one."""
     count = 0
     sources = [*sorted((ROOT / "crates").glob("*/src")), ROOT / "python" / "src"]
     houses = [(src.parent.name, Crate(crate_texts(src)).arrows()) for src in sources]

@@ -1,7 +1,7 @@
 """Run each fuzz target for some time: ``make fuzz``, or ``python scripts/fuzz.py [TARGET ...]``.
 
-``FUZZ_SECONDS`` is the time of each target (default 60). The stable toolchain instruments the code: cargo-fuzz and a
-nightly compiler are not needed. A finding ends the run with 1; its input stays in ``fuzz/artifacts``.
+``FUZZ_SECONDS`` is the time for each target (default 60). The stable toolchain instruments the code; cargo-fuzz and a
+nightly compiler are not needed. A finding ends the run with status 1. Its input stays in ``fuzz/artifacts``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FUZZ = ROOT / "fuzz"
-# What libFuzzer reads while it runs: which edges were taken, and which numbers were compared.
+# Instrumentation that libFuzzer reads: edges taken, and operands compared.
 FLAGS = [
     "--cfg=fuzzing",
     "-Cpasses=sancov-module",
@@ -29,25 +29,25 @@ FLAGS = [
 
 
 def build() -> Path:
-    """Build all targets; the folder that they are in."""
+    """Build all targets. Return their folder."""
     host = subprocess.run(["rustc", "-vV"], capture_output=True, text=True, check=True).stdout
     triple: str = re.findall(r"host: (\S+)", host)[0]
     environment = {**os.environ, "RUSTFLAGS": " ".join(FLAGS), "CARGO_TARGET_DIR": str(FUZZ / "target")}
-    # With a triple, build scripts and macros are not instrumented.
+    # With an explicit target triple, build scripts and macros are not instrumented.
     command = ["cargo", "build", "--quiet", "--release", "--bins", "--target", triple]
     subprocess.run(command, cwd=FUZZ, env=environment, check=True)
     return FUZZ / "target" / triple / "release"
 
 
 def run(binary: Path, seconds: int) -> tuple[int, str]:
-    """Run a target; its exit status, and what it has done."""
+    """Run a target. Return its exit status and a summary."""
     target = binary.name
     corpus, artifacts = FUZZ / "corpus" / target, FUZZ / "artifacts" / target
     for folder in (corpus, artifacts):
         folder.mkdir(parents=True, exist_ok=True)
     limits = ["-max_len=65536", "-rss_limit_mb=1024", "-malloc_limit_mb=512", "-timeout=10"]
-    told = [f"-max_total_time={seconds}", "-print_final_stats=1", f"-artifact_prefix={artifacts}/"]
-    command = [binary, corpus, FUZZ / "seeds" / target, *limits, *told]
+    options = [f"-max_total_time={seconds}", "-print_final_stats=1", f"-artifact_prefix={artifacts}/"]
+    command = [binary, corpus, FUZZ / "seeds" / target, *limits, *options]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, errors="replace", check=False)
     figures = dict(re.findall(r"stat::(\w+):\s+(\d+)", done.stderr))
     coverage = re.findall(r"cov: (\d+)", done.stderr)
@@ -59,13 +59,13 @@ def run(binary: Path, seconds: int) -> tuple[int, str]:
 
 
 def main() -> int:
-    """Run the targets that were named, or all."""
+    """Run the named targets, or all."""
     seconds = int(os.environ.get("FUZZ_SECONDS", "60"))
     targets = re.findall(r'\[\[bin\]\]\nname = "(\w+)"', (FUZZ / "Cargo.toml").read_text())
     wanted = sys.argv[1:] or targets
     unknown = sorted(set(wanted) - set(targets))
     if unknown:
-        print(f"no such target: {', '.join(unknown)}; there are {', '.join(targets)}", file=sys.stderr)
+        print(f"no such target: {', '.join(unknown)}; use {', '.join(targets)}", file=sys.stderr)
         return 2
     folder = build()
     failed = []

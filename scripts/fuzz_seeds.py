@@ -1,8 +1,8 @@
-"""Write the seeds of the fuzz targets: files that were genuinely saved, and attacks on each format.
+"""Write the seeds of the fuzz targets: real saved files, and attacks on each format.
 
     python scripts/fuzz_seeds.py [FOLDER]
 
-Needs torch and deepnvme. The seeds are checked in; this makes them again after a format has grown.
+Needs torch and deepnvme. The seeds are checked in; run this again when a format has grown.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HUGE = 2**64 - 1
 
 
 def main() -> None:
-    """Write all of them."""
+    """Write all seeds."""
     with tempfile.TemporaryDirectory() as scratch:
         saved(Path(scratch))
     for attacks in (zip_attacks, safetensors_attacks, index_attacks, pickle_attacks, sums_attacks):
@@ -44,7 +44,7 @@ def write(target: str, name: str, content: bytes | str) -> None:
 
 
 def saved(scratch: Path) -> None:
-    """Save the same states by torch and by deepnvme."""
+    """Save the same states with torch and with deepnvme."""
     torch.manual_seed(1)
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters())
@@ -85,7 +85,7 @@ def saved(scratch: Path) -> None:
 
 
 def container_seeds() -> None:
-    """Describe packed tensors, rightly and wrongly."""
+    """Write correct and incorrect descriptions of packed tensors."""
     entries = {
         "lossless": {"shape": [1000], "form": "lossless", "part": 600, "lengths": [700, 500]},
         "int8": {"shape": [10, 100], "form": "int8", "part": 600, "group": 50, "scale": "BF16"},
@@ -104,12 +104,12 @@ def container_seeds() -> None:
 
 
 def stripes_seeds() -> None:
-    """List parts, rightly and wrongly."""
+    """Write correct and incorrect lists of parts."""
     manifest = {"format": "deepnvme-stripes", "version": 1, "stripe_bytes": 1 << 20, "parts": ["a", "b"]}
     members = [["/models/a", "1-1"], ["/models/b", "1-2"]]
     files = {"index": "1-3", "members": members, "token": "0" * 32}
     write("stripes", "plain", json.dumps(manifest))
-    # The target puts the checksum into the place of a blank one.
+    # The target replaces a blank checksum by the right one.
     blank = "-".join(["0" * 16] * 3)
     write(
         "stripes", "saved", json.dumps({"deepnvme.checksum": blank, **manifest, "version": 2, "files": files}, indent=2)
@@ -121,7 +121,7 @@ def stripes_seeds() -> None:
 
 
 def history_seeds() -> None:
-    """List checkpoints, rightly and wrongly."""
+    """Write correct and incorrect lists of checkpoints."""
     entry = {
         "file": "step-00000010.pt", "step": 10, "nbytes": 4096, "time": "2026-01-02T03:04:05+00:00",
         "index_offset": 2048, "index_nbytes": 2048, "index_crc64": "0123456789abcdef",
@@ -148,7 +148,7 @@ def history_seeds() -> None:
 
 
 def settings_seeds() -> None:
-    """Set what can be set, and what cannot."""
+    """Write valid and invalid settings."""
     write(
         "settings",
         "folders",
@@ -161,7 +161,7 @@ def settings_seeds() -> None:
 
 
 def zipped(records: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
-    """Give the bytes of a ZIP file."""
+    """Return the bytes of a ZIP file."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as file:
         for name, content in records.items():
@@ -170,7 +170,7 @@ def zipped(records: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes
 
 
 def end64(records: int, size: int, offset: int, place: int) -> bytes:
-    """Give the end of a ZIP file that says those numbers."""
+    """Return the end of a ZIP file with these numbers."""
     return (
         struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 45, 45, 0, 0, records, records, size, offset)
         + struct.pack("<IIQI", 0x07064B50, 0, place, 1)
@@ -179,7 +179,7 @@ def end64(records: int, size: int, offset: int, place: int) -> bytes:
 
 
 def zip_attacks() -> None:
-    """Lie about records."""
+    """Write archives with false records."""
     two = {"x/data.pkl": pickle.dumps({"a": 1}, 2), "x/version": b"3\n", "x/data/0": bytes(16)}
     plain = zipped(two)
     write("archive", "zip", plain)
@@ -206,12 +206,12 @@ def zip_attacks() -> None:
 
 
 def safetensors_file(header: str, data: bytes = b"", length: int | None = None) -> bytes:
-    """Give a file with that header."""
+    """Return a file with this header."""
     return struct.pack("<Q", len(header) if length is None else length) + header.encode() + data
 
 
 def safetensors_attacks() -> None:
-    """Lie about headers and tensors."""
+    """Write files with false headers and tensors."""
 
     def entry(shape: str, begin: int, end: int, dtype: str = "U8") -> str:
         return f'{{"dtype":"{dtype}","shape":[{shape}],"data_offsets":[{begin},{end}]}}'
@@ -236,7 +236,7 @@ def safetensors_attacks() -> None:
 
 
 def index_attacks() -> None:
-    """Name files that are none of the folder."""
+    """Write names of files outside of the folder."""
     for number, file in enumerate(["../x", "/etc/passwd", "", ".", "..", "a/b", "a\0b", "a\\b", "\u202ex", "a" * 300]):
         write("index_json", f"path-{number}", json.dumps({"weight_map": {"a": file}}))
     write("index_json", "twice", '{"weight_map":{"a":"x","a":"y"}}')
@@ -245,20 +245,20 @@ def index_attacks() -> None:
 
 
 def text(content: str) -> bytes:
-    """Give the instruction for a text."""
+    """Return the pickle instruction for a text."""
     return b"X" + struct.pack("<I", len(content.encode())) + content.encode()
 
 
 def tensor(
     shape: bytes, strides: bytes, elements: int = 4, tail: bytes = b"\x89ccollections\nOrderedDict\n)R"
 ) -> bytes:
-    """Give the instructions for a tensor."""
+    """Return the pickle instructions for a tensor."""
     head = b"ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage") + b"ctorch\nFloatStorage\n" + text("0")
     return head + text("cpu") + b"\x8a\x08" + struct.pack("<q", elements) + b"tQK\x00" + shape + strides + tail + b"tR"
 
 
 def pickle_attacks() -> None:
-    """Call what must not be called, and make much of little."""
+    """Write pickles that call forbidden functions, or expand a small input."""
     one, most = b"(K\x01t", b"(\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7ft"
     for name, body in {
         "system": b"cos\nsystem\n" + text("true") + b"\x85R",
@@ -293,7 +293,7 @@ def pickle_attacks() -> None:
 
 
 def sums_attacks() -> None:
-    """Lie about checksums."""
+    """Write false checksums."""
     good: dict[str, Any] = {"version": 1, "algorithm": "crc-64/nvme", "cell_bytes": 1 << 20}
     for name, records in {
         "none": {}, "short": {"a": "0" * 15}, "upper": {"a": "ABCDEF0123456789" * 3}, "wide": {"a": "é" * 8},

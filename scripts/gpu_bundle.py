@@ -1,9 +1,10 @@
-"""Put the tests and the benchmark that need an NVIDIA GPU into one folder, for a machine that has one.
+"""Bundle the tests and the benchmark that need an NVIDIA GPU for another machine.
 
     python scripts/gpu_bundle.py
 
-`target/gpu-bundle` gets the release wheel, the tests, the benchmark, and `run.sh`, which runs them there. That machine
-needs NVIDIA's driver and a python3 with torch, numpy, pytest and pip; nothing is fetched. Standard library only.
+`target/gpu-bundle` receives the release wheel, the tests, the benchmark, and `run.sh`, which runs them there. That
+machine needs NVIDIA's driver and a python3 with torch, numpy, pytest and pip. Nothing is downloaded. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -18,32 +19,32 @@ ROOT = Path(__file__).resolve().parent.parent
 BYTES_MAX = 64 << 20
 TESTS = Path("python", "tests")
 BENCHMARKS = Path("benchmarks")
-# The second has what the first measures with.
+# The second contains the measuring code of the first.
 BENCHMARKED = ("gpubench", "storagebench")
 
 
 def main() -> int:
-    """Make the folder, and say how large it is and what to do with it."""
+    """Make the bundle, and print its size and how to use it."""
     wheels = sorted((ROOT / "target" / "wheels").glob("deepnvme-*.whl"))
     if len(wheels) != 1:
-        print(f"gpu-bundle: {len(wheels)} wheels in target/wheels; `make wheel` leaves one there", file=sys.stderr)
+        print(f"gpu-bundle: {len(wheels)} wheels in target/wheels, expected one; run `make wheel`", file=sys.stderr)
         return 1
     folder = ROOT / "target" / "gpu-bundle"
     nbytes = make(folder, wheels[0])
     size = f"{folder.relative_to(ROOT)}: {nbytes / (1 << 20):.1f} MiB"
     if nbytes > BYTES_MAX:
-        print(f"gpu-bundle: {size}, of at most {BYTES_MAX >> 20}", file=sys.stderr)
+        print(f"gpu-bundle: {size}; the limit is {BYTES_MAX >> 20} MiB", file=sys.stderr)
         return 1
     print(f"{size}, {sum(path.is_file() for path in folder.rglob('*'))} files")
     looked = subprocess.run([ROOT / "scripts" / "gpu_tests.sh", "--look"], capture_output=True, check=False)
     where = "here or there" if looked.returncode == 0 else "there"
     found = "" if looked.returncode == 0 else "There is no NVIDIA GPU here: "
-    print(f"{found}copy the folder to a machine with an NVIDIA GPU, and call its run.sh {where}.")
+    print(f"{found}copy the folder to a machine with an NVIDIA GPU, and run its run.sh {where}.")
     return 0
 
 
 def make(folder: Path, wheel: Path) -> int:
-    """Fill the folder anew; the number of its bytes."""
+    """Recreate the folder. Return its bytes."""
     shutil.rmtree(folder, ignore_errors=True)
     for source, target in contents(wheel):
         (folder / target).parent.mkdir(parents=True, exist_ok=True)
@@ -52,10 +53,10 @@ def make(folder: Path, wheel: Path) -> int:
 
 
 def contents(wheel: Path) -> Iterator[tuple[Path, Path]]:
-    """What goes into the folder: where it is, and where it will be."""
+    """List the files of the bundle: source and target."""
     yield wheel, Path(wheel.name)
     yield ROOT / "scripts" / "gpu_tests.sh", Path("run.sh")
-    # With the settings of pytest, whose root the folder becomes.
+    # With pytest's settings, since the folder becomes pytest's root.
     yield ROOT / "pyproject.toml", Path("pyproject.toml")
     for path in (
         TESTS / "conftest.py",

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The tests that need an NVIDIA GPU. In a checkout they run in .venv; in a bundle (scripts/gpu_bundle.py), whose run.sh
-# this is, with the wheel beside it, in an environment of their own on top of the python3 that has torch. The bundle has
-# the benchmark, too, which is run after them unless tests are named.
+# Run the tests that need an NVIDIA GPU. In a checkout they run in .venv. In a bundle (scripts/gpu_bundle.py) this file is
+# run.sh: the tests and the bundled wheel get their own environment on top of a python3 that has torch. The bundle also
+# runs the benchmark afterwards, unless tests are named.
 #
-#   run.sh [ARGUMENT OF PYTEST ...]      --look: only say whether there is a GPU
+#   run.sh [ARGUMENT OF PYTEST ...]      --look: only report whether there is a GPU
 #
-# PYTHON names another python3, TMPDIR the disk that is written and read, BENCH other arguments of `python -m gpubench`;
-# results go to the folder $OUT, or beside this file.
+# PYTHON selects another python3, TMPDIR the disk to use, BENCH other arguments of `python -m gpubench`. Results go to
+# the folder $OUT, or to the folder of this file.
 set -euo pipefail
 here="$(cd "${BASH_SOURCE[0]%/*}" && pwd)"
 

@@ -1,10 +1,10 @@
-"""End a test that hangs, and say where it stood. Hooks of pytest, which python/tests/conftest.py takes over.
+"""Stop hanging tests and show where they hang. Pytest hooks that python/tests/conftest.py imports.
 
-After CHILDREN_S, the processes that the test started are killed, one signal after the other: SIGABRT, upon which a
-Python process writes the stacks of its threads, then SIGKILL. A test that waits for a process, or for the end of its
-output, fails then, and the next one begins.
+After CHILDREN_S, the processes that the test started are killed: first by SIGABRT, upon which Python processes dump
+the stacks of their threads, then by SIGKILL. A test that waits for a process or its output then fails, and the next one
+begins.
 
-After SELF_S, pytest itself is aborted, and writes its stacks. Standard library and pytest only.
+After SELF_S, pytest itself is aborted and dumps its stacks. Standard library and pytest only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MARK = "DEEPNVME_TEST_RUN"
 
 
 class Watch:
-    """One thread that looks at how long the present test has taken."""
+    """A thread that watches how long the current test has taken."""
 
     def __init__(self, stderr: int, children_s: float = CHILDREN_S, self_s: float = SELF_S) -> None:
         self._stderr = stderr
@@ -42,11 +42,11 @@ class Watch:
         self._thread.start()
 
     def begin(self, test: str) -> None:
-        """Note that a test begins."""
+        """Record the start of a test."""
         self._test = (test, time.monotonic())
 
     def end(self) -> None:
-        """Note that it has ended."""
+        """Record the end of a test."""
         self._test = None
 
     def close(self) -> None:
@@ -62,11 +62,11 @@ class Watch:
             test, began_s = now
             took_s = time.monotonic() - began_s
             if took_s > self._self_s:
-                self._say(f"{test} has taken {took_s:.0f} s: pytest is aborted")
+                self._say(f"{test} has taken {took_s:.0f} s: aborting pytest")
                 os.kill(os.getpid(), signal.SIGABRT)
             elif took_s > self._children_s and noted != test:
                 noted = test
-                self._say(f"{test} has taken {took_s:.0f} s: its processes are killed")
+                self._say(f"{test} has taken {took_s:.0f} s: killing its processes")
                 self._kill()
 
     def _kill(self) -> None:
@@ -78,7 +78,7 @@ class Watch:
             time.sleep(2)
 
     def started(self) -> list[int]:
-        """The processes that this run's tests started and that still live, youngest first."""
+        """Return the live processes that this run's tests have started, youngest first."""
         found = children(os.getpid())
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit() and int(folder.name) != os.getpid():
@@ -95,7 +95,7 @@ class Watch:
 
 
 def children(parent: int) -> set[int]:
-    """The processes that descend from one, as far as their parents live."""
+    """Return the descendants of a process, as far as their parents live."""
     found: set[int] = set()
     for task in Path(f"/proc/{parent}/task").glob("*/children"):
         try:
@@ -109,7 +109,7 @@ def children(parent: int) -> set[int]:
 
 
 def describe(pid: int) -> str:
-    """A process with its command and the calls that its threads are in."""
+    """Describe a process: its command, and the system calls of its threads."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
         waits = [wait.read_text() or "running" for wait in Path(f"/proc/{pid}/task").glob("*/wchan")]
@@ -119,19 +119,19 @@ def describe(pid: int) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin to watch."""
+    """Start watching."""
     config.stash[KEY] = Watch(os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Stop."""
+    """Stop watching."""
     if (watch := config.stash.get(KEY, None)) is not None:
         watch.close()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Bound one test, with what is set up and torn down for it."""
+    """Limit one test, including its fixtures."""
     watch = item.config.stash[KEY]
     watch.begin(item.nodeid)
     try:

@@ -1,4 +1,4 @@
-"""Environments on top of `.venv/`, for some tests only: what `.venv/` has is there, and little is installed twice."""
+"""Create environments on top of `.venv/` for some tests. They see its packages, so little is installed twice."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ TORCH = ROOT / ".venv-torch"
 
 
 def make(kind: str, argument: str) -> int:
-    """Make the environment of that kind."""
+    """Create the environment of a kind."""
     makers = {"hosts": make_hosts, "serving": make_serving, "torch": make_torch}
     return makers[kind](argument)
 
 
 def make_hosts(requirements: str) -> int:
-    """Make `.venv-hosts/`: training libraries, with the torch of `.venv/`."""
+    """Create `.venv-hosts/`: training libraries with the torch of `.venv/`."""
     python = _make(HOSTS)
-    # A second torch would be gigabytes, so there is none.
+    # A second torch would take gigabytes.
     pins = HOSTS / "pins.txt"
     pins.write_text(f"torch=={importlib.metadata.version('torch')}\n")
     return _install(python, "--constraint", pins, "--requirement", requirements)
 
 
 def make_serving(folder: str) -> int:
-    """Make `.venv-serving/`: model servers, with the torch of `.venv/`, which is not the one that they ask for.
+    """Create `.venv-serving/`: model servers with the torch of `.venv/`, although they ask for another one.
 
-    `servers.txt` of the folder names the servers, which are installed without what they ask for: that is gigabytes of
-    another torch and of kernels for GPUs. `requirements.txt` names what they need on the CPU.
+    `servers.txt` lists the servers, which are installed without dependencies: those are gigabytes of another torch and
+    of
+    GPU kernels. `requirements.txt` lists what they need on the CPU.
     """
     python = _make(SERVING)
     pins = SERVING / "pins.txt"
@@ -44,12 +45,12 @@ def make_serving(folder: str) -> int:
 
 
 def make_torch(version: str) -> int:
-    """Make `.venv-torch/`: another release of torch, with those CUDA libraries that `.venv/` has in another version."""
+    """Create `.venv-torch/`: another release of torch, with the CUDA libraries of which `.venv/` has other versions."""
     return _install(_make(TORCH), f"torch=={version}")
 
 
 def _make(folder: Path) -> Path:
-    """Make an environment that sees the packages of `.venv/` behind its own; its interpreter."""
+    """Create an environment that sees the packages of `.venv/` after its own. Return its interpreter."""
     subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     python = folder / "bin" / "python"
     ask: list[str | Path] = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
@@ -60,6 +61,6 @@ def _make(folder: Path) -> Path:
 
 
 def _install(python: Path, *arguments: str | Path) -> int:
-    # pip, not uv: it counts what lies in `.venv/` as installed.
+    # pip, not uv: it counts the packages of `.venv/` as installed.
     command = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", *arguments]
     return subprocess.run(command, cwd=ROOT, check=False).returncode

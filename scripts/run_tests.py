@@ -1,17 +1,17 @@
-"""Run the suites in two lanes, show what they say, and count their tests. Standard library only.
+"""Run the test suites in two lanes, show their output, and count the tests. Standard library only.
 
     python scripts/run_tests.py [SUITE ...]
 
-The Python suite is one process, and keeps about one processor busy, so it runs beside all others, which come one after
-another. What it says is shown when they are through: two outputs at a time are none.
+The Python suite is one process and uses about one processor, so it runs in parallel with the others, which run one
+after another. Its output is shown at the end, to avoid mixing.
 
-A suite that says nothing for SILENCE_S is taken to hang, and is killed. What failed is named once more at the end,
-with the last lines of a suite that was killed: whoever reads only the end knows where to look.
+A suite without output for SILENCE_S is considered hanging and is killed. Failures are listed again at the end, with the
+last lines of killed suites, so that the end of the log suffices.
 
-The last line is the total, `N passed, M failed, K skipped`; it is also left in target/test-total.txt. A suite whose
-command fails counts as at least one failed test, and so does one that ran no test at all: a broken run can not look
-like a good one. A Rust test that cannot run here writes a line `skipped: reason` to stderr past the capture of the
-test harness, and is moved from passed to skipped.
+The last line is the total, `N passed, M failed, K skipped`. It is also written to target/test-total.txt. A suite counts
+as at least one failed test if its command fails or if it ran no test, so that a broken run cannot look like a good one.
+A Rust test that cannot run here writes `skipped: reason` to stderr past the harness, and is moved from passed to
+skipped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PYTEST_RESULT = re.compile(r"^=*\s*(\d+ \w+(?:, \d+ \w+)*) in [\d.]+s\b")
 
 @dataclass(frozen=True)
 class Count:
-    """Tests of one suite, or of all."""
+    """Test counts of one suite, or of all."""
 
     passed: int = 0
     failed: int = 0
@@ -56,7 +56,7 @@ class Count:
 
 
 def count_cargo(lines: list[str]) -> Count:
-    """Sum the `test result:` lines of every test binary; tests that say they were skipped leave the passed ones."""
+    """Add up the `test result:` lines of all test binaries. Tests that report a skip do not count as passed."""
     total, skipped = Count(), set()
     for line in lines:
         if found := CARGO_SKIP.match(line):
@@ -69,7 +69,7 @@ def count_cargo(lines: list[str]) -> Count:
 
 
 def count_pytest(lines: list[str]) -> Count:
-    """Read the last summary line; an error counts as failed, an expected failure as skipped."""
+    """Read the last summary line. Errors count as failed, expected failures as skipped."""
     for line in reversed(lines):
         if found := PYTEST_RESULT.match(line):
             words = {word: int(number) for number, word in (part.split() for part in found[1].split(", "))}
@@ -80,7 +80,7 @@ def count_pytest(lines: list[str]) -> Count:
 
 @dataclass(frozen=True)
 class Suite:
-    """A command, its additional environment, and how to count what it says."""
+    """A command, its extra environment, and its parser of counts."""
 
     name: str
     command: list[str]
@@ -106,7 +106,7 @@ _running: set[int] = set()  # processes, each the first of its group
 
 @dataclass(frozen=True)
 class Ended:
-    """What came of a suite's command."""
+    """The result of a suite's command."""
 
     suite: Suite
     status: int
@@ -114,7 +114,7 @@ class Ended:
     took_s: float
 
     def failures(self) -> list[str]:
-        """The lines that name what failed; the last lines of all where nothing is named."""
+        """Return the lines that name failures, or the last lines if there are none."""
         named = [line for line in self.lines if CARGO_FAILED.match(line) or PYTEST_FAILED.match(line)]
         if self.status == 0:
             return []
@@ -122,7 +122,7 @@ class Ended:
 
 
 def run(suite: Suite, show: Callable[[str], None]) -> Ended:
-    """Run the command, and show each line that it says."""
+    """Run the command, and show each line of its output."""
     begin = time.monotonic()
     process = subprocess.Popen(
         suite.command,
@@ -164,12 +164,12 @@ def run(suite: Suite, show: Callable[[str], None]) -> Ended:
 
 
 def title(suite: Suite) -> None:
-    """Say what follows."""
+    """Announce a suite."""
     print(f"\n== {suite.name}: {' '.join(suite.command)}", flush=True)
 
 
 def all_of(chosen: list[Suite]) -> Iterable[Ended]:
-    """Run all, in their two lanes, and give each as soon as it has ended and been shown."""
+    """Run all suites in two lanes, and yield each once it has ended and was shown."""
     aside = [suite for suite in chosen if suite.name == ASIDE]
     others = [suite for suite in chosen if suite.name != ASIDE]
     if not others:
@@ -191,8 +191,8 @@ def all_of(chosen: list[Suite]) -> Iterable[Ended]:
             raise
 
 
-def verdict(ended: Ended) -> Count:
-    """The count of a suite, made honest where its command failed or nothing ran."""
+def checked_count(ended: Ended) -> Count:
+    """Count a suite, corrected if its command failed or nothing ran."""
     suite, status, lines = ended.suite, ended.status, ended.lines
     count = suite.count(lines) if suite.count else Count()
     if status != 0 and count.failed == 0:
@@ -207,20 +207,20 @@ def verdict(ended: Ended) -> Count:
 
 
 def main(names: list[str]) -> int:
-    """Run the named suites, or all of them; the exit status is 1 when anything failed."""
+    """Run the named suites, or all. Exit status 1 if anything failed."""
     if unknown := set(names) - {suite.name for suite in SUITES}:
         print(f"no such suite: {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
     TOTAL.unlink(missing_ok=True)
     table, failures, total = [], [], Count()
     for ended in all_of([suite for suite in SUITES if not names or suite.name in names]):
-        count = verdict(ended)
+        count = checked_count(ended)
         what = str(count) if ended.suite.count or count.failed else "clean (tests counted above)"
         table.append(f"{ended.suite.name:<9} {what}  [{ended.took_s:.0f} s]")
         failures += [f"{ended.suite.name}: {line}" for line in ended.failures()]
         total += count
     if failures:
-        print("\n== what failed\n" + "\n".join(failures))
+        print("\n== failures\n" + "\n".join(failures))
     print("\n" + "\n".join(table))
     TOTAL.parent.mkdir(exist_ok=True)
     TOTAL.write_text(f"{total}\n")

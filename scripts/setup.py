@@ -1,15 +1,15 @@
-"""Make the environment in `.venv/` and install into it. Standard library only; `make` calls it.
+"""Create the environment `.venv/` and install into it. Standard library only; `make` calls it.
 
-    python3 scripts/setup.py venv                     make .venv, with uv inside when it can be had
-    .venv/bin/python scripts/setup.py extras dev ...  the named extras of pyproject.toml
-    .venv/bin/python scripts/setup.py file LIST.txt   a requirements file
+    python3 scripts/setup.py venv                     create .venv, with uv in it if available
+    .venv/bin/python scripts/setup.py extras dev ...  install extras of pyproject.toml
+    .venv/bin/python scripts/setup.py file LIST.txt   install a requirements file
     .venv/bin/python scripts/setup.py wheel           build the release wheel and install it
-    .venv/bin/python scripts/setup.py hosts LIST.txt  make .venv-hosts on top of .venv, for some tests only
-    .venv/bin/python scripts/setup.py serving FOLDER  make .venv-serving with model servers, likewise
-    .venv/bin/python scripts/setup.py torch 2.12.0    make .venv-torch with another release of torch, likewise
+    .venv/bin/python scripts/setup.py hosts LIST.txt  create .venv-hosts on top of .venv, for some tests only
+    .venv/bin/python scripts/setup.py serving FOLDER  create .venv-serving with model servers, likewise
+    .venv/bin/python scripts/setup.py torch 2.12.0    create .venv-torch with another release of torch, likewise
 
-Packages come from wherever the user's pip is set up to look. uv is only a faster pip: it is used when every
-setting of that pip has a counterpart in uv, and pip does the work where one has not or where uv fails.
+Packages come from the indexes that the user's pip is configured for. uv is only a faster pip: it is used if every
+setting of that pip has a counterpart in uv. Otherwise, or if uv fails, pip is used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 OLDEST_PYTHON = (3, 10)
 
-# pip's setting -> uv's environment variable. None: of no concern to an installation by uv.
+# pip's setting -> uv's environment variable. None: irrelevant for uv.
 UV_COUNTERPART = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
@@ -52,7 +52,7 @@ COMMA_SEPARATED = {"UV_FIND_LINKS"}
 
 
 def main(arguments: list[str]) -> int:
-    """Do the one thing asked for; the exit status is that of the tool that did it."""
+    """Run the requested action. The exit status is that of the tool."""
     if arguments == ["venv"]:
         return make_venv()
     if len(arguments) > 1 and arguments[0] == "extras":
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
 
 
 def make_venv() -> int:
-    """Make `.venv/` with this interpreter, or say what this machine lacks."""
+    """Create `.venv/` with this interpreter, or report what the machine lacks."""
     found = sys.version_info[:3]
     if found < OLDEST_PYTHON:
         return refuse(f"Python {found[0]}.{found[1]} is too old: 3.10 or newer is needed.")
@@ -82,24 +82,24 @@ def make_venv() -> int:
     say(f"making .venv with Python {'.'.join(map(str, found))}")
     made = subprocess.run([sys.executable, "-m", "venv", "--clear", VENV], check=False).returncode
     if made == 0 and subprocess.run([*pip(), "install", "--quiet", "uv"], check=False).returncode != 0:
-        say("uv could not be installed; pip will do its work, more slowly")
+        say("uv could not be installed; using pip, which is slower")
     return made
 
 
 def install(requirements: list[str]) -> int:
-    """Install with uv where it can stand in for pip, else with pip."""
+    """Install with uv if it can replace pip, otherwise with pip."""
     uv = VENV / "bin" / "uv"
     settings = uv_environment(pip_settings())
     if uv.exists() and settings is not None:
         command = [str(uv), "pip", "install", "--python", str(PYTHON), *requirements]
         if subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}, check=False).returncode == 0:
             return 0
-        say("uv did not manage; trying again with pip")
+        say("uv failed; trying again with pip")
     return subprocess.run([*pip(), "install", *requirements], cwd=ROOT, check=False).returncode
 
 
 def build_wheel() -> int:
-    """Build the release wheel with maturin and install exactly that file."""
+    """Build the release wheel with maturin, and install that file."""
     wheels = ROOT / "target" / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
     build: list[str | Path] = [VENV / "bin" / "maturin", "build", "--release", "--compatibility", "linux"]
@@ -112,20 +112,20 @@ def build_wheel() -> int:
 
 
 def extra(name: str) -> list[str]:
-    """The requirements of one extra of pyproject.toml."""
-    # The standard library has the parser from 3.11 on; for 3.10 pip carries the same one.
+    """Return the requirements of one extra of pyproject.toml."""
+    # The standard library has the parser from 3.11 on; on 3.10 use pip's copy.
     parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "pip._vendor.tomli")
     extras = parser.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     return list(extras[name])
 
 
 def pip() -> list[str]:
-    """The pip of `.venv/`."""
+    """Run the pip of `.venv/`."""
     return [str(PYTHON), "-m", "pip", "--disable-pip-version-check"]
 
 
 def pip_settings() -> dict[str, str]:
-    """What the user's pip is told by its files and variables, the more specific word winning."""
+    """Return the settings of the user's pip from files and variables; the more specific one wins."""
     listing = subprocess.run([*pip(), "config", "list"], capture_output=True, text=True, check=True).stdout
     settings: dict[str, str] = {}
     for scope in ("global.", "install.", ":env:."):  # pip's own order of precedence
@@ -137,11 +137,11 @@ def pip_settings() -> dict[str, str]:
 
 
 def uv_environment(settings: dict[str, str]) -> dict[str, str] | None:
-    """The same settings in uv's words, or None when one of them has no counterpart.
+    """Translate the settings for uv, or return None if one has no counterpart.
 
-    Variables that the user has set for uv stay as they are.
+    uv variables that the user has set are kept.
     """
-    # pip looks for the best version over all its indexes; uv would stop at the first index that has the name.
+    # pip looks for the best version in all indexes. uv would stop at the first index that has the name.
     environment = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
     for key, value in settings.items():
         if key not in UV_COUNTERPART:
@@ -153,13 +153,13 @@ def uv_environment(settings: dict[str, str]) -> dict[str, str] | None:
 
 
 def refuse(reason: str) -> int:
-    """Say what is missing and how to name another interpreter."""
-    say(f"{reason}\nAnother interpreter can be named: make PYTHON=python3.12 ...")
+    """Report what is missing, and how to choose another interpreter."""
+    say(f"{reason}\nTo use another interpreter: make PYTHON=python3.12 ...")
     return 1
 
 
 def say(text: str) -> None:
-    """Talk goes to stderr."""
+    """Print to stderr."""
     print(f"setup: {text}", file=sys.stderr)
 
 

@@ -1,11 +1,11 @@
-"""Put faults of the past back, one at a time, and count the seeds that the simulation takes to find each.
+"""Reintroduce past faults one at a time, and count the seeds that the simulation needs to find each.
 
     python scripts/simulate_faults.py [NAME ...]
 
-Each fault is a patch in crates/deepnvme-simulation/faults; it is applied to a copy of the tracked files, never to the
-tree itself. Three numbers are printed: the seeds until one of the fault's own scenario fails, those until one of all
-scenarios does, and how many of a thousand of the latter do. They are the seeds that `make test` runs: a fault that none
-of them finds is a failure. Standard library only.
+Each fault is a patch in crates/deepnvme-simulation/faults. It is applied to a copy of the tracked files. Three numbers
+are printed: the seeds until the fault's own scenario fails, the seeds until any scenario fails, and how many of a
+thousand seeds fail. They are the seeds that `make test` runs: a fault that none of them finds is a failure. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FAULTS = ROOT / "crates" / "deepnvme-simulation" / "faults"
 TARGET = ROOT / "target" / "simulated-faults"
-# Not the folder of `make simulate`: cargo takes two trees of the same workspace for one.
+# Not the folder of `make simulate`: cargo confuses two trees of the same workspace.
 BUILD = TARGET / "build"
 SEEDS = 1000
 FOUND = re.compile(r"^seed (\d+) failed \((\w+), .*\):$", re.MULTILINE)
 
 
 def why_not(patch: Path) -> str:
-    """Say why the patch does not apply to the tree as it is; nothing where it does."""
+    """Return why the patch does not apply to the current tree; nothing if it does."""
     check = ["git", "apply", "--check", str(patch)]
     answer = subprocess.run(check, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     return answer.stdout if answer.returncode else ""
 
 
 def copy_tree(copy: Path) -> None:
-    """Bring the copy to the state of the tree; what is the same keeps its time, so that little is built again."""
+    """Update the copy to the current tree. Unchanged files keep their time, so that little is rebuilt."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, stdout=subprocess.PIPE, check=True
     )
@@ -50,12 +50,12 @@ def copy_tree(copy: Path) -> None:
 
 
 def scenario_of(patch: Path) -> str:
-    """Give the scenario that must find the fault, after which the patch is named."""
+    """Return the scenario that must find the fault. The patch is named after it."""
     return patch.stem.split("-")[0]
 
 
 def build_with(patch: Path, copy: Path) -> None:
-    """Build the simulation with the fault in it."""
+    """Build the simulation with the fault."""
     subprocess.run(["git", "apply", "--unsafe-paths", f"--directory={copy}", str(patch)], cwd="/", check=True)
     environment = {"RUSTFLAGS": "--cfg simulated", "CARGO_TARGET_DIR": str(BUILD)}
     build = ["cargo", "build", "--quiet", "--package", "deepnvme-simulation", "--bin", "simulate"]
@@ -67,14 +67,14 @@ def build_with(patch: Path, copy: Path) -> None:
 
 
 def failing(*options: str) -> list[int]:
-    """Run the thousand seeds; those that failed."""
+    """Run the thousand seeds. Return those that failed."""
     run = [str(BUILD / "debug" / "simulate"), "--seeds", str(SEEDS), *options]
     answer = subprocess.run(run, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
     return sorted(int(seed) for seed, _ in FOUND.findall(answer.stdout))
 
 
 def main(chosen: list[str]) -> int:
-    """Try each; the exit status is 1 when one was not found."""
+    """Try each fault. Exit status 1 if one was not found."""
     patches = [patch for patch in sorted(FAULTS.glob("*.patch")) if not chosen or patch.stem in chosen]
     copy, missed = TARGET / "tree", 0
     for patch in patches:

@@ -1,11 +1,11 @@
-"""The house rules that no compiler checks. Standard library only.
+"""Check rules that no compiler checks. Standard library only.
 
     python scripts/tidy.py
 
-Each finding is one line, `path:line: what is wrong`; any finding but a warning ends with exit status 1. The rules:
-dependency arrows between crates, unsafe code only in its homes and never without its SAFETY sentence, module docs
-in every Rust file, names and metadata of files asked for in one place only, threads started in one place only,
-workspace lints in every crate, file length, private paths, and relative links in Markdown.
+Each finding is one line, `path:line: what is wrong`. Exit status 1 for any finding except warnings. The rules:
+dependency arrows between crates, unsafe code only in its homes and with a SAFETY sentence, module docs in every Rust
+file, names and metadata of files accessed in one place only, threads started in one place only, workspace lints in
+every crate, file length, private paths, and relative links in Markdown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).resolve().parent.parent
 
 GROUND = {"mem", "cuda", "format", "codec"}
-# Who may depend on whom. A crate that is missing here has no floor in the house yet: ARCHITECTURE.md comes first.
+# Allowed dependencies. For a crate that is missing here, extend ARCHITECTURE.md first.
 ARROWS: dict[str, set[str]] = {
     "mem": set(),
     "cuda": set(),
@@ -42,7 +42,7 @@ ARROWS: dict[str, set[str]] = {
     "simulation-runtime": set(),
 }
 FOR_TESTS_ONLY = {"testkit", "standin"}
-# What stands in for std where a crate is compiled for the simulation, and only there.
+# Replaces std in crates that are compiled for the simulation.
 FOR_SIMULATION_ONLY = ("simulation-runtime", "cfg(simulated)")
 
 UNSAFE_HOMES = (
@@ -55,7 +55,7 @@ UNSAFE_HOMES = (
 )
 UNSAFE = re.compile(r"\bunsafe\s*(?:\{|impl\b|\(|(?:extern\s+)?fn\s+\w|extern\s*\{)")
 COMMENT_OR_STRING = re.compile(r'//.*|"(?:\\.|[^"\\])*"')
-# The crates that ask the file system through `deepnvme_io::fs` alone, and the folders where that itself is written.
+# Crates that access the file system through `deepnvme_io::fs` only, and the folders that implement it.
 FILE_SYSTEM_USERS = (
     "crates/deepnvme-io/src/",
     "crates/deepnvme-file/src/",
@@ -67,7 +67,7 @@ FILE_SYSTEM_HOMES = ("crates/deepnvme-io/src/fs/", "crates/deepnvme-io/src/backe
 FILE_SYSTEM_CALL = re.compile(
     r"\b(?:std|rustix|unix)::fs\b|\bfile_type\(\)|\.(?:exists|is_dir|is_file|is_symlink|metadata|read_dir|read_link|canonicalize)\(\)"
 )
-# Threads are started by `start_thread` alone, which says why there is none; below it are crates that cannot use it.
+# Only `start_thread` starts threads, since it reports why it cannot. Crates below it have their own places.
 THREAD_HOMES = (
     "crates/deepnvme-io/src/start.rs",
     "crates/deepnvme-optim/src/crew.rs",
@@ -77,13 +77,13 @@ THREAD_USERS = re.compile(r"(?:python|crates/deepnvme-(?!simulation|testkit)[a-z
 THREAD_START = re.compile(r"\.spawn(?:_scoped)?\([^)\s]|\bthread::spawn\(")
 THREAD_PANICS = re.compile(r"\b(?:thread::|scope\.)spawn\(")
 LONG_LINES, TOO_LONG_LINES = 250, 700
-# Folders that exist on somebody's own machine only.
+# Folders that exist on one machine only.
 PRIVATE_PATH = re.compile(r"(?<![\w.~$})-])/(?:home|root|Users|work|tmp/\w)/")
 LINK = re.compile(r"\]\(<?([^)#\s>]+)(?:#[^)\s]*)?>?\)")
 
 
 def main() -> int:
-    """Check the whole tree; print warnings, then findings."""
+    """Check the whole tree. Print warnings, then findings."""
     files = [path for path in tracked_files() if (ROOT / path).is_file()]
     findings = list(check_arrows(cargo_packages()))
     warnings: list[str] = []
@@ -102,7 +102,7 @@ def main() -> int:
 
 
 def check_file(path: str, text: str) -> Iterator[str]:
-    """All rules that look at one file."""
+    """Apply all rules for a single file."""
     yield from check_private_paths(path, text)
     if path.endswith(".rs"):
         yield from check_module_docs(path, text)
@@ -116,11 +116,11 @@ def check_file(path: str, text: str) -> Iterator[str]:
 
 
 def check_arrows(packages: list[dict[str, object]]) -> Iterator[str]:
-    """Dependencies between our own crates, out of `cargo metadata`."""
+    """Check dependencies between our own crates, as `cargo metadata` lists them."""
     for package in packages:
         name = short_name(package["name"])
         if name not in ARROWS:
-            yield f"Cargo.toml: crate {name} has no place in scripts/tidy.py's table of arrows"
+            yield f"Cargo.toml: crate {name} is missing from the dependency table in scripts/tidy.py"
             continue
         dependencies = package["dependencies"]
         assert isinstance(dependencies, list)
@@ -133,11 +133,11 @@ def check_arrows(packages: list[dict[str, object]]) -> Iterator[str]:
             if dependency["kind"] is None and (target, dependency.get("target")) == FOR_SIMULATION_ONLY:
                 continue
             if dependency["kind"] == "dev" or target not in ARROWS[name]:
-                yield f"Cargo.toml: {name} -> {target} ({dependency['kind'] or 'normal'}) is not an arrow of the house"
+                yield f"Cargo.toml: {name} -> {target} ({dependency['kind'] or 'normal'}) is not an allowed dependency"
 
 
 def check_threads(path: str, text: str) -> Iterator[str]:
-    """No thread is started where its refusal is a panic, or an error without a remedy."""
+    """Refuse thread starts whose failure is a panic, or an error without a remedy."""
     if not THREAD_USERS.match(path):
         return
     lines = re.split(r"#\[cfg\((?:all\()?test\b", text)[0].splitlines()
@@ -145,28 +145,28 @@ def check_threads(path: str, text: str) -> Iterator[str]:
         code = COMMENT_OR_STRING.sub("", line)
         is_pool = path.endswith("optim/src/crew.rs") and "pool.scope" in code
         if THREAD_PANICS.search(code) and not is_pool:
-            yield f"{path}:{index + 1}: panics where there is no thread; a `Builder` in `start_thread` does not"
+            yield f"{path}:{index + 1}: panics if no thread can be started; use `start_thread`"
             continue
         is_told = "start_thread" in "".join(lines[max(index - 2, 0) : index + 1])
         if THREAD_START.search(code) and path not in THREAD_HOMES and not is_told:
-            yield f"{path}:{index + 1}: starts a thread without `start_thread`, which says why there is none"
+            yield f"{path}:{index + 1}: starts a thread without `start_thread`, which reports why it cannot"
 
 
 def check_lints(path: str, text: str) -> Iterator[str]:
-    """Every crate takes the workspace's lints."""
+    """Check that every crate uses the workspace's lints."""
     if not re.search(r"^\[lints\]\s*\nworkspace = true", text, re.MULTILINE):
         yield f"{path}:1: lacks `[lints] workspace = true`"
 
 
 def check_module_docs(path: str, text: str) -> Iterator[str]:
-    """A Rust file begins with its map."""
+    """Check that a Rust file begins with module docs."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#!")]
     if not lines or not lines[0].startswith("//!"):
         yield f"{path}:1: lacks module docs (`//!`) at its top"
 
 
 def check_unsafe(path: str, text: str) -> Iterator[str]:
-    """Unsafe code has few addresses, and each piece says why it is sound."""
+    """Check the homes of unsafe code, and its SAFETY sentences."""
     at_home = any(PurePosixPath(path).match(home) or lies_below(path, home) for home in UNSAFE_HOMES)
     lines = text.splitlines()
     for index, line in enumerate(lines):
@@ -179,7 +179,7 @@ def check_unsafe(path: str, text: str) -> Iterator[str]:
 
 
 def check_file_system(path: str, text: str) -> Iterator[str]:
-    """Names and metadata of files are asked for in one place, so that a test can stand in for it."""
+    """Check that names and metadata of files are accessed in one place, so that tests can replace it."""
     is_test = "/tests/" in path or path.endswith(("tests.rs", "_tests.rs"))
     if is_test or not path.startswith(FILE_SYSTEM_USERS) or path.startswith(FILE_SYSTEM_HOMES):
         return
@@ -191,7 +191,7 @@ def check_file_system(path: str, text: str) -> Iterator[str]:
 
 
 def has_safety_note(lines: list[str], index: int) -> bool:
-    """Whether the sentence stands on the line itself or above it in the same paragraph."""
+    """Whether the sentence is on the line itself or above it in the same paragraph."""
     start = index
     while start > 0 and lines[start - 1].strip():
         start -= 1
@@ -199,7 +199,7 @@ def has_safety_note(lines: list[str], index: int) -> bool:
 
 
 def lies_below(path: str, pattern: str) -> bool:
-    """Whether `path` lies at any depth below the folder of a pattern `folder/*`."""
+    """Whether `path` is at any depth below the folder of a pattern `folder/*`."""
     parts, folder = path.split("/"), pattern.removesuffix("/*").split("/")
     if not pattern.endswith("/*") or len(parts) <= len(folder):
         return False
@@ -207,7 +207,7 @@ def lies_below(path: str, pattern: str) -> bool:
 
 
 def check_length(path: str, text: str) -> Iterator[str]:
-    """Small rooms: long files are named, far too long ones fail."""
+    """Check file length: long files are warnings, very long ones failures."""
     count = text.count("\n")
     if path.endswith((".rs", ".py", ".pyi")) and count > LONG_LINES:
         end = " (failure)" if count > TOO_LONG_LINES else ""
@@ -215,14 +215,14 @@ def check_length(path: str, text: str) -> Iterator[str]:
 
 
 def check_private_paths(path: str, text: str) -> Iterator[str]:
-    """Nothing names a folder of somebody's own machine."""
+    """Refuse paths of one machine."""
     for number, line in enumerate(text.splitlines(), 1):
         if found := PRIVATE_PATH.search(line):
             yield f"{path}:{number}: private path {found[0]}"
 
 
 def check_links(path: str, text: str) -> Iterator[str]:
-    """Relative links lead somewhere."""
+    """Check that relative links lead to existing files."""
     for number, line in enumerate(text.splitlines(), 1):
         for target in LINK.findall(line):
             if not re.match(r"[a-z]+:", target) and not (ROOT / path).parent.joinpath(target).exists():
@@ -230,12 +230,12 @@ def check_links(path: str, text: str) -> Iterator[str]:
 
 
 def short_name(name: object) -> str:
-    """`deepnvme-io` is `io`."""
+    """Return the short name: `deepnvme-io` is `io`."""
     return str(name).removeprefix("deepnvme-")
 
 
 def cargo_packages() -> list[dict[str, object]]:
-    """The crates of the workspace as cargo sees them."""
+    """Return the crates of the workspace, as cargo lists them."""
     command = ["cargo", "metadata", "--no-deps", "--format-version", "1", "--offline"]
     described = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
     packages: list[dict[str, object]] = json.loads(described)["packages"]
@@ -243,7 +243,7 @@ def cargo_packages() -> list[dict[str, object]]:
 
 
 def tracked_files() -> list[str]:
-    """Files that git tracks or would track."""
+    """Return the files that git tracks or would track."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
     return sorted(set(filter(None, listed.decode().split("\0"))))

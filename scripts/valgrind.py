@@ -2,12 +2,12 @@
 
     python scripts/valgrind.py [BINARY ...]
 
-The crates with unsafe code are the ones worth it. Every invalid access, every use of uninitialised memory and every
-definite leak fails the run.
+These are the crates with unsafe code. Every invalid access, use of uninitialised memory and definite leak fails the
+run.
 
-Valgrind runs one thread at a time, and 3.19 does not know that io_uring_enter can block: whoever waits in it for
-another thread waits for ever. So there are two passes: all tests with io_uring refused, as a hardened kernel would,
-and then with io_uring those tests of its backend that wait for the disk alone, one at a time.
+Valgrind runs one thread at a time, and version 3.19 does not know that io_uring_enter can block. A thread that waits in
+it for another thread waits forever. So there are two passes: all tests with io_uring refused, as on a hardened kernel,
+and then with io_uring those tests of its backend that wait only for the disk, one at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ["deepnvme-mem", "deepnvme-io"]
 MEMCHECK = [
     "--quiet",
-    # Without it a thread that looks in a loop can keep the one it waits for from running at all.
+    # Without it a polling thread can starve the one it waits for.
     "--fair-sched=try",
     "--error-exitcode=9",
     "--leak-check=full",
@@ -36,7 +36,7 @@ MEMCHECK = [
     "--errors-for-leak-kinds=definite",
 ]
 FORGETS = "it forgets memory on purpose, as a killed process does"
-# Names of tests (parts of them) that are left out, each with its reason.
+# Excluded tests (parts of their names), each with a reason.
 LEFT_OUT = {
     "a_thousand_opens": "it measures the memory of the process, which is mostly valgrind's own here",
     "much_more_than_there_is": "valgrind has fewer addresses than that",
@@ -51,12 +51,12 @@ LEFT_OUT = {
     "lists_of_parts": "20,000 mutations take minutes here, and the parser has no unsafe code",
     "lists_of_killed": FORGETS,
 }
-# Binary -> what of it runs with io_uring.
+# Binary -> its tests that run with io_uring.
 WITH_IO_URING = {"backend_smoke": ["transfers::", "lifetime::", "queue::a_full_queue", "queue::reap_waits"]}
-# Fewer cases of the property tests: valgrind is some forty times slower.
+# Fewer property test cases: valgrind is about forty times slower.
 ENVIRONMENT = {"PROPTEST_CASES": "8"}
 LIMIT_S = 600  # for one binary
-# Not worth a line each: valgrind hands requests that it does not know on all the same, and io_uring is refused by us.
+# Not worth reporting: valgrind passes unknown requests on anyway, and we refuse io_uring ourselves.
 HARMLESS = re.compile(
     r"--\d+-- Warning: unhandled io_(submit|getevents) opcode: 5\n|^(skipped|left out): .*io_uring.*\n", re.MULTILINE
 )
@@ -67,7 +67,7 @@ EPERM = 1
 
 
 def main(names: list[str]) -> int:
-    """Build, run each binary, say what was left out; 1 when valgrind found something."""
+    """Build, run each binary, and list excluded tests. Exit status 1 if valgrind found something."""
     valgrind = shutil.which("valgrind")
     if valgrind is None:
         print("skipped: valgrind is not installed; the memory check of mem and io did not run")
@@ -89,14 +89,14 @@ def main(names: list[str]) -> int:
 
 
 class Check:
-    """One binary under valgrind, with io_uring or without."""
+    """One binary under valgrind, with or without io_uring."""
 
     def __init__(self, name: str, command: list[str], *, io_uring: bool) -> None:
         self.name = f"{name} {'with' if io_uring else 'without'} io_uring"
         self.command, self.io_uring = command, io_uring
 
     def start(self) -> None:
-        """Begin; what it says is kept until it has ended."""
+        """Start it, and collect its output until it ends."""
         self.output = tempfile.TemporaryFile()  # noqa: SIM115
         self.begin = time.monotonic()
         self.process = subprocess.Popen(
@@ -109,7 +109,7 @@ class Check:
         )
 
     def has_ended(self) -> bool:
-        """Whether it has, by itself or because it took too long."""
+        """Whether it has ended, by itself or by timeout."""
         if self.process.poll() is None and time.monotonic() - self.begin > LIMIT_S:
             self.process.kill()
             self.process.wait()
@@ -117,7 +117,7 @@ class Check:
         return self.process.poll() is not None
 
     def show(self) -> bool:
-        """Show what it said, without valgrind's harmless warnings; whether it found nothing."""
+        """Show its output without harmless warnings. Return whether valgrind found nothing."""
         self.output.seek(0)
         said = HARMLESS.sub("", self.output.read().decode(errors="replace")).strip()
         print(f"valgrind {self.name}\n{said}\n[{time.monotonic() - self.begin:.0f} s]\n", flush=True)
@@ -125,7 +125,7 @@ class Check:
 
 
 def run(checks: list[Check]) -> list[str]:
-    """Run them, one for each processor at once: each runs one thread at a time. Who found something."""
+    """Run all, one per processor, since each runs one thread at a time. Return those with findings."""
     waiting = [*checks]
     running: list[Check] = []
     failed: list[str] = []
@@ -142,7 +142,7 @@ def run(checks: list[Check]) -> list[str]:
 
 
 def refuse_io_uring() -> None:
-    """Let io_uring_setup fail with EPERM in this process and its children, by a seccomp filter."""
+    """Make io_uring_setup fail with EPERM in this process and its children, by a seccomp filter."""
     instructions = [
         (0x20, 0, 0, 0),  # load the number of the system call
         (0x15, 0, 1, IO_URING_SETUP),  # if it is this one,
@@ -157,7 +157,7 @@ def refuse_io_uring() -> None:
 
 
 def test_binaries() -> dict[str, str]:
-    """Build the test binaries as `cargo test` does; names and paths."""
+    """Build the test binaries as `cargo test` does. Return names and paths."""
     packages = [word for package in PACKAGES for word in ("--package", package)]
     command = ["cargo", "test", "--no-run", "--message-format=json-render-diagnostics", *packages]
     built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)

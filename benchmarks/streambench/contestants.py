@@ -105,17 +105,17 @@ class Deepnvme(Contestant):
 
     def settings(self) -> dict[str, Any]:
         """See the base."""
-        units = self._model.streaming.units
+        units = self._model.streaming.layer_cache
         return {"slots": [str(each) for each in units.classes] if units is not None else []}
 
     def roofline(self, ids: torch.Tensor) -> dict[str, float]:
         """See the base: of the layers that this memory cannot keep."""
-        from deepnvme._stream import roofline  # noqa: PLC0415
+        from deepnvme._stream import benchmark  # noqa: PLC0415
 
         model = self._model
         with torch.inference_mode():
             past = model(ids, use_cache=True, logits_to_keep=1).past_key_values
-            limit = roofline.measure(
+            limit = benchmark.measure(
                 model.streaming, lambda: model(ids[:, -1:], past_key_values=past, use_cache=True), rounds=3
             )
         return {"disk_s": limit.disk_s, "compute_s": limit.compute_s, "bytes": limit.bytes_read}

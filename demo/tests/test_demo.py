@@ -1,4 +1,4 @@
-"""The demo's own instruments: a check that cannot fail would make the demo worth nothing."""
+"""Tests of the demo's checks: a check that cannot fail would be worthless."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 import layout
 import report
 import workload
-from contestants import Contestant, contestants
 from measure import Cost, cached_share, evict, same_bits
+from methods import Method, all_methods
 
 
 def small_state() -> dict[str, torch.Tensor]:
@@ -51,11 +51,11 @@ def test_the_last_lines_say_what_costs_speed() -> None:
     assert report.machine(found).splitlines()[-2:] == ["slow    no io_uring", "        > allow it"]
 
 
-@pytest.mark.parametrize("runner", contestants(), ids=lambda runner: runner.name)
-def test_every_contestant_brings_back_every_bit(runner: Contestant, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", all_methods(), ids=lambda method: method.name)
+def test_every_method_returns_every_bit(method: Method, tmp_path: Path) -> None:
     state = small_state()
-    runner.save(state, tmp_path / "state")
-    same_bits(state, runner.load(tmp_path / "state"), runner.name)
+    method.save(state, tmp_path / "state")
+    same_bits(state, method.load(tmp_path / "state"), method.name)
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
 
 

@@ -68,9 +68,8 @@ from deepnvme.errors import EndOfFileError, Error
 if TYPE_CHECKING:
     from deepnvme import optim
     from deepnvme._checkpoint import Checkpoint, Checkpointer, CheckpointerStats, load, save
+    from deepnvme._offload import Lend, Offloaded, Swapper, SwapStats, offload_parameters
     from deepnvme._stream import Streaming, StreamStats, stream
-    from deepnvme._swap import Lend, Swapper, SwapStats
-    from deepnvme._swap.parameters import Offloaded, offload_parameters
 
 __all__ = [
     "Answer",
@@ -126,9 +125,8 @@ __all__ = [
 # Imported with the first of them: who only reads and writes tensors need not wait for it.
 _LATER = {
     "_checkpoint": ("Checkpoint", "Checkpointer", "CheckpointerStats", "load", "save"),
+    "_offload": ("Lend", "Offloaded", "SwapStats", "Swapper", "offload_parameters"),
     "_stream": ("StreamStats", "Streaming", "stream"),
-    "_swap": ("Lend", "SwapStats", "Swapper"),
-    "_swap.parameters": ("Offloaded", "offload_parameters"),
 }
 
 

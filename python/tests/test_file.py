@@ -286,10 +286,7 @@ def test_threads_that_share_a_reader_get_each_byte_once(tmp_path: Path) -> None:
                 def work(file: Any = file, found: list[int] = found, way: str = way) -> None:
                     buffer = bytearray(4096)
                     while True:
-                        if way == "read":
-                            data = file.read(4096)
-                        else:
-                            data = buffer[: file.readinto(buffer)]
+                        data = file.read(4096) if way == "read" else buffer[: file.readinto(buffer)]
                         if not data:
                             return
                         found.append(int.from_bytes(data[:8], "little"))

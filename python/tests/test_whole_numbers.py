@@ -122,7 +122,7 @@ ARGUMENTS: dict[str, Call] = {
     "reserve of a swapper": lambda folder, value: swapper(folder, reserve=value).close(),
     "stripe_bytes of a swapper": lambda folder, value: swapper(folder, stripe_bytes=value).close(),
     "a dimension of 'w'": lambda folder, value: with_item(
-        folder, lambda made: made.fill("w", [value, 3], torch.float32)
+        folder, lambda made: made.create("w", [value, 3], torch.float32)
     ),
     "offset of Swapper.read": lambda folder, value: with_item(
         folder, lambda made: made.read("w", value, torch.empty(1))
@@ -130,8 +130,8 @@ ARGUMENTS: dict[str, Call] = {
     "offset of Swapper.write": lambda folder, value: with_item(
         folder, lambda made: made.write("w", value, torch.empty(1))
     ),
-    "offset of adopt": lambda folder, value: with_item(folder, lambda made: made.adopt("a", file(folder), value, 8)),
-    "nbytes of adopt": lambda folder, value: with_item(folder, lambda made: made.adopt("a", file(folder), 0, value)),
+    "offset of attach": lambda folder, value: with_item(folder, lambda made: made.attach("a", file(folder), value, 8)),
+    "nbytes of attach": lambda folder, value: with_item(folder, lambda made: made.attach("a", file(folder), 0, value)),
     "memory of an optimizer": lambda folder, value: optimizer(folder, memory=value),
     "threads": lambda folder, value: optimizer(folder, threads=value),
     "seed": lambda folder, value: optimizer(folder, seed=value),

@@ -1,4 +1,4 @@
-"""Circles of imports are found, and nothing else is taken for one."""
+"""Tests of the search for import cycles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bundle of tests and the benchmark that need a GPU: what is in it, and what it says where something is missing."""
+"""Tests of the GPU bundle: its contents, and its messages if something is missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def run(script: Path, tools: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run it where only these tools are found."""
+    """Run it with only these tools on the path."""
     bash = shutil.which("bash")
     assert bash is not None
     return subprocess.run(
@@ -95,7 +95,7 @@ def test_without_torch_or_python(bundle: Path, tmp_path: Path) -> None:
     assert done.stderr.startswith("test-gpu: python3 has no torch;")
 
 
-# A python3 that has everything, makes environments of itself, and writes down what it is asked to run.
+# A fake python3 that has everything, creates environments from itself, and logs its arguments.
 PYTHON = """
 case "$*" in
     *"-m venv"*) mkdir -p "${!#}/bin" "${!#}/lib"; cp "$0" "${!#}/bin/python" ;;

@@ -1,4 +1,4 @@
-"""A test that hangs ends, and is named."""
+"""A hanging test ends, and its name is reported."""
 
 import subprocess
 import sys

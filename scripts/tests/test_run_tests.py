@@ -1,4 +1,4 @@
-"""The count of tests: what it reads, and that a broken run never looks like a good one."""
+"""Tests of the test counter: its parsers, and that a broken run never looks like a good one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import run_tests
-from run_tests import Count, Ended, Suite, count_cargo, count_pytest, run, verdict
+from run_tests import Count, Ended, Suite, checked_count, count_cargo, count_pytest, run
 
 CARGO = """\
      Running unittests src/lib.rs (target/debug/deps/deepnvme_io-1)
@@ -59,19 +59,19 @@ GOOD = "print('test result: ok. 2 passed; 0 failed; 0 ignored;', flush=True)"
     ],
 )
 def test_a_suite_is_counted_by_its_lines_and_its_status(code: str, count: Count) -> None:
-    assert verdict(run(suite(code), print)) == count
+    assert checked_count(run(suite(code), print)) == count
 
 
 def test_failures_under_a_good_status_are_refused() -> None:
     with pytest.raises(AssertionError):
-        verdict(Ended(suite(""), 0, ["test result: FAILED. 1 passed; 1 failed; 0 ignored;"], 0.0))
+        checked_count(Ended(suite(""), 0, ["test result: FAILED. 1 passed; 1 failed; 0 ignored;"], 0.0))
 
 
 def test_a_suite_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_tests, "SILENCE_S", 0.5)
     hanging = suite(f"{GOOD}; import time; print('waits', flush=True); time.sleep(60)")
     ended = run(hanging, print)
-    assert verdict(ended) == Count(2, 1)
+    assert checked_count(ended) == Count(2, 1)
     assert "waits" in ended.failures()[-1]
 
 

@@ -1,4 +1,4 @@
-"""What uv is told of the user's pip settings."""
+"""Tests of the translation of pip settings for uv."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The faults that `make simulate-faults` puts back are faults of the code as it is now."""
+"""The patches of `make simulate-faults` apply to the current code."""
 
 from __future__ import annotations
 

@@ -48,9 +48,7 @@ def _fill(request: Request, files: list[Listed], targets: dict[str, torch.Tensor
         _copy(request, plan.reader, plan.copied, plan.reader.storages())
 
 
-def _plan(
-    request: Request, files: list[Listed], targets: dict[str, torch.Tensor], cast: bool
-) -> list[_Plan]:
+def _plan(request: Request, files: list[Listed], targets: dict[str, torch.Tensor], cast: bool) -> list[_Plan]:
     """Find the place of each tensor in the files, and refuse what does not fit."""
     plans = []
     # The file names a tensor of a flat state dict as its key, also where that has dots.

@@ -1,13 +1,14 @@
-"""Weights that stay on disk while a model runs.
+"""Run models whose weights stay on disk.
 
-``files`` knows where each tensor is, ``traced`` follows it into the model (``huggingface``, ``origins``), ``arrival``
-says what it becomes on the way, ``partition`` finds what is fetched together, ``budget`` and ``layout`` decide where
-it goes, ``plan`` puts that together. ``units``, ``picked`` and ``kept`` bring it there, ``wrapped`` around the
-``forward`` of modules that have it ``shown`` meanwhile, ``turns`` between threads. ``steps`` counts, ``roofline``
-measures what could be, ``throughput`` makes batches for ``commands``.
+- ``streaming``: the public API, :func:`stream` and :class:`Streaming`.
+- ``weight_sources``, ``weight_origin``, ``weight_provenance``, ``huggingface``: find the bytes of each weight.
+- ``partition``, ``memory_budget``, ``planner``: decide what is loaded together, and where in memory. Pure.
+- ``layer_cache``, ``row_cache``, ``resident_weights``, ``parameter_binding``: load weights around each ``forward``.
+- ``scheduler``: threads that share the memory.
+- ``stats``, ``throughput``, ``benchmark``, ``synthetic_models``, ``commands``: counters, large batches, the commands.
 """
 
-from deepnvme._stream.steps import Step, StreamStats
+from deepnvme._stream.stats import Step, StreamStats
 from deepnvme._stream.streaming import Streaming, stream
 
 __all__ = ["Step", "StreamStats", "Streaming", "stream"]

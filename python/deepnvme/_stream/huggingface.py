@@ -1,7 +1,7 @@
-"""Models of transformers, put together without their weights.
+"""Build models of transformers without their weights.
 
-``from_pretrained`` gets tensors that only know where on disk they are. So names, fused weights, ties, dtypes and what
-is not in the files are transformers' own business, whatever release it is.
+``from_pretrained`` gets tensors that only know their position on disk. Names, fused weights, ties, dtypes and missing
+weights are thus handled by the installed release of transformers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._stream.traced import Traced, UntraceableError
+from deepnvme._stream.weight_provenance import TracedTensor, UntraceableError
 from deepnvme.errors import NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -21,44 +21,44 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from deepnvme._stream.files import ModelFiles
+    from deepnvme._stream.weight_sources import ModelFiles
 
 
-# Options of `from_pretrained` that have others decide where weights are, and what they are.
-_OTHERS = ("device_map", "quantization_config", "tp_plan", "max_memory", "offload_folder", "state_dict")
-# Weights that an error names.
-_NAMED_MAX = 3
+# Options of `from_pretrained` by which another library places or changes the weights.
+_REFUSED_OPTIONS = ("device_map", "quantization_config", "tp_plan", "max_memory", "offload_folder", "state_dict")
+# Number of weights that an error lists.
+_NAMES_SHOWN_MAX = 3
 
 
-def build(
+def build_model(
     folder: Path, files: ModelFiles, dtype: str | torch.dtype, model_class: Any, options: dict[str, Any]
 ) -> nn.Module:
-    """Make the model of a folder, whose parameters are :class:`Traced`.
+    """Build the model of a folder. Its parameters are :class:`TracedTensor`.
 
     Args:
-        folder: has ``config.json``.
+        folder: the folder with ``config.json``.
         files: the weights.
-        dtype: of the model; ``"auto"`` takes that of the files.
-        model_class: of transformers, where another than the config's own is wanted.
-        options: for ``from_pretrained``, such as ``attn_implementation``.
+        dtype: dtype of the model; ``"auto"`` takes the one of the files.
+        model_class: a class of transformers that overrides the one in the config.
+        options: passed to ``from_pretrained``, such as ``attn_implementation``.
     """
     import transformers  # noqa: PLC0415
 
-    for name in _OTHERS:
+    for name in _REFUSED_OPTIONS:
         if options.get(name) is not None:
             raise UnsupportedError(
-                f"{name} has others place or change the weights, which deepnvme.stream does itself; leave it out"
+                f"{name} lets another library place or change the weights, which deepnvme.stream does itself; omit it"
             )
     if options.pop("output_loading_info", None):
-        raise UnsupportedError("deepnvme.stream returns the model alone; leave output_loading_info out")
+        raise UnsupportedError("deepnvme.stream returns only the model; omit output_loading_info")
     config = options.pop("config", None) or _read_config(transformers, folder)
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedError(
             f"{folder}: the weights are quantised by another library (quantization_config), whose layers cannot be "
-            "streamed; use the model as it was before that, and pack it with deepnvme pack --dtype int8"
+            "streamed; take the original model and pack it with deepnvme pack --dtype int8"
         )
-    chosen = model_class or _class_of(transformers, config)
-    state = {name: Traced(origin) for name, origin in files.tensors.items()}
+    chosen = model_class or _model_class(transformers, config)
+    state = {name: TracedTensor(origin) for name, origin in files.tensors.items()}
     if dtype == "auto":
         dtype = _dtype_of(config, files)
     try:
@@ -67,8 +67,8 @@ def build(
         )
     except UntraceableError as error:
         raise UnsupportedError(
-            f"{folder}: the layout of these files is not the one that {chosen.__name__} has in memory ({error}); load "
-            "the model with transformers, save it with save_pretrained(), and stream that"
+            f"{folder}: the file layout differs from the memory layout of {chosen.__name__} ({error}); load the model "
+            "with transformers, save it with save_pretrained(), and stream the result"
         ) from error
     _refuse_missing(folder, chosen, loaded["missing_keys"])
     model.config._name_or_path = str(folder)  # noqa: SLF001
@@ -83,26 +83,24 @@ def _read_config(transformers: Any, folder: Path) -> Any:
         return transformers.AutoConfig.from_pretrained(folder)
     except Exception as error:
         if not os.path.lexists(path):
-            remedy = "stream a folder that save_pretrained() wrote, or give a module: stream(module, weights=...)"
-            raise NotFoundError(
-                errno.ENOENT, f"the folder of a model has a config.json; {remedy}", str(path)
-            ) from error
+            remedy = "stream a folder written by save_pretrained(), or pass a module: stream(module, weights=...)"
+            raise NotFoundError(errno.ENOENT, f"the model folder has no config.json; {remedy}", str(path)) from error
         raise UnsupportedError(f"{path}: transformers refuses it: {error}") from error
 
 
 def _refuse_missing(folder: Path, chosen: Any, missing: Collection[str]) -> None:
-    """Refuse what transformers would fill with random numbers, and only warn of."""
+    """Refuse missing weights. transformers would fill them with random numbers and only warn."""
     if not missing:
         return
     names = sorted(missing)
-    more = f" and {len(names) - _NAMED_MAX} others" if len(names) > _NAMED_MAX else ""
+    more = f" and {len(names) - _NAMES_SHOWN_MAX} others" if len(names) > _NAMES_SHOWN_MAX else ""
     raise UnsupportedError(
-        f"{folder}: the files lack weights that {chosen.__name__} has: {', '.join(names[:_NAMED_MAX])}{more}; get the "
-        "missing files, or name the class of the model that was saved as model_class"
+        f"{folder}: the files lack weights of {chosen.__name__}: {', '.join(names[:_NAMES_SHOWN_MAX])}{more}; get "
+        "the missing files, or pass the class of the saved model as model_class"
     )
 
 
-def _class_of(transformers: Any, config: Any) -> Any:
+def _model_class(transformers: Any, config: Any) -> Any:
     names = getattr(config, "architectures", None) or []
     for name in names:
         found = getattr(transformers, name, None)
@@ -117,7 +115,7 @@ def _dtype_of(config: Any, files: ModelFiles) -> torch.dtype:
         return named  # type: ignore[no-any-return]
     floating = [origin.dtype for origin in files.tensors.values() if origin.dtype.is_floating_point]
     if not floating:
-        raise UnsupportedError("the files have no floating-point weights; say which dtype the model is to have")
+        raise UnsupportedError("the files have no floating-point weights; pass dtype=...")
     return floating[0]
 
 
@@ -127,4 +125,4 @@ def _read_generation_config(transformers: Any, model: Any, folder: Path) -> None
     try:
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        warnings.warn(f"{folder}/generation_config.json was left out: {error}", stacklevel=3)
+        warnings.warn(f"{folder}/generation_config.json is ignored: {error}", stacklevel=3)

@@ -1,4 +1,4 @@
-"""From a tree of modules to what is fetched together. Pure: it looks at names, sizes and structure only."""
+"""Partition a tree of modules into groups of weights that are loaded together. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MATRICES_NDIM = 3
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter or buffer, by the module that has it."""
+    """A parameter or buffer, identified by its module and attribute."""
 
     module: nn.Module = field(repr=False)
     attribute: str
@@ -25,24 +25,24 @@ class Weight:
 
 
 @dataclass
-class Group:
-    """A module whose weights are fetched together, before it runs."""
+class LayerGroup:
+    """A module whose weights are loaded together before it runs."""
 
     name: str
     module: nn.Module = field(repr=False)
     weights: list[Weight] = field(repr=False)
-    # Others that have the very same weights, such as an output layer that is tied to the embedding.
-    twins: list[Group] = field(default_factory=list, repr=False)
+    # Modules with exactly the same weights, such as an output layer that is tied to the embedding.
+    aliases: list[LayerGroup] = field(default_factory=list, repr=False)
 
 
 @dataclass
-class Picks:
-    """A module of whose weights rows are picked by index: an embedding, or the experts of a layer."""
+class RowLookup:
+    """A module that uses rows of its weights by index: an embedding, or the experts of a layer."""
 
     name: str
     module: nn.Module = field(repr=False)
     weights: list[Weight] = field(repr=False)
-    # The argument of forward that has the indices: its position, and its name.
+    # Position and name of the argument of forward that contains the indices.
     argument: tuple[int, str]
 
 
@@ -50,59 +50,59 @@ class Picks:
 class Partition:
     """How a model is streamed."""
 
-    groups: list[Group]
-    picks: list[Picks]
-    # Weights that are small, or that belong to modules which only hold others: in memory for good.
-    kept: list[Weight]
+    groups: list[LayerGroup]
+    lookups: list[RowLookup]
+    # Small weights, and weights of modules that only contain others. They stay in memory.
+    resident: list[Weight]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What is worth what."""
+    """Size limits for the partition."""
 
-    # Bytes of a group, unless a single module has more.
+    # Bytes of a group, unless a single module is larger.
     group_bytes_max: int
-    # What has no more than this is fetched once and kept, since a fetch of its own is not worth it.
-    kept_bytes_max: int
-    # All that is kept since it is so small.
-    all_kept_bytes_max: int
-    # An embedding of fewer bytes is fetched whole; `None`: all are.
+    # Weights up to this size are loaded once and stay, because a read of their own is not worth it.
+    resident_bytes_max: int
+    # Bytes of all weights that stay because they are small.
+    all_resident_bytes_max: int
+    # Embeddings below this size are loaded whole; `None`: all are.
     rows_bytes_min: int | None
-    # Experts of fewer bytes, all of a layer together, are fetched whole.
+    # If all experts of a layer together are below this size, they are loaded whole.
     experts_bytes_min: int | None
 
 
 def partition(root: nn.Module, sizes: Mapping[int, int], limits: Limits) -> Partition:
-    """Find what to fetch together.
+    """Partition a model.
 
-    Blocks, which are the children of a ``ModuleList``, are fetched whole where they are not too large, else module by
-    module. No architecture is known by name.
+    Children of a ``ModuleList`` are blocks. Blocks up to the size limit are loaded whole, larger ones module by module.
+    No architecture is known by name.
 
     Args:
         root: the model.
-        sizes: bytes of each weight that is on disk, by ``id`` of the tensor in the module.
-        limits: what is worth what.
+        sizes: bytes of each weight on disk, by ``id`` of the module's tensor.
+        limits: size limits.
 
     Returns:
-        Each weight on disk in as many places as modules have it.
+        The partition. A weight is listed once for each module that has it.
     """
     found = Partition([], [], [])
-    _Walk(sizes, limits, found).walk(root)
+    _Partitioner(sizes, limits, found).walk(root)
     return found
 
 
-def tied(groups: Iterable[Group]) -> list[Group]:
-    """Have those with the very same weights be one, so that none is in memory twice."""
-    first: dict[tuple[int, ...], Group] = {}
+def merge_tied(groups: Iterable[LayerGroup]) -> list[LayerGroup]:
+    """Merge groups with exactly the same weights, so that none is in memory twice."""
+    first: dict[tuple[int, ...], LayerGroup] = {}
     for group in groups:
         key = tuple(id(getattr(weight.module, weight.attribute)) for weight in group.weights)
         other = first.setdefault(key, group)
         if other is not group:
-            other.twins.append(group)
+            other.aliases.append(group)
     return list(first.values())
 
 
-class _Walk:
+class _Partitioner:
     def __init__(self, sizes: Mapping[int, int], limits: Limits, found: Partition) -> None:
         self._sizes, self._limits, self._found = sizes, limits, found
         self._seen: set[int] = set()
@@ -119,29 +119,30 @@ class _Walk:
         self.visit("", root, is_block=False)
 
     def visit(self, name: str, module: nn.Module, *, is_block: bool) -> None:
-        # A module under two names, such as a shared embedding, is one.
+        # A module under two names, such as a shared embedding, is visited once.
         if id(module) in self._seen:
             return
         nbytes = self._bytes(module)
         if nbytes == 0:
             return
-        argument = self._picked_by(module)
+        argument = self._index_argument(module)
         if argument is not None:
             self._seen.add(id(module))
-            self._found.picks.append(Picks(name, module, list(self._own(name, module)), argument))
+            self._found.lookups.append(RowLookup(name, module, list(self._own(name, module)), argument))
             return
         inside = [child for child in module.modules() if child is not module]
         is_whole = is_block or not any(isinstance(child, nn.ModuleList) for child in inside)
-        # What others use too comes and goes by itself.
-        is_whole = is_whole and not any(self._picked_by(child) or self._is_shared(child) for child in inside)
-        # Large weights of its own come when it runs; its children come along, since it may use theirs directly.
-        is_owner = self._bytes_of_own(module) > self._limits.kept_bytes_max
+        # Weights that other modules use too form their own group.
+        is_whole = is_whole and not any(self._index_argument(child) or self._is_shared(child) for child in inside)
+        # Large weights of the module itself are loaded when it runs. Its children join it, since it may use their
+        # weights.
+        is_owner = self._bytes_of_own(module) > self._limits.resident_bytes_max
         is_small = bool(name) and nbytes <= self._limits.group_bytes_max
-        if runs(module) and (not inside or (is_whole and (is_small or is_owner))):
+        if has_forward(module) and (not inside or (is_whole and (is_small or is_owner))):
             self._take(name, module, nbytes)
             return
         self._seen.add(id(module))
-        self._found.kept += self._own(name, module)
+        self._found.resident += self._own(name, module)
         for child_name, child in module.named_children():
             self.visit(
                 f"{name}.{child_name}".lstrip("."), child, is_block=is_block or isinstance(module, nn.ModuleList)
@@ -153,11 +154,14 @@ class _Walk:
             if id(child) not in self._seen:
                 self._seen.add(id(child))
                 weights += self._own(path, child)
-        if nbytes <= self._limits.kept_bytes_max and self._small_bytes + nbytes <= self._limits.all_kept_bytes_max:
+        if (
+            nbytes <= self._limits.resident_bytes_max
+            and self._small_bytes + nbytes <= self._limits.all_resident_bytes_max
+        ):
             self._small_bytes += nbytes
-            self._found.kept += weights
+            self._found.resident += weights
         else:
-            self._found.groups.append(Group(name, module, weights))
+            self._found.groups.append(LayerGroup(name, module, weights))
 
     def _own(self, name: str, module: nn.Module) -> Iterator[Weight]:
         for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):  # noqa: SLF001
@@ -168,7 +172,7 @@ class _Walk:
         tensors = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
         return sum(self._sizes.get(tensor, 0) for tensor in tensors)
 
-    def _picked_by(self, module: nn.Module) -> tuple[int, str] | None:
+    def _index_argument(self, module: nn.Module) -> tuple[int, str] | None:
         own = self._bytes_of_own(module)
         if own == 0 or own != self._bytes(module):
             return None
@@ -187,15 +191,15 @@ class _Walk:
         return sum(self._sizes.get(tensor, 0) for tensor in own)
 
 
-def runs(module: nn.Module) -> bool:
-    """Whether a module has a forward of its own, and is more than a list of others."""
+def has_forward(module: nn.Module) -> bool:
+    """Whether a module has a forward of its own, unlike a plain container."""
     return type(module).forward is not nn.Module.forward
 
 
 def experts_argument(module: nn.Module) -> tuple[int, str] | None:
-    """Find which argument of forward picks from the weights of a module that has all experts of a layer, if it is one.
+    """Find the argument of forward that selects experts, if the module contains all experts of a layer.
 
-    That is one whose own weights all have the same first dimension, with an argument that is named as an index.
+    All weights of such a module have the same first dimension, and an argument's name contains "index" or "indices".
     """
     own = [tensor for tensor in module._parameters.values() if tensor is not None]  # noqa: SLF001
     has_matrices = any(tensor.ndim == _MATRICES_NDIM for tensor in own)

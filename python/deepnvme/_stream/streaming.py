@@ -1,4 +1,4 @@
-"""``deepnvme.stream``: a model whose weights stay on disk."""
+"""``deepnvme.stream``: run a model whose weights stay on disk."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import nn
 from deepnvme import _deepnvme
 from deepnvme._deepnvme import StripeSet
 from deepnvme._stream import huggingface, throughput
-from deepnvme._stream.files import ModelFiles
-from deepnvme._stream.kept import load_kept
-from deepnvme._stream.origins import existing, named, origins
-from deepnvme._stream.picked import Picked
-from deepnvme._stream.plan import Model, Plan, enough
-from deepnvme._stream.shown import put
-from deepnvme._stream.steps import Steps
-from deepnvme._stream.units import Units
+from deepnvme._stream.layer_cache import LayerCache
+from deepnvme._stream.parameter_binding import set_weight
+from deepnvme._stream.planner import Plan, PlanInput, find_sufficient_memory
+from deepnvme._stream.resident_weights import load_resident
+from deepnvme._stream.row_cache import RowCache
+from deepnvme._stream.stats import StepRecorder
+from deepnvme._stream.weight_provenance import find_origins, named_tensors
+from deepnvme._stream.weight_sources import ModelFiles, open_for_module
 from deepnvme._utils.arguments import parse_bytes, path_of, whole
 from deepnvme.errors import ClosedError, UnsupportedError
 
-# More than any model takes, and less than what overflows when it is multiplied.
+# Larger than any real request, and small enough that products do not overflow.
 _TOKENS_MAX = 1 << 31
 _AHEAD_MAX = 1 << 20
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from deepnvme._deepnvme import Engine, Trace
-    from deepnvme._stream.pieces import Origin
-    from deepnvme._stream.steps import StreamStats
+    from deepnvme._stream.stats import StreamStats
+    from deepnvme._stream.weight_origin import Origin
 
 
 class Streaming:
-    """How a model's weights come and go. ``model.streaming`` of what :func:`stream` returns.
+    """Control and observe a streamed model. Available as ``model.streaming``.
 
     Example:
         >>> model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
@@ -63,27 +63,27 @@ class Streaming:
         self._model = weakref.ref(model)
         self.memory_bytes = memory
         self.device = device
-        tensors = [*named(model)]
+        tensors = [*named_tensors(model)]
         sizes = {id(tensor): origin_of[name].memory_nbytes for name, tensor in tensors if name in origin_of}
         file_bytes = {index: _file_bytes(source) for index, source in enumerate(sources)}
-        planned = _plan(Model(model, sizes, origin_of, file_bytes, device.type == "cpu", ahead), memory)
-        found = planned.found
+        planned = _plan(PlanInput(model, sizes, origin_of, file_bytes, device.type == "cpu", ahead), memory)
+        found = planned.partition
         self.model_bytes = sum({id(tensor): sizes[id(tensor)] for _, tensor in tensors if id(tensor) in sizes}.values())
-        self.kept_bytes = planned.kept_bytes
-        self.picked: Picked | None = None
-        self.units: Units | None = None
-        self._last: dict[str, float] = {}
-        self._restores = load_kept(found.kept, origin_of, sources, device, engine)
-        if found.picks:
-            self.picked = Picked(found.picks, origin_of, sources, planned.picked_bytes, engine)
+        self.resident_bytes = planned.resident_bytes
+        self.row_cache: RowCache | None = None
+        self.layer_cache: LayerCache | None = None
+        self._final_counters: dict[str, float] = {}
+        self._originals = load_resident(found.resident, origin_of, sources, device, engine)
+        if found.lookups:
+            self.row_cache = RowCache(found.lookups, origin_of, sources, planned.row_cache_bytes, engine)
         if found.groups:
-            self.units = Units(found.groups, origin_of, sources, planned.slots, device, engine)
+            self.layer_cache = LayerCache(found.groups, origin_of, sources, planned.slots, device, engine)
         self._is_closed = False
         self._recorded: Callable[[], object] | None = None
-        self.steps = Steps(model, self.figures)
+        self.steps = StepRecorder(model, self.counters)
 
     def start(self, trace: str | PathLike[str] | None) -> None:
-        """Begin to fetch, and to record where that is asked for."""
+        """Start loading weights, and record a timeline if requested."""
         if trace is not None:
             recording = self.trace(trace)
             try:
@@ -91,49 +91,52 @@ class Streaming:
             except BaseException:
                 self.close()
                 raise
-            # Also of a model that nobody closes, and of one that is running when the program ends.
+            # Also ends the recording of a model that is never closed, or that still runs when the program ends.
             self._recorded = weakref.finalize(self, recording.__exit__, None, None, None)
-        if self.units is not None:
-            self.units.warm_up()
+        if self.layer_cache is not None:
+            self.layer_cache.warm_up()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a model whose weights are on disk is neither copied nor pickled; open it a second time")
+        raise TypeError(
+            "the weights of this model are on disk, so it can be neither copied nor pickled; stream it a second time"
+        )
 
     @property
     def is_closed(self) -> bool:
-        """Whether the model has been given back."""
+        """Whether :meth:`close` was called."""
         return self._is_closed
 
     @property
-    def stash_bytes(self) -> int:
-        """Memory that has weights as they are on disk, part of ``memory_bytes``."""
-        return self.units.stash_bytes if self.units is not None else 0
+    def compressed_cache_bytes(self) -> int:
+        """Bytes of the compressed-weight cache, part of ``memory_bytes``."""
+        return self.layer_cache.compressed_cache_bytes if self.layer_cache is not None else 0
 
-    def figures(self) -> dict[str, float]:
-        """Add up what was fetched, and waited for, so far."""
-        total = dict(self._last)
-        for part in (self.units, self.picked):
+    def counters(self) -> dict[str, float]:
+        """Add up all reads and waits so far."""
+        total = dict(self._final_counters)
+        for part in (self.layer_cache, self.row_cache):
             for name, value in (part.stats() if part is not None else {}).items():
                 total[name] = total.get(name, 0) + value
         return total
 
     def stats(self) -> StreamStats:
-        """Tell what streaming has cost so far."""
+        """Return the counters of all steps so far."""
         return self.steps.stats()
 
     def best_batch(self, prompt_tokens: int, new_tokens: int, memory: str | int | None = None) -> int:
-        """Find the largest batch whose KV cache and activations fit: the larger, the more each byte read is worth.
+        """Find the largest batch whose KV cache and activations fit. Larger batches use each byte read more often.
 
         Args:
             prompt_tokens: tokens of the longest prompt.
-            new_tokens: tokens to generate for each.
-            memory: beside that of the weights. Default: half of what is free on the model's device.
+            new_tokens: tokens to generate for each prompt.
+            memory: bytes, in addition to the memory for weights. Default: half of the free memory of the model's
+                device.
 
         Returns:
-            Sequences, at least 1, of a model of transformers.
+            The batch size in sequences, at least 1. The model must be one of transformers.
         """
         return throughput.best_batch(
-            self._running(),
+            self._open_model(),
             whole(prompt_tokens, "prompt_tokens", 1, _TOKENS_MAX),
             whole(new_tokens, "new_tokens", 1, _TOKENS_MAX),
             None if memory is None else parse_bytes(memory),
@@ -148,57 +151,58 @@ class Streaming:
         max_new_tokens: int = 128,
         **options: Any,
     ) -> Iterator[tuple[int, str]]:
-        """Generate for many prompts in large batches, the longest first.
+        """Generate text for many prompts in large batches, longest prompts first.
 
         Args:
-            tokenizer: of the model; it is set to pad on the left.
+            tokenizer: the model's tokenizer. Its padding side is set to left.
             prompts: texts.
-            batch: prompts at a time. Default: :meth:`best_batch`.
-            max_new_tokens: for each prompt.
-            **options: for ``model.generate``.
+            batch: prompts per batch. Default: :meth:`best_batch`.
+            max_new_tokens: limit for each prompt.
+            **options: passed to ``model.generate``.
 
         Yields:
-            The number of a prompt and what came after it, batch by batch.
+            The index of a prompt and the generated text, batch by batch.
         """
         batch = None if batch is None else whole(batch, "batch", 1, _TOKENS_MAX)
         max_new_tokens = whole(max_new_tokens, "max_new_tokens", 1, _TOKENS_MAX)
         options = {"batch": batch, "max_new_tokens": max_new_tokens, **options}
-        yield from throughput.generate_all(self._running(), tokenizer, prompts, **options)
+        yield from throughput.generate_all(self._open_model(), tokenizer, prompts, **options)
 
-    def _running(self) -> nn.Module:
+    def _open_model(self) -> nn.Module:
         model = self._model()
         if model is None or self._is_closed:
-            raise ClosedError("the weights are streamed no more: the model was closed")
+            raise ClosedError("the model was closed; stream it again")
         return model
 
     def trace(self, path: str | PathLike[str]) -> Trace:
-        """Record a timeline of a ``with`` block: disk, copies, computing, and waiting for weights.
+        """Record a timeline of a ``with`` block: reads, copies, computation, and waits for weights.
 
         Args:
-            path: ``*.html`` for a page to look at, ``*.json`` for Perfetto.
+            path: ``*.html`` for a page in the browser, ``*.json`` for Perfetto.
         """
         return (self._engine or _deepnvme).trace(path)
 
     def close(self) -> None:
-        """Free the memory, and give the model back as it was.
+        """Free the memory and restore the model.
 
-        A module that was given to :func:`stream` has the weights that it had; a model made from a folder has none, and
-        is for loading them another way. Figures stay. The timeline that :func:`stream` was asked for is written.
+        A module that was passed to :func:`stream` gets its original weights back. A model made from a folder has none:
+        load it another way to use it. The counters stay readable. The timeline requested from :func:`stream` is
+        written.
         """
         self._is_closed = True
         self.steps.close()
         try:
-            last = self.figures()
+            last = self.counters()
         except ClosedError:
-            # In a forked child they are the parent's.
-            last = self._last
-        for part in (self.units, self.picked):
+            # In a forked child the streamers belong to the parent.
+            last = self._final_counters
+        for part in (self.layer_cache, self.row_cache):
             if part is not None:
                 part.close()
-        for weight, before in self._restores:
-            put(weight, before)
-        self.units = self.picked = None
-        self._last, self._restores = last, []
+        for weight, before in self._originals:
+            set_weight(weight, before)
+        self.layer_cache = self.row_cache = None
+        self._final_counters, self._originals = last, []
         if self._recorded is not None:
             self._recorded()
 
@@ -217,45 +221,46 @@ def stream(
     trace: str | PathLike[str] | None = None,
     **options: Any,
 ) -> Any:
-    """Make a model whose weights stay on disk, and pass through bounded memory while it runs.
+    """Make a model whose weights stay on disk and pass through bounded memory while it runs.
 
-    A folder as Hugging Face lays it out gives a ``PreTrainedModel``, which is used as any other: ``generate()``,
-    pipelines, ``model(**inputs)``. The weights are read from the safetensors files that are there; nothing is converted
-    or copied. What it computes is bit for bit what the model in memory does. It is for inference: ``backward()``
-    through its weights raises.
+    For a Hugging Face folder this returns a ``PreTrainedModel`` that works as usual: ``generate()``, pipelines,
+    ``model(**inputs)``. Weights are read from the safetensors files in place, without conversion or copies. Results are
+    bit-identical to those of the model in memory. Streaming is for inference: ``backward()`` through the weights
+    raises.
 
     Args:
         model: a folder with ``config.json`` and weights, or a module.
-        memory: bytes that weights may take at a time, or text such as ``"4GB"`` or ``"512MiB"``. Activations and the
-            KV cache come on top.
-        device: where it computes. Default ``"cpu"``.
-        dtype: of the weights in memory; bf16, fp16 and fp32 are cast to each other when they come. Default ``"auto"``:
-            that of the model's config, else of the files.
-        weights: of a module: the file or folder that has its state dict. Default: the folder of the model.
-        ahead: layers that are fetched before they run. Default: 2, or 3 of those that are converted on
-            the way, as far as there is memory.
-        model_class: of transformers, where another than the one that ``config.json`` names is wanted.
-        verify: how much is compared with the checksums of the files before the model is returned. ``"sample"``
-            (default): names, types, shapes and a 32nd of the weights. ``"full"``: every byte, which reads the files
-            once. ``"off"``: nothing. Files without checksums can be streamed, but not with ``"full"``. Later reads
-            are not compared.
-        engine: reads the files. Default: the default engine.
-        trace: a timeline of all that the model does until it is closed, or the program ends: ``*.html`` for a page to
-            look at, ``*.json`` for Perfetto. ``model.streaming.trace`` records a part of it.
-        **options: for ``from_pretrained``, such as ``attn_implementation``.
+        memory: bytes for weights, or text such as ``"4GB"`` or ``"512MiB"``. Activations and the KV cache need memory
+            in
+            addition.
+        device: the device to compute on. Default ``"cpu"``.
+        dtype: dtype of the weights in memory; bf16, fp16 and fp32 are cast to each other on load. Default ``"auto"``:
+            the dtype of the model's config, or of the files.
+        weights: the file or folder with the module's state dict. Default: the model's folder.
+        ahead: layers to load before they run. Default: 2, or 3 for layers that are converted on load, as far as memory
+            allows.
+        model_class: a class of transformers that overrides the one in ``config.json``.
+        verify: how much to compare with the files' checksums before the model is returned. ``"sample"`` (default):
+            names,
+            types, shapes and a 32nd of the weights. ``"full"``: every byte, which reads the files once. ``"off"``:
+            nothing. Files without checksums can be streamed, but not with ``"full"``. Later reads are not compared.
+        engine: the engine that reads the files. Default: the default engine.
+        trace: record a timeline until the model is closed or the program ends: ``*.html`` for a page in the browser,
+            ``*.json`` for Perfetto. ``model.streaming.trace`` records a part of it.
+        **options: passed to ``from_pretrained``, such as ``attn_implementation``.
 
     Returns:
-        The model, in evaluation mode. ``model.streaming`` is its :class:`Streaming`: ``stats()``, ``close()``.
+        The model, in evaluation mode. ``model.streaming`` is its :class:`Streaming`, with ``stats()`` and ``close()``.
 
     Raises:
-        MemoryError: the memory is less than the model's largest layer needs; the message says how much is enough.
-        UnsupportedError: it cannot be streamed, and why.
-        NotFoundError: there is no such folder, or no weights in it.
-        ChecksumError: the bytes are not those that were saved.
-        CorruptFileError: a file is cut or damaged, or lacks a tensor that its index lists.
+        MemoryError: the largest layer needs more memory; the message states how much is enough.
+        UnsupportedError: the model cannot be streamed; the message states why.
+        NotFoundError: the folder does not exist or has no weights.
+        ChecksumError: the bytes differ from those that were saved.
+        CorruptFileError: a file is truncated or damaged, or lacks a tensor that its index lists.
 
     Example:
-        A module of one's own; ``deepnvme.stream("llama-3-70b", memory="16GB")`` is the same for a folder.
+        With a module; ``deepnvme.stream("llama-3-70b", memory="16GB")`` does the same for a folder.
 
         >>> model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
         >>> size = deepnvme.save(model.state_dict(), "weights.safetensors")
@@ -271,31 +276,29 @@ def stream(
     ahead = None if ahead is None else whole(ahead, "ahead", 0, _AHEAD_MAX)
     place = torch.device(device)
     if place.type == "cuda" and getattr(torch.version, "hip", None):
-        raise UnsupportedError("weights are not streamed to AMD's GPUs yet; device='cpu' works")
+        raise UnsupportedError("streaming to AMD GPUs is not supported yet; use device='cpu'")
     if place.type not in {"cpu", "cuda"}:
-        raise UnsupportedError(f"weights are streamed to the CPU and to CUDA devices, not to {place}")
+        raise UnsupportedError(f"weights can be streamed to the CPU and to CUDA devices, not to {place}")
     if place == torch.device("cuda"):
         place = torch.device("cuda", torch.cuda.current_device())
     if isinstance(model, nn.Module):
         earlier = getattr(model, "streaming", None)
         if isinstance(earlier, Streaming) and not earlier.is_closed:
-            raise UnsupportedError(
-                "the weights of this model are streamed already; model.streaming.close() comes first"
-            )
-        built, files = existing(model, weights, engine, verify)
+            raise UnsupportedError("this model is streamed already; call model.streaming.close() first")
+        built, files = open_for_module(model, weights, engine, verify)
     else:
         folder = path_of(model)
         files = ModelFiles(weights if weights is not None else folder, engine, verify)
-        built = huggingface.build(folder, files, dtype, model_class, dict(options))
-    origin_of = origins(built, files)
+        built = huggingface.build_model(folder, files, dtype, model_class, dict(options))
+    origin_of = find_origins(built, files)
     try:
         streaming = Streaming(built, origin_of, files.sources, nbytes, ahead, place, engine)
     except FileNotFoundError:
-        files.check()
+        files.check_unchanged()
         raise
-    # The files were opened by their names, and may be others by then. From here on the streamer watches them.
+    # The files were opened by name and may have been replaced since. From here on the streamer watches them.
     try:
-        files.check()
+        files.check_unchanged()
     except BaseException:
         streaming.close()
         raise
@@ -304,17 +307,17 @@ def stream(
     return built
 
 
-def _plan(model: Model, memory: int) -> Plan:
+def _plan(model: PlanInput, memory: int) -> Plan:
     try:
         return model.plan(memory)
     except MemoryError as error:
-        needed = enough(model.plan, memory)
+        needed = find_sufficient_memory(model.plan, memory)
         remedy = f"; memory={needed} is enough" if needed else ""
         raise MemoryError(f"memory={memory} is too little for this model ({error}){remedy}") from None
 
 
 def _file_bytes(source: str | StripeSet) -> int:
     if isinstance(source, StripeSet):
-        # Rounded up to whole pages, no read may go beyond the end: parts together are as long as the set.
+        # The parts of a set together are as long as the set. Rounded up to whole pages, a read must not pass the end.
         return sum(os.stat(part).st_size for part in source.paths)  # noqa: PTH116
     return os.stat(source).st_size  # noqa: PTH116

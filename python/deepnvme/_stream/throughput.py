@@ -1,4 +1,4 @@
-"""Large batches: each byte that is read serves all of them."""
+"""Generate in large batches, so that each byte read serves many sequences."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 # Activations of a prompt that are alive at once, in hidden states of all its positions: the residual stream, its
-# normalised copy, queries, keys and values, the output of attention, and what of the feed-forward is counted apart.
+# normalised copy, queries, keys and values, the attention output, and parts of the feed-forward that are not counted
+# separately.
 _HIDDEN_STATES = 8
-# Prompts at a time at the most: beyond it, the processor is the limit of any machine.
+# Maximum batch size: beyond it every machine is limited by its processor.
 BATCH_MAX = 1024
 
 
 @dataclass(frozen=True)
 class SequenceMemory:
-    """Bytes that one sequence of a batch takes beside the weights."""
+    """Bytes that one sequence of a batch needs in addition to the weights."""
 
     # Keys and values of all layers and positions.
     cache_bytes: int
@@ -34,7 +35,7 @@ class SequenceMemory:
 
 
 def sequence_memory(config: Any, dtype: torch.dtype, prompt_tokens: int, new_tokens: int) -> SequenceMemory:
-    """Estimate what one sequence takes, from the sizes that every config of transformers has."""
+    """Estimate the memory of one sequence from the sizes in a transformers config."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     layers, hidden, heads = text.num_hidden_layers, text.hidden_size, text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
@@ -51,13 +52,13 @@ def best_batch(model: Any, prompt_tokens: int, new_tokens: int, memory: int | No
     """Find the largest batch whose KV cache and activations fit.
 
     Args:
-        model: of transformers.
+        model: a model of transformers.
         prompt_tokens: tokens of the longest prompt.
         new_tokens: tokens to generate.
-        memory: bytes beside those of the weights; default half of what is free on the model's device.
+        memory: bytes, in addition to the memory for weights. Default: half of the free memory of the model's device.
 
     Returns:
-        Sequences, at least 1.
+        The batch size in sequences, at least 1.
     """
     if memory is None:
         memory = _free_bytes(model.device) // 2
@@ -75,19 +76,19 @@ def generate_all(
     on_token: Callable[[int], None] | None = None,
     **options: Any,
 ) -> Iterator[tuple[int, str]]:
-    """Generate for many prompts in large batches, the longest first.
+    """Generate text for many prompts in large batches, longest prompts first.
 
     Args:
-        model: what :func:`stream` returned.
-        tokenizer: of the model; it is set to pad on the left.
+        model: the result of :func:`stream`.
+        tokenizer: the model's tokenizer. Its padding side is set to left.
         prompts: texts.
-        batch: prompts at a time. Default: :func:`best_batch`.
-        max_new_tokens: for each prompt.
-        on_token: called after each step with how many tokens it made.
-        **options: for ``model.generate``.
+        batch: prompts per batch. Default: :func:`best_batch`.
+        max_new_tokens: limit for each prompt.
+        on_token: called after each step with the number of tokens it made.
+        **options: passed to ``model.generate``.
 
     Yields:
-        The number of a prompt and what came after it, batch by batch.
+        The index of a prompt and the generated text, batch by batch.
     """
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -96,7 +97,7 @@ def generate_all(
     order = sorted(range(len(prompts)), key=lambda index: -lengths[index])
     if batch is None and order:
         batch = best_batch(model, lengths[order[0]], max_new_tokens)
-    criteria = [_Watch(on_token)] if on_token is not None else None
+    criteria = [_TokenCounter(on_token)] if on_token is not None else None
     for start in range(0, len(order), batch or 1):
         chosen = order[start : start + (batch or 1)]
         inputs = tokenizer([prompts[index] for index in chosen], return_tensors="pt", padding=True).to(model.device)
@@ -112,8 +113,8 @@ def generate_all(
         yield from zip(chosen, texts, strict=True)
 
 
-class _Watch:
-    """Looks on at each step, as a criterion that never stops it."""
+class _TokenCounter:
+    """Reports each step, as a stopping criterion that never stops."""
 
     def __init__(self, on_token: Callable[[int], None]) -> None:
         self._on_token = on_token

@@ -1,6 +1,6 @@
 """DeepSpeed's DeepNVMe interface on the deepnvme engine: the same names, arguments and results.
 
-Use it directly, in place of DeepSpeed's ops::
+Use it directly in place of DeepSpeed's ops::
 
     from deepnvme.deepspeed import AsyncIOBuilder
 
@@ -13,15 +13,15 @@ or make an installed DeepSpeed use it everywhere, with nothing to compile::
     deepnvme.deepspeed.install()
     import deepspeed
 
-On bad input an exception is raised where DeepSpeed's ops return -1, print a line or end the process. The ops need
-torch, which is imported with the first of them; `install` and the builders do without.
+Bad input raises an exception where DeepSpeed's ops return -1, print a line or end the process. The ops need torch and
+import it on first use; `install` and the builders do not.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .builders import AsyncIOBuilder, GDSBuilder, PinMemoryBuilder, UtilsBuilder
-from .installation import install, uninstall
+from ._builders import AsyncIOBuilder, GDSBuilder, PinMemoryBuilder, UtilsBuilder
+from ._install import install, uninstall
 
 if TYPE_CHECKING:
     from .async_io import aio_handle, aio_read, aio_write, deepspeed_memcpy
@@ -45,7 +45,7 @@ __all__ = [
     "uninstall",
 ]
 
-# Every process of a program on DeepSpeed calls `install`, also those that never see a tensor: torch can wait.
+# Every process of a DeepSpeed program calls `install`, even those without tensors, so torch is imported later.
 _MODULES = {
     "aio_handle": "async_io",
     "aio_read": "async_io",

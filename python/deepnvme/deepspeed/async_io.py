@@ -1,7 +1,7 @@
 """The op `async_io`: `aio_handle` and its module functions, with DeepSpeed's names, arguments and results.
 
-Where DeepSpeed returns -1, prints or ends the process, an exception is raised: `FileNotFoundError`,
-`PermissionError`, `ValueError`, `TypeError`, otherwise `deepnvme.Error`.
+Where DeepSpeed returns -1, prints or ends the process, these raise `FileNotFoundError`, `PermissionError`,
+`ValueError`, `TypeError`, or `deepnvme.Error`.
 """
 
 from __future__ import annotations
@@ -13,27 +13,29 @@ from typing import Any, ClassVar, Literal, NoReturn, TypeAlias
 
 import torch
 
-from . import arguments, locked, validation
-from .arguments import FileName, Name
-from .engines import Settings
-from .operations import Operations
+from . import _arguments, _pinned_tensors, _validation
+from ._arguments import FileName, Name
+from ._engine_pool import EngineSettings
+from ._operations import Operations
 
-# The unit of `get_alignment()`. Callers compute buffer sizes with it; the engine itself asks for no alignment.
+# The unit of `get_alignment()`. Callers compute buffer sizes with it; the engine itself needs no alignment.
 ALIGNMENT_BYTES = 512
 _MISSING: Any = object()
 
 
 class aio_handle:  # noqa: N801 - the name is DeepSpeed's
-    """Reads and writes tensors, at once or in the background.
+    """Reads and writes tensors, blocking or in the background.
 
     `block_size`: bytes of one request to the device. `queue_depth`: requests in flight per worker. `single_submit`:
-    one system call per request. `overlap_events`: taken and reported; the engine always overlaps.
-    `intra_op_parallelism`: workers. Any value of 1 or more is taken; the engine uses the nearest one that it has.
+    one system call per request. `overlap_events`: stored only; the engine always overlaps. `intra_op_parallelism`:
+    workers. Any value of 1 or more is accepted; the engine uses the nearest one that it supports.
 
-    Files are written in place: created and extended where needed, never cut. Any size, offset, rank and stride will do,
-    in CPU memory and on NVIDIA GPUs, whose bytes go by way of bounce slots, after what their current stream has to do.
-    A handle may be shared between threads; it is neither copied nor pickled, nor used after a fork. Dropped with
-    operations pending, it completes them first.
+    Files are written in place: created and extended as needed, never truncated. Any size, offset, rank and stride
+    works, in
+    CPU memory and on NVIDIA GPUs. GPU transfers use bounce buffers and wait for the tensor's current stream. Threads
+    may
+    share a handle. It can be neither copied nor pickled, nor used after a fork. A handle that is dropped completes its
+    pending operations first.
 
     >>> handle = aio_handle(queue_depth=32)
     >>> handle.sync_pwrite(torch.arange(1000), "/tmp/numbers")
@@ -45,7 +47,7 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
     1
     """
 
-    # Whether bytes of GPUs go by way of cuFile.
+    # Whether GPU transfers use cuFile.
     _gds: ClassVar[Literal["preferred", "disabled"]] = "disabled"
 
     __slots__ = (
@@ -66,53 +68,53 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         overlap_events: bool = False,
         intra_op_parallelism: int = 1,
     ) -> None:
-        self._block_size = arguments.positive(block_size, "block_size")
-        self._queue_depth = arguments.positive(queue_depth, "queue_depth")
-        self._single_submit = arguments.flag(single_submit, "single_submit")
-        self._overlap_events = arguments.flag(overlap_events, "overlap_events")
-        self._intra_op_parallelism = arguments.positive(intra_op_parallelism, "intra_op_parallelism")
+        self._block_size = _arguments.positive(block_size, "block_size")
+        self._queue_depth = _arguments.positive(queue_depth, "queue_depth")
+        self._single_submit = _arguments.flag(single_submit, "single_submit")
+        self._overlap_events = _arguments.flag(overlap_events, "overlap_events")
+        self._intra_op_parallelism = _arguments.positive(intra_op_parallelism, "intra_op_parallelism")
         self._operations = Operations(
-            Settings.of(
+            EngineSettings.of(
                 block_size=self._block_size,
                 queue_depth=self._queue_depth,
                 single_submit=self._single_submit,
                 intra_op_parallelism=self._intra_op_parallelism,
             )._replace(gds=self._gds)
         )
-        # Runs when the handle goes, and at the exit of the interpreter at the latest.
+        # Runs when the handle is dropped, or at interpreter exit.
         weakref.finalize(self, self._operations.close)
 
     def get_block_size(self) -> int:
-        """Bytes, as given."""
+        """Return the block size in bytes, as given."""
         return self._block_size
 
     def get_queue_depth(self) -> int:
-        """As given."""
+        """Return the queue depth, as given."""
         return self._queue_depth
 
     def get_single_submit(self) -> bool:
-        """As given."""
+        """Return `single_submit`, as given."""
         return self._single_submit
 
     def get_overlap_events(self) -> bool:
-        """As given."""
+        """Return `overlap_events`, as given."""
         return self._overlap_events
 
     def get_intra_op_parallelism(self) -> int:
-        """As given."""
+        """Return `intra_op_parallelism`, as given."""
         return self._intra_op_parallelism
 
     def get_alignment(self) -> int:
-        """`intra_op_parallelism * 512`, for callers that compute with it; nothing has to be aligned."""
+        """Return `intra_op_parallelism * 512`, for callers that compute with it. Nothing has to be aligned."""
         return self._intra_op_parallelism * ALIGNMENT_BYTES
 
     def read(self, buffer: torch.Tensor, filename: FileName, validate: bool, file_offset: int = 0) -> int:
-        """Fills `buffer` from the file at `file_offset` (bytes); 0. Leaves pending operations alone."""
+        """Fill `buffer` from the file at byte `file_offset`; returns 0. Does not wait for pending operations."""
         self._operations.run(*_checked("read", buffer, filename, validate, file_offset))
         return 0
 
     def write(self, buffer: torch.Tensor, filename: FileName, validate: bool, file_offset: int = 0) -> int:
-        """Writes `buffer` to the file at `file_offset` (bytes); 0. Leaves pending operations alone."""
+        """Write `buffer` to the file at byte `file_offset`; returns 0. Does not wait for pending operations."""
         self._operations.run(*_checked("write", buffer, filename, validate, file_offset))
         return 0
 
@@ -125,7 +127,7 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         file_offset: int = 0,
         **keywords: bool,
     ) -> int:
-        """`async_pread` or `sync_pread`, by the fourth argument, whose keyword is `async`: `**{"async": True}`."""
+        """Call `async_pread` or `sync_pread`, by the fourth argument. Its keyword is `async`: `**{"async": True}`."""
         run_async = _async_flag("pread", async_, keywords)
         return self._transfer("read", buffer, filename, validate, file_offset, run_async=run_async)
 
@@ -138,20 +140,20 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         file_offset: int = 0,
         **keywords: bool,
     ) -> int:
-        """`async_pwrite` or `sync_pwrite`, by the fourth argument, whose keyword is `async`: `**{"async": True}`."""
+        """Call `async_pwrite` or `sync_pwrite`, by the fourth argument. Its keyword is `async`: `**{"async": True}`."""
         run_async = _async_flag("pwrite", async_, keywords)
         return self._transfer("write", buffer, filename, validate, file_offset, run_async=run_async)
 
     def sync_pread(self, buffer: torch.Tensor, filename: FileName, file_offset: int = 0) -> int:
-        """Fills `buffer` and waits for all pending operations; how many that were, this one included."""
+        """Fill `buffer` and wait for all pending operations. Returns their number, this one included."""
         return self._transfer("read", buffer, filename, False, file_offset, run_async=False)
 
     def sync_pwrite(self, buffer: torch.Tensor, filename: FileName, file_offset: int = 0) -> int:
-        """Writes `buffer` and waits for all pending operations; how many that were, this one included."""
+        """Write `buffer` and wait for all pending operations. Returns their number, this one included."""
         return self._transfer("write", buffer, filename, False, file_offset, run_async=False)
 
     def async_pread(self, buffer: torch.Tensor, filename: FileName, file_offset: int = 0) -> int:
-        """Submits a read of `buffer.nbytes` bytes; 0. Do not touch `buffer` before `wait`."""
+        """Submit a read of `buffer.nbytes` bytes; returns 0. Do not touch `buffer` before `wait`."""
         return self._transfer("read", buffer, filename, False, file_offset, run_async=True)
 
     def async_pwrite(
@@ -162,38 +164,38 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         *,
         fd: int = _MISSING,
     ) -> int:
-        """Submits a write to a file by name, or by open descriptor (`fd`), which stays open and the caller's; 0."""
+        """Submit a write to a file name, or to an open descriptor (`fd`) that the caller keeps open; returns 0."""
         if (filename is _MISSING) == (fd is _MISSING):
             msg = "async_pwrite() takes a filename or an fd"
             raise TypeError(msg)
         target = filename if fd is _MISSING else fd
-        file = arguments.descriptor(target) if isinstance(target, int) else arguments.filename(target)
-        tensor = arguments.tensor(buffer, "buffer")
-        self._operations.start("write", tensor, file, arguments.natural(file_offset, "file_offset"))
+        file = _arguments.descriptor(target) if isinstance(target, int) else _arguments.filename(target)
+        tensor = _arguments.tensor(buffer, "buffer")
+        self._operations.start("write", tensor, file, _arguments.natural(file_offset, "file_offset"))
         return 0
 
     def new_cpu_locked_tensor(self, num_elem: int, example_tenosr: torch.Tensor) -> torch.Tensor:
-        """A 1-D page-locked CPU tensor with the dtype of the example (the keyword is DeepSpeed's); owns its memory."""
-        return locked.new(num_elem, example_tenosr)
+        """Allocate a 1-D page-locked CPU tensor with the dtype of the example (the keyword is DeepSpeed's)."""
+        return _pinned_tensors.new(num_elem, example_tenosr)
 
     def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:
-        """Frees a locked tensor and leaves it empty; False for any other. To drop it does the same."""
-        return locked.free(tensor)
+        """Free a locked tensor and leave it empty; False for any other tensor. Dropping it frees it too."""
+        return _pinned_tensors.free(tensor)
 
     def is_pinned(self, buffer: torch.Tensor) -> bool:
-        """Whether `buffer` lies in page-locked memory: of a locked tensor, views included, or of torch's own."""
-        return locked.is_locked(buffer)
+        """Whether `buffer` is in page-locked memory: that of a locked tensor, views included, or torch's own."""
+        return _pinned_tensors.is_pinned(buffer)
 
     def wait(self) -> int:
-        """Waits for all pending operations; how many that were, 0 for none.
+        """Wait for all pending operations. Returns their number, possibly 0.
 
-        Raises the first error among them once all are done; the handle can be used again.
+        Raises their first error once all are done. The handle stays usable.
         """
         return self._operations.wait()
 
     def __reduce__(self) -> NoReturn:
         name = type(self).__name__
-        msg = f"{name}: a handle is neither copied nor pickled, as it owns threads; make one in every process"
+        msg = f"{name}: a handle is neither copied nor pickled, since it owns threads; make one in every process"
         raise TypeError(msg)
 
     def _transfer(
@@ -224,7 +226,7 @@ def aio_read(  # noqa: PLR0917 - the order is DeepSpeed's
     validate: bool,
     /,
 ) -> int:
-    """Fills `buffer` from the start of a file; 0."""
+    """Fill `buffer` from the start of a file; returns 0."""
     return aio_handle(block_size, queue_depth, single_submit, overlap_events).read(buffer, filename, validate)
 
 
@@ -238,14 +240,14 @@ def aio_write(  # noqa: PLR0917 - the order is DeepSpeed's
     validate: bool,
     /,
 ) -> int:
-    """Writes `buffer` to the start of a file; 0."""
+    """Write `buffer` to the start of a file; returns 0."""
     return aio_handle(block_size, queue_depth, single_submit, overlap_events).write(buffer, filename, validate)
 
 
 def deepspeed_memcpy(dest: torch.Tensor, src: torch.Tensor, /) -> int:
-    """Copies `src` into `dest`, of the same dtype and number of elements, whatever their shapes; 0."""
-    target = arguments.tensor(dest, "dest")
-    source = arguments.tensor(src, "src")
+    """Copy `src` into `dest`, of the same dtype and number of elements, whatever their shapes; returns 0."""
+    target = _arguments.tensor(dest, "dest")
+    source = _arguments.tensor(src, "src")
     if target.dtype != source.dtype or target.numel() != source.numel():
         msg = (
             f"dest has {target.numel()} elements of {target.dtype}, src {source.numel()} of {source.dtype}; "
@@ -262,15 +264,15 @@ _Transfer: TypeAlias = tuple[Literal["read", "write"], torch.Tensor, Name, int, 
 def _checked(
     kind: Literal["read", "write"], buffer: torch.Tensor, filename: FileName, validate: bool, file_offset: int
 ) -> _Transfer:
-    tensor = arguments.tensor(buffer, "buffer")
-    name = arguments.filename(filename)
-    offset = arguments.natural(file_offset, "file_offset")
-    check = partial(validation.compare, tensor, name, offset) if arguments.flag(validate, "validate") else None
+    tensor = _arguments.tensor(buffer, "buffer")
+    name = _arguments.filename(filename)
+    offset = _arguments.natural(file_offset, "file_offset")
+    check = partial(_validation.compare, tensor, name, offset) if _arguments.flag(validate, "validate") else None
     return kind, tensor, name, offset, check
 
 
 def _async_flag(method: str, positional: bool, keywords: dict[str, bool]) -> bool:
-    # `async` is a word of Python's syntax, so it can be a keyword argument only through `**`.
+    # `async` is a Python keyword, so it can be an argument name only through `**`.
     given = dict(keywords)
     value = given.pop("async", positional)
     if given or (positional is not _MISSING and "async" in keywords):
@@ -279,4 +281,4 @@ def _async_flag(method: str, positional: bool, keywords: dict[str, bool]) -> boo
     if value is _MISSING:
         msg = f"{method}() misses the argument 'async'"
         raise TypeError(msg)
-    return arguments.flag(value, "async")
+    return _arguments.flag(value, "async")

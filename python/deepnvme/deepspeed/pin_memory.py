@@ -1,14 +1,14 @@
-"""The op `pin_memory`: page-locked host tensors without CUDA."""
+"""The op `pin_memory`: page-locked CPU tensors without CUDA."""
 
 from __future__ import annotations
 
 import torch
 
-from . import locked
+from . import _pinned_tensors
 
 
 class pin_handle:  # noqa: N801 - the name is DeepSpeed's
-    """Makes, frees and recognises page-locked CPU tensors. All handles of a process share one record of them.
+    """Allocates, frees and recognises page-locked CPU tensors. All handles of a process share one record of them.
 
     >>> handle = pin_handle()
     >>> tensor = handle.new_cpu_locked_tensor(1024, torch.empty(0))
@@ -19,17 +19,17 @@ class pin_handle:  # noqa: N801 - the name is DeepSpeed's
     __slots__ = ("__weakref__",)
 
     def new_cpu_locked_tensor(self, num_elem: int, example_tensor: torch.Tensor) -> torch.Tensor:
-        """A 1-D page-locked CPU tensor with the dtype of the example; owns its memory."""
-        return locked.new(num_elem, example_tensor)
+        """Allocate a 1-D page-locked CPU tensor with the dtype of the example."""
+        return _pinned_tensors.new(num_elem, example_tensor)
 
     def free_cpu_locked_tensor(self, locked_tensor: torch.Tensor) -> bool:
-        """Frees a locked tensor and leaves it empty; False for any other. To drop it does the same."""
-        return locked.free(locked_tensor)
+        """Free a locked tensor and leave it empty; False for any other tensor. Dropping it frees it too."""
+        return _pinned_tensors.free(locked_tensor)
 
     def free_cpu_locked_tensor_by_ptr(self, address: int) -> bool:
-        """Stops counting the region at `address` as locked; its memory goes with the last tensor on it."""
-        return locked.free_address(address)
+        """Stop counting the region at `address` as locked. Its memory is freed with the last tensor on it."""
+        return _pinned_tensors.free_at(address)
 
     def is_pinned(self, buffer: torch.Tensor) -> bool:
-        """Whether `buffer` lies in page-locked memory: of a locked tensor, views included, or of torch's own."""
-        return locked.is_locked(buffer)
+        """Whether `buffer` is in page-locked memory: that of a locked tensor, views included, or torch's own."""
+        return _pinned_tensors.is_pinned(buffer)

@@ -9,7 +9,7 @@ import torch
 
 import deepnvme
 
-from . import arguments
+from . import _arguments
 
 
 @overload
@@ -21,10 +21,9 @@ def cast_to_byte_tensor(src_tensor: Sequence[torch.Tensor]) -> list[torch.Tensor
 
 
 def cast_to_byte_tensor(src_tensor: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
-    """The bytes of a contiguous tensor as a 1-D uint8 tensor on the same memory, which it keeps alive.
+    """Return the bytes of a contiguous tensor as a 1-D uint8 tensor that shares and keeps its memory.
 
-    For a sequence of tensors, the list of theirs. `ValueError` for a tensor that is not contiguous, as its bytes do
-    not lie in a row: cast `tensor.contiguous()`.
+    A sequence of tensors gives a list. `ValueError` for a tensor that is not contiguous: cast `tensor.contiguous()`.
 
     >>> cast_to_byte_tensor(torch.tensor([1, 2], dtype=torch.int16))
     tensor([1, 0, 2, 0], dtype=torch.uint8)
@@ -35,4 +34,4 @@ def cast_to_byte_tensor(src_tensor: torch.Tensor | Sequence[torch.Tensor]) -> to
 
 
 def _as_bytes(value: object) -> torch.Tensor:
-    return deepnvme.as_bytes(arguments.tensor(value, "src_tensor").detach())
+    return deepnvme.as_bytes(_arguments.tensor(value, "src_tensor").detach())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from deepnvme._deepnvme import _Streamer
-from deepnvme._stream.budget import PAGE_BYTES, classify, fitting, share
+from deepnvme._stream.memory_budget import PAGE_BYTES, allocate_slots, classify_sizes, merge_small_classes
 from deepnvme._utils.tensors import pinned_empty
 
 if TYPE_CHECKING:
@@ -79,15 +79,15 @@ class Streamer:
             memory // max(largest, 1)
         )
         memory += PAGE_BYTES * (memory // max(largest, 1))
-        class_of, slot_bytes = fitting(memory, *classify(ends))
-        classes = share(memory, class_of, slot_bytes, ahead) if ends else []
+        class_of, slot_bytes = merge_small_classes(memory, *classify_sizes(ends))
+        classes = allocate_slots(memory, class_of, slot_bytes, ahead) if ends else []
         self._slots = sum(each.slots for each in classes)
         self._device = device if device is not None and device.type == "cuda" else None
         nbytes = sum(each.slots * each.slot_bytes for each in classes)
         self._memory = (
             pinned_empty(nbytes) if self._device is None else torch.empty(nbytes, dtype=torch.uint8, device=device)
         )
-        kinds = [(each.slots, each.ahead, each.slot_bytes, each.shares) for each in classes]
+        kinds = [(each.slots, each.ahead, each.slot_bytes, each.shares_memory) for each in classes]
         self._streamer = _Streamer(paths, list(zip(class_of, reads, strict=True)), kinds, self._memory, None)
         self._streamer.warm_up()
 

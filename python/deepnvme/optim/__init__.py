@@ -1,26 +1,25 @@
-"""torch's optimizers, with the step made by one pass over memory.
+"""torch's optimizers with a faster step, and with state on disk.
 
     optimizer = deepnvme.optim.AdamW(model.parameters(), lr=3e-4)
 
-:class:`Adam`, :class:`AdamW`, :class:`SGD` and :class:`Adagrad` are torch's own classes but for their ``step``:
-parameter groups, schedulers, closures, and state dicts are torch's, and can be exchanged with torch's in the middle of
-a training, in both directions. Their fp32 steps give the bits of torch's with ``foreach=False, fused=False``.
-torch has no :class:`Lion`. With ``fused=True`` they take exact square roots, as torch's fused steps do; where MKL's are
-others, as on AMD processors, that is nearly twice as fast.
+:class:`Adam`, :class:`AdamW`, :class:`SGD` and :class:`Adagrad` derive from torch's classes and replace only ``step``,
+by one pass over memory. Param groups, schedulers, closures and state dicts work as in torch. State dicts can be
+exchanged with torch's optimizers at any time, in both directions. fp32 steps are bit-identical to torch's with
+``foreach=False, fused=False``. :class:`Lion` has no counterpart in torch. With ``fused=True`` steps use exact square
+roots, as torch's fused steps do. That is nearly twice as fast where MKL's square roots differ, as on AMD processors.
 
-Parameters of bf16 and fp16 have fp32 master weights and moments beside them; ``stochastic_rounding=True`` rounds them
-at random. With a ``GradScaler`` gradients are unscaled within the step (``.grad`` stays scaled). ``max_norm`` clips by
-the norm of all gradients, within the step, too. Sparse gradients, complex parameters and parameters on a GPU are
-refused.
+bf16 and fp16 parameters get fp32 master weights and moments; ``stochastic_rounding=True`` rounds them stochastically.
+With a ``GradScaler`` gradients are unscaled within the step, and ``.grad`` stays scaled. ``max_norm`` clips by the
+total norm within the step. Sparse gradients, complex parameters and GPU parameters are refused.
 
-``swap_dir="/mnt/nvme", memory="4GB"`` has the state on disk: moments, and the fp32 master weights of bf16 and fp16
-parameters. A step reads it group by group, changes it, and writes it back behind the next; no more than ``memory``
-bytes of it are in memory. ``swap_gradients=True`` has gradients on disk, too, from the moment when they are there.
-``state_dict()`` reads all state; ``save_state(path)`` and ``load_state(path)`` do without memory. Where the disk fails
-in the middle of a step, :class:`deepnvme.errors.StepStoppedError` says so, and ``step()`` goes on where it stopped.
-``optimizer.swapping`` tells what it has cost.
+``swap_dir="/mnt/nvme", memory="4GB"`` keeps the state on disk: moments, and the fp32 master weights of bf16 and fp16
+parameters. A step reads it group by group, updates it, and writes it back in the background. At most ``memory`` bytes
+of it are in memory. ``swap_gradients=True`` also moves gradients to disk as soon as they are computed.
+``state_dict()`` reads all state into memory; ``save_state(path)`` and ``load_state(path)`` do not. If the disk fails
+during a step, :class:`deepnvme.errors.StepStoppedError` is raised, and ``step()`` resumes where it stopped.
+``optimizer.swapping`` has the counters.
 
-``moments="bf16"`` or ``"8bit"`` makes moments a half or a quarter as large, in memory and on disk.
+``moments="bf16"`` or ``"8bit"`` reduces moments to a half or a quarter, in memory and on disk.
 
 Example:
     >>> model = torch.nn.Linear(512, 512)
@@ -33,6 +32,6 @@ Example:
     True
 """
 
-from deepnvme.optim._rules import SGD, Adagrad, Adam, AdamW, Lion
+from deepnvme.optim._algorithms import SGD, Adagrad, Adam, AdamW, Lion
 
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lion"]

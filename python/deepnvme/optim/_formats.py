@@ -1,6 +1,6 @@
-"""How a moment lies in memory: as fp32, as bf16, or as a byte for each element and a scale for each 128 of them.
+"""Memory formats of a moment: fp32, bf16, or 8-bit codes with a scale per 128 elements.
 
-What the short ones stand for, and why that is enough, says the kernel (`crates/deepnvme-optim/src/moment.rs`).
+`crates/deepnvme-optim/src/moment.rs` defines the values of the short formats, and why they suffice.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import torch
 
 from deepnvme._deepnvme import Kernel
 
-# Elements that share a scale; the kernel's blocks begin at multiples of it.
+# Elements that share a scale. The kernel's blocks begin at multiples of it.
 BLOCK = 128
-# What a piece of state has in memory: numbers, or codes and scales.
-Kept: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+# State in memory: numbers, or codes and scales.
+StateData: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Format:
-    """A way for numbers to lie in memory.
+class StateFormat:
+    """A memory format for numbers.
 
-    ``dtype`` is that of the elements; those of 8 bits have scales beside them.
+    ``dtype`` is the element type. 8-bit elements have scales in addition.
     """
 
     name: str
@@ -30,57 +30,57 @@ class Format:
 
     @property
     def has_scales(self) -> bool:
-        """Whether it is codes and scales."""
+        """Whether it consists of codes and scales."""
         return self.dtype == torch.uint8
 
     def nbytes(self, count: int) -> int:
-        """Bytes of so many elements; a multiple of four, so that what follows is aligned."""
+        """Bytes of ``count`` elements, a multiple of four, so that the next state is aligned."""
         return self.scales_begin(count) + (-(-count // BLOCK) * 4 if self.has_scales else 0)
 
     def scales_begin(self, count: int) -> int:
-        """Where the scales begin: behind the elements."""
+        """Offset of the scales, which follow the elements."""
         return -(-count * self.dtype.itemsize // 4) * 4
 
-    def view(self, memory: torch.Tensor, count: int) -> Kept:
-        """See ``nbytes(count)`` bytes as what they are."""
+    def view(self, memory: torch.Tensor, count: int) -> StateData:
+        """View ``nbytes(count)`` bytes as state."""
         elements = memory[: count * self.dtype.itemsize].view(self.dtype)
         if not self.has_scales:
             return elements
         return elements, memory[self.scales_begin(count) :].view(torch.float32)
 
-    def make(self, count: int) -> Kept:
-        """Make zeros."""
+    def make(self, count: int) -> StateData:
+        """Allocate state of zeros."""
         return self.view(torch.zeros(self.nbytes(count), dtype=torch.uint8), count)
 
 
-FP32 = Format("fp32", torch.float32)
-BF16 = Format("bf16", torch.bfloat16)
-CODES = Format("8bit", torch.uint8)
-FORMATS = {one.name: one for one in (FP32, BF16, CODES)}
+FP32 = StateFormat("fp32", torch.float32)
+BF16 = StateFormat("bf16", torch.bfloat16)
+EIGHT_BIT = StateFormat("8bit", torch.uint8)
+FORMATS = {one.name: one for one in (FP32, BF16, EIGHT_BIT)}
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of state that elements of a parameter have."""
+class StateKind:
+    """A kind of state: its name, format and initial value."""
 
     name: str
-    format: Format = FP32
-    # Of squares, which have no sign.
+    format: StateFormat = FP32
+    # Squares, which have no sign.
     squares: bool = False
-    # What elements begin with.
+    # Initial value of the elements.
     initial: float = 0.0
 
 
-def put(kept: Kept, values: torch.Tensor, kind: Kind) -> None:
-    """Make state of fp32 numbers: the nearest that it can stand for."""
+def encode(kept: StateData, values: torch.Tensor, kind: StateKind) -> None:
+    """Encode fp32 numbers as the nearest values of the format."""
     if isinstance(kept, torch.Tensor) and kept.dtype == torch.float32:
         kept.copy_(values)
     else:
         Kernel.pack(values.contiguous(), kept, kind.squares)
 
 
-def take(kept: Kept, out: torch.Tensor, kind: Kind) -> None:
-    """Give the fp32 numbers that state stands for. What was made of them stands for the same."""
+def decode(kept: StateData, out: torch.Tensor, kind: StateKind) -> None:
+    """Decode state to fp32. Encoding the result again is lossless."""
     if isinstance(kept, torch.Tensor) and kept.dtype == torch.float32:
         out.copy_(kept)
     else:

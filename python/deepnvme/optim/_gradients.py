@@ -1,9 +1,9 @@
-"""Gradients that go to disk as autograd produces them, and what a parameter has in the place of one.
+"""Move gradients to disk as autograd produces them, and leave a stand-in in ``.grad``.
 
-A hook takes each gradient away the moment it is there, so that no more than one is in memory. What it leaves in
-``.grad`` is a :class:`SwappedGradient`, which stands for it: ``clip_grad_norm_``, ``GradScaler`` and accumulation work
-on it without reading it, and whoever computes with it has it read for that. ``.grad`` is all there is to know: where it
-is ``None``, there is no gradient, whatever the disk has.
+A hook takes each gradient as soon as it exists, so that at most one is in memory. It leaves a
+:class:`SwappedGradient` in ``.grad``. ``clip_grad_norm_``, ``GradScaler`` and accumulation work on that without
+reading; other computations read a copy. ``.grad`` alone decides: if it is ``None`` there is no gradient, whatever the
+disk contains.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ import torch
 from torch.utils import _pytree as tree
 
 from deepnvme.errors import UnsupportedError
-from deepnvme.optim._store import empty_as, flat, lying_as, stride_of
+from deepnvme.optim._state_store import empty_as, flat, lying_as, stride_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from deepnvme._deepnvme import Kernel
-    from deepnvme._swap import Swapper
-    from deepnvme.optim._formats import Kind
-    from deepnvme.optim._layout import Group, Layout, Part
+    from deepnvme._offload import Swapper
+    from deepnvme.optim._formats import StateKind
+    from deepnvme.optim._layout import Placement, StateGroup, StateLayout
 
 _aten = torch.ops.aten
 _EUCLID = 2
 
 
 class SwappedGradients:
-    """Takes gradients away, and has them until a step has used them.
+    """Takes gradients, and keeps them until a step has used them.
 
     Args:
-        swapper: where they go.
-        layout: where parameters have their places.
+        swapper: stores the gradients.
+        layout: positions of the parameters.
         kernel: adds and measures.
-        note: is told what is used, in order.
+        note: called with each key in order of use.
     """
 
-    def __init__(self, swapper: Swapper, layout: Layout, kernel: Kernel, note: Callable[[str], None]) -> None:
+    def __init__(self, swapper: Swapper, layout: StateLayout, kernel: Kernel, note: Callable[[str], None]) -> None:
         self._swapper, self._layout, self._kernel, self._note = swapper, layout, kernel, note
         self._watched: set[torch.nn.Parameter] = set()
 
-    def watch(self, param: torch.nn.Parameter, kinds: tuple[Kind, ...]) -> None:
-        """Take each gradient of a parameter away, from now on.
+    def watch(self, param: torch.nn.Parameter, kinds: tuple[StateKind, ...]) -> None:
+        """Take each gradient of a parameter from now on.
 
         Raises:
-            ValueError: it is not on the host.
+            ValueError: the parameter is not on the CPU.
         """
         if param in self._watched:
             return
         if param.device.type != "cpu":
-            msg = f"gradients on disk are those of parameters of the host; this one is on {param.device}"
+            msg = f"swap_gradients needs CPU parameters; this one is on {param.device}"
             raise ValueError(msg)
         self._watched.add(param)
         if self._layout.kinds(param) is None:
@@ -69,11 +69,11 @@ class SwappedGradients:
         param.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
 
     def close_group(self) -> None:
-        """What is watched next has a group of its own."""
-        self._layout.close()
+        """Start a new group with the next watched parameter."""
+        self._layout.close_group()
 
     def take(self, param: torch.Tensor) -> None:
-        """Take away the gradient that autograd has just made, or added to one in memory."""
+        """Take the gradient that autograd has just produced, or added to one in memory."""
         grad = param.grad
         if grad is None or isinstance(grad, SwappedGradient) or grad.layout != torch.strided:
             return
@@ -81,80 +81,82 @@ class SwappedGradients:
         param.grad = SwappedGradient(self, param, 1.0)
 
     def put(self, param: torch.Tensor, grad: torch.Tensor) -> None:
-        """Put a gradient on disk."""
+        """Write a gradient to disk."""
         new = in_order(grad, param)
-        for group, part in self._layout.homes(param):  # type: ignore[arg-type]
-            self._put(group, part, new[part.piece.begin : part.piece.end])
+        for group, placement in self._layout.locations(param):  # type: ignore[arg-type]
+            self._put(group, placement, new[placement.piece.begin : placement.piece.end])
 
-    def _put(self, group: Group, part: Part, new: torch.Tensor) -> None:
+    def _put(self, group: StateGroup, placement: Placement, new: torch.Tensor) -> None:
         if group.has_grads:
             with self._swapper.lend(group.grad_key) as memory:
-                part.gradient(memory).copy_(new)
+                placement.gradient(memory).copy_(new)
         else:
-            with self._swapper.fill(group.grad_key, [group.grad_nbytes], torch.uint8) as memory:
-                part.gradient(memory).copy_(new)
+            with self._swapper.create(group.grad_key, [group.grad_nbytes], torch.uint8) as memory:
+                placement.gradient(memory).copy_(new)
             group.has_grads = True
-        part.grad = self._kernel.measure([new])
+        placement.grad = self._kernel.measure([new])
         self._note(group.grad_key)
 
     def add(self, param: torch.Tensor, grad: torch.Tensor, factor: float) -> None:
-        """Add to a gradient that was taken away, and was to be multiplied by ``factor``."""
+        """Add to a gradient on disk that is pending multiplication by ``factor``."""
         new = in_order(grad, param)
-        for group, part in self._layout.homes(param):  # type: ignore[arg-type]
-            some = new[part.piece.begin : part.piece.end]
-            if part.grad is None:
-                # A step that stopped has used it.
-                self._put(group, part, some)
+        for group, placement in self._layout.locations(param):  # type: ignore[arg-type]
+            some = new[placement.piece.begin : placement.piece.end]
+            if placement.grad is None:
+                # A stopped step has used it.
+                self._put(group, placement, some)
                 continue
             with self._swapper.lend(group.grad_key) as memory:
-                kept = part.gradient(memory)
+                kept = placement.gradient(memory)
                 if factor != 1.0:
                     kept.mul_(factor)
                 self._kernel.accumulate(kept, some)
-                part.grad = self._kernel.measure([kept])
+                placement.grad = self._kernel.measure([kept])
             self._note(group.grad_key)
 
     def read(self, param: torch.Tensor) -> torch.Tensor:
-        """Read a gradient, in the shape of its parameter."""
+        """Read a gradient in the shape of its parameter."""
         out = empty_as(param, param.dtype)
         values = flat(out)
-        for group, part in self._layout.homes(param):  # type: ignore[arg-type]
-            self._swapper.read(group.grad_key, part.grad_offset, values[part.piece.begin : part.piece.end])
+        for group, placement in self._layout.locations(param):  # type: ignore[arg-type]
+            self._swapper.read(
+                group.grad_key, placement.grad_offset, values[placement.piece.begin : placement.piece.end]
+            )
         return out
 
     def squares(self, param: torch.Tensor) -> float:
-        """The sum of the squares of a gradient; infinite or NaN where one of its elements is."""
-        parts = [part.grad for _, part in self._layout.homes(param) if part.grad is not None]  # type: ignore[arg-type]
-        return sum(squares for squares, _ in parts)
+        """Return the sum of squares of a gradient; infinite or NaN if an element is."""
+        placements = [placement.grad for _, placement in self._layout.locations(param) if placement.grad is not None]  # type: ignore[arg-type]
+        return sum(squares for squares, _ in placements)
 
     def is_finite(self, param: torch.Tensor) -> bool:
         """Whether all elements of a gradient are finite."""
-        parts = [part.grad for _, part in self._layout.homes(param) if part.grad is not None]  # type: ignore[arg-type]
-        return all(finite for _, finite in parts)
+        placements = [placement.grad for _, placement in self._layout.locations(param) if placement.grad is not None]  # type: ignore[arg-type]
+        return all(finite for _, finite in placements)
 
-    def used(self, group: Group, parts: list[Part]) -> None:
-        """A step has used the gradients of these parts."""
-        for part in parts:
-            part.grad = None
-        if group.has_grads and not any(part.grad for part in group.parts):
+    def mark_used(self, group: StateGroup, placements: list[Placement]) -> None:
+        """Drop the gradients of these placements, which a step has used."""
+        for placement in placements:
+            placement.grad = None
+        if group.has_grads and not any(placement.grad for placement in group.placements):
             group.has_grads = False
-            self._swapper.forget(group.grad_key)
+            self._swapper.delete(group.grad_key)
 
     def drop(self, params: list[torch.nn.Parameter]) -> None:
-        """There is no gradient of these parameters any more."""
+        """Drop the gradients of these parameters."""
         for param in params:
-            for group, part in self._layout.homes(param):
-                self.used(group, [part])
+            for group, placement in self._layout.locations(param):
+                self.mark_used(group, [placement])
 
 
 class SwappedGradient(torch.Tensor):
-    """Stands for a gradient that is on disk.
+    """Stands for a gradient on disk.
 
-    It can be multiplied by a number, in place; its 2-norm is known; and anything that only reads it is given a copy.
+    It can be multiplied in place by a number, and its 2-norm is known. Operations that only read it get a copy.
     """
 
     factor: float
-    """What it is to be multiplied by when it is used."""
+    """Pending factor."""
 
     @staticmethod
     def __new__(cls: type[Self], gradients: SwappedGradients, param: torch.Tensor, factor: float) -> Self:
@@ -166,7 +168,7 @@ class SwappedGradient(torch.Tensor):
     def __init__(self, gradients: SwappedGradients, param: torch.Tensor, factor: float) -> None:
         super().__init__()
         self._gradients, self._param, self.factor = gradients, weakref.ref(param), factor
-        # Whether only a part of it has got what was to be added.
+        # Whether an addition was interrupted, so that only a part of it is done.
         self._is_partial = False
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # noqa: SLF001
@@ -174,12 +176,12 @@ class SwappedGradient(torch.Tensor):
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
         return f"SwappedGradient(shape={tuple(self.shape)}, dtype={self.dtype}, on disk)"
 
-    def is_with(self, gradients: SwappedGradients | None) -> bool:
-        """Whether it is in that place."""
+    def is_held_by(self, gradients: SwappedGradients | None) -> bool:
+        """Whether ``gradients`` holds it."""
         return self._gradients is gradients
 
     def squares(self) -> float:
-        """The sum of its squares."""
+        """Return the sum of its squares."""
         return self._gradients.squares(self._of()) * self.factor * self.factor
 
     def is_finite(self) -> bool:
@@ -187,29 +189,31 @@ class SwappedGradient(torch.Tensor):
         return self._gradients.is_finite(self._of()) and math.isfinite(self.factor)
 
     def read(self) -> torch.Tensor:
-        """Give a copy in memory."""
+        """Read a copy into memory."""
         found = self._gradients.read(self._of())
         return found if self.factor == 1.0 else found.mul_(self.factor)
 
     def _of(self) -> torch.Tensor:
         param = self._param()
         if param is None or param.grad is not self:
-            raise UnsupportedError("this gradient was dropped, or a step has used it: it is on disk no more")
+            raise UnsupportedError("this gradient was dropped, or a step has used it")
         if self._is_partial:
-            raise UnsupportedError("the disk failed while this gradient was added to: zero_grad(), and begin again")
+            raise UnsupportedError(
+                "the disk failed while this gradient was accumulated; call zero_grad() and repeat the backward pass"
+            )
         return param
 
     def checked(self) -> Self:
-        """Give itself, if a step can use it.
+        """Return itself if a step can use it.
 
         Raises:
-            UnsupportedError: it is there no more, or only in part.
+            UnsupportedError: it no longer exists, or only a part of it is valid.
         """
         self._of()
         return self
 
     def accumulate(self, new: torch.Tensor) -> Self:
-        """Add to it, on disk."""
+        """Add to it on disk."""
         param = self._of()
         self._is_partial = True
         self._gradients.add(param, new, self.factor)
@@ -231,19 +235,19 @@ class SwappedGradient(torch.Tensor):
             if argument.is_write and any(isinstance(one, SwappedGradient) for one in tree.tree_leaves(value)):
                 raise UnsupportedError(
                     f"{function.overloadpacket} changes a gradient that is on disk. It can be multiplied by a number, "
-                    "clipped by its 2-norm, and dropped (zero_grad()); for more, set param.grad = param.grad.clone() "
-                    "first, which has it in memory"
+                    "clipped by its 2-norm, and dropped (zero_grad()); for anything else, load it into memory with "
+                    "param.grad = param.grad.clone()"
                 )
         plain = tree.tree_map_only(SwappedGradient, SwappedGradient.read, (arguments, settings))
         return function(*plain[0], **plain[1])
 
 
 def in_order(grad: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
-    """Give a gradient flat, in the order in which its parameter lies in memory."""
+    """Flatten a gradient in the memory order of its parameter."""
     return flat(lying_as(param, grad.to(param.dtype)))
 
 
-# What is done without reading.
+# Operations without reading.
 
 
 def _detach(_function: Any, arguments: tuple[Any, ...], _settings: Any) -> Any:

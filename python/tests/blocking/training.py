@@ -73,7 +73,7 @@ ENDS = "the process ends"
 GIVEN_UP = "raises `ClosedError` in its thread"
 
 # Calls that wait for memory, and calls that wait for the disk.
-WAITING = ("swapper.fill('c', (1 << 20,), torch.float32).__enter__()", "swapper.put('d', torch.ones(1 << 20))")
+WAITING = ("swapper.create('c', (1 << 20,), torch.float32).__enter__()", "swapper.put('d', torch.ones(1 << 20))")
 MOVING = ("swapper.read('b', 0, torch.empty(2_000_000))", "swapper.write('b', 0, torch.empty(2_000_000))")
 
 # By row and column: what is documented, and programs that show it.
@@ -85,7 +85,7 @@ CELLS: dict[tuple[str, str], tuple[str, ...]] = {
 soon(swapper.close, at(0.1))
 raises(errors.ClosedError, lambda: swapper.lend("b").__enter__())
 for call in (
-    lambda: swapper.fill("c", (1 << 20,), torch.float32).__enter__(),
+    lambda: swapper.create("c", (1 << 20,), torch.float32).__enter__(),
     lambda: swapper.put("d", torch.ones(1 << 20)),
     lambda: swapper.read("b", 0, torch.empty(10)),
     lambda: swapper.write("b", 0, torch.empty(10)),
@@ -103,7 +103,7 @@ holder.join(20)
         + """
 for call in (
     lambda: swapper.lend("b").__enter__(),
-    lambda: swapper.fill("c", (1 << 20,), torch.float32).__enter__(),
+    lambda: swapper.create("c", (1 << 20,), torch.float32).__enter__(),
     lambda: swapper.put("d", torch.ones(1 << 20)),
 ):
     came.clear()
@@ -124,7 +124,7 @@ swapper.close()
         + """
 in_child(lambda: [raises(errors.ClosedError, call) for call in (
     lambda: swapper.lend("b").__enter__(),
-    lambda: swapper.fill("c", (1 << 20,), torch.float32).__enter__(),
+    lambda: swapper.create("c", (1 << 20,), torch.float32).__enter__(),
     lambda: swapper.put("d", torch.ones(1 << 20)),
     lambda: swapper.read("b", 0, torch.empty(10)),
     lambda: swapper.write("b", 0, torch.empty(10)),

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 import deepnvme
 from deepnvme import errors, optim
 from deepnvme._deepnvme import _command
-from deepnvme._swap import Swapper
+from deepnvme._offload import Swapper
 from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
 
 from .ranks import run
@@ -184,7 +184,7 @@ def swap(folder: Path, check: Callable[[], None]) -> set[str]:
                 for key in range(5):
                     swapper.put(str(key), torch.randn(90_000))
                 swapper.flush()
-                swapper.forget("3")
+                swapper.delete("3")
                 with pytest.raises(MemoryError):
                     swapper.put("large", torch.zeros(1 << 20))
                 check()

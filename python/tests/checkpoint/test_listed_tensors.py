@@ -135,7 +135,7 @@ def test_a_packed_model_without_its_metadata_is_named(tmp_path: Path) -> None:
     header["__metadata__"] = {}
     text = json.dumps(header).encode().ljust(length)
     path.write_bytes(content[:8] + text + content[8 + length :])
-    with pytest.raises(CorruptFileError, match="says nothing of how the weights are packed"):
+    with pytest.raises(CorruptFileError, match="does not say how the weights are packed"):
         deepnvme.stream(layers(PACKED_WIDTH).bfloat16(), weights=target, memory="9MB")
 
 

@@ -254,7 +254,7 @@ def test_a_library_that_asks_for_weights_only_never_calls_torch_load(
 
 def test_deepspeed_goes_on_without_running_a_pickle(tmp_path: Path) -> None:
     """The file that DeepSpeed itself would not open is read by the restricted reader, whatever engine DeepSpeed has."""
-    resume = pytest.importorskip("deepnvme.deepspeed.resume")
+    resume = pytest.importorskip("deepnvme.deepspeed._resume")
     pytest.importorskip("deepspeed")
     path = tmp_path / "tag" / "zero.pt"
     path.parent.mkdir()

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 import deepnvme
 from deepnvme._checkpoint import reading
 from deepnvme._deepnvme import _command
-from deepnvme._stream import files as stream_files
+from deepnvme._stream import weight_sources as stream_files
 from deepnvme.errors import ChecksumError, CorruptFileError
 from deepnvme.integrations import weights
 from deepnvme.integrations.weights import iterate_weights

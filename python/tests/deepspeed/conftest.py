@@ -1,4 +1,4 @@
-"""What the tests of the drop-in share: data, and a real DeepSpeed on our engine in which nothing may be compiled."""
+"""Fixtures for the drop-in tests: data, and a real DeepSpeed on our engine in which nothing may be compiled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# The machine's GPUs have no part in these tests.
+# These tests ignore the machine's GPUs.
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 DEEPSPEED_OLDEST = (0, 19, 8)
@@ -21,7 +21,7 @@ FILE_BYTES_MAX = 2 << 20
 
 @pytest.fixture
 def random_bytes() -> Callable[[int], Any]:
-    """Makes uint8 tensors of random content, another one at each call."""
+    """Makes uint8 tensors of random content, different at each call."""
     torch = pytest.importorskip("torch")
     generator = torch.Generator().manual_seed(20_240_807)
 
@@ -33,7 +33,7 @@ def random_bytes() -> Callable[[int], Any]:
 
 @pytest.fixture
 def no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes every way to compile an op an error."""
+    """Turns every way to compile an op into an error."""
     extension = pytest.importorskip("torch.utils.cpp_extension")
 
     def compile_op(*_args: object, **_keywords: object) -> None:
@@ -45,7 +45,7 @@ def no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def on_our_engine(no_compiling: None) -> Iterator[Any]:
-    """The installed DeepSpeed, which uses our ops for the length of a test."""
+    """The installed DeepSpeed, which uses our ops during a test."""
     deepspeed = pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'deepspeed>=0.19.8'")
     version = tuple(int(part) for part in deepspeed.__version__.split("+")[0].split(".")[:3])
     if version < DEEPSPEED_OLDEST:
@@ -61,7 +61,7 @@ def on_our_engine(no_compiling: None) -> Iterator[Any]:
 
 @pytest.fixture
 def file_size_limit() -> Iterator[int]:
-    """Files may not grow beyond 2 MiB for the length of a test: as on a full disk, a write fails halfway."""
+    """Limit files to 2 MiB during a test, so that a write fails halfway as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES_MAX, before[1]))

@@ -1,4 +1,4 @@
-"""Bad input is an exception that names the file or the argument, and the handle goes on working afterwards."""
+"""Bad input raises an exception that names the file or argument, and the handle stays usable."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIB = 1 << 20
 def handle(tmp_path: Path) -> Iterator[aio_handle]:
     handle = aio_handle(intra_op_parallelism=2)
     yield handle
-    # Whatever went wrong, nothing of it is left in the handle.
+    # Nothing of the failure remains in the handle.
     assert handle.wait() == 0
     source, target = torch.arange(1000), torch.zeros(1000, dtype=torch.int64)
     assert handle.sync_pwrite(source, tmp_path / "afterwards") == 1
@@ -59,7 +59,7 @@ WRITES = ["sync_pwrite", "async_pwrite", "write", "pwrite"]
 
 
 def call(handle: aio_handle, method: str, buffer: Any, filename: Any, file_offset: Any = 0) -> None:
-    """Calls a method of any of the signatures, and waits."""
+    """Call a method with any of the signatures, and wait."""
     extra = {"read": [False], "write": [False], "pread": [False, True], "pwrite": [False, True]}.get(method, [])
     getattr(handle, method)(buffer, filename, *extra, file_offset)
     handle.wait()
@@ -207,7 +207,7 @@ def test_validate_compares_with_the_file(
     expected = source.numpy().tobytes()
     place = 9 * MIB + 1
     assert handle.pwrite(source, str(name), True, True) == 0
-    # The comparison is made in `wait`, so there is time to spoil the file once it is written.
+    # The comparison runs in `wait`, so the file can be changed after it was written.
     deadline = time.monotonic() + 60
     while name.read_bytes() != expected:
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""A config with DeepSpeed's checkpoint writers, unchanged, on a machine without a GPU and without the launcher."""
+"""An unchanged config with DeepSpeed's checkpoint writers, without a GPU and without the launcher."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ for name, writer in writers.items():
     for stage in (0, 1, 3):
         tag, before = f"{name}-{stage}", deepnvme.stats().bytes_written
         first = make(1, writer, stage)
-        assert type(first.checkpoint_engine).__module__ == "deepnvme.deepspeed.checkpoint_writers"
+        assert type(first.checkpoint_engine).__module__ == "deepnvme.deepspeed._checkpoint_writers"
         train(first)
         first.save_checkpoint(folder, tag=tag, client_state={"words": ["a", 1]})
         if name == "decoupled":
@@ -211,7 +211,7 @@ def run(program: str, folder: Path, world_size: int) -> list[str]:
     return [out for out, _ in ended]
 
 
-# Names of private files of what is written, as they are and as they once were.
+# Names of private files during a write, current and former.
 FOREIGN = [f".{name}.deepnvme-tmp-{end}" for name in ("latest", "mp_rank_00_model_states.pt")
            for end in ("1-0", "1f-0-0123456789abcdef", f"new-{'0' * 32}")]  # fmt: skip
 

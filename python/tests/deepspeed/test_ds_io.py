@@ -1,4 +1,4 @@
-"""DeepSpeed's own benchmark code, `deepspeed.nvme`, on our engine."""
+"""DeepSpeed's own benchmark, `deepspeed.nvme`, on our engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 def options(folder: Path, *, read: bool, **changes: Any) -> argparse.Namespace:
-    """What `ds_io` parses, for one process and one transfer."""
+    """The arguments that `ds_io` parses, for one process and one transfer."""
     defaults = {
         "read": read,
         "io_size": MIB,
@@ -63,7 +63,7 @@ def test_aio_handle_engine(
     def create(name: str, size_bytes: int) -> None:
         Path(name).write_bytes(os.urandom(size_bytes))
 
-    # It runs `dd`, which not every machine has.
+    # It runs `dd`, which some machines lack.
     monkeypatch.setattr(engine_module, "create_file", create)
     for read in (False, True):
         args = options(tmp_path, read=read, **changes)
@@ -110,7 +110,7 @@ def test_ds_io_program(tmp_path: Path, direction: str, processes: int, extra: li
     arguments = ["--folder", str(tmp_path), "--io_size", "4M", "--loops", "2", "--block_size", "512K"]
     done = subprocess.run(
         [sys.executable, "-c", DS_IO, *arguments, "--multi_process", str(processes), *extra],
-        # No compiler and no ninja anywhere, in the worker processes neither.
+        # No compiler and no ninja, also in worker processes.
         env={**os.environ, "DS_ACCELERATOR": "cpu", "PATH": "/nonexistent"},
         capture_output=True,
         text=True,

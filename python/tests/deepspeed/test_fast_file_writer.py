@@ -1,4 +1,4 @@
-"""DeepSpeed's `FastFileWriter` and what stands around it, on our engine."""
+"""DeepSpeed's `FastFileWriter` and related classes on our engine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make_writer(on_our_engine: Any, request: pytest.FixtureRequest) -> Callable[
     handle = aio_handle(intra_op_parallelism=parallelism)
 
     def make(path: Path) -> Any:
-        # 192 KiB, so that every file goes through it several times.
+        # 192 KiB, so that every file uses it several times.
         pinned = handle.new_cpu_locked_tensor(3 * 64 << 10, torch.empty(0, dtype=torch.uint8))
         config = io.FastFileWriterConfig(dnvme_handle=handle, pinned_tensor=pinned, double_buffer=double)
         return io.FastFileWriter(file_path=str(path), config=config)
@@ -83,7 +83,7 @@ def test_storages_with_their_sizes(tmp_path: Path, make_writer: Callable[[Path],
     storages = [(tensor.untyped_storage(), tensor.dtype) for tensor in tensors]
     expected = b"".join(tensor.numel().to_bytes(8, "little") + tensor.numpy().tobytes() for tensor in tensors)
     writer = make_writer(tmp_path / "file")
-    # The sizes are tensors that nothing but the byte tensors made of them keeps alive.
+    # Only the byte tensors made from the sizes keep those alive.
     assert writer.save_torch_storage_object_list(storages, True) == len(expected)
     writer.close()
     assert (tmp_path / "file").read_bytes() == expected
@@ -95,7 +95,7 @@ def test_a_checkpoint_that_does_not_fit_is_no_success(
     writer = make_writer(tmp_path / "file")
     with pytest.raises(deepnvme.Error, match="file"):
         writer.write(bytes(2 * file_size_limit))
-    # The writer has no way to give up, and asserts when it goes that it has written everything.
+    # The writer cannot be cancelled, and asserts on deletion that it has written everything.
     writer._io_buffer.reset()
     writer._io_buffer._drain_index = -1
     writer._stats["bytes"] = writer._file_offset
@@ -104,7 +104,7 @@ def test_a_checkpoint_that_does_not_fit_is_no_success(
 
 @pytest.fixture
 def native_pinning(on_our_engine: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """DeepSpeed's own locked memory, which it takes from the op `pin_memory`."""
+    """DeepSpeed's own locked memory, from the op `pin_memory`."""
     assert on_our_engine
     monkeypatch.setenv("DS_PIN_MEMORY_BACKEND", "native")
     module = importlib.import_module("deepspeed.utils.pin_memory")

@@ -1,4 +1,4 @@
-"""`gds_handle` without a GPU: what it shares with `aio_handle`, what it refuses, and what it leaves alone."""
+"""`gds_handle` without a GPU: common methods, refusals, and things it must not change."""
 
 from __future__ import annotations
 

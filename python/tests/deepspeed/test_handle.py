@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MIB = 1 << 20
-# Around the sizes of pages, blocks and shares of workers: nothing has to divide anything.
+# Around the sizes of pages, blocks and workers' parts: nothing has to be a multiple.
 SIZES = [0, 1, 511, 512, 1000, 4096, 4097, MIB, MIB + 1000, 5 * MIB + 3]
 
 
@@ -40,7 +40,7 @@ def test_constructor_defaults_are_deepspeeds() -> None:
     }
 
 
-def test_getters_answer_what_was_given() -> None:
+def test_getters_return_the_arguments() -> None:
     handle = aio_handle(
         block_size=1000, queue_depth=100_000, single_submit=True, overlap_events=True, intra_op_parallelism=100
     )
@@ -118,7 +118,7 @@ def test_asynchronous_calls_return_zero_and_wait_counts_each_once(
     assert all(torch.equal(target, source) for target, source in zip(targets, sources, strict=True))
 
 
-def test_synchronous_calls_count_what_they_waited_for(
+def test_synchronous_calls_count_their_waits(
     tmp_path: Path, handle: aio_handle, random_bytes: Callable[[int], torch.Tensor]
 ) -> None:
     source = random_bytes(5000)

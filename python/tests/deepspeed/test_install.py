@@ -1,4 +1,4 @@
-"""`install` and `uninstall` on a real DeepSpeed, in processes of their own, without a compiler in reach."""
+"""`install` and `uninstall` on a real DeepSpeed, in separate processes without a compiler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ needs_deepspeed = pytest.mark.skipif(
     reason="DeepSpeed is not installed: pip install 'deepspeed>=0.19.8'",
 )
 
-# What the programs below have in common. A snapshot is what DeepSpeed's modules, classes and tables hold, by identity.
+# Common code of the programs below. A snapshot contains the modules, classes and tables of DeepSpeed by identity.
 PRELUDE = """
     import multiprocessing.spawn
     import sys
@@ -69,7 +69,7 @@ PRELUDE = """
 
 
 def run_program(program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs it with a PATH on which there is no compiler and no ninja."""
+    """Run it with a PATH without compiler and ninja."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PRELUDE) + textwrap.dedent(program), *arguments],
         env={**os.environ, "DS_ACCELERATOR": "cpu", "PATH": "/nonexistent", **variables},

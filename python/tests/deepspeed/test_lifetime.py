@@ -1,4 +1,4 @@
-"""Handles are cheap, shared between threads, dropped at any time, and clear about processes."""
+"""Handles are cheap, can be shared between threads and dropped at any time, and report use in another process."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ pytest.importorskip("torch")
 import torch
 
 import deepnvme
-from deepnvme.deepspeed import aio_handle, engines
-from deepnvme.deepspeed.operations import Operation
+from deepnvme.deepspeed import _engine_pool, aio_handle
+from deepnvme.deepspeed._operations import Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ MIB = 1 << 20
 
 
 def engine_threads() -> int:
-    """Count them when their number has not changed for a moment: a thread is listed a little longer than it runs."""
+    """Count threads once their number is stable: a thread is listed a little longer than it runs."""
     counts = [-1, _engine_threads_now()]
     while counts[-1] != counts[-2]:
         time.sleep(0.05)
@@ -63,7 +63,7 @@ def run_python(program: str, *arguments: str) -> subprocess.CompletedProcess[str
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """The settings of every engine that is made; none is on the shelf before or after."""
+    """The settings of every engine that is made. The pool is empty before and after."""
     calls: list[dict[str, Any]] = []
     original = deepnvme.Engine
 
@@ -72,11 +72,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
         return original(**settings)
 
     gc.collect()
-    engines.shelf.clear()
+    _engine_pool.pool.clear()
     monkeypatch.setattr(deepnvme, "Engine", make)
     yield calls
     gc.collect()
-    engines.shelf.clear()
+    _engine_pool.pool.clear()
 
 
 def test_settings_of_the_engine(tmp_path: Path, made: list[dict[str, Any]]) -> None:
@@ -90,7 +90,7 @@ def test_settings_of_the_engine(tmp_path: Path, made: list[dict[str, Any]]) -> N
             "block_bytes": MIB,
             "submit": "batch",
             "gds": "disabled",
-            "pool_bytes": engines.POOL_BYTES_MAX,
+            "pool_bytes": _engine_pool.POOL_BYTES_MAX,
         },
         {
             "workers": 2,
@@ -135,8 +135,8 @@ def test_idle_engines_are_few(tmp_path: Path, made: list[dict[str, Any]]) -> Non
     for depth in range(1, 11):
         aio_handle(queue_depth=depth).sync_pwrite(torch.zeros(100), str(tmp_path / "file"))
     assert len(made) == 10
-    assert engine_threads() == before + engines.IDLE_MAX
-    engines.shelf.clear()
+    assert engine_threads() == before + _engine_pool.IDLE_MAX
+    _engine_pool.pool.clear()
     assert engine_threads() == before
 
 
@@ -175,7 +175,7 @@ def test_an_error_of_wait_makes_no_cycle(tmp_path: Path) -> None:
         with pytest.raises(EOFError):
             handle.wait()
         gc.collect()
-        # What refers to itself would keep the tensor's memory until some later collection.
+        # A reference cycle would keep the tensor's memory until a later collection.
         assert not [item for item in gc.garbage if isinstance(item, Operation)]
     finally:
         gc.set_debug(0)
@@ -284,7 +284,7 @@ def test_one_handle_in_many_threads(tmp_path: Path, random_bytes: Callable[[int]
                 target = torch.zeros_like(sources[number])
                 handle.async_pwrite(sources[number], name)
                 handle.async_pread(target, name)
-                # The read may be counted by another thread's wait, but it is done after this one.
+                # Another thread's wait may count the read, but it is done after this one.
                 counts.append(handle.wait())
                 assert torch.equal(target, sources[number])
         except BaseException as failure:
@@ -300,7 +300,7 @@ def test_one_handle_in_many_threads(tmp_path: Path, random_bytes: Callable[[int]
 
 
 class SlowPending:
-    """Stands for a transfer that takes until it is released."""
+    """A fake transfer that takes until it is released."""
 
     def __init__(self) -> None:
         self.released = threading.Event()
@@ -329,7 +329,7 @@ def test_submitting_does_not_wait_for_another_threads_wait(tmp_path: Path, monke
     started = time.perf_counter()
     assert handle.async_pread(torch.zeros(100, dtype=torch.uint8), str(tmp_path / "file")) == 0
     assert time.perf_counter() - started < 1
-    # Another wait stays until the operation that the first one waits for is done as well.
+    # Another wait also waits for the operation that the first one waits for.
     second = threading.Thread(target=lambda: counted.append(handle.wait()))
     second.start()
     second.join(0.1)
@@ -341,7 +341,7 @@ def test_submitting_does_not_wait_for_another_threads_wait(tmp_path: Path, monke
 
 
 class FakeEngine:
-    """An engine whose transfers are one and the same."""
+    """A fake engine whose transfers are all the same one."""
 
     def __init__(self, pending: SlowPending) -> None:
         self._pending = pending
@@ -394,7 +394,7 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
             handle.sync_pread(source, str(name), 1 << 30)
         assert handle.wait() == 0
         name.unlink()
-        # The engine's threads may let go of the file a moment after the transfer is done.
+        # The engine's threads may release the file a moment after the transfer.
         deadline = time.monotonic() + 10
         while open_files_under(tmp_path):
             assert time.monotonic() < deadline, open_files_under(tmp_path)

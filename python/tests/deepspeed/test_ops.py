@@ -73,7 +73,7 @@ def test_cast_of_lists() -> None:
     assert ops.cast_to_byte_tensor([]) == []
 
 
-def test_cast_refuses_what_has_no_bytes_in_a_row() -> None:
+def test_cast_refuses_non_contiguous_tensors() -> None:
     with pytest.raises(ValueError, match="contiguous"):
         ops.cast_to_byte_tensor(torch.zeros(4, 5).t())
     with pytest.raises(TypeError, match="src_tensor"):

@@ -1,4 +1,4 @@
-"""DeepSpeed's swappers on our engine: one by one, and training with state and parameters on disk."""
+"""DeepSpeed's swappers on our engine: individually, and in training with state and parameters on disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# DeepSpeed swaps nothing smaller than 1 MiB, whatever the block size.
+# DeepSpeed swaps nothing below 1 MiB, whatever the block size.
 NUMEL = 300_000
 AIO_CONFIG = {
     "block_size": 1 << 20,
@@ -34,9 +34,9 @@ AIO_CONFIG = {
 @pytest.fixture
 def distributed(on_our_engine: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """DeepSpeed with a world of one process."""
-    # ZeRO-3 puts its own in the place of this one, and leaves it there; it rounds otherwise.
+    # ZeRO-3 replaces this one permanently, and its own rounds differently.
     monkeypatch.setattr(torch.nn.functional, "linear", torch.nn.functional.linear)
-    # An op of DeepSpeed's own that it would compile; it is not ours, and not needed.
+    # DeepSpeed would compile this op of its own. It is not needed.
     monkeypatch.setitem(on_our_engine.ops.__compatible_ops__, "deepspeed_shm_comm", False)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -93,18 +93,18 @@ def test_partitioned_parameter_swapper(distributed: Any, tmp_path: Path) -> None
         for param in group:
             assert torch.equal(param.ds_tensor, expected[param.ds_id])
         swapper.remove_partition_and_release_buffers(group)
-    # As DeepSpeed asks for a parameter whose forward and backward pass both come soon.
+    # As DeepSpeed requests a parameter whose forward and backward pass are both close.
     swapper.swap_in([params[1], params[0], params[1]], async_op=False)
     assert torch.equal(params[1].ds_tensor, expected[1])
     swapper.remove_partition_and_release_buffers(params[:2])
     assert swapper.available_swap_in_buffers() == 3
-    # Straight into memory of the caller, pinned and aligned or not.
+    # Directly into memory of the caller, pinned and aligned or not.
     for target in (torch.empty(NUMEL + 4), swapper.aio_read_handle.new_cpu_locked_tensor(300_032, torch.empty(0))):
         param = params[4]
         swapper.swap_into_buffer(param, target[: NUMEL + 4] if target.numel() == NUMEL + 4 else target)
         assert torch.equal(target[: NUMEL + 4], expected[4])
         param.ds_tensor.status = status.NOT_AVAILABLE
-    # What is swapped out next comes back, and nothing of before.
+    # The next swapped-out data comes back, and nothing old.
     swapper.reserve_partitioned_swap_space([values.numel() for values in expected])
     newer = [torch.randn_like(values) for values in expected]
     swapper.swap_out_partitioned_params(params, newer)
@@ -113,7 +113,7 @@ def test_partitioned_parameter_swapper(distributed: Any, tmp_path: Path) -> None
 
 
 def train(deepspeed: Any, device: str, folder: Path, *, pipelined: bool = False) -> tuple[list[float], Any]:
-    """Four steps of a small model under ZeRO-3, with Adam's state and the parameters on `device`."""
+    """Make four steps of a small model under ZeRO-3, with Adam's state and the parameters on `device`."""
     torch.manual_seed(0)
     width = 1024
     model = torch.nn.Sequential(

@@ -1,4 +1,4 @@
-"""A GPU for tests: a real one where there is one (`-m gpu`), or the stand-in."""
+"""A GPU for tests: a real one (`-m gpu`), or the fake driver."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from .standin import Standin, StandinGpu, library  # noqa: E402
+from .fake_driver import FakeDriver, FakeGpu, library  # noqa: E402
 
-# A process has one driver: that of the GPU, where torch reaches one and the stand-in is not asked for by name.
+# A process has one driver: the real one if torch reaches a GPU and the fake driver is not requested.
 _IS_REAL = torch.cuda.is_available() and "DEEPNVME_STANDIN" not in os.environ
 _LIBRARY = None if _IS_REAL else library()
-_STANDIN = None if _LIBRARY is None else Standin(_LIBRARY)
+_DRIVER = None if _LIBRARY is None else FakeDriver(_LIBRARY)
 
 
 class RealGpu:
-    """What a test does with a GPU."""
+    """A GPU as tests use it."""
 
     is_real = True
 
@@ -33,7 +33,7 @@ class RealGpu:
         return tensor.cpu()
 
     def late(self, target: Any, source: Any, delay_ms: int) -> None:
-        """Launch a copy on a new stream, which becomes the current one, and which takes some time."""
+        """Launch a slow copy on a new stream, which becomes the current one."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         torch.cuda.set_stream(stream)
@@ -42,30 +42,30 @@ class RealGpu:
         target.copy_(source)
 
     def close(self) -> None:
-        """End what was made."""
+        """Clean up."""
         torch.cuda.synchronize()
         torch.cuda.set_stream(torch.cuda.default_stream())
 
 
-# What there is none of is no skipped test.
-KINDS = [pytest.param("real", marks=pytest.mark.gpu)] if _IS_REAL else ["standin"]
-collect_ignore = ["test_standin.py" if _IS_REAL else "test_real.py"]
+# Tests that cannot exist here do not count as skipped.
+KINDS = [pytest.param("real", marks=pytest.mark.gpu)] if _IS_REAL else ["fake"]
+collect_ignore = ["test_fake_driver.py" if _IS_REAL else "test_real.py"]
 
 
 @pytest.fixture(params=KINDS)
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A GPU; of the stand-in, nothing may be left behind, and nothing may have been done to it that hurts."""
+    """A GPU. With the fake driver, checks that nothing leaks and nothing violates the driver's rules."""
     if request.param == "real":
         gpu = RealGpu()
         yield gpu
         gpu.close()
         return
-    if _STANDIN is None:
-        pytest.fail("the stand-in has not been built: cargo build -p deepnvme-standin")
-    _STANDIN.clear()
-    fake = StandinGpu(_STANDIN, monkeypatch)
+    if _DRIVER is None:
+        pytest.fail("the fake driver has not been built: cargo build -p deepnvme-standin")
+    _DRIVER.clear()
+    fake = FakeGpu(_DRIVER, monkeypatch)
     yield fake
     gc.collect()
     fake.close()
-    assert _STANDIN.violations() == ""
-    assert _STANDIN.count("device_synchronises") == 0
+    assert _DRIVER.violations() == ""
+    assert _DRIVER.count("device_synchronises") == 0

@@ -1,4 +1,4 @@
-"""The benchmark of GPUs, at sizes that mean nothing: it has to work on the day when there is a GPU."""
+"""The GPU benchmark at tiny sizes, so that it works when there is a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NBYTES = 3 << 20
 
 
 class BenchGpu:
-    """The stand-in, as the benchmark wants a GPU."""
+    """The fake driver behind the interface that the benchmark expects of a GPU."""
 
     is_real = False
     device = "cuda:0"
@@ -35,13 +35,13 @@ class BenchGpu:
         return deepnvme.pinned_empty(nbytes, dtype=torch.uint8)
 
     def fill(self, target: torch.Tensor, host: torch.Tensor) -> None:
-        self._gpu.standin.poke(target.data_ptr(), host.numpy().tobytes())
+        self._gpu.driver.poke(target.data_ptr(), host.numpy().tobytes())
 
     def drain(self, host: torch.Tensor, source: torch.Tensor) -> None:
         host.copy_(self._gpu.to_host(source))
 
     def spoil(self, target: torch.Tensor) -> None:
-        self._gpu.standin.poke(target.data_ptr(), b"\xa5" * target.nbytes)
+        self._gpu.driver.poke(target.data_ptr(), b"\xa5" * target.nbytes)
 
     def same(self, tensor: torch.Tensor, host: torch.Tensor) -> bool:
         ours, theirs = (one.contiguous().view(-1).view(torch.uint8) for one in (self._gpu.to_host(tensor), host))
@@ -61,17 +61,17 @@ class BenchGpu:
         return state
 
     def facts(self) -> dict[str, object]:
-        return {"name": "stand-in"}
+        return {"name": "fake"}
 
 
 @pytest.fixture
 def bench(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The benchmark's modules by name, and a GPU for them."""
     monkeypatch.syspath_prepend(_BENCHMARKS)
-    # Names of the benchmark that other tests need not find.
+    # Names of the benchmark that other tests must not find.
     before = set(sys.modules)
     modules = {name: importlib.import_module(f"gpubench.{name}") for name in ("gpu", "run", "rows", "loaders")}
-    # What other tests have in the page cache is theirs, and so is what they still have to write.
+    # Page cache and pending writes belong to other tests.
     cache = importlib.import_module("storagebench.cache")
     monkeypatch.setattr(cache, "drop_method", lambda: "posix_fadvise")
     monkeypatch.setattr(cache.os, "sync", lambda: None)
@@ -84,7 +84,7 @@ def bench(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             del sys.modules[name]
 
 
-def test_everybody_is_measured_or_left_out_with_a_reason(bench: Any, tmp_path: Path) -> None:
+def test_every_baseline_is_measured_or_skipped_with_a_reason(bench: Any, tmp_path: Path) -> None:
     modules, gpu = bench
     pace = modules["rows"].Pace(rounds=1, seconds=60)
     record = modules["run"].run(gpu, tmp_path / "scratch", tmp_path / "results", nbytes=_NBYTES, pace=pace)
@@ -113,7 +113,7 @@ def test_everybody_is_measured_or_left_out_with_a_reason(bench: Any, tmp_path: P
     assert list((tmp_path / "scratch").iterdir()) == [], "nothing stays behind"
 
 
-def test_wrong_bytes_leave_a_contestant_out(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_bytes_exclude_a_baseline(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     modules, gpu = bench
     kind = modules["run"].MOVERS[0]
     monkeypatch.setattr(kind, "read", lambda _, target, path: lambda: None)

@@ -1,4 +1,4 @@
-"""Checkpoints of tensors on GPUs: saved from there, loaded to there, nothing whole in host memory."""
+"""Checkpoints of tensors on GPUs: saved and loaded without a whole copy in CPU memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_safetensors_from_a_gpu(gpu: Any, tmp_path: Path) -> None:
         assert bits(loaded[name]) == bits(tensor), name
 
 
-def test_a_kernel_that_still_writes_what_is_saved(gpu: Any, tmp_path: Path) -> None:
+def test_a_save_waits_for_a_kernel_that_writes_the_tensor(gpu: Any, tmp_path: Path) -> None:
     new = values((500_000,), torch.float32, 2)
     tensor, source = gpu.tensor(values((500_000,), torch.float32, 1)), gpu.tensor(new)
     gpu.late(tensor, source, 60)

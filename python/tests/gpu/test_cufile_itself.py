@@ -1,4 +1,4 @@
-"""NVIDIA's own cuFile, as torch's packages bring it, without a GPU: it must leave no file behind, and come back."""
+"""NVIDIA's own cuFile from torch's packages, without a GPU: it must leave no file behind, and return."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .standin import library
+from .fake_driver import library
 
 CHILD = """
     import ctypes, os, sys
@@ -20,7 +20,7 @@ CHILD = """
     # What torch does with its CUDA packages: it makes the folder known.
     ctypes.CDLL(sys.argv[1])
     sys.path.insert(0, sys.argv[2])
-    from gpu.standin import Standin, StandinGpu, library
+    from gpu.fake_driver import FakeDriver, FakeGpu, library
     import torch
     import deepnvme
 
@@ -28,8 +28,8 @@ CHILD = """
         setattr = staticmethod(setattr)
 
     named = os.environ.get("DEEPNVME_LIBCUFILE")
-    gpu = StandinGpu(Standin(library()), Patch)
-    # The stand-in is to be the driver only.
+    gpu = FakeGpu(FakeDriver(library()), Patch)
+    # The fake driver replaces libcuda only, not libcufile.
     if named:
         os.environ["DEEPNVME_LIBCUFILE"] = named
     else:
@@ -41,7 +41,7 @@ CHILD = """
     engine.close()
 """
 
-# Has every opening of the kernel's list of modules open another file.
+# Redirects reads of the kernel's module list to another file.
 SHIM = """
     #define _GNU_SOURCE
     #include <dlfcn.h>
@@ -63,7 +63,7 @@ SHIM = """
 
 
 def libcufile() -> Path:
-    """What torch's packages bring."""
+    """Find cuFile in torch's packages."""
     spec = find_spec("nvidia")
     folders = list(spec.submodule_search_locations or []) if spec else []
     found = [path for folder in folders for path in Path(folder).glob("*/lib/libcufile.so.0")]
@@ -76,7 +76,7 @@ def run(folder: Path, more: dict[str, str]) -> str:
     """Try GPUDirect Storage in an empty folder, in a process of its own, which must end."""
     standin = library()
     if standin is None:
-        pytest.skip("the stand-in has not been built: cargo build -p deepnvme-standin")
+        pytest.skip("the fake driver has not been built: cargo build -p deepnvme-standin")
     environment = {name: text for name, text in os.environ.items() if not name.startswith(("CUFILE_", "DEEPNVME_"))}
     environment |= {"DEEPNVME_STANDIN": str(standin), "DEEPNVME_LIBCUDA": str(standin)} | more
     tests = Path(__file__).parent.parent
@@ -115,7 +115,7 @@ def test_its_log_is_nowhere_unless_the_user_says_where(tmp_path: Path) -> None:
     folder.mkdir()
     assert "compatibility mode" in run(folder, more)
     (folder / "file").unlink()
-    # What the user says comes first.
+    # The user's setting wins.
     log = tmp_path / "said.log"
     run(folder, more | {"CUFILE_LOGFILE_PATH": str(log)})
     assert log.stat().st_size > 0

@@ -1,4 +1,4 @@
-"""`aio_handle` and `gds_handle` with tensors on GPUs, and the record of pinned ones."""
+"""`aio_handle` and `gds_handle` with tensors on GPUs, and the record of pinned tensors."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from typing import Any
 import pytest
 import torch
 
-from deepnvme.deepspeed import aio_handle, device_tensors, engines, gds_handle
+from deepnvme.deepspeed import _device_tensors, _engine_pool, aio_handle, gds_handle
 
 from .test_transfer import bits, values
 
 
 @pytest.fixture(params=[aio_handle, gds_handle])
 def handle(request: pytest.FixtureRequest, gpu: Any) -> Iterator[Any]:
-    # Small enough that tests cross its blocks and its pool. The engine goes before the GPU does.
+    # Small, so that tests cross its blocks and its pool. The engine is closed before the GPU.
     handle = request.param(16384, 8, False, True, 2)
     yield handle
     del handle
     gc.collect()
-    engines.shelf.clear()
+    _engine_pool.pool.clear()
 
 
 @pytest.fixture
 def gds(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[gds_handle]:
-    """A handle that can also make tensors; nothing is left in the record."""
+    """A handle that can also allocate tensors. Nothing remains in the record."""
 
     def allocate(count: int, example: torch.Tensor) -> torch.Tensor:
         tensor: torch.Tensor = gpu.tensor(torch.zeros(count, dtype=example.dtype), example.device.index)
         return tensor
 
     if not gpu.is_real:
-        monkeypatch.setattr(device_tensors, "allocate", allocate)
+        monkeypatch.setattr(_device_tensors, "allocate", allocate)
     yield gds_handle()
     gc.collect()
-    engines.shelf.clear()
-    assert len(device_tensors.pinned) == 0
+    _engine_pool.pool.clear()
+    assert len(_device_tensors.pinned) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float64])
@@ -84,14 +84,14 @@ def test_strided_ones(gpu: Any, handle: Any, tmp_path: Path) -> None:
         assert path.read_bytes()[: cut(host).nbytes] == bits(cut(host))
         fresh = values(tuple(cut(host).shape), torch.float32, 50 + number)
         handle.async_pwrite(fresh, path)
-        # The same bytes of the same file: after the write.
+        # The same bytes of the same file, so after the write.
         handle.async_pread(cut(on_gpu), path)
         assert handle.wait() == 2
         cut(host).copy_(fresh)
         assert bits(gpu.to_host(on_gpu)) == bits(host), "also between the elements"
 
 
-def test_a_kernel_that_still_writes_what_is_written(gpu: Any, handle: Any, tmp_path: Path) -> None:
+def test_a_write_waits_for_a_kernel_that_writes_the_tensor(gpu: Any, handle: Any, tmp_path: Path) -> None:
     new = values((300_000,), torch.uint8, 2)
     tensor, source = gpu.tensor(values((300_000,), torch.uint8, 1)), gpu.tensor(new)
     gpu.late(tensor, source, 60)
@@ -138,7 +138,7 @@ def test_a_handle_dropped_with_operations_pending(gpu: Any, tmp_path: Path) -> N
         assert path.read_bytes() == bits(host)
         assert bits(gpu.to_host(target)) == bits(host)
         del target
-    engines.shelf.clear()
+    _engine_pool.pool.clear()
 
 
 def test_made_filled_and_freed(gpu: Any, gds: gds_handle, tmp_path: Path) -> None:
@@ -189,16 +189,16 @@ def test_pinned_ones_stay_the_callers(gpu: Any, gds: gds_handle, tmp_path: Path)
     assert gds.unpin_device_tensor(tensor) is True
 
 
-def test_what_is_dropped_leaves_the_record(gpu: Any, gds: gds_handle) -> None:
+def test_dropped_tensors_leave_the_record(gpu: Any, gds: gds_handle) -> None:
     example = gpu.tensor(torch.zeros(1))
     for _ in range(20):
         kept = gds.new_pinned_device_tensor(1000, example)
         pinned = gpu.tensor(torch.zeros(1000))
         gds.pin_device_tensor(pinned)
-        assert len(device_tensors.pinned) == 2
+        assert len(_device_tensors.pinned) == 2
         del kept, pinned
         gc.collect()
-        assert len(device_tensors.pinned) == 0
+        assert len(_device_tensors.pinned) == 0
 
 
 def test_freed_while_an_operation_is_pending(gpu: Any, gds: gds_handle, tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_freed_while_an_operation_is_pending(gpu: Any, gds: gds_handle, tmp_path
     assert gds.wait() == 1
     assert (tmp_path / "file").read_bytes() == bits(host)
     gc.collect()
-    # The stand-in's tensor is a view, and what it is a view of stays.
+    # The fake driver's tensor is a view, and its base stays.
     assert storage() is None or not gpu.is_real
     assert len(others) == 3
     del others
@@ -221,36 +221,36 @@ def test_freed_while_an_operation_is_pending(gpu: Any, gds: gds_handle, tmp_path
 
 def test_pinned_ones_are_known_to_cufile_while_they_live(gpu: Any, gds: gds_handle, tmp_path: Path) -> None:
     if gpu.is_real:
-        pytest.skip("only the stand-in says what cuFile knows")
+        pytest.skip("only the fake driver says what cuFile knows")
     example = gpu.tensor(torch.zeros(1))
     host = values((1 << 18,), torch.float32)
     made, pinned = gds.new_pinned_device_tensor(1 << 18, example), gpu.tensor(host)
     gds.pin_device_tensor(pinned)
-    assert gpu.standin.live("cufile_buffers") == 2
+    assert gpu.driver.live("cufile_buffers") == 2
     path = tmp_path / "file"
     assert gds.sync_pwrite(pinned, path) == 1
-    # A part of it, by way of another handle.
+    # A part of it, through another handle.
     assert gds_handle(queue_depth=2).sync_pread(made[: 1 << 17], path) == 1
     assert bits(gpu.to_host(made))[: 1 << 19] == bits(host)[: 1 << 19]
-    assert gpu.standin.count("unregistered_io") == 0
+    assert gpu.driver.count("unregistered_io") == 0
     gds.unpin_device_tensor(pinned)
     gds.free_pinned_device_tensor(made)
-    assert gpu.standin.live("cufile_buffers") == 0
+    assert gpu.driver.live("cufile_buffers") == 0
     for number in range(1000):
         dropped = gpu.tensor(torch.zeros(1000))
         gds.pin_device_tensor(dropped)
         if number % 100 == 0:
             gds.async_pwrite(dropped, path)
-        assert gpu.standin.live("cufile_buffers") <= 2
+        assert gpu.driver.live("cufile_buffers") <= 2
         del dropped
         if number % 100 == 0:
             assert gds.wait() == 1
     gc.collect()
-    assert gpu.standin.live("cufile_buffers") == 0
+    assert gpu.driver.live("cufile_buffers") == 0
     strided = gpu.tensor(host.reshape(512, 512)).T
     gds.pin_device_tensor(strided)
-    assert gpu.standin.live("cufile_buffers") == 0, "what lies in pieces is recorded only"
-    gpu.standin.fail("cuFileBufRegister", 0, 5012)
+    assert gpu.driver.live("cufile_buffers") == 0, "what lies in pieces is recorded only"
+    gpu.driver.fail("cuFileBufRegister", 0, 5012)
     gds.pin_device_tensor(pinned)
     assert gds.sync_pread(pinned, path) == 1
     gds.unpin_device_tensor(pinned)

@@ -1,4 +1,4 @@
-"""What only a real GPU shows: memory that leaks, and streams that run at once."""
+"""Tests that need a real GPU: memory leaks, and concurrent streams."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pytest
 import torch
 
 import deepnvme
-from deepnvme.deepspeed import aio_handle, engines, gds_handle
+from deepnvme.deepspeed import _engine_pool, aio_handle, gds_handle
 
 from .test_transfer import bits, values
 
 pytestmark = pytest.mark.gpu
 
 CYCLES = 1000
-# What the driver keeps for itself grows in steps of 2 MiB; a leak of 64 KiB in each cycle would be 62 MiB.
+# The driver's own memory grows in steps of 2 MiB; a leak of 64 KiB per cycle would be 62 MiB.
 SLACK_BYTES = 8 << 20
 
 
-# Torch has no types for these two.
+# torch has no types for these two.
 new_stream: Any = torch.cuda.Stream
 keep_busy: Any = torch.cuda._sleep
 
@@ -41,7 +41,7 @@ def resident_bytes() -> int:
 
 
 def expect_no_growth(cycle: Callable[[], None]) -> None:
-    # The first ones find what is then kept: the context, streams, the allocators' stock.
+    # The first cycles allocate what is kept: the context, streams, allocator caches.
     for _ in range(20):
         cycle()
     free, resident = free_bytes(), resident_bytes()
@@ -52,7 +52,7 @@ def expect_no_growth(cycle: Callable[[], None]) -> None:
 
 
 def test_engines_register_and_unregister(tmp_path: Path) -> None:
-    """An engine registers its bounce memory with the driver when a GPU's bytes first go through it."""
+    """An engine registers its bounce memory with the driver at its first GPU transfer."""
     path = tmp_path / "file"
     tensor = values((300_001,), torch.uint8).cuda()
     target = torch.zeros_like(tensor)
@@ -73,7 +73,7 @@ def test_handles_and_their_tensors(tmp_path: Path, make: Any) -> None:
     example = torch.empty(0, dtype=torch.uint8, device="cuda")
 
     def cycle() -> None:
-        # Engines are kept for handles to come, and this one is not: it is made and closed in each cycle.
+        # Pooled engines stay. This one is created and closed in each cycle.
         handle = make(65536, 2)
         if make is gds_handle:
             tensor = handle.new_pinned_device_tensor(host.numel(), example)
@@ -85,7 +85,7 @@ def test_handles_and_their_tensors(tmp_path: Path, make: Any) -> None:
         if make is gds_handle:
             handle.free_pinned_device_tensor(tensor)
         del handle
-        engines.shelf.clear()
+        _engine_pool.pool.clear()
 
     expect_no_growth(cycle)
     assert path.read_bytes() == bits(host)
@@ -128,7 +128,7 @@ def test_two_streams_of_two_threads_at_once(tmp_path: Path, make: Any) -> None:
                     handle.write(tensor, path, False)
                     target = torch.empty_like(tensor)
                     handle.read(target, path, False)
-                    # In the order of this thread's stream, without a word to the engine.
+                    # Ordered by this thread's stream, without telling the engine.
                     assert int((target != 10 * turn + number).sum()) == 0
         except BaseException as failure:
             failures.append(failure)
@@ -184,7 +184,7 @@ def test_a_model_and_its_optimizer(gpu: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [aio_handle, gds_handle])
-def test_handles_compare_what_they_have_moved(gpu: Any, make: Any, tmp_path: Path) -> None:
+def test_handles_validate_their_transfers(gpu: Any, make: Any, tmp_path: Path) -> None:
     handle = make()
     tensor = gpu.tensor(values((300, 1000), torch.float32)).T
     assert handle.write(tensor, tmp_path / "file", True) == 0
@@ -194,11 +194,11 @@ def test_handles_compare_what_they_have_moved(gpu: Any, make: Any, tmp_path: Pat
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64, torch.bool])
 def test_a_swapper_takes_and_gives_tensors_of_a_gpu(tmp_path: Path, dtype: torch.dtype) -> None:
-    """With so little memory that most of them are on disk when they are asked for."""
+    """With so little memory that most tensors are on disk when they are requested."""
     hosts = {str(index): values((257, 129 + index), dtype) for index in range(12)}
     with deepnvme.Swapper(tmp_path, memory=3 * hosts["11"].nbytes + (1 << 16)) as swapper:
         for key, host in hosts.items():
-            # Not contiguous, and what fills it has not run when `put` is called.
+            # Not contiguous, and its kernel has not run when `put` is called.
             swapper.put(key, host.cuda().t().contiguous().t())
         for key, host in hosts.items():
             with swapper.lend(key, shared=True) as lent:
@@ -217,7 +217,7 @@ def test_a_swapper_takes_and_gives_tensors_of_a_gpu(tmp_path: Path, dtype: torch
 
 @pytest.mark.parametrize(("part", "dtype"), [(0.3, "auto"), (0.6, "auto"), (2.0, "auto"), (0.5, "float32")])
 def test_a_model_is_streamed_through_a_gpu(tmp_path: Path, part: float, dtype: str) -> None:
-    """The tokens and the logits of the same model in the GPU's memory; the output layer is tied to the embedding."""
+    """The tokens and logits of the same model in GPU memory. The output layer is tied to the embedding."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(5)
     shape = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 6, "num_attention_heads": 4}

@@ -1,4 +1,4 @@
-"""Traces of tensors on GPUs: every copy once, beside the transfers that it belongs to."""
+"""Traces of tensors on GPUs: every copy appears once, next to its transfers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_copy_is_there_once(gpu: Any, tmp_path: Path) -> None:
     assert max(bar["ts"] + bar["dur"] for bar in to) >= max(bar["ts"] + bar["dur"] for bar in disk), "and a read last"
 
 
-def test_what_cufile_moves_is_there_as_such(gpu: Any, tmp_path: Path) -> None:
+def test_cufile_transfers_are_traced_as_such(gpu: Any, tmp_path: Path) -> None:
     tensor = gpu.tensor(values((NBYTES,), torch.uint8, 2))
     with deepnvme.Engine(gds="required") as engine:
         try:
@@ -52,7 +52,7 @@ def test_what_cufile_moves_is_there_as_such(gpu: Any, tmp_path: Path) -> None:
     assert "gds" in (tmp_path / "trace.html").read_text()
 
 
-def test_what_a_save_copies_is_there(gpu: Any, tmp_path: Path) -> None:
+def test_the_copies_of_a_save_are_traced(gpu: Any, tmp_path: Path) -> None:
     state = {"a": gpu.tensor(values((NBYTES,), torch.uint8, 3))}
     with deepnvme.trace(tmp_path / "trace.json") as trace:
         deepnvme.save(state, tmp_path / "model.safetensors")

@@ -1,4 +1,4 @@
-"""``read`` and ``write`` of tensors on GPUs: any type, size, place and stride, in the order of streams."""
+"""``read`` and ``write`` of tensors on GPUs: any type, size, offset and stride, in stream order."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_writer_kernel_is_still_running(gpu: Any, engine: deepnvme.Engine, tmp
     assert engine.stats().gpu_waits >= 1
 
 
-def test_a_kernel_still_reads_what_is_read_over(gpu: Any, engine: deepnvme.Engine, tmp_path: Path) -> None:
+def test_a_read_waits_for_a_kernel_that_reads_its_target(gpu: Any, engine: deepnvme.Engine, tmp_path: Path) -> None:
     path = tmp_path / "tensor.bin"
     old, new = values((300_000,), torch.uint8, 1), values((300_000,), torch.uint8, 2)
     path.write_bytes(bits(new))
@@ -82,7 +82,7 @@ def test_a_kernel_still_reads_what_is_read_over(gpu: Any, engine: deepnvme.Engin
     assert bits(gpu.to_host(copy)) == bits(old)
 
 
-def test_what_was_read_is_used_at_once(gpu: Any, engine: deepnvme.Engine, tmp_path: Path) -> None:
+def test_results_of_a_read_are_visible_at_once(gpu: Any, engine: deepnvme.Engine, tmp_path: Path) -> None:
     path = tmp_path / "tensor.bin"
     new = values((300_000,), torch.uint8, 2)
     path.write_bytes(bits(new))
@@ -131,7 +131,7 @@ def test_gpudirect_storage(gpu: Any, tmp_path: Path) -> None:
         engine.read(target, path, offset=4096)
         assert bits(gpu.to_host(target)) == bits(host)
         stats = engine.stats()
-    # Where a folder or a machine cannot, it is said why.
+    # If a folder or machine does not support it, the reason is given.
     assert (stats.bytes_gds > 4_000_000) == (stats.gds_reason is None)
     assert gpu.is_real or stats.gds_reason is None or "direct I/O" in stats.gds_reason
 
@@ -164,7 +164,7 @@ def test_files_take_and_fill_tensors(gpu: Any, engine: deepnvme.Engine, tmp_path
         assert file.readinto(target) == count
         assert torch.equal(gpu.to_host(target), expected)
         assert file.readinto(target) == 0
-        # As far as the file goes.
+        # Up to the end of the file.
         file.seek(4 + count + 100)
         assert file.readinto(target) == count - 100
         assert torch.equal(gpu.to_host(target)[: count - 100], expected[100:])

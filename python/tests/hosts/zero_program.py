@@ -23,7 +23,7 @@ import torch
 
 import deepnvme.deepspeed
 from deepnvme._utils.patches import Patches
-from deepnvme.deepspeed import mends
+from deepnvme.deepspeed import _workarounds
 
 # Of each model some parameters are large enough for DeepSpeed to swap (1 MiB), also halved for two processes, and
 # some are not.
@@ -153,7 +153,7 @@ def main() -> int:
     if errand["op"] == "theirs":
         # Without this, it stops where it reads parameters ahead, with any op.
         name = "deepspeed.runtime.swap_tensor.partitioned_param_swapper"
-        mends.mend(importlib.import_module(name), Patches(), is_new=False)
+        _workarounds.apply(importlib.import_module(name), Patches(), is_new=False)
     torch.set_num_threads(1)
     # An op for the messages between processes, minutes to compile; gloo carries them as well.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

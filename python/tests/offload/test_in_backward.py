@@ -1,4 +1,4 @@
-"""Parameters that change as soon as their backward pass is through: the bits of a step behind it, with less read."""
+"""Updates in the backward pass give the bits of a step after it, and read less."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["twins"]
 def both(
     plain: nn.Module, twin: nn.Module, offloading: Any, make: Callable[[nn.Module], torch.optim.Optimizer]
 ) -> Iterator[tuple[nn.Module, Any]]:
-    """Give each with its optimizer, that of the one on disk attached, and the same seed."""
+    """Return both models with their optimizers and the same seed; the optimizer of the offloaded one is attached."""
     for one in (plain, twin):
         optimizer = make(one)
         if one is twin:
@@ -57,7 +57,7 @@ def test_the_same_bits_with_less_read(twins: Twins, tmp_path: Path, kind: str, c
     assert less.bytes_read < 0.8 * more.bytes_read
     assert less.bytes_written <= 1.1 * more.bytes_written
     offloading.close()
-    # A step of the same optimizer goes on in memory.
+    # A step of the same optimizer continues in memory.
     assert train(twin, optimizers[1], 2, accumulate=2, clip=0.5) == train(
         plain, optimizers[0], 2, accumulate=2, clip=0.5
     )
@@ -133,7 +133,7 @@ def test_gradients_are_freed_as_they_come(twins: Twins) -> None:
 
 
 class Repeated(nn.Module):
-    """One block, called again and again, as ALBERT's; between two that are called once."""
+    """One block called repeatedly, as in ALBERT, between two that are called once."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Repeated(nn.Module):
 @pytest.mark.parametrize("how", ["plain", "checkpointed", "reentrant"])
 @pytest.mark.parametrize("to_none", [True, False])
 def test_a_block_that_is_called_again(twins: Twins, how: str, to_none: bool) -> None:
-    """Its gradients are complete after the last of its calls."""
+    """Its gradients are complete after its last call."""
     torch.manual_seed(1)
     plain, twin, offloading = twins(Repeated(how), memory=2 * 4 * (8 * WIDTH * WIDTH + 8 * WIDTH))
     found = []
@@ -223,7 +223,7 @@ def test_frozen_parameters(twins: Twins) -> None:
 
 
 def test_two_optimizers(twins: Twins) -> None:
-    """Of one block, each has a part; only one of them steps in the backward pass."""
+    """Each optimizer has a part of one block; only one of them steps in the backward pass."""
     plain, twin, offloading = twins()
     found = []
     for one in (plain, twin):
@@ -273,11 +273,11 @@ def test_evaluation_and_saving_between(twins: Twins, tmp_path: Path) -> None:
             optimizer.zero_grad()
         with torch.no_grad():
             assert torch.equal(plain(each), twin(each))
-        # Gradients of a part of it, which change nothing.
+        # Gradients of a part of it, which update nothing.
         found = [torch.autograd.grad(loss_of(one, words[0]), [one.blocks[3].up.weight])[0] for one in (plain, twin)]
         assert torch.equal(found[0], found[1])
         assert_same(plain, twin)
-    # What was used in vain counts until the next step ends, and then the order is learnt again.
+    # A use without gradients counts until the next step ends; then the order is learnt again.
     train(twin, optimizers[1], 2)
     before = offloading.stats().bytes_read
     train(twin, optimizers[1], 1)

@@ -1,4 +1,4 @@
-"""Training with parameters on disk gives the bits that training in memory gives."""
+"""Training with parameters on disk gives the bits of training in memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """A tiny language model whose head is its embedding."""
+    """A tiny language model whose head is tied to its embedding."""
 
     def __init__(self, *, is_checkpointed: bool | None = None, is_outside: bool = False) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ def test_other_optimizers_accumulation_and_clipping(twins: Twins, name: str) -> 
 
 
 def test_frozen_parameters_are_written_once(twins: Twins) -> None:
-    """A frozen model with small additions that are trained, as LoRA has it."""
+    """A frozen model with small trained additions, as in LoRA."""
 
     class Added(nn.Module):
         def __init__(self, base: nn.Linear) -> None:
@@ -193,7 +193,7 @@ def test_frozen_parameters_are_written_once(twins: Twins) -> None:
     train(plain, optimizers[0], 3)
     train(twin, optimizers[1], 3)
     assert_same(plain, twin)
-    frozen = sum(unit.nbytes for unit in offloading._units if unit.is_frozen)
+    frozen = sum(group.nbytes for group in offloading._groups if group.is_frozen)
     trained = offloading.parameter_bytes - frozen
     assert frozen > 10 * trained
     assert offloading.stats().bytes_written - written <= 3 * 2 * (trained + 4096 * DEPTH)
@@ -209,7 +209,7 @@ def test_gradients_of_inputs_and_functions(twins: Twins) -> None:
         out = leaf
         for block in one.blocks:
             out = block(out)
-        # Twice through the same graph, and a part of the gradients by name.
+        # Twice through the same graph, and some gradients by name.
         first = torch.autograd.grad(out.square().mean(), [leaf, *one.blocks[2].parameters()], retain_graph=True)
         second = torch.autograd.grad(out.sum(), [leaf])
         found.append([*first, *second])
@@ -231,7 +231,7 @@ def test_evaluation_between_steps(twins: Twins) -> None:
 
 
 def test_the_order_is_learnt(twins: Twins) -> None:
-    """From the second step on, all but the first blocks are there, or on their way, when they are called for."""
+    """From the second step on, all but the first blocks are in memory or being read when they are called."""
     _, twin, offloading = twins()
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.01)
     offloading.attach(optimizer)

@@ -1,4 +1,4 @@
-"""What the tests of optimizer steps share."""
+"""Fixtures for the tests of optimizer steps."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="package", autouse=True)
 def one_thread(threads: Callable[[int], AbstractContextManager[None]]) -> Iterator[None]:
-    """Tensors this small gain nothing from more, and lose much where other work runs beside the tests."""
+    """Small tensors gain nothing from more threads, and suffer from other load on the machine."""
     with threads(1):
         yield
 
 
 @pytest.fixture(scope="session")
 def kernel() -> Kernel:
-    """Give a kernel that takes square roots as this torch does."""
+    """Create a kernel that takes square roots as this torch does."""
     return Kernel(threads=2, root=torchs_root() or "exact")
 
 
 def torchs_root() -> str | None:
-    """Say which of our roots this build of torch has on this processor."""
+    """Return the square root of ours that this build of torch uses on this processor."""
     values = torch.rand(20_000, generator=torch.Generator().manual_seed(1)) * 100
     for root in Kernel.roots():
         taken = values.clone()
@@ -39,13 +39,13 @@ def torchs_root() -> str | None:
 
 
 def is_bitwise(*, needs_root: bool) -> bool:
-    """Say whether torch fuses products and sums here as its builds for AVX2 do, and takes one of our roots."""
+    """Whether torch fuses products and sums here as its AVX2 builds do, and uses one of our square roots."""
     fuses = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
     return fuses and (not needs_root or torchs_root() is not None)
 
 
 def assert_same(ours: torch.Tensor, theirs: torch.Tensor, *, needs_root: bool) -> None:
-    """Every bit, or where this torch has other ones, what many steps of other roundings come to."""
+    """Compare all bits, or within the effect of other roundings if this torch differs."""
     if is_bitwise(needs_root=needs_root):
         assert torch.equal(ours, theirs), f"{(ours != theirs).sum()} of {ours.numel()} differ"
     else:

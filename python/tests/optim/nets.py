@@ -1,4 +1,4 @@
-"""Networks, optimizers and steps that the tests of state on disk share."""
+"""Networks, optimizers and steps for the tests of state on disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS: list[tuple[Any, dict[str, Any]]] = [
 
 
 class Net(nn.Module):
-    """Parameters of many sizes: larger than a group, tiny, of another order in memory, and never used."""
+    """Parameters of many sizes: larger than a group, tiny, non-contiguous, and unused."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Clipping by the norm of all gradients, as torch's ``clip_grad_norm_`` does it; above all where that is no number."""
+"""Clipping by the total norm as in torch's ``clip_grad_norm_``, above all for norms that are not finite."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def nets() -> tuple[nn.Module, nn.Module]:
 
 
 def backward(net: nn.Module, number: float) -> None:
-    """Have all gradients there, one of them with that number in it."""
+    """Set all gradients, one of them with that number in it."""
     torch.manual_seed(6)
     net.zero_grad()
     weight = net[1].weight  # type: ignore[index]
@@ -62,7 +62,7 @@ def test_clipping_is_torchs(tmp_path: Path, where: str, number: float) -> None:
     mine.step()
     norm = torch.nn.utils.clip_grad_norm_(other.parameters(), 0.1)
     if math.isinf(norm) and not math.isinf(number):
-        # torch adds squares in fp32, where they overflow; the kernel does not. Both scale all others to nothing.
+        # torch adds squares in fp32, which overflows; the kernel does not. Both scale all others to zero.
         other[1].weight.grad[1, 7] = 0.1  # type: ignore[index]
     theirs.step()
     for mine_, his in zip(one.parameters(), other.parameters(), strict=True):

@@ -1,4 +1,4 @@
-"""Disks of the test's own, which take root: one that shares blocks between files, and one that is really full."""
+"""File systems created by the tests, which need root: one that shares blocks between files, and one that is full."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def small(file_systems: Any) -> Path:
 
 
 def fill_up(folder: Path, left: int) -> Path:
-    """Leave about that many bytes free, of those too that only root may have."""
+    """Leave about that many bytes free, including those reserved for root."""
     ballast, step = folder / "ballast", 64 << 10
     with ballast.open("wb") as file:
         with suppress(OSError):
@@ -45,7 +45,7 @@ def fill_up(folder: Path, left: int) -> Path:
 
 @pytest.mark.parametrize("memory", [MEMORY, 8 * _MIB])
 def test_blocks_are_shared_until_they_are_changed(xfs: Path, memory: int) -> None:
-    """A checkpoint costs no copy; that its blocks are those of a swap file that is written to changes nothing of it."""
+    """A checkpoint needs no copy. Later writes to the swap file, which shares its blocks, do not change it."""
     one, other = twins()
     mine = optim.AdamW(one.parameters(), lr=1e-3, swap_dir=xfs, memory=memory)
     train(one, mine, range(3))
@@ -71,7 +71,7 @@ def test_a_full_disk_in_the_first_step(small: Path, swap_gradients: bool) -> Non
     one, other = twins()
     mine = optim.AdamW(one.parameters(), lr=1e-3, swap_dir=small, memory=MEMORY, swap_gradients=swap_gradients)
     his = optim.AdamW(other.parameters(), lr=1e-3)
-    # Room for the gradients, where they come here, and for a part of the state.
+    # Room for the gradients, if they are on disk, and for a part of the state.
     gradients = sum(parameter.nbytes for parameter in one.parameters())
     ballast = fill_up(small, gradients * 2 if swap_gradients else gradients)
 

@@ -1,4 +1,4 @@
-"""Gradients that go to disk as they are produced: the bits of those in memory, and what stands for them."""
+"""Gradients on disk: the bits of gradients in memory, and their stand-ins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 import deepnvme
 from deepnvme import optim
-from deepnvme._swap import Swapper
+from deepnvme._offload import Swapper
 from deepnvme.errors import Error, UnsupportedError
 
 from .nets import KINDS, MEMORY, Net, assert_same, groups, train, twins
@@ -72,7 +72,7 @@ def test_no_gradient_stays_in_memory(tmp_path: Path) -> None:
         copy = param.grad.clone()
         assert type(copy) is torch.Tensor
         assert torch.equal(copy, his.grad), name
-        # Whatever reads it is given a copy.
+        # Readers get a copy.
         assert torch.equal(param.grad.abs().max(), his.grad.abs().max())
         assert torch.equal(param.grad + 1, his.grad + 1)
         torch.testing.assert_close(param.grad.norm(), his.grad.norm())
@@ -133,7 +133,7 @@ def test_grad_scaler(tmp_path: Path, unscales: bool) -> None:
 
 
 def test_a_gradient_of_ones_own(tmp_path: Path) -> None:
-    """What is in `.grad` is what counts: a tensor put there, or nothing."""
+    """`.grad` decides: a tensor assigned to it, or None."""
     one, mine, other, his = pair(tmp_path, optim.AdamW, {"lr": 1e-3})
     for net, optimizer in ((one, mine), (other, his)):
         net(image(1)).square().mean().backward()
@@ -167,7 +167,7 @@ def test_parameters_added_later(tmp_path: Path) -> None:
 
 
 def test_settings_that_change_meanwhile(tmp_path: Path) -> None:
-    """More state is wanted while gradients are on disk."""
+    """More state is needed while gradients are on disk."""
     one, mine, other, his = pair(tmp_path, optim.AdamW, {"lr": 1e-3})
     for net, optimizer in ((one, mine), (other, his)):
         train(net, optimizer, range(2))
@@ -180,7 +180,7 @@ def test_settings_that_change_meanwhile(tmp_path: Path) -> None:
 
 
 def test_parameters_gradients_and_state_on_disk(tmp_path: Path) -> None:
-    """Each of the three is larger than the memory given for it."""
+    """Each of the three exceeds its memory."""
     one, other = twins()
     offloading = deepnvme.offload_parameters(one, memory="512KiB", swap_dir=tmp_path)
     mine: Any = optim.AdamW(one.parameters(), lr=1e-3, swap_dir=tmp_path, memory=MEMORY, swap_gradients=True)
@@ -230,9 +230,7 @@ def test_an_optimizer_that_is_gone_takes_nothing(tmp_path: Path) -> None:
     assert type(net.first.weight.grad) is torch.Tensor
 
 
-def test_a_gradient_that_was_added_to_in_part_is_used_by_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partially_accumulated_gradient_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, mine, other, his = pair(tmp_path, optim.AdamW, {"lr": 1e-3})
     one(image(1)).square().mean().backward()
     real, lends = Swapper.lend, []
@@ -258,7 +256,7 @@ def test_a_gradient_that_was_added_to_in_part_is_used_by_nobody(
 
 def test_refusals(tmp_path: Path) -> None:
     net = Net()
-    with pytest.raises(ValueError, match="need a place"):
+    with pytest.raises(ValueError, match="needs a folder"):
         optim.AdamW(net.parameters(), swap_gradients=True)
     optimizer = optim.AdamW(net.parameters(), swap_dir=tmp_path, memory=MEMORY, swap_gradients=True)
     net(image(1)).square().mean().backward()

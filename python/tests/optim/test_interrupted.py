@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of a step, and the same step again: the bits of a step that nobody has interrupted."""
+"""A step interrupted by Ctrl-C and repeated gives the bits of an uninterrupted step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from deepnvme import optim
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Where a generator is thrown away, Python swallows the interrupt, and says so; nothing was interrupted then.
+# If a generator is discarded, Python swallows the interrupt and reports it. Nothing was interrupted then.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-# So many points of each kind of optimizer are tried; which ones differs from kind to kind.
+# Number of points to try for each kind of optimizer; the choice differs between kinds.
 POINTS = 25
 
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -46,7 +46,7 @@ def made(kind: str, net: nn.Module, folder: Path) -> Any:
     make, settings = KINDS[kind]
     settings = dict(settings)
     if settings.pop("swap", False):
-        # A few groups, so that a step is several batches.
+        # A few groups, so that a step has several batches.
         settings |= {"swap_dir": folder, "memory": 128 << 10}
     return make(net.parameters(), **settings)
 
@@ -63,7 +63,7 @@ def same(one: nn.Module, other: nn.Module) -> bool:
 
 
 def expected(kind: str, dtype: torch.dtype, folder: Path) -> Iterator[nn.Module]:
-    """Give the net after each of three steps."""
+    """Yield the net after each of three steps."""
     net = net_of(dtype)
     optimizer = made(kind, net, folder)
     for step in range(3):
@@ -76,7 +76,7 @@ def expected(kind: str, dtype: torch.dtype, folder: Path) -> Iterator[nn.Module]
 def interrupt(
     interrupted: Any, kind: str, dtype: torch.dtype, folder: Path, *, which: int, point: int
 ) -> tuple[int, list[nn.Module]]:
-    """Interrupt one of three steps at a point, and do it again; how many points it had, and the net after each step."""
+    """Interrupt one of three steps, and repeat it. Return the number of points, and the net after each step."""
     net = net_of(dtype)
     optimizer = made(kind, net, folder)
     seen, count = [], 0
@@ -87,13 +87,13 @@ def interrupt(
                 with interrupted(point) as points:
                     optimizer.step()
             except KeyboardInterrupt:
-                # Also while the traceback has all that was under way.
+                # Even while the traceback refers to everything in progress.
                 optimizer.step()
             count = points.count
         else:
             optimizer.step()
         seen.append(copy.deepcopy(net))
-    optimizer.check_whole()
+    optimizer.check_complete()
     optimizer.close()
     return count, seen
 
@@ -116,7 +116,7 @@ def test_a_step_that_was_interrupted_anywhere_is_done_once(
 
 
 def test_ctrl_c_at_any_moment(tmp_path: Path) -> None:
-    """A real signal, 50 times, each at another moment of a step."""
+    """Send a real signal 50 times, each at another moment of a step."""
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(f"""
@@ -176,7 +176,7 @@ def test_ctrl_c_at_any_moment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["load_state", "load_state_dict"])
-def test_a_load_that_was_interrupted_is_nothing_to_go_on_with(tmp_path: Path, interrupted: Any, form: str) -> None:
+def test_an_interrupted_load_must_be_repeated(tmp_path: Path, interrupted: Any, form: str) -> None:
     kind, dtype = "on disk", torch.bfloat16
     net = net_of(dtype)
     optimizer = made(kind, net, tmp_path)
@@ -211,7 +211,7 @@ def test_a_load_that_was_interrupted_is_nothing_to_go_on_with(tmp_path: Path, in
         except KeyboardInterrupt:
             backward(other, 2)
             try:
-                his.check_whole()
+                his.check_complete()
             except RuntimeError as error:
                 assert "load it again" in str(error)
                 refused += 1

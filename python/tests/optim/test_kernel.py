@@ -1,4 +1,4 @@
-"""The kernel by itself: threads, rounding at random, state of 8 bits, sums, and what is refused."""
+"""Tests of the kernel: threads, stochastic rounding, 8-bit state, sums, and refusals."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_tensor_in_pieces_is_the_tensor(kernel: Kernel, kind: str) -> None:
 
 
 def test_rounding_at_random_has_the_right_mean(kernel: Kernel) -> None:
-    # A quarter of the way from one number of bf16 to the next.
+    # A quarter of the way from one bf16 number to the next.
     master = torch.full((100_000,), 1 + 2.0**-9)
     out = torch.zeros(100_000, dtype=torch.bfloat16)
     nothing = torch.zeros(100_000)
@@ -77,7 +77,7 @@ def test_rounding_at_random_has_the_right_mean(kernel: Kernel) -> None:
         assert set(out.tolist()) == {1.0, 1 + 2.0**-7}
         shares.append((out > 1).float().mean().item())
     assert len(set(shares)) == 3, "a seed of its own makes noise of its own"
-    # The seeds are the same every time, so that this cannot fail by chance; six standard errors.
+    # The seeds are fixed, so this cannot fail by chance; six standard errors.
     assert shares == pytest.approx([0.25] * 3, abs=0.009)
     kernel.step("sgd", {"lr": 1.0}, [(master, nothing, [], out, 0)], step=1)
     assert set(out.tolist()) == {1.0}
@@ -112,7 +112,7 @@ def test_a_forked_child_steps_too(kernel: Kernel) -> None:
     if child == 0:
         try:
             signal.alarm(60)
-            # The threads of OpenMP are the parent's.
+            # The OpenMP threads belong to the parent.
             torch.set_num_threads(1)
             same = all(map(torch.equal, _train(kernel, "q8", 200_001), expected))
             os.write(writing, b"same" if same else b"other")
@@ -159,7 +159,7 @@ def _name(task: Path) -> str:
         return ""
 
 
-def test_what_is_refused(kernel: Kernel) -> None:
+def test_refused_arguments(kernel: Kernel) -> None:
     weights, grad, moments = torch.zeros(10), torch.zeros(10), [torch.zeros(10), torch.zeros(10)]
 
     def step(rule: str = "adamw", settings: Any = None, part: Any = (), **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Moments of bf16 and of 8 bits: how far they lead from fp32, what they take, and what is saved of them."""
+"""bf16 and 8-bit moments: their deviation from fp32, their size, and their saved form."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_on_disk_as_in_memory(
 
 @pytest.mark.parametrize("moments", SHORT)
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_what_is_saved_goes_on_as_if_nothing_had_been(tmp_path: Path, moments: Any, on_disk: bool) -> None:
-    """Also torch's own optimizers take it: it is fp32."""
+def test_a_saved_state_continues_without_difference(tmp_path: Path, moments: Any, on_disk: bool) -> None:
+    """torch's optimizers can load it: it is fp32."""
     place: dict[str, Any] = {"swap_dir": tmp_path, "memory": MEMORY} if on_disk else {}
     one, other = twins()
     mine = optim.AdamW(one.parameters(), lr=1e-3, moments=moments, **place)
@@ -60,7 +60,7 @@ def test_what_is_saved_goes_on_as_if_nothing_had_been(tmp_path: Path, moments: A
     torchs.load_state_dict(saved)
     back = optim.AdamW(one.parameters(), lr=1e-3, moments=moments, **place)
     back.load_state_dict(torchs.state_dict())
-    # Its noise is its own, so that it goes on as closely as two seeds do.
+    # Its noise differs, so it deviates as much as two seeds do.
     train(one, back, range(4, 8))
     train(other, his, range(4, 8))
     for mine_one, his_one in zip(one.parameters(), other.parameters(), strict=True):
@@ -68,7 +68,7 @@ def test_what_is_saved_goes_on_as_if_nothing_had_been(tmp_path: Path, moments: A
 
 
 def test_bytes(tmp_path: Path) -> None:
-    """Fewer bytes are what it is for."""
+    """Fewer bytes are the purpose."""
     found = {}
     kinds: list[Any] = ["fp32", *SHORT]
     for moments in kinds:
@@ -93,7 +93,7 @@ def test_bytes(tmp_path: Path) -> None:
 
 
 class Words(nn.Module):
-    """A small model of language: what comes after the last eight letters."""
+    """A small language model that predicts from the last eight letters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Words(nn.Module):
 
 
 def test_it_converges_as_fp32_does() -> None:
-    """A real, small training: the loss of letters that the model has not seen."""
+    """Train on real text. Return the loss on unseen letters."""
     text = copy.__doc__ or ""
     source = (text + (torch.optim.Adam.__doc__ or "") + (torch.nn.Linear.__doc__ or "") + (nn.LSTM.__doc__ or "")) * 2
     letters = torch.tensor([min(ord(letter), 127) for letter in source])

@@ -1,4 +1,4 @@
-"""`deepnvme.optim` in the place of `torch.optim`: the same bits and state, with all that trainings do around steps."""
+"""`deepnvme.optim` in place of `torch.optim`: the same bits and state, with typical training code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _pairs = pytest.mark.parametrize(("ours", "theirs", "settings", "needs_root"), _
 
 
 class Net(nn.Module):
-    """Layers of several shapes, one of which is not contiguous, and one that is never used."""
+    """Layers of several shapes, one non-contiguous, and one unused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Net(nn.Module):
         self.unused = nn.Linear(2, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give five numbers for each image."""
+        """Return five numbers for each image."""
         out: torch.Tensor = self.line(torch.relu(self.image(x)).mean((2, 3)))
         return out
 
@@ -93,7 +93,7 @@ def test_training_goes_on_in_the_other(ours: Any, theirs: Any, settings: Any, ne
     mine, his = ours(_groups(one), **settings), theirs(_groups(other), foreach=False, **settings)
     _run(one, mine, range(5))
     _run(other, his, range(5))
-    # Each is given the other's state, through a pickle as files have it.
+    # Each loads the other's state, through a pickle as in files.
     new_mine = ours(_groups(one), **settings)
     new_his = theirs(_groups(other), foreach=False, **settings)
     new_mine.load_state_dict(pickle.loads(pickle.dumps(his.state_dict())))
@@ -104,7 +104,7 @@ def test_training_goes_on_in_the_other(ours: Any, theirs: Any, settings: Any, ne
     _assert_alike(one, other, needs_root=needs_root)
 
 
-def test_a_grad_scaler_skips_what_is_not_finite() -> None:
+def test_a_grad_scaler_skips_infinite_gradients() -> None:
     one, other = _nets()
     mine, his = optim.AdamW(one.parameters()), torch.optim.AdamW(other.parameters(), foreach=False)
     for net, optimizer in ((one, mine), (other, his)):
@@ -142,7 +142,7 @@ def test_closures_and_clipping() -> None:
         nn.utils.clip_grad_norm_(other.parameters(), 0.1)
         his.step()
         torch.testing.assert_close(loss, theirs)
-    # torch's norm is a sum of fp32, so that the last bits of the coefficient may be others.
+    # torch's norm is an fp32 sum, so the last bits of the coefficient may differ.
     for ours, his_param in zip(one.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(ours, his_param, rtol=1e-4, atol=1e-6)
 
@@ -195,7 +195,7 @@ def test_an_optimizer_is_copied_and_pickled_with_its_state() -> None:
     _assert_alike(net, other, needs_root=True)
 
 
-def test_what_is_refused() -> None:
+def test_refused_arguments() -> None:
     embedding = nn.Embedding(10, 4, sparse=True)
     embedding(torch.tensor([1, 2])).sum().backward()
     before = embedding.weight.detach().clone()
@@ -221,8 +221,8 @@ def test_what_is_refused() -> None:
     (optim.SGD, {"moments": "8bit", "momentum": 0.9}),
     (optim.Lion, {"moments": "bf16", "stochastic_rounding": True}),
 ])  # fmt: skip
-def test_what_is_random_is_the_same_after_a_restart(kind: Any, settings: dict[str, Any]) -> None:
-    """And differs from step to step, also where no steps are counted."""
+def test_noise_is_the_same_after_a_restart(kind: Any, settings: dict[str, Any]) -> None:
+    """It differs from step to step, also without step counts."""
     weights = [torch.randn(300, generator=torch.Generator().manual_seed(seed)).bfloat16() for seed in range(3)]
 
     def run(params: list[nn.Parameter], optimizer: torch.optim.Optimizer, steps: range) -> None:
@@ -242,7 +242,7 @@ def test_what_is_random_is_the_same_after_a_restart(kind: Any, settings: dict[st
     run(half, second, range(3, 6))
     for one, other in zip(whole, half, strict=True):
         assert torch.equal(one, other)
-    # The same gradient again is rounded otherwise.
+    # The same gradient is rounded differently the next time.
     still = nn.Parameter(torch.ones(4000).bfloat16())
     optimizer = optim.SGD([still], lr=1e-3, stochastic_rounding=True)
     seen = []

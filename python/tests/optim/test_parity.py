@@ -1,4 +1,4 @@
-"""Steps beside torch's own optimizers: the same bits after many steps, whatever the length."""
+"""Steps compared with torch's optimizers: the same bits after many steps, for any length."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FOR_LOOP: dict[str, Any] = {"foreach": False, "fused": False}
 
 @dataclass(frozen=True)
 class Case:
-    """A rule with its settings, as torch has them and as the kernel does."""
+    """An algorithm with its settings, as torch and the kernel name them."""
 
     rule: str
     make: Callable[[list[torch.Tensor]], torch.optim.Optimizer]
@@ -110,7 +110,7 @@ def test_lion_is_its_three_lines_of_torch(kernel: Kernel, maximize: bool) -> Non
     lr, beta1, beta2, decay = 3e-3, 0.9, 0.99, 0.1
     settings = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": decay, "maximize": maximize}
     for step in range(1, _STEPS + 1):
-        # Here and there nothing, or no number: neither has a sign.
+        # A few zeros and NaNs: neither has a sign.
         grad = torch.randn(1001) * (torch.rand(1001) > 0.1)
         kernel.step("lion", settings, [(ours, grad, [mean], None, 0)], step=step)
         grad = -grad if maximize else grad
@@ -171,18 +171,18 @@ def test_unscaling_and_clipping_are_torchs(kernel: Kernel) -> None:
         squares, is_finite = kernel.measure([grad], unscale=1 / scale)
         assert is_finite
         assert squares**0.5 == pytest.approx(norm.item(), rel=1e-5)
-        # torch's own coefficient, so that what follows is compared bit for bit.
+        # torch's own coefficient, so that the rest is compared bit for bit.
         clip = torch.clamp(most / (norm + 1e-6), max=1.0).item()
         kernel.step("adamw", {}, [(ours, grad, moments, None, 0)], step=step, unscale=1 / scale, clip=clip)
     assert_same(ours, theirs.detach(), needs_root=True)
 
 
 def test_against_the_build_of_torch_for_avx2() -> None:
-    """Processors with AVX-512 are told to take it; it is the same build that they take for these operators anyway."""
+    """Make processors with AVX-512 use it. It is the build they use for these operators anyway."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         pytest.skip("this processor has no AVX-512, so that the other tests were against what it has")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "same_bits and adamw"]
-    # The folder that the package under test was found in.
+    # The folder of the package under test.
     paths = os.pathsep.join(path for path in sys.path if path)
     environment = os.environ | {"ATEN_CPU_CAPABILITY": "avx2", "PYTHONPATH": paths}
     root = Path(__file__).resolve().parents[3]

@@ -61,7 +61,7 @@ def test_what_a_handler_raises_comes_out_of_step(kind: type[Exception]) -> None:
                         optimizer.step()
                 finally:
                     signal.setitimer(signal.ITIMER_REAL, 0)
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 seen[type(error).__name__] += 1
             torch.set_grad_enabled(True)
     finally:

@@ -1,4 +1,4 @@
-"""A small language model on real text, the documentation of this project: state of 16 and 8 bits trains as well."""
+"""A small language model trained on this project's documentation: 16-bit and 8-bit state trains as well as fp32."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Model(nn.Module):
         self.head = nn.Linear(96, 256)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Give the logits of the byte after each."""
+        """Return the logits of the byte after each."""
         embedded = nn.functional.pad(self.embedding(tokens).transpose(1, 2), (4, 0))
         mixed = torch.relu(self.mix(embedded).transpose(1, 2))
         out: torch.Tensor = self.head(mixed + torch.relu(self.hidden(mixed)))
@@ -69,7 +69,7 @@ def _train(kind: str) -> list[float]:
 def test_short_state_trains_as_well() -> None:
     torch.set_num_threads(1)
     tail = {kind: sum(_train(kind)[-25:]) / 25 for kind in ("f32", "bf16", "q8")}
-    # A byte at random has 5.5 nats; that model has learnt most of what it can.
+    # A random byte has 5.5 nats; this model has learnt most of what it can.
     assert tail["f32"] < 3.0
     assert tail["bf16"] == pytest.approx(tail["f32"], rel=0.03)
     assert tail["q8"] == pytest.approx(tail["f32"], rel=0.03)

@@ -128,7 +128,7 @@ def test_the_model_says_which_weights_may_go(tmp_path: Path) -> None:
 
 
 def test_weights_that_have_to_stay_stay(tmp_path: Path) -> None:
-    stock, layers = (share(build(3)) for _ in range(2))
+    stock, layers = (allocate_slots(build(3)) for _ in range(2))
     offloader = Offloader(str(tmp_path), is_resident=lambda layer: {id(layer.get_parameter("up.bias"))})
     layers = offloader.wrap_modules(iter(layers))
     # A tensor of the memory of a weight, which nobody puts back if the weight goes.
@@ -143,7 +143,7 @@ def test_weights_that_have_to_stay_stay(tmp_path: Path) -> None:
     assert torch.equal(view, stock[2].get_parameter("up.bias")[5:9])
 
 
-def share(layers: list[nn.Module]) -> list[nn.Module]:
+def allocate_slots(layers: list[nn.Module]) -> list[nn.Module]:
     """Have the first and the last layer share a weight."""
     first, last = layers[0].get_submodule("norm"), layers[-1].get_submodule("norm")
     torch.nn.init.uniform_(first.get_parameter("weight"))

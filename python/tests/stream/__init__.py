@@ -1,4 +1,4 @@
-"""Tests of streamed weights need torch."""
+"""Tests of streamed weights. They need torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of streamed weights share."""
+"""Fixtures for the tests of streamed weights."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 import deepnvme
 
-from . import plain
-from .zoo import Zoo
+from . import plain_module
+from .small_models import SmallModels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,19 +29,19 @@ def offline() -> Iterator[None]:
 
 @pytest.fixture(scope="package", autouse=True)
 def one_thread(threads: Callable[[int], AbstractContextManager[None]]) -> Iterator[None]:
-    """Models this small gain nothing from more, and lose much where other work runs beside the tests."""
+    """Small models gain nothing from more threads, and suffer from other load on the machine."""
     with threads(1):
         yield
 
 
 @pytest.fixture(scope="session")
-def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
-    return Zoo(tmp_path_factory.mktemp("zoo"))
+def models(tmp_path_factory: pytest.TempPathFactory) -> SmallModels:
+    return SmallModels(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> plain.Saved:
-    return plain.save(tmp_path / "weights.safetensors")
+def saved(tmp_path: Path) -> plain_module.Saved:
+    return plain_module.save(tmp_path / "weights.safetensors")
 
 
 @pytest.fixture

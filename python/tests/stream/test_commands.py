@@ -1,4 +1,4 @@
-"""``deepnvme generate`` and ``deepnvme stream-bench``."""
+"""Tests of ``deepnvme generate`` and ``deepnvme stream-bench``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 import deepnvme  # noqa: E402
 from deepnvme import __main__  # noqa: E402
 from deepnvme._stream import throughput  # noqa: E402
-from deepnvme._stream.commands import Progress, bench_memory  # noqa: E402
+from deepnvme._stream.benchmark import default_memory  # noqa: E402
+from deepnvme._stream.commands import Progress  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +64,7 @@ class Done:
 
 @pytest.fixture
 def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
-    """Run the command in this process: to import torch anew takes most of the time."""
+    """Run the command in this process, since importing torch again takes most of the time."""
 
     def run(*arguments: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["deepnvme", *arguments])
@@ -83,7 +84,7 @@ def in_memory(folder: Path, prompt: str, count: int, dtype: str = "auto") -> str
     return text
 
 
-def test_generate_says_what_the_model_in_memory_says(
+def test_generate_gives_the_text_of_the_model_in_memory(
     folder: Path, tmp_path: Path, command: Callable[..., Done]
 ) -> None:
     prompts = tmp_path / "prompts.txt"
@@ -136,7 +137,7 @@ def test_generate_computes_in_another_dtype(folder: Path, command: Callable[...,
         (["--prompt", "word1", "--memory", "1MB", "--dtype", "float64"], 2, "float32"),
     ],
 )
-def test_what_is_asked_wrongly_is_said(
+def test_usage_errors_are_reported(
     folder: Path, arguments: list[str], status: int, said: str, command: Callable[..., Done]
 ) -> None:
     done = command("generate", "--model", str(folder), *arguments)
@@ -160,7 +161,7 @@ def test_stream_bench_measures_and_leaves_nothing(tmp_path: Path, command: Calla
     assert not list(tmp_path.iterdir())
 
 
-def test_stream_bench_packs_what_it_measures(tmp_path: Path, command: Callable[..., Done]) -> None:
+def test_stream_bench_measures_the_packed_model(tmp_path: Path, command: Callable[..., Done]) -> None:
     done = command(
         *("stream-bench", str(tmp_path), "--model-size", "350MB", "--memory", "600MB", "--prompt-tokens", "4"),
         *("--new-tokens", "2", "--batch", "1", "--pack", "int8", "--dtype", "float32", "--json"),
@@ -168,7 +169,7 @@ def test_stream_bench_packs_what_it_measures(tmp_path: Path, command: Callable[.
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["dtype"] == "float32"
-    # Matrices have a byte for each weight instead of two, and scales; embeddings and norms stay.
+    # Matrices take one byte per weight instead of two, plus scales; embeddings and norms are unchanged.
     assert 0.5 < answer["file_bytes"] / answer["model_bytes"] < 0.75
     assert answer["rows"][0]["step_bytes"] < 0.75 * answer["model_bytes"]
     assert not list(tmp_path.iterdir())
@@ -191,10 +192,8 @@ def test_stream_bench_needs_room(tmp_path: Path, command: Callable[..., Done]) -
         ("float32", torch.bfloat16, 500),
     ],
 )
-def test_stream_bench_has_memory_for_a_quarter_of_what_is_computed_with(
-    dtype: str, written: Any, expected: int
-) -> None:
-    assert bench_memory(1000, dtype, transformers.LlamaConfig(dtype=written)) == expected
+def test_stream_bench_uses_memory_for_a_quarter_of_the_model(dtype: str, written: Any, expected: int) -> None:
+    assert default_memory(1000, dtype, transformers.LlamaConfig(dtype=written)) == expected
 
 
 @pytest.mark.parametrize("is_file", [True, False])

@@ -1,4 +1,4 @@
-"""What goes wrong in the middle of a generation ends it with a clear error, and nothing else."""
+"""A fault in the middle of a generation ends it with a clear error."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 
 import deepnvme
 
-from . import plain
-from .zoo import Zoo, tokens, weights_bytes
+from . import plain_module
+from .small_models import SmallModels, tokens, weights_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("no_grad")
 
 
-def assert_right(saved: plain.Saved, model: Any) -> None:
+def assert_right(saved: plain_module.Saved, model: Any) -> None:
     assert torch.equal(model(saved.question), saved.answer)
 
 
 def in_the_middle(model: Any, strike: Callable[[], object]) -> None:
-    """Do something when half of the layers have run."""
+    """Run an action when half of the layers have run."""
     handle: list[Any] = []
 
     def hook(*_: object) -> None:
         handle.pop().remove()
         strike()
 
-    handle.append(model.layers[plain.DEPTH // 2].register_forward_pre_hook(hook))
+    handle.append(model.layers[plain_module.DEPTH // 2].register_forward_pre_hook(hook))
 
 
 def truncated(path: Path) -> None:
@@ -44,7 +44,7 @@ def truncated(path: Path) -> None:
 
 
 def replaced(path: Path) -> None:
-    other = plain.save(path.with_name("other.safetensors"), seed=1)
+    other = plain_module.save(path.with_name("other.safetensors"), seed=1)
     other.path.rename(path)
 
 
@@ -63,7 +63,9 @@ def overwritten(path: Path) -> None:
         (overwritten, "it was written to"),
     ],
 )
-def test_a_file_that_changes_under_the_model(saved: plain.Saved, change: Callable[[Path], None], words: str) -> None:
+def test_a_file_that_changes_under_the_model(
+    saved: plain_module.Saved, change: Callable[[Path], None], words: str
+) -> None:
     model = saved.stream()
     assert_right(saved, model)
     content = saved.path.read_bytes()
@@ -73,7 +75,7 @@ def test_a_file_that_changes_under_the_model(saved: plain.Saved, change: Callabl
             model(saved.question)
         assert caught.value.filename == str(saved.path)
     assert "open the model again" in str(caught.value)
-    # The process goes on: what was restored streams again, when it is opened again.
+    # The process continues: the restored file streams again once it is reopened.
     model.streaming.close()
     saved.path.write_bytes(content)
     again = saved.stream()
@@ -81,7 +83,7 @@ def test_a_file_that_changes_under_the_model(saved: plain.Saved, change: Callabl
     again.streaming.close()
 
 
-def test_a_file_that_is_deleted_under_the_model(saved: plain.Saved) -> None:
+def test_a_file_that_is_deleted_under_the_model(saved: plain_module.Saved) -> None:
     model = saved.stream()
     in_the_middle(model, saved.path.unlink)
     with pytest.raises(deepnvme.errors.NotFoundError) as caught:
@@ -91,7 +93,7 @@ def test_a_file_that_is_deleted_under_the_model(saved: plain.Saved) -> None:
 
 
 def first_broken(path: Path, image: Path) -> None:
-    """Cut the disk until the end of a file cannot be read from it."""
+    """Truncate the disk until the end of a file cannot be read."""
     import mmap
 
     page = mmap.mmap(-1, 4096)
@@ -111,7 +113,7 @@ def first_broken(path: Path, image: Path) -> None:
 
 def test_a_disk_that_breaks(file_systems: Any) -> None:
     folder, image = file_systems.mount("ext4", 32), file_systems.image
-    saved = plain.save(folder / "weights.safetensors")
+    saved = plain_module.save(folder / "weights.safetensors")
     os.sync()
     model = saved.stream()
     assert_right(saved, model)
@@ -124,8 +126,8 @@ def test_a_disk_that_breaks(file_systems: Any) -> None:
     assert caught.value.errno == errno.EIO
     with image.open("r+b") as file:
         file.write(whole)
-    # A layer that was being fetched says once that it had failed.
-    for _ in range(2 * plain.DEPTH):
+    # A layer that was being loaded reports its failure once.
+    for _ in range(2 * plain_module.DEPTH):
         try:
             assert_right(saved, model)
             break
@@ -133,13 +135,13 @@ def test_a_disk_that_breaks(file_systems: Any) -> None:
             continue
     assert_right(saved, model)
     model.streaming.close()
-    # What still has the file open would keep the file system from being unmounted.
+    # An open file would prevent the file system from being unmounted.
     del caught, model
     gc.collect()
 
 
-def test_ctrl_c_in_the_middle(saved: plain.Saved) -> None:
-    """At whatever moment: nothing that was held is lost, though there is one slot only."""
+def test_ctrl_c_in_the_middle(saved: plain_module.Saved) -> None:
+    """Nothing that was held is lost at any moment, although there is one slot only."""
     model = saved.stream(memory=90_000)
     before = signal.signal(signal.SIGALRM, lambda *_: signal.default_int_handler(signal.SIGINT, None))
     interrupted = 0
@@ -163,11 +165,11 @@ def test_ctrl_c_in_the_middle(saved: plain.Saved) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama_midsize", "mixtral_midsize"])
-def test_a_file_that_is_cut_off_ends_the_generation(zoo: Zoo, tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_cut_off_ends_the_generation(models: SmallModels, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "model"
-    shutil.copytree(zoo.folder(name), folder)
+    shutil.copytree(models.folder(name), folder)
     question, options = tokens(2, 5), {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False}
-    expected = zoo.model(name).generate(question, **options)
+    expected = models.model(name).generate(question, **options)
     model = deepnvme.stream(folder, memory=weights_bytes(folder) // 2)
     assert torch.equal(model.generate(question, **options), expected)
     weights = next(folder.glob("*.safetensors"))

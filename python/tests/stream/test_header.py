@@ -1,4 +1,4 @@
-"""A model file whose header was changed is refused by all that read models: its names and types are covered, too."""
+"""All readers refuse a model file with a modified header: names and types are covered by checksums."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def blocks() -> nn.Sequential:
 
 
 def exchanged(path: Path) -> None:
-    """Exchange the names of two tensors of the same shape: the file is as long as before, and its data as well."""
+    """Swap the names of two tensors of the same shape. Length and data of the file stay the same."""
     first, second, free = b'"0.weight":', b'"1.weight":', b'"?.weight":'
     content = path.read_bytes()
     assert content.count(first) == content.count(second) == 1

@@ -1,4 +1,4 @@
-"""A layer that has nearly all of the memory: the others have its slot while it is not there."""
+"""One layer needs nearly all memory, and the others reuse its slot while it is unloaded."""
 
 from __future__ import annotations
 
@@ -60,20 +60,20 @@ def test_small_layers_have_the_large_ones_slot(tmp_path: Path, over: float) -> N
     memory = int((HEAD_BYTES + 8192) * (1 + over))
     world = World(tmp_path, memory)
     streaming = world.model.streaming
-    *_, large, small = streaming.units.classes
-    assert (large.slots, large.shares, small.shares) == (1, False, True)
+    *_, large, small = streaming.layer_cache.classes
+    assert (large.slots, large.shares_memory, small.shares_memory) == (1, False, True)
     assert small.slots >= 3
-    assert streaming.units.arena_bytes + streaming.stash_bytes <= memory
+    assert streaming.layer_cache.memory_bytes + streaming.compressed_cache_bytes <= memory
     for _ in range(5):
         assert world.is_right()
-    figures = streaming.figures()
+    figures = streaming.counters()
     assert world.is_right()
-    now = streaming.figures()
-    assert now["fetches"] - figures["fetches"] == len(streaming.units.groups), "each once in a step"
+    now = streaming.counters()
+    assert now["fetches"] - figures["fetches"] == len(streaming.layer_cache.groups), "each once in a step"
     assert now["fetches_ahead"] - figures["fetches_ahead"] >= DEPTH - 1, "while another is in use"
 
 
-def test_what_is_converted_when_it_comes_has_its_turn_as_well(tmp_path: Path) -> None:
+def test_converted_weights_share_a_slot_in_turns(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 5, "num_attention_heads": 4}
     torch.manual_seed(8)
@@ -82,17 +82,17 @@ def test_what_is_converted_when_it_comes_has_its_turn_as_well(tmp_path: Path) ->
     question = torch.randint(0, 9000, (2, 7))
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     expected = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    # The head, a sixteenth of the memory for rows, and what is kept.
+    # The head, a sixteenth of the memory for rows, and the resident weights.
     model = deepnvme.stream(tmp_path, memory=int(4 * 64 * 9000 * 1.085), dtype="float32")
-    assert model.streaming.units.classes[-1].shares
+    assert model.streaming.layer_cache.classes[-1].shares_memory
     assert torch.equal(model.generate(question, **options), expected.generate(question, **options))
     with torch.inference_mode():
         assert torch.equal(model(question).logits, expected(question).logits)
 
 
-def test_no_step_takes_anothers_memory(tmp_path: Path) -> None:
+def test_no_step_overwrites_another_groups_memory(tmp_path: Path) -> None:
     world = World(tmp_path, HEAD_BYTES + 8192)
-    assert world.model.streaming.units.classes[-1].shares
+    assert world.model.streaming.layer_cache.classes[-1].shares_memory
     wrong: list[int] = []
 
     def steps(index: int) -> None:
@@ -109,6 +109,6 @@ def test_no_step_takes_anothers_memory(tmp_path: Path) -> None:
 
 def test_with_memory_for_both_each_has_its_own(tmp_path: Path) -> None:
     world = World(tmp_path, HEAD_BYTES + 4 * LAYER_BYTES)
-    assert not any(each.shares for each in world.model.streaming.units.classes)
+    assert not any(each.shares_memory for each in world.model.streaming.layer_cache.classes)
     assert world.is_right()
     assert world.is_right()

@@ -1,4 +1,4 @@
-"""Memory stays within what was given, and comes back."""
+"""Memory stays within its limit and is returned."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import torch
 
 import deepnvme
 
-from . import plain
-from .zoo import Zoo, tokens, weights_bytes
+from . import plain_module
+from .small_models import SmallModels, tokens, weights_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
-# What a process may have beside the memory given: activations, caches of torch's allocator, threads and their stacks.
+# Memory beyond the limit: activations, torch's allocator caches, threads and their stacks.
 CONSTANT = 48 << 20
 MEMORY = 32 << 20
-# Where weights are converted when they come: docs/streaming.md.
+# If weights are converted on load: docs/streaming.md.
 BUFFERS = (min(max(len(os.sched_getaffinity(0)) // 2, 1), 8) + 1) << 24
 
 CHILD = f"""
@@ -55,7 +55,7 @@ model.generate(tokens, min_new_tokens=4, max_new_tokens=4, do_sample=False)
 files = sum(os.stat(os.path.join(folder, name)).st_size for name in os.listdir(folder))
 # Of what is fewer bytes on disk, some stays in memory.
 assert model.streaming.stats().bytes_read > 3 * (files - 2 * memory), model.streaming.stats()
-buffers = model.streaming.units._streamer.conversion_bytes_max
+buffers = model.streaming.layer_cache._streamer.conversion_bytes_max
 assert buffers <= {BUFFERS}, buffers
 peak = status("VmHWM") - before
 print("peak", peak >> 20, "MiB, of them buffers", buffers >> 20)
@@ -73,7 +73,7 @@ else:
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """A model of some 200 MB, made without initialising one."""
+    """Create a model of about 200 MB without initialising one."""
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 7, "vocab_size": 8000}
     config = transformers.LlamaConfig(**sizes, num_attention_heads=8, num_key_value_heads=8, dtype="bfloat16")
@@ -91,7 +91,7 @@ def large(tmp_path: Path) -> Path:
     [
         (None, {}, MEMORY),
         (None, {"dtype": "float32"}, 2 * MEMORY),
-        # The output layer, as float32, has nearly all of it: others have its slot by turns.
+        # The output layer in float32 needs nearly all of it, so others use its slot in turns.
         (None, {"dtype": "float32"}, MEMORY + (4 << 20)),
         ("lossless", {}, MEMORY),
         ("int8", {"dtype": "float32"}, 2 * MEMORY),
@@ -121,8 +121,8 @@ def resident() -> int:
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
-def test_models_come_and_go_without_leaks(zoo: Zoo, is_closed: bool) -> None:
-    folder = zoo.folder("llama_midsize")
+def test_models_come_and_go_without_leaks(models: SmallModels, is_closed: bool) -> None:
+    folder = models.folder("llama_midsize")
     memory = weights_bytes(folder) // 2
 
     def once() -> None:
@@ -144,32 +144,32 @@ def test_models_come_and_go_without_leaks(zoo: Zoo, is_closed: bool) -> None:
     while threads() > before[1] and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threads() <= before[1], "engines of other tests may have ended meanwhile"
-    # One model's memory that stays behind each time would be eight times as much.
+    # A leak of one model's memory each time would add up to eight times as much.
     assert resident() - bytes_before < 3 * memory
 
 
 def test_a_model_that_is_dropped_in_the_middle_of_its_reading_ahead(tmp_path: Path) -> None:
-    saved = plain.save(tmp_path / "weights.safetensors")
+    saved = plain_module.save(tmp_path / "weights.safetensors")
     before = descriptors()
     for _ in range(5):
         model = saved.stream()
-        arena = weakref.ref(model.streaming.units)
-        model.layers[0](torch.zeros(1, plain.WIDTH))
+        memory = weakref.ref(model.streaming.layer_cache)
+        model.layers[0](torch.zeros(1, plain_module.WIDTH))
         del model
         gc.collect()
-        assert arena() is None, "something outside the model still has it"
+        assert memory() is None, "something outside the model still has it"
     assert descriptors() <= before + 1
 
 
 def test_closing_gives_memory_back_while_the_model_lives(tmp_path: Path) -> None:
-    saved = plain.save(tmp_path / "weights.safetensors")
+    saved = plain_module.save(tmp_path / "weights.safetensors")
     model = saved.stream()
     model(saved.question)
-    arena = weakref.ref(model.streaming.units._arena)
+    memory = weakref.ref(model.streaming.layer_cache._memory)
     before = descriptors()
     model.streaming.close()
     gc.collect()
-    assert arena() is None
+    assert memory() is None
     assert descriptors() < before
     assert all(parameter.is_meta for parameter in model.parameters())
     assert all(buffer.is_meta for buffer in model.buffers())

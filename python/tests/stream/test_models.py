@@ -1,4 +1,4 @@
-"""Streamed models say what the models in memory say, to the bit."""
+"""Streamed models give bit-identical results to models in memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ import torch
 
 import deepnvme
 
-from .zoo import DECODERS, ENCODERS, ENCODERS_AND_DECODERS, MIDSIZE, Zoo, shift_header, tokens, type_of, weights_bytes
+from .small_models import (
+    DECODERS,
+    ENCODERS,
+    ENCODERS_AND_DECODERS,
+    MIDSIZE,
+    SmallModels,
+    shift_header,
+    tokens,
+    type_of,
+    weights_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("no_grad")
 
 
 def least(folder: Path) -> int:
-    """The memory that the message names where there is too little."""
+    """Return the memory that the error message names."""
     with pytest.raises(MemoryError, match="is enough") as caught:
         deepnvme.stream(folder, memory=1)
     return int(str(caught.value).split("memory=")[-1].split()[0])
@@ -38,14 +48,14 @@ def assert_same(left: Any, right: Any) -> None:
 
 
 def continued(model: Any, first: torch.Tensor, then: torch.Tensor) -> list[torch.Tensor]:
-    """A prompt, then more of it on top of what is cached."""
+    """Run a prompt, then more of it with the cached state."""
     begun = model(first, use_cache=True)
     return [begun.logits, model(then, past_key_values=begun.past_key_values).logits]
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *MIDSIZE])
-def test_logits(zoo: Zoo, streamed: Stream, name: str) -> None:
-    folder, reference = zoo.folder(name), zoo.model(name)
+def test_logits(models: SmallModels, streamed: Stream, name: str) -> None:
+    folder, reference = models.folder(name), models.model(name)
     padded = torch.ones(3, 11, dtype=torch.int64)
     padded[0, :5] = padded[2, :1] = 0
     expected = reference(tokens(3, 11), attention_mask=padded).logits
@@ -73,8 +83,8 @@ def generated(model: Any, way: str, prompt: torch.Tensor, **more: Any) -> torch.
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *MIDSIZE, *ENCODERS_AND_DECODERS])
-def test_generations(zoo: Zoo, streamed: Stream, name: str) -> None:
-    folder, reference = zoo.folder(name), zoo.model(name)
+def test_generations(models: SmallModels, streamed: Stream, name: str) -> None:
+    folder, reference = models.folder(name), models.model(name)
     prompts = tokens(2, 8)
     mask = torch.ones_like(prompts)
     prompts[0, :3] = mask[0, :3] = 0
@@ -86,7 +96,7 @@ def test_generations(zoo: Zoo, streamed: Stream, name: str) -> None:
         for way in WAYS:
             more = {"attention_mask": mask}
             assert_same(generated(model, way, prompts, **more), generated(reference, way, prompts, **more))
-        # One row: what a processor does differently for weights that lie differently.
+        # One row: processors treat weights at another alignment differently.
         scores = {"output_scores": True, "return_dict_in_generate": True, "attention_mask": torch.ones_like(one)}
         ours: Any = generated(model, "greedy", one, **scores)
         theirs: Any = generated(reference, "greedy", one, **scores)
@@ -96,8 +106,8 @@ def test_generations(zoo: Zoo, streamed: Stream, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_encoders(zoo: Zoo, streamed: Stream, name: str) -> None:
-    folder, reference = zoo.folder(name), zoo.model(name)
+def test_encoders(models: SmallModels, streamed: Stream, name: str) -> None:
+    folder, reference = models.folder(name), models.model(name)
     mask = torch.ones(3, 9, dtype=torch.int64)
     mask[1, 4:] = 0
     expected = reference(tokens(3, 9), attention_mask=mask, output_hidden_states=True)
@@ -111,8 +121,8 @@ def test_encoders(zoo: Zoo, streamed: Stream, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENCODERS_AND_DECODERS)
-def test_an_encoder_and_a_decoder(zoo: Zoo, streamed: Stream, name: str) -> None:
-    folder, reference = zoo.folder(name), zoo.model(name)
+def test_an_encoder_and_a_decoder(models: SmallModels, streamed: Stream, name: str) -> None:
+    folder, reference = models.folder(name), models.model(name)
     inputs = {"input_ids": tokens(2, 9), "decoder_input_ids": tokens(2, 4, seed=6)}
     for memory in budgets(folder):
         model = streamed(folder, memory=memory)
@@ -122,13 +132,13 @@ def test_an_encoder_and_a_decoder(zoo: Zoo, streamed: Stream, name: str) -> None
 
 
 def asked(model: Any, *inputs: torch.Tensor) -> list[torch.Tensor]:
-    """What a model of any kind says to some rows, and to a single one where it may be asked for it."""
+    """Return the output of a model for several rows, and for a single row if it supports that."""
     if model.config.is_encoder_decoder:
         return [model(input_ids=each, decoder_input_ids=each[:, :3]).logits for each in inputs]
     return [model(each).logits for each in inputs]
 
 
-# As files come: in pieces, as an archive, beginning anywhere, in any type; the kinds of model where it matters.
+# File variants: several ranges, archives, any alignment, any type; for the models where it matters.
 FILES = [
     *((name, variant) for name in ("llama", "mixtral") for variant in ("sharded", "archive", "at_8", "at_2", "at_1")),
     *((name, "sharded") for name in ("qwen3_midsize", "gpt2_midsize", "mixtral_midsize", "t5_midsize", "bert_midsize")),
@@ -141,9 +151,9 @@ FILES = [
 
 
 @pytest.mark.parametrize(("name", "variant"), FILES)
-def test_files(zoo: Zoo, streamed: Stream, name: str, variant: str) -> None:
-    folder, reference = zoo.folder(name, variant), zoo.model(name, variant)
-    # One row too, but where what transformers maps lies as we cannot have it lie.
+def test_files(models: SmallModels, streamed: Stream, name: str, variant: str) -> None:
+    folder, reference = models.folder(name, variant), models.model(name, variant)
+    # A single row too, except where transformers maps weights at an alignment that we cannot reproduce.
     inputs = [tokens(3, 6)] if variant in {"at_2", "at_1"} else [tokens(3, 6), tokens(1, 7), tokens(1, 1)]
     for memory in (least(folder), weights_bytes(folder) // 3):
         model = streamed(folder, memory=memory)
@@ -160,13 +170,11 @@ def test_files(zoo: Zoo, streamed: Stream, name: str, variant: str) -> None:
         model.streaming.close()
 
 
-def test_a_module_in_memory_is_what_its_own_results_are_compared_with(
-    zoo: Zoo, streamed: Stream, tmp_path: Path
-) -> None:
-    """Torch's own memory begins with a cache line, whatever a file looks like."""
-    model = type_of("llama").from_pretrained(zoo.folder("llama", "archive"))
+def test_a_module_in_memory_gives_the_reference_results(models: SmallModels, streamed: Stream, tmp_path: Path) -> None:
+    """Torch's own memory starts at a cache line, whatever the file looks like."""
+    model = type_of("llama").from_pretrained(models.folder("llama", "archive"))
     weights = tmp_path / "model.safetensors"
-    weights.write_bytes((zoo.folder("llama", "at_8") / "model.safetensors").read_bytes())
+    weights.write_bytes((models.folder("llama", "at_8") / "model.safetensors").read_bytes())
     prompt = tokens(1, 1)
     for remainder in (0, 8, 16, 40):
         shift_header(weights, remainder)
@@ -177,13 +185,13 @@ def test_a_module_in_memory_is_what_its_own_results_are_compared_with(
         assert_same(model(prompt).logits, expected)
 
 
-def test_a_prompt_with_more_tokens_than_there_is_memory_for(zoo: Zoo, streamed: Stream) -> None:
-    folder, reference = zoo.folder("llama_midsize"), zoo.model("llama_midsize")
+def test_a_prompt_with_more_tokens_than_there_is_memory_for(models: SmallModels, streamed: Stream) -> None:
+    folder, reference = models.folder("llama_midsize"), models.model("llama_midsize")
     model = streamed(folder, memory=least(folder))
     prompt = torch.randint(0, 2011, (5, 128), generator=torch.Generator().manual_seed(3))
     rows = model.get_input_embeddings()(prompt)
     assert_same(rows, reference.get_input_embeddings()(prompt))
-    # All of them take more than the picked part of the memory: 4 rows to a page.
+    # All of them exceed the memory for rows: 4 rows to a page.
     assert len(torch.unique(prompt)) * 1024 > model.streaming.memory_bytes // 16
     assert_same(model(prompt).logits, reference(prompt).logits)
     with pytest.raises(IndexError):
@@ -217,7 +225,7 @@ def test_sentence_embeddings(streamed: Stream) -> None:
     assert_same(embedder.encode(lines, convert_to_tensor=True, show_progress_bar=False), expected)
 
 
-def test_a_pipeline_with_a_chat(zoo: Zoo, streamed: Stream) -> None:
+def test_a_pipeline_with_a_chat(models: SmallModels, streamed: Stream) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
     words = {word: index for index, word in enumerate(["<pad>", "<s>", "</s>", "user", "hello", "disk", ":"])}
@@ -228,7 +236,7 @@ def test_a_pipeline_with_a_chat(zoo: Zoo, streamed: Stream) -> None:
     tokenizer.chat_template = "{% for each in messages %}{{ each.role }} : {{ each.content }} {% endfor %}"
     chats = [[{"role": "user", "content": text}] for text in ("hello disk", "w99 hello w21 w108")]
     answers = []
-    for model in (zoo.model("llama"), streamed(zoo.folder("llama"), memory=200_000)):
+    for model in (models.model("llama"), streamed(models.folder("llama"), memory=200_000)):
         pipe = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
         answers.append(pipe(chats, max_new_tokens=5, min_new_tokens=5, do_sample=False, batch_size=2))
     assert answers[0] == answers[1]

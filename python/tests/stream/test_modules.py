@@ -1,4 +1,4 @@
-"""Modules of one's own: gradients, modes, parametrised weights, and layers that several blocks share."""
+"""Plain modules: gradients, modes, parametrised weights, and layers shared by several blocks."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from torch import nn
 
 import deepnvme
 
-from . import plain
+from . import plain_module
 
 
-def test_gradients(saved: plain.Saved) -> None:
+def test_gradients(saved: plain_module.Saved) -> None:
     model = saved.stream()
-    # With gradients on, and none asked for, as many call it.
+    # With gradients enabled but not requested, as in many programs.
     assert torch.equal(model(saved.question), saved.answer)
-    hidden = torch.rand(2, plain.WIDTH, requires_grad=True)
+    hidden = torch.rand(2, plain_module.WIDTH, requires_grad=True)
     through = model.layers[2](hidden)
     model(saved.question)
     with pytest.raises(RuntimeError, match=r"no gradients through layers\.2"):
         through.sum().backward()
-    # What comes after is trained as ever.
-    head = nn.Linear(plain.ROWS, 2)
+    # Later layers are trained as usual.
+    head = nn.Linear(plain_module.ROWS, 2)
     head(model(saved.question)).sum().backward()
     assert head.weight.grad is not None
     model.streaming.close()
 
 
 class Other(nn.Module):
-    """Says its outputs in a dictionary, where no hook on a tensor finds them."""
+    """Returns its output in a dictionary, where no tensor hook finds it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(plain.WIDTH, plain.WIDTH) for _ in range(4))
+        self.layers = nn.ModuleList(nn.Linear(plain_module.WIDTH, plain_module.WIDTH) for _ in range(4))
 
     def forward(self, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
         for layer in self.layers:
@@ -57,13 +57,13 @@ def test_gradients_that_would_be_wrong(tmp_path: Path) -> None:
     module = Whole()
     deepnvme.save(module.state_dict(), tmp_path / "weights.safetensors")
     model = deepnvme.stream(module, weights=tmp_path / "weights.safetensors", memory=1_200_000)
-    answer = model(torch.rand(2, plain.WIDTH, requires_grad=True))
+    answer = model(torch.rand(2, plain_module.WIDTH, requires_grad=True))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         answer.sum().backward()
     model.streaming.close()
 
 
-def test_inference_mode_and_back(saved: plain.Saved) -> None:
+def test_inference_mode_and_back(saved: plain_module.Saved) -> None:
     model = saved.stream()
     with torch.inference_mode():
         assert torch.equal(model(saved.question), saved.answer)
@@ -122,18 +122,18 @@ def test_layers_that_several_blocks_share(tmp_path: Path) -> None:
         model.streaming.close()
 
 
-def test_weights_that_are_tied_are_in_memory_once(saved: plain.Saved) -> None:
-    # With so much memory, rows of the embedding are not picked: it comes whole, and so does the head.
+def test_weights_that_are_tied_are_in_memory_once(saved: plain_module.Saved) -> None:
+    # With this much memory the embedding is loaded whole, and so is the head.
     model = saved.stream(memory=10_000_000)
-    units = model.streaming.units
-    assert [[twin.name for twin in group.twins] for group in units.groups if group.twins] == [["head"]]
+    units = model.streaming.layer_cache
+    assert [[twin.name for twin in group.aliases] for group in units.groups if group.aliases] == [["head"]]
     for _ in range(3):
         assert torch.equal(model(saved.question), saved.answer)
     stats = model.streaming.stats()
-    # The file has the weight that two share once.
+    # The file contains the shared weight once.
     once, pages = saved.path.stat().st_size, 4096 * (len(units.groups) + 2)
     assert stats.bytes_read < once + 2 * pages, "each came once"
-    assert units.arena_bytes < once + pages
-    assert stats.hits + stats.waits == 3 * (plain.DEPTH + 2)
+    assert units.memory_bytes < once + pages
+    assert stats.hits + stats.waits == 3 * (plain_module.DEPTH + 2)
     model.streaming.close()
     assert model.head.weight is model.embed.weight

@@ -1,4 +1,4 @@
-"""``deepnvme pack``: the same weights in fewer bytes, or in another order, and nothing else."""
+"""Tests of ``deepnvme pack``: the same weights in fewer bytes, or in another order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import torch
 import deepnvme
 from deepnvme import errors
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _command
-from deepnvme._stream.files import ModelFiles
+from deepnvme._stream.weight_sources import ModelFiles
 
 transformers = pytest.importorskip("transformers")
 
@@ -29,7 +29,7 @@ GROUP = 64
 
 
 def pack(*arguments: str | Path) -> dict[str, Any]:
-    """Run the command; what it says to machines."""
+    """Run the command, and return its JSON."""
     command = [sys.executable, "-m", "deepnvme", "pack", *map(str, arguments), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -46,7 +46,7 @@ def refused(*arguments: str | Path) -> str:
 
 @pytest.fixture(scope="module", params=["llama", "mixtral"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model, in several files."""
+    """A small model in several files."""
     torch.manual_seed(20261123)
     sizes: dict[str, Any] = {
         "hidden_size": 192,
@@ -97,7 +97,7 @@ def test_lossless_is_the_model_itself_in_three_quarters_of_its_bytes(folder: Pat
 
 
 @pytest.mark.parametrize("form", ["int8", "fp8"])
-def test_quantised_is_the_model_with_the_weights_that_come_of_it(folder: Path, tmp_path: Path, form: str) -> None:
+def test_a_quantised_model_equals_one_with_decoded_weights(folder: Path, tmp_path: Path, form: str) -> None:
     answer = pack(folder, tmp_path / "packed", "--dtype", form, "--group", str(GROUP))
     assert answer["packed"]["bytes"] <= 0.55 * answer["forecast"]["bytes"]
     model = in_memory(folder)
@@ -113,7 +113,7 @@ def test_quantised_is_the_model_with_the_weights_that_come_of_it(folder: Path, t
 
 
 def rounded(weight: torch.Tensor, form: str) -> torch.Tensor:
-    """What the documentation of the format says, by torch."""
+    """Decode as the documentation of the format describes, with torch."""
     groups = weight.float().reshape(-1, GROUP)
     most = 127 if form == "int8" else 448
     scale = (groups.abs().amax(dim=1, keepdim=True) / most).bfloat16().float()
@@ -122,7 +122,7 @@ def rounded(weight: torch.Tensor, form: str) -> torch.Tensor:
     return (codes * scale).bfloat16().reshape(weight.shape)
 
 
-def test_kept_and_cast_are_files_that_everybody_reads(folder: Path, tmp_path: Path) -> None:
+def test_unchanged_and_cast_weights_are_ordinary_files(folder: Path, tmp_path: Path) -> None:
     pack(folder, tmp_path / "kept", "--dtype", "keep")
     pack(folder, tmp_path / "cast", "--dtype", "fp16")
     assert [path.name for path in (tmp_path / "kept").glob("*.safetensors*")] == ["model.safetensors"]
@@ -133,7 +133,7 @@ def test_kept_and_cast_are_files_that_everybody_reads(folder: Path, tmp_path: Pa
     assert cast.dtype == torch.float16
 
 
-def test_a_layer_is_one_stretch_and_stripes_are_one_file(folder: Path, tmp_path: Path) -> None:
+def test_a_layer_is_one_range_and_stripes_are_one_file(folder: Path, tmp_path: Path) -> None:
     disks = [tmp_path / name for name in "abc"]
     for disk in disks:
         disk.mkdir()
@@ -141,13 +141,13 @@ def test_a_layer_is_one_stretch_and_stripes_are_one_file(folder: Path, tmp_path:
     assert answer["forecast"]["layers"] == 3
     assert all(any(disk.iterdir()) for disk in disks)
     assert streamed(tmp_path / "packed").equal(logits(in_memory(folder)))
-    # Another folder of that name, over the same disks, is another model.
+    # Another folder of that name on the same disks is another model.
     pack(folder, tmp_path / "other" / "packed", "--dtype", "keep", "--disks", *disks)
     for packed in (tmp_path / "packed", tmp_path / "other" / "packed"):
         assert streamed(packed).equal(logits(in_memory(folder)))
 
 
-def test_a_dry_run_says_what_would_come_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+def test_a_dry_run_reports_the_result_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
     answer = pack(folder, tmp_path / "packed", "--dry-run")
     forecast = answer["forecast"]
     assert answer["packed"] is None
@@ -168,7 +168,7 @@ def minilm() -> Path:
 
 
 def audit(path: Path | StripeSet) -> None:
-    """Do what ``deepnvme verify`` does with a file."""
+    """Check a file as ``deepnvme verify`` does."""
     reader = _CheckpointReader(path, None, False)
     reader.check(None)
     assert reader.coverage == "file", "its checksums are gone"
@@ -176,7 +176,7 @@ def audit(path: Path | StripeSet) -> None:
 
 
 def unnoticed(path: Path, places: Iterable[int], check: Callable[[], object]) -> list[int]:
-    """Change one byte after the other; those whose change is not reported."""
+    """Change one byte after another. Return the changes that are not reported."""
     data, found = path.read_bytes(), []
     with path.open("r+b", buffering=0) as out:
         for at in places:
@@ -207,7 +207,7 @@ def test_any_changed_byte_of_a_packed_model_is_reported(tmp_path: Path) -> None:
     data = path.read_bytes()
     header_bytes = 8 + int.from_bytes(data[:8], "little")
     text_bytes = len(data[:header_bytes].rstrip(b" "))
-    # All of the header's text and of the head of a block; of what follows, every 61st byte, and the last.
+    # The header's whole text and the head of a block; then every 61st byte, and the last.
     more = [*range(text_bytes, header_bytes, 61), *range(header_bytes + 64, len(data), 61)]
     places = [*range(text_bytes), *range(header_bytes, header_bytes + 64), *more, len(data) - 1]
     assert unnoticed(path, places, lambda: audit(path)) == []
@@ -248,8 +248,8 @@ def test_real_weights_pack_as_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "least"), [("int8", 0.999), ("fp8", 0.995), ("lossless", 1.0)])
-def test_what_quantised_weights_say_is_close(tmp_path: Path, dtype: str, least: float) -> None:
-    """As docs/quantised-weights.md has it, for embeddings of a real model."""
+def test_quantised_results_are_close(tmp_path: Path, dtype: str, least: float) -> None:
+    """As stated in docs/quantised-weights.md for embeddings of a real model."""
     source = minilm()
     pack(source, tmp_path / "packed", "--dtype", dtype)
     lines = [line for line in (deepnvme.stream.__doc__ or "").splitlines() if len(line.split()) > 4]
@@ -270,7 +270,7 @@ def test_what_quantised_weights_say_is_close(tmp_path: Path, dtype: str, least: 
 
 
 def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change what the header says of packed tensors, as somebody does who leaves the checksums out."""
+    """Change the header's description of packed tensors without updating checksums."""
     data = path.read_bytes()
     length = struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8 : 8 + length])
@@ -303,7 +303,7 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], None]] = {
 
 
 @pytest.mark.parametrize("attack", HOSTILE)
-def test_what_a_file_says_is_checked(folder: Path, tmp_path: Path, attack: str) -> None:
+def test_the_header_of_a_file_is_checked(folder: Path, tmp_path: Path, attack: str) -> None:
     pack(folder, tmp_path / "packed", "--dtype", "lossless")
     path = tmp_path / "packed/packed.safetensors"
     rewritten(path, lambda _: None)

@@ -1,4 +1,4 @@
-"""What cannot be streamed is refused at once, in words that help."""
+"""Models that cannot be streamed are refused at once, with a remedy."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from torch import nn
 import deepnvme
 from deepnvme.errors import NotFoundError, UnsupportedError
 
-from . import plain
-from .zoo import Zoo, tokens, type_of
+from . import plain_module
+from .small_models import SmallModels, tokens, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 
-def test_too_little_memory_names_what_is_enough(saved: plain.Saved) -> None:
+def test_too_little_memory_names_a_sufficient_amount(saved: plain_module.Saved) -> None:
     for memory in (1, 10_000, 65_536):
         with pytest.raises(MemoryError, match=f"memory={memory} is too little for this model") as caught:
             saved.stream(memory=memory)
@@ -37,14 +37,14 @@ def test_too_little_memory_names_what_is_enough(saved: plain.Saved) -> None:
             saved.stream(memory=needed * 9 // 10)
 
 
-def test_no_folder_and_no_weights(zoo: Zoo, tmp_path: Path) -> None:
-    zoo.folder("llama")
+def test_no_folder_and_no_weights(models: SmallModels, tmp_path: Path) -> None:
+    models.folder("llama")
     with pytest.raises(NotFoundError, match="nowhere"):
         deepnvme.stream(tmp_path / "nowhere", memory="1MB")
-    (tmp_path / "config.json").write_text((zoo.folder("llama") / "config.json").read_text())
+    (tmp_path / "config.json").write_text((models.folder("llama") / "config.json").read_text())
     with pytest.raises(deepnvme.Error, match="safetensors"):
         deepnvme.stream(tmp_path, memory="1MB")
-    shutil.copy(zoo.folder("llama") / "model.safetensors", tmp_path)
+    shutil.copy(models.folder("llama") / "model.safetensors", tmp_path)
     (tmp_path / "config.json").unlink()
     with pytest.raises(NotFoundError, match=r"config\.json"):
         deepnvme.stream(tmp_path, memory="1MB")
@@ -53,15 +53,15 @@ def test_no_folder_and_no_weights(zoo: Zoo, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"model_type": "llama", "hidden_size": "many"}'])
-def test_a_damaged_configuration(zoo: Zoo, tmp_path: Path, text: str) -> None:
-    folder = shutil.copytree(zoo.folder("llama"), tmp_path / "damaged")
+def test_a_damaged_configuration(models: SmallModels, tmp_path: Path, text: str) -> None:
+    folder = shutil.copytree(models.folder("llama"), tmp_path / "damaged")
     (folder / "config.json").write_text(text)
     with pytest.raises(UnsupportedError, match=r"config\.json: transformers refuses it"):
         deepnvme.stream(folder, memory="1MB")
 
 
-def test_weights_that_are_missing_are_never_made_up(zoo: Zoo, tmp_path: Path) -> None:
-    folder = shutil.copytree(zoo.folder("llama"), tmp_path / "incomplete")
+def test_weights_that_are_missing_are_never_made_up(models: SmallModels, tmp_path: Path) -> None:
+    folder = shutil.copytree(models.folder("llama"), tmp_path / "incomplete")
     weights = load_file(folder / "model.safetensors")
     missing = [name for name in weights if "mlp.up_proj" in name]
     save_file(
@@ -73,30 +73,30 @@ def test_weights_that_are_missing_are_never_made_up(zoo: Zoo, tmp_path: Path) ->
         deepnvme.stream(folder, memory="1MB")
 
 
-def test_models_that_others_have_in_hand(zoo: Zoo, tmp_path: Path, saved: plain.Saved) -> None:
-    shutil.copytree(zoo.folder("llama"), tmp_path / "quantised")
+def test_models_managed_by_other_libraries(models: SmallModels, tmp_path: Path, saved: plain_module.Saved) -> None:
+    shutil.copytree(models.folder("llama"), tmp_path / "quantised")
     config = tmp_path / "quantised" / "config.json"
     config.write_text(
         json.dumps({**json.loads(config.read_text()), "quantization_config": {"quant_method": "gptq", "bits": 4}})
     )
     with pytest.raises(UnsupportedError, match="quantised by another library"):
         deepnvme.stream(tmp_path / "quantised", memory="1MB")
-    placed = plain.Plain()
+    placed = plain_module.Plain()
     placed.hf_device_map = {"": "cpu"}  # type: ignore[assignment]
     with pytest.raises(UnsupportedError, match="without device_map"):
         deepnvme.stream(placed, weights=saved.path, memory="1MB")
     for option in ({"device_map": "auto"}, {"quantization_config": object()}, {"output_loading_info": True}):
         with pytest.raises(UnsupportedError, match=next(iter(option))):
-            deepnvme.stream(zoo.folder("llama"), memory="1MB", **option)
+            deepnvme.stream(models.folder("llama"), memory="1MB", **option)
     streamed = saved.stream()
     with pytest.raises(UnsupportedError, match="streamed already"):
         deepnvme.stream(streamed, weights=saved.path, memory="1MB")
     streamed.streaming.close()
-    assert deepnvme.stream(streamed, weights=saved.path, memory=plain.MEMORY) is streamed
+    assert deepnvme.stream(streamed, weights=saved.path, memory=plain_module.MEMORY) is streamed
     streamed.streaming.close()
 
 
-def test_devices(saved: plain.Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices(saved: plain_module.Saved, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedError, match="not to mps"):
         saved.stream(device="mps")
     monkeypatch.setattr(torch.version, "hip", "6.4")
@@ -104,22 +104,22 @@ def test_devices(saved: plain.Saved, monkeypatch: pytest.MonkeyPatch) -> None:
         saved.stream(device="cuda")
 
 
-def test_modules_and_files_that_do_not_belong_together(saved: plain.Saved) -> None:
+def test_modules_and_files_that_do_not_belong_together(saved: plain_module.Saved) -> None:
     with pytest.raises(UnsupportedError, match=r"deepnvme\.save"):
-        deepnvme.stream(plain.Plain(), memory="1MB")
-    with pytest.raises(UnsupportedError, match="which the module has not"):
+        deepnvme.stream(plain_module.Plain(), memory="1MB")
+    with pytest.raises(UnsupportedError, match="which the module lacks"):
         deepnvme.stream(nn.Linear(3, 3), weights=saved.path, memory="1MB")
     with pytest.raises(UnsupportedError, match=r"bfloat16"):
-        deepnvme.stream(plain.Plain().bfloat16(), weights=saved.path, memory="1MB")
+        deepnvme.stream(plain_module.Plain().bfloat16(), weights=saved.path, memory="1MB")
 
 
 @pytest.mark.usefixtures("no_grad")
-def test_an_existing_module_gets_its_own_weights_back(saved: plain.Saved) -> None:
+def test_an_existing_module_gets_its_own_weights_back(saved: plain_module.Saved) -> None:
     torch.manual_seed(0)
-    module: Any = plain.Plain().eval()
+    module: Any = plain_module.Plain().eval()
     before = {name: (tensor, tensor.data_ptr()) for name, tensor in module.state_dict(keep_vars=True).items()}
     keys = {name: set(vars(each)) for name, each in module.named_modules()}
-    model: Any = deepnvme.stream(module, weights=saved.path, memory=plain.MEMORY)
+    model: Any = deepnvme.stream(module, weights=saved.path, memory=plain_module.MEMORY)
     assert model is module
     assert torch.equal(model(saved.question), saved.answer)
     assert module.embed.weight is not before["embed.weight"][0]
@@ -135,54 +135,54 @@ def test_an_existing_module_gets_its_own_weights_back(saved: plain.Saved) -> Non
 
 
 @pytest.mark.usefixtures("no_grad")
-def test_weights_used_past_their_module(saved: plain.Saved) -> None:
+def test_weights_used_past_their_module(saved: plain_module.Saved) -> None:
     model = saved.stream()
     model(saved.question)
     layer = model.layers[3]
     for use in (
-        lambda: nn.functional.linear(torch.zeros(1, plain.WIDTH), layer.weight),
+        lambda: nn.functional.linear(torch.zeros(1, plain_module.WIDTH), layer.weight),
         lambda: layer.weight + 1,
         model.half,
         lambda: copy.deepcopy(model),
         lambda: torch.save(model.state_dict(), io.BytesIO()),
-        # Of which some rows may be in memory: what is not there would read as zeros.
+        # Some of its rows may be in memory; missing rows would read as zeros.
         lambda: model.embed.weight[3] + 0,
-        lambda: nn.functional.linear(torch.zeros(1, plain.WIDTH), model.embed.weight),
+        lambda: nn.functional.linear(torch.zeros(1, plain_module.WIDTH), model.embed.weight),
     ):
         with pytest.raises((RuntimeError, TypeError, NotImplementedError, deepnvme.Error), match="on disk"):
             use()
     with pytest.raises(ValueError, match="no memory of its own"):
         deepnvme.save(model.state_dict(), saved.path.with_name("copy.safetensors"))
     assert not saved.path.with_name("copy.safetensors").exists()
-    # What only looks is answered.
-    assert layer.weight.shape == (plain.WIDTH, plain.WIDTH)
+    # Reading attributes works.
+    assert layer.weight.shape == (plain_module.WIDTH, plain_module.WIDTH)
     assert layer.weight.dtype == torch.float32
-    assert sum(each.numel() for each in model.parameters()) > plain.DEPTH * plain.WIDTH**2
+    assert sum(each.numel() for each in model.parameters()) > plain_module.DEPTH * plain_module.WIDTH**2
     assert model.to("cpu") is model
     assert model.eval() is model
-    assert list(model.state_dict()) == list(plain.Plain().state_dict())
+    assert list(model.state_dict()) == list(plain_module.Plain().state_dict())
     assert "layers.3.weight" in repr(layer.weight)
     assert torch.equal(model(saved.question), saved.answer)
     model.streaming.close()
 
 
-def test_a_model_that_was_closed_is_not_saved_as_nonsense(zoo: Zoo, tmp_path: Path) -> None:
-    model = deepnvme.stream(zoo.folder("llama"), memory=300_000)
+def test_a_model_that_was_closed_is_not_saved_as_nonsense(models: SmallModels, tmp_path: Path) -> None:
+    model = deepnvme.stream(models.folder("llama"), memory=300_000)
     model.streaming.close()
     with pytest.raises(RuntimeError, match="on disk"):
         torch.save(model.state_dict(), tmp_path / "model.pt")
     with pytest.raises((RuntimeError, ValueError)):
         model(tokens(1, 3))
-    # It is for loading weights another way.
-    model.load_state_dict(type_of("llama").from_pretrained(zoo.folder("llama")).state_dict(), assign=True)
+    # The model can then be loaded another way.
+    model.load_state_dict(type_of("llama").from_pretrained(models.folder("llama")).state_dict(), assign=True)
     with torch.no_grad():
-        assert torch.equal(model(tokens(2, 5)).logits, zoo.model("llama")(tokens(2, 5)).logits)
+        assert torch.equal(model(tokens(2, 5)).logits, models.model("llama")(tokens(2, 5)).logits)
 
 
-def test_a_class_of_ones_own(zoo: Zoo, streamed: Callable[..., Any]) -> None:
+def test_a_class_of_ones_own(models: SmallModels, streamed: Callable[..., Any]) -> None:
     transformers = pytest.importorskip("transformers")
-    model = streamed(zoo.folder("llama"), memory=300_000, model_class=transformers.LlamaModel)
+    model = streamed(models.folder("llama"), memory=300_000, model_class=transformers.LlamaModel)
     assert type(model) is transformers.LlamaModel
     with torch.no_grad():
-        expected = type_of("llama").from_pretrained(zoo.folder("llama")).model(tokens(2, 5)).last_hidden_state
+        expected = type_of("llama").from_pretrained(models.folder("llama")).model(tokens(2, 5)).last_hidden_state
         assert torch.equal(model(tokens(2, 5)).last_hidden_state, expected)

@@ -1,4 +1,4 @@
-"""What streaming says that it has cost."""
+"""Tests of the counters."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import deepnvme
-from deepnvme._stream.steps import Step, Steps
+from deepnvme._stream.stats import Step, StepRecorder
 
-from . import plain
-from .zoo import Zoo, tokens, weights_bytes
+from . import plain_module
+from .small_models import SmallModels, tokens, weights_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("no_grad")
 
 
-def test_each_call_is_a_step(saved: plain.Saved) -> None:
+def test_each_call_is_a_step(saved: plain_module.Saved) -> None:
     model = saved.stream()
     assert model.streaming.stats().steps == 0
     for count in range(1, 6):
@@ -31,11 +31,11 @@ def test_each_call_is_a_step(saved: plain.Saved) -> None:
         stats = model.streaming.stats()
         assert stats.steps == count
         assert stats.tokens == count * saved.question.numel()
-    layers = plain.DEPTH + 1
+    layers = plain_module.DEPTH + 1
     assert stats.hits + stats.waits == 5 * layers, "each layer, and the head, was called once in each step"
     assert stats.fetches >= stats.waits
     assert stats.fetches_ahead <= stats.fetches
-    # The layers do not fit, so that each step reads some of them again, and never more than all of them.
+    # The layers do not fit, so each step reads some of them again, and never more than all.
     assert saved.path.stat().st_size < stats.bytes_read <= 7 * (saved.path.stat().st_size + 50_000)
     assert stats.tokens_per_s > 0
     assert stats.disk_gb_per_s > 0
@@ -45,7 +45,7 @@ def test_each_call_is_a_step(saved: plain.Saved) -> None:
     model.streaming.close()
 
 
-def test_all_that_fits_is_read_once(saved: plain.Saved) -> None:
+def test_all_that_fits_is_read_once(saved: plain_module.Saved) -> None:
     model = saved.stream(memory=10_000_000)
     for _ in range(5):
         model(saved.question)
@@ -54,14 +54,14 @@ def test_all_that_fits_is_read_once(saved: plain.Saved) -> None:
         model(saved.question)
     stats = model.streaming.stats()
     assert stats.bytes_read == first.bytes_read
-    # The layers, the head, and the rows, which come whole where there is so much memory.
-    assert (stats.hits - first.hits, stats.waits - first.waits) == (5 * (plain.DEPTH + 2), 0)
+    # The layers, the head and the rows, which are loaded whole with this much memory.
+    assert (stats.hits - first.hits, stats.waits - first.waits) == (5 * (plain_module.DEPTH + 2), 0)
     assert stats.hit_rate == stats.hits / (stats.hits + stats.waits)
     model.streaming.close()
 
 
-def test_experts_that_stay_are_not_read_again(zoo: Zoo, streamed: Callable[..., Any]) -> None:
-    folder = zoo.folder("mixtral")
+def test_experts_that_stay_are_not_read_again(models: SmallModels, streamed: Callable[..., Any]) -> None:
+    folder = models.folder("mixtral")
     model = streamed(folder, memory=2 * weights_bytes(folder))
     model(tokens(4, 50))
     first = model.streaming.stats()
@@ -71,7 +71,7 @@ def test_experts_that_stay_are_not_read_again(zoo: Zoo, streamed: Callable[..., 
     assert stats.picked_waits == first.picked_waits, "the same tokens go to the same experts"
     assert stats.picked_hits > first.picked_hits
     assert 0 < stats.picked_hit_rate < 1
-    # One token needs two experts of eight in each layer.
+    # One token needs two of eight experts in each layer.
     small = streamed(folder, memory=700_000)
     small(tokens(1, 1))
     before = small.streaming.stats()
@@ -82,18 +82,18 @@ def test_experts_that_stay_are_not_read_again(zoo: Zoo, streamed: Callable[..., 
     assert after.bytes_read - before.bytes_read < weights_bytes(folder) // 2
 
 
-def test_a_generation_counts_its_tokens(zoo: Zoo, streamed: Callable[..., Any]) -> None:
-    model = streamed(zoo.folder("llama"), memory=300_000)
+def test_a_generation_counts_its_tokens(models: SmallModels, streamed: Callable[..., Any]) -> None:
+    model = streamed(models.folder("llama"), memory=300_000)
     model.generate(tokens(2, 6), min_new_tokens=4, max_new_tokens=4, do_sample=False)
     stats = model.streaming.stats()
     assert stats.steps == 4
     assert stats.tokens == 2 * 6 + 3 * 2
-    # What was embedded before counts as what it was made from.
+    # Embedded inputs count as the tokens they were made from.
     model(inputs_embeds=model.get_input_embeddings()(tokens(3, 5)))
     assert model.streaming.stats().tokens == stats.tokens + 15
 
 
-def test_figures_are_ready_for_json(saved: plain.Saved) -> None:
+def test_figures_are_ready_for_json(saved: plain_module.Saved) -> None:
     model = saved.stream()
     empty = model.streaming.stats().to_dict()
     assert empty["roofline"] == 1.0
@@ -107,10 +107,10 @@ def test_figures_are_ready_for_json(saved: plain.Saved) -> None:
     model.streaming.close()
 
 
-def test_a_step_that_fails_is_counted_and_changes_nothing(saved: plain.Saved) -> None:
+def test_a_step_that_fails_is_counted_and_changes_nothing(saved: plain_module.Saved) -> None:
     model = saved.stream()
     with pytest.raises(IndexError):
-        model(torch.tensor([[plain.ROWS + 7]]))
+        model(torch.tensor([[plain_module.ROWS + 7]]))
     assert torch.equal(model(saved.question), saved.answer)
     stats = model.streaming.stats()
     assert stats.steps == 2
@@ -127,7 +127,7 @@ def test_a_step_divides_its_time(seconds: float, stalled: float, busy: float) ->
     assert json.loads(json.dumps(step.to_dict())) == step.to_dict()
 
 
-def test_each_step_has_figures_of_its_own(saved: plain.Saved) -> None:
+def test_each_step_has_figures_of_its_own(saved: plain_module.Saved) -> None:
     model = saved.stream()
     for _ in range(3):
         model(saved.question)
@@ -145,7 +145,7 @@ def test_each_step_has_figures_of_its_own(saved: plain.Saved) -> None:
 
 def test_only_the_last_steps_are_remembered_one_by_one() -> None:
     model = nn.Identity()
-    steps = Steps(model, lambda: {"bytes_read": 3.0})
+    steps = StepRecorder(model, lambda: {"bytes_read": 3.0})
     for _ in range(10_050):
         model(torch.zeros(1, dtype=torch.int64))
     assert len(steps.last) == 10_000

@@ -1,4 +1,4 @@
-"""Threads that use one model, and processes that are forked from one that does."""
+"""Threads that use one model, and forks of a process that uses one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 import deepnvme
 
-from . import plain
-from .zoo import Zoo, tokens, weights_bytes
+from . import plain_module
+from .small_models import SmallModels, tokens, weights_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("no_grad")
 
 
-def assert_right(saved: plain.Saved, model: Any) -> None:
+def assert_right(saved: plain_module.Saved, model: Any) -> None:
     assert torch.equal(model(saved.question), saved.answer)
 
 
-@pytest.mark.parametrize("memory", [90_000, plain.MEMORY, 10_000_000])
-def test_threads_that_use_one_model(saved: plain.Saved, memory: int) -> None:
+@pytest.mark.parametrize("memory", [90_000, plain_module.MEMORY, 10_000_000])
+def test_threads_that_use_one_model(saved: plain_module.Saved, memory: int) -> None:
     model = saved.stream(memory=memory)
     questions = [
-        torch.randint(0, plain.ROWS, (2, 30), generator=torch.Generator().manual_seed(seed)) for seed in range(4)
+        torch.randint(0, plain_module.ROWS, (2, 30), generator=torch.Generator().manual_seed(seed)) for seed in range(4)
     ]
     answers = [model(question) for question in questions]
     failed: list[BaseException | str] = []
@@ -55,9 +55,9 @@ def test_threads_that_use_one_model(saved: plain.Saved, memory: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
-def test_generations_in_two_threads(zoo: Zoo, streamed: Callable[..., Any], name: str) -> None:
-    model = streamed(zoo.folder(name), memory=900_000 if name == "mixtral" else 150_000)
-    expected = [zoo.model(name).generate(tokens(2, 6, seed), max_new_tokens=8, do_sample=False) for seed in range(2)]
+def test_generations_in_two_threads(models: SmallModels, streamed: Callable[..., Any], name: str) -> None:
+    model = streamed(models.folder(name), memory=900_000 if name == "mixtral" else 150_000)
+    expected = [models.model(name).generate(tokens(2, 6, seed), max_new_tokens=8, do_sample=False) for seed in range(2)]
     made: dict[int, torch.Tensor] = {}
 
     def generate(seed: int) -> None:
@@ -72,14 +72,14 @@ def test_generations_in_two_threads(zoo: Zoo, streamed: Callable[..., Any], name
     assert all(torch.equal(made[seed], expected[seed]) for seed in range(2))
 
 
-def test_a_failing_call_in_one_thread_takes_nothing_from_another(saved: plain.Saved) -> None:
+def test_a_failing_call_in_one_thread_takes_nothing_from_another(saved: plain_module.Saved) -> None:
     model = saved.stream()
     inside, go_on = threading.Event(), threading.Event()
     handle = model.layers[1].register_forward_pre_hook(lambda *_: None)
     answers: list[torch.Tensor] = []
 
     class Pause(torch.nn.Module):
-        """Stands between the weights coming and their use."""
+        """Pauses between loading the weights and using them."""
 
         def forward(self, hidden: torch.Tensor) -> torch.Tensor:
             if threading.current_thread() is not threading.main_thread():
@@ -93,9 +93,9 @@ def test_a_failing_call_in_one_thread_takes_nothing_from_another(saved: plain.Sa
 
     model.streaming.close()
     with torch.device("meta"):
-        module = plain.Plain().eval()
+        module = plain_module.Plain().eval()
         module.layers[1].__class__ = Slow
-    model = deepnvme.stream(module, weights=saved.path, memory=plain.MEMORY)
+    model = deepnvme.stream(module, weights=saved.path, memory=plain_module.MEMORY)
 
     def ask() -> None:
         with torch.no_grad():
@@ -113,7 +113,7 @@ def test_a_failing_call_in_one_thread_takes_nothing_from_another(saved: plain.Sa
     model.streaming.close()
 
 
-def test_a_forked_child_is_told(saved: plain.Saved) -> None:
+def test_a_forked_child_is_told(saved: plain_module.Saved) -> None:
     model = saved.stream()
     assert_right(saved, model)
     read, write = os.pipe()
@@ -138,22 +138,22 @@ def test_a_forked_child_is_told(saved: plain.Saved) -> None:
     model.streaming.close()
 
 
-def test_several_models_at_once(zoo: Zoo) -> None:
-    """Of one engine, in turns and in threads."""
+def test_several_models_at_once(models: SmallModels) -> None:
+    """Models on one engine, one after another and in threads."""
     names, question, options = ["llama_midsize", "mixtral_midsize"], tokens(1, 6), {"max_new_tokens": 6}
     options |= {"do_sample": False}
-    expected = [zoo.model(name).generate(question, **options) for name in names]
+    expected = [models.model(name).generate(question, **options) for name in names]
     engine = deepnvme.Engine(workers=1)
-    folders = [zoo.folder(name) for name in names]
-    models = [deepnvme.stream(folder, memory=weights_bytes(folder) // 3, engine=engine) for folder in folders]
+    folders = [models.folder(name) for name in names]
+    streamed = [deepnvme.stream(folder, memory=weights_bytes(folder) // 3, engine=engine) for folder in folders]
     for _ in range(2):
-        for model, answer in zip(models, expected, strict=True):
+        for model, answer in zip(streamed, expected, strict=True):
             assert torch.equal(model.generate(question, **options), answer)
     right: list[bool] = []
 
     def run(index: int) -> None:
         with torch.no_grad():
-            answers = [models[index].generate(question, **options) for _ in range(3)]
+            answers = [streamed[index].generate(question, **options) for _ in range(3)]
         right.extend(torch.equal(answer, expected[index]) for answer in answers)
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
@@ -162,5 +162,5 @@ def test_several_models_at_once(zoo: Zoo) -> None:
     for thread in threads:
         thread.join(120)
     assert right == [True] * 6
-    for model in models:
+    for model in streamed:
         model.streaming.close()

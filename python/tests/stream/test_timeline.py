@@ -1,4 +1,4 @@
-"""Timelines of a model from its first fetch to its end."""
+"""Timelines of a model from its first read to its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from deepnvme import errors
 
-from . import plain
+from . import plain_module
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +25,7 @@ def lanes_and_names(path: Path) -> tuple[set[str], set[str]]:
     return lanes, {event["name"] for event in events if event["ph"] == "X"}
 
 
-def test_from_the_first_fetch_to_the_end(saved: plain.Saved, tmp_path: Path) -> None:
+def test_from_the_first_fetch_to_the_end(saved: plain_module.Saved, tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     model = saved.stream(memory=200_000, trace=path)
     model(saved.question)
@@ -33,13 +33,13 @@ def test_from_the_first_fetch_to_the_end(saved: plain.Saved, tmp_path: Path) -> 
     model.streaming.close()
     lanes, names = lanes_and_names(path)
     assert "compute" in lanes
-    assert {f"layers.{index}" for index in range(plain.DEPTH)} <= names
+    assert {f"layers.{index}" for index in range(plain_module.DEPTH)} <= names
     written = path.stat().st_mtime_ns
     model.streaming.close()
     assert path.stat().st_mtime_ns == written
 
 
-def test_a_model_that_nobody_closes(saved: plain.Saved, tmp_path: Path) -> None:
+def test_a_model_that_nobody_closes(saved: plain_module.Saved, tmp_path: Path) -> None:
     path = tmp_path / "timeline.html"
     model: Any = saved.stream(memory=200_000, trace=path)
     model(saved.question)
@@ -60,7 +60,7 @@ def test_a_program_that_ends_with_the_model_open(tmp_path: Path) -> None:
     assert "compute" in lanes_and_names(tmp_path / "timeline.json")[0]
 
 
-def test_where_none_can_be_written(saved: plain.Saved, tmp_path: Path) -> None:
+def test_traces_that_cannot_be_written(saved: plain_module.Saved, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\.html"):
         saved.stream(memory=200_000, trace=tmp_path / "timeline.txt")
     with pytest.raises(errors.NotFoundError):

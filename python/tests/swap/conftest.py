@@ -1,4 +1,4 @@
-"""What the tests of swapped tensors share."""
+"""Fixtures for the tests of swapped tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def swapper(tmp_path: Path) -> Iterator[Callable[..., deepnvme.Swapper]]:
-    """Make a swapper in the test's folder, which is closed after the test."""
+    """Create a swapper in the test's folder, closed after the test."""
     made: list[deepnvme.Swapper] = []
 
     def call(memory: int | str = 16 * 4096, **options: Any) -> deepnvme.Swapper:

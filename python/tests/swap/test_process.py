@@ -1,4 +1,4 @@
-"""Processes that fork, crash and are killed; memory that stays within its bound."""
+"""Processes that fork, crash and are killed; memory that stays within its limit."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(python: Callable[..., Any
             signal.alarm(60)
             calls = [
                 lambda: swapper.put("x", torch.ones(1)), lambda: swapper.lend("1").__enter__(),
-                lambda: swapper.flush(), lambda: swapper.forget("1"), lambda: swapper.prefetch(["1"]),
-                lambda: swapper.schedule(["1"]), lambda: swapper.locate("1"),
+                lambda: swapper.flush(), lambda: swapper.delete("1"), lambda: swapper.prefetch(["1"]),
+                lambda: swapper.schedule(["1"]), lambda: swapper.extents("1"),
                 lambda: swapper.read("1", 0, torch.empty(1)),
             ]
             status = 0
@@ -114,7 +114,7 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(python: Callable[..., Any
 
 
 def test_memory_stays_within_its_bound(python: Callable[..., Any]) -> None:
-    """A child that may not have more memory swaps ten times as much."""
+    """A child with limited memory swaps ten times as much."""
     python("""
         import resource, torch, deepnvme
         torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Tensors come back as they were put and changed, whatever their dtype, their shape and where they are."""
+"""Tensors come back as they were stored and changed, for any dtype, shape and device."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_strided_lazy_and_wanted_by_autograd(swapper: Make) -> None:
             assert lent.is_contiguous()
 
 
-def test_what_is_changed_is_there_again_and_what_is_not_is_not_written(swapper: Make) -> None:
+def test_changes_are_kept_and_clean_tensors_are_not_written(swapper: Make) -> None:
     mine = swapper(4 * 4096)
     for key in "abcdefgh":
         mine.put(key, torch.zeros(1024))
@@ -99,7 +99,7 @@ def test_what_is_changed_is_there_again_and_what_is_not_is_not_written(swapper: 
         lend.mark_clean()
 
 
-def test_one_lend_does_not_touch_anothers_gradient(swapper: Make) -> None:
+def test_lent_tensors_do_not_share_version_counters(swapper: Make) -> None:
     mine = swapper()
     mine.put("weight", torch.ones(4))
     mine.put("moment", torch.ones(4))
@@ -127,7 +127,7 @@ def test_a_key_takes_tensors_of_other_sizes(swapper: Make) -> None:
     for _ in range(300):
         key = generator.choice("abcdef")
         if key in last and generator.random() < 0.3:
-            mine.forget(key)
+            mine.delete(key)
             del last[key]
             assert key not in mine
             continue
@@ -137,7 +137,7 @@ def test_a_key_takes_tensors_of_other_sizes(swapper: Make) -> None:
     for key, tensor in last.items():
         with mine.lend(key) as lent:
             assert torch.equal(lent.view(torch.int32), tensor.view(torch.int32))
-    # What is set aside beyond the last byte, and what changing sizes waste.
+    # Reserved beyond the last byte, and wasted by changing sizes.
     assert mine.stats().file_bytes <= (peak + 9000 * 4 + 4096) * 1.25 * 1.125 + 4096
 
 
@@ -255,7 +255,7 @@ def test_threads(swapper: Make) -> None:
     assert mine.stats().resident_bytes_peak <= 6 * 4096
 
 
-def test_who_holds_too_much_is_told(swapper: Make) -> None:
+def test_a_thread_that_holds_too_much_gets_an_error(swapper: Make) -> None:
     mine = swapper(2 * 4096)
     for key in "abc":
         mine.put(key, torch.zeros(1024))
@@ -278,7 +278,7 @@ def test_errors_teach(swapper: Make, tmp_path: Path) -> None:
         mine.put("large", torch.zeros(5 * 1024))
     with pytest.raises(KeyError, match="put it first"), mine.lend("nowhere"):
         pass
-    for call in (mine.forget, mine.locate):
+    for call in (mine.delete, mine.extents):
         with pytest.raises(KeyError):
             call("nowhere")
     with pytest.raises(TypeError, match="torch tensor"):
@@ -296,12 +296,12 @@ def test_errors_teach(swapper: Make, tmp_path: Path) -> None:
         copy.deepcopy(mine)
 
 
-def test_adopted_from_a_file(swapper: Make, tmp_path: Path) -> None:
+def test_attached_from_a_file(swapper: Make, tmp_path: Path) -> None:
     mine = swapper(8 * 4096)
     weights = torch.randn(20_000)
     deepnvme.write(weights, tmp_path / "weights")
     for index in range(4):
-        mine.adopt(str(index), tmp_path / "weights", index * 20_000, 20_000, dtype=torch.float32, shape=(50, 100))
+        mine.attach(str(index), tmp_path / "weights", index * 20_000, 20_000, dtype=torch.float32, shape=(50, 100))
     for _ in range(2):
         for index in range(4):
             with mine.lend(str(index), shared=True) as lent:
@@ -311,9 +311,9 @@ def test_adopted_from_a_file(swapper: Make, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="read-only"):
         mine.write("1", 0, torch.ones(1))
     with pytest.raises(ValueError, match="has 80000 bytes"):
-        mine.adopt("x", tmp_path / "weights", 60_001, 20_000)
-    with pytest.raises(ValueError, match="other bytes"):
-        mine.adopt("x", tmp_path / "weights", 0, 12, dtype=torch.float32, shape=(4,))
+        mine.attach("x", tmp_path / "weights", 60_001, 20_000)
+    with pytest.raises(ValueError, match="does not have 12 bytes"):
+        mine.attach("x", tmp_path / "weights", 0, 12, dtype=torch.float32, shape=(4,))
     assert mine.stats().bytes_written == 0
 
 
@@ -349,13 +349,13 @@ def test_export_and_import(swapper: Make, tmp_path: Path, checksums: bool) -> No
             assert torch.equal(lent, tensor * 2)
 
 
-def test_located_bytes_are_the_tensor(swapper: Make) -> None:
+def test_extents_contain_the_tensor(swapper: Make) -> None:
     for named in (False, True):
         mine = swapper(8 * 4096, named=named)
         tensor = torch.randn(5000)
         mine.put("a", tensor)
         found = b""
-        for path, _fd, offset, nbytes in mine.locate("a"):
+        for path, _fd, offset, nbytes in mine.extents("a"):
             with Path(path).open("rb") as file:
                 file.seek(offset)
                 found += file.read(nbytes)
@@ -365,7 +365,7 @@ def test_located_bytes_are_the_tensor(swapper: Make) -> None:
 def test_damage_is_found(swapper: Make) -> None:
     mine = swapper(4 * 4096, checksums=True, named=True)
     mine.put("victim", torch.zeros(2000))
-    ((path, _, offset, _),) = mine.locate("victim")
+    ((path, _, offset, _),) = mine.extents("victim")
     mine.put("other", torch.zeros(4096))
     with Path(path).open("r+b") as file:
         file.seek(offset + 7000)
@@ -376,7 +376,7 @@ def test_damage_is_found(swapper: Make) -> None:
 
 
 def test_gradients_are_put_accumulated_and_consumed(swapper: Make) -> None:
-    """The three policies that are to come, each in a few lines."""
+    """Three typical policies, each in a few lines."""
     mine = swapper(6 * 4096)
     names = [f"layer.{index}" for index in range(8)]
     for name in names:
@@ -393,7 +393,7 @@ def test_gradients_are_put_accumulated_and_consumed(swapper: Make) -> None:
         for name in names:
             with mine.lend(f"{name}.grad", shared=True) as grad, mine.lend(f"{name}.moment") as moment:
                 moment.add_(grad)
-            mine.forget(f"{name}.grad")
+            mine.delete(f"{name}.grad")
     assert len(mine) == 8
     for name in names:
         with mine.lend(f"{name}.moment") as moment:
@@ -431,7 +431,7 @@ def test_closed(swapper: Make) -> None:
 
 
 def test_a_disk_without_room(swapper: Make, tmp_path: Path) -> None:
-    """The limit of file sizes stands in for a full disk: it takes no root."""
+    """The limit of file sizes simulates a full disk without root."""
     import resource
     import signal
 
@@ -449,7 +449,7 @@ def test_a_disk_without_room(swapper: Make, tmp_path: Path) -> None:
         for key in kept:
             with mine.lend(key) as lent:
                 assert lent.eq(float(key)).all()
-        mine.forget("3")
+        mine.delete("3")
         mine.put("more", torch.ones(1024))
         with mine.lend("more") as lent:
             assert lent.eq(1).all()
@@ -460,30 +460,30 @@ def test_a_disk_without_room(swapper: Make, tmp_path: Path) -> None:
 
 def test_a_shape_with_a_negative_dimension_is_refused_and_nothing_is_there(swapper: Make) -> None:
     mine = swapper()
-    with pytest.raises(ValueError, match="a dimension of 'a' is -1"), mine.fill("a", (-1, -4), torch.float32):
+    with pytest.raises(ValueError, match="a dimension of 'a' is -1"), mine.create("a", (-1, -4), torch.float32):
         pass
-    # Whoever lends it is told so at once.
+    # The borrower is told at once.
     with pytest.raises(KeyError), mine.lend("a"):
         pass
     assert mine.keys() == []
 
 
-def test_a_fill_that_raises_leaves_nothing(swapper: Make) -> None:
+def test_a_create_that_raises_leaves_nothing(swapper: Make) -> None:
     mine = swapper()
     for shape in [(5,), (9,)]:
         mine.put("a", torch.ones(5))
-        with pytest.raises(ZeroDivisionError), mine.fill("a", shape, torch.float32) as held:
+        with pytest.raises(ZeroDivisionError), mine.create("a", shape, torch.float32) as held:
             held.fill_(1 / 0)
         with pytest.raises(KeyError), mine.lend("a"):
             pass
-    with pytest.raises(RuntimeError, match="size"), mine.fill("a", (5,), torch.float32) as held:
+    with pytest.raises(RuntimeError, match="size"), mine.create("a", (5,), torch.float32) as held:
         held.copy_(torch.ones(6))
     assert "a" not in mine
 
 
-# Where a generator is thrown away, Python swallows the interrupt, and says so; nothing was interrupted then.
+# If a generator is discarded, Python swallows the interrupt and reports it. Nothing was interrupted then.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("verb", ["put", "adopt", "import_", "fill"])
+@pytest.mark.parametrize("verb", ["put", "attach", "import_", "create"])
 def test_a_put_that_is_interrupted_anywhere_is_all_there_or_not_at_all(
     swapper: Make, tmp_path: Path, verb: str, interrupted: Any
 ) -> None:
@@ -494,13 +494,13 @@ def test_a_put_that_is_interrupted_anywhere_is_all_there_or_not_at_all(
     def act() -> None:
         if verb == "put":
             mine.put("a", new)
-        elif verb == "adopt":
-            mine.adopt("a", data, 0, 1200, dtype=torch.float32)
+        elif verb == "attach":
+            mine.attach("a", data, 0, 1200, dtype=torch.float32)
         elif verb == "import_":
             with data.open("rb") as file:
                 mine.import_("a", file.fileno(), 0, 1200, dtype=torch.float32)
         else:
-            with mine.fill("a", (300,), torch.float32) as held:
+            with mine.create("a", (300,), torch.float32) as held:
                 held.copy_(new)
 
     with interrupted() as points:

@@ -1,5 +1,6 @@
-"""Whole trainings with state and parameters on disk, beside torch's own in memory.
+"""Whole trainings with state and parameters on disk, compared with torch in memory.
 
-``lm`` is a small language model and how it is trained, ``wide`` a model of some size, ``trouble`` makes system calls
-fail. ``children`` are processes of their own, which import these three by themselves: they import nothing from here.
+``language_model`` is a small language model and its training, ``wide_model`` a larger model, and ``failing_calls``
+makes
+system calls fail. ``processes`` runs programs in separate processes, which import these three by themselves.
 """

@@ -1,4 +1,4 @@
-"""What the tests of trainings share."""
+"""Fixtures for the tests of trainings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """An empty folder, with room beside it."""
+    """An empty folder with enough room."""
     made = tmp_path / "folder"
     made.mkdir()
     return made
@@ -25,13 +25,13 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="package", autouse=True)
 def one_thread(threads: Callable[[int], AbstractContextManager[None]]) -> Iterator[None]:
-    """Sums in one order, here and in children; and tensors this small gain nothing from more."""
+    """The same order of sums here and in child processes. Small tensors gain nothing from more threads."""
     with threads(1):
         yield
 
 
 def is_bitwise() -> bool:
-    """Say whether torch rounds here as its builds for AVX2 do, and takes a square root that the kernel has."""
+    """Whether torch rounds here as its AVX2 builds do, and uses a square root that the kernel has."""
     values = torch.rand(20_000, generator=torch.Generator().manual_seed(1)) * 100
     for root in Kernel.roots():
         taken = values.clone()
@@ -42,7 +42,7 @@ def is_bitwise() -> bool:
 
 
 def assert_same(ours: torch.Tensor, theirs: torch.Tensor, name: str = "") -> None:
-    """Every bit, or where this torch has other ones, what some steps of other roundings come to."""
+    """Compare all bits, or within the effect of other roundings if this torch differs."""
     if is_bitwise():
         assert torch.equal(ours, theirs), f"{name}: {(ours != theirs).sum()} of {ours.numel()} differ"
     else:

@@ -1,4 +1,4 @@
-"""State, and parameters, larger than the memory that a process may have."""
+"""State and parameters that exceed the memory limit of a process."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ import torch
 
 import deepnvme
 
-from . import wide
-from .children import run
+from . import wide_model
 from .conftest import is_bitwise
+from .processes import run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-# What is on disk may have this much memory.
+# Memory for state or parameters on disk.
 STATE_MEMORY, PARAMETER_MEMORY = 4 << 20, 12 << 20
-# What steps need beside that: the gradient of a layer on its way into the sum, stacks, allocators.
+# Memory for steps: the gradient of a layer while it is added, stacks, allocators.
 CONSTANT = 24 << 20  # 16 is enough where this was written
 
-# The buffers of a save of parameters, and the file that it makes.
+# The buffers of a save of parameters, and its file.
 BUFFERS = 32 << 20
 
 BEGIN = """
 import gc
-import torch, deepnvme, wide
-wide.warm_up(".")
+import torch, deepnvme, wide_model
+wide_model.warm_up(".")
 """
 
 STATE = f"""
 {BEGIN}
-model = wide.model()
-more = wide.PARAMETER_BYTES + {STATE_MEMORY} + {CONSTANT}  # the gradients, and what was given
-assert {STATE_MEMORY} + {CONSTANT} < 0.5 * wide.STATE_BYTES
-wide.limit(more)
+model = wide_model.model()
+more = wide_model.PARAMETER_BYTES + {STATE_MEMORY} + {CONSTANT}  # the gradients, and what was given
+assert {STATE_MEMORY} + {CONSTANT} < 0.5 * wide_model.STATE_BYTES
+wide_model.limit(more)
 optimizer = deepnvme.optim.AdamW(model.parameters(), swap_dir=".", memory={STATE_MEMORY}, threads=2)
-wide.train(model, optimizer)
+wide_model.train(model, optimizer)
 stats = optimizer.swapping
 assert stats.resident_bytes_peak <= {STATE_MEMORY}, stats
-assert stats.stored_bytes >= wide.STATE_BYTES, stats
-print(wide.digest(model.parameters()))
+assert stats.stored_bytes >= wide_model.STATE_BYTES, stats
+print(wide_model.digest(model.parameters()))
 del optimizer
 gc.collect()
 for kind in (torch.optim.AdamW, deepnvme.optim.AdamW):
     try:
-        wide.train(model, kind(model.parameters()))
+        wide_model.train(model, kind(model.parameters()))
     except (RuntimeError, MemoryError) as error:
         assert "memory" in str(error), error
     else:
@@ -57,33 +57,33 @@ for kind in (torch.optim.AdamW, deepnvme.optim.AdamW):
 
 LARGE = """
 BEGIN
-assert GIVEN < wide.PARAMETER_BYTES
-wide.limit(GIVEN + IN_MEMORY)
-model = wide.shape()
+assert GIVEN < wide_model.PARAMETER_BYTES
+wide_model.limit(GIVEN + IN_MEMORY)
+model = wide_model.shape()
 offloading = deepnvme.offload_parameters(model, memory=PARAMETER_MEMORY, swap_dir=".")
-assert offloading.parameter_bytes >= wide.PARAMETER_BYTES
+assert offloading.parameter_bytes >= wide_model.PARAMETER_BYTES
 for index, layer in enumerate(model):
     with offloading.gathered(layer.parameters(), write=True):
-        wide.fill(model, index)
+        wide_model.fill(model, index)
 optimizer = deepnvme.optim.AdamW(
     model.parameters(), swap_dir=".", memory=STATE_MEMORY, threads=2, swap_gradients=SWAP_GRADIENTS
 )
 offloading.attach(optimizer, in_backward=IN_BACKWARD)
-wide.train(model, optimizer)
+wide_model.train(model, optimizer)
 assert offloading.stats().resident_bytes_peak <= PARAMETER_MEMORY
 assert optimizer.swapping.resident_bytes_peak <= STATE_MEMORY
-assert optimizer.swapping.stored_bytes >= wide.STATE_BYTES
+assert optimizer.swapping.stored_bytes >= wide_model.STATE_BYTES
 digests = []
 for layer in model:
     with offloading.gathered(layer.parameters()):
-        digests.append(wide.digest(layer.parameters()))
+        digests.append(wide_model.digest(layer.parameters()))
 print(*digests)
 optimizer.save_state("optimizer.safetensors")
-wide.limit(BUFFERS)
-assert BUFFERS < wide.PARAMETER_BYTES
+wide_model.limit(BUFFERS)
+assert BUFFERS < wide_model.PARAMETER_BYTES
 offloading.save("model.safetensors", progress=False)
 try:
-    wide.model()
+    wide_model.model()
 except (RuntimeError, MemoryError) as error:
     assert "memory" in str(error), error
 else:
@@ -92,13 +92,13 @@ else:
 
 
 def large(gradients: str) -> str:
-    """What trains with parameters and state on disk, and gradients there, or in memory, or used up as they come."""
+    """Train with parameters and state on disk, and gradients on disk, in memory, or used immediately."""
     values = {
         "BEGIN": BEGIN,
         "BUFFERS": BUFFERS,
         "GIVEN": STATE_MEMORY + PARAMETER_MEMORY + CONSTANT,
         "IN_BACKWARD": gradients == "used up",
-        "IN_MEMORY": "wide.PARAMETER_BYTES" if gradients == "in memory" else 0,
+        "IN_MEMORY": "wide_model.PARAMETER_BYTES" if gradients == "in memory" else 0,
         "PARAMETER_MEMORY": PARAMETER_MEMORY,
         "STATE_MEMORY": STATE_MEMORY,
         "SWAP_GRADIENTS": gradients == "on disk",
@@ -111,24 +111,24 @@ def large(gradients: str) -> str:
 
 @pytest.fixture(scope="module")
 def trained(one_thread: None) -> torch.nn.Sequential:
-    """What comes out in this process, where memory has no bound."""
-    model = wide.model()
+    """Return the result in this process, without a memory limit."""
+    model = wide_model.model()
     kind: Any = torch.optim.AdamW if is_bitwise() else deepnvme.optim.AdamW
-    wide.train(model, kind(model.parameters(), foreach=False))
+    wide_model.train(model, kind(model.parameters(), foreach=False))
     return model
 
 
 def test_state_larger_than_the_memory_of_the_process(trained: torch.nn.Sequential, folder: Path) -> None:
-    assert run(STATE, folder).split() == [wide.digest(trained.parameters())]
+    assert run(STATE, folder).split() == [wide_model.digest(trained.parameters())]
 
 
 @pytest.mark.parametrize("gradients", ["in memory", "on disk", "used up"])
 def test_each_of_parameters_gradients_and_state_larger(
     trained: torch.nn.Sequential, folder: Path, gradients: str
 ) -> None:
-    """Larger than all memory that the process may have, if gradients are not there; parameters never were in memory."""
+    """The model exceeds the memory limit even without gradients, and is never in memory as a whole."""
     output = run(large(gradients), folder)
-    assert output.split() == [wide.digest(layer.parameters()) for layer in trained]
+    assert output.split() == [wide_model.digest(layer.parameters()) for layer in trained]
     saved = deepnvme.load(folder / "model.safetensors.index.json")
     for name, tensor in trained.state_dict().items():
         assert torch.equal(saved[name], tensor), name

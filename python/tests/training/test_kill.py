@@ -1,4 +1,4 @@
-"""A training that is killed in the middle of a step goes on from its last checkpoint as if nothing had been."""
+"""A training that is killed in the middle of a step continues from its last checkpoint without any difference."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 import deepnvme
 
-from . import lm
-from .children import child
+from . import language_model
+from .processes import child
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,17 +20,17 @@ STATE_MEMORY, PARAMETER_MEMORY = 128 << 10, 256 << 10
 
 CHILD = f"""
 import time
-import torch, deepnvme, lm
+import torch, deepnvme, language_model
 
 torch.set_num_threads(1)
 swap_dir, saved = ".", "../checkpoints"
-model = lm.Model()
+model = language_model.Model()
 if parameters_on_disk:
     offloading = deepnvme.offload_parameters(model, memory={PARAMETER_MEMORY}, swap_dir=swap_dir)
-optimizer = lm.adamw(deepnvme.optim.AdamW, model, swap_dir=swap_dir, memory={STATE_MEMORY})
+optimizer = language_model.adamw(deepnvme.optim.AdamW, model, swap_dir=swap_dir, memory={STATE_MEMORY})
 if parameters_on_disk:
     offloading.attach(optimizer)
-training = lm.Training(model, optimizer, {STEPS})
+training = language_model.Training(model, optimizer, {STEPS})
 
 lends = stop = 0
 plain = deepnvme.Swapper.lend
@@ -74,8 +74,8 @@ def test_killed_in_the_middle_of_a_step(folder: Path, parameters_on_disk: bool) 
         assert last is not None
         assert last.step == 7
         state = checkpointer.restore()
-    model = lm.Model()
-    # What does not come from the checkpoint is wrong.
+    model = language_model.Model()
+    # Wrong values, unless they come from the checkpoint.
     with torch.no_grad():
         for param in model.parameters():
             param.fill_(0.5)
@@ -85,16 +85,16 @@ def test_killed_in_the_middle_of_a_step(folder: Path, parameters_on_disk: bool) 
         offloading.load_state_dict(state["model"])
     else:
         model.load_state_dict(state["model"])
-    optimizer = lm.adamw(deepnvme.optim.AdamW, model, swap_dir=folder, memory=STATE_MEMORY)
+    optimizer = language_model.adamw(deepnvme.optim.AdamW, model, swap_dir=folder, memory=STATE_MEMORY)
     if parameters_on_disk:
         offloading.attach(optimizer)
-    training = lm.Training(model, optimizer, STEPS)
+    training = language_model.Training(model, optimizer, STEPS)
     optimizer.load_state_dict(state["optimizer"])
     training.scheduler.load_state_dict(state["scheduler"])
     losses = [training.step(step) for step in range(last.step + 1, STEPS)]
 
-    whole = lm.Model()
-    uninterrupted = lm.Training(whole, lm.adamw(deepnvme.optim.AdamW, whole), STEPS)
+    whole = language_model.Model()
+    uninterrupted = language_model.Training(whole, language_model.adamw(deepnvme.optim.AdamW, whole), STEPS)
     assert losses == [uninterrupted.step(step) for step in range(STEPS)][last.step + 1 :]
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, whole.state_dict()[name]), name

@@ -1,4 +1,4 @@
-"""200 steps of a small language model: the losses and parameters of torch in memory, bit for bit."""
+"""200 steps of a small language model give bit-identical losses and parameters to torch in memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 import deepnvme
 
-from . import lm
+from . import language_model
 from .conftest import is_bitwise
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ def assert_same_state(optimizer: Any, theirs: dict[str, Any]) -> None:
 
 
 class Reference:
-    """The same training by torch in memory."""
+    """Train the same model with torch in memory."""
 
     def __init__(self) -> None:
-        model = lm.Model()
-        optimizer = lm.adamw(torch.optim.AdamW, model, foreach=False)
-        training = lm.Training(model, optimizer, STEPS)
+        model = language_model.Model()
+        optimizer = language_model.adamw(torch.optim.AdamW, model, foreach=False)
+        training = language_model.Training(model, optimizer, STEPS)
         self.losses = [training.step(step) for step in range(STEPS)]
         self.parameters = model.state_dict()
         self.optimizer = optimizer.state_dict()
@@ -51,17 +51,17 @@ def reference(one_thread: None) -> Reference:
 
 @pytest.mark.parametrize("parameters_on_disk", [False, True])
 def test_the_losses_of_torch(tmp_path: Path, reference: Reference, parameters_on_disk: bool) -> None:
-    model = lm.Model()
+    model = language_model.Model()
     count = sum(param.numel() for param in model.parameters())
     assert 100_000 < count < 300_000
     offloading = None
     if parameters_on_disk:
         offloading = deepnvme.offload_parameters(model, memory=PARAMETER_MEMORY, swap_dir=tmp_path)
         assert offloading.parameter_bytes > 1.5 * PARAMETER_MEMORY
-    optimizer = lm.adamw(deepnvme.optim.AdamW, model, swap_dir=tmp_path, memory=STATE_MEMORY)
+    optimizer = language_model.adamw(deepnvme.optim.AdamW, model, swap_dir=tmp_path, memory=STATE_MEMORY)
     if offloading is not None:
         offloading.attach(optimizer)
-    training = lm.Training(model, optimizer, STEPS)
+    training = language_model.Training(model, optimizer, STEPS)
     losses = [training.step(step) for step in range(STEPS)]
 
     assert mean(losses[-20:]) < 0.6 * losses[0]
@@ -80,32 +80,32 @@ def test_the_losses_of_torch(tmp_path: Path, reference: Reference, parameters_on
     assert stats is not None
     assert stats.stored_bytes >= 2 * 4 * count > 3 * STATE_MEMORY
     assert stats.resident_bytes_peak <= STATE_MEMORY
-    # Never all of it was there: each step but the first has read most of it.
+    # It was never completely in memory: each step but the first has read most of it.
     assert stats.bytes_read > (STEPS - 1) * (stats.stored_bytes - STATE_MEMORY)
     if offloading is not None:
         assert offloading.stats().resident_bytes_peak <= PARAMETER_MEMORY
-        assert offloading.stats().bytes_read > STEPS * lm.MICRO_BATCHES * offloading.parameter_bytes
+        assert offloading.stats().bytes_read > STEPS * language_model.MICRO_BATCHES * offloading.parameter_bytes
         offloading.close()
         for name, tensor in model.state_dict().items():
             assert not is_bitwise() or torch.equal(tensor, reference.parameters[name]), name
-    # The parameters are in memory now, in both cases.
+    # In both cases the parameters are in memory now.
     if is_bitwise():
         assert_same_state(optimizer, reference.optimizer)
 
 
-def short(where: Path | None, *, parameters_on_disk: bool) -> lm.Training:
+def short(where: Path | None, *, parameters_on_disk: bool) -> language_model.Training:
     """A training of bf16 parameters, in memory or in a folder."""
-    model = lm.Model().bfloat16()
+    model = language_model.Model().bfloat16()
     options: dict[str, Any] = {} if where is None else {"swap_dir": where, "memory": STATE_MEMORY}
-    optimizer = lm.adamw(deepnvme.optim.AdamW, model, **options)
+    optimizer = language_model.adamw(deepnvme.optim.AdamW, model, **options)
     if where is not None and parameters_on_disk:
         deepnvme.offload_parameters(model, memory=PARAMETER_MEMORY // 2, swap_dir=where).attach(optimizer)
-    return lm.Training(model, optimizer, SHORT_STEPS)
+    return language_model.Training(model, optimizer, SHORT_STEPS)
 
 
 @pytest.mark.parametrize("parameters_on_disk", [False, True])
 def test_the_state_of_short_parameters(folder: Path, parameters_on_disk: bool) -> None:
-    """Also while parameters are on disk, as checkpoints in the middle of a training want it."""
+    """Works also while parameters are on disk, as for checkpoints during training."""
     found = []
     for where in (None, folder):
         training = short(where, parameters_on_disk=parameters_on_disk)
@@ -117,7 +117,7 @@ def test_the_state_of_short_parameters(folder: Path, parameters_on_disk: bool) -
 
 @pytest.mark.parametrize("parameters_on_disk", [False, True])
 def test_short_parameters(tmp_path: Path, parameters_on_disk: bool) -> None:
-    """Parameters of bf16: their fp32 master weights begin as what the parameters are, wherever those are."""
+    """The fp32 master weights of bf16 parameters start with their values, in memory or on disk."""
 
     def train(where: Path | None) -> tuple[list[float], dict[str, torch.Tensor]]:
         training = short(where, parameters_on_disk=parameters_on_disk)

@@ -1,4 +1,4 @@
-"""The options of the optimizers that torch has, too: in memory and on disk, beside torch's loops and its `foreach`."""
+"""The options of torch's optimizers, in memory and on disk, compared with torch's loops and its `foreach`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 STEPS = 12
 MEMORY = 64 << 10
-# Of which the third has other strides, the fourth has no gradient now and then, and the fifth never has one.
+# The third has other strides, the fourth sometimes no gradient, and the fifth never one.
 SHAPES = [(130, 51), (7,), (8, 3, 3, 3), (60, 100), (9,)]
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -77,7 +77,7 @@ def run(params: list[nn.Parameter], one: Any, steps: int = STEPS, scale: float =
 
 @pytest.mark.parametrize("on_disk", WHERE.values(), ids=WHERE.keys())
 @pytest.mark.parametrize(("kind", "settings"), CASES, ids=words_of)
-def test_beside_torch(tmp_path: Path, kind: str, settings: dict[str, Any], on_disk: bool) -> None:
+def test_compared_with_torch(tmp_path: Path, kind: str, settings: dict[str, Any], on_disk: bool) -> None:
     ours, theirs = parameters(), parameters()
     where = {"swap_dir": tmp_path, "memory": MEMORY} if on_disk else {}
     mine = optimizer(getattr(optim, kind), ours, settings, **where)
@@ -86,7 +86,7 @@ def test_beside_torch(tmp_path: Path, kind: str, settings: dict[str, Any], on_di
     run(theirs, his)
     for mine_one, his_one in zip(ours, theirs, strict=True):
         if kind == "AdamW" and settings.get("lr") == "tensor":
-            # torch computes what decays in fp32 then, and otherwise in double precision.
+            # torch then computes the decay in fp32, and otherwise in double precision.
             torch.testing.assert_close(mine_one, his_one, rtol=1e-6, atol=1e-6)
         else:
             assert_same(mine_one.detach(), his_one.detach())
@@ -96,7 +96,7 @@ def test_beside_torch(tmp_path: Path, kind: str, settings: dict[str, Any], on_di
         for called, value in kept.items():
             if value is not None:
                 assert_same(torch.as_tensor(state[index][called]), torch.as_tensor(value), f"{index} {called}")
-    # torch's by `foreach` rounds elsewhere: it takes products and quotients in another order.
+    # torch's `foreach` rounds at other places: its order of products and quotients differs.
     if settings.get("lr") != "tensor":  # that it refuses
         quick = parameters()
         run(quick, optimizer(getattr(torch.optim, kind), quick, settings, foreach=True))
@@ -106,7 +106,7 @@ def test_beside_torch(tmp_path: Path, kind: str, settings: dict[str, Any], on_di
 
 @pytest.mark.parametrize("kind", ["AdamW", "SGD", "Adagrad"])
 def test_short_parameters_beside_torchs(tmp_path: Path, kind: str) -> None:
-    """torch rounds parameters and moments to bf16 in each step, and here they are fp32: some of its last bits apart."""
+    """torch rounds parameters and moments to bf16 in each step. Here they are fp32, so the last bits differ."""
     settings = {"lr": 1e-2, "momentum": 0.9} if kind == "SGD" else {"lr": 1e-2}
     params = [parameters(torch.bfloat16) for _ in range(3)]
     run(params[0], optimizer(getattr(optim, kind), params[0], settings, swap_dir=tmp_path, memory=MEMORY))
@@ -114,7 +114,7 @@ def test_short_parameters_beside_torchs(tmp_path: Path, kind: str) -> None:
     run(params[2], optimizer(getattr(torch.optim, kind), params[2], settings, foreach=False))
     for disk, memory, his in zip(*params, strict=True):
         assert torch.equal(disk, memory)
-        # A bf16 of up to 4 is off by 2^-7 when it is rounded, and that happens twelve times.
+        # Rounding a bf16 number up to 4 costs up to 2^-7, twelve times.
         torch.testing.assert_close(disk.float(), his.float(), rtol=0, atol=STEPS * 2.0**-7)
 
 
@@ -195,7 +195,7 @@ def good() -> nn.Parameter:
         (good, {"differentiable": True}, r"torch\.optim"),
     ],
 )
-def test_what_is_refused_changes_nothing(
+def test_a_refusal_changes_nothing(
     tmp_path: Path, kind: Any, bad: Callable[[], nn.Parameter], settings: dict[str, Any], words: str, *, on_disk: bool
 ) -> None:
     where = {"swap_dir": tmp_path, "memory": MEMORY} if on_disk else {}

@@ -1,0 +1,120 @@
+"""Group parameters that are moved together. Pure: names, sizes and structure only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from deepnvme._stream.partition import Limits, partition
+from deepnvme._utils.strides import is_dense, row_major
+
+# Attribute of an offloaded parameter with its strides, for while it is on disk.
+OFFLOADED_STRIDE = "_deepnvme_stride"
+# Alignment of parameters within a group: good for vector loads, and enough for any dtype.
+_ALIGNED_BYTES = 64
+# A group gets at most 1/4 of the memory, so that one can be in use while others are moved.
+_GROUP_SHARE = 4
+# Parameters up to this fraction of the memory stay in it, up to a total fraction.
+_RESIDENT_SHARE, _RESIDENT_BYTES_MAX, _ALL_RESIDENT_SHARE = 1024, 1 << 16, 8
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A parameter, and its position in its group."""
+
+    parameter: nn.Parameter = field(repr=False)
+    name: str
+    offset: int
+    nbytes: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    def view(self, memory: torch.Tensor) -> torch.Tensor:
+        """View the parameter in the memory of its group, with its original strides."""
+        flat = memory[self.offset : self.offset + self.nbytes].view(self.dtype)
+        # `.data` is not a view to autograd.
+        return flat.as_strided(self.shape, self.stride, flat.storage_offset()).data
+
+
+@dataclass(eq=False)
+class ParameterGroup:
+    """Parameters that are moved together: used by the same blocks, and all trained or all frozen."""
+
+    key: str
+    is_frozen: bool
+    members: list[Member] = field(default_factory=list)
+    nbytes: int = 0
+
+    def add(self, name: str, parameter: nn.Parameter) -> None:
+        """Append a parameter."""
+        offset = -(-self.nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        # Gaps between elements are not kept.
+        stride = parameter.stride() if is_dense(parameter) else row_major(parameter.shape)
+        self.members.append(Member(parameter, name, offset, parameter.nbytes, parameter.shape, stride, parameter.dtype))
+        self.nbytes = offset + parameter.nbytes
+
+
+@dataclass
+class Block:
+    """A module, and the groups that are in memory while it runs."""
+
+    name: str
+    module: nn.Module = field(repr=False)
+    groups: list[ParameterGroup]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it needs to run."""
+        return sum(group.nbytes for group in self.groups)
+
+
+def find_blocks(root: nn.Module, memory: int) -> list[Block]:
+    """Find the blocks of a model, in module order.
+
+    Parameters of at most a few KiB stay in memory and belong to no group.
+
+    Args:
+        root: the model.
+        memory: bytes for groups in memory.
+
+    Raises:
+        MemoryError: a block needs more than that.
+    """
+    sizes = {id(parameter): parameter.nbytes for parameter in root.parameters() if parameter.nbytes > 0}
+    limits = Limits(
+        group_bytes_max=memory // _GROUP_SHARE,
+        resident_bytes_max=min(memory // _RESIDENT_SHARE, _RESIDENT_BYTES_MAX),
+        all_resident_bytes_max=memory // _ALL_RESIDENT_SHARE,
+        rows_bytes_min=None,
+        experts_bytes_min=None,
+    )
+    layer_groups = partition(root, sizes, limits).groups
+    users: dict[int, list[int]] = {}
+    named: dict[int, tuple[str, nn.Parameter]] = {}
+    for index, layer_group in enumerate(layer_groups):
+        for weight in layer_group.weights:
+            parameter = getattr(weight.module, weight.attribute)
+            named.setdefault(id(parameter), (weight.name, parameter))
+            if index not in users.setdefault(id(parameter), []):
+                users[id(parameter)].append(index)
+    groups: dict[tuple[tuple[int, ...], bool], ParameterGroup] = {}
+    for number, of in users.items():
+        name, parameter = named[number]
+        kind = (tuple(of), not parameter.requires_grad)
+        if kind not in groups:
+            groups[kind] = ParameterGroup(f"group.{len(groups)}", is_frozen=kind[1])
+        groups[kind].add(name, parameter)
+    blocks = [
+        Block(layer_group.name, layer_group.module, [group for (of, _), group in groups.items() if index in of])
+        for index, layer_group in enumerate(layer_groups)
+    ]
+    largest = max(blocks, key=lambda block: block.nbytes, default=None)
+    if largest is not None and largest.nbytes > memory:
+        raise MemoryError(
+            f"memory={memory} is too little: {largest.name} alone needs {largest.nbytes:,} bytes; with three times "
+            "that, the next block can be loaded while one computes"
+        )
+    return blocks

@@ -1,0 +1,373 @@
+"""``deepnvme.offload_parameters``: train a model whose parameters are on disk between uses."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from deepnvme._checkpoint.lazy import LazyTensor
+from deepnvme._checkpoint.writing import SaveOptions
+from deepnvme._offload.groups import find_blocks
+from deepnvme._offload.passes import BlockRunner
+from deepnvme._offload.placeholders import replace_meta_parameters
+from deepnvme._offload.residence import Residence
+from deepnvme._offload.saving import ShardSaver
+from deepnvme._offload.stepping import OptimizerStepper
+from deepnvme._offload.swapper import Swapper
+from deepnvme._stream.parameter_binding import wrap_forward
+from deepnvme._utils.arguments import parse_bytes
+from deepnvme.errors import ClosedError, UnsupportedError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from torch import nn
+
+    from deepnvme._checkpoint.progress import Progress
+    from deepnvme._deepnvme import Engine
+    from deepnvme._offload.groups import ParameterGroup
+    from deepnvme._offload.stats import SwapStats
+
+
+class Offloaded:
+    """Control and observe offloaded parameters. Available as ``model.offloading``."""
+
+    def __init__(self, model: nn.Module, memory: int, swapper: Swapper) -> None:
+        self.memory_bytes = memory
+        self._model = weakref.ref(model)
+        self._blocks = find_blocks(model, memory)
+        self._groups = list(dict.fromkeys(group for block in self._blocks for group in block.groups))
+        self._group_of = {id(member.parameter): group for group in self._groups for member in group.members}
+        self._names = {member.name: (group, member) for group in self._groups for member in group.members}
+        self._swapper = swapper
+        self._residence = Residence(swapper, self._groups)
+        self._runner = BlockRunner(self._residence, self._on_group_done)
+        self._steppers: list[weakref.ref[OptimizerStepper]] = []
+        for group in self._groups:
+            self._residence.offload(group)
+        self._undo = [wrap_forward(block.module, self._runner.wrapper_for(block)) for block in self._blocks]
+        hooks = [
+            model.register_forward_pre_hook(self._begin_step),
+            # It sets an attribute on the hook, which a bound method does not allow.
+            model.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
+                lambda *arguments: self._fill_state(*arguments)  # noqa: PLW0108
+            ),
+            register_optimizer_step_pre_hook(_StepGuard(self)),
+        ]
+        self._undo += [hook.remove for hook in hooks]
+        self.is_closed = False
+        # Whether state dicts include the parameters on disk.
+        self._is_filling = True
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of the offloaded parameters."""
+        return sum(group.nbytes for group in self._groups)
+
+    def stats(self) -> SwapStats:
+        """Return the counters so far."""
+        return self._swapper.stats()
+
+    @contextmanager
+    def gathered(self, parameters: Iterable[nn.Parameter], *, write: bool = False) -> Iterator[None]:
+        """Hold parameters in memory for a ``with`` block.
+
+        Args:
+            parameters: parameters to hold, together with the rest of their groups. Parameters that are not offloaded
+                are
+                left alone.
+            write: allow changes. Raises if a block is using one of them.
+
+        Raises:
+            MemoryError: they are more than ``memory``.
+            RuntimeError: with ``write``, one of them is in use.
+            TypeError: the argument is not a collection of parameters.
+        """
+        self._check_open()
+        if isinstance(parameters, (torch.Tensor, torch.nn.Module)):
+            raise TypeError("gathered takes a list of several parameters: offloading.gathered([layer.weight])")
+        found = {id(parameter): self._group_of.get(id(parameter)) for parameter in parameters}
+        groups = list(dict.fromkeys(group for group in found.values() if group is not None))
+        wanted = sum(group.nbytes for group in groups)
+        if wanted > self.memory_bytes:
+            raise MemoryError(f"these parameters have {wanted:,} bytes, but there is memory for {self.memory_bytes:,}")
+        with self._residence.held(groups, exclusive=write):
+            yield
+
+    def attach(self, optimizer: torch.optim.Optimizer, *, in_backward: bool = False) -> None:
+        """Make an optimizer step through the parameters group by group, each in memory while it is changed.
+
+        The optimizer must treat each parameter independently, as all of ``torch.optim`` except ``LBFGS`` do. Its state
+        stays
+        where it is.
+
+        Args:
+            optimizer: the optimizer of the model's parameters.
+            in_backward: update the parameters of a block as soon as its backward pass is done, while they are in
+                memory, and
+                free their gradients. This reads a third less and keeps the gradients of one block at most. ``step()``
+                updates
+                the rest and must be called after each ``backward()``. Gradient accumulation, clipping by the total norm
+                and
+                ``GradScaler`` need all gradients first and are not possible. Default: ``step()`` updates everything.
+
+        Raises:
+            UnsupportedError: the optimizer treats parameters together, or is already attached.
+            ValueError: it has none of the model's parameters.
+        """
+        self._check_open()
+        model = self._model()
+        theirs = {id(parameter) for param_group in optimizer.param_groups for parameter in param_group["params"]}
+        if model is not None and theirs.isdisjoint(map(id, model.parameters())):
+            raise ValueError("this optimizer has none of the model's parameters; attach the one that trains the model")
+        if any(stepper.is_of(optimizer) for stepper in self._attached()):
+            raise UnsupportedError("this optimizer is attached already; attach it once")
+        stepper = OptimizerStepper(
+            optimizer,
+            self._residence,
+            self._group_of,
+            in_backward=in_backward,
+            on_begin=self._runner.end_failed,
+            on_end=self._runner.end_step,
+        )
+        self._steppers.append(weakref.ref(stepper))
+        if in_backward:
+            self._undo.append(stepper.close)
+
+    def _attached(self) -> Iterator[OptimizerStepper]:
+        for known in self._steppers:
+            stepper = known()
+            if stepper is not None:
+                yield stepper
+
+    def _on_group_done(self, group: ParameterGroup) -> None:
+        for stepper in self._attached():
+            stepper.on_backward_done(group)
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor], *, strict: bool = True) -> None:
+        """Load a state dict block by block.
+
+        Args:
+            state: names to tensors, as from ``model.state_dict()``.
+            strict: require exactly the model's names.
+
+        Raises:
+            RuntimeError: names or shapes differ.
+        """
+        self._check_open()
+        model = self._model()
+        if model is None:
+            raise ClosedError("the model was garbage-collected; keep a reference to it")
+        wrong = [
+            f"{name} is {tuple(state[name].shape)}, not {tuple(member.shape)}"
+            for name, (_, member) in self._names.items()
+            if name in state and state[name].shape != member.shape
+        ]
+        if wrong:
+            raise RuntimeError(f"the state does not fit: {'; '.join(wrong)}")
+        # The state lists a tied parameter under each of its names.
+        others = {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in self._group_of}
+        rest = {name: tensor for name, tensor in state.items() if name not in others}
+        answer = model.load_state_dict(rest, strict=False)
+        missing = [name for name in answer.missing_keys if name not in others] + sorted(others - state.keys())
+        if strict and (missing or answer.unexpected_keys):
+            raise RuntimeError(f"the state lacks {missing} and has unexpected {answer.unexpected_keys}")
+        for group in self._groups:
+            with self._residence.held([group], exclusive=True):
+                for member in group.members:
+                    if member.name in state:
+                        tensor = state[member.name]
+                        # A tensor that is still in its file is read here and not kept, so that the model is never in
+                        # memory as a whole.
+                        member.parameter.data.copy_(tensor.read() if isinstance(tensor, LazyTensor) else tensor)
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        max_shard_bytes: str | int | None = None,
+        durability: Literal["none", "data", "full"] = "full",
+        checksums: bool = True,
+        progress: Progress = None,
+    ) -> int:
+        """Save the model's state in safetensors files and an index, one shard in memory at a time.
+
+        ``deepnvme.load(folder, lazy=True)`` and Hugging Face's loaders read them. The index is replaced last, so
+        readers find
+        the old state or the new one.
+
+        Args:
+            path: ``*.safetensors``. Shards get a number before the suffix, the index ``.index.json`` after it.
+            max_shard_bytes: bytes of one file, held in memory while it is written, in addition to ``memory``. Default:
+                a
+                quarter of ``memory``.
+            durability: as in :func:`deepnvme.save`.
+            checksums: as in :func:`deepnvme.save`.
+            progress: as in :func:`deepnvme.save`.
+
+        Returns:
+            The bytes of all files.
+        """
+        self._check_open()
+        model = self._model()
+        if model is None:
+            raise ClosedError("the model was garbage-collected; keep a reference to it")
+        limit = self.memory_bytes // 4 if max_shard_bytes is None else parse_bytes(max_shard_bytes, "max_shard_bytes")
+        self._is_filling = False
+        try:
+            state = model.state_dict(keep_vars=True)
+        finally:
+            self._is_filling = True
+        options = SaveOptions(None, durability, checksums)
+        return ShardSaver(state, self._copy).save(path, limit, options, progress)
+
+    def _copy(self, parameter: torch.Tensor) -> torch.Tensor:
+        group = self._group_of.get(id(parameter))
+        if group is None:
+            return parameter.detach()
+        with self._residence.held([group]):
+            return parameter.detach().clone()
+
+    def close(self) -> None:
+        """Move all parameters back into memory.
+
+        Raises:
+            OSError: some cannot be read. They stay on disk, and the next call tries again.
+        """
+        if self.is_closed:
+            return
+        self._runner.end_all()
+        for group in self._groups:
+            self._residence.restore(group)
+        for undo in self._undo:
+            undo()
+        self.is_closed = True
+        # From now on an attached optimizer updates everything at once.
+        self._group_of.clear()
+        self._swapper.close()
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise ClosedError("offloading was closed; the parameters are in memory again")
+
+    def _begin_step(self, _model: nn.Module, _args: Any) -> None:
+        # Releases the groups of a backward pass that failed.
+        self._runner.end_all()
+        self._runner.counts_uses = torch.is_grad_enabled()
+        if torch.is_grad_enabled() and any(stepper.is_begun for stepper in self._attached()):
+            raise RuntimeError(
+                "the last backward pass has changed parameters (attach(..., in_backward=True)), and its step has not "
+                "ended: call optimizer.step() after each backward(). To accumulate gradients, attach the "
+                "optimizer without in_backward"
+            )
+        self._residence.next_step()
+
+    def _fill_state(self, model: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+        if not self._is_filling:
+            return
+        copies: dict[int, torch.Tensor] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            group = self._group_of.get(id(parameter))
+            if group is None or prefix + name not in state:
+                continue
+            if id(parameter) not in copies:
+                with self._residence.held([group]):
+                    for member in group.members:
+                        copies[id(member.parameter)] = member.parameter.detach().clone()
+            state[prefix + name] = copies[id(parameter)]
+
+    def refuse(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise if an optimizer is about to update parameters on disk."""
+        for param_group in optimizer.param_groups:
+            for parameter in param_group["params"]:
+                group = self._group_of.get(id(parameter))
+                if group is not None and parameter.grad is not None and not self._residence.is_held(group):
+                    raise RuntimeError(
+                        "the parameters of this optimizer are on disk: call model.offloading.attach(optimizer) once, "
+                        "before its first step"
+                    )
+
+
+class _StepGuard:
+    """Checks each optimizer's step while the model exists."""
+
+    def __init__(self, offloaded: Offloaded) -> None:
+        self._offloaded = weakref.ref(offloaded)
+
+    def __call__(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        offloaded = self._offloaded()
+        if offloaded is not None:
+            offloaded.refuse(optimizer)
+
+
+def offload_parameters(
+    model: nn.Module,
+    *,
+    memory: str | int,
+    swap_dir: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    checksums: bool = False,
+    engine: Engine | None = None,
+) -> Offloaded:
+    """Keep a model's parameters on disk during training. Blocks have them in memory while they run.
+
+    Each block's parameters are loaded before its forward and its backward and released afterwards. The first step
+    records
+    the order; from then on the next blocks are loaded during computation. Results are bit-identical. Activation
+    checkpointing, shared and frozen parameters, gradient accumulation and ``torch.autocast`` work.
+
+    Frozen parameters are written once, trained ones after each step. Gradients stay in memory.
+
+    Args:
+        model: a model with parameters in CPU memory, or on the meta device. Meta parameters become zeros without ever
+            being in memory as a whole; ``load_state_dict`` fills them. The model is changed in place.
+        memory: bytes for parameters, such as ``"4GB"``. Parameters of a few KiB stay in memory in addition.
+        swap_dir: a folder on the NVMe drive, or several, one per drive. Nothing in it outlives the process.
+        checksums: checksum everything that is written, and verify it when it is read.
+        engine: the engine to use. Default: the default engine.
+
+    Returns:
+        ``model.offloading``, with ``attach(optimizer)``, ``gathered(parameters)``, ``load_state_dict(state)``,
+        ``stats()`` and ``close()``. ``model.state_dict()`` works as usual and needs memory for all parameters.
+
+    Raises:
+        MemoryError: one block needs more memory.
+        UnsupportedError: the model cannot be offloaded; the message states why.
+
+    Example:
+        >>> model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
+        >>> offloading = deepnvme.offload_parameters(model, memory="1MB", swap_dir=".")
+        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        >>> offloading.attach(optimizer)
+        >>> for step in range(3):
+        ...     model(torch.randn(8, 256)).square().mean().backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        >>> offloading.close()
+    """
+    earlier = getattr(model, "offloading", None)
+    if isinstance(earlier, Offloaded) and not earlier.is_closed:
+        raise UnsupportedError(
+            "the parameters of this model are offloaded already; call model.offloading.close() first"
+        )
+    replace_meta_parameters(model)
+    for name, parameter in model.named_parameters():
+        if parameter.device.type != "cpu":
+            raise UnsupportedError(f"{name} is on {parameter.device}; only CPU parameters can be offloaded")
+        if parameter.layout is not torch.strided or parameter.is_nested or parameter.is_quantized:
+            raise UnsupportedError(
+                f"{name} is not one block of memory (sparse, nested or quantised) and cannot be offloaded"
+            )
+    nbytes = parse_bytes(memory)
+    swapper = Swapper(swap_dir, memory=nbytes, checksums=checksums, engine=engine)
+    try:
+        offloaded = Offloaded(model, nbytes, swapper)
+    except BaseException:
+        swapper.close()
+        raise
+    model.offloading = offloaded  # type: ignore[assignment]
+    return offloaded

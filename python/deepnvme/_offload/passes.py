@@ -1,0 +1,177 @@
+"""Run blocks: their groups are in memory during forward and backward, and not between."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as tree
+
+from deepnvme._offload.autograd import save_references
+from deepnvme._offload.residence import Holder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from deepnvme._offload.groups import Block, ParameterGroup
+    from deepnvme._offload.residence import Residence
+
+# torch's graph task id outside of a backward pass.
+_NO_BACKWARD = -1
+
+
+class BlockRunner:
+    """Runs blocks.
+
+    Args:
+        residence: holds their groups.
+        on_group_done: called with each group that will get no more gradients in this backward pass.
+    """
+
+    def __init__(self, residence: Residence, on_group_done: Callable[[ParameterGroup], None]) -> None:
+        self._residence, self._on_group_done = residence, on_group_done
+        # Uses of a group in forward passes that backward passes have not matched yet.
+        self._uses: Counter[ParameterGroup] = Counter()
+        # Whether a backward pass follows. Checkpointed blocks run without gradients even then.
+        self.counts_uses = True
+        # Block calls whose backward has begun and not ended.
+        self._in_backward: dict[int, _BlockCall] = {}
+
+    def wrapper_for(self, block: Block) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Make a wrapper that runs a block's forward with its groups in memory."""
+
+        def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                # Activation checkpointing runs the forward again in the backward pass, where it was already counted.
+                if self.counts_uses and torch._C._current_graph_task_id() == _NO_BACKWARD:  # noqa: SLF001
+                    self._uses.update(block.groups)
+                with self._residence.held(block.groups):
+                    if not torch.is_grad_enabled():
+                        with _without_copies():
+                            return forward(*args, **kwargs)
+                    call = _BlockCall(self, block)
+                    args, kwargs = call.watch_inputs(args, kwargs)
+                    with _without_copies(), save_references(self._residence, block.groups, call.begin):
+                        return call.watch_outputs(forward(*args, **kwargs))
+
+            return run
+
+        return wrap
+
+    def begin(self, call: _BlockCall) -> None:
+        """Hold the groups of a block for its backward."""
+        if id(call) in self._in_backward:
+            return
+        if not self._in_backward:
+            # Ends the blocks that are still open after the backward pass: none of their inputs needs a gradient.
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # noqa: SLF001
+        else:
+            # Such a block gets no event at its last gradient, so the start of the next block ends it.
+            for other in [*self._in_backward.values()]:
+                if not other.sees_input_gradients:
+                    self.end(other)
+        # Recorded first: if an interrupt comes in between, `end_all` releases the groups.
+        self._in_backward[id(call)] = call
+        try:
+            for group in call.block.groups:
+                self._residence.hold(group, call)
+        except BaseException:
+            self._release(call)
+            raise
+
+    def end(self, call: _BlockCall) -> None:
+        """Release the groups: all gradients of this call are done."""
+        if not self._release(call):
+            return
+        self._uses.subtract(call.block.groups)
+        for group in call.block.groups:
+            if self._uses[group] <= 0:
+                self._on_group_done(group)
+
+    def end_all(self) -> None:
+        """Release everything: the backward pass failed or will never come."""
+        for call in [*self._in_backward.values()]:
+            self._release(call)
+        self._residence.release_orphaned()
+
+    def end_failed(self) -> None:
+        """Release the groups of an interrupted backward pass, unless one is running."""
+        if torch._C._current_graph_task_id() == _NO_BACKWARD:  # noqa: SLF001
+            self.end_all()
+
+    def end_step(self) -> None:
+        """Forget uses that got no gradients: they will get none."""
+        self._uses.clear()
+
+    def _end_backward(self) -> None:
+        for call in [*self._in_backward.values()]:
+            self.end(call)
+
+    def _release(self, call: _BlockCall) -> bool:
+        if id(call) not in self._in_backward:
+            return False
+        self._residence.release(call)
+        del self._in_backward[id(call)]
+        return True
+
+
+class _BlockCall(Holder):
+    """One call of a block."""
+
+    def __init__(self, passes: BlockRunner, block: Block) -> None:
+        self._runner = passes
+        self.block = block
+        self.sees_input_gradients = False
+
+    def begin(self) -> None:
+        self._runner.begin(self)
+
+    def watch_inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Detect the end of the backward: the gradients of the inputs are computed last."""
+        flat, shape = tree.tree_flatten((args, kwargs))
+        places = [place for place, value in enumerate(flat) if isinstance(value, torch.Tensor) and value.requires_grad]
+        if not places:
+            return args, kwargs
+        self.sees_input_gradients = True
+        gated = _InputGradients.apply(self, *(flat[place] for place in places))
+        for place, tensor in zip(places, gated, strict=True):
+            flat[place] = tensor
+        args, kwargs = tree.tree_unflatten(flat, shape)
+        return args, kwargs
+
+    def end(self) -> None:
+        self._runner.end(self)
+
+    def watch_outputs(self, output: Any) -> Any:
+        """Detect the start of the backward: the gradient of an output comes first."""
+        for tensor in tree.tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(self._begin)  # type: ignore[no-untyped-call]
+        return output
+
+    def _begin(self, _gradient: torch.Tensor) -> None:
+        self.begin()
+
+
+class _InputGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: _BlockCall, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        return tensors
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        ctx.call.end()
+        return None, *gradients
+
+
+def _without_copies() -> AbstractContextManager[Any]:
+    """Disable autocast's cache of low-precision weights, which would end up containing all of them."""
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
+            return torch.autocast(kind, dtype=torch.get_autocast_dtype(kind), cache_enabled=False)
+    return nullcontext()

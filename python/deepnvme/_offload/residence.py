@@ -1,0 +1,242 @@
+"""Hold groups in memory while somebody needs them, and learn the order in which they are needed."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+import torch
+
+from deepnvme._offload.groups import OFFLOADED_STRIDE
+from deepnvme._offload.placeholders import Placeholder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from deepnvme._offload.groups import ParameterGroup
+    from deepnvme._offload.swapper import Swapper
+    from deepnvme._offload.view import Lend
+
+# Maximum length of the recorded order. No step of a real model is as long.
+_TRACE_MAX = 1 << 20
+
+
+class Holder:
+    """Somebody who needs groups. A garbage-collected holder needs none, since an interrupt may prevent its release."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    lend: Lend
+    memory: torch.Tensor
+    holders: WeakSet[Holder]
+    # torch's version counter of each parameter, if changes are not allowed.
+    changes: tuple[int, ...] | None
+
+
+class Residence:
+    """Binds parameters to memory while they are held.
+
+    Args:
+        swapper: contains the groups.
+        groups: all groups.
+    """
+
+    def __init__(self, swapper: Swapper, groups: Iterable[ParameterGroup]) -> None:
+        self.swapper = swapper
+        self._lock = threading.RLock()
+        self._held: dict[ParameterGroup, _Held] = {}
+        # How often each group was held for writing.
+        self._versions: dict[ParameterGroup, int] = {}
+        self._trace: list[str] = []
+        self._order: list[str] = []
+        self._placeholders = {member: Placeholder(member) for group in groups for member in group.members}
+        self._restored: set[ParameterGroup] = set()
+
+    def offload(self, group: ParameterGroup) -> None:
+        """Move the parameters of a group to disk and free their memory."""
+        flat = torch.zeros(group.nbytes, dtype=torch.uint8)
+        for member in group.members:
+            member.view(flat).copy_(member.parameter.data)
+            setattr(member.parameter, OFFLOADED_STRIDE, member.stride)
+        self.swapper.put(group.key, flat)
+        self._bind(group, None)
+
+    @contextmanager
+    def held(self, groups: Iterable[ParameterGroup], *, exclusive: bool = False) -> Iterator[None]:
+        """Hold groups for a ``with`` block.
+
+        Exclusive holders may change them.
+
+        Raises:
+            RuntimeError: exclusive access was requested and a group is in use.
+        """
+        holder = Holder()
+        try:
+            for group in groups:
+                self.hold(group, holder, exclusive=exclusive)
+            yield
+        finally:
+            self.release(holder)
+
+    def hold(self, group: ParameterGroup, holder: Holder, *, exclusive: bool = False) -> None:
+        """Keep a group's parameters in memory until its holder releases it or is gone.
+
+        Raises:
+            RuntimeError: exclusive access was requested and it is in use; or a parameter was changed while it was on
+                disk.
+        """
+        with self._lock:
+            found = self._held.get(group)
+            if found is not None and not found.holders:
+                self._drop(group)
+            elif found is not None:
+                if exclusive:
+                    raise RuntimeError(f"{group.members[0].name} is in use and cannot be changed now")
+                found.holders.add(holder)
+                return
+            self._check_placeholders(group)
+            if len(self._trace) < _TRACE_MAX:
+                self._trace.append(group.key)
+        lend = self.swapper.lend(group.key, shared=not exclusive)
+        memory = lend.__enter__()
+        mine = None
+        try:
+            with self._lock:
+                found = self._held.get(group)
+                if found is not None and found.holders:
+                    # Another thread has loaded it in the meantime. Both share it for reading.
+                    found.holders.add(holder)
+                else:
+                    mine = _Held(lend, memory, WeakSet([holder]), None if exclusive else _versions_of(group))
+                    self._held[group] = mine
+                    if exclusive:
+                        self._versions[group] = self.version(group) + 1
+                    self._bind(group, memory)
+        except BaseException:
+            # The interrupted caller holds nothing, so release it here.
+            with self._lock:
+                if mine is not None and self._held.get(group) is mine:
+                    self._held.pop(group)
+                    self._bind(group, None)
+            lend.release()
+            raise
+        if mine is None:
+            lend.release()
+
+    def release(self, holder: Holder) -> None:
+        """Release everything that a holder holds, possibly nothing.
+
+        Raises:
+            RuntimeError: a parameter was changed without exclusive access.
+        """
+        lost: str | None = None
+        with self._lock:
+            for group in [group for group, one in self._held.items() if holder in one.holders]:
+                one = self._held[group]
+                if len(one.holders) == 1:
+                    lost = lost or _changed_parameter(group, one)
+                    self._drop(group)
+                one.holders.discard(holder)
+        if lost is not None:
+            raise RuntimeError(
+                f"{lost} was changed without exclusive access, and the change is lost; change it within "
+                "offloading.gathered(..., write=True)"
+            )
+
+    def release_orphaned(self) -> None:
+        """Release the groups of holders that were garbage-collected because of an interrupt."""
+        with self._lock:
+            for group in [group for group, one in self._held.items() if not one.holders]:
+                self._drop(group)
+
+    def _drop(self, group: ParameterGroup) -> None:
+        try:
+            self._bind(group, None)
+        except BaseException:
+            # No parameter may keep pointing at memory that is about to be reused.
+            self._bind(group, None)
+            raise
+        finally:
+            self._held.pop(group).lend.release()
+
+    def version(self, group: ParameterGroup) -> int:
+        """Return a number that differs after each change."""
+        return self._versions.get(group, 0)
+
+    def is_held(self, group: ParameterGroup) -> bool:
+        """Whether somebody holds the group."""
+        found = self._held.get(group)
+        return found is not None and bool(found.holders)
+
+    def find(self, groups: Iterable[ParameterGroup], address: int) -> tuple[ParameterGroup, int] | None:
+        """Find the group that contains an address, and the offset in it."""
+        for group in groups:
+            held = self._held.get(group)
+            if held is not None and 0 <= address - held.memory.data_ptr() < group.nbytes:
+                return group, address - held.memory.data_ptr()
+        return None
+
+    def memory(self, group: ParameterGroup) -> torch.Tensor:
+        """Return the bytes of a held group."""
+        return self._held[group].memory
+
+    def next_step(self) -> None:
+        """Start a step: schedule the groups in the order of the previous step."""
+        with self._lock:
+            trace, self._trace = self._trace, []
+            is_new = trace != self._order and len(trace) > 1
+            if is_new:
+                self._order = trace
+        if is_new:
+            self.swapper.schedule(trace, repeat=True)
+
+    def restore(self, group: ParameterGroup) -> None:
+        """Give a group's parameters memory of their own again.
+
+        Raises:
+            RuntimeError: a parameter was changed while it was on disk.
+        """
+        if group in self._restored:
+            return
+        self._check_placeholders(group)
+        with self.swapper.lend(group.key, shared=True) as memory, torch.no_grad():
+            for member in group.members:
+                member.parameter.data = member.view(memory).clone()
+                if hasattr(member.parameter, OFFLOADED_STRIDE):
+                    delattr(member.parameter, OFFLOADED_STRIDE)
+        self._restored.add(group)
+
+    def _check_placeholders(self, group: ParameterGroup) -> None:
+        """Raise, once, if a placeholder was changed."""
+        changed = [member for member in group.members if self._placeholders[member].is_changed()]
+        if not changed:
+            return
+        for member in changed:
+            self._placeholders[member].repair()
+        raise RuntimeError(
+            f"{changed[0].name} was changed while it was on disk, and the change is lost; change it within "
+            "offloading.gathered(..., write=True), or call offloading.close() first"
+        )
+
+    def _bind(self, group: ParameterGroup, memory: torch.Tensor | None) -> None:
+        for member in group.members:
+            if memory is None:
+                self._placeholders[member].install()
+            else:
+                member.parameter.data = member.view(memory)
+
+
+def _versions_of(group: ParameterGroup) -> tuple[int, ...]:
+    return tuple(member.parameter._version for member in group.members)  # noqa: SLF001
+
+
+def _changed_parameter(group: ParameterGroup, held: _Held) -> str | None:
+    """Return the name of a parameter that was changed without exclusive access."""
+    if held.changes is None:
+        return None
+    pairs = zip(held.changes, _versions_of(group), strict=True)
+    return next((member.name for member, (then, now) in zip(group.members, pairs, strict=True) if then != now), None)

@@ -1,0 +1,52 @@
+"""Save a model whose parameters are on disk as safetensors files, one shard in memory at a time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deepnvme._checkpoint.progress import Progress, watcher
+from deepnvme._checkpoint.shards import save_shards
+from deepnvme._checkpoint.writing import Described, SaveOptions, described, is_safetensors, plan_tensors
+from deepnvme._utils.arguments import path_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+
+    from deepnvme._deepnvme import _SavePlan
+
+
+class ShardSaver:
+    """Saves a state and copies its tensors one shard at a time.
+
+    Args:
+        state: names to tensors, some of which are on disk.
+        copy: returns the bytes of a tensor.
+    """
+
+    def __init__(self, state: Mapping[str, torch.Tensor], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._state, self._copy = state, copy
+
+    def save(self, path: str | os.PathLike[str], max_shard_bytes: int, options: SaveOptions, progress: Progress) -> int:
+        """Write all files. Return their total bytes."""
+        if not is_safetensors(path):
+            msg = f"{os.fspath(path)}: what is saved in pieces becomes safetensors files; end the name in .safetensors"
+            raise ValueError(msg)
+        tell = watcher(progress, "saving", path)
+
+        def plan(shard: Path, part: list[Described]) -> _SavePlan:
+            return plan_tensors(shard, self._in_memory(part), options)
+
+        return save_shards(path_of(path), described(self._state), max_shard_bytes, plan, tell)
+
+    def _in_memory(self, part: list[Described]) -> list[Described]:
+        # A tensor with two names is copied once.
+        copies: dict[int, torch.Tensor] = {}
+        for name, *_ in part:
+            tensor = self._state[name]
+            if id(tensor) not in copies:
+                copies[id(tensor)] = self._copy(tensor)
+        return [(name, dtype, shape, copies[id(self._state[name])]) for name, dtype, shape, _ in part]

@@ -1,0 +1,253 @@
+"""Run an optimizer over parameters on disk, group by group, each in memory while it is changed.
+
+Either ``step()`` changes all of them, or each is changed as soon as its backward pass is done, while it is in memory
+anyway. Then ``step()`` changes the rest and ends the step.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deepnvme.errors import ClosedError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from deepnvme._offload.groups import ParameterGroup
+    from deepnvme._offload.residence import Residence
+
+_SUPPORTS_SCALING = "_step_supports_amp_scaling"
+
+
+class OptimizerStepper:
+    """Replaces an optimizer's ``step``.
+
+    Args:
+        optimizer: the optimizer of the model's parameters.
+        residence: holds the groups.
+        group_of: the group of a parameter, by its ``id``.
+        in_backward: whether to change groups during the backward pass.
+        on_begin: called when a step begins; a backward pass may have been interrupted before.
+        on_end: called when a step has ended.
+
+    Raises:
+        UnsupportedError: the optimizer treats parameters together.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        residence: Residence,
+        group_of: dict[int, ParameterGroup],
+        *,
+        in_backward: bool,
+        on_begin: Callable[[], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise UnsupportedError("LBFGS needs all parameters in memory at once; use AdamW, for example")
+        if in_backward and getattr(optimizer, "_max_norm", None) is not None:
+            raise UnsupportedError(
+                "max_norm needs the gradients of all parameters before the first one is changed, but in_backward "
+                "changes a block's parameters before other blocks have gradients; drop one of the two"
+            )
+        self._residence, self._group_of, self._on_begin, self._on_end = residence, group_of, on_begin, on_end
+        # Weak, since the optimizer's `step` refers to this object.
+        self._optimizer = weakref.ref(optimizer)
+        self._original_step = optimizer.step
+        self._in_backward = in_backward
+        self._hooks: dict[int, Any] = {}
+        # Parameters whose gradients are complete in this backward pass.
+        self._complete: set[int] = set()
+        # Whether a step has begun; its progress, if the optimizer tracks it; all parameters; and those of each group.
+        self._is_begun = False
+        self._progress: Any = None
+        self._all: list[list[nn.Parameter]] = []
+        self._by_group: dict[ParameterGroup | None, list[list[nn.Parameter]]] = {}
+        # Whether the optimizer's param groups currently contain only some of their parameters.
+        self._is_narrowed = False
+        # Groups that a backward pass has changed or was interrupted at, for optimizers that track no progress: they are
+        # not changed again.
+        self._attempted: set[ParameterGroup] = set()
+        # The backward pass failed. `step` tries again and raises the error.
+        self._has_failed = False
+
+        def step(_own: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            return self._step(closure)
+
+        # Learning-rate schedulers require a method.
+        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+        if in_backward:
+            # Makes a `GradScaler` pass its scale to `step`; otherwise torch's own optimizers do not learn of it.
+            self._supported_scaling = getattr(optimizer, _SUPPORTS_SCALING, False)
+            setattr(optimizer, _SUPPORTS_SCALING, True)
+            self._watch()
+
+    def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it belongs to this optimizer."""
+        return self._optimizer() is optimizer
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether some parameters were changed by a step that has not ended."""
+        return self._is_begun
+
+    def close(self) -> None:
+        """Stop changing parameters in backward passes."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+        self._in_backward = False
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            setattr(optimizer, _SUPPORTS_SCALING, self._supported_scaling)
+
+    def on_backward_done(self, group: ParameterGroup) -> None:
+        """Change a group that will get no more gradients in this pass.
+
+        Errors are not raised here. The gradients stay, and ``step`` fails with the same error.
+        """
+        own = [member.parameter for member in group.members if id(member.parameter) in self._hooks]
+        is_due = bool(own) and all(id(one) in self._complete for one in own)
+        if not is_due or self._has_failed or self._residence.is_held(group):
+            return
+        try:
+            self._begin()
+            self._change(group, frees=True)
+        except Exception:  # noqa: BLE001 - the backward pass goes on, and `step` comes to the same error
+            self._has_failed = True
+
+    def _watch(self) -> None:
+        optimizer = self._optimizer()
+        known = weakref.ref(self)
+
+        def arrived(param: torch.Tensor) -> None:
+            stepper = known()
+            if stepper is not None:
+                stepper._complete.add(id(param))  # noqa: SLF001
+
+        for param_group in [] if optimizer is None else optimizer.param_groups:
+            for param in param_group["params"]:
+                if param.requires_grad and id(param) not in self._hooks and id(param) in self._group_of:
+                    self._hooks[id(param)] = param.register_post_accumulate_grad_hook(arrived)
+
+    def _begin(self) -> None:
+        """Begin a step, unless one has begun."""
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return
+        self._restore_param_groups(optimizer)
+        if self._is_begun:
+            return
+        self._all = [list(param_group["params"]) for param_group in optimizer.param_groups]
+        self._by_group = {}
+        for index, params in enumerate(self._all):
+            for one in params:
+                group = self._group_of.get(id(one))
+                self._by_group.setdefault(group, [[] for _ in self._all])[index].append(one)
+        # An optimizer that can resume needs to know where a step begins and ends.
+        if hasattr(optimizer, "begin_split_step"):
+            self._progress = optimizer.begin_split_step()
+        self._is_begun = True
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
+        # After `unscale_`, only `found_inf` is set.
+        scaler = ("grad_scale", "found_inf")
+        if self._in_backward and any(getattr(self._optimizer(), name, None) is not None for name in scaler):
+            raise UnsupportedError(
+                "a GradScaler checks all gradients before the first parameter is changed, but in_backward "
+                "changes parameters with scaled gradients; attach without in_backward, or train in bfloat16"
+            )
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._on_begin()
+        self._begin()
+        if not self._is_begun:
+            return loss
+        is_done = False
+        try:
+            self._change_rest()
+            is_done = True
+        except (UnsupportedError, ClosedError):
+            raise
+        except OSError as error:
+            if self._progress is None:
+                raise
+            raise self._progress.stopped(error) from error
+        finally:
+            self._end(is_done=is_done)
+            self._has_failed = False
+            self._complete.clear()
+            self._attempted.clear()
+            self._by_group, self._progress = {}, None
+            self._on_end()
+            if self._in_backward:
+                # Parameters may have been added in the meantime.
+                self._watch()
+        return loss
+
+    def _change_rest(self) -> None:
+        # Resident parameters come first. The call counts as a step even if there are none.
+        self._call(self._by_group.get(None) or [[] for _ in self._all])
+        for group, lists in self._by_group.items():
+            if group in self._attempted:
+                self._free_gradients(lists)
+            elif group is not None and any(one.grad is not None for params in lists for one in params):
+                self._change(group, frees=False)
+
+    def _end(self, *, is_done: bool) -> None:
+        optimizer: Any = self._optimizer()
+        self._is_begun = False
+        if optimizer is not None and self._progress is not None:
+            optimizer.end_split_step(is_done=is_done)
+
+    def _change(self, group: ParameterGroup, *, frees: bool) -> None:
+        lists = self._by_group[group]
+        with self._residence.held([group], exclusive=True):
+            if frees and self._progress is None:
+                self._attempted.add(group)
+            try:
+                self._call(lists)
+            except Exception:
+                self._attempted.discard(group)
+                raise
+            if frees:
+                self._free_gradients(lists)
+                self._attempted.discard(group)
+
+    def _call(self, lists: list[list[nn.Parameter]]) -> None:
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return
+        try:
+            self._is_narrowed = True
+            for param_group, params in zip(optimizer.param_groups, lists, strict=True):
+                param_group["params"] = params
+            self._original_step()
+        finally:
+            self._restore_param_groups(optimizer)
+
+    def _restore_param_groups(self, optimizer: torch.optim.Optimizer) -> None:
+        """Restore the optimizer's param groups. After an interrupt the next step does it."""
+        if self._is_narrowed:
+            for param_group, params in zip(optimizer.param_groups, self._all, strict=True):
+                param_group["params"] = params
+            self._is_narrowed = False
+
+    def _free_gradients(self, lists: list[list[nn.Parameter]]) -> None:
+        """Free used gradients: those of the next block follow."""
+        for params in lists:
+            for one in params:
+                # In this order: a gradient that still exists and was noted is known to be used.
+                one.grad = None
+                if self._progress is not None:
+                    self._progress.gradient_used(one)
+                self._complete.discard(id(one))

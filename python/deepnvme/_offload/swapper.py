@@ -1,0 +1,393 @@
+"""``Swapper``: tensors by key. The extension moves the bytes; dtypes and shapes are handled here."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import weakref
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+
+from deepnvme._deepnvme import StripeSet, _Swapper
+from deepnvme._offload.stats import SwapStats
+from deepnvme._offload.view import Lend, check_tensor, label_of, parse_label, shape_of, transfer_part, view_tensor
+from deepnvme._utils.arguments import parse_bytes, whole
+
+_FD_MAX = (1 << 31) - 1
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from typing_extensions import Self
+
+    from deepnvme._deepnvme import Engine, _Lend
+
+# Closed at interpreter exit, so that no named file remains.
+_OPEN: weakref.WeakSet[Swapper] = weakref.WeakSet()
+
+
+class Swapper:
+    """Store tensors by key on disk, and pass them through bounded memory while they are used.
+
+    A lent tensor is a view of a page-locked slot, without a copy. Changes are written back in the background while the
+    next tensors are read. At most ``memory`` bytes are used, whatever the number of tensors. When memory is full,
+    callers
+    block until space is freed. All methods are thread-safe.
+
+    Args:
+        folder: the folder of the swap file; several folders, one per drive, for a striped one. The file is private and
+            unnamed where the file system supports that. It vanishes with the swapper, also after a crash.
+        memory: bytes for tensors, such as ``"4GB"``.
+        checksums: checksum everything that is written, and verify it when it is read.
+        named: give the file a name (``.deepnvme-swap-...``), for those who open it by name.
+        ahead: limit of prefetched bytes. Default: three eighths of ``memory``, at most 1 GiB.
+        reserve: bytes to keep free for coming tensors, by writing early. Default: the value of ``ahead``.
+        stripe_bytes: with several folders, bytes per stripe. Default 1 MiB.
+        engine: the engine to use. Default: the default engine.
+
+    Raises:
+        OSError: the file cannot be created, or there is not enough memory.
+        ValueError: a setting is out of range.
+
+    Example:
+        >>> swapper = deepnvme.Swapper(".", memory="64MB")
+        >>> for layer in range(4):
+        ...     swapper.put(f"moment.{layer}", torch.zeros(1000))
+        >>> with swapper.lend("moment.2") as moment:
+        ...     moment.add_(1.5)[:2]
+        tensor([1.5000, 1.5000])
+        >>> swapper.read("moment.2", 4, torch.empty(2))
+        tensor([1.5000, 1.5000])
+        >>> swapper.close()
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        memory: int | str,
+        checksums: bool = False,
+        named: bool = False,
+        ahead: int | str | None = None,
+        reserve: int | str | None = None,
+        stripe_bytes: int | None = None,
+        engine: Engine | None = None,
+    ) -> None:
+        folders = [folder] if isinstance(folder, (str, bytes, os.PathLike)) else list(folder)
+        self._swapper = _Swapper(
+            folders,
+            parse_bytes(memory),
+            None if ahead is None else parse_bytes(ahead, "ahead"),
+            None if reserve is None else parse_bytes(reserve, "reserve"),
+            checksums,
+            named,
+            None if stripe_bytes is None else whole(stripe_bytes, "stripe_bytes"),
+            engine,
+        )
+        self._memory: torch.Tensor = torch.utils.dlpack.from_dlpack(self._swapper.capsule())
+        _OPEN.add(self)
+
+    @property
+    def lock_refusal(self) -> str | None:
+        """Why the memory is not page-locked, with a remedy; ``None`` if it is.
+
+        The swapper works with unlocked memory too. The usual reason is ``RLIMIT_MEMLOCK``.
+        """
+        return self._swapper.lock_refusal
+
+    def put(self, key: str, tensor: torch.Tensor) -> None:
+        """Store a copy of a tensor under a key.
+
+        It is in memory first and written later. It replaces the previous tensor of the key once nobody uses that. If a
+        put
+        fails half way, the key does not exist.
+
+        Args:
+            key: any text.
+            tensor: any dtype, shape and strides, on the CPU or on a GPU.
+
+        Raises:
+            MemoryError: it is larger than all memory; the message states how much is enough.
+            OSError: the disk is full, or tensors cannot be written to make room.
+            RuntimeError: this thread holds the tensors that it would wait for.
+            TypeError: it is not a tensor, or not one block of memory (sparse, nested, quantised).
+        """
+        check_tensor(tensor)
+        source = tensor.detach()
+        with self.create(key, source.shape, source.dtype) as held, torch.no_grad():
+            try:
+                held.copy_(source)
+            except NotImplementedError:
+                # torch does not copy types with few bits.
+                held.view(torch.uint8).copy_(source.view(torch.uint8))
+
+    def create(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> Lend:
+        """Create a tensor and lend it for a ``with`` block that fills it: a :meth:`put` without a copy.
+
+        It is uninitialised. When the block ends, the tensor replaces the previous one of the key. If the block raises,
+        the
+        key does not exist.
+
+        Args:
+            key: any text.
+            shape: shape of the tensor.
+            dtype: dtype of the tensor.
+
+        Raises:
+            MemoryError: it is larger than all memory. This and the following errors are raised where the block begins.
+            OSError: the disk is full, or tensors cannot be written to make room.
+            RuntimeError: this thread holds the tensors that it would wait for.
+            ValueError: a dimension is negative.
+
+        Example:
+            >>> swapper = deepnvme.Swapper(".", memory="1MB")
+            >>> with swapper.create("moment", (2, 3), torch.float32) as moment:
+            ...     _ = moment.fill_(0.5)
+            >>> swapper.read("moment", 0, torch.empty(2))
+            tensor([0.5000, 0.5000])
+        """
+        size = torch.Size(whole(length, f"a dimension of {key!r}") for length in shape)
+        nbytes = whole(math.prod(size) * dtype.itemsize, f"the bytes of {key!r}")
+
+        def view(held: _Lend) -> torch.Tensor:
+            return view_tensor(self._memory, held, dtype, size)
+
+        return Lend(key, lambda: self._swapper.fill(key, nbytes), view, label_of(dtype, size))
+
+    def lend(self, key: str, *, shared: bool = False) -> Lend:
+        """Lend a tensor for a ``with`` block, without a copy.
+
+        The block has exclusive access, and the tensor is written back later. With ``shared`` several blocks may read
+        it, and
+        nothing is written. The view is invalid after the block: its memory is reused. Copy the values to keep.
+
+        Args:
+            key: key of the tensor.
+            shared: read only.
+
+        Raises:
+            KeyError: the key does not exist. This and the following errors are raised where the block begins.
+            OSError: it cannot be read, or tensors cannot be written to make room.
+            CorruptFileError: with checksums, the bytes differ from those that were written.
+            RuntimeError: this thread holds the tensors that it would wait for.
+            ValueError: it was attached, and can only be lent shared.
+        """
+        return Lend(
+            key,
+            lambda: self._swapper.lend(key, not shared),
+            lambda held: view_tensor(self._memory, held, *parse_label(held.label)),
+        )
+
+    def prefetch(self, keys: Iterable[str]) -> None:
+        """Load tensors that will be lent soon, in this order, as far as memory allows.
+
+        Raises:
+            KeyError: one of the keys does not exist.
+        """
+        self._swapper.prefetch([keys] if isinstance(keys, str) else list(keys))
+
+    def schedule(self, keys: Iterable[str], *, repeat: bool = True) -> None:
+        """Set the order in which tensors will be lent.
+
+        Tensors are prefetched in that order, and the one whose next use is farthest away is evicted first. Without an
+        order
+        the least recently used one is evicted. An empty order removes the schedule.
+
+        Args:
+            keys: keys in order, possibly repeated. They need not exist yet.
+            repeat: start again after the end, as training steps do.
+        """
+        self._swapper.schedule(list(keys), repeat)
+
+    def delete(self, key: str) -> None:
+        """Delete a tensor. Current borrowers may use it until their block ends.
+
+        Raises:
+            KeyError: the key does not exist.
+        """
+        self._swapper.forget(key)
+
+    def flush(self, keys: Iterable[str] | None = None) -> None:
+        """Wait until all changes are on disk, or the changes of some keys.
+
+        Raises:
+            OSError: a tensor could not be written. It stays in memory, and the next flush tries again.
+            RuntimeError: this thread holds one of them and could still change it.
+        """
+        self._swapper.flush(None if keys is None else list(keys))
+
+    def read(self, key: str, offset: int, out: torch.Tensor) -> torch.Tensor:
+        """Read a part of a tensor. The rest of it stays on disk.
+
+        Args:
+            key: key of the tensor.
+            offset: byte offset of the part.
+            out: the tensor to fill; any dtype, on the CPU or on a GPU.
+
+        Returns:
+            ``out``.
+
+        Raises:
+            ValueError: the part exceeds the tensor.
+        """
+        check_tensor(out)
+        offset = whole(offset, "offset")
+        held = self._swapper.access(key, False)
+        try:
+            part = transfer_part(self._memory, held, key, offset, out)
+            if part is not None:
+                with torch.no_grad():
+                    out.copy_(part)
+            elif out.is_contiguous():
+                held.read_part(offset, out.detach())
+            else:
+                dense = torch.empty_like(out, memory_format=torch.contiguous_format)
+                held.read_part(offset, dense)
+                with torch.no_grad():
+                    out.copy_(dense)
+        finally:
+            held.release()
+        return out
+
+    def write(self, key: str, offset: int, tensor: torch.Tensor) -> None:
+        """Write a part of a tensor. The rest of it stays on disk.
+
+        Args:
+            key: key of the tensor.
+            offset: byte offset of the part.
+            tensor: the bytes to write; any dtype, on the CPU or on a GPU.
+
+        Raises:
+            ValueError: the part exceeds the tensor, or the tensor was attached.
+            OSError: it cannot be written. If the tensor is on disk, part of the range may have been written.
+        """
+        check_tensor(tensor)
+        offset = whole(offset, "offset")
+        held = self._swapper.access(key, True)
+        try:
+            source = tensor.detach()
+            part = transfer_part(self._memory, held, key, offset, source, is_written=True)
+            if part is None:
+                held.write_part(offset, source.contiguous().resolve_conj().resolve_neg())
+        finally:
+            held.release()
+
+    def attach(
+        self,
+        key: str,
+        path: str | os.PathLike[str] | StripeSet,
+        offset: int,
+        nbytes: int,
+        *,
+        dtype: torch.dtype = torch.uint8,
+        shape: Sequence[int] | None = None,
+    ) -> None:
+        """Use a range of an existing file as a tensor, without copying it.
+
+        It is read from the file when needed and never written. It can only be lent ``shared``.
+
+        Args:
+            key: key for the tensor.
+            path: path of the file, which must not change.
+            offset: byte offset of the tensor.
+            nbytes: bytes of the tensor.
+            dtype: dtype of its elements.
+            shape: its shape. Default: one dimension.
+
+        Raises:
+            ValueError: the file is too short, or shape and dtype do not match ``nbytes``.
+        """
+        offset, nbytes = whole(offset, "offset"), whole(nbytes, "nbytes")
+        size = shape_of(nbytes, dtype, shape)
+        where = os.fspath(path) if not isinstance(path, StripeSet) else path
+        self._swapper.adopt(key, where, (offset, nbytes), dtype.itemsize, label_of(dtype, size))
+
+    def import_(
+        self,
+        key: str,
+        fd: int,
+        offset: int,
+        nbytes: int,
+        *,
+        dtype: torch.dtype = torch.uint8,
+        shape: Sequence[int] | None = None,
+    ) -> dict[str, int]:
+        """Store a copy of a range of an open file under a key. The reverse of :meth:`export`.
+
+        The file system shares the blocks if it can (XFS, Btrfs); otherwise the kernel copies. Bytes pass through memory
+        if
+        neither is possible, or with checksums.
+
+        Args:
+            key: key for the tensor.
+            fd: descriptor of the file.
+            offset: byte offset of the tensor.
+            nbytes: bytes of the tensor.
+            dtype: dtype of its elements.
+            shape: its shape. Default: one dimension.
+
+        Returns:
+            Bytes by route: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.
+        """
+        fd, offset, nbytes = whole(fd, "fd", 0, _FD_MAX), whole(offset, "offset"), whole(nbytes, "nbytes")
+        size = shape_of(nbytes, dtype, shape)
+        return self._swapper.import_(key, fd, offset, nbytes, label_of(dtype, size))
+
+    def extents(self, key: str) -> list[tuple[str, int, int, int]]:
+        """Write pending changes of a tensor, and return where it is on disk.
+
+        The result is valid until the tensor is changed or deleted.
+
+        Returns:
+            Path, descriptor, offset and bytes of each extent, in order. The path of an unnamed file works while this
+            process
+            has it open. The descriptor belongs to the swapper.
+        """
+        return self._swapper.locate(key)
+
+    def export(self, key: str, fd: int, offset: int = 0) -> dict[str, int]:
+        """Copy a tensor into an open file. Pending changes are written first.
+
+        Nobody can change it during the copy. The file system shares whole blocks if it can (XFS, Btrfs; ``offset`` a
+        multiple
+        of its block size); otherwise the kernel copies.
+
+        Returns:
+            Bytes by route: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.
+        """
+        return self._swapper.export(key, whole(fd, "fd", 0, _FD_MAX), whole(offset, "offset"))
+
+    def stats(self) -> SwapStats:
+        """Return the counters so far, and how full the swapper is."""
+        return SwapStats(**self._swapper.stats())
+
+    def keys(self) -> list[str]:
+        """List the keys, in no particular order."""
+        return self._swapper.keys()
+
+    def close(self) -> None:
+        """Close the swapper. Its tensors are gone, and waiting callers get a ``ClosedError``."""
+        self._swapper.close()
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self._swapper.contains(key)
+
+    def __len__(self) -> int:
+        return len(self._swapper.keys())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a swapper can be neither copied nor pickled: it owns its files; make another one")
+
+
+@atexit.register
+def _close_all() -> None:
+    for swapper in list(_OPEN):
+        swapper.close()

@@ -1,0 +1,160 @@
+"""Tensor views of swapped bytes, and the objects that lend them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from deepnvme._utils.arguments import whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    from deepnvme._deepnvme import _Lend
+
+
+class Lend:
+    """A tensor for a ``with`` block, as :meth:`Swapper.lend` returns it.
+
+    Example:
+        >>> swapper = deepnvme.Swapper(".", memory="1MB")
+        >>> swapper.put("weight", torch.ones(3))
+        >>> lend = swapper.lend("weight")
+        >>> with lend as weight:
+        ...     total = weight.sum()
+        ...     lend.mark_clean()
+        >>> total
+        tensor(3.)
+    """
+
+    def __init__(
+        self,
+        key: str,
+        hold: Callable[[], _Lend],
+        view: Callable[[_Lend], torch.Tensor],
+        filled: str | None = None,
+    ) -> None:
+        # Label of a tensor that is created; None if it exists already.
+        self._key, self._hold, self._view, self._filled = key, hold, view, filled
+        self._held: _Lend | None = None
+
+    def __enter__(self) -> torch.Tensor:
+        if self._held is not None:
+            raise RuntimeError(f"{self._key!r} is already lent by this object; call lend() again for another one")
+        try:
+            self._held = self._hold()
+            return self._view(self._held)
+        except BaseException:
+            self.release()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._held is not None and self._filled is not None and kind is None:
+                self._held.commit(self._filled)
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Return the tensor, as a block that raises does. Repeated calls do nothing.
+
+        For callers without a ``with`` block, after an interrupt. A tensor that was being created is dropped.
+        """
+        # Released before it is dropped: an interrupt in between leaves nothing lent.
+        if self._held is not None:
+            self._held.release()
+        self._held = None
+
+    def mark_clean(self) -> None:
+        """Declare that the tensor was not changed, so that it is not written back.
+
+        Raises:
+            ValueError: outside of the block.
+        """
+        self._inside().mark_clean()
+
+    def mark_dirty(self) -> None:
+        """Declare that the tensor was changed after all.
+
+        Raises:
+            ValueError: outside of the block.
+        """
+        self._inside().mark_dirty()
+
+    def _inside(self) -> _Lend:
+        if self._held is None:
+            raise ValueError(f"{self._key!r} is not lent now; call this inside the with block")
+        return self._held
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+
+
+def check_tensor(tensor: object) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(
+            f"expected a torch tensor, not {type(tensor).__name__}; for an array use torch.from_numpy(array)"
+        )
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        raise TypeError("the tensor is not one block of memory; swap tensor.to_dense(), or the tensors inside it")
+
+
+def label_of(dtype: torch.dtype, shape: torch.Size) -> str:
+    """Encode dtype and shape. The extension stores the label with the bytes, so both exist from the same moment."""
+    return " ".join([str(dtype).removeprefix("torch."), *map(str, shape)])
+
+
+@functools.lru_cache(maxsize=4096)
+def parse_label(label: str) -> tuple[torch.dtype, torch.Size]:
+    name, *shape = label.split()
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype, torch.Size(map(int, shape))
+
+
+def shape_of(nbytes: int, dtype: torch.dtype, shape: Sequence[int] | None) -> torch.Size:
+    lengths = [nbytes // dtype.itemsize] if shape is None else shape
+    size = torch.Size(whole(length, "a dimension of shape") for length in lengths)
+    if math.prod(size) * dtype.itemsize != nbytes:
+        raise ValueError(f"a tensor of shape {tuple(size)} and {dtype} does not have {nbytes} bytes")
+    return size
+
+
+def view_tensor(memory: torch.Tensor, held: _Lend, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    """View the bytes of a lent item as a tensor."""
+    if held.nbytes == 0:
+        return torch.empty(shape, dtype=dtype)
+    assert held.offset is not None
+    # `.data` is not a view to autograd: a change in one slot does not count as a change of the others.
+    return memory[held.offset : held.offset + held.nbytes].view(dtype).view(shape).data
+
+
+def transfer_part(
+    memory: torch.Tensor, held: _Lend, key: str, offset: int, other: torch.Tensor, *, is_written: bool = False
+) -> torch.Tensor | None:
+    """View the bytes of an item from `offset` on with the dtype and shape of `other`, or overwrite them with `other`.
+
+    Returns:
+        ``None`` if the item is not in memory.
+    """
+    if not 0 <= offset <= held.nbytes - other.nbytes:
+        held.mark_clean()
+        raise ValueError(f"{other.nbytes} bytes at offset {offset} are outside {key!r}, which has {held.nbytes}")
+    if held.offset is None:
+        return None
+    start = held.offset + offset
+    part = memory[start : start + other.nbytes]
+    with torch.no_grad():
+        if start % other.dtype.itemsize == 0:
+            part = part.view(other.dtype).view(other.shape)
+            return part.copy_(other) if is_written else part
+        if is_written:
+            return part.copy_(_bytes(other.to("cpu")))
+        return part.clone().view(other.dtype).view(other.shape)

@@ -1,0 +1,192 @@
+"""Load groups of weights into slots, and bind them to their modules while these run."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deepnvme._deepnvme import StripeSet, _Streamer, span
+from deepnvme._stream.memory_budget import slot_offsets
+from deepnvme._stream.parameter_binding import ParameterBinding, refuse_backward, view_weight, wrap_forward
+from deepnvme._stream.scheduler import FairScheduler
+from deepnvme._utils.tensors import pinned_empty
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch import nn
+
+    from deepnvme._deepnvme import Engine
+    from deepnvme._stream.partition import LayerGroup
+    from deepnvme._stream.planner import Slots
+    from deepnvme._stream.weight_origin import Origin
+
+
+# A longer call has waited for its weights.
+_STALL_NS_MIN = 50_000
+
+
+class LayerCache:
+    """Load the weights of each group before its modules run, and unbind them afterwards.
+
+    Args:
+        groups: layer groups in execution order.
+        origin_of: the origin of each weight, by name.
+        sources: the files.
+        slots: the slot of each group.
+        device: device of the slots.
+        engine: the engine that reads the files.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        groups: Sequence[LayerGroup],
+        origin_of: Mapping[str, Origin],
+        sources: Sequence[str | StripeSet],
+        slots: Slots,
+        device: torch.device,
+        engine: Engine | None,
+    ) -> None:
+        self.groups = list(groups)
+        self._origins = [[origin_of[weight.name] for weight in group.weights] for group in groups]
+        self._layouts = slots.layouts
+        self._class_of = slots.class_of
+        # The slot of each group while nothing is loaded.
+        self._fixed_slots: list[int] | None = None
+        self.classes = slots.classes
+        self.memory_bytes = slots.nbytes
+        on_host = device.type == "cpu"
+        self._memory = (
+            pinned_empty(self.memory_bytes)
+            if on_host
+            else torch.empty(self.memory_bytes, dtype=torch.uint8, device=device)
+        )
+        reads = [(slots.class_of[index], [*layout.reads]) for index, layout in enumerate(self._layouts)]
+        conversions = [[*layout.conversions] for layout in self._layouts]
+        classes = [(each.slots, each.ahead, each.slot_bytes, each.shares_memory) for each in self.classes]
+        self._streamer = _Streamer(
+            list(sources), reads, classes, self._memory, engine, conversions, slots.compressed_bytes_max
+        )
+        self._stream_of: Callable[[], torch.cuda.Stream | None] = (
+            (lambda: None) if on_host else lambda: torch.cuda.current_stream(device)
+        )
+        # The views of each group in each slot it has used: made once, then reused in every step.
+        self._views: dict[tuple[int, int], list[nn.Parameter | torch.Tensor]] = {}
+        self._bindings = [ParameterBinding(group.weights, device) for group in groups]
+        self._scheduler = FairScheduler()
+        # For timelines; does nothing unless one is recorded.
+        self._span = engine.span if engine is not None else span
+        self._unwrap = [
+            wrap_forward(group.module, self._wrapper_of(index, group.name, binding))
+            for index, (group, binding) in enumerate(zip(groups, self._bindings, strict=True))
+        ]
+        for index, group in enumerate(groups):
+            for alias in group.aliases:
+                self._bindings.append(ParameterBinding(alias.weights, device))
+                self._unwrap.append(wrap_forward(alias.module, self._wrapper_of(index, alias.name, self._bindings[-1])))
+
+    @property
+    def compressed_cache_bytes(self) -> int:
+        """Bytes of the compressed-weight cache."""
+        return self._streamer.stash_bytes
+
+    def warm_up(self) -> None:
+        """Start loading the first groups."""
+        self._streamer.warm_up()
+
+    def stats(self) -> dict[str, float]:
+        """Return the counters of reads and waits."""
+        counters: dict[str, float] = self._streamer.stats()
+        return counters
+
+    def fetch_all(self) -> None:
+        """Load each group in turn without computing."""
+        for index in range(len(self.groups)):
+            held: list[int] = []
+            try:
+                # `map` runs no bytecode between the call and the append, where Ctrl-C could come. So the list always
+                # holds what was acquired.
+                held.extend(map(self._streamer.acquire, (index,)))
+            finally:
+                if held:
+                    self._streamer.release(index)
+
+    @contextmanager
+    def without_disk(self) -> Iterator[None]:
+        """Run groups with the bytes that happen to be in their slots, without loading."""
+        begins, _ = slot_offsets(self.classes)
+        starts = [
+            [begin + slot * each.slot_bytes for slot in range(each.slots)]
+            for begin, each in zip(begins, self.classes, strict=True)
+        ]
+        self._fixed_slots = [
+            starts[class_index][index % len(starts[class_index])] for index, class_index in enumerate(self._class_of)
+        ]
+        try:
+            yield
+        finally:
+            self._fixed_slots = None
+
+    def close(self) -> None:
+        """Restore the forward and the original weights of all modules."""
+        for unwrap in self._unwrap:
+            unwrap()
+        self._streamer.close()
+        for binding in self._bindings:
+            binding.restore()
+        self._views.clear()
+
+    def _wrapper_of(
+        self, index: int, name: str, binding: ParameterBinding
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Make a wrapper that runs a group's module, or an alias of it, with its weights in place."""
+        acquire, release = self._streamer.acquire, self._streamer.release
+
+        def around(forward: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                fixed = self._fixed_slots
+                if fixed is not None:
+                    return with_weights(fixed[index], args, kwargs)
+                held: list[int] = []
+                stream = self._stream_of()
+                called = time.monotonic_ns()
+                try:
+                    self._scheduler.acquire(held, acquire, index)
+                    begun = time.monotonic_ns()
+                    if begun - called > _STALL_NS_MIN:
+                        self._span(name, "stall", called, begun)
+                    return with_weights(held[0], args, kwargs)
+                finally:
+                    # First statement in `finally`, so that Ctrl-C cannot come before it: an unreleased group would be
+                    # lost.
+                    if held:
+                        release(index, stream)
+                    self._scheduler.release()
+
+            def with_weights(slot: int, args: Any, kwargs: Any) -> Any:
+                binding.bind(self._views_at(index, slot))
+                begun = time.monotonic_ns()
+                try:
+                    return refuse_backward(self._memory, name, forward(*args, **kwargs))
+                finally:
+                    binding.unbind()
+                    self._span(name, "compute", begun, time.monotonic_ns())
+
+            return run
+
+        return around
+
+    def _views_at(self, index: int, slot: int) -> Sequence[nn.Parameter | torch.Tensor]:
+        known = self._views.get((index, slot))
+        if known is None:
+            known = [
+                view_weight(self._memory, slot + place, origin, original)
+                for place, origin, original in zip(
+                    self._layouts[index].offsets, self._origins[index], self._bindings[index].originals, strict=True
+                )
+            ]
+            self._views[index, slot] = known
+        return known

@@ -1,0 +1,258 @@
+"""Divide the memory between slots, rows, experts and compressed weights. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Slots start at multiples of it, as direct I/O requires.
+PAGE_BYTES = 4096
+# Groups of one class differ by at most this factor.
+_SIZE_RATIO_MAX = 1.25
+# Groups to load before they are needed, by default: one is being read while another waits.
+AHEAD = 2
+# One more if they are converted on load.
+AHEAD_CONVERTED = 3
+# Weights up to this fraction of their size in memory are worth caching in the form they have on disk.
+_CACHED_SHARE_MAX = 0.9
+# Groups that are loaded one at a time take half as long again. A large group of up to this fraction of their bytes is
+# therefore read again in every step, so that the others can be loaded ahead.
+_REREAD_SHARE_MAX = 0.5
+# Rows of embeddings get this fraction (1/16) of the memory.
+ROWS_SHARE = 16
+
+
+@dataclass(frozen=True)
+class SlotClass:
+    """Equal slots for groups of about the same size."""
+
+    slots: int
+    ahead: int
+    slot_bytes: int
+    # Uses the memory of the class before it, in turns.
+    shares_memory: bool = False
+
+
+def slot_offsets(classes: Sequence[SlotClass]) -> tuple[list[int], int]:
+    """Compute the offset of each class's first slot, and the bytes of all slots."""
+    begins: list[int] = []
+    end = 0
+    for each in classes:
+        begins.append(begins[-1] if each.shares_memory else end)
+        end = max(end, begins[-1] + each.slots * each.slot_bytes)
+    return begins, end
+
+
+def classify_sizes(group_bytes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Sort layer groups into classes of about the same size.
+
+    Args:
+        group_bytes: bytes of each group.
+
+    Returns:
+        The class of each group, and the slot size of each class in bytes, largest first.
+    """
+    class_of = [0] * len(group_bytes)
+    slot_bytes: list[int] = []
+    for group in sorted(range(len(group_bytes)), key=lambda group: -group_bytes[group]):
+        need = -(-max(group_bytes[group], 1) // PAGE_BYTES) * PAGE_BYTES
+        if not slot_bytes or need * _SIZE_RATIO_MAX < slot_bytes[-1]:
+            slot_bytes.append(need)
+        class_of[group] = len(slot_bytes) - 1
+    return class_of, slot_bytes
+
+
+def merge_small_classes(memory: int, class_of: Sequence[int], slot_bytes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Let small groups use larger slots if memory cannot hold one slot of each class.
+
+    Args:
+        memory: bytes for all slots.
+        class_of: the class of each group.
+        slot_bytes: slot size of each class, largest first.
+    """
+    kept = len(slot_bytes)
+    while kept > 1 and sum(slot_bytes[:kept]) > memory:
+        kept -= 1
+    return [min(index, kept - 1) for index in class_of], list(slot_bytes[:kept])
+
+
+@dataclass(frozen=True)
+class MemorySplit:
+    """Bytes for groups in slots, and for rows and experts that are selected by index."""
+
+    groups: int
+    rows: int
+
+
+def split_memory(
+    memory: int, group_bytes: Sequence[int], rows_bytes: int, experts_bytes: Sequence[int], item_bytes: int = 0
+) -> MemorySplit:
+    """Divide memory between layer groups, rows of embeddings, and experts.
+
+    Rows and experts get their proportional share. Groups get at least enough to load the next one while one is in use.
+    Experts get at least the size of one layer's. Memory that groups cannot use goes to rows.
+
+    Args:
+        memory: bytes for all of them.
+        group_bytes: bytes of each group.
+        rows_bytes: bytes of all embeddings that are read row by row.
+        experts_bytes: bytes of the experts of each layer.
+        item_bytes: bytes of the rows that are loaded together; at least these must fit.
+
+    Raises:
+        MemoryError: one group and the experts of one layer do not fit.
+    """
+    class_of, slot_bytes = classify_sizes(group_bytes)
+    picked_min = max([item_bytes, *experts_bytes])
+    groups_min = slot_bytes[0] if slot_bytes else 0
+    if memory < groups_min + picked_min:
+        raise MemoryError(f"the largest layer needs {groups_min:,} bytes, and rows and experts need {picked_min:,}")
+    all_groups = sum(slot_bytes[index] for index in class_of)
+    rows = max(memory // ROWS_SHARE, item_bytes, memory - all_groups - sum(experts_bytes))
+    # Rows and experts are never needed at the same time.
+    rows = min(
+        rows, rows_bytes, memory - groups_min - (picked_min if experts_bytes else 0) + min(item_bytes, rows_bytes)
+    )
+    rows = min(max(rows, 0), memory - groups_min)
+    left = memory - rows
+    if not experts_bytes:
+        return MemorySplit(left, rows) if group_bytes else MemorySplit(0, min(memory, rows_bytes))
+    if not group_bytes:
+        return MemorySplit(0, min(memory, rows_bytes + sum(experts_bytes)))
+    wanted = sum(size * min(class_of.count(index), AHEAD + 1) for index, size in enumerate(slot_bytes))
+    total = sum(group_bytes) + sum(experts_bytes)
+    experts = left * sum(experts_bytes) // total
+    experts = max(min(experts, left - wanted), picked_min - rows)
+    experts = max(min(experts, left - groups_min, sum(experts_bytes)), 0)
+    return MemorySplit(left - experts, rows + experts)
+
+
+def slot_budget(
+    memory: int, class_of: Sequence[int], slot_bytes: Sequence[int], ahead: int | None, converted: tuple[int, int]
+) -> int:
+    """Compute the bytes for slots. The rest caches weights in the form they have on disk.
+
+    A byte of cache saves reading a byte. A byte of a resident group saves only the fraction that it has on disk. So
+    slots
+    get enough for groups to pass through. More groups stay resident only if the cache can hold the disk bytes of all
+    others: then nothing is read, and as little as possible is converted.
+
+    Args:
+        memory: bytes for both.
+        class_of: the class of each group.
+        slot_bytes: slot size of each class.
+        ahead: groups to load before they are needed.
+        converted: bytes on disk and bytes in memory of all weights that are converted on load.
+    """
+    stored, _ = converted
+    total = sum(slot_bytes[index] for index in class_of)
+    if total <= memory or not is_worth_caching(converted):
+        return memory
+    early = AHEAD if ahead is None else ahead
+    passing = sum(size * min(class_of.count(index), early + 1) for index, size in enumerate(slot_bytes))
+    # Resident groups get the memory beyond `passing`. The disk bytes of the others are `stored * (1 - (slots - passing)
+    # / total)`.
+    slots = (memory * total - stored * (total + passing)) // (total - stored)
+    return min(max(slots, passing), memory)
+
+
+def is_worth_caching(converted: tuple[int, int]) -> bool:
+    """Whether caching weights in their disk form takes less memory than the decoded weights.
+
+    Args:
+        converted: bytes on disk and bytes in memory of all weights that are converted on load.
+    """
+    stored, becomes = converted
+    return 0 < stored <= becomes * _CACHED_SHARE_MAX
+
+
+def share_large_slot(
+    memory: int, class_of: Sequence[int], slot_bytes: Sequence[int], ahead: int | None, classes: Sequence[SlotClass]
+) -> tuple[list[int], list[SlotClass]]:
+    """Split a large slot for small groups, which use it while the large group is unloaded.
+
+    Without memory for a slot of each class, a small group would occupy a large slot alone, and nothing could be loaded
+    while another group is in use. The same holds with memory for just one small slot, but then the large group need not
+    be
+    read again. So the slot is not split if the large group is most of the bytes.
+
+    Args:
+        memory: bytes for all slots.
+        class_of: the class of each group, before merging.
+        slot_bytes: slot size of each of those classes, largest first.
+        ahead: groups to load before they are needed.
+        classes: the result of :func:`allocate_slots` for the classes that :func:`merge_small_classes` returned.
+
+    Returns:
+        The class of each group, and the classes.
+    """
+    kept = len(classes)
+    fitted = [min(index, kept - 1) for index in class_of]
+    each_has_one = kept == len(slot_bytes)
+    # The class that owns the slot, and the number of groups in it and after it.
+    first = kept - 2 if each_has_one else kept - 1
+    members = [sum(index == first for index in class_of), sum(index > first for index in class_of)]
+    if first < 0 or any(each.slots > 1 for each in classes[first:]):
+        return fitted, list(classes)
+    large = classes[first]
+    early = AHEAD if ahead is None else ahead
+    is_most = members[0] == 1 and large.slot_bytes > members[1] * slot_bytes[-1] * _REREAD_SHARE_MAX
+    if each_has_one and (is_most or early == 0):
+        return fitted, list(classes)
+    left = memory - sum(each.slots * each.slot_bytes for each in classes[:first])
+    # Groups that are too large for a part of the slot use all of it.
+    for begin, small in list(enumerate(slot_bytes))[first + 1 :]:
+        room = max(large.slot_bytes, min(left, (early + 1) * small))
+        slots = min(room // small, sum(index >= begin for index in class_of))
+        if slots > 1:
+            shared = [
+                replace(large, ahead=min(early, 1)),
+                SlotClass(slots, min(early, slots - 1), small, shares_memory=True),
+            ]
+            now_of = [first + 1 if index >= begin else min(index, first) for index in class_of]
+            return now_of, [*classes[:first], *shared]
+    return fitted, list(classes)
+
+
+def allocate_slots(
+    memory: int, class_of: Sequence[int], slot_bytes: Sequence[int], ahead: int | None
+) -> list[SlotClass]:
+    """Divide memory among the classes.
+
+    Each class gets one slot, then as many as are needed to load the next group while one is in use. The rest keeps
+    groups
+    resident, largest first, since each resident byte need not be read.
+
+    Args:
+        memory: bytes for all slots.
+        class_of: the class of each group.
+        slot_bytes: slot size of each class.
+        ahead: groups to load before they are needed; default 2, as far as memory allows.
+
+    Raises:
+        MemoryError: one slot of each class does not fit.
+    """
+    members = [class_of.count(index) for index in range(len(slot_bytes))]
+    slots = [1] * len(slot_bytes)
+    left = memory - sum(slot_bytes)
+    if left < 0:
+        raise MemoryError(
+            f"{memory:,} bytes are too little: one slot for each size of layer needs {sum(slot_bytes):,} at the least"
+        )
+    early = AHEAD if ahead is None else ahead
+    while True:
+        # Classes that can use one more slot: first those that cannot load ahead yet, then those that can keep one more.
+        open_to = [index for index, count in enumerate(members) if slots[index] < count and slot_bytes[index] <= left]
+        if not open_to:
+            break
+        chosen = min(open_to, key=lambda index: (max(slots[index] - 1, 0) if slots[index] <= early else early, index))
+        slots[chosen] += 1
+        left -= slot_bytes[chosen]
+    fill = [
+        min(early, slots[index] - 1) if slots[index] < members[index] else slots[index] - 1
+        for index in range(len(slots))
+    ]
+    return [SlotClass(slots[index], fill[index], slot_bytes[index]) for index in range(len(slots))]

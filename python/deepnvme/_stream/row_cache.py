@@ -1,0 +1,210 @@
+"""Load only the rows of embeddings and the experts that are used."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import nn
+
+from deepnvme._deepnvme import StripeSet, _picked_page_bytes, _Picker
+from deepnvme._stream.memory_budget import PAGE_BYTES
+from deepnvme._stream.parameter_binding import (
+    ParameterBinding,
+    get_weight,
+    refuse_backward,
+    view_weight,
+    wrap_forward,
+)
+from deepnvme._stream.scheduler import FairScheduler
+from deepnvme._stream.weight_origin import FLOATS, encoded_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from deepnvme._deepnvme import Engine
+    from deepnvme._stream.partition import RowLookup
+    from deepnvme._stream.weight_origin import ByteRange, EncodedRange, Origin
+
+    # Offset of contiguous rows; or the ranges of each row; or encoded ranges and their target dtype.
+    _Source: TypeAlias = tuple[int, int] | list[list[tuple[int, int, int]]] | tuple[list[EncodedRange], str]
+
+# Maximum bytes of rows that are read together. More would read rows that nobody asked for.
+_ROWS_BYTES_MAX = 64 << 10
+
+# Counters of rows and experts have their own names, apart from those of layers.
+_NAMES = {"hits": "picked_hits", "waits": "picked_waits", "fetches": "picked_fetches"}
+
+
+class RowCache:
+    """Load the rows that a module is about to use before it runs.
+
+    Args:
+        lookups: the modules.
+        origin_of: the origin of each weight, by name.
+        sources: the files.
+        memory: bytes for rows and experts.
+        engine: the engine that reads the files.
+    """
+
+    def __init__(
+        self,
+        lookups: Sequence[RowLookup],
+        origin_of: Mapping[str, Origin],
+        sources: Sequence[str | StripeSet],
+        memory: int,
+        engine: Engine | None,
+    ) -> None:
+        self.memory = memory
+        self._lookups = list(lookups)
+        self._origin_of = origin_of
+        # For each module: number of its first item, and rows per item.
+        self._firsts: list[tuple[int, int]] = []
+        self._page_bytes = page_bytes(
+            [[origin_of[weight.name] for weight in lookup.weights] for lookup in self._lookups]
+        )
+        parts: list[tuple[int, int, int, int, int, _Source]] = []
+        places: list[list[tuple[int, Origin]]] = []
+        at, items = 0, 0
+        for lookup in self._lookups:
+            origins = [origin_of[weight.name] for weight in lookup.weights]
+            rows = _rows_per_item(origins)
+            count = -(-origins[0].shape[0] // rows)
+            self._firsts.append((items, rows))
+            places.append([])
+            for origin in origins:
+                row_bytes = origin.memory_nbytes // origin.shape[0]
+                at = _congruent(at, origin)
+                parts.append((items, count, at, rows * row_bytes, origin.memory_nbytes, _source_of(origin)))
+                places[-1].append((at, origin))
+                at += origin.memory_nbytes
+            items += count
+        self._picker = _Picker(list(sources), parts, at, memory, engine)
+        self._scheduler = FairScheduler()
+        self._memory = torch.utils.dlpack.from_dlpack(self._picker.capsule())
+        self._bindings = [ParameterBinding(lookup.weights, torch.device("cpu")) for lookup in lookups]
+        self._views = [
+            [
+                view_weight(self._memory, place, origin, like)
+                for (place, origin), like in zip(some, binding.originals, strict=True)
+            ]
+            for some, binding in zip(places, self._bindings, strict=True)
+        ]
+        self._unwrap = [wrap_forward(lookup.module, self._wrapper_of(index)) for index, lookup in enumerate(lookups)]
+
+    def stats(self) -> dict[str, float]:
+        """Return the counters of reads, and of rows and experts that were in memory."""
+        counters = self._picker.stats()
+        return {_NAMES.get(name, name): value for name, value in counters.items()}
+
+    def close(self) -> None:
+        """Restore the forward and the original weights of all modules."""
+        for unwrap in self._unwrap:
+            unwrap()
+        for binding in self._bindings:
+            binding.restore()
+        self._views.clear()
+
+    def _wrapper_of(self, index: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Make a wrapper that runs a module with the needed rows in memory."""
+        lookup, (first, rows) = self._lookups[index], self._firsts[index]
+        position, name = lookup.argument
+        is_rows = isinstance(lookup.module, nn.Embedding)
+        count = get_weight(lookup.weights[0]).shape[0]
+        pick_items, release, binding = self._picker.pick, self._picker.release, self._bindings[index]
+        origins = [self._origin_of[weight.name] for weight in lookup.weights]
+        items_max = self.memory // item_bytes(origins, self._page_bytes)
+
+        def around(forward: Callable[..., Any]) -> Callable[..., Any]:
+            def with_items(items: list[int], call: Callable[[], Any]) -> Any:
+                held: list[None] = []
+                try:
+                    self._scheduler.acquire(held, pick_items, items)
+                    binding.bind(self._views[index])
+                    return refuse_backward(self._memory, lookup.name, call())
+                finally:
+                    if held:
+                        release(items)
+                        binding.unbind()
+                    self._scheduler.release()
+
+            def run(*args: Any, **kwargs: Any) -> Any:
+                indices = kwargs[name] if name in kwargs else args[position]
+                if not isinstance(indices, torch.Tensor):
+                    raise TypeError(
+                        f"{lookup.name}: {name} is a {type(indices).__name__}; it must be a tensor of indices"
+                    )
+                used = torch.unique(indices.detach().to("cpu", torch.int64))
+                # Invalid indices, such as a router's padding, select nothing. torch reports real errors.
+                items = sorted({first + row // rows for row in used.tolist() if 0 <= row < count})
+                if not is_rows or len(items) <= items_max or len(used) != ((used >= 0) & (used < count)).sum():
+                    return with_items(items, lambda: forward(*args, **kwargs))
+                # More rows than fit at once are processed in parts.
+                output: torch.Tensor | None = None
+                places = torch.div(indices, rows, rounding_mode="floor") + first
+                for start in range(0, len(items), items_max):
+                    some = items[start : start + items_max]
+                    chosen = (places >= some[0]) & (places <= some[-1])
+                    part = with_items(some, functools.partial(forward, indices[chosen]))
+                    if output is None:
+                        output = part.new_empty(*indices.shape, *part.shape[1:])
+                    output[chosen] = part
+                return output
+
+            return run
+
+        return around
+
+
+def page_bytes(picked: Sequence[Sequence[Origin]]) -> int:
+    """Choose the page size of the memory that holds all these rows."""
+    sizes = [size for origins in picked for size in _item_sizes(origins)]
+    return _picked_page_bytes(min(sizes, default=0))
+
+
+def item_bytes(origins: Sequence[Origin], page: int) -> int:
+    """Count the bytes that are loaded together, at least."""
+    return sum(page_rounded_bytes(size, page) for size in _item_sizes(origins))
+
+
+def page_rounded_bytes(nbytes: int, page: int) -> int:
+    """Round up to whole pages. Both ends may lie within a page."""
+    return ((nbytes + page - 2) // page + 1) * page if nbytes else 0
+
+
+def _item_sizes(origins: Sequence[Origin]) -> list[int]:
+    rows = _rows_per_item(origins)
+    return [rows * (origin.memory_nbytes // origin.shape[0]) for origin in origins]
+
+
+def _rows_per_item(origins: Sequence[Origin]) -> int:
+    """Count the rows that start and end at a page boundary, up to a limit."""
+    row_bytes = max(origin.memory_nbytes // origin.shape[0] for origin in origins)
+    if len(origins) > 1 or row_bytes >= _ROWS_BYTES_MAX:
+        return 1
+    rows = PAGE_BYTES // math.gcd(row_bytes, PAGE_BYTES)
+    return max(min(rows, _ROWS_BYTES_MAX // row_bytes), 1)
+
+
+def _congruent(at: int, origin: Origin) -> int:
+    """Find the next offset that has the same position within a page as in the file."""
+    page = -(-at // PAGE_BYTES) * PAGE_BYTES
+    return page + (origin.ranges[0].offset % PAGE_BYTES if origin.is_page_congruent else origin.line_offset)
+
+
+def _source_of(origin: Origin) -> _Source:
+    if not origin.is_raw:
+        return encoded_ranges(origin), FLOATS[origin.memory_dtype]
+    if len(origin.ranges) == 1:
+        return origin.ranges[0].source, origin.ranges[0].offset
+    row_bytes = origin.nbytes // origin.shape[0]
+    return [
+        [_as_tuple(byte_range) for byte_range in origin.slice_bytes(row * row_bytes, row_bytes)]
+        for row in range(origin.shape[0])
+    ]
+
+
+def _as_tuple(byte_range: ByteRange) -> tuple[int, int, int]:
+    return byte_range.source, byte_range.offset, byte_range.nbytes

@@ -1,0 +1,96 @@
+"""Let threads that run one model take turns if memory does not suffice for all."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Waiting threads poll at this interval even if nobody wakes them.
+_POLL_S = 0.05
+# A thread that has waited this long goes next; until then others may overtake it.
+_STARVATION_S = 0.5
+
+
+class FairScheduler:
+    """Tracks which threads hold weights, so that a thread without memory knows whether waiting helps.
+
+    A thread that already holds weights always continues, since the waiting ones need them back. A thread that holds
+    none
+    gives way to a starved one.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        # Threads that hold weights or are about to, and the depth of their nested calls.
+        self._call_depth: dict[int, int] = {}
+        self._next: int | None = None
+        self._releases = 0
+
+    def acquire(self, held: list[Any], acquire: Callable[[Any], Any], what: Any) -> None:
+        """Append the result of ``acquire`` to ``held`` once there is room. The caller calls ``release`` in any case.
+
+        Raises:
+            MemoryError: there is no room, and no other thread holds anything that it could release.
+        """
+        me = threading.get_ident()
+        began = time.monotonic()
+        with self._changed:
+            # Counted before waiting, so that ``release`` finds it. Without weights, it blocks nobody.
+            self._call_depth[me] = self._call_depth.get(me, 0) + 1
+        try:
+            while not held:
+                ends = self._wait_for_starved(me)
+                try:
+                    # `map` runs no bytecode between the call and the append, where Ctrl-C could come. So the list
+                    # always holds what was acquired.
+                    held.extend(map(acquire, (what,)))
+                except MemoryError:
+                    if not self._wait_for_room(me, ends, began):
+                        raise
+        finally:
+            with self._changed:
+                if self._next == me:
+                    self._next = None
+                    self._changed.notify_all()
+
+    def _wait_for_starved(self, me: int) -> int:
+        """Let a starved thread go first, unless this thread may hold weights.
+
+        Returns:
+            The number of releases so far.
+        """
+        with self._changed:
+            if self._call_depth[me] == 1 and self._next not in {None, me}:
+                del self._call_depth[me]
+                try:
+                    while self._next not in {None, me}:
+                        self._changed.wait(_POLL_S)
+                finally:
+                    self._call_depth[me] = 1
+            return self._releases
+
+    def _wait_for_room(self, me: int, ends: int, began: float) -> bool:
+        """Wait until another thread may have released something. Return false if no other thread holds anything."""
+        with self._changed:
+            if self._releases == ends:
+                if self._call_depth.keys() == {me}:
+                    return False
+                if self._next is None and time.monotonic() - began > _STARVATION_S:
+                    self._next = me
+                self._changed.wait(_POLL_S)
+            return True
+
+    def release(self) -> None:
+        """Wake waiting threads: this thread has released its last acquisition."""
+        me = threading.get_ident()
+        with self._changed:
+            if self._call_depth.get(me, 0) > 1:
+                self._call_depth[me] -= 1
+            else:
+                self._call_depth.pop(me, None)
+            self._releases += 1
+            self._changed.notify_all()

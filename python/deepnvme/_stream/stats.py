@@ -1,0 +1,170 @@
+"""Count time and bytes of each step of a model."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+# Steps whose individual counters are kept.
+_STEPS_MAX = 10_000
+
+
+@dataclass(frozen=True)
+class Step:
+    """The cost of one call: a prompt, or the next token of each sequence of a batch. Times are in seconds."""
+
+    seconds: float
+    """Duration of the call."""
+    stalled_s: float
+    """Time spent waiting for layers."""
+    disk_busy_s: float
+    """Time during which the disk was read."""
+    bytes_read: int
+    """Bytes read."""
+    tokens: int
+    """Sequences times positions."""
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds not spent waiting for weights."""
+        return max(self.seconds - self.stalled_s, 0.0)
+
+    @property
+    def roofline_s(self) -> float:
+        """Seconds that the slower one, disk or processor, needs alone."""
+        return max(self.compute_s, self.disk_busy_s)
+
+    @property
+    def roofline(self) -> float:
+        """Fraction of the roofline reached: 1 if the slower of disk and processor never waited for the other."""
+        return min(self.roofline_s / self.seconds, 1.0) if self.seconds else 1.0
+
+    @property
+    def overlap(self) -> float:
+        """Fraction of the disk's time that was hidden behind computation."""
+        return max(1 - self.stalled_s / self.disk_busy_s, 0.0) if self.disk_busy_s else 1.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second, prompts included."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def disk_gb_per_s(self) -> float:
+        """GB (10^9 bytes) per second while the disk was read."""
+        return self.bytes_read / self.disk_busy_s / 1e9 if self.disk_busy_s else 0.0
+
+    def to_dict(self) -> dict[str, float]:
+        """Return all values by name, ready for JSON."""
+        properties = [
+            name for each in type(self).__mro__ for name, kind in vars(each).items() if isinstance(kind, property)
+        ]
+        return {**asdict(self), **{name: getattr(self, name) for name in properties}}
+
+
+@dataclass(frozen=True)
+class StreamStats(Step):
+    """The cost of all steps so far, and of reads between them. Times are in seconds."""
+
+    steps: int
+    """Calls of the model."""
+    hits: int
+    """Calls of layers that were in memory."""
+    waits: int
+    """Calls of layers that waited."""
+    fetches: int
+    """Layers loaded."""
+    fetches_ahead: int
+    """Layers loaded before they were needed."""
+    picked_hits: int
+    """Rows and experts that were in memory."""
+    picked_waits: int
+    """Rows and experts that had to be read."""
+
+    @property
+    def hit_rate(self) -> float:
+        """Fraction of layer calls that found their weights in memory."""
+        calls = self.hits + self.waits
+        return self.hits / calls if calls else 0.0
+
+    @property
+    def picked_hit_rate(self) -> float:
+        """Fraction of rows and experts that were in memory."""
+        picked = self.picked_hits + self.picked_waits
+        return self.picked_hits / picked if picked else 0.0
+
+
+class StepRecorder:
+    """Records the cost of each call of the model."""
+
+    def __init__(self, model: nn.Module, counters: Callable[[], dict[str, float]]) -> None:
+        self._counters = counters
+        self._before = counters()
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._steps, self._tokens, self._seconds = 0, 0, 0.0
+        self.last: deque[Step] = deque(maxlen=_STEPS_MAX)
+        self._handles = [
+            model.register_forward_pre_hook(self._begin, with_kwargs=True),
+            model.register_forward_hook(self._end, always_call=True),
+        ]
+
+    def stats(self) -> StreamStats:
+        """Add up all steps."""
+        now = self._counters()
+        since = {name: value - self._before.get(name, 0) for name, value in now.items()}
+        return StreamStats(
+            steps=self._steps,
+            tokens=self._tokens,
+            seconds=self._seconds,
+            bytes_read=int(since.get("bytes_read", 0)),
+            stalled_s=since.get("stalled_s", 0.0),
+            disk_busy_s=since.get("disk_busy_s", 0.0),
+            hits=int(since.get("hits", 0)),
+            waits=int(since.get("waits", 0)),
+            fetches=int(since.get("fetches", 0)),
+            fetches_ahead=int(since.get("fetches_ahead", 0)),
+            picked_hits=int(since.get("picked_hits", 0)),
+            picked_waits=int(since.get("picked_waits", 0)),
+        )
+
+    def close(self) -> None:
+        """Stop recording."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _begin(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._local.begun = (time.perf_counter(), self._counters(), _tokens(args, kwargs))
+
+    def _end(self, _model: nn.Module, _args: object, _output: object) -> None:
+        began, before, tokens = getattr(self._local, "begun", None) or (time.perf_counter(), self._counters(), 0)
+        seconds = time.perf_counter() - began
+        now = self._counters()
+        spent = {name: now[name] - before.get(name, 0) for name in now}
+        step = Step(
+            seconds, spent.get("stalled_s", 0), spent.get("disk_busy_s", 0), int(spent.get("bytes_read", 0)), tokens
+        )
+        with self._lock:
+            self._steps += 1
+            self._tokens += tokens
+            self._seconds += seconds
+            self.last.append(step)
+
+
+def _tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Count the positions of a call: elements of its first integer tensor, or of its embedded inputs."""
+    for value in (kwargs.get("input_ids"), kwargs.get("decoder_input_ids"), *args):
+        if isinstance(value, torch.Tensor) and not value.is_floating_point():
+            return value.numel()
+    embedded = kwargs.get("inputs_embeds")
+    return embedded.shape[0] * embedded.shape[1] if isinstance(embedded, torch.Tensor) else 0

@@ -1,0 +1,191 @@
+"""Track which bytes of which files each parameter comes from.
+
+A library that builds a model from a state dict renames, stacks and slices the tensors of the files. Given
+:class:`TracedTensor` it does so without reading a byte. The result in the model knows where its elements are on disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deepnvme._stream.weight_origin import CACHE_LINE_BYTES, can_cast, concatenate, narrow
+from deepnvme.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from deepnvme._stream.weight_origin import Origin
+    from deepnvme._stream.weight_sources import ModelFiles
+
+_ATEN = torch.ops.aten
+
+
+class UntraceableError(RuntimeError):
+    """An operation on a traced tensor does more than rearrange its bytes.
+
+    It is not a ``TypeError``, because PyTorch's operators replace those with a ``TypeError`` of their own that explains
+    nothing.
+    """
+
+
+class TracedTensor(torch.Tensor):
+    """A tensor on disk. ``origin`` describes its bytes. If its dtype differs, the bytes are cast to it on load."""
+
+    origin: Origin
+
+    @staticmethod
+    def __new__(  # noqa: PYI034 (torch returns an instance of the given class)
+        cls: type[TracedTensor], origin: Origin, dtype: torch.dtype | None = None
+    ) -> TracedTensor:
+        """Make one."""
+        made: TracedTensor = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001
+            cls, origin.shape, dtype=dtype or origin.dtype, device=torch.device("cpu")
+        )
+        made.origin = origin
+        return made
+
+    def __reduce_ex__(self, _protocol: object) -> Any:
+        raise RuntimeError("a weight that was never read cannot be pickled; its bytes are on disk only")
+
+    def __repr__(self, **_: object) -> str:  # type: ignore[override]
+        return f"TracedTensor(shape={tuple(self.shape)}, dtype={self.dtype}, ranges={len(self.origin.ranges)})"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Apply an operation to the origins."""
+        follow = _HANDLERS.get(func)
+        if follow is None:
+            raise UntraceableError(f"{func} does more than rearrange the bytes of the weights")
+        return follow(*args, **(kwargs or {}))
+
+
+def _alias(tensor: TracedTensor, *_: object, **__: object) -> TracedTensor:
+    return TracedTensor(tensor.origin, tensor.dtype)
+
+
+def _clone(tensor: TracedTensor, *_: object, **__: object) -> TracedTensor:
+    return TracedTensor(replace(tensor.origin, reference_line_offset=0), tensor.dtype)
+
+
+def _cast(tensor: TracedTensor, *, dtype: torch.dtype | None = None, **_: object) -> TracedTensor:
+    return TracedTensor(tensor.origin, dtype or tensor.dtype)
+
+
+def _view(tensor: TracedTensor, shape: list[int], *_: object) -> TracedTensor:
+    if -1 in shape:
+        known = -torch.Size(shape).numel()
+        shape = [tensor.numel() // max(known, 1) if size == -1 else size for size in shape]
+    return TracedTensor(tensor.origin.reshaped(shape), tensor.dtype)
+
+
+def _pad(tensor: TracedTensor, pad: list[int], *_: object) -> TracedTensor:
+    if any(pad):
+        raise UntraceableError("a weight is padded beyond its size on disk")
+    return TracedTensor(tensor.origin, tensor.dtype)
+
+
+def _unsqueeze(tensor: TracedTensor, dim: int) -> TracedTensor:
+    shape = list(tensor.shape)
+    shape.insert(dim % (len(shape) + 1), 1)
+    return TracedTensor(tensor.origin.reshaped(shape), tensor.dtype)
+
+
+def _concatenate(tensors: list[TracedTensor], dim: int) -> TracedTensor:
+    if not all(isinstance(tensor, TracedTensor) for tensor in tensors) or len({tensor.dtype for tensor in tensors}) > 1:
+        raise UntraceableError("weights on disk are concatenated with tensors in memory")
+    if len({tensor.origin.dtype for tensor in tensors}) > 1:
+        raise UntraceableError("weights of several dtypes are concatenated")
+    return TracedTensor(concatenate([tensor.origin for tensor in tensors], dim), tensors[0].dtype)
+
+
+def _cat(tensors: list[TracedTensor], dim: int = 0) -> TracedTensor:
+    return _concatenate(tensors, dim % tensors[0].ndim)
+
+
+def _stack(tensors: list[TracedTensor], dim: int = 0) -> TracedTensor:
+    dim %= tensors[0].ndim + 1
+    return _concatenate([_unsqueeze(tensor, dim) for tensor in tensors], dim)
+
+
+def _slice(
+    tensor: TracedTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> TracedTensor:
+    if step != 1:
+        raise UntraceableError(f"a weight is sliced with step {step}")
+    begin, stop, _ = slice(start, end).indices(tensor.shape[dim])
+    return TracedTensor(narrow(tensor.origin, dim % tensor.ndim, begin, max(stop - begin, 0)), tensor.dtype)
+
+
+def _split(tensor: TracedTensor, sizes: int | list[int], dim: int = 0) -> list[TracedTensor]:
+    length = tensor.shape[dim]
+    if isinstance(sizes, int):
+        # An empty tensor also splits into one part.
+        sizes = [min(sizes, length - at) for at in range(0, max(length, 1), max(sizes, 1))]
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    return [_slice(tensor, dim, start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def _select(tensor: TracedTensor, dim: int, index: int) -> TracedTensor:
+    dim, index = dim % tensor.ndim, index % tensor.shape[dim]
+    row = _slice(tensor, dim, index, index + 1)
+    return TracedTensor(row.origin.reshaped([*row.shape[:dim], *row.shape[dim + 1 :]]), tensor.dtype)
+
+
+_HANDLERS: dict[Any, Callable[..., Any]] = {
+    _ATEN.detach.default: _alias,
+    _ATEN.alias.default: _alias,
+    _ATEN.clone.default: _clone,
+    _ATEN._to_copy.default: _cast,  # noqa: SLF001
+    _ATEN.view.default: _view,
+    _ATEN._unsafe_view.default: _view,  # noqa: SLF001
+    # Tied models pad their biases by zero elements.
+    _ATEN.constant_pad_nd.default: _pad,
+    _ATEN.unsqueeze.default: _unsqueeze,
+    _ATEN.cat.default: _cat,
+    _ATEN.stack.default: _stack,
+    _ATEN.slice.Tensor: _slice,
+    _ATEN.split.Tensor: _split,
+    _ATEN.split_with_sizes.default: _split,
+    _ATEN.select.int: _select,
+}
+
+
+def find_origins(model: nn.Module, files: ModelFiles) -> dict[str, Origin]:
+    """Find the origin of each parameter and buffer of a model, by every name it has."""
+    tensors = named_tensors(model)
+    is_traced = any(isinstance(tensor, TracedTensor) for _, tensor in tensors)
+    by_tensor: dict[int, Origin] = {}
+    for name, tensor in tensors:
+        if isinstance(tensor, TracedTensor):
+            if not can_cast(tensor.origin.dtype, tensor.dtype):
+                raise UnsupportedError(f"{name} is {tensor.origin.dtype} on disk and cannot be cast to {tensor.dtype}")
+            by_tensor[id(tensor)] = tensor.origin.cast(tensor.dtype)
+        elif name in files.tensors and not is_traced:
+            by_tensor.setdefault(id(tensor), _with_line_offset(files.tensors[name], tensor))
+    # The file contains a shared weight under one of its names only.
+    for name, tensor in tensors:
+        if tensor.is_meta and id(tensor) not in by_tensor:
+            raise UnsupportedError(f"{name} is on the meta device, and the files do not contain it")
+    return {name: by_tensor[id(tensor)] for name, tensor in tensors if id(tensor) in by_tensor}
+
+
+def _with_line_offset(origin: Origin, tensor: torch.Tensor) -> Origin:
+    """Copy the offset within a cache line from the tensor in memory, if the tensor is there now."""
+    if tensor.device.type != "cpu":
+        return origin
+    reference_line_offset = tensor.data_ptr() % CACHE_LINE_BYTES
+    return replace(
+        origin, reference_line_offset=reference_line_offset if reference_line_offset % tensor.dtype.itemsize == 0 else 0
+    )
+
+
+def named_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    parameters = model.named_parameters(remove_duplicate=False)
+    return [*parameters, *model.named_buffers(remove_duplicate=False)]

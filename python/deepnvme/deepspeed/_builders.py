@@ -1,0 +1,74 @@
+"""Op builders whose `load()` imports a module instead of compiling."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+from typing import ClassVar
+
+
+class _Builder:
+    """The interface of DeepSpeed's op builders. Nothing is built: the op is a module of this package."""
+
+    BUILD_VAR: ClassVar[str]
+    NAME: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.name = self.NAME
+
+    def absolute_name(self) -> str:
+        """Return the name of the module that `load` returns."""
+        return f"{__package__}.{self.NAME}"
+
+    def is_compatible(self, verbose: bool = False) -> bool:  # noqa: ARG002 - DeepSpeed's signature
+        """Whether the op works on this machine."""
+        return sys.platform == "linux"
+
+    def load(self, verbose: bool = False) -> ModuleType:  # noqa: ARG002 - DeepSpeed's signature
+        """Import the op."""
+        return importlib.import_module(self.absolute_name())
+
+
+class AsyncIOBuilder(_Builder):
+    """Loads `aio_handle`, `aio_read`, `aio_write`, `deepspeed_memcpy`.
+
+    >>> handle = AsyncIOBuilder().load().aio_handle(block_size=1 << 20)
+    """
+
+    BUILD_VAR = "DS_BUILD_AIO"
+    NAME = "async_io"
+
+
+class PinMemoryBuilder(_Builder):
+    """Loads `pin_handle`."""
+
+    BUILD_VAR = "DS_BUILD_PIN_MEMORY"
+    NAME = "pin_memory"
+
+
+class UtilsBuilder(_Builder):
+    """Loads `cast_to_byte_tensor`."""
+
+    BUILD_VAR = "DS_BUILD_UTILS"
+    NAME = "utils"
+
+
+class GDSBuilder(_Builder):
+    """Loads `gds_handle`. Works without a GPU too, for CPU tensors."""
+
+    BUILD_VAR = "DS_BUILD_GDS"
+    NAME = "gds"
+
+    def is_compatible(self, verbose: bool = False) -> bool:
+        """Whether torch reaches an NVIDIA GPU. Imports torch."""
+        if not super().is_compatible(verbose) or importlib.util.find_spec("torch") is None:
+            return False
+        torch = importlib.import_module("torch")
+        return torch.version.hip is None and bool(torch.cuda.is_available())
+
+
+BUILDERS: dict[str, type[_Builder]] = {
+    builder.__name__: builder for builder in (AsyncIOBuilder, GDSBuilder, PinMemoryBuilder, UtilsBuilder)
+}

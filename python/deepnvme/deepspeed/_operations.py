@@ -1,0 +1,220 @@
+"""Submit, count and wait for the operations of one handle.
+
+`start` never waits for `wait`: the lock guards two lists and is never held during I/O. Exactly one `wait` counts each
+operation. A `wait` also waits for operations that another thread is waiting for, since they may include the caller's.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import suppress
+from typing import Literal
+
+import torch
+
+import deepnvme
+from deepnvme._deepnvme import _pin_device
+
+from . import _engine_pool
+from ._arguments import Name
+from ._byte_ranges import ByteRanges
+
+
+class Operation:
+    """One transfer in flight, and the check to run when it is done."""
+
+    __slots__ = ("_check", "_pending", "file")
+
+    def __init__(self, pending: deepnvme.Pending, file: Hashable, check: Callable[[], None] | None) -> None:
+        self._pending = pending
+        self._check = check
+        self.file = file
+
+    def wait_quietly(self) -> None:
+        """Wait until the transfer has ended, ignoring errors."""
+        with suppress(Exception):
+            self._pending.wait()
+
+    def finish(self) -> None:
+        """Wait, and raise the error."""
+        self._pending.wait()
+        if self._check is not None:
+            self._check()
+
+    def failure(self) -> Exception | None:
+        """Wait, and return the error."""
+        try:
+            self.finish()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it waits until the other operations are done
+            # Without frames, which would keep this list and all operations alive.
+            return error.with_traceback(None)
+        return None
+
+
+class Batch:
+    """Operations that the same `wait` counts."""
+
+    __slots__ = ("operations", "ranges")
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self.ranges = ByteRanges()
+
+
+class Operations:
+    """The operations of one handle, and its engine from the first operation on."""
+
+    def __init__(self, settings: _engine_pool.EngineSettings) -> None:
+        self._settings = settings
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._engine: deepnvme.Engine | None = None
+        # Batches that no `wait` has taken yet (new operations join the last), and those being waited for.
+        self._unclaimed = [Batch()]
+        self._claimed: list[Batch] = []
+
+    def start(
+        self,
+        kind: Literal["read", "write"],
+        tensor: torch.Tensor,
+        target: Name | int,
+        offset: int,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """Submit one transfer. Invalid arguments raise here, and nothing is queued."""
+        operation, end = self._submit(kind, tensor, target, offset, check)
+        with self._lock:
+            batch = self._unclaimed[-1]
+            batch.operations.append(operation)
+            batch.ranges.add(target, offset, end, writes=kind == "write")
+
+    def run(
+        self,
+        kind: Literal["read", "write"],
+        tensor: torch.Tensor,
+        target: Name | int,
+        offset: int,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """Run one transfer, whatever else is pending, and raise its error."""
+        engine = self._borrowed_engine()
+        self._await_overlapping(target, offset, offset + tensor.nbytes, writes=kind == "write")
+        # A small blocking transfer runs on this thread, which is faster than `start` and `wait`.
+        transfer = engine.write if kind == "write" else engine.read
+        transfer(tensor, target, offset)
+        if check is not None:
+            check()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is pending, so that a `wait` would return 0 at once."""
+        return not self._claimed and not any(batch.operations for batch in self._unclaimed)
+
+    def wait(self) -> int:
+        """Wait for everything submitted so far. Return the number of operations that no other `wait` has counted.
+
+        Raises the first error, in order of submission, once all are done. The count restarts at zero. A wait that is
+        interrupted by `KeyboardInterrupt` counts nothing.
+        """
+        count, failure = self._await_all()
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                # The exception refers to this frame, so the frame must not refer to it.
+                del failure
+        return count
+
+    def close(self) -> None:
+        """Finish pending operations and return the engine. Raises the first error that no `wait` has raised."""
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return
+        if os.getpid() != self._process:
+            _engine_pool.leak_inherited((engine, self._unclaimed, self._claimed))
+            return
+        try:
+            self.wait()
+        finally:
+            _engine_pool.pool.release(self._settings, engine)
+
+    def _await_all(self) -> tuple[int, Exception | None]:
+        self._check_process()
+        with self._lock:
+            mine, self._unclaimed = self._unclaimed, [Batch()]
+            self._claimed.extend(mine)
+            batches = list(self._claimed)
+        counted = False
+        try:
+            failure = first_failure(operation for batch in batches for operation in batch.operations)
+            counted = True
+        finally:
+            with self._lock:
+                self._claimed = [batch for batch in self._claimed if batch not in mine]
+                if not counted:
+                    self._unclaimed = mine + self._unclaimed
+        return sum(len(batch.operations) for batch in mine), failure
+
+    def _submit(
+        self,
+        kind: Literal["read", "write"],
+        tensor: torch.Tensor,
+        target: Name | int,
+        offset: int,
+        check: Callable[[], None] | None,
+    ) -> tuple[Operation, int]:
+        engine = self._borrowed_engine()
+        end = offset + tensor.nbytes
+        self._await_overlapping(target, offset, end, writes=kind == "write")
+        # A detached alias keeps this memory alive even if the caller reassigns `tensor.data`.
+        memory = tensor.detach()
+        submit = engine.start_write if kind == "write" else engine.start_read
+        return Operation(submit(memory, target, offset), target, check), end
+
+    def pin(self, tensor: torch.Tensor) -> object:
+        """Register contiguous GPU memory with cuFile until the result is dropped. Does not keep the tensor alive."""
+        return _pin_device(self._borrowed_engine(), tensor)
+
+    def _borrowed_engine(self) -> deepnvme.Engine:
+        self._check_process()
+        engine = self._engine
+        if engine is not None:
+            return engine
+        with self._lock:
+            if self._engine is None:
+                self._engine = _engine_pool.pool.acquire(self._settings)
+            return self._engine
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            msg = (
+                f"this handle belongs to process {self._process}, and its threads do not survive a fork; "
+                f"make a new handle in process {os.getpid()}"
+            )
+            raise RuntimeError(msg)
+
+    def _await_overlapping(self, file: Hashable, start: int, end: int, *, writes: bool) -> None:
+        if self.is_idle:
+            return
+        with self._lock:
+            batches = [
+                batch
+                for batch in (*self._claimed, *self._unclaimed)
+                if batch.ranges.conflicts(file, start, end, writes=writes)
+            ]
+            earlier = [operation for batch in batches for operation in batch.operations if operation.file == file]
+        if not earlier:
+            return
+        for operation in earlier:
+            operation.wait_quietly()
+        with self._lock:
+            for batch in batches:
+                batch.ranges.forget(file)
+
+
+def first_failure(operations: Iterable[Operation]) -> Exception | None:
+    """Wait for all operations in order. Return the first error."""
+    failures = [operation.failure() for operation in operations]
+    return next((failure for failure in failures if failure is not None), None)

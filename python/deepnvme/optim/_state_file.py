@@ -1,0 +1,263 @@
+"""Read and write files of optimizer state: safetensors files whose header describes the elements of each extent.
+
+Groups have the same layout as in the swap file. Each starts at a multiple of 4096 bytes, so that file systems can share
+their blocks. Tensors called ``pad`` fill the gaps, since the format allows none. Checksums cover every byte, as in all
+files that deepnvme saves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from deepnvme._deepnvme import _CheckpointReader, _PlacedFile
+from deepnvme.errors import ClosedError, CorruptFileError, Error, OutOfMemoryError, UnsupportedError
+from deepnvme.optim._formats import EIGHT_BIT, FORMATS, StateFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ALIGNED_BYTES = 4096
+_NAME = "deepnvme.optimizer"
+_VERSION = 4
+# Larger step counts are not exact in a float.
+_STEPS_MAX = 1 << 53
+_PADDING = re.compile(r"pad\.\d+")
+
+
+@dataclass(frozen=True)
+class StateExtent:
+    """The position in a file of one kind of state, for a range of elements of a whole tensor."""
+
+    name: str
+    kind: str
+    begin: int
+    count: int
+    format: StateFormat
+    offset: int
+    path: Path = field(default_factory=Path)
+
+    @property
+    def end(self) -> int:
+        """Index behind the last element."""
+        return self.begin + self.count
+
+    @property
+    def tensor(self) -> str:
+        """Name of the tensor in the file."""
+        return f"{self.name}.{self.kind}.{self.begin}"
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return self.format.nbytes(self.count) if self.format is EIGHT_BIT else self.count * self.format.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class SavedParameter:
+    """The step count of a parameter, if its optimizer counts steps, and its kinds of state."""
+
+    step: float | None
+    kinds: tuple[str, ...]
+
+
+@dataclass
+class StateFile:
+    """The header of a file.
+
+    It contains the optimizer's name, the settings of param groups, the shapes of all parameters if they are whole, the
+    parameters with state, and the extents.
+    """
+
+    optimizer: str
+    groups: list[dict[str, Any]]
+    shapes: list[list[int]] | None
+    parameters: dict[str, SavedParameter]
+    extents: list[StateExtent]
+    path: Path = field(default_factory=Path)
+
+
+@contextmanager
+def replace_file(path: Path, saved: StateFile, nbytes: int, *, checksums: bool) -> Iterator[tuple[int, int]]:
+    """Create a file, and yield its descriptor and the offset of its ``nbytes`` of tensor data, to be filled.
+
+    The file is synced and gets its name, with checksums, if the block ends without an error.
+    """
+    header = {
+        "version": _VERSION,
+        "checksums": checksums,
+        "optimizer": saved.optimizer,
+        "groups": saved.groups,
+        "shapes": saved.shapes,
+        "parameters": {name: {"step": one.step, "kinds": one.kinds} for name, one in saved.parameters.items()},
+        "stretches": [[one.name, one.kind, one.begin, one.count, one.format.name] for one in saved.extents],
+    }
+    new = _PlacedFile(path, _tensors(saved, nbytes), [(_NAME, json.dumps(header))], checksums)
+    try:
+        yield new.fileno(), new.data_offset
+        new.commit()
+    except OSError as error:
+        # A closed engine is not an error of this folder.
+        if error.filename is None and not isinstance(error, ClosedError):
+            text = f"{error.strerror}; the previous file is unchanged; make room, or use another folder"
+            raise Error(error.errno, text, str(path)) from error
+        raise
+    finally:
+        new.give_up()
+
+
+def _tensors(saved: StateFile, nbytes: int) -> list[tuple[str, str, int]]:
+    """List the tensors of the file in order."""
+    tensors: list[tuple[str, str, int]] = []
+    at = 0
+    for one in sorted(saved.extents, key=lambda one: one.offset):
+        if at < one.offset:
+            tensors.append((f"pad.{at}", "uint8", one.offset - at))
+        dtype = one.format.dtype
+        tensors.append((one.tensor, str(dtype).removeprefix("torch."), one.nbytes // dtype.itemsize))
+        at = one.offset + one.nbytes
+    if at < nbytes:
+        tensors.append((f"pad.{at}", "uint8", nbytes - at))
+    return tensors
+
+
+def read(path: Path, verify: Literal["auto", "off", "sample", "full"]) -> StateFile:
+    """Read and check the header of a file. Offsets count from the beginning of the file.
+
+    Raises:
+        CorruptFileError: it is truncated, or not such a file.
+        ChecksumError: bytes differ from those that were saved.
+    """
+    reader = _open(path)
+    if verify != "off":
+        reader.check(None)
+    there = {name: (nbytes, offset) for name, nbytes, _, offset in reader.storages()}
+    try:
+        header = json.loads(dict(reader.metadata)[_NAME])
+        if header["version"] != _VERSION:
+            raise _corrupt(path, 8, f"it has version {header['version']!r}, and this deepnvme reads {_VERSION}")
+        saved = StateFile(
+            _optimizer(header, path), _groups(header, path), _shapes(header, path), _parameters(header, path), [], path
+        )
+        saved.extents.extend(_extent(path, there, *one) for one in header["stretches"])
+        _check_complete(path, there, saved)
+    except CorruptFileError:
+        raise
+    except MemoryError as error:
+        raise OutOfMemoryError(f"{path}: not enough memory for its header") from error
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise _corrupt(path, 8, f"its header is not that of save_state ({type(error).__name__}: {error})") from error
+    if verify != "off":
+        # One entry states that there are checksums, and another contains them. Damage to one place cannot remove both.
+        if header.get("checksums") is not False and reader.coverage != "file":
+            raise _corrupt(path, 8, "it was saved with checksums, but they are missing")
+        reader.audit("full" if verify == "full" else "sample")
+    return saved
+
+
+def _optimizer(header: dict[str, Any], path: Path) -> str:
+    name = header["optimizer"]
+    if not isinstance(name, str):
+        raise _corrupt(path, 8, "it does not name its optimizer")
+    return name
+
+
+def _shapes(header: dict[str, Any], path: Path) -> list[list[int]] | None:
+    shapes = header["shapes"]
+    is_list = isinstance(shapes, list) and all(isinstance(shape, list) for shape in shapes)
+    if shapes is not None and not (is_list and all(type(size) is int for shape in shapes for size in shape)):
+        raise _corrupt(path, 8, "the shapes of its parameters are not lists of sizes")
+    return None if shapes is None else list(shapes)
+
+
+def _groups(header: dict[str, Any], path: Path) -> list[dict[str, Any]]:
+    if not all(isinstance(group, dict) for group in header["groups"]):
+        raise _corrupt(path, 8, "its groups of parameters have no settings")
+    return list(header["groups"])
+
+
+def _parameters(header: dict[str, Any], path: Path) -> dict[str, SavedParameter]:
+    found = {}
+    for name, one in header["parameters"].items():
+        step, kinds = one["step"], one["kinds"]
+        if step is not None and not (_is_number(step) and 0 <= step < _STEPS_MAX and step == int(step)):
+            raise _corrupt(path, 8, f"the parameter {name!r} has the step count {step!r}")
+        if not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
+            raise _corrupt(path, 8, f"the parameter {name!r} has no list of the kinds of its state")
+        found[name] = SavedParameter(None if step is None else float(step), tuple(kinds))
+    return found
+
+
+def _check_complete(path: Path, there: dict[str, tuple[int, int]], saved: StateFile) -> None:
+    """Compare the lists of tensors, extents and parameters. Each must know all state of the others."""
+    claimed = [one.tensor for one in saved.extents]
+    if len(claimed) != len(set(claimed)):
+        raise _corrupt(path, 8, "an extent of state is listed twice")
+    unclaimed = [name for name in there if not _PADDING.fullmatch(name)]
+    unclaimed = sorted(set(unclaimed).difference(claimed))
+    if unclaimed:
+        raise _corrupt(path, there[unclaimed[0]][1], f"no extent of state refers to the tensor {unclaimed[0]}")
+    for one in saved.extents:
+        if one.kind not in saved.parameters.get(one.name, SavedParameter(None, ())).kinds:
+            raise _corrupt(path, one.offset, f"the parameter {one.name!r} is listed without its {one.kind}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _open(path: Path) -> _CheckpointReader:
+    try:
+        return _CheckpointReader(path, None, False)
+    except UnsupportedError as error:
+        raise _corrupt(path, 0, f"it is not a safetensors file ({error})") from error
+
+
+def _extent(  # noqa: PLR0917 - as they stand in the file
+    path: Path, there: dict[str, tuple[int, int]], name: Any, kind: Any, begin: Any, count: Any, form: str
+) -> StateExtent:
+    is_stretch = isinstance(name, str) and isinstance(kind, str) and type(begin) is int and type(count) is int
+    if not is_stretch:
+        raise _corrupt(path, 8, f"{[name, kind, begin, count]!r:.200} is not an extent of state")
+    one = StateExtent(name, kind, begin, count, FORMATS[form], 0, path)
+    nbytes, offset = there[one.tensor]
+    if min(one.begin, one.count) < 0 or one.nbytes != nbytes:
+        raise _corrupt(path, offset, f"{one.tensor} has {nbytes} bytes, which do not match {count} elements")
+    return replace(one, offset=offset)
+
+
+def _corrupt(path: Path, offset: int, text: str) -> CorruptFileError:
+    error = CorruptFileError(f"{path}: {text}; it is truncated, damaged or another kind of file; use another one")
+    error.offset = offset
+    return error
+
+
+class FileGuard:
+    """Detects files that change while they are read."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._before = {path: _identity(path) for path in paths}
+
+    def check(self) -> None:
+        """Check that the files are unchanged.
+
+        Raises:
+            CorruptFileError: a file was replaced or written.
+        """
+        for path, before in self._before.items():
+            if _identity(path) != before:
+                raise CorruptFileError(f"{path}: the file was replaced while it was loaded; load it again")
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """Return identity and modification time of a file; None if `stat` fails, since opening it reports why."""
+    try:
+        stat = os.stat(path)  # noqa: PTH116 - `path` may be one whose methods are patched
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns

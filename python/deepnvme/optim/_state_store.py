@@ -1,0 +1,188 @@
+"""Store an optimizer's state, in memory or on disk.
+
+A step leases one batch of slices after another from a store:
+
+    for batch in store.batches(pieces):
+        with store.lease(batch) as leases: ...
+
+:class:`MemoryStore` keeps the state where torch does, as one batch. :class:`deepnvme.optim._swap_store.SwapStore`
+keeps it on disk: it reads a batch while the previous one is updated, and writes in the background.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from deepnvme._offload.groups import OFFLOADED_STRIDE
+from deepnvme._utils.strides import is_dense, row_major
+from deepnvme.optim._formats import BLOCK, StateData, StateKind, decode, encode
+
+if TYPE_CHECKING:
+    from deepnvme._offload import SwapStats
+
+MASTER = "master"
+_SCALES = "_scale"
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterSlice:
+    """Some elements of a parameter, and their kinds of state."""
+
+    param: torch.nn.Parameter
+    begin: int
+    end: int
+    # Its moments, and master weights if it has those.
+    kinds: tuple[StateKind, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class LeasedState:
+    """State of a slice while it is leased: flat, by name, and its gradient if that is on disk."""
+
+    state: dict[str, StateData]
+    grad: torch.Tensor | None = None
+
+
+class StateStore(Protocol):
+    """Leases state to a step."""
+
+    def has(self, param: torch.nn.Parameter) -> bool:
+        """Whether it holds state of that parameter."""
+
+    def has_kind(self, param: torch.nn.Parameter, name: str) -> bool:
+        """Whether it holds that kind of state of a parameter."""
+
+    def initialize(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[StateKind, ...]) -> None:
+        """Take the state of these kinds from ``state``, or initialize it."""
+
+    def discard(self, param: torch.nn.Parameter) -> None:
+        """Drop the state of a parameter."""
+
+    def read(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+        """Return fp32 copies, flat, of state that the optimizer's ``state`` does not contain in torch's format."""
+
+    def batches(self, pieces: Sequence[ParameterSlice]) -> Iterable[Sequence[ParameterSlice]]:
+        """Split the slices into batches that are leased at once."""
+
+    def lease(self, batch: Sequence[ParameterSlice]) -> AbstractContextManager[list[LeasedState]]:
+        """Lease the state of a batch, which may be changed until the block ends."""
+
+    def stats(self) -> SwapStats | None:
+        """Return counters, if there are any."""
+
+
+class MemoryStore:
+    """State in the optimizer's own ``state``, as in torch."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        # Parameters with state that is not fp32.
+        self._short_kinds: dict[torch.nn.Parameter, tuple[StateKind, ...]] = {}
+
+    def has(self, param: torch.nn.Parameter) -> bool:  # noqa: ARG002
+        """Return False: the optimizer holds it."""
+        return False
+
+    def has_kind(self, param: torch.nn.Parameter, name: str) -> bool:  # noqa: ARG002
+        """Return False: the optimizer holds it."""
+        return False
+
+    def discard(self, param: torch.nn.Parameter) -> None:
+        """Do nothing: the optimizer holds the state."""
+
+    def initialize(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[StateKind, ...]) -> None:
+        """Initialize missing state, and convert existing state to its format."""
+        for kind in kinds:
+            given = state.get(kind.name)
+            if given is not None:
+                given = lying_as(param, given)
+            elif kind.name == MASTER:
+                given = param.detach().float()
+            else:
+                given = empty_as(param, torch.float32 if kind.initial else kind.format.dtype).fill_(kind.initial)
+            scales = kind.name + _SCALES
+            if kind.format.has_scales and scales not in state:
+                state[scales] = torch.zeros(-(-param.numel() // BLOCK))
+            kept = given
+            if given.dtype != kind.format.dtype:
+                kept = empty_as(param, kind.format.dtype)
+                encode((flat(kept), state[scales]) if kind.format.has_scales else flat(kept), flat(given).float(), kind)
+            # The given state is replaced only once it is completely converted.
+            state[kind.name] = kept
+        if any(kind.format.dtype != torch.float32 for kind in kinds):
+            self._short_kinds[param] = kinds
+
+    def read(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+        """Return state in short formats as fp32."""
+        found, state = {}, self._optimizer.state.get(param, {})
+        for kind in self._short_kinds.get(param, ()):
+            if kind.name in state:
+                found[kind.name] = torch.empty(param.numel())
+                decode(_state_data(state, kind), found[kind.name], kind)
+        return found
+
+    def batches(self, pieces: Sequence[ParameterSlice]) -> Iterable[Sequence[ParameterSlice]]:
+        """Yield one batch."""
+        yield pieces
+
+    @contextmanager
+    def lease(self, batch: Sequence[ParameterSlice]) -> Iterator[list[LeasedState]]:
+        """Yield the state in memory."""
+        yield [self._one(piece) for piece in batch]
+
+    def stats(self) -> None:
+        """Return nothing."""
+
+    def _one(self, piece: ParameterSlice) -> LeasedState:
+        state = self._optimizer.state[piece.param]
+        return LeasedState({kind.name: _state_data(state, kind) for kind in piece.kinds})
+
+
+def _state_data(state: dict[str, Any], kind: StateKind) -> StateData:
+    elements = flat(state[kind.name])
+    return (elements, state[kind.name + _SCALES]) if kind.format.has_scales else elements
+
+
+def without_scales(state: dict[str, Any]) -> dict[str, Any]:
+    """Omit the scales of 8-bit state."""
+    return {name: value for name, value in state.items() if not name.endswith(_SCALES)}
+
+
+def lying_as(param: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    """Return state in the memory order of its parameter. Saved state may have another order."""
+    stride = stride_of(param)
+    if state.stride() == stride or (state.is_contiguous() and stride == row_major(param.shape)):
+        return state
+    return empty_as(param, state.dtype).copy_(state)
+
+
+def empty_as(param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Allocate a tensor with the memory order of a parameter."""
+    return torch.empty_strided(param.shape, stride_of(param), dtype=dtype, device=param.device)
+
+
+def stride_of(param: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides of a parameter; of one on disk, the strides it has in memory."""
+    stride: tuple[int, ...] = getattr(param, OFFLOADED_STRIDE, None) or param.stride()
+    return stride
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """View all elements in memory order."""
+    tensor = tensor.detach()
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    if not is_dense(tensor):
+        msg = f"a parameter of shape {tuple(tensor.shape)} has gaps or overlaps; pass parameter.contiguous() instead"
+        raise ValueError(msg)
+    return tensor.as_strided((tensor.numel(),), (1,))

@@ -1,0 +1,250 @@
+"""State on disk, in groups that are read, updated and written back one after another."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deepnvme._offload import Swapper
+from deepnvme._utils.arguments import parse_bytes
+from deepnvme.optim._formats import decode, encode
+from deepnvme.optim._gradients import SwappedGradient, SwappedGradients
+from deepnvme.optim._layout import StateLayout
+from deepnvme.optim._state_store import MASTER, LeasedState, ParameterSlice, flat, lying_as
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from deepnvme._deepnvme import Kernel
+    from deepnvme._offload import Lend, SwapStats
+    from deepnvme.optim._formats import StateKind
+    from deepnvme.optim._layout import Placement, StateGroup
+
+# A group gets at most 1/8 of the memory, so that the next can be read and the last written while one is updated.
+_GROUP_SHARE, _GROUP_BYTES_MAX = 8, 64 << 20
+# Maximum length of the recorded order. No step of a real model is as long.
+_TRACE_MAX = 1 << 20
+
+
+class SwapStore:
+    """State in a swap file with bounded memory.
+
+    Args:
+        swap_dir: folder of the swap file; several folders, one per drive.
+        memory: bytes for state, and for gradients on disk.
+        checksums: checksum everything that is written, and verify it when it is read.
+        kernel: for gradients on disk; ``None`` keeps gradients in memory.
+    """
+
+    def __init__(
+        self,
+        swap_dir: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        memory: str | int,
+        *,
+        checksums: bool,
+        kernel: Kernel | None,
+    ) -> None:
+        nbytes = parse_bytes(memory)
+        self.swapper = Swapper(swap_dir, memory=nbytes, checksums=checksums)
+        group_bytes = min(nbytes // _GROUP_SHARE, _GROUP_BYTES_MAX)
+        self.layout = StateLayout(group_bytes, with_gradients=kernel is not None)
+        self.gradients = None
+        if kernel is not None:
+            self.gradients = SwappedGradients(self.swapper, self.layout, kernel, self._note)
+        # Parameters that have state, possibly empty.
+        self._begun: set[torch.nn.Parameter] = set()
+        # State and gradients of parameters that are being moved to another place.
+        self._moving: dict[torch.nn.Parameter, tuple[dict[str, torch.Tensor], torch.Tensor | None]] = {}
+        # Tensors that are lent. An interrupt may leave some of them unreturned.
+        self._open: list[Lend] = []
+        # Groups with initial state that is still in memory.
+        self._waiting: dict[StateGroup, None] = {}
+        # Slices leased in this step; a repeated one starts the next step. Two param groups may share a state group, so
+        # the first slice of a batch identifies it.
+        self._lent: set[ParameterSlice] = set()
+        self._trace: list[str] = []
+        self._order: list[str] = []
+
+    def stats(self) -> SwapStats:
+        """Return the counters so far."""
+        return self.swapper.stats()
+
+    def has(self, param: torch.nn.Parameter) -> bool:
+        """Whether there is state of that parameter."""
+        return param in self._begun
+
+    def has_kind(self, param: torch.nn.Parameter, name: str) -> bool:
+        """Whether there is that kind of state of a parameter."""
+        return self.has(param) and any(kind.name == name for kind in self.layout.kinds(param) or ())
+
+    def initialize(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[StateKind, ...]) -> None:
+        """Take over the given state, and initialize the rest. Master weights are copied from the parameter."""
+        # Ctrl-C may come between any two calls, so state is removed only once it is stored elsewhere.
+        is_new = param in self._moving or self.layout.kinds(param) != kinds
+        taken = {kind.name: state[kind.name] for kind in kinds if state.get(kind.name) is not None}
+        if not is_new and not taken and param in self._begun:
+            return
+        given = {name: flat(lying_as(param, tensor)) for name, tensor in taken.items()}
+        if is_new:
+            given = {**self._move(param, kinds), **given}
+        locations = self.layout.locations(param)
+        for _, placement in locations:
+            placement.initial_values = {**(placement.initial_values or {}), **given}
+        self._begun.add(param)
+        self._moving.pop(param, None)
+        for name in taken:
+            del state[name]
+        if given:
+            # Given state stays in memory until its group is full.
+            self._waiting.update(dict.fromkeys(group for group, _ in locations))
+            for group in [group for group in self._waiting if group is not self.layout.open_group]:
+                self.prepare(group)
+
+    def _move(self, param: torch.nn.Parameter, kinds: tuple[StateKind, ...]) -> dict[str, torch.Tensor]:
+        """Move a parameter to a place for other kinds of state, after settings changed. Return its state."""
+        if param not in self._moving:
+            is_swapped = self.gradients is not None and isinstance(param.grad, SwappedGradient)
+            gradient = self.gradients.read(param) if is_swapped and self.gradients is not None else None
+            self._moving[param] = (self.read(param), gradient)
+        before, gradient = self._moving[param]
+        if self.gradients is not None:
+            self.gradients.drop([param])
+        for group in self.layout.remove(param):
+            if group.is_on_disk:
+                self.swapper.delete(group.key)
+        self.layout.place(param, kinds)
+        if self.gradients is not None and gradient is not None:
+            self.gradients.put(param, gradient)
+        return {kind.name: before[kind.name] for kind in kinds if kind.name in before}
+
+    def discard(self, param: torch.nn.Parameter) -> None:
+        """Drop the state of a parameter. Its place is kept."""
+        self._begun.discard(param)
+        for _, placement in self.layout.locations(param):
+            placement.initial_values = None
+
+    def read(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+        """Read the state of a parameter into new memory; flat, in the memory order of the parameter."""
+        if param not in self._begun:
+            return {}
+        found = {kind.name: torch.empty(param.numel()) for kind in self.layout.kinds(param) or ()}
+        for group, placement in self.layout.locations(param):
+            self.prepare(group)
+            for kind, begin, end in placement.extents():
+                memory = torch.empty(end - begin, dtype=torch.uint8)
+                self.swapper.read(group.key, begin, memory)
+                out = found[kind.name][placement.piece.begin : placement.piece.end]
+                decode(kind.format.view(memory, placement.piece.count), out, kind)
+        return found
+
+    def batches(self, pieces: Sequence[ParameterSlice]) -> Iterator[Sequence[ParameterSlice]]:
+        """Split whole parameters into batches by group."""
+        wanted = {piece.param for piece in pieces}
+        groups = dict.fromkeys(group for piece in pieces for group, _ in self.layout.locations(piece.param))
+        for group in groups:
+            yield [placement.piece for placement in group.placements if placement.piece.param in wanted]
+        # Parameters without state.
+        bare = [piece for piece in pieces if not self.layout.locations(piece.param)]
+        if bare:
+            yield bare
+
+    @contextmanager
+    def lease(self, batch: Sequence[ParameterSlice]) -> Iterator[list[LeasedState]]:
+        """Lease the state of one batch and its gradients on disk, which count as used afterwards."""
+        locations = {placement.piece: (group, placement) for group, placement in self.layout.locations(batch[0].param)}
+        if batch[0] not in locations:
+            yield [LeasedState({}) for _ in batch]
+            return
+        self._return()
+        group = locations[batch[0]][0]
+        placements = {placement.piece: placement for placement in group.placements}
+        mine = [placements[piece] for piece in batch]
+        self.prepare(group)
+        self._follow(batch[0])
+        with ExitStack() as lent:
+            state = grads = torch.empty(0, dtype=torch.uint8)
+            if group.nbytes:
+                self._note(group.key)
+                state = lent.enter_context(self._noted(self.swapper.lend(group.key)))
+            with_grads = [placement for placement in mine if placement.grad is not None]
+            if with_grads:
+                self._note(group.grad_key)
+                grads = lent.enter_context(self._noted(self.swapper.lend(group.grad_key, shared=True)))
+            yield [
+                LeasedState(placement.state(state), placement.gradient(grads) if placement.grad else None)
+                for placement in mine
+            ]
+        self._open.clear()
+        if self.gradients is not None:
+            self.gradients.mark_used(group, with_grads)
+
+    def close(self) -> None:
+        """Close the store. The state is gone."""
+        self.swapper.close()
+
+    def prepare(self, group: StateGroup) -> None:
+        """Write the initial state of a group, as far as it is missing."""
+        self._return()
+        initial_values = [placement for placement in group.placements if placement.initial_values is not None]
+        if group.nbytes and not group.is_on_disk:
+            with self._noted(self.swapper.create(group.key, [group.nbytes], torch.uint8)) as memory:
+                memory.zero_()
+                _write_initial(initial_values, memory)
+            group.is_on_disk = True
+        elif group.nbytes and initial_values:
+            with self._noted(self.swapper.lend(group.key)) as memory:
+                _write_initial(initial_values, memory)
+        self._open.clear()
+        for placement in initial_values:
+            placement.initial_values = None
+        self._waiting.pop(group, None)
+
+    def _noted(self, lend: Lend) -> Lend:
+        self._open.append(lend)
+        return lend
+
+    def _return(self) -> None:
+        """Return tensors that an interrupt left lent."""
+        for lend in self._open:
+            lend.release()
+        self._open.clear()
+
+    def imported(self, group: StateGroup) -> None:
+        """Mark the state of a group as loaded from elsewhere."""
+        group.is_on_disk = True
+        for placement in group.placements:
+            placement.initial_values = None
+        self._waiting.pop(group, None)
+
+    def _follow(self, first: ParameterSlice) -> None:
+        if first in self._lent:
+            order, self._trace = self._trace, []
+            self._lent.clear()
+            if order != self._order:
+                self._order = order
+                self.swapper.schedule(order, repeat=True)
+        self._lent.add(first)
+
+    def _note(self, key: str) -> None:
+        if self._lent and len(self._trace) < _TRACE_MAX:
+            self._trace.append(key)
+
+
+def _write_initial(placements: Sequence[Placement], memory: torch.Tensor) -> None:
+    for placement in placements:
+        given: Mapping[str, torch.Tensor] = placement.initial_values or {}
+        piece, state = placement.piece, placement.state(memory)
+        for kind in piece.kinds:
+            kept = state[kind.name]
+            if kind.name in given:
+                encode(kept, given[kind.name][piece.begin : piece.end].float(), kind)
+            elif kind.name == MASTER:
+                encode(kept, flat(piece.param)[piece.begin : piece.end].float(), kind)
+            elif kind.initial:
+                encode(kept, torch.full((piece.count,), kind.initial), kind)
+            else:
+                for one in (kept,) if isinstance(kept, torch.Tensor) else kept:
+                    one.zero_()

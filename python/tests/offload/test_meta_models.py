@@ -1,0 +1,118 @@
+"""Models that start on the meta device, checkpoints that are read on demand, and a disk that fails at the end."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import deepnvme
+from deepnvme._checkpoint.lazy import LazyTensor
+from deepnvme._offload import Swapper
+
+from .test_training import MEMORY, Model, batches, loss_of, train
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_from_meta_to_trained(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    plain = Model()
+    deepnvme.save(plain.state_dict(), tmp_path / "model.safetensors")
+    with torch.device("meta"):
+        model: Any = Model()
+    model.head.weight.requires_grad_(False)
+    model.head.weight.mark = "kept"
+    before = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    offloading = deepnvme.offload_parameters(model, memory=MEMORY, swap_dir=tmp_path)
+    assert [name for name, _ in model.named_parameters(remove_duplicate=False)] == before
+    assert model.head.weight is model.embed.weight, "what is tied stays so"
+    assert model.head.weight.mark == "kept"
+    assert not model.head.weight.requires_grad
+    model.head.weight.requires_grad_(True)
+    lazy = deepnvme.load(tmp_path / "model.safetensors", lazy=True)
+    offloading.load_state_dict(lazy)
+    swapped = [tensor for name, tensor in lazy.items() if "blocks" in name and "weight" in name]
+    assert all(isinstance(tensor, LazyTensor) and "read=False" in repr(tensor) for tensor in swapped)
+    assert torch.equal(loss_of(model, batches(1)[0]), loss_of(plain, batches(1)[0]))
+    offloading.close()
+    for (name, one), other in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one, other), name
+
+
+def test_parameters_that_were_never_in_memory_are_trained(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    plain = Model()
+    with torch.device("meta"):
+        model = Model()
+    offloading = deepnvme.offload_parameters(model, memory=MEMORY, swap_dir=tmp_path)
+    offloading.load_state_dict(plain.state_dict())
+    one = deepnvme.optim.AdamW(model.parameters(), lr=1e-3, swap_dir=tmp_path, memory=MEMORY, swap_gradients=True)
+    offloading.attach(one)
+    other = deepnvme.optim.AdamW(plain.parameters(), lr=1e-3)
+    assert train(model, one, 3) == train(plain, other, 3)
+
+
+def test_without_a_state_they_are_zeros(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300))
+    offloading = deepnvme.offload_parameters(model, memory="1MB", swap_dir=tmp_path)
+    with offloading.gathered(model.parameters(), write=True):
+        assert not any(parameter.any() for parameter in model.parameters())
+        for parameter in model.parameters():
+            nn.init.normal_(parameter)
+    assert model(torch.randn(2, 300)).isfinite().all()
+
+
+def test_a_close_that_fails_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    model = Model()
+    expected = [parameter.detach().clone() for parameter in model.parameters()]
+    offloading = deepnvme.offload_parameters(model, memory=MEMORY, swap_dir=tmp_path)
+    real, calls = Swapper.lend, []
+
+    def lend(self: Swapper, key: str, *, shared: bool = False) -> Any:
+        calls.append(key)
+        if len(calls) == 3:
+            raise deepnvme.Error(errno.EIO, "read at offset 0: Input/output error", "swap")
+        return real(self, key, shared=shared)
+
+    monkeypatch.setattr(Swapper, "lend", lend)
+    with pytest.raises(deepnvme.Error, match="Input/output"):
+        offloading.close()
+    offloading.close()
+    for parameter, wanted in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(parameter, wanted)
+
+
+@pytest.mark.parametrize("max_shard_bytes", [None, "100KiB", "1GB"])
+def test_saved_without_being_in_memory(tmp_path: Path, max_shard_bytes: Any) -> None:
+    torch.manual_seed(4)
+    model: Any = Model()
+    model.register_buffer("seen", torch.arange(5))
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    offloading = deepnvme.offload_parameters(model, memory=MEMORY, swap_dir=tmp_path)
+    for _ in range(2):
+        size = offloading.save(folder / "model.safetensors", max_shard_bytes=max_shard_bytes, progress=False)
+    files = sorted(path.name for path in folder.iterdir())
+    assert sum((folder / name).stat().st_size for name in files if name.endswith(".safetensors")) == size
+    assert ("model.safetensors.index.json" in files) == (max_shard_bytes != "1GB"), files
+    loaded = deepnvme.load(folder / files[-1] if max_shard_bytes != "1GB" else folder / "model.safetensors")
+    assert loaded.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(loaded[name], tensor), name
+    with torch.device("meta"):
+        other = Model()
+    other.register_buffer("seen", torch.zeros(5, dtype=torch.int64))
+    again = deepnvme.offload_parameters(other, memory=MEMORY, swap_dir=tmp_path)
+    again.load_state_dict(loaded)
+    assert torch.equal(loss_of(other, batches(1)[0]), loss_of(model, batches(1)[0]))
+    assert model.state_dict()["embed.weight"].isfinite().all(), "state dicts are whole still"
+    with pytest.raises(ValueError, match="safetensors"):
+        offloading.save(folder / "model.pt")

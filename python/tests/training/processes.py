@@ -1,0 +1,108 @@
+"""Run programs in processes of their own, forked from one that has already imported torch."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.connection import Connection
+
+_FORKS = multiprocessing.get_context("forkserver")
+# The first step of an optimizer imports more than torch itself.
+_FORKS.set_forkserver_preload(["deepnvme._checkpoint", "deepnvme.optim", "torch._dynamo"])
+
+# The modules of this folder, and the package under test.
+_PATHS = [str(Path(__file__).parent), *(os.path.abspath(path) for path in sys.path if path)]  # noqa: PTH100
+_PATIENCE_S = 100
+
+_BOOT = """
+import atexit, os, signal, sys, traceback
+signal.alarm(2 * patience_s)
+sys.path[:] = paths + sys.path
+os.chdir(folder)
+for number in (1, 2):
+    os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+status = 1
+try:
+    exec(code, {"__name__": "__main__", "say": said.send})
+    atexit._run_exitfuncs()
+    status = 0
+except BaseException:
+    traceback.print_exc()
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(status)
+"""
+
+
+class Child:
+    """A running program. It has ``say``, for which :meth:`hear` waits.
+
+    Args:
+        code: the program.
+        folder: its working directory.
+        output: the file for its output.
+    """
+
+    def __init__(self, code: str, folder: Path, output: Path) -> None:
+        self._hearing: Connection
+        self._hearing, said = _FORKS.Pipe(duplex=False)
+        names: dict[str, object] = {"code": code, "paths": _PATHS, "folder": str(folder), "output": str(output)}
+        names |= {"said": said, "patience_s": _PATIENCE_S}
+        self._output = output
+        self._process = _FORKS.Process(target=exec, args=(_BOOT, names))
+        self._process.start()
+        said.close()
+
+    def hear(self) -> object:
+        """Wait for a message."""
+        assert self._hearing.poll(_PATIENCE_S), "it says nothing"
+        try:
+            return self._hearing.recv()
+        except EOFError:
+            raise AssertionError(f"it has ended: {self.printed()}") from None
+
+    def printed(self) -> str:
+        """Return its output so far."""
+        return self._output.read_text() if self._output.exists() else ""
+
+    def kill(self) -> None:
+        """Kill it at once, as ``kill -9`` does."""
+        self._process.kill()
+        self._process.join(_PATIENCE_S)
+
+    def close(self) -> None:
+        """Clean up."""
+        self._hearing.close()
+        self._process.close()
+
+    def wait(self) -> str:
+        """Wait until it ends successfully. Return its output."""
+        self._process.join(_PATIENCE_S)
+        status = self._process.exitcode
+        assert status is not None, f"it hangs: {self.printed()}"
+        assert status == 0, f"status {status}: {self.printed()}"
+        return self.printed()
+
+
+@contextmanager
+def child(code: str, folder: Path) -> Iterator[Child]:
+    """Run a program in an empty folder during a block, and remove both afterwards."""
+    started = Child(code, folder, folder.with_name(folder.name + ".output"))
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.close()
+
+
+def run(code: str, folder: Path) -> str:
+    """Run a program to its end. Return its output."""
+    with child(code, folder) as started:
+        return started.wait()
