@@ -22,7 +22,7 @@ from typing import Any
 import deepnvme
 import torch
 from deepnvme._checkpoint.pickler import take_apart
-from deepnvme._checkpoint.writing import SaveOptions, plan_archive
+from deepnvme._checkpoint.save import SaveOptions, plan_archive
 from deepnvme._deepnvme import _shares
 
 from partition.models import MODELS, Model

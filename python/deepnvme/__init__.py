@@ -67,7 +67,10 @@ from deepnvme.errors import EndOfFileError, Error
 
 if TYPE_CHECKING:
     from deepnvme import optim
-    from deepnvme._checkpoint import Checkpoint, Checkpointer, CheckpointerStats, load, save
+    from deepnvme._checkpoint.checkpointer import Checkpointer, CheckpointerStats
+    from deepnvme._checkpoint.history import Checkpoint
+    from deepnvme._checkpoint.load import load
+    from deepnvme._checkpoint.save import save
     from deepnvme._stream import Streaming, StreamStats, stream
     from deepnvme._swap import Lend, Swapper, SwapStats
     from deepnvme._swap.parameters import Offloaded, offload_parameters
@@ -125,7 +128,10 @@ __all__ = [
 
 # Imported with the first of them: who only reads and writes tensors need not wait for it.
 _LATER = {
-    "_checkpoint": ("Checkpoint", "Checkpointer", "CheckpointerStats", "load", "save"),
+    "_checkpoint.checkpointer": ("Checkpointer", "CheckpointerStats"),
+    "_checkpoint.history": ("Checkpoint",),
+    "_checkpoint.load": ("load",),
+    "_checkpoint.save": ("save",),
     "_stream": ("StreamStats", "Streaming", "stream"),
     "_swap": ("Lend", "SwapStats", "Swapper"),
     "_swap.parameters": ("Offloaded", "offload_parameters"),

@@ -345,9 +345,7 @@ class _HashCosts:
 
 @final
 class _CheckpointReader:
-    def __new__(
-        cls, path: _Path, engine: Engine | None, exact: bool, names: list[str] | None = None
-    ) -> Self: ...
+    def __new__(cls, path: _Path, engine: Engine | None, exact: bool, names: list[str] | None = None) -> Self: ...
     @property
     def format(self) -> str: ...
     @property

@@ -7,31 +7,28 @@ if there are any.
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from deepnvme._checkpoint import distributed_sharded as sharded
-from deepnvme._checkpoint.background import Background
-from deepnvme._checkpoint.distributed import Team
-from deepnvme._checkpoint.distributed_layout import layout_of
-from deepnvme._checkpoint.distributed_parts import fetch
-from deepnvme._checkpoint.overlap import before_each_step
-from deepnvme._checkpoint.progress import Progress, watcher
-from deepnvme._checkpoint.reading import load
-from deepnvme._checkpoint.retention import Retained
-from deepnvme._checkpoint.schedule import Schedule
-from deepnvme._checkpoint.starting import Starter
-from deepnvme._checkpoint.stats import CheckpointerStats, Tally
-from deepnvme._checkpoint.writing import SaveOptions, check_torch
+from deepnvme._checkpoint.background_save import Background
+from deepnvme._checkpoint.distributed.parts import fetch
+from deepnvme._checkpoint.distributed.process_group import Team
+from deepnvme._checkpoint.distributed.writers import layout_of
+from deepnvme._checkpoint.history import Retained
+from deepnvme._checkpoint.load import load
+from deepnvme._checkpoint.save import SaveOptions, check_torch
+from deepnvme._checkpoint.save_start import Starter
 from deepnvme._utils.arguments import path_of, whole
+from deepnvme._utils.terminal import Progress, watcher
 from deepnvme.errors import ClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:
-    import datetime as dt
     from types import TracebackType
     from typing import Literal
 
@@ -39,14 +36,28 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from typing_extensions import Self
 
-    from deepnvme._checkpoint.background import Saved
-    from deepnvme._checkpoint.manifest import Checkpoint
+    from deepnvme._checkpoint.background_save import Saved
+    from deepnvme._checkpoint.history import Checkpoint
     from deepnvme._deepnvme import Engine
 
 _T = TypeVar("_T")
 
 # How often a checkpoint may be retired while it is being opened.
 _TRIES_MAX = 20
+
+
+@dataclass(frozen=True)
+class CheckpointerStats:
+    """What saving has cost so far. Of several processes all count the same files, and each its own time."""
+
+    saves: int
+    """Checkpoints that are in the manifest."""
+    nbytes: int
+    """Bytes of those."""
+    stall_s: float
+    """How long ``save``, and the optimizers of ``overlap``, have kept training waiting, in seconds."""
+    write_s: float
+    """How long the files took, from the call of ``save`` to the name, in seconds."""
 
 
 class Checkpointer:
@@ -291,6 +302,8 @@ class Checkpointer:
                 "state whose tensors say which parts this process wants, and nothing else but engine and verify"
             )
             raise ValueError(msg)
+        from deepnvme._checkpoint.distributed import sharded  # noqa: PLC0415
+
         rest = {name: value for name, value in options.items() if name != "into"}
         return sharded.restore(self._team, found, options["into"], rest)
 
@@ -400,3 +413,67 @@ class Checkpointer:
             self.wait_for_tensors()
         except Exception as error:  # noqa: BLE001
             self._background.note_failure(error)
+
+
+class Schedule:
+    """Every so many steps, or so long after the last save; each call where nothing was said."""
+
+    def __init__(self, every: int | dt.timedelta | None) -> None:
+        is_time = every is None or isinstance(every, dt.timedelta)
+        self._every = every if is_time else whole(every, "every (a number of steps, or a timedelta)", 1)
+        self._last: float | None = None
+
+    @property
+    def is_by_time(self) -> bool:
+        """Whether a clock says it: those of several processes differ."""
+        return isinstance(self._every, dt.timedelta)
+
+    def is_due(self, step: int, now: float) -> bool:
+        """Whether a state of that step, at that time in seconds, is to be saved."""
+        if self._every is None:
+            return True
+        if isinstance(self._every, int):
+            return step % self._every == 0
+        return self._last is None or now - self._last >= self._every.total_seconds()
+
+    def note(self, now: float) -> None:
+        """Count the time from here. A save that failed is not noted: the next one is due as it was."""
+        self._last = now
+
+
+class Tally:
+    """Adds up. Threads tell it at the same time, and so does a signal handler that saves during a save.
+
+    It takes no lock, which a handler would wait for that interrupted its holder: each number is put into a list.
+    """
+
+    def __init__(self) -> None:
+        self._stalls: list[float] = []
+        self._saves: list[tuple[int, float]] = []
+
+    @property
+    def now(self) -> CheckpointerStats:
+        """What there is so far."""
+        saves = list(self._saves)
+        nbytes, seconds = sum(nbytes for nbytes, _ in saves), sum(seconds for _, seconds in saves)
+        return CheckpointerStats(len(saves), nbytes, sum(list(self._stalls)), float(seconds))
+
+    def add_stall(self, seconds: float) -> None:
+        """Training has waited."""
+        self._stalls.append(seconds)
+
+    def add_save(self, nbytes: int, seconds: float) -> None:
+        """One more checkpoint counts."""
+        self._saves.append((nbytes, seconds))
+
+
+@contextmanager
+def before_each_step(optimizers: tuple[torch.optim.Optimizer, ...], wait: Callable[[], None]) -> Iterator[None]:
+    """Call ``wait`` before each step of these optimizers, and when the block ends."""
+    hooks = [optimizer.register_step_pre_hook(lambda *_: wait()) for optimizer in optimizers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        wait()

@@ -6,9 +6,17 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import _utils
+
+from deepnvme._checkpoint.load_buffer import Arenas
+from deepnvme._checkpoint.safe_unpickler import Factory, typed
+from deepnvme._checkpoint.size_limits import Bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from deepnvme._checkpoint.load import Listed, Request
+    from deepnvme._deepnvme import _CheckpointReader
 
 # Names of attributes that need no bytes: what a tensor on the meta device knows, too.
 _META = ("shape", "dtype", "ndim", "layout", "is_sparse", "is_quantized", "is_nested", "names", "itemsize", "nbytes")
@@ -84,3 +92,124 @@ def _real(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _real(element) for key, element in value.items()}
     return value
+
+
+class _Stored:
+    """A storage of the file. Tensors that share it share its memory, which stays as long as one of them does."""
+
+    def __init__(self, request: Request, reader: _CheckpointReader, index: int) -> None:
+        self._wanted = (request, reader, index)
+        self._lock = threading.Lock()
+        self._storage: torch.UntypedStorage | None = None
+
+    def read(self) -> torch.UntypedStorage:
+        """Give the storage, which is read the first time."""
+        with self._lock:
+            if self._storage is None:
+                request, reader, index = self._wanted
+                arenas = Arenas(reader, [index], request.device, pin_memory=request.pin_memory)
+                arenas.finish(request.verify, None)
+                self._storage = arenas.storage(index, request.device)
+            return self._storage
+
+
+class _TypedStored:
+    """A storage as functions of torch want it, not read yet."""
+
+    def __init__(self, stored: _Stored, dtype: str) -> None:
+        self.stored = stored
+        self.dtype = dtype
+
+
+class LazyFactory(Factory):
+    """Makes ordinary tensors and parameters lazy. Whatever else is made of a tensor has it read at once."""
+
+    def __init__(self, path: object, bounds: Bounds, device: torch.device) -> None:
+        super().__init__(path, bounds)
+        self._device = device
+
+    def tensor(  # noqa: PLR0917 (Rust calls it)
+        self,
+        storage: Any,
+        dtype: str,
+        offset: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        requires_grad: bool,
+    ) -> torch.Tensor:
+        described = torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device="meta")
+
+        def read() -> torch.Tensor:
+            return Factory.tensor(self, storage.read(), dtype, offset, shape, strides, requires_grad)
+
+        return LazyTensor.make(described, self._device, read)
+
+    def storage(self, storage: Any, dtype: str) -> Any:
+        """Give what stands for a storage until it is needed."""
+        return None if storage is None else _TypedStored(storage, dtype)
+
+    def own_storage(self, storage: Any, dtype: str) -> Any:
+        """Give a storage that is a part of the state by itself: there is no lazy one, so that it is read."""
+        return None if storage is None else super().storage(storage.read(), dtype)
+
+    def call(self, function: Any, arguments: tuple[Any, ...]) -> Any:
+        """Call a function or class that may be called, or have it called when its tensor is read."""
+        first = arguments[0] if arguments else None
+        if function is _utils._rebuild_parameter and type(first) is LazyTensor:  # noqa: SLF001
+            return first.derive(lambda data: Factory.call(self, function, (data, *arguments[1:])))
+        # The sizes of these have been compared with the storage when the file was opened.
+        if function is _utils._rebuild_tensor_v3 and type(first) is _TypedStored:  # noqa: SLF001
+            described = torch.empty_strided(*arguments[2:4], dtype=arguments[6], device="meta")
+            return LazyTensor.make(described, self._device, lambda: Factory.call(self, function, self._read(arguments)))
+        return super().call(function, self._read(arguments))
+
+    def new(self, kind: Any, arguments: tuple[Any, ...], keywords: dict[str, Any] | None) -> Any:
+        """Make an object of a class that may be used, without its ``__init__``."""
+        return super().new(kind, self._read(arguments), keywords)
+
+    def give_state(self, made: Any, state: Any) -> None:
+        """Give an object its state, where its class may have one."""
+        super().give_state(made, self._read(state))
+
+    def _read(self, value: Any) -> Any:
+        if type(value) is tuple:
+            return tuple(self._read(element) for element in value)
+        if type(value) is _TypedStored:
+            return super().storage(value.stored.read(), value.dtype)
+        return value.materialize() if type(value) is LazyTensor else value
+
+
+def load_lazily(request: Request) -> Any:
+    """Give the state of a file, or the tensors of several by name; none of them is read."""
+    # The files stay open: what they hold is read later, also when they have lost their names.
+    return request.over_files(lambda files: _load_files(request, files))
+
+
+def _load_files(request: Request, files: list[Listed]) -> Any:
+    if len(files) == 1 and files[0].names is None:
+        return _load_file(request, files[0])
+    whole: dict[str, Any] = {}
+    for file in files:
+        whole.update(_load_file(request, file))
+    return whole
+
+
+def _load_file(request: Request, file: Listed) -> Any:
+    path, names = file.path, file.names
+    reader = request.open(file, exact=True)
+    tensors = reader.tensors()
+    chosen = request.choose([tensor[0] for tensor in tensors], names)
+    if request.only is not None and names is None and not chosen:
+        raise KeyError(request.nothing([tensor[0] for tensor in tensors]))
+    stored = [_Stored(request, reader, index) for index in range(reader.storage_count)]
+    factory = LazyFactory(path, Bounds(path, reader), request.device)
+    if reader.format == "safetensors":
+        wanted = set(chosen)
+        return {
+            name: factory.tensor(stored[index], dtype, offset, tuple(shape), tuple(strides), False)
+            for name, dtype, shape, strides, offset, index in tensors
+            if name in wanted
+        }
+    is_whole = request.only is None and names is None
+    with typed(path):
+        return reader.build(factory, stored, None if is_whole else chosen)

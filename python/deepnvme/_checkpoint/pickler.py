@@ -15,8 +15,8 @@ from torch import Tensor
 from torch._utils import _rebuild_parameter, _rebuild_tensor_v2, _rebuild_tensor_v3
 from torch.nn import Parameter
 
-from deepnvme._checkpoint.collector import uncollected
 from deepnvme._deepnvme import _check_pickle, _pickle_plain
+from deepnvme._utils.gc_pause import uncollected
 from deepnvme.errors import InvalidArgumentError
 
 # What torch.save writes, and every reader of archives knows.

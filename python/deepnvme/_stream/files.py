@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from deepnvme._checkpoint.following import follow
+from deepnvme._checkpoint.load import follow
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set, _packed_tensors
 from deepnvme._stream.pieces import Origin, Piece
 from deepnvme._utils.arguments import path_of

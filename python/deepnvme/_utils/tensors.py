@@ -88,6 +88,13 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
+def is_reached(device: torch.device) -> bool:
+    """Whether memory there is read and filled block by block: the host's, and that of CUDA devices."""
+    import torch  # noqa: PLC0415
+
+    return device.type == "cpu" or (device.type == "cuda" and torch.version.hip is None)
+
+
 def _check_torch(caller: str) -> None:
     """Import torch, or say who wanted it."""
     try:

@@ -17,7 +17,7 @@ from deepspeed import comm
 from deepspeed.io import MockFileWriter
 
 import deepnvme._file as file
-from deepnvme.integrations._background import BackgroundFiles
+from deepnvme.integrations._background_save import BackgroundFiles
 from deepnvme.integrations.deepspeed import DeepnvmeCheckpointEngine
 
 _MOCK = "MOCK"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme._checkpoint.arena import Arenas
+from deepnvme._checkpoint.load_buffer import Arenas
 from deepnvme._deepnvme import _CheckpointReader, read
 
 if TYPE_CHECKING:

@@ -30,13 +30,13 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from deepnvme._checkpoint.save import SaveOptions, described, plan_tensors
 from deepnvme._checkpoint.shards import identities
-from deepnvme._checkpoint.writing import SaveOptions, described, plan_tensors
 from deepnvme._deepnvme import _CheckpointReader, _make_folders, _SetReplacement
 from deepnvme._utils.arguments import path_of
 from deepnvme.errors import NotFoundError, UnsupportedError
-from deepnvme.integrations._dcp_index import NAME, OWNED, Place, encode
-from deepnvme.integrations._dcp_reader import DeepnvmeReader
+from deepnvme.integrations._dcp.index import NAME, OWNED, Place, encode
+from deepnvme.integrations._dcp.reader import DeepnvmeReader
 
 if TYPE_CHECKING:
     from typing import Literal

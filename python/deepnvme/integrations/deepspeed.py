@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
-from deepnvme._checkpoint.writing import SaveOptions, start_archive
-from deepnvme.integrations._loading import load_as_torch
+from deepnvme._checkpoint.save import SaveOptions, start_archive
+from deepnvme.integrations._torch_load import load_as_torch
 
 if TYPE_CHECKING:
     import os

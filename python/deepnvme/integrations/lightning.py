@@ -21,17 +21,17 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._checkpoint.writing import SaveOptions, start_archive
+from deepnvme._checkpoint.save import SaveOptions, start_archive
 from deepnvme._deepnvme import _make_folders
 from deepnvme._utils.arguments import whole
-from deepnvme.integrations._background import BackgroundFiles
-from deepnvme.integrations._loading import load_as_torch
+from deepnvme.integrations._background_save import BackgroundFiles
+from deepnvme.integrations._torch_load import load_as_torch
 
 if TYPE_CHECKING:
     from typing import Literal
 
     from deepnvme._deepnvme import Engine
-    from deepnvme.integrations._loading import _MapLocation
+    from deepnvme.integrations._torch_load import _MapLocation
 
 # The two names under which the library is installed have a class each, and a Trainer knows its own only.
 _PACKAGES = ("lightning.fabric.plugins", "lightning_fabric.plugins")

@@ -26,7 +26,7 @@ from deepnvme._utils.arguments import parse_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deepnvme.integrations._offload import Offloader
+    from deepnvme.integrations._sglang.offloader import Offloader
 
 DIR = "DEEPNVME_OFFLOAD_DIR"
 MEMORY = "DEEPNVME_OFFLOAD_MEMORY"
@@ -52,7 +52,7 @@ def create_offloader(original: Callable[[], Any]) -> Offloader:
     """
     from sglang.srt.utils import offloader  # noqa: PLC0415
 
-    from deepnvme.integrations._offload import Offloader  # noqa: PLC0415
+    from deepnvme.integrations._sglang.offloader import Offloader  # noqa: PLC0415
 
     theirs = original()
     if type(theirs) is not offloader.NoopOffloader:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deepnvme.integrations._host_methods import take_settings, with_names
+from deepnvme.integrations._server_methods import take_settings, with_names
 from deepnvme.integrations.weights import iterate_weights
 
 if TYPE_CHECKING:

@@ -114,13 +114,13 @@ class _Facade(ModuleType):
 def _save_tensors(
     tensors: dict[str, Any], filename: str | os.PathLike[str], metadata: dict[str, str] | None = None
 ) -> None:
-    from deepnvme._checkpoint import save  # noqa: PLC0415
+    from deepnvme._checkpoint.save import save  # noqa: PLC0415
 
     save(tensors, filename, metadata=metadata, progress=False)
 
 
 def _load_tensors(filename: str | os.PathLike[str], device: Any = "cpu", **_backend: Any) -> Any:
-    from deepnvme._checkpoint import load  # noqa: PLC0415
+    from deepnvme._checkpoint.load import load  # noqa: PLC0415
 
     return load(filename, device=device, progress=False)
 
@@ -128,7 +128,7 @@ def _load_tensors(filename: str | os.PathLike[str], device: Any = "cpu", **_back
 def _save_object(obj: object, f: Any, *arguments: Any, **keywords: Any) -> None:
     import torch  # noqa: PLC0415
 
-    from deepnvme._checkpoint import save  # noqa: PLC0415
+    from deepnvme._checkpoint.save import save  # noqa: PLC0415
 
     if isinstance(f, str | os.PathLike):
         save(obj, f, progress=False)
@@ -139,7 +139,7 @@ def _save_object(obj: object, f: Any, *arguments: Any, **keywords: Any) -> None:
 def _load_object(f: Any, map_location: Any = None, *arguments: Any, **keywords: Any) -> Any:
     import torch  # noqa: PLC0415
 
-    from deepnvme.integrations._loading import load_as_torch  # noqa: PLC0415
+    from deepnvme.integrations._torch_load import load_as_torch  # noqa: PLC0415
 
     if isinstance(f, str | os.PathLike):
         return load_as_torch(f, map_location, weights_only=keywords.get("weights_only") is not False)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from deepnvme.integrations._host_methods import take_settings, with_names
+from deepnvme.integrations._server_methods import take_settings, with_names
 from deepnvme.integrations.weights import iterate_weights
 
 if TYPE_CHECKING:

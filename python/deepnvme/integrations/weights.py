@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from deepnvme._checkpoint.following import follow
-from deepnvme._checkpoint.writing import check_torch
+from deepnvme._checkpoint.load import follow
+from deepnvme._checkpoint.save import check_torch
 from deepnvme._deepnvme import _CheckpointReader, _find_set
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme.errors import ChangedFileError
@@ -29,8 +29,8 @@ from deepnvme.errors import ChangedFileError
 if TYPE_CHECKING:
     import torch
 
-    from deepnvme._checkpoint.arena import Arenas
-    from deepnvme._checkpoint.reuse import Block, Reused
+    from deepnvme._checkpoint.buffer_pool import Block, Reused
+    from deepnvme._checkpoint.load_buffer import Arenas
     from deepnvme._deepnvme import Engine
 
     _Found = tuple[Any, list[str] | None, tuple[int, int] | None]
@@ -175,7 +175,7 @@ class _Request:
 
     def tensors(self, files: list[_File]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield while reading ahead: what has been started and not been let go of stays within the bound."""
-        from deepnvme._checkpoint.reuse import Reused  # noqa: PLC0415
+        from deepnvme._checkpoint.buffer_pool import Reused  # noqa: PLC0415
 
         memory = Reused(self.ahead)
         chunks = self._chunks(files)
@@ -237,7 +237,7 @@ class _Flight:
     def __init__(self, reader: _CheckpointReader, chunk: Chunk, block: Block) -> None:
         import torch  # noqa: PLC0415
 
-        from deepnvme._checkpoint.arena import Arenas  # noqa: PLC0415
+        from deepnvme._checkpoint.load_buffer import Arenas  # noqa: PLC0415
 
         self.chunk = chunk
         self.nbytes = block.nbytes

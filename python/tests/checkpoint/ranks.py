@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["deepnvme._checkpoint", "torch.distributed.checkpoint.state_dict", "torch._dynamo"])
+FORKS.set_forkserver_preload(
+    ["deepnvme._checkpoint.checkpointer", "torch.distributed.checkpoint.state_dict", "torch._dynamo"]
+)
 
 # What each process runs around a test's own lines. It has `rank`, `world`, `folder` and `Checkpointer`; `answer` is for
 # the test, and `state(seed)` gives 72 MiB of random bytes, more than four of the smallest shares, and what states have
@@ -45,7 +47,7 @@ signal.alarm(120)
 answer = failure = None
 try:
     torch.set_num_threads(1)
-    deepnvme._checkpoint.distributed.PATIENCE = datetime.timedelta(seconds=30)
+    deepnvme._checkpoint.distributed.process_group.PATIENCE = datetime.timedelta(seconds=30)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
     exec(code)
 except BaseException as error:

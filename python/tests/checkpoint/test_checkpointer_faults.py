@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import deepnvme
-from deepnvme._checkpoint.background import Background
-from deepnvme._checkpoint.starting import Starter
+from deepnvme._checkpoint.background_save import Background
+from deepnvme._checkpoint.save_start import Starter
 
 from .programs import program, run
 from .states import assert_same
@@ -37,18 +37,18 @@ INSTANTS = [("publish", "before"), ("publish", "after"), ("settle", "before"), (
 # The steps one by one, as several processes do them, so that each can be stopped.
 STEPS = """
 import os, signal, sys, torch, deepnvme
-from deepnvme._checkpoint import manifest, retention
+from deepnvme._checkpoint import history
 def commit(self, step, path, saved, new, begun):
     new.take_mode()
     die_at("publish", "before")
-    entry = manifest.wire_of(retention._entry(step, path, saved), {path.name: new.temporary.name})
+    entry = history.wire_of(history._new_entry(step, path, saved), {path.name: new.temporary.name})
     self._history.publish(entry)
     die_at("publish", "after")
     new.keep()
     die_at("settle", "before")
     self._tell(self._history.settle())
     die_at("settle", "after")
-retention.Retained._commit_alone = commit
+history.Retained._commit_alone = commit
 """
 KILLED = (
     STEPS

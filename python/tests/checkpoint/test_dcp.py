@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import deepnvme
 from deepnvme import errors
 from deepnvme._deepnvme import _crc64
-from deepnvme.integrations import _dcp_shard
-from deepnvme.integrations._dcp_shard import Shard
+from deepnvme.integrations._dcp import shard as _dcp_shard
+from deepnvme.integrations._dcp.shard import Shard
 from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
 
 from .programs import run as run_killed

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import deepnvme
-from deepnvme._checkpoint.distributed_layout import writers_of
+from deepnvme._checkpoint.distributed.writers import writers_of
 
 from .ranks import run
 
@@ -143,7 +143,7 @@ BROUGHT = """
 import socket
 socket.gethostname = lambda: f"node-{rank // 2}"
 own = folder / socket.gethostname()
-deepnvme._checkpoint.distributed_parts.CHUNK_BYTES = 1_000_003
+deepnvme._checkpoint.distributed.parts.CHUNK_BYTES = 1_000_003
 with Checkpointer(own, keep=1, layout="parts", writers_per_node=1) as checkpointer:
     checkpointer.save(1, state(1))
 with Checkpointer(own, keep=1, layout="parts", writers_per_node=1) as checkpointer:
@@ -192,7 +192,7 @@ with Checkpointer(own, layout="parts") as checkpointer:
     if rank == culprit:
         def refuse(*arguments, **options):
             raise OSError(errno.ENOSPC, "the disk is full")
-        module = deepnvme._checkpoint.distributed_parts
+        module = deepnvme._checkpoint.distributed.parts
         if culprit == 1:
             module._fill = refuse
         else:

@@ -101,7 +101,7 @@ def test_a_full_disk_of_one_process(tmp_path: Path, layout: str, full: int, asyn
 
 # Dies when some of its share is on the disk, or when all is and the others have its sums.
 KILL = """
-from deepnvme._checkpoint import distributed_save
+from deepnvme._checkpoint.distributed import save as distributed_save
 whole = distributed_save.SharedSaving.{function}
 def die(saving, *arguments):
     def watch():
@@ -134,7 +134,7 @@ def test_a_process_that_is_killed(tmp_path: Path, function: str, rank: int, layo
 
 # Dies when the manifest lists what all have written, and before the files have their names.
 PUBLISHED = """
-from deepnvme._checkpoint import distributed_save
+from deepnvme._checkpoint.distributed import save as distributed_save
 checkpointer = Checkpointer(folder, layout=layout)
 checkpointer.save(1, state(1))
 if rank == culprit:
@@ -199,7 +199,7 @@ checkpointer.save(1, state(1))
 checkpointer.wait()
 if rank == 1:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    saving = deepnvme._checkpoint.distributed_save.SharedSaving
+    saving = deepnvme._checkpoint.distributed.save.SharedSaving
     write = saving._write
     def interrupted(self):
         time.sleep(0.2)

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 import deepnvme
 from deepnvme import errors
-from deepnvme.integrations._loading import load_as_torch
+from deepnvme.integrations._torch_load import load_as_torch
 from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
 
 from .states import assert_same

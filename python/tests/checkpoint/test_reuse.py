@@ -13,10 +13,10 @@ pytest.importorskip("torch")
 
 import torch
 
-from deepnvme._checkpoint.reuse import PAGE_BYTES, Reused
+from deepnvme._checkpoint.buffer_pool import PAGE_BYTES, Reused
 
 if TYPE_CHECKING:
-    from deepnvme._checkpoint.reuse import Block
+    from deepnvme._checkpoint.buffer_pool import Block
 
 
 def tensor_in(block: Block, nbytes: int) -> Any:

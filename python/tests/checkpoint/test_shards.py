@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 import deepnvme
-from deepnvme._checkpoint import reading
+from deepnvme._checkpoint import load as load_module
 from deepnvme._deepnvme import _command
 from deepnvme._stream import files as stream_files
 from deepnvme.errors import ChecksumError, CorruptFileError
@@ -77,14 +77,14 @@ FOREIGN = [
 KILLED = """
 import os, signal, sys, torch, deepnvme
 from deepnvme._checkpoint import shards
-plan, left = deepnvme._checkpoint.writing.plan_tensors, 3
+plan, left = deepnvme._checkpoint.save.plan_tensors, 3
 def counted(*arguments):
     global left
     left -= 1
     if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     return plan(*arguments)
-deepnvme._checkpoint.writing.plan_tensors = counted
+deepnvme._checkpoint.save.plan_tensors = counted
 state = {f"layers.{index}.weight": torch.randn(1000) for index in range(10)}
 deepnvme.save(state, sys.argv[1], max_shard_bytes=12_000)
 """
@@ -382,10 +382,10 @@ def test_a_set_that_is_replaced_when_its_list_has_been_read(tmp_path: Path, monk
         return found
 
     read: list[tuple[Any, Callable[[], Any]]] = [
-        (reading, lambda: deepnvme.load(path)),
-        (reading, lambda: deepnvme.load(tmp_path, lazy=True)),
-        (reading, lambda: deepnvme.load(tmp_path, into=state_of(0))),
-        (reading, lambda: deepnvme.load(tmp_path / INDEX, only="layers")),
+        (load_module, lambda: deepnvme.load(path)),
+        (load_module, lambda: deepnvme.load(tmp_path, lazy=True)),
+        (load_module, lambda: deepnvme.load(tmp_path, into=state_of(0))),
+        (load_module, lambda: deepnvme.load(tmp_path / INDEX, only="layers")),
         (weights, lambda: dict(iterate_weights(tmp_path))),
         (stream_files, lambda: stream_files.ModelFiles(tmp_path)),
     ]

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import deepnvme
-from deepnvme.integrations._loading import load_as_torch
+from deepnvme.integrations._torch_load import load_as_torch
 
 from .states import assert_same
 from .test_convert import convert

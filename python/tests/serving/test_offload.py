@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from deepnvme.integrations._offload import Offloader
-from deepnvme.integrations._offload_file import OffloadFile, is_dense, lay_out
+from deepnvme.integrations._sglang.offloader import Offloader
+from deepnvme.integrations._sglang.weight_file import OffloadFile, is_dense, lay_out
 
 if TYPE_CHECKING:
     import subprocess
@@ -217,7 +217,7 @@ def test_a_killed_process_leaves_no_file(
     folder.mkdir()
     program = f"""
         import os, signal, torch
-        from deepnvme.integrations._offload import Offloader
+        from deepnvme.integrations._sglang.offloader import Offloader
         offloader = Offloader({str(folder)!r})
         offloader.wrap_modules(torch.nn.Linear(64, 64) for _ in range(4))
         assert offloader._file.nbytes >= 4 * 64 * 64 * 4
@@ -232,7 +232,7 @@ def test_memory_of_its_own_stays_within_the_budget(
 ) -> None:
     told = python(f"""
         import torch
-        from deepnvme.integrations._offload import Offloader
+        from deepnvme.integrations._sglang.offloader import Offloader
 
         def anonymous():
             text = open("/proc/self/status").read()

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from deepnvme import errors
-from deepnvme.integrations._streaming import Streamer
+from deepnvme.integrations._sglang.layer_stream import Streamer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deepnvme._checkpoint.lazy import LazyTensor
-from deepnvme._checkpoint.writing import SaveOptions
+from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._stream.wrapped import wrap
 from deepnvme._swap.parameters.meta import give_places
 from deepnvme._swap.parameters.passes import Passes
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from deepnvme._checkpoint.progress import Progress
     from deepnvme._deepnvme import Engine
     from deepnvme._swap.parameters.units import Unit
     from deepnvme._swap.stats import SwapStats
+    from deepnvme._utils.terminal import Progress
 
 
 class Offloaded:

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deepnvme._checkpoint.progress import Progress, watcher
+from deepnvme._checkpoint.save import Described, SaveOptions, described, is_safetensors, plan_tensors
 from deepnvme._checkpoint.shards import save_shards
-from deepnvme._checkpoint.writing import Described, SaveOptions, described, is_safetensors, plan_tensors
 from deepnvme._utils.arguments import path_of
+from deepnvme._utils.terminal import Progress, watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

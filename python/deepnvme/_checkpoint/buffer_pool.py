@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from deepnvme._checkpoint.arena import allocate
+from deepnvme._checkpoint.load_buffer import allocate
 
 PAGE_BYTES = 4096
 

@@ -6,9 +6,10 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from deepnvme._checkpoint.background import Background, staging_for
-from deepnvme._checkpoint.names import tensors_of
-from deepnvme._checkpoint.writing import SaveOptions, start_archive
+from deepnvme._checkpoint.background_save import Background
+from deepnvme._checkpoint.save import SaveOptions, start_archive
+from deepnvme._checkpoint.save_start import staging_for
+from deepnvme._checkpoint.tensor_names import tensors_of
 
 if TYPE_CHECKING:
     import os

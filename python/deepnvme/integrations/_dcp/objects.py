@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme._checkpoint.reading import load
+from deepnvme._checkpoint.load import load
 from deepnvme.errors import CorruptFileError, Error
 
 if TYPE_CHECKING:

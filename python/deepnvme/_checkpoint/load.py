@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deepnvme._checkpoint.following import follow
-from deepnvme._checkpoint.progress import Progress, watcher
-from deepnvme._checkpoint.refusals import room_for, typed
-from deepnvme._checkpoint.writing import check_torch
+from deepnvme._checkpoint.save import check_torch
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set
-from deepnvme.errors import MovedError
+from deepnvme._utils.terminal import Progress, watcher
+from deepnvme.errors import ChecksumError, CorruptFileError, Error, MovedError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,13 +20,17 @@ if TYPE_CHECKING:
 
     import torch
 
-    from deepnvme._checkpoint.arena import Arenas
+    from deepnvme._checkpoint.load_buffer import Arenas
     from deepnvme._deepnvme import Engine
 
+    _Files = TypeVar("_Files")
     _Made = TypeVar("_Made")
     _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
     _Tell: TypeAlias = Callable[[int, int], object] | None
     _Place: TypeAlias = Callable[[torch.UntypedStorage, str], torch.UntypedStorage] | None
+
+# Times that a set of files may be replaced while it is being read.
+_REPLACEMENTS_MAX = 100
 
 
 class Listed(NamedTuple):
@@ -114,12 +117,12 @@ def load(
     tell = watcher(progress, "loading", path)
     request = Request(path, torch.device(device), _patterns(only), verify, engine, tell, pin_memory)
     if into is not None:
-        from deepnvme._checkpoint.into import fill  # noqa: PLC0415
+        from deepnvme._checkpoint.load_into import fill  # noqa: PLC0415
 
         with room_for(request.name):
             return fill(request, into, cast)
     if lazy:
-        from deepnvme._checkpoint.lazy_state import load_lazily  # noqa: PLC0415
+        from deepnvme._checkpoint.lazy import load_lazily  # noqa: PLC0415
 
         with room_for(request.name):
             return load_lazily(request)
@@ -224,13 +227,13 @@ class Request:
 
     def _start(self, reader: _CheckpointReader, wanted: list[int]) -> Arenas | None:
         """Start to read storages; on the meta device there is nothing to read."""
-        from deepnvme._checkpoint.arena import Arenas  # noqa: PLC0415
+        from deepnvme._checkpoint.load_buffer import Arenas  # noqa: PLC0415
 
         return None if self.device.type == "meta" else Arenas(reader, wanted, self.device, pin_memory=self.pin_memory)
 
     def choose(self, there: list[str], names: list[str] | None) -> list[str]:
         """Say which tensors of a file are wanted."""
-        from deepnvme._checkpoint.names import Patterns  # noqa: PLC0415
+        from deepnvme._checkpoint.tensor_names import Patterns  # noqa: PLC0415
 
         listed = None if names is None else set(names)
         patterns = None if self.only is None else Patterns(self.only)
@@ -263,9 +266,9 @@ class Request:
     ) -> Any:
         import torch  # noqa: PLC0415
 
-        from deepnvme._checkpoint.bounds import Bounds  # noqa: PLC0415
-        from deepnvme._checkpoint.devices import is_reached  # noqa: PLC0415
-        from deepnvme._checkpoint.factory import Factory  # noqa: PLC0415
+        from deepnvme._checkpoint.safe_unpickler import Factory, typed  # noqa: PLC0415
+        from deepnvme._checkpoint.size_limits import Bounds  # noqa: PLC0415
+        from deepnvme._utils.tensors import is_reached  # noqa: PLC0415
 
         storages: list[torch.UntypedStorage | None] = [None] * reader.storage_count
         factory = Factory(path, Bounds(path, reader))
@@ -292,3 +295,40 @@ class Request:
         if is_early:
             arenas.finish(self.verify, self.tell)
         return state
+
+
+def follow(name: object, find: Callable[[], _Files], work: Callable[[_Files], _Made]) -> _Made:
+    """Work on the files that a list names; where it was replaced meanwhile, on those that it names now.
+
+    A save of several files removes the old ones when the new list is there. Whoever has read the old list then misses
+    one of them, or finds another in its place.
+    """
+    files = find()
+    for _ in range(_REPLACEMENTS_MAX):
+        try:
+            return work(files)
+        except (FileNotFoundError, CorruptFileError, ChecksumError):  # noqa: PERF203 (rarely more than once)
+            now = find()
+            if now == files:
+                raise
+            files = now
+    msg = f"{name}: its files were replaced again and again while they were being read; load it again"
+    raise Error(msg)
+
+
+@contextmanager
+def room_for(name: str) -> Iterator[None]:
+    """Raise what goes wrong where memory is refused as ``OutOfMemoryError`` of the file."""
+    try:
+        yield
+    except OutOfMemoryError as error:
+        if error.filename is not None or name in str(error):
+            raise
+        raise OutOfMemoryError(f"{name}: {error}") from error
+    except MemoryError as error:
+        raise OutOfMemoryError(f"{name}: there is no memory for what the file describes") from error
+    except BaseException as error:
+        # Where Python has no memory for an object, the extension's binding panics.
+        if type(error).__name__ != "PanicException" or str(error) != "Python API call failed":
+            raise
+        raise OutOfMemoryError(f"{name}: there is no memory for what the file describes") from error

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._utils.arguments import whole
-from deepnvme.integrations._offload_file import OffloadFile
-from deepnvme.integrations._offload_module import OffloadedModule
-from deepnvme.integrations._streaming import Streamer
+from deepnvme.integrations._sglang.layer import OffloadedModule
+from deepnvme.integrations._sglang.layer_stream import Streamer
+from deepnvme.integrations._sglang.weight_file import OffloadFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

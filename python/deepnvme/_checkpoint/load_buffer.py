@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils.dlpack
 
-from deepnvme._checkpoint.devices import is_reached
-from deepnvme._utils.tensors import pinned_empty
+from deepnvme._utils.tensors import is_reached, pinned_empty
 from deepnvme.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
-    from deepnvme._checkpoint.reuse import Block
+    from deepnvme._checkpoint.buffer_pool import Block
     from deepnvme._deepnvme import _CheckpointReader, _Loading
 
     _Arena = tuple[int, int, list[tuple[int, int]]]

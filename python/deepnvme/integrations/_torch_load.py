@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import deepnvme._file as file
-from deepnvme._checkpoint import load
-from deepnvme._checkpoint.reading import Request
+from deepnvme._checkpoint.load import Request, load
 from deepnvme.errors import UnsafeFileError, UnsupportedError
 
 if TYPE_CHECKING:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from deepnvme._checkpoint.names import tensors_of
 from deepnvme._checkpoint.pickler import take_apart
-from deepnvme._checkpoint.writing import Described, SaveOptions, described, plan_archive, plan_tensors
+from deepnvme._checkpoint.save import Described, SaveOptions, described, plan_archive, plan_tensors
+from deepnvme._checkpoint.tensor_names import tensors_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from deepnvme._checkpoint.distributed import Team
+    from deepnvme._checkpoint.distributed.process_group import Team
     from deepnvme._deepnvme import _SavePlan
 
 # Of tensors below it there is one checksum for the whole, which two processes could not compute of two halves that do

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._checkpoint.background import Gate
-from deepnvme._checkpoint.manifest import SHARDS_LIST
-from deepnvme._checkpoint.names import tensors_of
-from deepnvme._checkpoint.writing import SaveOptions
+from deepnvme._checkpoint.background_save import Gate
+from deepnvme._checkpoint.history import SHARDS_LIST
+from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._deepnvme import _crc64, _NewFolder
 from deepnvme.errors import CancelledError, Error
+from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from deepnvme._checkpoint.background import Saved
-    from deepnvme._checkpoint.distributed import Team
-    from deepnvme._checkpoint.manifest import Checkpoint, Part
+    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+    from torch.distributed.checkpoint.storage import WriteResult
+    from torch.futures import Future
 
-
-def is_sharded(state: object) -> bool:
-    """Whether processes have parts of its tensors."""
-    # Who has not imported the module has no tensor of it, and importing it takes long.
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(isinstance(tensor, module.DTensor) for _, tensor in tensors_of(state))
-
-
-def own_nbytes(state: object) -> int:
-    """Give the bytes of tensors that this process has."""
-    own = (getattr(tensor, "_local_tensor", tensor) for _, tensor in tensors_of(state))
-    return sum(int(tensor.nbytes) for tensor in own)
+    from deepnvme._checkpoint.background_save import Saved
+    from deepnvme._checkpoint.distributed.process_group import Team
+    from deepnvme._checkpoint.history import Checkpoint, Part
+    from deepnvme._deepnvme import _Saving
 
 
 def start(team: Team, path: Path, state: object, options: Callable[[], SaveOptions]) -> ShardedSaving:
@@ -111,8 +102,6 @@ class ShardedSaving:
     def _write(self) -> None:
         from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415
 
-        from deepnvme._checkpoint.distributed_writer import TellingWriter  # noqa: PLC0415
-
         writer = TellingWriter(self.temporary, self._options, self._filled)
         try:
             _with_all(self._team, lambda: save(self._state, storage_writer=writer, **_group_of(self._team)))
@@ -131,11 +120,30 @@ class ShardedSaving:
         return nbytes, 0, index_nbytes, _crc64(index, 0, index_nbytes)
 
 
+class TellingWriter(DeepnvmeWriter):
+    """Sets ``filled`` when what this process has is copied, or on the disk."""
+
+    def __init__(self, path: Path, options: SaveOptions, filled: Gate) -> None:
+        super().__init__(path)
+        self._options = options
+        self._filled = filled
+
+    def _finish_shard(self, saving: _Saving) -> None:
+        saving.wait_filled()
+        self._filled.open()
+        saving.wait(None, False)
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write what this process has, if it has something."""
+        try:
+            return super().write_data(plan, planner)
+        finally:
+            self._filled.open()
+
+
 def restore(team: Team, found: Checkpoint, into: Any, options: dict[str, Any]) -> Any:
     """Fill a state from such a checkpoint: each process takes what it has of each tensor."""
     from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
-
-    from deepnvme.integrations.dcp import DeepnvmeReader  # noqa: PLC0415
 
     reader = DeepnvmeReader(found.path, **options)
     with team.together():

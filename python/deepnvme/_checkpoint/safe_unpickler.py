@@ -11,14 +11,17 @@ import _compat_pickle
 import collections
 import enum
 import importlib
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme.errors import UnsafeFileError, UnsupportedError
+from deepnvme.errors import CorruptFileError, Error, OutOfMemoryError, UnsafeFileError, UnsupportedError
 
 if TYPE_CHECKING:
-    from deepnvme._checkpoint.bounds import Bounds
+    from collections.abc import Iterator
+
+    from deepnvme._checkpoint.size_limits import Bounds
 
 _NAMES: dict[str, list[str]] = {
     "collections": ["OrderedDict", "Counter"],
@@ -224,3 +227,26 @@ class Factory:
     def _check(self, function: Any) -> None:
         if id(function) not in self._callable:
             raise UnsafeFileError(f"{self._path}: the file calls {function!r}, which is not known to be harmless")
+
+
+@contextmanager
+def typed(path: object) -> Iterator[None]:
+    """Raise what goes wrong while objects are made as an error of the file, which names it."""
+    try:
+        yield
+    except Error as error:
+        if error.filename is not None or str(path) in str(error):
+            raise
+        # What Rust finds while it makes objects knows no file.
+        named = type(error)(f"{path}: {error}")
+        named.filename, named.offset = str(path), error.offset
+        raise named from None
+    except Warning:
+        raise
+    except MemoryError as error:
+        raise OutOfMemoryError(f"{path}: there is no memory for the objects of the file") from error
+    except Exception as error:
+        if "can't allocate memory" in str(error) or "out of memory" in str(error):
+            raise OutOfMemoryError(f"{path}: there is no memory for the tensors of the file: {error}") from error
+        what = f"{type(error).__name__}: {error}"
+        raise CorruptFileError(f"{path}: the file's objects cannot be made ({what}); it is damaged") from error

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deepnvme._checkpoint.collector import uncollected
-from deepnvme._checkpoint.progress import Progress, watcher
 from deepnvme._deepnvme import StripeSet, _plan_archive, _plan_safetensors
 from deepnvme._utils.arguments import path_of
+from deepnvme._utils.gc_pause import uncollected
+from deepnvme._utils.terminal import Progress, watcher
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def plan_archive(pickle: bytes, storages: list[torch.UntypedStorage], path: _Pat
         ("version", b"3\n"),
         (".data/serialization_id", f"{identity:040}".encode()),
     ]
-    from deepnvme._checkpoint.devices import is_reached  # noqa: PLC0415
+    from deepnvme._utils.tensors import is_reached  # noqa: PLC0415
 
     # The engine copies from there by itself; what is elsewhere comes to the host first.
     reached = [storage if is_reached(storage.device) else storage.cpu() for storage in storages]  # type: ignore[no-untyped-call]
@@ -184,7 +184,7 @@ def described(obj: object) -> list[Described]:
         raise TypeError(msg)
     import torch  # noqa: PLC0415
 
-    from deepnvme._checkpoint.devices import is_reached  # noqa: PLC0415
+    from deepnvme._utils.tensors import is_reached  # noqa: PLC0415
 
     all_of_them: list[Described] = []
     dtypes: dict[torch.dtype, str] = {}

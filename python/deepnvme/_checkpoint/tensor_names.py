@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,19 @@ def ways_of(state: Any, way: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     elif isinstance(state, list | tuple):
         for index, value in enumerate(state):
             yield from ways_of(value, f"{way}[{index}]")
+
+
+def is_sharded(state: object) -> bool:
+    """Whether processes have parts of its tensors."""
+    # Who has not imported the module has no tensor of it, and importing it takes long.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(tensor, module.DTensor) for _, tensor in tensors_of(state))
+
+
+def own_nbytes(state: object) -> int:
+    """Give the bytes of tensors that this process has."""
+    own = (getattr(tensor, "_local_tensor", tensor) for _, tensor in tensors_of(state))
+    return sum(int(tensor.nbytes) for tensor in own)
 
 
 def _joined(name: str, part: object) -> str:

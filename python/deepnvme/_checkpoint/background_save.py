@@ -7,21 +7,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from deepnvme._checkpoint.names import tensors_of
-from deepnvme._deepnvme import _SaveStaging
-from deepnvme._utils.arguments import whole
 from deepnvme.errors import Error
 
 # What a file that was saved has: its size, and where its index is, how long, and of which sum.
 Saved: TypeAlias = tuple[int, int, int, int]
 
-# Of the memory that is available, the part that staging takes at the most, unless it is told.
-_MEMORY_SHARE = 4
-# What a file has besides its tensors.
-_REST_BYTES = 4 << 20
 # How often whoever waits looks for Ctrl-C.
 _SLICE_S = 0.05
 
@@ -219,42 +211,3 @@ class _Current:
         # A wait without end would not be woken by Ctrl-C.
         while not self._over.wait(_SLICE_S):
             pass
-
-
-def staging_for(state: Any, nbytes: int | None) -> _SaveStaging:
-    """Make the memory that takes the bytes of a state before the disk does."""
-    # Tensors that share memory count each: too much is no harm.
-    return staging_of(sum(tensor.nbytes for _, tensor in tensors_of(state)), nbytes)
-
-
-def staging_of(tensors_nbytes: int, nbytes: int | None, neighbours: int = 1) -> _SaveStaging:
-    """Make that memory for so many bytes of tensors, on a machine where so many processes do."""
-    nbytes = None if nbytes is None else whole(nbytes, "memory")
-    if nbytes is None:
-        nbytes = min(tensors_nbytes + _REST_BYTES, _available() // _MEMORY_SHARE // neighbours)
-    return _SaveStaging(nbytes)
-
-
-def _available(root: Path = Path("/")) -> int:
-    """Bytes of memory that this process can have without swapping, or being killed in a container that has less."""
-    found = 1 << 30
-    # A container may have no /proc.
-    with suppress(OSError), (root / "proc/meminfo").open() as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                found = int(line.split()[1]) << 10
-    return min([found, *_left_in_groups(root)])
-
-
-def _left_in_groups(root: Path) -> Iterator[int]:
-    """Bytes that each control group of this process leaves it."""
-    with suppress(OSError, ValueError):
-        path = (root / "proc/self/cgroup").read_text().rpartition("0::")[2].strip().lstrip("/")
-        groups = [*Path(path).parts]
-        for depth in range(len(groups), -1, -1):
-            group = root.joinpath("sys/fs/cgroup", *groups[:depth])
-            # A group without a limit has no such number; what only caches files is given up for others.
-            with suppress(OSError, ValueError):
-                left = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-                counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                yield max(left + int(counts.get("inactive_file", 0)), 0)

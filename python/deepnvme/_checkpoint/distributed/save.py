@@ -19,10 +19,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._checkpoint.distributed_sharded import is_sharded
-from deepnvme._checkpoint.distributed_state import State, apart, refuse_different
-from deepnvme._checkpoint.manifest import HEAD_BYTES, PARTS_LIST, Part
-from deepnvme._checkpoint.writing import SaveOptions
+from deepnvme._checkpoint.distributed.state import State, apart, refuse_different
+from deepnvme._checkpoint.history import HEAD_BYTES, PARTS_LIST, Part
+from deepnvme._checkpoint.save import SaveOptions
+from deepnvme._checkpoint.tensor_names import is_sharded
 from deepnvme._deepnvme import StripeSet, _crc64, _NewFile, _shares
 from deepnvme.errors import CancelledError, NotFoundError
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from deepnvme._checkpoint.background import Saved
-    from deepnvme._checkpoint.distributed import Team
-    from deepnvme._checkpoint.distributed_layout import Layout
-    from deepnvme._checkpoint.retention import Retained
+    from deepnvme._checkpoint.background_save import Saved
+    from deepnvme._checkpoint.distributed.process_group import Team
+    from deepnvme._checkpoint.distributed.writers import Layout
+    from deepnvme._checkpoint.history import Retained
     from deepnvme._deepnvme import _SavePlan, _SaveShare
 
 # Parts lie on blocks of that size, as stripe sets want it.

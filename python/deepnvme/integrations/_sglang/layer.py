@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from deepnvme.integrations._offload_file import OffloadFile, Place, is_dense, lay_out
+from deepnvme.integrations._sglang.weight_file import OffloadFile, Place, is_dense, lay_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

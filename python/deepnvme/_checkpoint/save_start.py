@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import importlib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._checkpoint import distributed_sharded as sharded
-from deepnvme._checkpoint.background import Saving, staging_of
-from deepnvme._checkpoint.names import tensors_of
-from deepnvme._checkpoint.writing import SAFETENSORS, SaveOptions, described, start_archive, start_tensors
+from deepnvme._checkpoint.background_save import Saving
+from deepnvme._checkpoint.save import SAFETENSORS, SaveOptions, described, start_archive, start_tensors
+from deepnvme._checkpoint.tensor_names import is_sharded, own_nbytes, tensors_of
+from deepnvme._deepnvme import _SaveStaging
+from deepnvme._utils.arguments import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
-    from deepnvme._checkpoint.distributed import Team
-    from deepnvme._checkpoint.distributed_layout import Layout
-    from deepnvme._checkpoint.retention import Retained
+    from deepnvme._checkpoint.distributed.process_group import Team
+    from deepnvme._checkpoint.distributed.writers import Layout
+    from deepnvme._checkpoint.history import Retained
+
+# Of the memory that is available, the part that staging takes at the most, unless it is told.
+_MEMORY_SHARE = 4
+# What a file has besides its tensors.
+_REST_BYTES = 4 << 20
 
 
 class Starter:
@@ -34,23 +40,25 @@ class Starter:
         self._options = options
         self._memory = memory
         # Not in the first save: a signal handler that saves during it would find modules that are half imported.
-        for name in ("devices", "pickler"):
+        for name in ("pickler",):
             importlib.import_module(f"deepnvme._checkpoint.{name}")
 
     def begin(self, step: int, state: Any, is_copied: bool, ready: Callable[[], None]) -> tuple[Saving, Path]:
         """Begin when ``ready`` returns; in several processes, what it raises in one is raised in all."""
-        if self._team.is_alone and not sharded.is_sharded(state):
+        if self._team.is_alone and not is_sharded(state):
             ready()
             path = self._retained.begin(step, self._suffix)
             with self._or_give_back(path):
                 return self._start(state, path, is_copied), path
-        from deepnvme._checkpoint import distributed_save as shared  # noqa: PLC0415
+        from deepnvme._checkpoint.distributed import save as shared  # noqa: PLC0415
 
         with self._team.together():
             apart, path = shared.agree_on(self._team, self._retained, step, state, self._suffix, self._layout, ready)
             with self._or_give_back(path):
                 if apart is None:
-                    own = sharded.own_nbytes(state)
+                    from deepnvme._checkpoint.distributed import sharded  # noqa: PLC0415
+
+                    own = own_nbytes(state)
                     return sharded.start(self._team, path, state, lambda: self._staged(own, is_copied)), path
                 own = self._layout.own_nbytes(self._team, apart.nbytes)
                 return shared.start(self._team, path, apart, self._layout, lambda: self._staged(own, is_copied)), path
@@ -82,3 +90,42 @@ class Starter:
             neighbours = self._team.hosts.count(self._team.hosts[self._team.rank])
             self._options = replace(self._options, staging=staging_of(nbytes, self._memory, neighbours))
         return self._options
+
+
+def staging_for(state: Any, nbytes: int | None) -> _SaveStaging:
+    """Make the memory that takes the bytes of a state before the disk does."""
+    # Tensors that share memory count each: too much is no harm.
+    return staging_of(sum(tensor.nbytes for _, tensor in tensors_of(state)), nbytes)
+
+
+def staging_of(tensors_nbytes: int, nbytes: int | None, neighbours: int = 1) -> _SaveStaging:
+    """Make that memory for so many bytes of tensors, on a machine where so many processes do."""
+    nbytes = None if nbytes is None else whole(nbytes, "memory")
+    if nbytes is None:
+        nbytes = min(tensors_nbytes + _REST_BYTES, _available() // _MEMORY_SHARE // neighbours)
+    return _SaveStaging(nbytes)
+
+
+def _available(root: Path = Path("/")) -> int:
+    """Bytes of memory that this process can have without swapping, or being killed in a container that has less."""
+    found = 1 << 30
+    # A container may have no /proc.
+    with suppress(OSError), (root / "proc/meminfo").open() as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                found = int(line.split()[1]) << 10
+    return min([found, *_left_in_groups(root)])
+
+
+def _left_in_groups(root: Path) -> Iterator[int]:
+    """Bytes that each control group of this process leaves it."""
+    with suppress(OSError, ValueError):
+        path = (root / "proc/self/cgroup").read_text().rpartition("0::")[2].strip().lstrip("/")
+        groups = [*Path(path).parts]
+        for depth in range(len(groups), -1, -1):
+            group = root.joinpath("sys/fs/cgroup", *groups[:depth])
+            # A group without a limit has no such number; what only caches files is given up for others.
+            with suppress(OSError, ValueError):
+                left = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+                counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                yield max(left + int(counts.get("inactive_file", 0)), 0)

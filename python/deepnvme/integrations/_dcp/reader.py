@@ -15,13 +15,13 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from deepnvme._checkpoint.metadata_file import read_metadata
 from deepnvme._deepnvme import _list_state, default_engine
 from deepnvme._utils.arguments import path_of
+from deepnvme._utils.metadata_file import read_metadata
 from deepnvme.errors import ChecksumError, CorruptFileError, OutOfMemoryError
-from deepnvme.integrations._dcp_index import NAME, Place, decode
-from deepnvme.integrations._dcp_objects import checked
-from deepnvme.integrations._dcp_shard import Shard
+from deepnvme.integrations._dcp.index import NAME, Place, decode
+from deepnvme.integrations._dcp.objects import checked
+from deepnvme.integrations._dcp.shard import Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme._checkpoint.arena import allocate
-from deepnvme._checkpoint.devices import is_reached
-from deepnvme._checkpoint.names import tensors_of, ways_of
+from deepnvme._checkpoint.load_buffer import allocate
+from deepnvme._checkpoint.tensor_names import tensors_of, ways_of
+from deepnvme._utils.tensors import is_reached
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from deepnvme._checkpoint.reading import Listed, Request
+    from deepnvme._checkpoint.load import Listed, Request
 
 # Tensors that cannot be filled directly go through memory of that size, one group after the other.
 _GROUP_BYTES = 64 << 20

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from deepnvme._checkpoint.manifest import PARTS_LIST
+from deepnvme._checkpoint.history import PARTS_LIST
 from deepnvme._deepnvme import _shares
 
 if TYPE_CHECKING:
-    from deepnvme._checkpoint.distributed import Team
+    from deepnvme._checkpoint.distributed.process_group import Team
 
 
 @dataclass(frozen=True)

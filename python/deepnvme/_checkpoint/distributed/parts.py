@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import deepnvme._file as file
-from deepnvme._checkpoint.metadata_file import open_regular
+from deepnvme._utils.metadata_file import open_regular
 from deepnvme.errors import CorruptFileError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Literal
 
-    from deepnvme._checkpoint.distributed import Team
-    from deepnvme._checkpoint.manifest import Checkpoint
+    from deepnvme._checkpoint.distributed.process_group import Team
+    from deepnvme._checkpoint.history import Checkpoint
 
 T = TypeVar("T")
 

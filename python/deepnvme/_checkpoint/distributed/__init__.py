@@ -1,0 +1,1 @@
+"""Several processes that save and restore one checkpoint."""

@@ -1,0 +1,1 @@
+"""The offloader that ``deepnvme.integrations.sglang`` gives SGLang."""
