@@ -64,7 +64,7 @@ def pickling(rounds: int) -> None:
     state = small_10k()
     ways: dict[str, Callable[[], object]] = {
         "Python's pickler": lambda: pickler.Pickler(io.BytesIO()).dump(state),
-        "native": lambda: pickler.take_apart(state),
+        "native": lambda: pickler.pickle_with_storages(state),
     }
     for name, way in ways.items():
         way()
@@ -75,12 +75,12 @@ def pickling(rounds: int) -> None:
 def plans(folder: Path, rounds: int) -> None:
     """Plan files of 10,000 tensors, to the last byte; nothing is written."""
     state = small_10k()
-    described = save.described(state)
-    pickle, storages = pickler.take_apart(state)
+    described = save.describe_tensors(state)
+    pickle, storages = pickler.pickle_with_storages(state)
     options = save.SaveOptions()
     ways: dict[str, Callable[[], object]] = {
-        "describing for safetensors": lambda: save.described(state),
-        "planning safetensors": lambda: save.plan_tensors(folder / "a.safetensors", described, options),
+        "describing for safetensors": lambda: save.describe_tensors(state),
+        "planning safetensors": lambda: save.plan_safetensors(folder / "a.safetensors", described, options),
         "planning an archive": lambda: save.plan_archive(pickle, storages, folder / "a.pt", options),
     }
     for name, way in ways.items():

@@ -12,13 +12,13 @@ from typing import Any, Protocol, TypeAlias
 from deepnvme.errors import Error
 
 # What a file that was saved has: its size, and where its index is, how long, and of which sum.
-Saved: TypeAlias = tuple[int, int, int, int]
+SaveResult: TypeAlias = tuple[int, int, int, int]
 
 # How often whoever waits looks for Ctrl-C.
 _SLICE_S = 0.05
 
 
-class Saving(Protocol):
+class RunningSave(Protocol):
     """A save that is under way, of this process or of several."""
 
     @property
@@ -28,51 +28,51 @@ class Saving(Protocol):
     def wait_filled(self) -> None:
         """Wait until the tensors may change."""
 
-    def wait(self, progress: Any, stop_on_signal: bool) -> Saved:
+    def wait(self, progress: Any, stop_on_signal: bool) -> SaveResult:
         """Wait until it is over."""
 
     def stop(self) -> None:
         """Have it end soon, with an exception."""
 
 
-class Gate:
+class SignalSafeEvent:
     """Something to wait for, also in a signal handler that interrupted a wait for it.
 
     An ``Event`` has a lock that its waiter holds for moments: a handler in such a moment would wait for ever.
     """
 
     def __init__(self) -> None:
-        self.is_open = False
+        self.is_set = False
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def open(self) -> None:
+    def set(self) -> None:
         """Let everybody go on. Once is enough."""
-        if not self.is_open:
-            self.is_open = True
+        if not self.is_set:
+            self.is_set = True
             self._lock.release()
 
     def wait(self, seconds: float) -> bool:
         """Wait for at most so long; whether it is open."""
-        if not self.is_open and self._lock.acquire(timeout=seconds):
+        if not self.is_set and self._lock.acquire(timeout=seconds):
             self._lock.release()
-        return self.is_open
+        return self.is_set
 
 
-class Background:
+class BackgroundSaves:
     """The saves that are under way: one, or more where a signal handler saves during a save."""
 
     def __init__(self) -> None:
-        self._running: list[_Current] = []
+        self._running: list[_BackgroundSave] = []
         self._failures: deque[BaseException] = deque()
 
-    def start(self, saving: Saving, then: Callable[[Saved], None]) -> None:
-        """Have somebody wait for a save, and call ``then`` when the file is on the disk."""
-        current = _Current(saving, then, self._failures.append)
-        with self._or_no_save(current):
-            current.begin()
+    def start(self, saving: RunningSave, on_done: Callable[[SaveResult], None]) -> None:
+        """Have somebody wait for a save, and call ``on_done`` when the file is on the disk."""
+        current = _BackgroundSave(saving, on_done, self._failures.append)
+        with self._abandon_on_error(current):
+            current.start()
             self._running.append(current)
-            self._forget()
+            self._drop_finished()
 
     @property
     def holds_tensors(self) -> bool:
@@ -88,33 +88,33 @@ class Background:
         """Wait until the tensors of the last save have been copied; where that is interrupted, there is no save."""
         current = self._last
         if current is not None:
-            with self._or_no_save(current):
+            with self._abandon_on_error(current):
                 current.wait_filled()
 
-    def watch(self, tell: Callable[[int, int], object] | None) -> None:
+    def wait_with_progress(self, report: Callable[[int, int], object] | None) -> None:
         """Wait until the last save is over, and say how far it is; where that is interrupted, there is no save."""
         current = self._last
         if current is not None:
-            with self._or_no_save(current):
+            with self._abandon_on_error(current):
                 while current.is_running:
                     current.join(_SLICE_S)
-                    if tell is not None:
-                        tell(*current.saving.progress)
-        self._forget()
-        self.check()
+                    if report is not None:
+                        report(*current.saving.progress)
+        self._drop_finished()
+        self.raise_failure()
 
     @property
-    def _last(self) -> _Current | None:
+    def _last(self) -> _BackgroundSave | None:
         return self._running[-1] if self._running else None
 
     @contextmanager
-    def _or_no_save(self, current: _Current) -> Iterator[None]:
+    def _abandon_on_error(self, current: _BackgroundSave) -> Iterator[None]:
         try:
             yield
         except BaseException:
             # Whoever made the call may change the tensors now, and has not been told of a save.
             current.abandon()
-            self._forget()
+            self._drop_finished()
             raise
 
     @property
@@ -126,10 +126,10 @@ class Background:
         """Wait until nothing is under way, and raise what went wrong."""
         while (current := next(iter(self._running), None)) is not None:
             current.join()
-            self._forget()
-        self.check()
+            self._drop_finished()
+        self.raise_failure()
 
-    def check(self) -> None:
+    def raise_failure(self) -> None:
         """Raise what went wrong, once."""
         try:
             failed = self._failures.popleft()
@@ -137,30 +137,30 @@ class Background:
             return
         raise failed
 
-    def note_failure(self, error: BaseException) -> None:
+    def add_failure(self, error: BaseException) -> None:
         """Keep an error for the next call."""
         self._failures.append(error)
 
-    def _forget(self) -> None:
+    def _drop_finished(self) -> None:
         # What is over refers to whoever saved, and would keep it from being freed.
         self._running[:] = [current for current in self._running if current.is_running]
 
 
-class _Current:
+class _BackgroundSave:
     def __init__(
-        self, saving: Saving, then: Callable[[Saved], None], note_failure: Callable[[BaseException], None]
+        self, saving: RunningSave, on_done: Callable[[SaveResult], None], add_failure: Callable[[BaseException], None]
     ) -> None:
         self.saving = saving
         self.is_filled = False
-        self._then: Callable[[Saved], None] | None = then
-        self._note_failure = note_failure
+        self._on_done: Callable[[SaveResult], None] | None = on_done
+        self._add_failure = add_failure
         self._is_abandoned = False
         # Not a daemon: at the end of the program the save is finished.
         self._thread = threading.Thread(target=self._run, name="deepnvme-checkpointer")
         # A thread whose `join` was interrupted passes for dead before Python 3.13.
-        self._over = Gate()
+        self._finished = SignalSafeEvent()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start to wait."""
         try:
             self._thread.start()
@@ -170,21 +170,21 @@ class _Current:
 
     def _run(self) -> None:
         # Whoever saves is not kept alive by a save that is over.
-        then, self._then = self._then, None
+        on_done, self._on_done = self._on_done, None
         try:
-            assert then is not None
-            then(self.saving.wait(None, False))
+            assert on_done is not None
+            on_done(self.saving.wait(None, False))
         except BaseException as error:  # noqa: BLE001
             if not self._is_abandoned:
-                self._note_failure(error)
+                self._add_failure(error)
         finally:
             self.is_filled = True
-            self._over.open()
+            self._finished.set()
 
     @property
     def is_running(self) -> bool:
         """Whether it is not over yet."""
-        return not self._over.is_open
+        return not self._finished.is_set
 
     def wait_filled(self) -> None:
         """Wait until the tensors may change."""
@@ -206,8 +206,8 @@ class _Current:
     def join(self, seconds: float | None = None) -> None:
         """Wait until it is over, or so long."""
         if seconds is not None:
-            self._over.wait(seconds)
+            self._finished.wait(seconds)
             return
         # A wait without end would not be woken by Ctrl-C.
-        while not self._over.wait(_SLICE_S):
+        while not self._finished.wait(_SLICE_S):
             pass

@@ -18,32 +18,32 @@ PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class _Memory:
+class _Allocation:
     nbytes: int
     buffer: Any
     start: int
 
 
 @dataclass
-class Block:
+class PoolBuffer:
     """Memory that is lent: in use as long as this or a tensor in it is."""
 
     nbytes: int
     view: memoryview
     start: int
-    cut_bytes: int = 0
+    used_bytes: int = 0
 
-    def cut(self, nbytes: int) -> tuple[Any, int]:
+    def allocate_part(self, nbytes: int) -> tuple[Any, int]:
         """Give a part that begins at a page, as ``arena.allocate`` does; memory of its own where nothing is left."""
-        begin = self.cut_bytes
+        begin = self.used_bytes
         if begin + nbytes > self.nbytes:
             return allocate(nbytes)
-        self.cut_bytes = begin + -(-nbytes // PAGE_BYTES) * PAGE_BYTES
+        self.used_bytes = begin + -(-nbytes // PAGE_BYTES) * PAGE_BYTES
         return self.view, self.start + begin
 
 
 @dataclass
-class Reused:
+class BufferPool:
     """Blocks that are lent again and again.
 
     At most ``bytes_max`` of them wait to be used again or are wanted by whoever lends them. What others keep of a block
@@ -51,55 +51,57 @@ class Reused:
     """
 
     bytes_max: int
-    wanted_bytes: int = 0
-    _spare: list[_Memory] = field(default_factory=list)
-    # By the number of the loan.
-    _lent: dict[int, weakref.ref[memoryview]] = field(default_factory=dict)
-    _loans: int = 0
+    acquired_bytes: int = 0
+    _idle: list[_Allocation] = field(default_factory=list)
+    # By the number of the number.
+    _borrowed: dict[int, weakref.ref[memoryview]] = field(default_factory=dict)
+    _borrow_count: int = 0
     # Where the end of a view leaves what it was a view of; nothing else is done there, whichever thread that is.
-    _returned: deque[tuple[int, _Memory]] = field(default_factory=deque)
+    _returned: deque[tuple[int, _Allocation]] = field(default_factory=deque)
 
-    def may_want(self, nbytes: int) -> bool:
+    def can_acquire(self, nbytes: int) -> bool:
         """Tell whether another block may be wanted."""
-        return self.wanted_bytes + nbytes <= self.bytes_max
+        return self.acquired_bytes + nbytes <= self.bytes_max
 
-    def has(self, nbytes: int) -> bool:
+    def has_idle(self, nbytes: int) -> bool:
         """Tell whether a block of that size waits to be used again."""
-        self._collect()
-        return any(memory.nbytes == nbytes for memory in self._spare)
+        self._reclaim()
+        return any(memory.nbytes == nbytes for memory in self._idle)
 
-    def take(self, nbytes: int) -> Block:
-        """Lend a block, one that was used before if there is one of that size; it is wanted until ``let_go``."""
-        self._collect()
-        self.wanted_bytes += nbytes
-        memory = next((memory for memory in self._spare if memory.nbytes == nbytes), None)
+    def acquire(self, nbytes: int) -> PoolBuffer:
+        """Lend a block, one that was used before if there is one of that size; it is wanted until ``release``."""
+        self._reclaim()
+        self.acquired_bytes += nbytes
+        memory = next((memory for memory in self._idle if memory.nbytes == nbytes), None)
         if memory is not None:
-            self._spare.remove(memory)
-        self._make_room()
+            self._idle.remove(memory)
+        self._evict()
         if memory is None:
-            memory = _Memory(nbytes, *allocate(nbytes))
-        # A view for each loan: tensors hold it, and so it ends with the last of them.
+            memory = _Allocation(nbytes, *allocate(nbytes))
+        # A view for each number: tensors hold it, and so it ends with the last of them.
         view = memoryview(memory.buffer)
-        self._loans += 1
-        self._lent[self._loans] = weakref.ref(view, partial(_come_back, self._returned, self._loans, memory))
-        return Block(nbytes, view, memory.start)
+        self._borrow_count += 1
+        self._borrowed[self._borrow_count] = weakref.ref(
+            view, partial(_return, self._returned, self._borrow_count, memory)
+        )
+        return PoolBuffer(nbytes, view, memory.start)
 
-    def let_go(self, nbytes: int) -> None:
+    def release(self, nbytes: int) -> None:
         """Want a block no longer: it waits to be used again once nobody else has it."""
-        self.wanted_bytes -= nbytes
+        self.acquired_bytes -= nbytes
 
-    def _collect(self) -> None:
+    def _reclaim(self) -> None:
         while self._returned:
-            loan, memory = self._returned.popleft()
-            del self._lent[loan]
-            self._spare.append(memory)
-        self._make_room()
+            number, memory = self._returned.popleft()
+            del self._borrowed[number]
+            self._idle.append(memory)
+        self._evict()
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
         # The oldest first: what is asked for changes slowly.
-        while self._spare and self.wanted_bytes + sum(memory.nbytes for memory in self._spare) > self.bytes_max:
-            del self._spare[0]
+        while self._idle and self.acquired_bytes + sum(memory.nbytes for memory in self._idle) > self.bytes_max:
+            del self._idle[0]
 
 
-def _come_back(returned: deque[tuple[int, _Memory]], loan: int, memory: _Memory, _: object) -> None:
-    returned.append((loan, memory))
+def _return(returned: deque[tuple[int, _Allocation]], number: int, memory: _Allocation, _: object) -> None:
+    returned.append((number, memory))

@@ -16,16 +16,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from deepnvme._checkpoint.background_save import Background
+from deepnvme._checkpoint.background_save import BackgroundSaves
 from deepnvme._checkpoint.distributed.parts import fetch
-from deepnvme._checkpoint.distributed.process_group import Team
-from deepnvme._checkpoint.distributed.writers import layout_of
-from deepnvme._checkpoint.history import Retained
+from deepnvme._checkpoint.distributed.process_group import RankGroup
+from deepnvme._checkpoint.distributed.writers import choose_writers
+from deepnvme._checkpoint.history import History
 from deepnvme._checkpoint.load import load
-from deepnvme._checkpoint.save import SaveOptions, check_torch
-from deepnvme._checkpoint.save_start import Starter
+from deepnvme._checkpoint.save import SaveOptions, require_torch
+from deepnvme._checkpoint.save_start import SaveStarter
 from deepnvme._utils.arguments import path_of, whole
-from deepnvme._utils.terminal import Progress, watcher
+from deepnvme._utils.terminal import Progress, progress_callback
 from deepnvme.errors import ClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from typing_extensions import Self
 
-    from deepnvme._checkpoint.background_save import Saved
+    from deepnvme._checkpoint.background_save import SaveResult
     from deepnvme._checkpoint.history import Checkpoint
     from deepnvme._deepnvme import Engine
 
@@ -136,38 +136,38 @@ class Checkpointer:
         memory = None if memory is None else whole(memory, "memory")
         if writers_per_node is not None:
             writers_per_node = whole(writers_per_node, "writers_per_node (None has all write)", 1)
-        check_torch("Checkpointer")
+        require_torch("Checkpointer")
         # The process may change its folder before the next save.
         self.folder = path_of(folder).absolute()
         self._process = os.getpid()
-        self._turn = threading.RLock()
-        self._depth = 0
+        self._save_lock = threading.RLock()
+        self._nested_saves = 0
         self._has_saved = False
-        self._schedule = Schedule(every)
-        self._team = Team(process_group)
+        self._schedule = _SaveSchedule(every)
+        self._group = RankGroup(process_group)
         # Asked by whoever trains, at the same time as a save in the background asks the others: it needs its own.
-        self._clock = Team(process_group) if self._schedule.is_by_time else None
+        self._timer_group = RankGroup(process_group) if self._schedule.is_by_time else None
         same: dict[str, object] = {"keep": keep, "every": every, "async_": async_, "format": format}
         same |= {"durability": durability, "checksums": checksums, "layout": layout}
-        self._team.same(str(self.folder), {**same, "writers_per_node": writers_per_node})
-        self._retained = Retained(self.folder, keep, self._team, is_synced=durability == "full")
+        self._group.check_same(str(self.folder), {**same, "writers_per_node": writers_per_node})
+        self._history = History(self.folder, keep, self._group, is_synced=durability == "full")
         options = SaveOptions(engine, durability, checksums)
-        writers = layout_of(self._team, layout, writers_per_node)
-        self._starter = Starter(self._team, self._retained, writers, f".{format}", options=options, memory=memory)
+        writers = choose_writers(self._group, layout, writers_per_node)
+        self._starter = SaveStarter(self._group, self._history, writers, f".{format}", options=options, memory=memory)
         self._engine = engine
         self._durability = durability
         self._is_async = async_
         self._progress = progress
-        self._tally = Tally()
-        self._background = Background()
+        self._counter = _StatsCounter()
+        self._background = BackgroundSaves()
         self._overlaps = 0
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
         """The checkpoints that count, the oldest first; those of another process that saves, too."""
         self._check_process()
-        self._retained.follow()
-        return list(self._retained.entries)
+        self._history.refresh_if_unlocked()
+        return list(self._history.entries)
 
     def latest(self) -> Checkpoint | None:
         """Give the newest checkpoint, or ``None`` where there is none.
@@ -176,15 +176,15 @@ class Checkpointer:
             deepnvme.Error: a save in the background has failed.
         """
         self._check_process()
-        self._background.check()
-        self._retained.follow()
-        return self._retained.entries[-1] if self._retained.entries else None
+        self._background.raise_failure()
+        self._history.refresh_if_unlocked()
+        return self._history.entries[-1] if self._history.entries else None
 
     @property
     def stats(self) -> CheckpointerStats:
         """What saving has cost so far."""
         self._check_process()
-        return self._tally.now
+        return self._counter.current
 
     def save(self, step: int, state: Any, *, force: bool = False) -> bool:
         """Save a state, if it is the turn of that step; whether it was.
@@ -200,61 +200,65 @@ class Checkpointer:
         """
         self._check_process(is_to_save=True)
         step = whole(step, "step")
-        with self._turn:
-            if self._depth and not self._team.is_alone:
+        with self._save_lock:
+            if self._nested_saves and not self._group.is_single:
                 msg = "a signal handler saves while this process saves together with others; save when that is over"
                 raise InvalidArgumentError(msg)
-            self._depth += 1
+            self._nested_saves += 1
             try:
                 return self._save(step, state, force)
             finally:
-                self._depth -= 1
+                self._nested_saves -= 1
 
     def _save(self, step: int, state: Any, force: bool) -> bool:
-        if self._team.is_alone:
+        if self._group.is_single:
             # Others have to hear of it: they do when a save begins, which is everybody's turn.
-            self._background.check()
+            self._background.raise_failure()
         began = time.perf_counter()
         is_due = self._schedule.is_due(step, began)
-        if self._clock is not None:
-            is_due = self._clock.tell(is_due)
+        if self._timer_group is not None:
+            is_due = self._timer_group.broadcast(is_due)
         if not (is_due or force):
             return False
         self._has_saved = True
-        begun = self._retained.note_begun()
+        number = self._history.start_number()
         is_copied = self._is_async and not self._overlaps
         # What a signal handler saves has memory of its own: that of the save it interrupted is in use.
-        saving, path = self._starter.begin(step, state, is_copied and self._depth == 1, self._settle)
+        saving, path = self._starter.begin(step, state, is_copied and self._nested_saves == 1, self._wait_for_previous)
 
-        def commit(saved: Saved) -> None:
-            with self._team.together():
-                self._retained.commit(step, path, saved, saving, begun)
-            self._tally.add_save(saved[0], time.perf_counter() - began)
+        def commit(saved: SaveResult) -> None:
+            with self._group.leave_on_error():
+                self._history.commit(step, path, saved, saving, number)
+            self._counter.add_save(saved[0], time.perf_counter() - began)
 
-        tell = watcher(self._progress, "saving", path) if self._team.is_leader or callable(self._progress) else None
+        report = (
+            progress_callback(self._progress, "saving", path)
+            if self._group.is_leader or callable(self._progress)
+            else None
+        )
         try:
             if self._is_async or self._overlaps:
                 self._background.start(saving, commit)
                 if not self._overlaps:
                     self._background.wait_for_copies()
-            elif self._team.is_alone:
-                commit(saving.wait(tell, True))
+            elif self._group.is_single:
+                commit(saving.wait(report, True))
             else:
                 self._background.start(saving, commit)
-                self._background.watch(tell)
+                self._background.wait_with_progress(report)
         except BaseException:
-            self._retained.give_back(path)
+            self._history.release_name(path)
             raise
         self._schedule.note(began)
-        self._tally.add_stall(time.perf_counter() - began)
+        self._counter.add_stall(time.perf_counter() - began)
         return True
 
-    def _settle(self) -> None:
+    def _wait_for_previous(self) -> None:
         """Wait for the save before this one."""
         self._background.wait()
 
     def _check_process(self, *, is_to_save: bool = False) -> None:
-        if os.getpid() == self._process or not (is_to_save or self._has_saved or not self._team.is_alone):
+        if os.getpid() == self._process or not (is_to_save or self._has_saved or not self._group.is_single):
             return
         text = f"{self.folder}: this Checkpointer belongs to process {self._process}, which this one was forked from"
         msg = f"{text}; make a new one here, or use it in its parent"
@@ -274,23 +278,23 @@ class Checkpointer:
         self._check_process()
         self._background.wait()
         options.setdefault("engine", self._engine)
-        return self._found(step, lambda found: self._restore(found, options))
+        return self._with_checkpoint(step, lambda found: self._restore(found, options))
 
-    def _found(self, step: int | None, use: Callable[[Checkpoint], _T]) -> _T:
+    def _with_checkpoint(self, step: int | None, use: Callable[[Checkpoint], _T]) -> _T:
         """Use a checkpoint. Another process, or thread, may retire it meanwhile: then there is a newer one."""
-        self._retained.follow()
+        self._history.refresh_if_unlocked()
         for _ in range(_TRIES_MAX):
-            before = self._retained.entries
-            found = self._retained.find(step)
+            before = self._history.entries
+            found = self._history.find(step)
             try:
                 return use(found)
             except FileNotFoundError:
-                if not self._team.is_alone:
+                if not self._group.is_single:
                     raise
-                is_other = self._retained.refresh() or self._retained.entries != before
+                is_other = self._history.refresh() or self._history.entries != before
                 if not is_other:
                     raise
-        return use(self._retained.find(step))
+        return use(self._history.find(step))
 
     def _restore(self, found: Checkpoint, options: dict[str, Any]) -> Any:
         found.check()
@@ -305,7 +309,7 @@ class Checkpointer:
         from deepnvme._checkpoint.distributed import sharded  # noqa: PLC0415
 
         rest = {name: value for name, value in options.items() if name != "into"}
-        return sharded.restore(self._team, found, options["into"], rest)
+        return sharded.restore(self._group, found, options["into"], rest)
 
     def fetch_parts(self, step: int | None = None) -> int:
         """Bring the parts of a checkpoint here that lie on other machines' own disks, and give the bytes of that.
@@ -322,7 +326,7 @@ class Checkpointer:
         """
         self._check_process()
         self._background.wait()
-        return fetch(self._team, self._retained.find(step), self._durability)
+        return fetch(self._group, self._history.find(step), self._durability)
 
     def wait(self) -> None:
         """Wait until the save that is under way is in the manifest, and raise what went wrong with it."""
@@ -335,8 +339,8 @@ class Checkpointer:
         if self._background.holds_tensors:
             began = time.perf_counter()
             self._background.wait_for_tensors()
-            self._tally.add_stall(time.perf_counter() - began)
-        self._background.check()
+            self._counter.add_stall(time.perf_counter() - began)
+        self._background.raise_failure()
 
     @contextmanager
     def overlap(self, *optimizers: torch.optim.Optimizer) -> Iterator[Self]:
@@ -364,7 +368,7 @@ class Checkpointer:
         self._check_process(is_to_save=True)
         self._overlaps += 1
         try:
-            with before_each_step(optimizers, self._wait_in_hook):
+            with _before_each_step(optimizers, self._wait_in_hook):
                 yield self
         finally:
             self._overlaps -= 1
@@ -380,15 +384,15 @@ class Checkpointer:
         is sharded.
         """
         self._check_process()
-        with self._turn:
+        with self._save_lock:
             try:
                 self._background.wait()
             finally:
                 self._starter.free()
-                self._retained.release()
-                if self._clock is not None:
-                    self._clock.close()
-                self._team.close()
+                self._history.unlock()
+                if self._timer_group is not None:
+                    self._timer_group.close()
+                self._group.close()
 
     def __enter__(self) -> Self:
         self._check_process()
@@ -403,7 +407,7 @@ class Checkpointer:
         self.close()
 
     def __repr__(self) -> str:
-        steps = [entry.step for entry in self._retained.entries]
+        steps = [entry.step for entry in self._history.entries]
         return f"<deepnvme.Checkpointer {str(self.folder)!r}, steps={steps}>"
 
     def _wait_in_hook(self) -> None:
@@ -412,10 +416,10 @@ class Checkpointer:
         try:
             self.wait_for_tensors()
         except Exception as error:  # noqa: BLE001
-            self._background.note_failure(error)
+            self._background.add_failure(error)
 
 
-class Schedule:
+class _SaveSchedule:
     """Every so many steps, or so long after the last save; each call where nothing was said."""
 
     def __init__(self, every: int | dt.timedelta | None) -> None:
@@ -441,8 +445,8 @@ class Schedule:
         self._last = now
 
 
-class Tally:
-    """Adds up. Threads tell it at the same time, and so does a signal handler that saves during a save.
+class _StatsCounter:
+    """Adds up. Threads report it at the same time, and so does a signal handler that saves during a save.
 
     It takes no lock, which a handler would wait for that interrupted its holder: each number is put into a list.
     """
@@ -452,7 +456,7 @@ class Tally:
         self._saves: list[tuple[int, float]] = []
 
     @property
-    def now(self) -> CheckpointerStats:
+    def current(self) -> CheckpointerStats:
         """What there is so far."""
         saves = list(self._saves)
         nbytes, seconds = sum(nbytes for nbytes, _ in saves), sum(seconds for _, seconds in saves)
@@ -468,7 +472,7 @@ class Tally:
 
 
 @contextmanager
-def before_each_step(optimizers: tuple[torch.optim.Optimizer, ...], wait: Callable[[], None]) -> Iterator[None]:
+def _before_each_step(optimizers: tuple[torch.optim.Optimizer, ...], wait: Callable[[], None]) -> Iterator[None]:
     """Call ``wait`` before each step of these optimizers, and when the block ends."""
     hooks = [optimizer.register_step_pre_hook(lambda *_: wait()) for optimizer in optimizers]
     try:

@@ -32,8 +32,8 @@ from deepnvme.errors import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from deepnvme._checkpoint.background_save import Saved
-    from deepnvme._checkpoint.distributed.process_group import Team
+    from deepnvme._checkpoint.background_save import SaveResult
+    from deepnvme._checkpoint.distributed.process_group import RankGroup
     from deepnvme._deepnvme import _NewFile
 
     # Names of somebody else's files, failures, checkpoints that have their names, retired ones that are gone.
@@ -136,17 +136,17 @@ class Checkpoint:
         """Look for all parts; whether they are those that were saved."""
         self._stat(self.path.name, self.parts[0].host)
         # The index lies in one part, or in several.
-        stretches, begin = [], 0
+        ranges, part_start = [], 0
         for part in self.parts:
             found = self._stat(part.file, part.host)
             if not stat.S_ISREG(found.st_mode) or found.st_size != part.nbytes:
                 return False
-            start = max(self.index_offset - begin, 0)
-            wanted = min(self.index_offset + self.index_nbytes - begin, part.nbytes) - start
+            start = max(self.index_offset - part_start, 0)
+            wanted = min(self.index_offset + self.index_nbytes - part_start, part.nbytes) - start
             if wanted > 0:
-                stretches.append((self.path.with_name(part.file), start, wanted))
-            begin += part.nbytes
-        return f"{_crc64_of_all(stretches):016x}" == self.index_crc64
+                ranges.append((self.path.with_name(part.file), start, wanted))
+            part_start += part.nbytes
+        return f"{_crc64_of_all(ranges):016x}" == self.index_crc64
 
     def _stat(self, name: str, host: str) -> os.stat_result:
         try:
@@ -161,7 +161,7 @@ class Checkpoint:
         return NotFoundError(f"{text}. {remedy}")
 
 
-class Shared(Protocol):
+class UncommittedFiles(Protocol):
     """A save of several processes, or of a folder, whose files are on the disk and have private names."""
 
     @property
@@ -180,52 +180,52 @@ class Shared(Protocol):
 
 
 @runtime_checkable
-class Alone(Protocol):
+class UncommittedFile(Protocol):
     """A save of one file by one process."""
 
     def take_file(self) -> _NewFile:
         """Give the file that is on the disk under a private name."""
 
 
-class Retained:
+class History:
     """What the manifest of a folder lists, and how that changes: at one instant, the replacement of the manifest.
 
     Of several processes the leader reads and writes it, and the others know what it says.
     """
 
-    def __init__(self, folder: Path, keep: int | None, team: Team, *, is_synced: bool) -> None:
+    def __init__(self, folder: Path, keep: int | None, group: RankGroup, *, is_synced: bool) -> None:
         self.folder = folder
-        self._team = team
-        self._history = _History(folder, keep, is_synced)
-        self._said: set[str] = set()
-        self._begun = 0
-        self._committed: dict[int, int] = {}
-        _all.add(self)
+        self._group = group
+        self._native = _History(folder, keep, is_synced)
+        self._warned: set[str] = set()
+        self._saves_started = 0
+        self._committed_numbers: dict[int, int] = {}
+        _instances.add(self)
         self.entries: list[Checkpoint] = []
-        self._take_over(team.agree(self._read)[0])
+        self._adopt_manifest(group.run_on_all(self._read)[0])
 
     def _read(self) -> str:
         # Also where the leader's folder is not this one: parts go there.
-        self._history.make()
-        return self._history.read() if self._team.is_leader else ""
+        self._native.make()
+        return self._native.read() if self._group.is_leader else ""
 
-    def _take_over(self, text: str) -> None:
+    def _adopt_manifest(self, text: str) -> None:
         """Have what the leader lists, with the paths that this process has for the files."""
-        if not self._team.is_leader:
-            self._history.follow(text)
-        self.entries = entries_of(self.folder, text)
+        if not self._group.is_leader:
+            self._native.follow(text)
+        self.entries = decode_manifest(self.folder, text)
 
     def refresh(self) -> bool:
         """Read the manifest again; whether it lists something else now."""
-        if not self._team.is_alone:
+        if not self._group.is_single:
             return False
         before = self.entries
-        self.entries = entries_of(self.folder, self._history.read())
+        self.entries = decode_manifest(self.folder, self._native.read())
         return self.entries != before
 
-    def follow(self) -> None:
+    def refresh_if_unlocked(self) -> None:
         """Learn what another process has saved meanwhile, where this one does not save."""
-        if self._team.is_alone and not self._history.is_claimed:
+        if self._group.is_single and not self._native.is_claimed:
             self.refresh()
 
     def find(self, step: int | None) -> Checkpoint:
@@ -239,176 +239,180 @@ class Retained:
             raise NotFoundError(msg)
         return found[-1]
 
-    def begin(self, step: int, suffix: str) -> Path:
+    def reserve(self, step: int, suffix: str) -> Path:
         """Become the one who saves into the folder, and give a name that no file has, for a process alone."""
-        self._claim(secrets.token_hex(16))
-        return self.folder / self._history.reserve(step, suffix, [])
+        self._lock(secrets.token_hex(16))
+        return self.folder / self._native.reserve(step, suffix, [])
 
-    def _claim(self, token: str) -> str:
+    def _lock(self, token: str) -> str:
         """Take the lock; what the manifest says then, if this process did not have it before, or nothing."""
-        had = self._history.is_claimed
+        had = self._native.is_claimed
         since = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
         name = f"process {os.getpid()} on {socket.gethostname()} (since {since})"
-        unlisted, is_unlocked = self._history.claim(name, token, self._team.is_leader)
+        unlisted, is_unlocked = self._native.claim(name, token, self._group.is_leader)
         if is_unlocked:
-            self._say("", f"{self.folder}: this file system has no locks; see to it that nobody else saves there")
+            self._warn_once("", f"{self.folder}: this file system has no locks; see to it that nobody else saves there")
         if unlisted:
             text = f"{self.folder}: {', '.join(unlisted)}: not in the manifest"
-            self._say(text, f"{text}; these files stay, and are neither restored nor counted")
+            self._warn_once(text, f"{text}; these files stay, and are neither restored nor counted")
         if had and not unlisted:
             return ""
-        self._history.settle() if self._team.is_alone else None
-        if self._team.is_leader:
-            self.entries = entries_of(self.folder, self._history.read())
-        return self._history.text
+        self._native.settle() if self._group.is_single else None
+        if self._group.is_leader:
+            self.entries = decode_manifest(self.folder, self._native.read())
+        return self._native.text
 
-    def begin_together(self, step: int) -> tuple[str, str, list[str]]:
+    def prepare_shared(self, step: int) -> tuple[str, str, list[str]]:
         """Do a process's part of that, among several: the leader's token and manifest, and names that are taken."""
         token, text = "", ""
-        if self._team.is_leader:
+        if self._group.is_leader:
             token = secrets.token_hex(16)
-            text = self._claim(token)
-        names = self._history.names_of(step) if self._team.is_first_of_host else []
+            text = self._lock(token)
+        names = self._native.names_of(step) if self._group.is_first_on_host else []
         return token, text, names
 
-    def choose_together(self, begun: list[tuple[str, str, list[str]]], step: int, suffix: str) -> str:
+    def reserve_shared(self, number: list[tuple[str, str, list[str]]], step: int, suffix: str) -> str:
         """Take over what the leader has found, and give the name that it chooses."""
-        token, text, _ = begun[0]
+        token, text, _ = number[0]
         if text:
 
             def follow() -> None:
-                if not self._team.is_leader:
-                    self._take_over(text)
-                    if self._team.is_first_of_host:
-                        self._claim(token)
+                if not self._group.is_leader:
+                    self._adopt_manifest(text)
+                    if self._group.is_first_on_host:
+                        self._lock(token)
 
-            self._team.agree(follow)
-            self._settle_together()
-        taken = [name for _, _, names in begun for name in names]
-        return self._team.agree(lambda: self._history.reserve(step, suffix, taken) if self._team.is_leader else "")[0]
+            self._group.run_on_all(follow)
+            self._settle_shared()
+        taken = [name for _, _, names in number for name in names]
+        return self._group.run_on_all(
+            lambda: self._native.reserve(step, suffix, taken) if self._group.is_leader else ""
+        )[0]
 
-    def note_begun(self) -> int:
+    def start_number(self) -> int:
         """Count a save that begins: of two of one step, the one that began later counts."""
-        self._begun += 1
-        return self._begun
+        self._saves_started += 1
+        return self._saves_started
 
-    def give_back(self, path: Path) -> None:
+    def release_name(self, path: Path) -> None:
         """Give back a name that no checkpoint gets."""
-        self._history.free(path.name)
+        self._native.free(path.name)
 
-    def commit(self, step: int, path: Path, saved: Saved, saving: object, begun: int) -> None:
+    def commit(self, step: int, path: Path, saved: SaveResult, saving: object, number: int) -> None:
         """Count a checkpoint that is on the disk, and remove those that do not count any more."""
-        if isinstance(saving, Alone):
-            self._commit_alone(step, path, saved, saving.take_file(), begun)
+        if isinstance(saving, UncommittedFile):
+            self._commit_single(step, path, saved, saving.take_file(), number)
         else:
-            self._commit_together(step, path, saved, saving)  # type: ignore[arg-type]
+            self._commit_shared(step, path, saved, saving)  # type: ignore[arg-type]
 
-    def _commit_alone(self, step: int, path: Path, saved: Saved, new: _NewFile, begun: int) -> None:
-        if self._committed.get(step, 0) > begun:
+    def _commit_single(self, step: int, path: Path, saved: SaveResult, new: _NewFile, number: int) -> None:
+        if self._committed_numbers.get(step, 0) > number:
             # A signal handler has saved a later state of this step while this save was under way.
             new.give_up()
-            self.give_back(path)
+            self.release_name(path)
             return
-        if not self._history.is_claimed:
+        if not self._native.is_claimed:
             # It was closed meanwhile.
-            self._claim(secrets.token_hex(16))
+            self._lock(secrets.token_hex(16))
         try:
-            settled = self._history.commit(wire_of(_new_entry(step, path, saved)), new)
+            settled = self._native.commit(encode_entry(_new_checkpoint(step, path, saved)), new)
         finally:
-            self.entries = entries_of(self.folder, self._history.text)
-        self._committed[step] = begun
-        self._tell(settled)
+            self.entries = decode_manifest(self.folder, self._native.text)
+        self._committed_numbers[step] = number
+        self._warn_about(settled)
 
-    def _commit_together(self, step: int, path: Path, saved: Saved, saving: Shared) -> None:
-        entry = _new_entry(step, path, saved, saving.parts)
+    def _commit_shared(self, step: int, path: Path, saved: SaveResult, saving: UncommittedFiles) -> None:
+        entry = _new_checkpoint(step, path, saved, saving.parts)
         failed: list[Exception] = []
 
         def publish() -> str:
-            if not self._team.is_leader:
+            if not self._group.is_leader:
                 return ""
             try:
-                self._history.publish(wire_of(entry, saving.pending))
+                self._native.publish(encode_entry(entry, saving.pending))
             except Exception as error:
-                if self._history.counts(path.name) is False:
+                if self._native.counts(path.name) is False:
                     raise
                 failed.append(error)
-            return self._history.text
+            return self._native.text
 
         try:
-            text = self._team.agree(publish)[0]
+            text = self._group.run_on_all(publish)[0]
         except BaseException as error:
             # Where the others are out of reach, they may have gone on, and the leader may count what is here.
-            saving.give_up() if self._team.knows_of(error) else saving.keep()
+            saving.give_up() if self._group.is_shared_error(error) else saving.keep()
             raise
         finally:
-            self.give_back(path)
+            self.release_name(path)
         saving.keep()
-        self._take_over(text)
-        self._settle_together()
+        self._adopt_manifest(text)
+        self._settle_shared()
 
         def check() -> None:
             if failed:
                 raise failed[0]
 
-        self._team.agree(check)
+        self._group.run_on_all(check)
 
-    def _settle_together(self) -> None:
+    def _settle_shared(self) -> None:
         """Give files their names and remove retired ones: folders of other machines may be others."""
 
         def settle() -> _Settled | None:
-            is_its_turn = self._team.is_leader or self._team.is_first_of_host
-            return self._history.settle() if is_its_turn else None
+            is_its_turn = self._group.is_leader or self._group.is_first_on_host
+            return self._native.settle() if is_its_turn else None
 
         # The leader first: where all see one folder, the others find nothing left to do.
-        leaders = self._team.agree(lambda: settle() if self._team.is_leader else None)
-        others = self._team.agree(lambda: None if self._team.is_leader else settle())
+        leaders = self._group.run_on_all(lambda: settle() if self._group.is_leader else None)
+        others = self._group.run_on_all(lambda: None if self._group.is_leader else settle())
         everybodys = [settled for settled in (*leaders, *others) if settled is not None]
         placed, gone = (set.intersection(*(set(one[kind]) for one in everybodys)) for kind in (2, 3))
-        self._history.note(sorted(placed), sorted(gone))
-        self.entries = entries_of(self.folder, self._history.text)
-        for settled in everybodys if self._team.is_leader else ():
-            self._tell(settled)
+        self._native.note(sorted(placed), sorted(gone))
+        self.entries = decode_manifest(self.folder, self._native.text)
+        for settled in everybodys if self._group.is_leader else ():
+            self._warn_about(settled)
 
-    def _tell(self, settled: _Settled) -> None:
+    def _warn_about(self, settled: _Settled) -> None:
         foreign, failures, _, _ = settled
         for name in foreign:
-            self._say(name, f"{self.folder / name}: this is not what was saved under that name; it stays")
+            self._warn_once(name, f"{self.folder / name}: this is not what was saved under that name; it stays")
         for failure in failures:
-            self._say(failure, f"{self.folder}: {failure}; it is tried again with the next save")
+            self._warn_once(failure, f"{self.folder}: {failure}; it is tried again with the next save")
 
-    def _say(self, what: str, text: str) -> None:
+    def _warn_once(self, what: str, text: str) -> None:
         """Warn of something once."""
-        if what not in self._said:
-            self._said.add(what)
+        if what not in self._warned:
+            self._warned.add(what)
             warnings.warn(text, UserWarning, stacklevel=5)
 
-    def release(self) -> None:
+    def unlock(self) -> None:
         """Let others save into the folder."""
-        self._history.release()
+        self._native.release()
 
-    def abandon(self) -> None:
+    def abandon_lock(self) -> None:
         """Leave the lock to the process that this one was forked from."""
-        self._history.abandon()
+        self._native.abandon()
 
 
-def entries_of(folder: Path, text: str) -> list[Checkpoint]:
+def decode_manifest(folder: Path, text: str) -> list[Checkpoint]:
     """Understand what a manifest lists. Files that may not be renamed here have their private names still."""
-    return [_entry(*found) for found in zip(json.loads(text)["checkpoints"], _places_of(folder, text), strict=True)]
+    return [
+        _decode_entry(*found) for found in zip(json.loads(text)["checkpoints"], _places_of(folder, text), strict=True)
+    ]
 
 
-def _entry(entry: dict[str, Any], path: Path) -> Checkpoint:
+def _decode_entry(entry: dict[str, Any], path: Path) -> Checkpoint:
     fields = {name: value for name, value in entry.items() if name not in ("file", "pending", "parts")}
     return Checkpoint(path=path, parts=tuple(Part(**part) for part in entry.get("parts", ())), **fields)
 
 
-def wire_of(entry: Checkpoint, pending: dict[str, str] | None = None) -> str:
+def encode_entry(entry: Checkpoint, pending: dict[str, str] | None = None) -> str:
     """Say it as the manifest has it; ``pending`` are private names that files have until they get their own."""
     fields = asdict(entry)
     fields["parts"] = [{key: value for key, value in part.items() if value is not None} for part in fields["parts"]]
     return json.dumps({"file": fields.pop("path").name, **fields, "pending": pending or {}})
 
 
-def _new_entry(step: int, path: Path, saved: Saved, parts: tuple[Part, ...] = ()) -> Checkpoint:
+def _new_checkpoint(step: int, path: Path, saved: SaveResult, parts: tuple[Part, ...] = ()) -> Checkpoint:
     import torch  # noqa: PLC0415
 
     nbytes, offset, index_nbytes, crc64 = saved
@@ -418,12 +422,12 @@ def _new_entry(step: int, path: Path, saved: Saved, parts: tuple[Part, ...] = ()
 
 
 # What may hold a lock, which a forked child inherits the file of.
-_all: weakref.WeakSet[Retained] = weakref.WeakSet()
+_instances: weakref.WeakSet[History] = weakref.WeakSet()
 
 
 def _abandon_all() -> None:
-    for retained in list(_all):
-        retained.abandon()
+    for history in list(_instances):
+        history.abandon_lock()
 
 
 os.register_at_fork(after_in_child=_abandon_all)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import _utils
 
-from deepnvme._checkpoint.load_buffer import Arenas
-from deepnvme._checkpoint.safe_unpickler import Factory, typed
-from deepnvme._checkpoint.size_limits import Bounds
+from deepnvme._checkpoint.load_buffer import LoadBuffers
+from deepnvme._checkpoint.safe_unpickler import SafeUnpickler, name_errors
+from deepnvme._checkpoint.size_limits import SizeLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deepnvme._checkpoint.load import Listed, Request
+    from deepnvme._checkpoint.load import LoadRequest, SourceFile
     from deepnvme._deepnvme import _CheckpointReader
 
 # Names of attributes that need no bytes: what a tensor on the meta device knows, too.
@@ -97,7 +97,7 @@ def _real(value: Any) -> Any:
 class _Stored:
     """A storage of the file. Tensors that share it share its memory, which stays as long as one of them does."""
 
-    def __init__(self, request: Request, reader: _CheckpointReader, index: int) -> None:
+    def __init__(self, request: LoadRequest, reader: _CheckpointReader, index: int) -> None:
         self._wanted = (request, reader, index)
         self._lock = threading.Lock()
         self._storage: torch.UntypedStorage | None = None
@@ -107,9 +107,9 @@ class _Stored:
         with self._lock:
             if self._storage is None:
                 request, reader, index = self._wanted
-                arenas = Arenas(reader, [index], request.device, pin_memory=request.pin_memory)
-                arenas.finish(request.verify, None)
-                self._storage = arenas.storage(index, request.device)
+                buffers = LoadBuffers(reader, [index], request.device, pin_memory=request.pin_memory)
+                buffers.finish(request.verify, None)
+                self._storage = buffers.storage(index, request.device)
             return self._storage
 
 
@@ -121,11 +121,11 @@ class _TypedStored:
         self.dtype = dtype
 
 
-class LazyFactory(Factory):
+class LazyUnpickler(SafeUnpickler):
     """Makes ordinary tensors and parameters lazy. Whatever else is made of a tensor has it read at once."""
 
-    def __init__(self, path: object, bounds: Bounds, device: torch.device) -> None:
-        super().__init__(path, bounds)
+    def __init__(self, path: object, limits: SizeLimits, device: torch.device) -> None:
+        super().__init__(path, limits)
         self._device = device
 
     def tensor(  # noqa: PLR0917 (Rust calls it)
@@ -140,7 +140,7 @@ class LazyFactory(Factory):
         described = torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device="meta")
 
         def read() -> torch.Tensor:
-            return Factory.tensor(self, storage.read(), dtype, offset, shape, strides, requires_grad)
+            return SafeUnpickler.tensor(self, storage.read(), dtype, offset, shape, strides, requires_grad)
 
         return LazyTensor.make(described, self._device, read)
 
@@ -156,11 +156,13 @@ class LazyFactory(Factory):
         """Call a function or class that may be called, or have it called when its tensor is read."""
         first = arguments[0] if arguments else None
         if function is _utils._rebuild_parameter and type(first) is LazyTensor:  # noqa: SLF001
-            return first.derive(lambda data: Factory.call(self, function, (data, *arguments[1:])))
+            return first.derive(lambda data: SafeUnpickler.call(self, function, (data, *arguments[1:])))
         # The sizes of these have been compared with the storage when the file was opened.
         if function is _utils._rebuild_tensor_v3 and type(first) is _TypedStored:  # noqa: SLF001
             described = torch.empty_strided(*arguments[2:4], dtype=arguments[6], device="meta")
-            return LazyTensor.make(described, self._device, lambda: Factory.call(self, function, self._read(arguments)))
+            return LazyTensor.make(
+                described, self._device, lambda: SafeUnpickler.call(self, function, self._read(arguments))
+            )
         return super().call(function, self._read(arguments))
 
     def new(self, kind: Any, arguments: tuple[Any, ...], keywords: dict[str, Any] | None) -> Any:
@@ -179,13 +181,13 @@ class LazyFactory(Factory):
         return value.materialize() if type(value) is LazyTensor else value
 
 
-def load_lazily(request: Request) -> Any:
+def load_lazily(request: LoadRequest) -> Any:
     """Give the state of a file, or the tensors of several by name; none of them is read."""
     # The files stay open: what they hold is read later, also when they have lost their names.
-    return request.over_files(lambda files: _load_files(request, files))
+    return request.for_files(lambda files: _load_files(request, files))
 
 
-def _load_files(request: Request, files: list[Listed]) -> Any:
+def _load_files(request: LoadRequest, files: list[SourceFile]) -> Any:
     if len(files) == 1 and files[0].names is None:
         return _load_file(request, files[0])
     whole: dict[str, Any] = {}
@@ -194,22 +196,22 @@ def _load_files(request: Request, files: list[Listed]) -> Any:
     return whole
 
 
-def _load_file(request: Request, file: Listed) -> Any:
+def _load_file(request: LoadRequest, file: SourceFile) -> Any:
     path, names = file.path, file.names
     reader = request.open(file, exact=True)
     tensors = reader.tensors()
-    chosen = request.choose([tensor[0] for tensor in tensors], names)
+    chosen = request.select([tensor[0] for tensor in tensors], names)
     if request.only is not None and names is None and not chosen:
-        raise KeyError(request.nothing([tensor[0] for tensor in tensors]))
+        raise KeyError(request.no_match_message([tensor[0] for tensor in tensors]))
     stored = [_Stored(request, reader, index) for index in range(reader.storage_count)]
-    factory = LazyFactory(path, Bounds(path, reader), request.device)
+    unpickler = LazyUnpickler(path, SizeLimits(path, reader), request.device)
     if reader.format == "safetensors":
         wanted = set(chosen)
         return {
-            name: factory.tensor(stored[index], dtype, offset, tuple(shape), tuple(strides), False)
+            name: unpickler.tensor(stored[index], dtype, offset, tuple(shape), tuple(strides), False)
             for name, dtype, shape, strides, offset, index in tensors
             if name in wanted
         }
     is_whole = request.only is None and names is None
-    with typed(path):
-        return reader.build(factory, stored, None if is_whole else chosen)
+    with name_errors(path):
+        return reader.build(unpickler, stored, None if is_whole else chosen)

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deepnvme._checkpoint.save import check_torch
+from deepnvme._checkpoint.save import require_torch
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set
-from deepnvme._utils.terminal import Progress, watcher
+from deepnvme._utils.terminal import Progress, progress_callback
 from deepnvme.errors import ChecksumError, CorruptFileError, Error, MovedError, OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
     import torch
 
-    from deepnvme._checkpoint.load_buffer import Arenas
+    from deepnvme._checkpoint.load_buffer import LoadBuffers
     from deepnvme._deepnvme import Engine
 
     _Files = TypeVar("_Files")
-    _Made = TypeVar("_Made")
+    _Result = TypeVar("_Result")
     _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
-    _Tell: TypeAlias = Callable[[int, int], object] | None
-    _Place: TypeAlias = Callable[[torch.UntypedStorage, str], torch.UntypedStorage] | None
+    _Report: TypeAlias = Callable[[int, int], object] | None
+    _RestoreLocation: TypeAlias = Callable[[torch.UntypedStorage, str], torch.UntypedStorage] | None
 
 # Times that a set of files may be replaced while it is being read.
 _REPLACEMENTS_MAX = 100
 
 
-class Listed(NamedTuple):
+class SourceFile(NamedTuple):
     """A file that a path means."""
 
     path: Any
@@ -78,7 +78,7 @@ def load(
         pin_memory: load into page-locked memory, as ``pinned_empty`` makes it: for tensors that go on to a GPU or to
             another file. It counts against ``RLIMIT_MEMLOCK``; beyond that it is not locked. Default False.
         verify: how much is compared with the checksums of the file. ``"full"``: every byte of the file, its names,
-            types and shapes among them. ``"sample"``: these, and a 32nd of the tensors. ``"off"``: nothing. ``"auto"``
+            types and shapes among them. ``"sample"``: these, and a 32nd of the tensors. ``"off"``: no_match_message. ``"auto"``
             (default): as much as 3% of the load's time allows, and the sample at least; ``stats()`` says how much that
             was (``bytes_compared``, ``bytes_not_compared``).
         engine: which engine moves the bytes. Default: the default engine.
@@ -99,9 +99,9 @@ def load(
         ['0.weight', '1.weight']
         >>> _ = deepnvme.load("model.pt", into=model.state_dict())
     """
-    check_torch("load")
+    require_torch("load")
     if sum((into is not None, only is not None, lazy)) > 1 and not (only is not None and lazy):
-        msg = "into, only and lazy exclude each other, but for lazy with only; choose one"
+        msg = "into, only and lazy exclude each other, but for lazy with only; select one"
         raise ValueError(msg)
     if cast and into is None:
         msg = "cast is about the tensors that are filled, and needs into; otherwise use tensor.to(dtype)"
@@ -114,17 +114,17 @@ def load(
     if pin_memory and (into is not None or torch.device(device).type != "cpu"):
         msg = "pin_memory is about host memory that load makes; leave it out with into, and with another device"
         raise ValueError(msg)
-    tell = watcher(progress, "loading", path)
-    request = Request(path, torch.device(device), _patterns(only), verify, engine, tell, pin_memory)
+    report = progress_callback(progress, "loading", path)
+    request = LoadRequest(path, torch.device(device), _patterns(only), verify, engine, report, pin_memory)
     if into is not None:
         from deepnvme._checkpoint.load_into import fill  # noqa: PLC0415
 
-        with room_for(request.name):
+        with name_memory_errors(request.name):
             return fill(request, into, cast)
     if lazy:
         from deepnvme._checkpoint.lazy import load_lazily  # noqa: PLC0415
 
-        with room_for(request.name):
+        with name_memory_errors(request.name):
             return load_lazily(request)
     return request.load()
 
@@ -141,7 +141,7 @@ def _patterns(only: str | Iterable[str] | None) -> list[str] | None:
 
 
 @dataclass
-class Request:
+class LoadRequest:
     """A load that has been understood."""
 
     path: _Path
@@ -149,9 +149,9 @@ class Request:
     only: list[str] | None
     verify: str
     engine: Engine | None
-    tell: _Tell
+    report: _Report
     pin_memory: bool = False
-    place: _Place = None
+    restore_location: _RestoreLocation = None
     """Where each storage goes, by the location that it was saved with. Default: all to ``device``."""
 
     @property
@@ -159,20 +159,20 @@ class Request:
         """The path, as messages have it."""
         return os.fsdecode(self.path) if isinstance(self.path, bytes) else str(self.path)
 
-    def over_files(self, work: Callable[[list[Listed]], _Made]) -> _Made:
+    def for_files(self, work: Callable[[list[SourceFile]], _Result]) -> _Result:
         """Work on the files that the path means; on those of the new state where it is replaced meanwhile."""
-        return follow(self.name, self._files, work)
+        return retry_if_replaced(self.name, self._files, work)
 
-    def _files(self) -> list[Listed]:
+    def _files(self) -> list[SourceFile]:
         if isinstance(self.path, StripeSet):
             # Parts that were replaced have names of their own, which the manifest knows.
             try:
-                return [Listed(StripeSet.from_manifest(self.path.manifest_path))]
+                return [SourceFile(StripeSet.from_manifest(self.path.manifest_path))]
             except FileNotFoundError:
-                return [Listed(self.path)]
-        return [Listed(*found) for found in _find_set(self.path, self.verify != "off")]
+                return [SourceFile(self.path)]
+        return [SourceFile(*found) for found in _find_set(self.path, self.verify != "off")]
 
-    def open(self, file: Listed, *, exact: bool = False) -> _CheckpointReader:
+    def open(self, file: SourceFile, *, exact: bool = False) -> _CheckpointReader:
         """Open one of the files."""
         reader = _CheckpointReader(file.path, self.engine, exact, file.names)
         if self.verify != "off":
@@ -184,10 +184,10 @@ class Request:
 
     def load(self) -> Any:
         """Load all files; of several, the tensors are put into one dict."""
-        with room_for(self.name):
-            return self.over_files(self._load_files)
+        with name_memory_errors(self.name):
+            return self.for_files(self._load_files)
 
-    def _load_files(self, files: list[Listed]) -> Any:
+    def _load_files(self, files: list[SourceFile]) -> Any:
         if len(files) == 1 and files[0].names is None:
             return self._load_file(files[0])
         whole: dict[str, Any] = {}
@@ -197,10 +197,10 @@ class Request:
             found = found or bool(part)
             whole.update(part)
         if self.only is not None and not found:
-            raise KeyError(self.nothing([]))
+            raise KeyError(self.no_match_message([]))
         return whole
 
-    def _load_file(self, file: Listed) -> Any:
+    def _load_file(self, file: SourceFile) -> Any:
         reader = self.open(file)
         try:
             return self._read(reader, file.path, file.names)
@@ -211,93 +211,100 @@ class Request:
     def _read(self, reader: _CheckpointReader, path: Any, names: list[str] | None) -> Any:
         if self.only is None and names is None:
             # Everything: the bytes are on their way before anybody looks at names.
-            arenas = self._start(reader, list(range(reader.storage_count)))
+            buffers = self._start(reader, list(range(reader.storage_count)))
             if reader.format == "safetensors":
-                return self._safetensors(reader.tensors(), arenas)
-            return self._archive(reader, path, list(range(reader.storage_count)), arenas, None)
+                return self._safetensors(reader.tensors(), buffers)
+            return self._archive(reader, path, list(range(reader.storage_count)), buffers, None)
         tensors = reader.tensors()
-        chosen = set(self.choose([tensor[0] for tensor in tensors], names))
+        chosen = set(self.select([tensor[0] for tensor in tensors], names))
         if not chosen and names is None:
-            raise KeyError(self.nothing([tensor[0] for tensor in tensors]))
+            raise KeyError(self.no_match_message([tensor[0] for tensor in tensors]))
         wanted = sorted({tensor[5] for tensor in tensors if tensor[0] in chosen})
-        arenas = self._start(reader, wanted)
+        buffers = self._start(reader, wanted)
         if reader.format == "safetensors":
-            return self._safetensors([tensor for tensor in tensors if tensor[0] in chosen], arenas)
-        return self._archive(reader, path, wanted, arenas, list(chosen))
+            return self._safetensors([tensor for tensor in tensors if tensor[0] in chosen], buffers)
+        return self._archive(reader, path, wanted, buffers, list(chosen))
 
-    def _start(self, reader: _CheckpointReader, wanted: list[int]) -> Arenas | None:
-        """Start to read storages; on the meta device there is nothing to read."""
-        from deepnvme._checkpoint.load_buffer import Arenas  # noqa: PLC0415
+    def _start(self, reader: _CheckpointReader, wanted: list[int]) -> LoadBuffers | None:
+        """Start to read storages; on the meta device there is no_match_message to read."""
+        from deepnvme._checkpoint.load_buffer import LoadBuffers  # noqa: PLC0415
 
-        return None if self.device.type == "meta" else Arenas(reader, wanted, self.device, pin_memory=self.pin_memory)
+        return (
+            None if self.device.type == "meta" else LoadBuffers(reader, wanted, self.device, pin_memory=self.pin_memory)
+        )
 
-    def choose(self, there: list[str], names: list[str] | None) -> list[str]:
+    def select(self, there: list[str], names: list[str] | None) -> list[str]:
         """Say which tensors of a file are wanted."""
-        from deepnvme._checkpoint.tensor_names import Patterns  # noqa: PLC0415
+        from deepnvme._checkpoint.tensor_names import NamePatterns  # noqa: PLC0415
 
         listed = None if names is None else set(names)
-        patterns = None if self.only is None else Patterns(self.only)
+        patterns = None if self.only is None else NamePatterns(self.only)
         return [
             name
             for name in there
             if (listed is None or name in listed) and (patterns is None or patterns.matches(name))
         ]
 
-    def nothing(self, there: list[str]) -> str:
+    def no_match_message(self, there: list[str]) -> str:
         """Say that no tensor has a name that is wanted."""
         shown = ", ".join(there[:5]) + (", ..." if len(there) > 5 else "")  # noqa: PLR2004
         return f"{self.name}: no tensor is called {self.only}; there are {shown or 'others'}"
 
-    def _safetensors(self, tensors: list[Any], arenas: Arenas | None) -> dict[str, torch.Tensor]:
+    def _safetensors(self, tensors: list[Any], buffers: LoadBuffers | None) -> dict[str, torch.Tensor]:
         import torch  # noqa: PLC0415
 
         described = [(name, getattr(torch, dtype), shape, index) for name, dtype, shape, _, _, index in tensors]
-        if arenas is None:
+        if buffers is None:
             return {name: torch.empty(shape, dtype=dtype, device="meta") for name, dtype, shape, _ in described}
-        state = {name: arenas.flat(index, dtype).view(shape) for name, dtype, shape, index in described}
-        arenas.finish(self.verify, self.tell)
+        state = {name: buffers.flat(index, dtype).view(shape) for name, dtype, shape, index in described}
+        buffers.finish(self.verify, self.report)
         if self.device.type != "cpu":
             # Where the engine has filled them, they are there already.
             state = {name: tensor.to(self.device) for name, tensor in state.items()}
         return state
 
     def _archive(
-        self, reader: _CheckpointReader, path: Any, wanted: list[int], arenas: Arenas | None, chosen: list[str] | None
+        self,
+        reader: _CheckpointReader,
+        path: Any,
+        wanted: list[int],
+        buffers: LoadBuffers | None,
+        chosen: list[str] | None,
     ) -> Any:
         import torch  # noqa: PLC0415
 
-        from deepnvme._checkpoint.safe_unpickler import Factory, typed  # noqa: PLC0415
-        from deepnvme._checkpoint.size_limits import Bounds  # noqa: PLC0415
-        from deepnvme._utils.tensors import is_reached  # noqa: PLC0415
+        from deepnvme._checkpoint.safe_unpickler import SafeUnpickler, name_errors  # noqa: PLC0415
+        from deepnvme._checkpoint.size_limits import SizeLimits  # noqa: PLC0415
+        from deepnvme._utils.tensors import engine_reaches  # noqa: PLC0415
 
         storages: list[torch.UntypedStorage | None] = [None] * reader.storage_count
-        factory = Factory(path, Bounds(path, reader))
-        if arenas is None:
+        unpickler = SafeUnpickler(path, SizeLimits(path, reader))
+        if buffers is None:
             sizes = [storage[1] for storage in reader.storages()]
             for index in wanted:
                 storages[index] = torch.empty(sizes[index], dtype=torch.uint8, device="meta").untyped_storage()
-            with typed(path):
-                return reader.build(factory, storages, chosen)
-        is_early = is_reached(self.device) and reader.is_plain and self.place is None
+            with name_errors(path):
+                return reader.build(unpickler, storages, chosen)
+        is_early = engine_reaches(self.device) and reader.is_plain and self.restore_location is None
         if not is_early:
-            arenas.finish(self.verify, self.tell)
+            buffers.finish(self.verify, self.report)
         for index in wanted:
-            storages[index] = arenas.storage(index, self.device)
-        if self.place is not None:
+            storages[index] = buffers.storage(index, self.device)
+        if self.restore_location is not None:
             locations = [storage[2] for storage in reader.storages()]
             storages = [
-                None if storage is None else self.place(storage, location)
+                None if storage is None else self.restore_location(storage, location)
                 for storage, location in zip(storages, locations, strict=True)
             ]
         # Ordinary objects are made while their bytes are on their way.
-        with typed(path):
-            state = reader.build(factory, storages, chosen)
+        with name_errors(path):
+            state = reader.build(unpickler, storages, chosen)
         if is_early:
-            arenas.finish(self.verify, self.tell)
+            buffers.finish(self.verify, self.report)
         return state
 
 
-def follow(name: object, find: Callable[[], _Files], work: Callable[[_Files], _Made]) -> _Made:
+def retry_if_replaced(name: object, find: Callable[[], _Files], work: Callable[[_Files], _Result]) -> _Result:
     """Work on the files that a list names; where it was replaced meanwhile, on those that it names now.
 
     A save of several files removes the old ones when the new list is there. Whoever has read the old list then misses
@@ -317,7 +324,7 @@ def follow(name: object, find: Callable[[], _Files], work: Callable[[_Files], _M
 
 
 @contextmanager
-def room_for(name: str) -> Iterator[None]:
+def name_memory_errors(name: str) -> Iterator[None]:
     """Raise what goes wrong where memory is refused as ``OutOfMemoryError`` of the file."""
     try:
         yield

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils.dlpack
 
-from deepnvme._utils.tensors import is_reached, pinned_empty
+from deepnvme._utils.tensors import engine_reaches, pinned_empty
 from deepnvme.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
-    from deepnvme._checkpoint.buffer_pool import Block
+    from deepnvme._checkpoint.buffer_pool import PoolBuffer
     from deepnvme._deepnvme import _CheckpointReader, _Loading
 
     _Arena = tuple[int, int, list[tuple[int, int]]]
@@ -48,16 +48,16 @@ def _mapped(nbytes: int) -> mmap.mmap:
         raise OutOfMemoryError(f"there is no memory for {nbytes} bytes of tensors") from error
 
 
-def allocate_on(nbytes: int, device: torch.device) -> torch.Tensor:
+def allocate_on_gpu(nbytes: int, device: torch.device) -> torch.Tensor:
     """Make untouched memory of a GPU."""
     return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
-class Arenas:
+class LoadBuffers:
     """The memory of some of a file's storages, and the load that fills it.
 
     On a GPU that the engine reaches, it is that GPU's; for any other device, tensors are made in host memory, in that
-    of a block where one is given.
+    of a pool_buffer where one is given.
     """
 
     def __init__(
@@ -67,34 +67,36 @@ class Arenas:
         device: torch.device,
         *,
         pin_memory: bool = False,
-        block: Block | None = None,
+        pool_buffer: PoolBuffer | None = None,
     ) -> None:
         self._reader = reader
-        self._places: dict[int, tuple[Any, int]] = {}
-        self._is_on_gpu = device.type != "cpu" and is_reached(device)
+        self._locations: dict[int, tuple[Any, int]] = {}
+        self._is_on_gpu = device.type != "cpu" and engine_reaches(device)
         self._device = device
-        buffers: list[tuple[_Arena, Any]] = []
+        targets: list[tuple[_Arena, Any]] = []
         for arena in reader.arenas(wanted):
             memory: Any
             start = 0
             if self._is_on_gpu:
-                memory = allocate_on(arena[1], device)
-                buffers.append((arena, memory))
+                memory = allocate_on_gpu(arena[1], device)
+                targets.append((arena, memory))
             else:
-                memory, start = block.cut(arena[1]) if block else allocate(arena[1], pin_memory=pin_memory)
-                buffers.append((arena, memoryview(memory)[start : start + arena[1]]))
+                memory, start = (
+                    pool_buffer.allocate_part(arena[1]) if pool_buffer else allocate(arena[1], pin_memory=pin_memory)
+                )
+                targets.append((arena, memoryview(memory)[start : start + arena[1]]))
             for extent, at in arena[2]:
-                self._places[extent] = (memory, start + at)
-        self._loading: _Loading = reader.start(buffers)
+                self._locations[extent] = (memory, start + at)
+        self._loading: _Loading = reader.start(targets)
         # Asked for while the bytes are on their way.
         self._sizes = [storage[1] for storage in reader.storages()]
 
     def flat(self, extent: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """Alias one storage as a tensor of one dimension; its bytes are there when ``finish`` has returned."""
-        if extent not in self._places:
+        if extent not in self._locations:
             # Without bytes it is in no stretch; a storage of its own all the same, which may be resized.
-            return allocate_on(0, self._device).view(dtype) if self._is_on_gpu else torch.empty(0, dtype=dtype)
-        buffer, at = self._places[extent]
+            return allocate_on_gpu(0, self._device).view(dtype) if self._is_on_gpu else torch.empty(0, dtype=dtype)
+        buffer, at = self._locations[extent]
         if self._is_on_gpu:
             part: torch.Tensor = buffer[at : at + self._sizes[extent] // dtype.itemsize * dtype.itemsize].view(dtype)
             return part

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._checkpoint.load_buffer import allocate
-from deepnvme._checkpoint.tensor_names import tensors_of, ways_of
-from deepnvme._utils.tensors import is_reached
+from deepnvme._checkpoint.tensor_names import named_tensors, tensor_expressions
+from deepnvme._utils.tensors import engine_reaches
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from deepnvme._checkpoint.load import Listed, Request
+    from deepnvme._checkpoint.load import LoadRequest, SourceFile
 
 # Tensors that cannot be filled directly go through memory of that size, one group after the other.
 _GROUP_BYTES = 64 << 20
@@ -22,14 +22,14 @@ _GROUP_BYTES = 64 << 20
 _INDEX = 4
 
 
-def fill(request: Request, into: Mapping[str, Any], cast: bool) -> Mapping[str, Any]:
+def fill(request: LoadRequest, into: Mapping[str, Any], cast: bool) -> Mapping[str, Any]:
     """Fill each tensor of ``into`` with the one of its name."""
     targets = _targets(request, into)
-    request.over_files(lambda files: _fill(request, files, targets, cast))
+    request.for_files(lambda files: _fill(request, files, targets, cast))
     return into
 
 
-def _fill(request: Request, files: list[Listed], targets: dict[str, torch.Tensor], cast: bool) -> None:
+def _fill(request: LoadRequest, files: list[SourceFile], targets: dict[str, torch.Tensor], cast: bool) -> None:
     # The file names a tensor of a flat state dict as its key, also where that has dots.
     missing = set(targets)
     for file in files:
@@ -60,7 +60,7 @@ def _fill(request: Request, files: list[Listed], targets: dict[str, torch.Tensor
             else:
                 copied.append((target, described))
         if direct:
-            reader.start(direct).finish(request.verify, request.tell)
+            reader.start(direct).finish(request.verify, request.report)
         _copy(request, reader, copied, storages)
     if missing:
         shown = ", ".join(sorted(missing)[:5])
@@ -68,14 +68,14 @@ def _fill(request: Request, files: list[Listed], targets: dict[str, torch.Tensor
         raise KeyError(msg)
 
 
-def _targets(request: Request, into: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _targets(request: LoadRequest, into: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Give the tensors by name; no two may have one name."""
-    found = list(tensors_of(into))
+    found = list(named_tensors(into))
     targets = dict(found)
     if len(targets) < len(found):
         counts = Counter(name for name, _ in found)
         twice = next(name for name, count in counts.items() if count > 1)
-        ways = [way for (name, _), (way, _) in zip(found, ways_of(into), strict=True) if name == twice]
+        ways = [way for (name, _), (way, _) in zip(found, tensor_expressions(into), strict=True) if name == twice]
         msg = f"{request.name}: into has {' and '.join(ways)}, which a file both calls {twice!r}; fill them one by one"
         raise InvalidArgumentError(msg)
     return targets
@@ -102,13 +102,13 @@ def _is_direct(target: torch.Tensor, described: Any, storage_bytes: int) -> bool
         signs is None
         and target.layout is torch.strided
         and target.is_contiguous()
-        and is_reached(target.device)
+        and engine_reaches(target.device)
         and not (target.is_conj() or target.is_neg())
     )
     return is_plain and target.dtype == dtype and offset == 0 and target.nbytes == storage_bytes
 
 
-def _copy(request: Request, reader: Any, copied: list[tuple[torch.Tensor, Any]], storages: Any) -> None:
+def _copy(request: LoadRequest, reader: Any, copied: list[tuple[torch.Tensor, Any]], storages: Any) -> None:
     """Read whole storages into passing memory, group by group, and copy from there."""
     while copied:
         group: list[tuple[torch.Tensor, Any]] = []
@@ -117,16 +117,16 @@ def _copy(request: Request, reader: Any, copied: list[tuple[torch.Tensor, Any]],
             group.append(copied.pop())
             group_bytes += storages[group[-1][1][_INDEX]][1]
         flats: dict[int, Any] = {}
-        arenas = []
+        buffers = []
         for _, (*_, index, _) in group:
             _, nbytes, _, place = storages[index]
             if nbytes and index not in flats:
                 memory, start = allocate(nbytes)
                 view = memoryview(memory)[start : start + nbytes]
                 flats[index] = torch.frombuffer(view, dtype=torch.uint8)
-                arenas.append(((place, nbytes, [(index, 0)]), view))
-        if arenas:
-            reader.start(arenas).finish(request.verify, request.tell)
+                buffers.append(((place, nbytes, [(index, 0)]), view))
+        if buffers:
+            reader.start(buffers).finish(request.verify, request.report)
         for target, (dtype, shape, strides, offset, index, signs) in group:
             if target.numel():
                 storage = flats[index].untyped_storage()

@@ -16,7 +16,7 @@ from torch._utils import _rebuild_parameter, _rebuild_tensor_v2, _rebuild_tensor
 from torch.nn import Parameter
 
 from deepnvme._deepnvme import _check_pickle, _pickle_plain
-from deepnvme._utils.gc_pause import uncollected
+from deepnvme._utils.gc_pause import gc_paused
 from deepnvme.errors import InvalidArgumentError
 
 # What torch.save writes, and every reader of archives knows.
@@ -69,7 +69,7 @@ class Pickler(pickle.Pickler):
         if type(obj) is _Reference:
             return obj.persistent
         if isinstance(obj, torch.TypedStorage):
-            # The public way to the untyped one warns that typed ones will go; archives will always have them.
+            # The public way to the untyped one warns that name_errors ones will go; archives will always have them.
             return self._refer(obj._untyped_storage, obj.dtype)[0]  # noqa: SLF001
         if isinstance(obj, torch.UntypedStorage):
             return self._untyped(obj)
@@ -165,8 +165,8 @@ def _is_ordinary(tensor: Tensor) -> bool:
     )
 
 
-@uncollected()
-def take_apart(obj: object) -> tuple[bytes, list[torch.UntypedStorage]]:
+@gc_paused()
+def pickle_with_storages(obj: object) -> tuple[bytes, list[torch.UntypedStorage]]:
     """Pickle an object; return the pickle and the storages that it refers to, in the order of their keys."""
     plain = _pickle_plain(obj)
     if plain is not None:

@@ -2,7 +2,7 @@
 
 A pickle names functions and classes, and tells what to call. Here nothing is called but what stands in the table below,
 which is the list of ``torch.load(weights_only=True)`` with ``bytes`` and ``frozenset``, and what
-``torch.serialization.add_safe_globals`` was given. ``bounds`` looks at what those of the table are called with.
+``torch.serialization.add_safe_globals`` was given. ``limits`` looks at what those of the table are called with.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from deepnvme.errors import CorruptFileError, Error, OutOfMemoryError, UnsafeFil
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from deepnvme._checkpoint.size_limits import Bounds
+    from deepnvme._checkpoint.size_limits import SizeLimits
 
-_NAMES: dict[str, list[str]] = {
+_DEFAULT_NAMES: dict[str, list[str]] = {
     "collections": ["OrderedDict", "Counter"],
     "torch": ["Size", "Tensor", "device", "per_tensor_affine", "per_tensor_symmetric", "per_channel_affine",
               "per_channel_symmetric", "per_channel_affine_float_qparams"],
@@ -39,12 +39,12 @@ _NAMES: dict[str, list[str]] = {
     "builtins": ["bytes", "bytearray", "set", "complex", "frozenset"],
 }  # fmt: skip
 # What must never be allowed, not even by somebody who asks for it.
-_NEVER = ("os", "posix", "nt", "sys", "subprocess")
+_NEVER_ALLOWED = ("os", "posix", "nt", "sys", "subprocess")
 
 
-def _harmless() -> dict[str, Any]:
+def _default_globals() -> dict[str, Any]:
     table: dict[str, Any] = {}
-    for module_name, names in _NAMES.items():
+    for module_name, names in _DEFAULT_NAMES.items():
         module = importlib.import_module(module_name)
         table |= {f"{module_name}.{name}": getattr(module, name) for name in names if hasattr(module, name)}
     for name, value in vars(torch).items():
@@ -54,7 +54,7 @@ def _harmless() -> dict[str, Any]:
     return table
 
 
-def _allowed_by_user() -> dict[str, Any]:
+def _user_globals() -> dict[str, Any]:
     table: dict[str, Any] = {}
     for entry in torch.serialization.get_safe_globals() if hasattr(torch.serialization, "get_safe_globals") else []:
         value, name = entry if isinstance(entry, tuple) else (entry, f"{entry.__module__}.{entry.__qualname__}")
@@ -62,7 +62,7 @@ def _allowed_by_user() -> dict[str, Any]:
     return table
 
 
-def _now(module: str, name: str) -> tuple[str, str]:
+def _python3_name(module: str, name: str) -> tuple[str, str]:
     """Say what a global is called today: protocol 2 has the names of Python 2 still."""
     if (module, name) in _compat_pickle.NAME_MAPPING:
         return _compat_pickle.NAME_MAPPING[module, name]
@@ -82,43 +82,43 @@ def _sparse(path: object, layout: torch.layout, parts: tuple[Any, ...]) -> torch
     return torch.sparse_compressed_tensor(compressed, plain, values, size, layout=layout, check_invariants=True)
 
 
-class Factory:
+class SafeUnpickler:
     """Makes what a pickle describes, or refuses."""
 
-    def __init__(self, path: object, bounds: Bounds) -> None:
+    def __init__(self, path: object, limits: SizeLimits) -> None:
         self._path = path
-        self._bounds = bounds
-        self._allowed = _allowed_by_user()
-        self._harmless = _harmless()
+        self._limits = limits
+        self._allowed = _user_globals()
+        self._default_globals = _default_globals()
         # Compared by identity: an object may say of itself that it equals anything.
-        self._callable = {id(value) for table in (self._harmless, self._allowed) for value in table.values()}
-        self._getattr = self._member
+        self._callable = {id(value) for table in (self._default_globals, self._allowed) for value in table.values()}
+        self._getattr = self._enum_member
         self._callable.add(id(self._getattr))
         self._stateful = {id(value) for value in self._allowed.values()}
         self._empty: dict[str, torch.Tensor] = {}
-        self.hash_costs = bounds.hash_costs
+        self.hash_costs = limits.hash_costs
 
     def resolve(self, module: str, name: str) -> Any:
         """Give the global of that name, if it may be used."""
-        module, name = _now(module, name)
+        module, name = _python3_name(module, name)
         full = f"{module}.{name}"
-        if module.split(".", maxsplit=1)[0] not in _NEVER:
+        if module.split(".", maxsplit=1)[0] not in _NEVER_ALLOWED:
             if full in self._allowed:
                 return self._allowed[full]
-            if full in self._harmless:
-                return self._harmless[full]
+            if full in self._default_globals:
+                return self._default_globals[full]
             if full == "builtins.getattr":
                 return self._getattr
         raise UnsafeFileError(self._refusal(full))
 
-    def _member(self, kind: Any, name: Any) -> Any:
+    def _enum_member(self, kind: Any, name: Any) -> Any:
         """Give a member of an enumeration that may be used: Python 3.11.0 to 3.11.3 save them as a ``getattr``."""
         if isinstance(kind, enum.EnumMeta) and type(name) is str and name in kind.__members__:
             return kind.__members__[name]
         raise UnsafeFileError(self._refusal("builtins.getattr"))
 
     def _refusal(self, full: str) -> str:
-        if full.split(".", maxsplit=1)[0] in _NEVER:
+        if full.split(".", maxsplit=1)[0] in _NEVER_ALLOWED:
             return (
                 f"{self._path}: the file asks for {full}, which no checkpoint needs: it was made to run code on the "
                 "machine that loads it. Nothing of it was run; do not use the file"
@@ -171,20 +171,20 @@ class Factory:
     def call(self, function: Any, arguments: tuple[Any, ...]) -> Any:
         """Call a function or class that may be called."""
         self._check(function)
-        self._bounds.check(function, arguments)
+        self._limits.check(function, arguments)
         if function is torch._tensor._rebuild_from_type_v2:  # noqa: SLF001
-            return self._of_type(*arguments)
+            return self._rebuild_from_type(*arguments)
         if function is torch._utils._rebuild_sparse_tensor:  # noqa: SLF001
             return _sparse(self._path, *arguments)
         return function(*arguments)
 
-    def _of_type(self, function: Any, kind: Any, arguments: tuple[Any, ...], state: Any) -> Any:
+    def _rebuild_from_type(self, function: Any, kind: Any, arguments: tuple[Any, ...], state: Any) -> Any:
         # Torch would call the function, whatever it is, and whatever it is called with.
         if not isinstance(arguments, tuple):
             raise UnsafeFileError(f"{self._path}: the file calls a function with arguments that are no tuple")
         made = self.call(function, arguments)
         if id(kind) not in self._stateful:
-            self._bounds.check_attributes(state)
+            self._limits.check_attributes(state)
         if not isinstance(made, torch.Tensor):
             raise UnsafeFileError(f"{self._path}: the file makes {type(made)} where a tensor is expected")
         return torch._tensor._rebuild_from_type_v2(lambda: made, kind, (), state)  # type: ignore[no-untyped-call]  # noqa: SLF001
@@ -194,7 +194,7 @@ class Factory:
         self._check(kind)
         if keywords and id(kind) not in self._stateful:
             raise UnsafeFileError(f"{self._path}: the file makes {kind!r} in a way that torch.save does not")
-        self._bounds.check(kind, arguments)
+        self._limits.check(kind, arguments)
         if kind is torch.nn.Parameter:
             return torch.nn.Parameter(*arguments)
         return kind.__new__(kind, *arguments, **(keywords or {}))
@@ -205,10 +205,10 @@ class Factory:
         # Of the class: an attribute of that name may be anything that the file has.
         setter = getattr(kind, "__setstate__", None)
         if kind is collections.OrderedDict:
-            self._bounds.check_attributes(state)
+            self._limits.check_attributes(state)
             made.__dict__.update(state)
         elif setter is torch.Tensor.__setstate__:
-            self._bounds.check_state(state)
+            self._limits.check_state(state)
             made.set_(*state)
         elif id(kind) not in self._stateful:
             remedy = f"if you trust who made it, allow it: torch.serialization.add_safe_globals([{kind.__qualname__}])"
@@ -218,7 +218,7 @@ class Factory:
             setter(made, state)
         else:
             attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)  # noqa: PLR2004
-            self._bounds.check_attributes(state, is_known=True)
+            self._limits.check_attributes(state, is_known=True)
             if attributes:
                 made.__dict__.update(attributes)
             for name, value in (slots or {}).items():
@@ -230,7 +230,7 @@ class Factory:
 
 
 @contextmanager
-def typed(path: object) -> Iterator[None]:
+def name_errors(path: object) -> Iterator[None]:
     """Raise what goes wrong while objects are made as an error of the file, which names it."""
     try:
         yield

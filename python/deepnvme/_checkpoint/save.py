@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from deepnvme._deepnvme import StripeSet, _plan_archive, _plan_safetensors
 from deepnvme._utils.arguments import path_of
-from deepnvme._utils.gc_pause import uncollected
-from deepnvme._utils.terminal import Progress, watcher
+from deepnvme._utils.gc_pause import gc_paused
+from deepnvme._utils.terminal import Progress, progress_callback
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
 
-SAFETENSORS = ".safetensors"
+SAFETENSORS_SUFFIX = ".safetensors"
 # Metadata that tells of the file that it was made for: its checksums, how its weights are packed.
-_RESERVED = "deepnvme."
+_RESERVED_PREFIX = "deepnvme."
 
 
 def save(
@@ -56,7 +56,7 @@ def save(
             bytes, and the file's name in its folder).
         checksums: whether to keep a checksum of each MiB, which ``load(verify=...)`` and ``deepnvme verify`` use; 16
             bytes for each MiB, where other readers do not look. Default True.
-        metadata: texts to add to a safetensors file. Keys that begin with ``deepnvme.`` are left out: they tell of the
+        metadata: texts to add to a safetensors file. Keys that begin with ``deepnvme.`` are left out: they report of the
             file that they were made for.
         max_shard_bytes: the most bytes of tensors in one safetensors file: larger states become several files and an
             index, as Hugging Face has them. The replacement of the index, ``PATH.index.json``, is the one moment of
@@ -77,33 +77,33 @@ def save(
         ['bias', 'weight']
     """
     options = SaveOptions(engine, durability, checksums)
-    tell = watcher(progress, "saving", path)
+    report = progress_callback(progress, "saving", path)
     if is_safetensors(path):
-        check_torch("save")
-        tensors = described(obj)
-        texts = _texts(metadata)
+        require_torch("save")
+        tensors = describe_tensors(obj)
+        texts = _metadata_entries(metadata)
         if isinstance(path, StripeSet):
             if max_shard_bytes is not None:
                 msg = "a stripe set is one file on several disks already; leave max_shard_bytes out"
                 raise ValueError(msg)
-            return start_tensors(path, tensors, options, texts).wait(tell, True)[0]
+            return start_safetensors(path, tensors, options, texts).wait(report, True)[0]
         from deepnvme._checkpoint.shards import retire_shards, save_shards  # noqa: PLC0415
 
         name = path_of(path)
         if max_shard_bytes is None:
-            nbytes = start_tensors(path, tensors, options, texts).wait(tell, True)[0]
+            nbytes = start_safetensors(path, tensors, options, texts).wait(report, True)[0]
             retire_shards(name)
             return nbytes
 
-        def plan(shard: Path, part: list[Described]) -> _SavePlan:
-            return plan_tensors(shard, part, options, texts)
+        def plan(shard: Path, part: list[DescribedTensor]) -> _SavePlan:
+            return plan_safetensors(shard, part, options, texts)
 
-        return save_shards(name, tensors, max_shard_bytes, plan, tell)
+        return save_shards(name, tensors, max_shard_bytes, plan, report)
     if metadata is not None or max_shard_bytes is not None:
         msg = "metadata and max_shard_bytes belong to safetensors; in a .pt file, save a dict that has them"
         raise ValueError(msg)
-    check_torch("save")
-    return start_archive(obj, path, options).wait(tell, True)[0]
+    require_torch("save")
+    return start_archive(obj, path, options).wait(report, True)[0]
 
 
 @dataclass
@@ -118,9 +118,9 @@ class SaveOptions:
 
 def start_archive(obj: object, path: _Path, options: SaveOptions, *, is_private: bool = False) -> _Saving:
     """Start to write a torch archive, which keeps a private name if ``is_private``."""
-    from deepnvme._checkpoint.pickler import take_apart  # noqa: PLC0415
+    from deepnvme._checkpoint.pickler import pickle_with_storages  # noqa: PLC0415
 
-    return plan_archive(*take_apart(obj), path, options).start(is_private)
+    return plan_archive(*pickle_with_storages(obj), path, options).start(is_private)
 
 
 def plan_archive(pickle: bytes, storages: list[torch.UntypedStorage], path: _Path, options: SaveOptions) -> _SavePlan:
@@ -137,70 +137,70 @@ def plan_archive(pickle: bytes, storages: list[torch.UntypedStorage], path: _Pat
         ("version", b"3\n"),
         (".data/serialization_id", f"{identity:040}".encode()),
     ]
-    from deepnvme._utils.tensors import is_reached  # noqa: PLC0415
+    from deepnvme._utils.tensors import engine_reaches  # noqa: PLC0415
 
     # The engine copies from there by itself; what is elsewhere comes to the host first.
-    reached = [storage if is_reached(storage.device) else storage.cpu() for storage in storages]  # type: ignore[no-untyped-call]
+    reached = [storage if engine_reaches(storage.device) else storage.cpu() for storage in storages]  # type: ignore[no-untyped-call]
     return _plan_archive(path, before, reached, after, vars(options))
 
 
-def start_tensors(
+def start_safetensors(
     path: _Path,
-    tensors: list[Described],
+    tensors: list[DescribedTensor],
     options: SaveOptions,
     metadata: list[tuple[str, str]] | None = None,
     *,
     is_private: bool = False,
 ) -> _Saving:
     """Start to write a safetensors file, which keeps a private name if ``is_private``."""
-    return plan_tensors(path, tensors, options, metadata).start(is_private)
+    return plan_safetensors(path, tensors, options, metadata).start(is_private)
 
 
-def plan_tensors(
-    path: _Path, tensors: list[Described], options: SaveOptions, metadata: list[tuple[str, str]] | None = None
+def plan_safetensors(
+    path: _Path, tensors: list[DescribedTensor], options: SaveOptions, metadata: list[tuple[str, str]] | None = None
 ) -> _SavePlan:
     """Plan a safetensors file."""
-    return _plan_safetensors(path, tensors, _texts(None) if metadata is None else metadata, vars(options))
+    return _plan_safetensors(path, tensors, _metadata_entries(None) if metadata is None else metadata, vars(options))
 
 
-def _texts(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:
+def _metadata_entries(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:
     """Say what Hugging Face's loaders look for, and what the caller adds."""
     texts = [(str(key), str(value)) for key, value in (metadata or {}).items()]
-    more = [(key, value) for key, value in texts if key != "format" and not key.startswith(_RESERVED)]
+    more = [(key, value) for key, value in texts if key != "format" and not key.startswith(_RESERVED_PREFIX)]
     for text in (text for pair in more for text in pair):
-        _check_text(text, "metadata")
+        _check_utf8(text, "metadata")
     return [("format", "pt"), *more]
 
 
 # Name, torch's name of the type, sizes, the tensor.
-Described = tuple[str, str, Sequence[int], object]
+DescribedTensor = tuple[str, str, Sequence[int], object]
 
 
-@uncollected()
-def described(obj: object) -> list[Described]:
+@gc_paused()
+def describe_tensors(obj: object) -> list[DescribedTensor]:
     """Describe the tensors of a flat dict."""
     if not isinstance(obj, Mapping):
         msg = f"a safetensors file holds a dict of names and tensors, not {type(obj).__name__}; save it as a .pt file"
         raise TypeError(msg)
     import torch  # noqa: PLC0415
 
-    from deepnvme._utils.tensors import is_reached  # noqa: PLC0415
+    from deepnvme._utils.tensors import engine_reaches  # noqa: PLC0415
 
-    all_of_them: list[Described] = []
+    all_of_them: list[DescribedTensor] = []
     dtypes: dict[torch.dtype, str] = {}
     for name, tensor in obj.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             what = f"{name!r}: {type(tensor).__name__}"
             msg = f"a safetensors file holds names and tensors, and this has {what}; leave it out, or save a .pt file"
             raise TypeError(msg)
-        _check_text(name, "a tensor's name")
+        _check_utf8(name, "a tensor's name")
         if tensor.is_nested:
             msg = f"{name!r}: this tensor is nested; save the tensors of tensor.unbind()"
             raise TypeError(msg)
         if tensor.is_meta:
             msg = f"{name!r}: this tensor is on the meta device and has no bytes; leave it out, or save a .pt file"
             raise TypeError(msg)
-        if not tensor.is_cpu and not is_reached(tensor.device):
+        if not tensor.is_cpu and not engine_reaches(tensor.device):
             tensor = tensor.cpu()  # noqa: PLW2901
         dtype = dtypes.get(tensor.dtype)
         if dtype is None:
@@ -209,7 +209,7 @@ def described(obj: object) -> list[Described]:
     return all_of_them
 
 
-def _check_text(text: str, what: str) -> None:
+def _check_utf8(text: str, what: str) -> None:
     """Refuse what a JSON header cannot say."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         msg = (
@@ -221,11 +221,11 @@ def _check_text(text: str, what: str) -> None:
 def is_safetensors(path: _Path) -> bool:
     """Say which of the formats a name means."""
     if isinstance(path, StripeSet):
-        return path.paths[0].endswith(SAFETENSORS)
-    return os.fsdecode(path).endswith(SAFETENSORS)
+        return path.paths[0].endswith(SAFETENSORS_SUFFIX)
+    return os.fsdecode(path).endswith(SAFETENSORS_SUFFIX)
 
 
-def check_torch(verb: str) -> None:
+def require_torch(verb: str) -> None:
     """Import torch, or say who wanted it."""
     try:
         import torch  # noqa: F401, PLC0415

@@ -8,18 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._checkpoint.background_save import Saving
-from deepnvme._checkpoint.save import SAFETENSORS, SaveOptions, described, start_archive, start_tensors
-from deepnvme._checkpoint.tensor_names import is_sharded, own_nbytes, tensors_of
+from deepnvme._checkpoint.background_save import RunningSave
+from deepnvme._checkpoint.save import (
+    SAFETENSORS_SUFFIX,
+    SaveOptions,
+    describe_tensors,
+    start_archive,
+    start_safetensors,
+)
+from deepnvme._checkpoint.tensor_names import has_dtensors, local_nbytes, named_tensors
 from deepnvme._deepnvme import _SaveStaging
 from deepnvme._utils.arguments import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from deepnvme._checkpoint.distributed.process_group import Team
-    from deepnvme._checkpoint.distributed.writers import Layout
-    from deepnvme._checkpoint.history import Retained
+    from deepnvme._checkpoint.distributed.process_group import RankGroup
+    from deepnvme._checkpoint.distributed.writers import Writers
+    from deepnvme._checkpoint.history import History
 
 # Of the memory that is available, the part that staging takes at the most, unless it is told.
 _MEMORY_SHARE = 4
@@ -27,15 +33,22 @@ _MEMORY_SHARE = 4
 _REST_BYTES = 4 << 20
 
 
-class Starter:
+class SaveStarter:
     """Begins saves, and has the memory that they are copied into."""
 
     def __init__(
-        self, team: Team, retained: Retained, layout: Layout, suffix: str, *, options: SaveOptions, memory: int | None
+        self,
+        group: RankGroup,
+        history: History,
+        writers: Writers,
+        suffix: str,
+        *,
+        options: SaveOptions,
+        memory: int | None,
     ) -> None:
-        self._team = team
-        self._retained = retained
-        self._layout = layout
+        self._group = group
+        self._history = history
+        self._writers = writers
         self._suffix = suffix
         self._options = options
         self._memory = memory
@@ -43,70 +56,74 @@ class Starter:
         for name in ("pickler",):
             importlib.import_module(f"deepnvme._checkpoint.{name}")
 
-    def begin(self, step: int, state: Any, is_copied: bool, ready: Callable[[], None]) -> tuple[Saving, Path]:
+    def begin(self, step: int, state: Any, is_copied: bool, ready: Callable[[], None]) -> tuple[RunningSave, Path]:
         """Begin when ``ready`` returns; in several processes, what it raises in one is raised in all."""
-        if self._team.is_alone and not is_sharded(state):
+        if self._group.is_single and not has_dtensors(state):
             ready()
-            path = self._retained.begin(step, self._suffix)
-            with self._or_give_back(path):
+            path = self._history.reserve(step, self._suffix)
+            with self._release_on_error(path):
                 return self._start(state, path, is_copied), path
         from deepnvme._checkpoint.distributed import save as shared  # noqa: PLC0415
 
-        with self._team.together():
-            apart, path = shared.agree_on(self._team, self._retained, step, state, self._suffix, self._layout, ready)
-            with self._or_give_back(path):
-                if apart is None:
+        with self._group.leave_on_error():
+            serialized, path = shared.agree_on_state(
+                self._group, self._history, step, state, self._suffix, self._writers, ready
+            )
+            with self._release_on_error(path):
+                if serialized is None:
                     from deepnvme._checkpoint.distributed import sharded  # noqa: PLC0415
 
-                    own = own_nbytes(state)
-                    return sharded.start(self._team, path, state, lambda: self._staged(own, is_copied)), path
-                own = self._layout.own_nbytes(self._team, apart.nbytes)
-                return shared.start(self._team, path, apart, self._layout, lambda: self._staged(own, is_copied)), path
+                    own = local_nbytes(state)
+                    return sharded.start(self._group, path, state, lambda: self._staged_options(own, is_copied)), path
+                own = self._writers.local_nbytes(self._group, serialized.nbytes)
+                return shared.start(
+                    self._group, path, serialized, self._writers, lambda: self._staged_options(own, is_copied)
+                ), path
 
     @contextmanager
-    def _or_give_back(self, path: Path) -> Iterator[None]:
+    def _release_on_error(self, path: Path) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            self._retained.give_back(path)
+            self._history.release_name(path)
             raise
 
     def free(self) -> None:
         """Free the memory."""
         self._options = replace(self._options, staging=None)
 
-    def _start(self, state: Any, path: Path, is_copied: bool) -> Saving:
-        options = self._staged(sum(tensor.nbytes for _, tensor in tensors_of(state)), is_copied)
-        if self._suffix == SAFETENSORS:
-            return start_tensors(path, described(state), options, is_private=True)
+    def _start(self, state: Any, path: Path, is_copied: bool) -> RunningSave:
+        options = self._staged_options(sum(tensor.nbytes for _, tensor in named_tensors(state)), is_copied)
+        if self._suffix == SAFETENSORS_SUFFIX:
+            return start_safetensors(path, describe_tensors(state), options, is_private=True)
         return start_archive(state, path, options, is_private=True)
 
-    def _staged(self, nbytes: int, is_copied: bool) -> SaveOptions:
+    def _staged_options(self, nbytes: int, is_copied: bool) -> SaveOptions:
         """Say how a file is written, with memory for so many bytes of tensors if they are copied first."""
         if not is_copied:
             return replace(self._options, staging=None)
         if self._options.staging is None:
             # Tensors that share memory count each: too much is no harm.
-            neighbours = self._team.hosts.count(self._team.hosts[self._team.rank])
-            self._options = replace(self._options, staging=staging_of(nbytes, self._memory, neighbours))
+            local_processes = self._group.hosts.count(self._group.hosts[self._group.rank])
+            self._options = replace(self._options, staging=staging_for_nbytes(nbytes, self._memory, local_processes))
         return self._options
 
 
-def staging_for(state: Any, nbytes: int | None) -> _SaveStaging:
+def staging_for_state(state: Any, nbytes: int | None) -> _SaveStaging:
     """Make the memory that takes the bytes of a state before the disk does."""
     # Tensors that share memory count each: too much is no harm.
-    return staging_of(sum(tensor.nbytes for _, tensor in tensors_of(state)), nbytes)
+    return staging_for_nbytes(sum(tensor.nbytes for _, tensor in named_tensors(state)), nbytes)
 
 
-def staging_of(tensors_nbytes: int, nbytes: int | None, neighbours: int = 1) -> _SaveStaging:
+def staging_for_nbytes(tensors_nbytes: int, nbytes: int | None, local_processes: int = 1) -> _SaveStaging:
     """Make that memory for so many bytes of tensors, on a machine where so many processes do."""
     nbytes = None if nbytes is None else whole(nbytes, "memory")
     if nbytes is None:
-        nbytes = min(tensors_nbytes + _REST_BYTES, _available() // _MEMORY_SHARE // neighbours)
+        nbytes = min(tensors_nbytes + _REST_BYTES, _available_memory() // _MEMORY_SHARE // local_processes)
     return _SaveStaging(nbytes)
 
 
-def _available(root: Path = Path("/")) -> int:
+def _available_memory(root: Path = Path("/")) -> int:
     """Bytes of memory that this process can have without swapping, or being killed in a container that has less."""
     found = 1 << 30
     # A container may have no /proc.
@@ -114,10 +131,10 @@ def _available(root: Path = Path("/")) -> int:
         for line in lines:
             if line.startswith("MemAvailable:"):
                 found = int(line.split()[1]) << 10
-    return min([found, *_left_in_groups(root)])
+    return min([found, *_cgroup_headroom(root)])
 
 
-def _left_in_groups(root: Path) -> Iterator[int]:
+def _cgroup_headroom(root: Path) -> Iterator[int]:
     """Bytes that each control group of this process leaves it."""
     with suppress(OSError, ValueError):
         path = (root / "proc/self/cgroup").read_text().rpartition("0::")[2].strip().lstrip("/")

@@ -37,13 +37,13 @@ def save_shards(
     tensors: list[_Tensor],
     max_shard_bytes: int,
     plan: Callable[[Path, list[_Tensor]], _SavePlan],
-    tell: _Tell,
+    report: _Tell,
 ) -> int:
     """Write the shards, then replace the index; how many bytes the shards have. ``plan`` plans one of them."""
     max_shard_bytes = whole(max_shard_bytes, "max_shard_bytes", 1)
     shards = _cut(tensors, max_shard_bytes)
     if len(shards) <= 1:
-        nbytes = plan(path, tensors).start().wait(tell, True)[0]
+        nbytes = plan(path, tensors).start().wait(report, True)[0]
         retire_shards(path)
         return nbytes
     stem = path.name.removesuffix(_SUFFIX)
@@ -55,7 +55,7 @@ def save_shards(
     try:
         written = {}
         for member, shard in zip(new.members, shards, strict=True):
-            nbytes, _, _, index_crc64 = plan(member, shard).start_into(member).wait(tell, True)
+            nbytes, _, _, index_crc64 = plan(member, shard).start_into(member).wait(report, True)
             written[member.name] = nbytes, index_crc64
         metadata = {"total_size": sum(tensor[3].nbytes for tensor in tensors), **identities(written), **_replaced(path)}
         members = zip(new.members, shards, strict=True)

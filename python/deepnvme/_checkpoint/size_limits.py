@@ -38,7 +38,7 @@ _SLACK = 1 << 16
 _WALK_SLACK_BYTES = 16 << 20
 
 
-class Bounds:
+class SizeLimits:
     """Refuses what would grow beyond a file."""
 
     def __init__(self, path: object, reader: _CheckpointReader) -> None:
@@ -171,7 +171,7 @@ class Bounds:
         raise UnsafeFileError(f"{self._path}: the file {what}: it is damaged, or was made to take all memory")
 
 
-def _check_quantizer(bounds: Bounds, size: tuple[int, ...], quantizer: Any) -> None:
+def _check_quantizer(limits: SizeLimits, size: tuple[int, ...], quantizer: Any) -> None:
     """Look at scales and zero points of channels: torch did not always compare their number with the tensor's."""
     if not isinstance(quantizer, tuple) or len(quantizer) < 4:  # noqa: PLR2004
         return
@@ -180,7 +180,7 @@ def _check_quantizer(bounds: Bounds, size: tuple[int, ...], quantizer: Any) -> N
         len(part) if isinstance(part, list | torch.Tensor) and _is_row(part) else -1 for part in (scales, zero_points)
     ]
     if not isinstance(axis, int) or not 0 <= axis < len(size) or counts != [size[axis]] * 2:
-        bounds._refuse("has a quantised tensor with another number of channels than scales")  # noqa: SLF001
+        limits._refuse("has a quantised tensor with another number of channels than scales")  # noqa: SLF001
 
 
 def _is_special(name: str) -> bool:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Patterns:
+class NamePatterns:
     """Names, or patterns of names; what matches the beginning of a name up to a dot matches all below it."""
 
     def __init__(self, patterns: list[str]) -> None:
@@ -27,7 +27,7 @@ class Patterns:
         return self._regex.match(name) is not None
 
 
-def tensors_of(state: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def named_tensors(state: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """All tensors of nested dicts, lists and tuples, with their names."""
     import torch  # noqa: PLC0415
 
@@ -35,36 +35,36 @@ def tensors_of(state: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]
         yield name, state
     elif isinstance(state, Mapping):
         for key, value in state.items():
-            yield from tensors_of(value, _joined(name, key))
+            yield from named_tensors(value, _joined(name, key))
     elif isinstance(state, list | tuple):
         for index, value in enumerate(state):
-            yield from tensors_of(value, _joined(name, index))
+            yield from named_tensors(value, _joined(name, index))
 
 
-def ways_of(state: Any, way: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors as ``tensors_of`` gives them, with the way to each in the words of Python."""
+def tensor_expressions(state: Any, way: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors as ``named_tensors`` gives them, with the way to each in the words of Python."""
     import torch  # noqa: PLC0415
 
     if isinstance(state, torch.Tensor):
         yield way, state
     elif isinstance(state, Mapping):
         for key, value in state.items():
-            yield from ways_of(value, f"{way}[{key!r}]")
+            yield from tensor_expressions(value, f"{way}[{key!r}]")
     elif isinstance(state, list | tuple):
         for index, value in enumerate(state):
-            yield from ways_of(value, f"{way}[{index}]")
+            yield from tensor_expressions(value, f"{way}[{index}]")
 
 
-def is_sharded(state: object) -> bool:
+def has_dtensors(state: object) -> bool:
     """Whether processes have parts of its tensors."""
     # Who has not imported the module has no tensor of it, and importing it takes long.
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(isinstance(tensor, module.DTensor) for _, tensor in tensors_of(state))
+    return module is not None and any(isinstance(tensor, module.DTensor) for _, tensor in named_tensors(state))
 
 
-def own_nbytes(state: object) -> int:
+def local_nbytes(state: object) -> int:
     """Give the bytes of tensors that this process has."""
-    own = (getattr(tensor, "_local_tensor", tensor) for _, tensor in tensors_of(state))
+    own = (getattr(tensor, "_local_tensor", tensor) for _, tensor in named_tensors(state))
     return sum(int(tensor.nbytes) for tensor in own)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from deepnvme._checkpoint.load import follow
+from deepnvme._checkpoint.load import retry_if_replaced
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set, _packed_tensors
 from deepnvme._stream.pieces import Origin, Piece
 from deepnvme._utils.arguments import path_of
@@ -70,7 +70,7 @@ class ModelFiles:
         if packed is not None:
             self._open([(packed, None, None)], engine)
             return
-        follow(path, lambda: _find_set(path, verify != "off"), lambda found: self._open(found, engine))
+        retry_if_replaced(path, lambda: _find_set(path, verify != "off"), lambda found: self._open(found, engine))
 
     def check(self) -> None:
         """Make sure that the files are still those that the tensors were looked up in.

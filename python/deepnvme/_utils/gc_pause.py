@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Keep the collector from running, as a ``with`` block or as a decorator.
 
     What describes ten thousand tensors are ten thousand new objects, all of which stay. Looking for garbage among them,

@@ -88,7 +88,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
-def is_reached(device: torch.device) -> bool:
+def engine_reaches(device: torch.device) -> bool:
     """Whether memory there is read and filled block by block: the host's, and that of CUDA devices."""
     import torch  # noqa: PLC0415
 

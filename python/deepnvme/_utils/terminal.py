@@ -80,7 +80,7 @@ class _Bar:
         show(f"\r{self._text} [{bar}] {done / 1e9:.1f}/{total / 1e9:.1f} GB, {rate:.1f} GB/s{end}")
 
 
-def watcher(progress: Progress, verb: str, name: object) -> Callable[[int, int], object] | None:
+def progress_callback(progress: Progress, verb: str, name: object) -> Callable[[int, int], object] | None:
     """Say who is to be told how far the work is."""
     if callable(progress):
         return progress

@@ -6,17 +6,17 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from deepnvme._checkpoint.background_save import Background
+from deepnvme._checkpoint.background_save import BackgroundSaves
 from deepnvme._checkpoint.save import SaveOptions, start_archive
-from deepnvme._checkpoint.save_start import staging_for
-from deepnvme._checkpoint.tensor_names import tensors_of
+from deepnvme._checkpoint.save_start import staging_for_state
+from deepnvme._checkpoint.tensor_names import named_tensors
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
 
-class BackgroundFiles:
+class BackgroundFileSaver:
     """Saves torch archives in the background, one at a time.
 
     Args:
@@ -28,11 +28,11 @@ class BackgroundFiles:
     def __init__(self, options: SaveOptions, memory: int | None = None) -> None:
         self._options = options
         self._memory = memory
-        self._background = Background()
+        self._background = BackgroundSaves()
         self._largest_bytes = -1
         self._lock = threading.Lock()
         self._is_busy = False
-        self._afterwards: list[Callable[[], None]] = []
+        self._actions: list[Callable[[], None]] = []
 
     def save(self, obj: object, path: str | os.PathLike[str]) -> None:
         """Save an object; when this returns, its tensors may change. Raises what went wrong with the save before."""
@@ -43,11 +43,11 @@ class BackgroundFiles:
         self._background.start(saving, lambda _: self._run_actions())
         self._background.wait_for_copies()
 
-    def afterwards(self, action: Callable[[], None]) -> None:
+    def after_save(self, action: Callable[[], None]) -> None:
         """Do something when the save that is under way is on the disk, and never if it fails."""
         with self._lock:
             if self._is_busy:
-                self._afterwards.append(action)
+                self._actions.append(action)
                 return
         action()
 
@@ -58,7 +58,7 @@ class BackgroundFiles:
         finally:
             # Where the save has failed, what was to come after it does not.
             self._is_busy = False
-            self._afterwards.clear()
+            self._actions.clear()
 
     def close(self) -> None:
         """Wait, and free the memory."""
@@ -68,12 +68,12 @@ class BackgroundFiles:
             self._options = replace(self._options, staging=None)
 
     def _provide_staging(self, obj: object) -> None:
-        nbytes = sum(tensor.nbytes for _, tensor in tensors_of(obj))
+        nbytes = sum(tensor.nbytes for _, tensor in named_tensors(obj))
         is_enough = self._memory is not None or nbytes <= self._largest_bytes
         if self._options.staging is None or not is_enough:
             # The old memory goes before the new one comes.
             self._options = replace(self._options, staging=None)
-            self._options = replace(self._options, staging=staging_for(obj, self._memory))
+            self._options = replace(self._options, staging=staging_for_state(obj, self._memory))
             self._largest_bytes = nbytes
 
     def _run_actions(self) -> None:
@@ -82,5 +82,5 @@ class BackgroundFiles:
 
     def _next(self) -> Callable[[], None] | None:
         with self._lock:
-            self._is_busy = bool(self._afterwards)
-            return self._afterwards.pop(0) if self._afterwards else None
+            self._is_busy = bool(self._actions)
+            return self._actions.pop(0) if self._actions else None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme._checkpoint.load_buffer import Arenas
+from deepnvme._checkpoint.load_buffer import LoadBuffers
 from deepnvme._deepnvme import _CheckpointReader, read
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ class TensorFile:
     def get_tensor(self, name: str) -> torch.Tensor:
         """Read a tensor."""
         _, dtype, shape, _, _, index = self._find(name)
-        arenas = Arenas(self._reader, [index], self._device)
-        arenas.finish("auto", None)
-        return arenas.flat(index, getattr(torch, dtype)).view(shape).to(self._device)
+        buffers = LoadBuffers(self._reader, [index], self._device)
+        buffers.finish("auto", None)
+        return buffers.flat(index, getattr(torch, dtype)).view(shape).to(self._device)
 
     def get_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Read some of a tensor's rows, which lie side by side."""

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def with_names(method: Callable[..., Any], host: str, **names: Any) -> Callable[..., Any]:
+def with_globals(method: Callable[..., Any], host: str, **names: Any) -> Callable[..., Any]:
     """Copy a host's method so that global names of its module mean something else in the copy, and nowhere else.
 
     What a host does around the reading of files (downloads, filters, prefixes) is its own affair and changes from
@@ -42,7 +42,7 @@ def with_names(method: Callable[..., Any], host: str, **names: Any) -> Callable[
     return copy
 
 
-def take_settings(config: Any) -> tuple[dict[str, Any], Any]:
+def split_settings(config: Any) -> tuple[dict[str, Any], Any]:
     """Take what is ours out of a host's ``model_loader_extra_config``: our part, and a copy of the config without it.
 
     The copy asks for safetensors, which is what the host then finds and filters.

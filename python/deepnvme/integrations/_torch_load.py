@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import deepnvme._file as file
-from deepnvme._checkpoint.load import Request, load
+from deepnvme._checkpoint.load import LoadRequest, load
 from deepnvme.errors import UnsafeFileError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def _load(path: Any, map_location: _MapLocation, engine: Engine | None) -> Any:
     if isinstance(map_location, str | torch.device):
         return load(path, device=map_location, engine=engine, progress=False)
     # Says where a storage goes, by what torch says of the location that it was saved with.
-    place = torch.serialization._get_restore_location(map_location)  # type: ignore[no-untyped-call]  # noqa: SLF001
-    request = Request(path, torch.device("cpu"), None, "auto", engine, None)
-    request.place = place
+    restore_location = torch.serialization._get_restore_location(map_location)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    request = LoadRequest(path, torch.device("cpu"), None, "auto", engine, None)
+    request.restore_location = restore_location
     return request.load()

@@ -30,12 +30,12 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from deepnvme._checkpoint.save import SaveOptions, described, plan_tensors
+from deepnvme._checkpoint.save import SaveOptions, describe_tensors, plan_safetensors
 from deepnvme._checkpoint.shards import identities
 from deepnvme._deepnvme import _CheckpointReader, _make_folders, _SetReplacement
 from deepnvme._utils.arguments import path_of
 from deepnvme.errors import NotFoundError, UnsupportedError
-from deepnvme.integrations._dcp.index import NAME, OWNED, Place, encode
+from deepnvme.integrations._dcp.index import INDEX_NAME, OWNED_KEY, ItemLocation, encode
 from deepnvme.integrations._dcp.reader import DeepnvmeReader
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class DeepnvmeWriter(StorageWriter):
         self.give_up()
         ranks = [rank for rank, plan in enumerate(plans) if plan.items]
         members = [(self._folder / f"shard-{rank:05}-", ".safetensors") for rank in ranks]
-        self._new = _SetReplacement(self._folder / NAME, members, [OWNED])
+        self._new = _SetReplacement(self._folder / INDEX_NAME, members, [OWNED_KEY])
         names = {rank: member.name for rank, member in zip(ranks, self._new.members, strict=True)}
         return [dataclasses.replace(plan, storage_data=names.get(rank)) for rank, plan in enumerate(plans)]
 
@@ -118,11 +118,11 @@ class DeepnvmeWriter(StorageWriter):
         for item in plan.items:
             name, tensor = _name_of(item), _tensor_of(item, planner)
             tensors[name] = tensor
-            results.append(WriteResult(item.index, tensor.nbytes, Place(plan.storage_data, name)))
+            results.append(WriteResult(item.index, tensor.nbytes, ItemLocation(plan.storage_data, name)))
         if tensors:
             path = self._folder / plan.storage_data
             try:
-                self._finish_shard(plan_tensors(path, described(tensors), self._options).start_into(path))
+                self._finish_shard(plan_safetensors(path, describe_tensors(tensors), self._options).start_into(path))
             except FileNotFoundError as error:
                 text = "the coordinator has made this file, and this rank does not see it, or not any more"
                 msg = f"{path}: {text}; give a folder that all ranks share, and save again"
@@ -136,15 +136,15 @@ class DeepnvmeWriter(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Make the new checkpoint the one that counts, and remove the files of the old one."""
-        places = {result.index: result.storage_data for part in results for result in part}
+        locations = {result.index: result.storage_data for part in results for result in part}
         new, self._new = self._new, None
         if new is None:
             msg = f"{self._folder}: no save is under way"
             raise RuntimeError(msg)
         try:
-            written = {place.file for place in places.values()}
+            written = {location.file for location in locations.values()}
             found = {name: self._identity(self._folder / name) for name in sorted(written)}
-            new.commit(json.dumps({**identities(found), **encode(metadata, places)}))
+            new.commit(json.dumps({**identities(found), **encode(metadata, locations)}))
         finally:
             new.give_up()
 

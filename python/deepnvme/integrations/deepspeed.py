@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 # What the files of ZeRO have besides tensors: numbers, in classes of DeepSpeed's own.
-_OWN = {
+_DEEPSPEED_CLASSES = {
     "deepspeed.runtime.zero.config": ("ZeroStageEnum",),
     "deepspeed.utils.tensor_fragment": ("fragment_address",),
     "deepspeed.runtime.fp16.loss_scaler": ("LossScaler", "DynamicLossScaler"),
@@ -72,7 +72,7 @@ class DeepnvmeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     def load(self, path: str | os.PathLike[str], map_location: Any = None) -> Any:
         """Read one file of the checkpoint."""
         device = map_location if isinstance(map_location, str | torch.device) else "cpu"
-        with torch.serialization.safe_globals(_own()):
+        with torch.serialization.safe_globals(_deepspeed_classes()):
             return load_as_torch(path, device, weights_only=not self._trusted, engine=self._options.engine)
 
     def commit(self, info: Any) -> bool:
@@ -81,6 +81,6 @@ class DeepnvmeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         return True
 
 
-def _own() -> list[Any]:
-    modules = [(importlib.import_module(module), names) for module, names in _OWN.items()]
+def _deepspeed_classes() -> list[Any]:
+    modules = [(importlib.import_module(module), names) for module, names in _DEEPSPEED_CLASSES.items()]
     return [getattr(module, name) for module, names in modules for name in names if hasattr(module, name)]

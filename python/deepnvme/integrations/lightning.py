@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from deepnvme._checkpoint.save import SaveOptions, start_archive
 from deepnvme._deepnvme import _make_folders
 from deepnvme._utils.arguments import whole
-from deepnvme.integrations._background_save import BackgroundFiles
+from deepnvme.integrations._background_save import BackgroundFileSaver
 from deepnvme.integrations._torch_load import load_as_torch
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class DeepnvmeCheckpointIO(*_bases()):  # type: ignore[misc]
         self._is_async = async_
         self._memory = None if memory is None else whole(memory, "memory")
         # Made when it is first needed: strategies that start processes pickle their plugins.
-        self._background: BackgroundFiles | None = None
+        self._background: BackgroundFileSaver | None = None
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
@@ -99,7 +99,7 @@ class DeepnvmeCheckpointIO(*_bases()):  # type: ignore[misc]
             start_archive(checkpoint, target, self._options).wait(None, True)
             return
         if self._background is None:
-            self._background = BackgroundFiles(self._options, self._memory)
+            self._background = BackgroundFileSaver(self._options, self._memory)
         self._background.save(checkpoint, target)
 
     def load_checkpoint(
@@ -131,7 +131,7 @@ class DeepnvmeCheckpointIO(*_bases()):  # type: ignore[misc]
         if self._background is None:
             _remove(target)
         else:
-            self._background.afterwards(lambda: _remove(target))
+            self._background.after_save(lambda: _remove(target))
 
     def teardown(self) -> None:
         """Wait for the save that is under way, and raise what went wrong with it."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deepnvme.integrations._server_methods import take_settings, with_names
+from deepnvme.integrations._server_methods import split_settings, with_globals
 from deepnvme.integrations.weights import iterate_weights
 
 if TYPE_CHECKING:
@@ -51,13 +51,13 @@ def loader_class() -> Any:
         """SGLang's own loader, but for the reading."""
 
         def __init__(self, load_config: Any) -> None:
-            self._settings, theirs = take_settings(load_config)
+            self._settings, theirs = split_settings(load_config)
             theirs.load_format = LoadFormat.SAFETENSORS
             super().__init__(theirs)
 
         def _get_weights_iterator(self, source: Any, **prefetching: Any) -> Any:
             host = f"SGLang {sglang.__version__}"
-            method = with_names(
+            method = with_globals(
                 DefaultModelLoader._get_weights_iterator,  # noqa: SLF001
                 host,
                 safetensors_weights_iterator=self._read,

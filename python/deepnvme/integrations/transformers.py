@@ -41,12 +41,12 @@ def enable() -> None:
         if _installed:
             return
         patches = Patches()
-        hook = ImportHook(_MODULES.__contains__, lambda module: _change(module, patches))
+        hook = ImportHook(_MODULES.__contains__, lambda module: _patch(module, patches))
         sys.meta_path.insert(0, hook)
         patches.on_undo(lambda: sys.meta_path.remove(hook))
         for name in _MODULES:
             if name in sys.modules:
-                _change(sys.modules[name], patches)
+                _patch(sys.modules[name], patches)
         _installed.append(patches)
 
 
@@ -73,42 +73,42 @@ _lock = threading.Lock()
 _installed: list[Patches] = []
 
 
-def _change(module: ModuleType, patches: Patches) -> None:
+def _patch(module: ModuleType, patches: Patches) -> None:
     """Replace the names of safetensors and torch that a module of transformers calls."""
     from deepnvme.integrations._safetensors import TensorFile  # noqa: PLC0415
 
     replacements = {"safe_save_file": _save_tensors, "safe_load_file": _load_tensors, "safe_open": TensorFile}
     if module.__name__ == "transformers.trainer":
-        replacements |= _facades(module)
+        replacements |= _patched_modules(module)
     for name, ours in replacements.items():
         if name in vars(module):
             patches.set_attribute(module, name, ours)
 
 
-def _facades(trainer: ModuleType) -> dict[str, Any]:
+def _patched_modules(trainer: ModuleType) -> dict[str, Any]:
     """Stand for the modules by whose names the Trainer saves and loads; everybody else has the modules themselves."""
-    facades: dict[str, Any] = {"torch": _Facade(vars(trainer)["torch"], save=_save_object, load=_load_object)}
+    patched: dict[str, Any] = {"torch": _PatchedModule(vars(trainer)["torch"], save=_save_object, load=_load_object)}
     if "safetensors" in vars(trainer):
-        tensors = _Facade(vars(trainer)["safetensors"].torch, save_file=_save_tensors, load_file=_load_tensors)
-        facades["safetensors"] = _Facade(vars(trainer)["safetensors"], torch=tensors)
-    return facades
+        tensors = _PatchedModule(vars(trainer)["safetensors"].torch, save_file=_save_tensors, load_file=_load_tensors)
+        patched["safetensors"] = _PatchedModule(vars(trainer)["safetensors"], torch=tensors)
+    return patched
 
 
-class _Facade(ModuleType):
+class _PatchedModule(ModuleType):
     """A module in which some names mean something else."""
 
     def __init__(self, behind: ModuleType, **names: Any) -> None:
         super().__init__(behind.__name__, behind.__doc__)
-        vars(self).update(names, _behind=behind)
+        vars(self).update(names, _module=behind)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["_behind"], name)
+        return getattr(vars(self)["_module"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(vars(self)["_behind"], name, value)
+        setattr(vars(self)["_module"], name, value)
 
     def __dir__(self) -> list[str]:
-        return dir(vars(self)["_behind"])
+        return dir(vars(self)["_module"])
 
 
 def _save_tensors(

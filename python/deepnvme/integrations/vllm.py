@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from deepnvme.integrations._server_methods import take_settings, with_names
+from deepnvme.integrations._server_methods import split_settings, with_globals
 from deepnvme.integrations.weights import iterate_weights
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def loader_class() -> Any:
         """vLLM's own loader, but for the reading."""
 
         def __init__(self, load_config: Any) -> None:
-            self._settings, theirs = take_settings(load_config)
+            self._settings, theirs = split_settings(load_config)
             theirs.load_format = "safetensors"
             # Has loaders of vLLM's own choose between strategies of reading; here there is one.
             theirs.model_loader_extra_config.pop("enable_multithread_load", None)
@@ -50,7 +50,7 @@ def loader_class() -> Any:
 
         def _get_weights_iterator(self, source: Any) -> Any:
             host = f"vLLM {vllm.__version__}"
-            method = with_names(
+            method = with_globals(
                 DefaultModelLoader._get_weights_iterator,  # noqa: SLF001
                 host,
                 safetensors_weights_iterator=self._read,

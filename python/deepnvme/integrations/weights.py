@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from deepnvme._checkpoint.load import follow
-from deepnvme._checkpoint.save import check_torch
+from deepnvme._checkpoint.load import retry_if_replaced
+from deepnvme._checkpoint.save import require_torch
 from deepnvme._deepnvme import _CheckpointReader, _find_set
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme.errors import ChangedFileError
@@ -29,12 +29,12 @@ from deepnvme.errors import ChangedFileError
 if TYPE_CHECKING:
     import torch
 
-    from deepnvme._checkpoint.buffer_pool import Block, Reused
-    from deepnvme._checkpoint.load_buffer import Arenas
+    from deepnvme._checkpoint.buffer_pool import BufferPool, PoolBuffer
+    from deepnvme._checkpoint.load_buffer import LoadBuffers
     from deepnvme._deepnvme import Engine
 
-    _Found = tuple[Any, list[str] | None, tuple[int, int] | None]
-    _Next = tuple[_CheckpointReader, "Chunk"] | None
+    _ListedFile = tuple[Any, list[str] | None, tuple[int, int] | None]
+    _NextChunk = tuple[_CheckpointReader, "Chunk"] | None
 
 # What is read ahead unless something else is asked for: a tenth of a second of a fast disk.
 AHEAD_BYTES = 512 << 20
@@ -42,13 +42,13 @@ AHEAD_BYTES = 512 << 20
 _CHUNK_BYTES = 16 << 20
 # So much keeps a disk at work. More is read in advance only where the caller is slower than the disk: memory that is
 # used again costs nothing, and memory that nobody has used yet as much as reading does.
-_BUSY_BYTES = 32 << 20
+_IN_FLIGHT_BYTES_MIN = 32 << 20
 # What a chunk reaches into the pages in front of it and behind it.
 _EDGES_BYTES = 2 << 12
 # Of the descriptors that a process may have, one in so many is for files that stay open from the beginning.
-_DESCRIPTORS = 8
+_DESCRIPTOR_SHARE = 8
 # A tensor smaller than this part of its chunk is copied out of it: whoever keeps a scale must not keep its neighbours.
-_SMALL = 64
+_COPY_BELOW = 64
 
 
 def iterate_weights(
@@ -76,15 +76,15 @@ def iterate_weights(
 
     Raises:
         FileNotFoundError, PermissionError: as from ``open``.
-        deepnvme.errors.CorruptFileError: a file is cut or damaged; the message names it and the place.
+        deepnvme.errors.CorruptFileError: a file is split_chunks or damaged; the message names it and the place.
         deepnvme.errors.ChecksumError: the bytes are not those that were saved.
         deepnvme.errors.ChangedFileError: a file was replaced, of a model with more files than can stay open.
         ValueError: a file is not a safetensors file, two files have a tensor of one name, or ``ahead`` is no size.
     """
-    check_torch("iterate_weights")
+    require_torch("iterate_weights")
     request = _Request(parse_bytes(ahead, "ahead"), wanted, verify, engine)
     if isinstance(source, str | os.PathLike):
-        files = follow(source, lambda: _find_set(source, verify != "off"), request.open_all)
+        files = retry_if_replaced(source, lambda: _find_set(source, verify != "off"), request.open_all)
     else:
         files = request.open_all([(path, None, None) for path in source])
     return request.tensors(files)
@@ -98,7 +98,7 @@ class Chunk:
     nbytes: int
 
 
-def cut(tensors: list[Any], sizes: list[int], chunk_bytes: int) -> Iterator[Chunk]:
+def split_chunks(tensors: list[Any], sizes: list[int], chunk_bytes: int) -> Iterator[Chunk]:
     """Cut a file's tensors, in their order, into chunks of at most so many bytes; a larger one is a chunk by itself."""
     begun: list[Any] = []
     nbytes = 0
@@ -133,15 +133,15 @@ class _Request:
     def _chunk_bytes(self) -> int:
         return max(1, min(_CHUNK_BYTES, self.ahead // 4 - _EDGES_BYTES))
 
-    def open_all(self, found: list[_Found]) -> list[_File]:
+    def open_all(self, found: list[_ListedFile]) -> list[_File]:
         """Open all files, so that all are of one save, and have them stay open as far as that goes."""
-        left = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _DESCRIPTORS)
+        left = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _DESCRIPTOR_SHARE)
         files = []
         owners: dict[str, Any] = {}
         for path, names, listed in found:
             reader = self._open(path, names)
             if names is None and len(found) > 1:
-                _refuse_doubles(owners, path, reader)
+                _check_unique(owners, path, reader)
             if self.verify != "off":
                 reader.check(listed)
             left -= 1
@@ -175,36 +175,41 @@ class _Request:
 
     def tensors(self, files: list[_File]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield while reading ahead: what has been started and not been let go of stays within the bound."""
-        from deepnvme._checkpoint.buffer_pool import Reused  # noqa: PLC0415
+        from deepnvme._checkpoint.buffer_pool import BufferPool  # noqa: PLC0415
 
-        memory = Reused(self.ahead)
+        memory = BufferPool(self.ahead)
         chunks = self._chunks(files)
-        flying: deque[_Flight] = deque()
-        following = next(chunks, None)
-        while following is not None or flying:
-            following = self._start(following, chunks, flying, memory, _BUSY_BYTES)
-            flight = flying.popleft()
-            for given in flight.land(self.verify):
+        in_flight: deque[_ChunkRead] = deque()
+        upcoming = next(chunks, None)
+        while upcoming is not None or in_flight:
+            upcoming = self._start(upcoming, chunks, in_flight, memory, _IN_FLIGHT_BYTES_MIN)
+            chunk_read = in_flight.popleft()
+            for given in chunk_read.finish(self.verify):
                 # At each tensor, for the memory of those before comes back when the caller lets go of the last of them;
                 # and as much as the caller is about to copy, for until then nothing more is started.
-                following = self._start(following, chunks, flying, memory, max(_BUSY_BYTES, given[1].nbytes))
+                upcoming = self._start(upcoming, chunks, in_flight, memory, max(_IN_FLIGHT_BYTES_MIN, given[1].nbytes))
                 yield given
                 del given
-            memory.let_go(flight.nbytes)
+            memory.release(chunk_read.nbytes)
 
     def _start(
-        self, following: _Next, chunks: Iterator[_Next], flying: deque[_Flight], memory: Reused, busy_bytes: int
-    ) -> _Next:
+        self,
+        upcoming: _NextChunk,
+        chunks: Iterator[_NextChunk],
+        in_flight: deque[_ChunkRead],
+        memory: BufferPool,
+        busy_bytes: int,
+    ) -> _NextChunk:
         """Start what may be started, until the disk has so much to do, and give what comes then."""
-        while following is not None:
+        while upcoming is not None:
             # All but those of large tensors are of one size, and so any of them can be used again.
-            nbytes = max(self._chunk_bytes, following[1].nbytes) + _EDGES_BYTES
-            is_due = memory.has(nbytes) or _coming_bytes(flying) < busy_bytes
-            if memory.wanted_bytes and not (is_due and memory.may_want(nbytes)):
+            nbytes = max(self._chunk_bytes, upcoming[1].nbytes) + _EDGES_BYTES
+            is_due = memory.has_idle(nbytes) or _pending_bytes(in_flight) < busy_bytes
+            if memory.acquired_bytes and not (is_due and memory.can_acquire(nbytes)):
                 break
-            flying.append(_Flight(*following, memory.take(nbytes)))
-            following = next(chunks, None)
-        return following
+            in_flight.append(_ChunkRead(*upcoming, memory.acquire(nbytes)))
+            upcoming = next(chunks, None)
+        return upcoming
 
     def _chunks(self, files: list[_File]) -> Iterator[tuple[_CheckpointReader, Chunk]]:
         files.reverse()
@@ -216,14 +221,14 @@ class _Request:
             storages = reader.storages()
             tensors = [tensor for tensor in reader.tensors() if self._is_wanted(tensor[0], names)]
             tensors.sort(key=lambda tensor: storages[tensor[5]][3])
-            for chunk in cut(tensors, [storages[tensor[5]][1] for tensor in tensors], self._chunk_bytes):
+            for chunk in split_chunks(tensors, [storages[tensor[5]][1] for tensor in tensors], self._chunk_bytes):
                 yield reader, chunk
 
     def _is_wanted(self, name: str, names: set[str] | None) -> bool:
         return (names is None or name in names) and (self.wanted is None or self.wanted(name))
 
 
-def _refuse_doubles(owners: dict[str, Any], path: Any, reader: _CheckpointReader) -> None:
+def _check_unique(owners: dict[str, Any], path: Any, reader: _CheckpointReader) -> None:
     """Refuse a tensor that two files have: the caller would get whichever comes last."""
     for name, *_ in reader.tensors():
         if (owner := owners.setdefault(name, path)) is not path:
@@ -231,38 +236,38 @@ def _refuse_doubles(owners: dict[str, Any], path: Any, reader: _CheckpointReader
             raise ValueError(msg)
 
 
-class _Flight:
+class _ChunkRead:
     """A chunk on its way into memory that is its own until the caller has let go of the tensors."""
 
-    def __init__(self, reader: _CheckpointReader, chunk: Chunk, block: Block) -> None:
+    def __init__(self, reader: _CheckpointReader, chunk: Chunk, block: PoolBuffer) -> None:
         import torch  # noqa: PLC0415
 
-        from deepnvme._checkpoint.load_buffer import Arenas  # noqa: PLC0415
+        from deepnvme._checkpoint.load_buffer import LoadBuffers  # noqa: PLC0415
 
         self.chunk = chunk
         self.nbytes = block.nbytes
         wanted = [tensor[5] for tensor in chunk.tensors]
-        self._arenas: Arenas | None = Arenas(reader, wanted, torch.device("cpu"), block=block)
+        self._buffers: LoadBuffers | None = LoadBuffers(reader, wanted, torch.device("cpu"), pool_buffer=block)
 
     @property
     def is_done(self) -> bool:
-        return self._arenas is None or self._arenas.is_done
+        return self._buffers is None or self._buffers.is_done
 
-    def land(self, verify: str) -> Iterator[tuple[str, torch.Tensor]]:
+    def finish(self, verify: str) -> Iterator[tuple[str, torch.Tensor]]:
         """Wait for the bytes, then give the tensors; this object and the iterator keep none of them."""
         import torch  # noqa: PLC0415
 
-        arenas, self._arenas = self._arenas, None
-        if arenas is None:
+        buffers, self._buffers = self._buffers, None
+        if buffers is None:
             return
-        arenas.finish(verify, None)
+        buffers.finish(verify, None)
         for name, dtype, shape, _, _, index in self.chunk.tensors:
-            tensor = arenas.flat(index, getattr(torch, dtype)).view(shape)
-            if tensor.nbytes * _SMALL < self.chunk.nbytes:
+            tensor = buffers.flat(index, getattr(torch, dtype)).view(shape)
+            if tensor.nbytes * _COPY_BELOW < self.chunk.nbytes:
                 tensor = tensor.clone()
             yield name, tensor
             del tensor
 
 
-def _coming_bytes(flying: deque[_Flight]) -> int:
-    return sum(flight.nbytes for flight in flying if not flight.is_done)
+def _pending_bytes(in_flight: deque[_ChunkRead]) -> int:
+    return sum(chunk_read.nbytes for chunk_read in in_flight if not chunk_read.is_done)

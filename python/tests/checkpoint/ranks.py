@@ -47,7 +47,7 @@ signal.alarm(120)
 answer = failure = None
 try:
     torch.set_num_threads(1)
-    deepnvme._checkpoint.distributed.process_group.PATIENCE = datetime.timedelta(seconds=30)
+    deepnvme._checkpoint.distributed.process_group.TIMEOUT = datetime.timedelta(seconds=30)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
     exec(code)
 except BaseException as error:

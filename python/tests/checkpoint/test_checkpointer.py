@@ -284,18 +284,18 @@ def test_memory_is_what_the_smallest_group_leaves(tmp_path: Path) -> None:
     (groups / "pod/run").mkdir(parents=True)
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text("MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\n")
-    assert save_start._available(tmp_path) == 8_000_000 << 10
+    assert save_start._available_memory(tmp_path) == 8_000_000 << 10
     (tmp_path / "proc/self/cgroup").write_text("1:cpu:/x\n0::/pod/run\n")
-    assert save_start._available(tmp_path) == 8_000_000 << 10
+    assert save_start._available_memory(tmp_path) == 8_000_000 << 10
     for group, limit, used, cache in (("pod", "5000000000", 4_000_000_000, 300_000_000), ("pod/run", "max", 1, 0)):
         (groups / group / "memory.max").write_text(f"{limit}\n")
         (groups / group / "memory.current").write_text(f"{used}\n")
         (groups / group / "memory.stat").write_text(f"anon 5\ninactive_file {cache}\n")
-    assert save_start._available(tmp_path) == 1_300_000_000
+    assert save_start._available_memory(tmp_path) == 1_300_000_000
     (groups / "pod/run/memory.max").write_text("70000\n")
-    assert save_start._available(tmp_path) == 69_999
+    assert save_start._available_memory(tmp_path) == 69_999
     (groups / "pod/memory.current").write_text("9000000000\n")
-    assert save_start._available(tmp_path) == 0
+    assert save_start._available_memory(tmp_path) == 0
 
 
 @pytest.mark.parametrize("async_", [False, True])

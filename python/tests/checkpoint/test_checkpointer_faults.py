@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import deepnvme
-from deepnvme._checkpoint.background_save import Background
-from deepnvme._checkpoint.save_start import Starter
+from deepnvme._checkpoint.background_save import BackgroundSaves
+from deepnvme._checkpoint.save_start import SaveStarter
 
 from .programs import program, run
 from .states import assert_same
@@ -41,14 +41,14 @@ from deepnvme._checkpoint import history
 def commit(self, step, path, saved, new, begun):
     new.take_mode()
     die_at("publish", "before")
-    entry = history.wire_of(history._new_entry(step, path, saved), {path.name: new.temporary.name})
-    self._history.publish(entry)
+    entry = history.encode_entry(history._new_checkpoint(step, path, saved), {path.name: new.temporary.name})
+    self._native.publish(entry)
     die_at("publish", "after")
     new.keep()
     die_at("settle", "before")
-    self._tell(self._history.settle())
+    self._warn_about(self._native.settle())
     die_at("settle", "after")
-history.Retained._commit_alone = commit
+history.History._commit_single = commit
 """
 KILLED = (
     STEPS
@@ -169,15 +169,15 @@ def test_an_interrupted_wait_keeps_the_optimizer_from_its_step(tmp_path: Path, m
     model(torch.ones(1, 3)).sum().backward()
     before = model.weight.detach().clone()
 
-    def interrupted(_: Background) -> None:
+    def interrupted(_: BackgroundSaves) -> None:
         raise KeyboardInterrupt
 
     checkpointer = deepnvme.Checkpointer(tmp_path)
     with checkpointer.overlap(optimizer):
         checkpointer.save(1, {"model": model.state_dict()})
         with monkeypatch.context() as patched:
-            patched.setattr(Background, "holds_tensors", property(lambda _: True))
-            patched.setattr(Background, "wait_for_tensors", interrupted)
+            patched.setattr(BackgroundSaves, "holds_tensors", property(lambda _: True))
+            patched.setattr(BackgroundSaves, "wait_for_tensors", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 optimizer.step()
         assert torch.equal(model.weight, before)
@@ -206,7 +206,7 @@ def test_an_interrupted_copy_is_no_save(tmp_path: Path, monkeypatch: pytest.Monk
     checkpointer = deepnvme.Checkpointer(tmp_path, async_=True)
     checkpointer.save(1, state_of(1))
     with monkeypatch.context() as patched:
-        patched.setattr(Starter, "_start", lambda *_: Endless())
+        patched.setattr(SaveStarter, "_start", lambda *_: Endless())
         with pytest.raises(KeyboardInterrupt):
             checkpointer.save(2, state_of(2))
     assert number_in(tmp_path) == 1

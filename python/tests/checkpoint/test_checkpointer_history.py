@@ -282,11 +282,11 @@ checkpointer = deepnvme.Checkpointer(folder, async_=kind != "sync")
 if kind == "slow":
     # One small file that takes a second and longer.
     pause = threading.Event()
-    commit = checkpointer._retained.commit
+    commit = checkpointer._history.commit
     def slow(*arguments):
         time.sleep(1.5)
         return commit(*arguments)
-    checkpointer._retained.commit = slow
+    checkpointer._history.commit = slow
 state = {"a": torch.ones(30_000)}
 if kind != "closed-before":
     checkpointer.save(1, state)

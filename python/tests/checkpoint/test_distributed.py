@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import deepnvme
-from deepnvme._checkpoint.distributed.writers import writers_of
+from deepnvme._checkpoint.distributed.writers import writer_ranks
 
 from .ranks import run
 
@@ -148,11 +148,11 @@ with Checkpointer(own, keep=1, layout="parts", writers_per_node=1) as checkpoint
     checkpointer.save(1, state(1))
 with Checkpointer(own, keep=1, layout="parts", writers_per_node=1) as checkpointer:
     answer = [checkpointer.fetch_parts(), checkpointer.fetch_parts()]
-    checkpointer._team.gather(rank)
+    checkpointer._group.all_gather(rank)
     # One that came to an end too early is fetched again.
     if rank == 0:
         os.truncate(own / "step-00000001.pt.part-01-of-02", 5)
-    checkpointer._team.gather(rank)
+    checkpointer._group.all_gather(rank)
     assert (checkpointer.fetch_parts() > 0) == (rank < 2)
     same(checkpointer.restore(verify="full"), state(1))
     answer.append(sorted(path.name for path in own.iterdir() if path.name != ".deepnvme-lock"))
@@ -161,7 +161,7 @@ with Checkpointer(own, keep=1, layout="parts", writers_per_node=1) as checkpoint
     # A machine has lost its disk.
     if rank == 2:
         (own / "step-00000002.pt.part-01-of-02").unlink()
-    checkpointer._team.gather(rank)
+    checkpointer._group.all_gather(rank)
     try:
         checkpointer.fetch_parts()
     except FileNotFoundError as error:
@@ -203,7 +203,7 @@ with Checkpointer(own, layout="parts") as checkpointer:
         names = sorted(path.name for path in own.iterdir() if path.name != ".deepnvme-lock")
         answer = [type(error).__name__, str(error), names]
     # They are together still.
-    checkpointer._team.gather(rank)
+    checkpointer._group.all_gather(rank)
 """
 
 
@@ -247,6 +247,6 @@ def test_a_group_of_ones_own_and_safetensors(tmp_path: Path) -> None:
 
 def test_writers_are_spread_over_machines() -> None:
     hosts = ["a", "a", "a", "b", "b", "c"]
-    assert writers_of(hosts, None) == [0, 3, 5, 1, 4, 2]
-    assert writers_of(hosts, 1) == [0, 3, 5]
-    assert writers_of(hosts, 2) == [0, 3, 5, 1, 4]
+    assert writer_ranks(hosts, None) == [0, 3, 5, 1, 4, 2]
+    assert writer_ranks(hosts, 1) == [0, 3, 5]
+    assert writer_ranks(hosts, 2) == [0, 3, 5, 1, 4]

@@ -102,7 +102,7 @@ def test_a_full_disk_of_one_process(tmp_path: Path, layout: str, full: int, asyn
 # Dies when some of its share is on the disk, or when all is and the others have its sums.
 KILL = """
 from deepnvme._checkpoint.distributed import save as distributed_save
-whole = distributed_save.SharedSaving.{function}
+whole = distributed_save.SharedSave.{function}
 def die(saving, *arguments):
     def watch():
         while saving.progress[0] == 0:
@@ -112,12 +112,12 @@ def die(saving, *arguments):
     whole(saving, *arguments)
     time.sleep(60)
 if rank == {rank}:
-    distributed_save.SharedSaving.{function} = die
+    distributed_save.SharedSave.{function} = die
 """
 
 
 @pytest.mark.parametrize(
-    ("function", "rank", "layout"), [("_write", 1, "file"), ("_write", 0, "parts"), ("_seal", 2, "parts")]
+    ("function", "rank", "layout"), [("_write", 1, "file"), ("_write", 0, "parts"), ("_finish_files", 2, "parts")]
 )
 def test_a_process_that_is_killed(tmp_path: Path, function: str, rank: int, layout: str) -> None:
     folder = tmp_path / "c"
@@ -138,7 +138,7 @@ from deepnvme._checkpoint.distributed import save as distributed_save
 checkpointer = Checkpointer(folder, layout=layout)
 checkpointer.save(1, state(1))
 if rank == culprit:
-    distributed_save.SharedSaving.keep = lambda saving: os.kill(os.getpid(), signal.SIGKILL)
+    distributed_save.SharedSave.keep = lambda saving: os.kill(os.getpid(), signal.SIGKILL)
 try:
     checkpointer.save(2, state(2))
 except errors.PeerError as error:
@@ -159,7 +159,7 @@ def test_a_process_that_is_killed_when_the_new_one_counts(tmp_path: Path, culpri
 
 LEAVE = """
 if rank == 1:
-    checkpointer._team.part("it was told to")
+    checkpointer._group.leave("it was told to")
 """
 CLOSED = """
 try:
@@ -199,7 +199,7 @@ checkpointer.save(1, state(1))
 checkpointer.wait()
 if rank == 1:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    saving = deepnvme._checkpoint.distributed.save.SharedSaving
+    saving = deepnvme._checkpoint.distributed.save.SharedSave
     write = saving._write
     def interrupted(self):
         time.sleep(0.2)

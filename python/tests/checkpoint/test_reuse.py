@@ -13,14 +13,14 @@ pytest.importorskip("torch")
 
 import torch
 
-from deepnvme._checkpoint.buffer_pool import PAGE_BYTES, Reused
+from deepnvme._checkpoint.buffer_pool import PAGE_BYTES, BufferPool
 
 if TYPE_CHECKING:
-    from deepnvme._checkpoint.buffer_pool import Block
+    from deepnvme._checkpoint.buffer_pool import PoolBuffer
 
 
-def tensor_in(block: Block, nbytes: int) -> Any:
-    buffer, start = block.cut(nbytes)
+def tensor_in(block: PoolBuffer, nbytes: int) -> Any:
+    buffer, start = block.allocate_part(nbytes)
     return torch.frombuffer(buffer, dtype=torch.uint8, count=nbytes, offset=start)
 
 
@@ -28,19 +28,19 @@ def tensor_in(block: Block, nbytes: int) -> Any:
 def test_what_somebody_has_is_not_lent_again(seed: int) -> None:
     chooser = random.Random(seed)
     sizes = [chooser.randrange(1, 40) * 1000 for _ in range(3)]
-    memory = Reused(150_000)
-    wanted: list[tuple[Block, list[Any], int]] = []
+    memory = BufferPool(150_000)
+    wanted: list[tuple[PoolBuffer, list[Any], int]] = []
     kept: list[tuple[Any, int]] = []
     for step in range(400):
         nbytes = chooser.choice(sizes)
-        if wanted and (not memory.may_want(nbytes) or chooser.random() < 0.3):
+        if wanted and (not memory.can_acquire(nbytes) or chooser.random() < 0.3):
             block, tensors, value = wanted.pop(0)
             kept += [(tensor, value) for tensor in tensors if chooser.random() < 0.3]
-            memory.let_go(block.nbytes)
+            memory.release(block.nbytes)
             del block, tensors
         else:
             value = step % 251
-            block = memory.take(nbytes)
+            block = memory.acquire(nbytes)
             # More than there is room for: the rest is memory of its own.
             tensors = [tensor_in(block, chooser.randrange(1, nbytes // 2)) for _ in range(chooser.randrange(1, 4))]
             for tensor in tensors:
@@ -51,49 +51,49 @@ def test_what_somebody_has_is_not_lent_again(seed: int) -> None:
             tensor, value = kept.pop(chooser.randrange(len(kept)))
             assert tensor.eq(value).all()
             del tensor
-        spare = sum(each.nbytes for each in memory._spare)
-        assert memory.wanted_bytes == sum(block.nbytes for block, _, _ in wanted)
-        assert spare + memory.wanted_bytes <= 150_000 or not memory.wanted_bytes
+        spare = sum(each.nbytes for each in memory._idle)
+        assert memory.acquired_bytes == sum(block.nbytes for block, _, _ in wanted)
+        assert spare + memory.acquired_bytes <= 150_000 or not memory.acquired_bytes
     assert all(tensor.eq(value).all() for tensor, value in kept)
     assert all(tensor.eq(value).all() for _, tensors, value in wanted for tensor in tensors)
 
 
 def test_memory_comes_back_when_its_last_tensor_ends_in_whichever_thread() -> None:
-    memory = Reused(1 << 20)
-    block = memory.take(100_000)
+    memory = BufferPool(1 << 20)
+    block = memory.acquire(100_000)
     first = tensor_in(block, 10)
     place = first.data_ptr()
-    memory.let_go(block.nbytes)
+    memory.release(block.nbytes)
     del block
-    assert not memory.has(100_000), "a tensor is in it"
+    assert not memory.has_idle(100_000), "a tensor is in it"
     held = [first[3:]]
     del first
-    assert not memory.has(100_000), "so is a part of one"
+    assert not memory.has_idle(100_000), "so is a part of one"
     thread = threading.Thread(target=held.clear)
     thread.start()
     thread.join()
-    assert memory.has(100_000)
-    assert not memory.has(100_001)
-    again = tensor_in(memory.take(100_000), 10)
+    assert memory.has_idle(100_000)
+    assert not memory.has_idle(100_001)
+    again = tensor_in(memory.acquire(100_000), 10)
     assert again.data_ptr() == place
 
 
 def test_parts_begin_at_pages_and_do_not_overlap() -> None:
-    block = Reused(1 << 20).take(10 * PAGE_BYTES)
-    parts = [block.cut(nbytes) for nbytes in (1, PAGE_BYTES, PAGE_BYTES + 1, 6 * PAGE_BYTES)]
+    block = BufferPool(1 << 20).acquire(10 * PAGE_BYTES)
+    parts = [block.allocate_part(nbytes) for nbytes in (1, PAGE_BYTES, PAGE_BYTES + 1, 6 * PAGE_BYTES)]
     assert [start - block.start for _, start in parts] == [0, PAGE_BYTES, 2 * PAGE_BYTES, 4 * PAGE_BYTES]
-    other, start = block.cut(1)
+    other, start = block.allocate_part(1)
     assert other is not block.view
     assert start == 0
 
 
 def test_nothing_is_left_when_whoever_lends_has_ended() -> None:
-    memory = Reused(1 << 20)
-    kept = tensor_in(memory.take(200_000), 200_000).fill_(7)
-    spare = memory.take(100_000)
-    memory.let_go(spare.nbytes)
+    memory = BufferPool(1 << 20)
+    kept = tensor_in(memory.acquire(200_000), 200_000).fill_(7)
+    spare = memory.acquire(100_000)
+    memory.release(spare.nbytes)
     del spare
-    assert memory.has(100_000)
+    assert memory.has_idle(100_000)
     ends = weakref.ref(memory)
     del memory
     # At once: not when the collector comes by.

@@ -77,14 +77,14 @@ FOREIGN = [
 KILLED = """
 import os, signal, sys, torch, deepnvme
 from deepnvme._checkpoint import shards
-plan, left = deepnvme._checkpoint.save.plan_tensors, 3
+plan, left = deepnvme._checkpoint.save.plan_safetensors, 3
 def counted(*arguments):
     global left
     left -= 1
     if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     return plan(*arguments)
-deepnvme._checkpoint.save.plan_tensors = counted
+deepnvme._checkpoint.save.plan_safetensors = counted
 state = {f"layers.{index}.weight": torch.randn(1000) for index in range(10)}
 deepnvme.save(state, sys.argv[1], max_shard_bytes=12_000)
 """

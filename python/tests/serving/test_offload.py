@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from deepnvme.integrations._sglang.offloader import Offloader
-from deepnvme.integrations._sglang.weight_file import OffloadFile, is_dense, lay_out
+from deepnvme.integrations._sglang.weight_file import WeightFile, is_dense, plan_layout
 
 if TYPE_CHECKING:
     import subprocess
@@ -200,14 +200,14 @@ def test_an_error_of_the_module_gives_its_memory_back(tmp_path: Path) -> None:
 
 
 def test_no_room_is_said_before_the_disk_is_full(tmp_path: Path) -> None:
-    file = OffloadFile(str(tmp_path))
+    file = WeightFile(str(tmp_path))
     with pytest.raises(OSError, match="no room for") as caught:
         file.reserve(1 << 60)
     assert caught.value.filename == str(tmp_path)
     assert file.reserve(10) == 0
     assert file.reserve(10) == 4096
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        OffloadFile(str(tmp_path / "nowhere"))
+        WeightFile(str(tmp_path / "nowhere"))
 
 
 def test_a_killed_process_leaves_no_file(
@@ -285,7 +285,7 @@ def test_tensors_find_themselves_again(seed: int) -> None:
         torch.randn(17).double(),
     ]
     order = [tensors[index] for index in torch.randperm(5).tolist()]
-    places, nbytes = lay_out(order)
+    places, nbytes = plan_layout(order)
     stretch = torch.randint(0, 255, (nbytes,), dtype=torch.uint8)
     for place, tensor in zip(places, order, strict=True):
         assert place.offset % 512 == 0

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 import deepnvme
 from deepnvme.errors import CorruptFileError
 from deepnvme.integrations import weights
-from deepnvme.integrations.weights import cut, iterate_weights
+from deepnvme.integrations.weights import split_chunks, iterate_weights
 
 from . import models
 
@@ -116,7 +116,7 @@ def test_chunks_have_every_tensor_once_and_keep_the_bound(seed: int) -> None:
     chooser = random.Random(seed)
     sizes = [chooser.choice([0, 1, 7, 100, 5000]) for _ in range(chooser.randrange(60))]
     limit = chooser.choice([1, 100, 101, 7000])
-    chunks = list(cut(list(range(len(sizes))), sizes, limit))
+    chunks = list(split_chunks(list(range(len(sizes))), sizes, limit))
     assert [tensor for chunk in chunks for tensor in chunk.tensors] == list(range(len(sizes)))
     for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
         assert chunk.nbytes == sum(sizes[tensor] for tensor in chunk.tensors)
@@ -131,22 +131,22 @@ def test_no_more_is_started_than_the_bound_allows(
 ) -> None:
     """Whoever is slower than the disk finds as much in memory as they allowed."""
     models.write_shards(tmp_path / "model", 6, rows=4000)
-    monkeypatch.setattr(weights, "_BUSY_BYTES", 1 << 20)
+    monkeypatch.setattr(weights, "_IN_FLIGHT_BYTES_MIN", 1 << 20)
     held = peak = 0
 
-    class Watched(weights._Flight):
+    class Watched(weights._ChunkRead):
         def __init__(self, reader: Any, chunk: Any, block: Any) -> None:
             nonlocal held, peak
             held += chunk.nbytes
             peak = max(peak, held)
             super().__init__(reader, chunk, block)
 
-        def land(self, verify: str) -> Any:
+        def finish(self, verify: str) -> Any:
             nonlocal held
-            yield from super().land(verify)
+            yield from super().finish(verify)
             held -= self.chunk.nbytes
 
-    monkeypatch.setattr(weights, "_Flight", Watched)
+    monkeypatch.setattr(weights, "_ChunkRead", Watched)
     for _ in iterate_weights(tmp_path / "model", ahead="4MB"):
         if is_slow:
             time.sleep(0.02)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Literal
 
-    from deepnvme._checkpoint.distributed.process_group import Team
+    from deepnvme._checkpoint.distributed.process_group import RankGroup
     from deepnvme._checkpoint.history import Checkpoint
 
 T = TypeVar("T")
@@ -30,16 +30,16 @@ T = TypeVar("T")
 CHUNK_BYTES = 16 << 20
 
 
-def fetch(team: Team, found: Checkpoint, durability: Literal["none", "data", "full"]) -> int:
+def fetch(group: RankGroup, found: Checkpoint, durability: Literal["none", "data", "full"]) -> int:
     """Bring what is missing here of a checkpoint in parts, and give the bytes of that; all processes do so together."""
-    if team.is_alone or not found.parts:
+    if group.is_single or not found.parts:
         return 0
     # The list of the parts, which rank 0 has written, and of which no size is known; and the parts.
     paths = [found.path, *(found.path.with_name(part.file) for part in found.parts)]
     expected = [None, *(part.nbytes for part in found.parts)]
     hosts = [found.parts[0].host, *(part.host for part in found.parts)]
     place = socket.gethostname(), str(found.path.parent.resolve())
-    everybodys = team.gather((place, [_size(path, nbytes) for path, nbytes in zip(paths, expected, strict=True)]))
+    everybodys = group.all_gather((place, [_size(path, nbytes) for path, nbytes in zip(paths, expected, strict=True)]))
     fetched_nbytes = 0
     for number, path in enumerate(paths):
         sizes = [sizes[number] for _, sizes in everybodys]
@@ -50,7 +50,7 @@ def fetch(team: Team, found: Checkpoint, durability: Literal["none", "data", "fu
         keepers = {place: rank for rank, (place, _) in reversed(list(enumerate(everybodys))) if sizes[rank] is None}
         if keepers:
             nbytes = sizes[holders[0]] or 0
-            _send(team, path, nbytes, (holders[0], team.rank in keepers.values()), durability)
+            _send(group, path, nbytes, (holders[0], group.rank in keepers.values()), durability)
             fetched_nbytes += nbytes if place in keepers else 0
     return fetched_nbytes
 
@@ -65,7 +65,7 @@ def _size(path: Path, expected: int | None) -> int | None:
 
 
 def _send(
-    team: Team, path: Path, nbytes: int, roles: tuple[int, bool], durability: Literal["none", "data", "full"]
+    group: RankGroup, path: Path, nbytes: int, roles: tuple[int, bool], durability: Literal["none", "data", "full"]
 ) -> None:
     """Have one process read a file, and those that keep it write it; what fails in one of them is raised in all."""
     import torch  # noqa: PLC0415
@@ -74,10 +74,10 @@ def _send(
     chunk = bytearray(max(min(nbytes, CHUNK_BYTES), 1))
     bytes_, tensor = memoryview(chunk), torch.frombuffer(chunk, dtype=torch.uint8)
     files = ExitStack()
-    with team.together(), files:
+    with group.leave_on_error(), files:
         work = _Work()
         # Not by our own `open`, to which the list of the parts means all of them.
-        source = work.attempt(lambda: files.enter_context(open_regular(path))) if team.rank == sender else None
+        source = work.attempt(lambda: files.enter_context(open_regular(path))) if group.rank == sender else None
         old = work.attempt(lambda: _old(path, files)) if keeps else None
         make = lambda: files.enter_context(file.open(path, "wb", durability=durability))  # noqa: E731
         target = work.attempt(make) if keeps else None
@@ -85,13 +85,13 @@ def _send(
             size = min(nbytes - begin, CHUNK_BYTES)
             if source is not None:
                 work.attempt(partial(_fill, source, bytes_[:size], path))
-            team.spread(tensor[:size], sender)
+            group.broadcast_tensor(tensor[:size], sender)
             if target is not None:
                 work.attempt(partial(_compare, old, bytes_[:size], path))
                 work.attempt(partial(target.write, bytes_[:size]))
         work.attempt(partial(_compare, old, bytes_[:0], path, is_end=True))
-        team.agree(work.check)
-        team.agree(files.pop_all().close)
+        group.run_on_all(work.check)
+        group.run_on_all(files.pop_all().close)
 
 
 def _fill(source: BufferedReader, chunk: memoryview, path: Path) -> None:

@@ -1,10 +1,10 @@
 """One file that several processes write together: each a stretch of it, or each a part file of its own.
 
 ```text
-all        take the state apart, compare, plan                    (distributed_state)
+all        take the state serialize, compare, plan                    (distributed_state)
 leader     makes the file; in parts, each writer makes its own
 writers    write all of their stretch that needs no sums of others
-all        tell each other their sums
+all        report each other their sums
 writers    write the rest, and sync; the leader lists the parts
 leader     replaces the manifest, with the private names of all files  (retention)
 all        give the files their names
@@ -19,10 +19,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._checkpoint.distributed.state import State, apart, refuse_different
+from deepnvme._checkpoint.distributed.state import SerializedState, raise_different, serialize
 from deepnvme._checkpoint.history import HEAD_BYTES, PARTS_LIST, Part
 from deepnvme._checkpoint.save import SaveOptions
-from deepnvme._checkpoint.tensor_names import is_sharded
+from deepnvme._checkpoint.tensor_names import has_dtensors
 from deepnvme._deepnvme import StripeSet, _crc64, _NewFile, _shares
 from deepnvme.errors import CancelledError, NotFoundError
 
@@ -30,60 +30,62 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from deepnvme._checkpoint.background_save import Saved
-    from deepnvme._checkpoint.distributed.process_group import Team
-    from deepnvme._checkpoint.distributed.writers import Layout
-    from deepnvme._checkpoint.history import Retained
+    from deepnvme._checkpoint.background_save import SaveResult
+    from deepnvme._checkpoint.distributed.process_group import RankGroup
+    from deepnvme._checkpoint.distributed.writers import Writers
+    from deepnvme._checkpoint.history import History
     from deepnvme._deepnvme import _SavePlan, _SaveShare
 
 # Parts lie on blocks of that size, as stripe sets want it.
 _BLOCK_BYTES = 4096
 
 
-def agree_on(  # noqa: PLR0917
-    team: Team, retained: Retained, step: int, obj: object, suffix: str, layout: Layout, ready: Callable[[], None]
-) -> tuple[State | None, Path]:
-    """Take the state apart when the last save is over, and find out whether all want to save the same.
+def agree_on_state(  # noqa: PLR0917
+    group: RankGroup, history: History, step: int, obj: object, suffix: str, writers: Writers, ready: Callable[[], None]
+) -> tuple[SerializedState | None, Path]:
+    """Take the state serialize when the last save is over, and find out whether all want to save the same.
 
     Returns what it is, or ``None`` for one that is sharded, and the path that it gets.
     """
-    state: State | None = None
+    state: SerializedState | None = None
 
     def look() -> tuple[int, str, tuple[str, str, list[str]]]:
         nonlocal state
         ready()
-        if not is_sharded(obj):
-            state = apart(obj, suffix == ".pt")
-        return step, "sharded" if state is None else state.digest, retained.begin_together(step)
+        if not has_dtensors(obj):
+            state = serialize(obj, suffix == ".pt")
+        return step, "sharded" if state is None else state.digest, history.prepare_shared(step)
 
-    wanted = team.agree(look)
+    wanted = group.run_on_all(look)
     leaders_step, expected, _ = wanted[0]
     for rank, (other_step, _, _) in enumerate(wanted):
         if other_step != leaders_step:
-            text = f"{team.name(rank)} saves step {other_step}, and {team.name(0)} step {leaders_step}"
-            team.refuse(f"{retained.folder}: {text}; all save the same step")
+            text = f"{group.name(rank)} saves step {other_step}, and {group.name(0)} step {leaders_step}"
+            group.raise_on_all(f"{history.folder}: {text}; all save the same step")
     kinds = {found == "sharded" for _, found, _ in wanted}
     if len(kinds) > 1:
-        team.refuse(
-            f"{retained.folder}: the state has DTensors in some processes and none in others; give all the same"
+        group.raise_on_all(
+            f"{history.folder}: the state has DTensors in some processes and none in others; give all the same"
         )
     if state is not None and any(found != expected for _, found, _ in wanted):
-        refuse_different(team, f"{retained.folder}, step {step}", state)
-    ending = "" if state is None else layout.suffix(suffix)
-    name = retained.choose_together([begun for _, _, begun in wanted], step, ending)
-    return state, retained.folder / name
+        raise_different(group, f"{history.folder}, step {step}", state)
+    ending = "" if state is None else writers.suffix(suffix)
+    name = history.reserve_shared([begun for _, _, begun in wanted], step, ending)
+    return state, history.folder / name
 
 
-def start(team: Team, path: Path, state: State, layout: Layout, options: Callable[[], SaveOptions]) -> SharedSaving:
+def start(
+    group: RankGroup, path: Path, state: SerializedState, writers: Writers, options: Callable[[], SaveOptions]
+) -> SharedSave:
     """Plan a file and make it, before any of its bytes is written."""
-    state.adopt_leaders(team)
-    saving = SharedSaving(team, path, layout)
+    state.take_from_leader(group)
+    saving = SharedSave(group, path, writers)
     try:
-        made = team.agree(lambda: saving.make(state, options()))
+        made = group.run_on_all(lambda: saving.make(state, options()))
         others = [str(rank) for rank, (fingerprint, _) in enumerate(made) if fingerprint != made[0][0]]
         if others:
             text = f"ranks {', '.join(others)} plan another file than rank 0; all need the same deepnvme and settings"
-            team.refuse(f"{path}: {text}")
+            group.raise_on_all(f"{path}: {text}")
     except BaseException:
         saving.give_up()
         raise
@@ -91,16 +93,16 @@ def start(team: Team, path: Path, state: State, layout: Layout, options: Callabl
     return saving
 
 
-class SharedSaving:
-    """A save that is under way in all processes of a team."""
+class SharedSave:
+    """A save that is under way in all processes of a group."""
 
-    def __init__(self, team: Team, path: Path, layout: Layout) -> None:
+    def __init__(self, group: RankGroup, path: Path, writers: Writers) -> None:
         self.path = path
         self.parts: tuple[Part, ...] = ()
         self.pending: dict[str, str] = {}
         self.temporary_name = ""
-        self._team = team
-        self._layout = layout
+        self._group = group
+        self._writers = writers
         self._options = SaveOptions()
         self._plan: _SavePlan | None = None
         self._shares: list[tuple[int, int]] = []
@@ -111,28 +113,28 @@ class SharedSaving:
         self._share: _SaveShare | None = None
         self._is_stopped = False
 
-    def make(self, state: State, options: SaveOptions) -> tuple[int, str]:
+    def make(self, state: SerializedState, options: SaveOptions) -> tuple[int, str]:
         """Plan the file, and make what is this process's of it; the plan's fingerprint and the private file's name."""
         self._options = options
-        plan = self._plan = state.plan(self.path.with_name(self._whole), self._options)
-        self._shares = _shares(plan.nbytes, len(self._layout.writers))
-        writers = self._layout.writers[: len(self._shares)]
-        self._number = writers.index(self._team.rank) if self._team.rank in writers else None
-        if self._layout.kind == "parts":
+        plan = self._plan = state.plan(self.path.with_name(self._file_name), self._options)
+        self._shares = _shares(plan.nbytes, len(self._writers.ranks))
+        writers = self._writers.ranks[: len(self._shares)]
+        self._number = writers.index(self._group.rank) if self._group.rank in writers else None
+        if self._writers.layout == "parts":
             if self._number is not None:
                 start, stop = self._shares[self._number]
-                self._new = _NewFile(self._part(self._number), stop - start, self._options.engine)
-        elif self._team.is_leader:
+                self._new = _NewFile(self._part_path(self._number), stop - start, self._options.engine)
+        elif self._group.is_leader:
             self._new = _NewFile(self.path, plan.nbytes, self._options.engine)
         return plan.fingerprint, "" if self._new is None else self._new.temporary.name
 
     @property
-    def _whole(self) -> str:
+    def _file_name(self) -> str:
         """The name of the one file that it is, or that its parts after each other are."""
         return self.path.name.removesuffix(PARTS_LIST)
 
-    def _part(self, number: int) -> Path:
-        return self.path.with_name(f"{self._whole}.part-{number:02}-of-{len(self._shares):02}")
+    def _part_path(self, number: int) -> Path:
+        return self.path.with_name(f"{self._file_name}.part-{number:02}-of-{len(self._shares):02}")
 
     @property
     def _planned(self) -> _SavePlan:
@@ -167,15 +169,15 @@ class SharedSaving:
             if new is not None:
                 new.keep()
 
-    def wait(self, progress: Any, stop_on_signal: bool) -> Saved:
+    def wait(self, progress: Any, stop_on_signal: bool) -> SaveResult:
         """Write the file, with the others; it has a private name then."""
         del progress, stop_on_signal
-        with self._team.together():
+        with self._group.leave_on_error():
             try:
-                tallies = self._team.agree(self._write)
-                saved = self._team.agree(lambda: self._finish(tallies))[0]
+                tallies = self._group.run_on_all(self._write)
+                saved = self._group.run_on_all(lambda: self._finish(tallies))[0]
                 assert saved is not None
-                self._take(self._team.agree(self._seal))
+                self._record_files(self._group.run_on_all(self._finish_files))
             except BaseException:
                 self.give_up()
                 raise
@@ -190,48 +192,48 @@ class SharedSaving:
             return None
         start, stop = self._shares[self._number]
         if self._new is not None:
-            path, base = self._new.temporary, start if self._layout.kind == "parts" else 0
+            path, base = self._new.temporary, start if self._writers.layout == "parts" else 0
         else:
             path, base = self.path.with_name(self.temporary_name), 0
         try:
             self._share = self._planned.share(path, start, stop, base)
         except FileNotFoundError as error:
-            text = f"{self._team.name(self._team.rank)} does not see {path}, which {self._team.name(0)} has made"
+            text = f"{self._group.name(self._group.rank)} does not see {path}, which {self._group.name(0)} has made"
             msg = f"{text}; give a folder that all processes share, or layout='parts'"
             raise NotFoundError(msg) from error
         return self._share.tally()
 
-    def _finish(self, tallies: list[bytes | None]) -> Saved | None:
+    def _finish(self, tallies: list[bytes | None]) -> SaveResult | None:
         if self._share is None:
             return None
-        others = [tally for rank, tally in enumerate(tallies) if rank != self._team.rank and tally is not None]
+        others = [tally for rank, tally in enumerate(tallies) if rank != self._group.rank and tally is not None]
         saved = self._share.finish(others)
         if self._is_stopped:
             msg = f"{self.path}: the save was stopped"
             raise CancelledError(msg)
         return saved
 
-    def _seal(self) -> tuple[str, str, str | None]:
+    def _finish_files(self) -> tuple[str, str, str | None]:
         """Make the files ready for their names; their private names, and the sum of a part's head."""
         head = None
         if self._new is not None:
             self._new.take_mode()
-            if self._layout.kind == "parts":
+            if self._writers.layout == "parts":
                 start, stop = self._shares[self._number or 0]
                 head = f"{_crc64(self._new.temporary, 0, min(stop - start, HEAD_BYTES)):016x}"
-        if self._team.is_leader and self._layout.kind == "parts":
+        if self._group.is_leader and self._writers.layout == "parts":
             self._list = self._write_list()
         new, listed = ("" if file is None else file.temporary.name for file in (self._new, self._list))
         return new, listed, head
 
-    def _take(self, sealed: list[tuple[str, str, str | None]]) -> None:
+    def _record_files(self, sealed: list[tuple[str, str, str | None]]) -> None:
         """Know which files all have made."""
-        if self._layout.kind == "file":
+        if self._writers.layout == "file":
             self.pending = {self.path.name: sealed[0][0]}
             return
-        made = [sealed[rank] for rank in self._layout.writers[: len(self._shares)]]
+        made = [sealed[rank] for rank in self._writers.ranks[: len(self._shares)]]
         names = self._part_names()
-        hosts = [self._team.hosts[rank] for rank in self._layout.writers]
+        hosts = [self._group.hosts[rank] for rank in self._writers.ranks]
         self.parts = tuple(
             Part(name, stop - start, host, head)
             for name, (start, stop), host, (_, _, head) in zip(names, self._shares, hosts, made, strict=False)
@@ -240,7 +242,7 @@ class SharedSaving:
         self.pending[self.path.name] = sealed[0][1]
 
     def _part_names(self) -> list[str]:
-        return [self._part(number).name for number in range(len(self._shares))]
+        return [self._part_path(number).name for number in range(len(self._shares))]
 
     def _write_list(self) -> _NewFile:
         first = self._shares[0][1]

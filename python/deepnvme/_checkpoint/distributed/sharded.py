@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._checkpoint.background_save import Gate
+from deepnvme._checkpoint.background_save import SignalSafeEvent
 from deepnvme._checkpoint.history import SHARDS_LIST
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._deepnvme import _crc64, _NewFolder
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import WriteResult
     from torch.futures import Future
 
-    from deepnvme._checkpoint.background_save import Saved
-    from deepnvme._checkpoint.distributed.process_group import Team
+    from deepnvme._checkpoint.background_save import SaveResult
+    from deepnvme._checkpoint.distributed.process_group import RankGroup
     from deepnvme._checkpoint.history import Checkpoint, Part
     from deepnvme._deepnvme import _Saving
 
 
-def start(team: Team, path: Path, state: object, options: Callable[[], SaveOptions]) -> ShardedSaving:
+def start(group: RankGroup, path: Path, state: object, options: Callable[[], SaveOptions]) -> ShardedSave:
     """Make the folder, before anything is written."""
-    saving = ShardedSaving(team, path)
-    name = team.agree(lambda: saving.make(state, options()))[0]
+    saving = ShardedSave(group, path)
+    name = group.run_on_all(lambda: saving.make(state, options()))[0]
     saving.temporary = path.with_name(name)
     return saving
 
 
-class ShardedSaving:
-    """A save of a sharded state that is under way in all processes of a team."""
+class ShardedSave:
+    """A save of a sharded state that is under way in all processes of a group."""
 
-    def __init__(self, team: Team, path: Path) -> None:
+    def __init__(self, group: RankGroup, path: Path) -> None:
         self.path = path
         self.parts: tuple[Part, ...] = ()
         self.pending: dict[str, str] = {}
         self.temporary = path
         self.progress = (0, 0)
-        self._team = team
+        self._group = group
         self._options = SaveOptions()
         self._state: Any = None
         self._new: _NewFolder | None = None
-        self._filled = Gate()
+        self._filled = SignalSafeEvent()
         self._is_stopped = False
 
     def make(self, state: object, options: SaveOptions) -> str:
@@ -57,7 +57,7 @@ class ShardedSaving:
             msg = f"a state with DTensors is saved as a dict, not as {type(state).__name__}"
             raise TypeError(msg)
         self._state, self._options = _containers(state), options
-        if not self._team.is_leader:
+        if not self._group.is_leader:
             return ""
         self._new = _NewFolder(self.path.parent, self.path.name)
         return self._new.path.name
@@ -82,18 +82,18 @@ class ShardedSaving:
         if self._new is not None:
             self._new.keep()
 
-    def wait(self, progress: Any, stop_on_signal: bool) -> Saved:
+    def wait(self, progress: Any, stop_on_signal: bool) -> SaveResult:
         """Write the folder, with the others; it has a private name then."""
         del progress, stop_on_signal
-        with self._team.together():
+        with self._group.leave_on_error():
             try:
-                self._team.agree(self._write)
-                saved = self._team.agree(self._measure)[0]
+                self._group.run_on_all(self._write)
+                saved = self._group.run_on_all(self._measure)[0]
             except BaseException:
                 self.give_up()
                 raise
             finally:
-                self._filled.open()
+                self._filled.set()
                 self._state = None
         assert saved is not None
         self.pending = {self.path.name: self.temporary.name}
@@ -102,17 +102,17 @@ class ShardedSaving:
     def _write(self) -> None:
         from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415
 
-        writer = TellingWriter(self.temporary, self._options, self._filled)
+        writer = _NotifyingWriter(self.temporary, self._options, self._filled)
         try:
-            _with_all(self._team, lambda: save(self._state, storage_writer=writer, **_group_of(self._team)))
+            _with_all(self._group, lambda: save(self._state, storage_writer=writer, **_group_of(self._group)))
         finally:
             writer.give_up()
         if self._is_stopped:
             msg = f"{self.path}: the save was stopped"
             raise CancelledError(msg)
 
-    def _measure(self) -> Saved | None:
-        if not self._team.is_leader:
+    def _measure(self) -> SaveResult | None:
+        if not self._group.is_leader:
             return None
         index = self.temporary / SHARDS_LIST
         index_nbytes = index.stat().st_size
@@ -120,17 +120,17 @@ class ShardedSaving:
         return nbytes, 0, index_nbytes, _crc64(index, 0, index_nbytes)
 
 
-class TellingWriter(DeepnvmeWriter):
+class _NotifyingWriter(DeepnvmeWriter):
     """Sets ``filled`` when what this process has is copied, or on the disk."""
 
-    def __init__(self, path: Path, options: SaveOptions, filled: Gate) -> None:
+    def __init__(self, path: Path, options: SaveOptions, filled: SignalSafeEvent) -> None:
         super().__init__(path)
         self._options = options
         self._filled = filled
 
     def _finish_shard(self, saving: _Saving) -> None:
         saving.wait_filled()
-        self._filled.open()
+        self._filled.set()
         saving.wait(None, False)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -138,25 +138,25 @@ class TellingWriter(DeepnvmeWriter):
         try:
             return super().write_data(plan, planner)
         finally:
-            self._filled.open()
+            self._filled.set()
 
 
-def restore(team: Team, found: Checkpoint, into: Any, options: dict[str, Any]) -> Any:
+def restore(group: RankGroup, found: Checkpoint, into: Any, options: dict[str, Any]) -> Any:
     """Fill a state from such a checkpoint: each process takes what it has of each tensor."""
     from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
 
     reader = DeepnvmeReader(found.path, **options)
-    with team.together():
-        team.agree(lambda: _with_all(team, lambda: load(into, storage_reader=reader, **_group_of(team))))
+    with group.leave_on_error():
+        group.run_on_all(lambda: _with_all(group, lambda: load(into, storage_reader=reader, **_group_of(group))))
     return into
 
 
-def _group_of(team: Team) -> dict[str, Any]:
-    team.check_open()
-    return {"process_group": team.group, "no_dist": team.group is None}
+def _group_of(group: RankGroup) -> dict[str, Any]:
+    group.check_open()
+    return {"process_group": group.torch_group, "no_dist": group.torch_group is None}
 
 
-def _with_all(team: Team, work: Callable[[], object]) -> None:
+def _with_all(group: RankGroup, work: Callable[[], object]) -> None:
     """Do what has collectives of torch's own in it."""
     from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415
 
@@ -168,16 +168,16 @@ def _with_all(team: Team, work: Callable[[], object]) -> None:
     except CheckpointException as error:
         # It is raised in all of them, and is no Exception.
         failures = error.failures
-        own = failures.get(team.rank)
+        own = failures.get(group.rank)
         if own is not None and isinstance(own[0], Exception):
             raise own[0] from None
         rank, (failure, _) = next(iter(failures.items()))
-        msg = f"{team.name(rank)}: {type(failure).__name__}: {failure}"
+        msg = f"{group.name(rank)}: {type(failure).__name__}: {failure}"
         raise Error(msg) from None
     except RuntimeError as error:
-        if team.is_alone:
+        if group.is_single:
             raise
-        team.lose(error)
+        group.raise_lost(error)
 
 
 def _containers(state: Any) -> Any:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from deepnvme._checkpoint.pickler import take_apart
-from deepnvme._checkpoint.save import Described, SaveOptions, described, plan_archive, plan_tensors
-from deepnvme._checkpoint.tensor_names import tensors_of
+from deepnvme._checkpoint.pickler import pickle_with_storages
+from deepnvme._checkpoint.save import DescribedTensor, SaveOptions, describe_tensors, plan_archive, plan_safetensors
+from deepnvme._checkpoint.tensor_names import named_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from deepnvme._checkpoint.distributed.process_group import Team
+    from deepnvme._checkpoint.distributed.process_group import RankGroup
     from deepnvme._deepnvme import _SavePlan
 
 # Of tensors below it there is one checksum for the whole, which two processes could not compute of two halves that do
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 _SMALL_BYTES = 256 << 10
 
 # A tensor's name, and all about it but its elements.
-_Line = tuple[str, str]
+_Description = tuple[str, str]
 
 
 @dataclass
-class State:
-    """A state taken apart: what a file is planned from."""
+class SerializedState:
+    """A state taken serialize: what a file is planned from."""
 
-    lines: list[_Line]
+    descriptions: list[_Description]
     pickle: bytes | None = None
     storages: list[torch.UntypedStorage] = field(default_factory=list)
-    tensors: list[Described] = field(default_factory=list)
+    tensors: list[DescribedTensor] = field(default_factory=list)
 
     @property
     def digest(self) -> str:
         """The same where the same tensors have the same places."""
-        return hashlib.sha256(repr(self.lines).encode()).hexdigest()
+        return hashlib.sha256(repr(self.descriptions).encode()).hexdigest()
 
     @property
     def nbytes(self) -> int:
@@ -54,11 +54,11 @@ class State:
             return sum(int(getattr(tensor, "nbytes", 0)) for *_, tensor in self.tensors)
         return sum(storage.nbytes() for storage in self.storages)
 
-    def adopt_leaders(self, team: Team) -> None:
+    def take_from_leader(self, group: RankGroup) -> None:
         """Take over what only the leader's counts of."""
-        mine = [self._small(index) for index in range(max(len(self.storages), len(self.tensors)))]
-        self.pickle, theirs = team.tell((self.pickle, mine))
-        if team.is_leader:
+        mine = [self._small_bytes(index) for index in range(max(len(self.storages), len(self.tensors)))]
+        self.pickle, theirs = group.broadcast((self.pickle, mine))
+        if group.is_leader:
             return
         for index, nbytes in enumerate(theirs):
             if nbytes is None:
@@ -71,7 +71,7 @@ class State:
                 assert isinstance(tensor, torch.Tensor)
                 self.tensors[index] = (name, dtype, shape, flat.view(tensor.dtype).view(shape))
 
-    def _small(self, index: int) -> bytes | None:
+    def _small_bytes(self, index: int) -> bytes | None:
         if self.storages:
             storage = self.storages[index]
             nbytes = storage.nbytes()
@@ -90,54 +90,54 @@ class State:
     def plan(self, path: Path, options: SaveOptions) -> _SavePlan:
         """Plan the file."""
         if self.pickle is None:
-            return plan_tensors(path, self.tensors, options)
+            return plan_safetensors(path, self.tensors, options)
         return plan_archive(self.pickle, self.storages, path, options)
 
 
-def apart(obj: object, is_archive: bool) -> State:
-    """Take a state apart."""
+def serialize(obj: object, is_archive: bool) -> SerializedState:
+    """Take a state serialize."""
     if not is_archive:
-        tensors = described(obj)
-        return State([(name, f"{dtype} {shape}") for name, dtype, shape, _ in tensors], tensors=tensors)
-    pickle, storages = take_apart(obj)
-    lines, is_all = _lines(obj, storages)
+        tensors = describe_tensors(obj)
+        return SerializedState([(name, f"{dtype} {shape}") for name, dtype, shape, _ in tensors], tensors=tensors)
+    pickle, storages = pickle_with_storages(obj)
+    descriptions, is_all = _descriptions(obj, storages)
     if not is_all:
         # What is in objects has no name. Where the pickles are the same, so is the order of storages.
-        lines.append(("what is not in dicts and lists", hashlib.sha256(pickle).hexdigest()[:16]))
-    return State(lines, pickle, list(storages))
+        descriptions.append(("what is not in dicts and lists", hashlib.sha256(pickle).hexdigest()[:16]))
+    return SerializedState(descriptions, pickle, list(storages))
 
 
-def _lines(obj: object, storages: list[torch.UntypedStorage]) -> tuple[list[_Line], bool]:
+def _descriptions(obj: object, storages: list[torch.UntypedStorage]) -> tuple[list[_Description], bool]:
     """Describe all tensors that have names, and say whether these are all."""
-    places = {_place(storage): index for index, storage in enumerate(storages) if storage.nbytes()}
+    places = {_storage_key(storage): index for index, storage in enumerate(storages) if storage.nbytes()}
     seen: set[int | None] = set()
-    lines = []
-    for name, tensor in tensors_of(obj):
+    descriptions = []
+    for name, tensor in named_tensors(obj):
         what = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
         if tensor.layout is torch.strided and not tensor.is_meta:
             storage = tensor.untyped_storage()
-            index = places.get(_place(storage))
+            index = places.get(_storage_key(storage))
             seen.add(index)
             what += f" at {tensor.storage_offset()} {list(tensor.stride())} of {storage.nbytes()} bytes, number {index}"
-        lines.append((name, what))
-    return lines, seen >= set(places.values())
+        descriptions.append((name, what))
+    return descriptions, seen >= set(places.values())
 
 
-def _place(storage: torch.UntypedStorage) -> tuple[str, int, int]:
+def _storage_key(storage: torch.UntypedStorage) -> tuple[str, int, int]:
     return str(storage.device), storage.data_ptr(), storage.nbytes()
 
 
-def refuse_different(team: Team, what: str, state: State) -> NoReturn:
+def raise_different(group: RankGroup, what: str, state: SerializedState) -> NoReturn:
     """Raise in all processes that the states are not the same, and say where they differ."""
-    leaders = team.tell(state.lines)
-    mine = next((pair for pair in zip_longest(leaders, state.lines) if pair[0] != pair[1]), None)
-    differing = [(rank, pair) for rank, pair in enumerate(team.gather(mine)) if pair is not None]
+    leaders = group.broadcast(state.descriptions)
+    mine = next((pair for pair in zip_longest(leaders, state.descriptions) if pair[0] != pair[1]), None)
+    differing = [(rank, pair) for rank, pair in enumerate(group.all_gather(mine)) if pair is not None]
     rank, (expected, found) = differing[0]
     ranks = ", ".join(str(rank) for rank, _ in differing)
     text = f"rank {rank} has {_shown(found)}, where rank 0 has {_shown(expected)}"
     advice = "a state that is saved together has the same tensors in all processes, in the same order"
-    team.refuse(f"{what}: the states of ranks {ranks} are not that of rank 0: {text}; {advice}")
+    group.raise_on_all(f"{what}: the states of ranks {ranks} are not that of rank 0: {text}; {advice}")
 
 
-def _shown(line: _Line | None) -> str:
+def _shown(line: _Description | None) -> str:
     return "nothing more" if line is None else f"{line[0]}: {line[1]}"

@@ -9,33 +9,33 @@ from deepnvme._checkpoint.history import PARTS_LIST
 from deepnvme._deepnvme import _shares
 
 if TYPE_CHECKING:
-    from deepnvme._checkpoint.distributed.process_group import Team
+    from deepnvme._checkpoint.distributed.process_group import RankGroup
 
 
 @dataclass(frozen=True)
-class Layout:
-    """One file, or one of each writer; the writers by their ranks, in the order of their stretches."""
+class Writers:
+    """One file, or one of each writer; the ranks by their ranks, in the order of their stretches."""
 
-    kind: Literal["file", "parts"]
-    writers: list[int]
+    layout: Literal["file", "parts"]
+    ranks: list[int]
 
     def suffix(self, suffix: str) -> str:
         """Say what the name of a checkpoint ends with."""
-        return suffix + PARTS_LIST if self.kind == "parts" else suffix
+        return suffix + PARTS_LIST if self.layout == "parts" else suffix
 
-    def own_nbytes(self, team: Team, nbytes: int) -> int:
+    def local_nbytes(self, group: RankGroup, nbytes: int) -> int:
         """Say how many of a state's bytes this process writes, about."""
-        shares = _shares(nbytes, len(self.writers))
-        is_writer = team.rank in self.writers[: len(shares)]
+        shares = _shares(nbytes, len(self.ranks))
+        is_writer = group.rank in self.ranks[: len(shares)]
         return shares[0][1] if is_writer else 0
 
 
-def layout_of(team: Team, kind: Literal["file", "parts"], per_node: int | None) -> Layout:
-    """Choose the writers, so many of each machine."""
-    return Layout(kind, writers_of(team.hosts, per_node))
+def choose_writers(group: RankGroup, layout: Literal["file", "parts"], per_node: int | None) -> Writers:
+    """Choose the ranks, so many of each machine."""
+    return Writers(layout, writer_ranks(group.hosts, per_node))
 
 
-def writers_of(hosts: list[str], per_node: int | None) -> list[int]:
+def writer_ranks(hosts: list[str], per_node: int | None) -> list[int]:
     """Take turns among machines: also a file that few write is written from many machines."""
     by_host: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):

@@ -20,12 +20,12 @@ from torch.distributed.checkpoint.metadata import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-NAME = "deepnvme.json"
+INDEX_NAME = "deepnvme.json"
 _VERSION = 1
 # Where the list records which files are its own.
-OWNED = "deepnvme.owned"
+OWNED_KEY = "deepnvme.owned"
 # What shards are called: a list leads nowhere else.
-SHARDS = re.compile(r"shard-[0-9]{5,}-[0-9a-f]{32}\.safetensors")
+SHARD_NAME = re.compile(r"shard-[0-9]{5,}-[0-9a-f]{32}\.safetensors")
 
 # The element types by torch's names: nothing else of the module is looked up.
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
@@ -35,35 +35,35 @@ _DEPTH_MAX = 500
 
 
 @dataclasses.dataclass
-class Place:
+class ItemLocation:
     """Where an item is: the file, and the tensor in it."""
 
     file: str
     tensor: str
 
 
-def encode(metadata: Metadata, places: dict[MetadataIndex, Place]) -> dict[str, Any]:
+def encode(metadata: Metadata, locations: dict[MetadataIndex, ItemLocation]) -> dict[str, Any]:
     """Say it in JSON."""
     entries: dict[str, Any] = {}
     for name, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):
             chunks = [
-                [list(chunk.offsets), list(chunk.sizes), dataclasses.astuple(_find(places, name, chunk.offsets))]
+                [list(chunk.offsets), list(chunk.sizes), dataclasses.astuple(_find(locations, name, chunk.offsets))]
                 for chunk in entry.chunks
             ]
             dtype = str(entry.properties.dtype).removeprefix("torch.")
             requires_grad = entry.properties.requires_grad
             entries[name] = {"dtype": dtype, "size": list(entry.size), "requires_grad": requires_grad, "chunks": chunks}
         else:
-            entries[name] = {"bytes": dataclasses.astuple(_find(places, name, None))}
+            entries[name] = {"bytes": dataclasses.astuple(_find(locations, name, None))}
     planner_data = metadata.planner_data
     if planner_data is not None:
         planner_data = {name: list(path) for name, path in planner_data.items()}
     return {"version": _VERSION, "entries": entries, "planner_data": planner_data}
 
 
-def _find(places: dict[MetadataIndex, Place], name: str, offset: Any) -> Place:
-    found = places.get(MetadataIndex(name, offset)) or places.get(MetadataIndex(name))
+def _find(locations: dict[MetadataIndex, ItemLocation], name: str, offset: Any) -> ItemLocation:
+    found = locations.get(MetadataIndex(name, offset)) or locations.get(MetadataIndex(name))
     if found is None:
         msg = f"no rank has written {name} at {offset}; the planner and the ranks disagree"
         raise RuntimeError(msg)
@@ -73,7 +73,7 @@ def _find(places: dict[MetadataIndex, Place], name: str, offset: Any) -> Place:
 def decode(wire: Any) -> Metadata:
     """Understand what ``encode`` said, believing none of it unchecked, or raise ``ValueError``."""
     entries: dict[str, Any] = {}
-    places: dict[MetadataIndex, Place] = {}
+    locations: dict[MetadataIndex, ItemLocation] = {}
     version, listed = _field(wire, "version"), _field(wire, "entries")
     if version != _VERSION:
         msg = f"version {version!r} is of a later deepnvme; upgrade"
@@ -81,16 +81,16 @@ def decode(wire: Any) -> Metadata:
     for name, entry in _items(listed, "entries"):
         if "bytes" in dict(_items(entry, name)):
             entries[name] = BytesStorageMetadata()
-            places[MetadataIndex(name)] = _place_of(entry["bytes"])
+            locations[MetadataIndex(name)] = _location_of(entry["bytes"])
             continue
-        entries[name] = _tensor_of(name, entry, places)
+        entries[name] = _tensor_of(name, entry, locations)
     planner_data = _field(wire, "planner_data")
     if planner_data is not None:
         planner_data = {name: _path_of(name, path, entries) for name, path in _items(planner_data, "planner_data")}
-    return Metadata(entries, planner_data=planner_data, storage_data=places)
+    return Metadata(entries, planner_data=planner_data, storage_data=locations)
 
 
-def _tensor_of(name: str, entry: Any, places: dict[MetadataIndex, Place]) -> TensorStorageMetadata:
+def _tensor_of(name: str, entry: Any, locations: dict[MetadataIndex, ItemLocation]) -> TensorStorageMetadata:
     """Understand what a tensor is, and note where its chunks are."""
     dtype, requires_grad = _DTYPES.get(str(_field(entry, "dtype"))), _field(entry, "requires_grad")
     if dtype is None or not isinstance(requires_grad, bool):
@@ -99,16 +99,16 @@ def _tensor_of(name: str, entry: Any, places: dict[MetadataIndex, Place]) -> Ten
     size = _counts(name, _field(entry, "size"))
     chunks = []
     for chunk in _list(name, _field(entry, "chunks")):
-        offsets, sizes, place = _list(name, chunk, 3)
+        offsets, sizes, location = _list(name, chunk, 3)
         offsets, sizes = _counts(name, offsets), _counts(name, sizes)
         is_within = len(offsets) == len(sizes) == len(size) and all(
             first + count <= whole for first, count, whole in zip(offsets, sizes, size, strict=True)
         )
-        if not is_within or MetadataIndex(name, offsets) in places:
+        if not is_within or MetadataIndex(name, offsets) in locations:
             msg = f"a chunk of {name} is not within it, or is there twice"
             raise ValueError(msg)
         chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
-        places[MetadataIndex(name, offsets)] = _place_of(place)
+        locations[MetadataIndex(name, offsets)] = _location_of(location)
     # What no chunk has would stay what it was, in silence.
     if not chunks or sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(size):
         msg = f"the chunks of {name} are not the whole of it"
@@ -118,7 +118,7 @@ def _tensor_of(name: str, entry: Any, places: dict[MetadataIndex, Place]) -> Ten
 
 
 def _path_of(name: str, path: Any, entries: dict[str, Any]) -> tuple[str | int, ...]:
-    """Understand the way to an entry. Each place of a list has an entry of its own, so none is beyond their number."""
+    """Understand the way to an entry. Each location of a list has an entry of its own, so none is beyond their number."""
     parts = _list(name, path)
     is_way = all(type(part) is str or (type(part) is int and 0 <= part < max(len(entries), 1)) for part in parts)
     if not parts or not is_way or len(parts) > _DEPTH_MAX:
@@ -158,9 +158,9 @@ def _counts(name: str, wire: Any) -> list[int]:
     return numbers
 
 
-def _place_of(wire: Any) -> Place:
-    file, tensor = _list("the place of an entry", wire, 2)
-    if type(file) is not str or type(tensor) is not str or not SHARDS.fullmatch(file):
+def _location_of(wire: Any) -> ItemLocation:
+    file, tensor = _list("the location of an entry", wire, 2)
+    if type(file) is not str or type(tensor) is not str or not SHARD_NAME.fullmatch(file):
         msg = f"{file!r} is no file of this folder"
         raise ValueError(msg)
-    return Place(file, tensor)
+    return ItemLocation(file, tensor)

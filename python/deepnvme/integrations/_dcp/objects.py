@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from deepnvme._deepnvme import Engine
 
 
-def checked(content: bytes | bytearray, path: Path, name: str, engine: Engine | None) -> io.BytesIO:
+def repickle_safely(content: bytes | bytearray, path: Path, name: str, engine: Engine | None) -> io.BytesIO:
     """Unpickle a value, running nothing of it, and pickle it again.
 
     Raises:
@@ -35,7 +35,7 @@ def checked(content: bytes | bytearray, path: Path, name: str, engine: Engine | 
     return again
 
 
-def _load(content: bytes | bytearray, place: str, engine: Engine | None) -> Any:
+def _load(content: bytes | bytearray, location: str, engine: Engine | None) -> Any:
     # The reader has the bytes from a file, as always.
     descriptor = os.memfd_create("deepnvme-object", os.MFD_CLOEXEC)
     with open(descriptor, "wb") as file:  # noqa: PTH123 (it is open already)
@@ -45,8 +45,8 @@ def _load(content: bytes | bytearray, place: str, engine: Engine | None) -> Any:
         try:
             return load(path, verify="off", engine=engine, progress=False)
         except Error as error:
-            named = type(error)(str(error).replace(path, place))
-            named.filename, named.offset = place, error.offset
+            named = type(error)(str(error).replace(path, location))
+            named.filename, named.offset = location, error.offset
             raise named from None
         except (ValueError, TypeError, KeyError, RuntimeError) as error:
-            raise CorruptFileError(f"{place}: {error}") from error
+            raise CorruptFileError(f"{location}: {error}") from error

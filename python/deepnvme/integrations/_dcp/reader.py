@@ -19,8 +19,8 @@ from deepnvme._deepnvme import _list_state, default_engine
 from deepnvme._utils.arguments import path_of
 from deepnvme._utils.metadata_file import read_metadata
 from deepnvme.errors import ChecksumError, CorruptFileError, OutOfMemoryError
-from deepnvme.integrations._dcp.index import NAME, Place, decode
-from deepnvme.integrations._dcp.objects import checked
+from deepnvme.integrations._dcp.index import INDEX_NAME, ItemLocation, decode
+from deepnvme.integrations._dcp.objects import repickle_safely
 from deepnvme.integrations._dcp.shard import Shard
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class DeepnvmeReader(StorageReader):
         self._path = None if path is None else path_of(path).absolute()
         self._engine = engine
         self._verify = verify
-        self._places: dict[MetadataIndex, Place] = {}
+        self._locations: dict[MetadataIndex, ItemLocation] = {}
         self._entries: dict[str, Any] = {}
         self._identities: dict[str, tuple[int, int]] = {}
 
@@ -78,11 +78,11 @@ class DeepnvmeReader(StorageReader):
         """Take the folder of the next load."""
         if checkpoint_id is not None:
             self._path = path_of(checkpoint_id).absolute()
-        self._places, self._identities = {}, {}
+        self._locations, self._identities = {}, {}
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Read ``deepnvme.json``."""
-        path = self._folder / NAME
+        path = self._folder / INDEX_NAME
         text = read_metadata(path)
         state = _list_state(text.encode())
         if self._verify != "off" and state == "damaged":
@@ -107,7 +107,7 @@ class DeepnvmeReader(StorageReader):
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
         """Remember where everything is."""
         del is_coordinator
-        self._places = metadata.storage_data
+        self._locations = metadata.storage_data
         self._entries = metadata.state_dict_metadata
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -124,7 +124,7 @@ class DeepnvmeReader(StorageReader):
         wanted = getattr(planner, "state_dict", {})
         for item in plan.items:
             self._check_kind(item, wanted)
-            by_file.setdefault(self._places[item.storage_index].file, []).append(item)
+            by_file.setdefault(self._locations[item.storage_index].file, []).append(item)
         then: list[Callable[[], None]] = []
         shards = []
         for name, items in by_file.items():
@@ -150,12 +150,12 @@ class DeepnvmeReader(StorageReader):
             return
         value = wanted.get(name)
         if isinstance(value, torch.Tensor | ShardedTensor) or hasattr(value, "__create_chunk_list__"):
-            msg = f"{self._folder / NAME}: {name!r} is said to be no tensor, and the state that is filled has one there"
+            msg = f"{self._folder / INDEX_NAME}: {name!r} is said to be no tensor, and the state that is filled has one there"
             raise CorruptFileError(msg)
 
     def _want(self, shard: Shard, item: ReadItem, planner: LoadPlanner) -> Callable[[], None]:
         """Have a shard read an item; return what is to be done when its bytes are there."""
-        name = self._places[item.storage_index].tensor
+        name = self._locations[item.storage_index].tensor
         dtype, shape = shard.described(name)
         if item.type == LoadItemType.BYTE_IO:
             if dtype != torch.uint8 or len(shape) != 1:
@@ -163,7 +163,7 @@ class DeepnvmeReader(StorageReader):
             buffer = bytearray(shape[0])
             if buffer:
                 shard.want(name, 0, torch.frombuffer(buffer, dtype=torch.uint8))
-            return lambda: planner.load_bytes(item, checked(buffer, shard.path, name, self._engine))
+            return lambda: planner.load_bytes(item, repickle_safely(buffer, shard.path, name, self._engine))
         target = planner.resolve_tensor(item).detach()
         starts, lengths = list(item.storage_offsets), list(item.lengths)
         expected = self._entries[item.storage_index.fqn].properties.dtype

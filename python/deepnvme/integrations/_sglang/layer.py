@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from deepnvme.integrations._sglang.weight_file import OffloadFile, Place, is_dense, lay_out
+from deepnvme.integrations._sglang.weight_file import TensorLayout, WeightFile, is_dense, plan_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,12 +19,12 @@ class _Weight:
 
     parameter: torch.nn.Parameter
     slots: list[tuple[dict[str, Any], str]]
-    place: Place
-    absent: torch.nn.Parameter
-    nothing: torch.Tensor
+    layout: TensorLayout
+    placeholder: torch.nn.Parameter
+    empty: torch.Tensor
 
 
-class OffloadedModule:
+class OffloadedLayer:
     """A module whose parameters are in a stretch of the file.
 
     Args:
@@ -34,7 +34,7 @@ class OffloadedModule:
         file: where they go.
     """
 
-    def __init__(self, module: torch.nn.Module, names: set[str] | None, resident: set[int], file: OffloadFile) -> None:
+    def __init__(self, module: torch.nn.Module, names: set[str] | None, resident: set[int], file: WeightFile) -> None:
         self.module = module
         self._names = names
         self._file = file
@@ -55,7 +55,7 @@ class OffloadedModule:
         """Say what a streamer reads for this module: its stretch, in one piece."""
         return [(path, self._start, self._nbytes)]
 
-    def settle(self, resident: set[int]) -> None:
+    def finish_loading(self, resident: set[int]) -> None:
         """Have the weights in the file as they are now, after loading, and hide them.
 
         Loading may have made others of them, of other shapes and types.
@@ -71,20 +71,20 @@ class OffloadedModule:
                 is_stretch_needed = is_stretch_needed or not is_away
             elif is_away or self.device.type == "cpu":
                 chosen.append(parameter)
-        places, nbytes = lay_out(chosen)
-        if not self._is_in_place(chosen, places):
-            self._write(chosen, places, nbytes, is_elsewhere=is_stretch_needed)
+        layouts, nbytes = plan_layout(chosen)
+        if not self._is_in_place(chosen, layouts):
+            self._write(chosen, layouts, nbytes, is_elsewhere=is_stretch_needed)
         self._nbytes = nbytes
         slots = self._slots()
         self._weights = [
             _Weight(
                 parameter,
                 slots[id(parameter)],
-                place,
-                _absent(parameter),
+                layout,
+                _placeholder(parameter),
                 torch.empty(0, dtype=parameter.dtype, device=self.device),
             )
-            for parameter, place in zip(chosen, places, strict=True)
+            for parameter, layout in zip(chosen, layouts, strict=True)
         ]
         self._mapped = None
         self.hide()
@@ -96,7 +96,7 @@ class OffloadedModule:
             if stretch.device != self.device:
                 stretch = stretch.to(self.device)
             for weight in self._weights:
-                weight.parameter.data = weight.place.of(stretch)
+                weight.parameter.data = weight.layout.of(stretch)
                 for owner, name in weight.slots:
                     owner[name] = weight.parameter
 
@@ -104,8 +104,8 @@ class OffloadedModule:
         """Take the weights away: whoever computes with them nevertheless gets an error, not numbers."""
         for weight in self._weights:
             for owner, name in weight.slots:
-                owner[name] = weight.absent
-            weight.parameter.data = weight.nothing
+                owner[name] = weight.placeholder
+            weight.parameter.data = weight.empty
 
     def _parameters(self, resident: set[int]) -> Iterator[torch.nn.Parameter]:
         for name, parameter in self.module.named_parameters():
@@ -113,7 +113,7 @@ class OffloadedModule:
                 yield parameter
 
     def _slots(self) -> dict[int, list[tuple[dict[str, Any], str]]]:
-        """Find every place where a parameter stands."""
+        """Find every layout where a parameter stands."""
         slots: dict[int, list[tuple[dict[str, Any], str]]] = {}
         for owner in self.module.modules():
             for name, parameter in owner._parameters.items():  # noqa: SLF001
@@ -122,38 +122,42 @@ class OffloadedModule:
         return slots
 
     def _move(self, taken: list[torch.nn.Parameter]) -> None:
-        places, self._nbytes = lay_out(taken)
+        layouts, self._nbytes = plan_layout(taken)
         self._reserved = self._nbytes
         self._start = self._file.reserve(self._nbytes)
         self._mapped = stretch = self._file.mapped(self._start, self._nbytes)
-        for parameter, place in zip(taken, places, strict=True):
-            target = place.of(stretch)
+        for parameter, layout in zip(taken, layouts, strict=True):
+            target = layout.of(stretch)
             target.copy_(parameter.data)
             parameter.data = target
 
-    def _is_in_place(self, chosen: list[torch.nn.Parameter], places: list[Place]) -> bool:
+    def _is_in_place(self, chosen: list[torch.nn.Parameter], layouts: list[TensorLayout]) -> bool:
         if self._mapped is None:
             return False
         base = self._mapped.data_ptr()
-        return all(parameter.data_ptr() == base + place.offset for parameter, place in zip(chosen, places, strict=True))
+        return all(
+            parameter.data_ptr() == base + layout.offset for parameter, layout in zip(chosen, layouts, strict=True)
+        )
 
-    def _write(self, chosen: list[torch.nn.Parameter], places: list[Place], nbytes: int, *, is_elsewhere: bool) -> None:
+    def _write(
+        self, chosen: list[torch.nn.Parameter], layouts: list[TensorLayout], nbytes: int, *, is_elsewhere: bool
+    ) -> None:
         """Lay the stretch out anew, by way of memory: what is to go may lie where other things are to come."""
         stretch = torch.zeros(nbytes, dtype=torch.uint8)
-        for parameter, place in zip(chosen, places, strict=True):
-            place.of(stretch).copy_(parameter.data)
+        for parameter, layout in zip(chosen, layouts, strict=True):
+            layout.of(stretch).copy_(parameter.data)
         if is_elsewhere or nbytes > self._reserved:
             self._start, self._reserved = self._file.reserve(nbytes), nbytes
         self._file.write(stretch, self._start).wait()
 
 
-def _absent(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+def _placeholder(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
     """Make what stands for a weight that is away: of the same shape and type, without bytes, on no device."""
     data = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
-    absent = torch.nn.Parameter(data, requires_grad=False)
+    placeholder = torch.nn.Parameter(data, requires_grad=False)
     # Models load weights through this, if it is there; a copy onto what has no bytes would be lost without a word.
-    vars(absent)["weight_loader"] = _refuse
-    return absent
+    vars(placeholder)["weight_loader"] = _refuse
+    return placeholder
 
 
 def _refuse(*_: object, **__: object) -> NoReturn:

@@ -31,7 +31,7 @@ class Slot:
         return self._memory[at : at + nbytes]
 
 
-class Streamer:
+class LayerStreamer:
     """Holds some of the units, and reads those ahead that come next.
 
     Args:
@@ -103,7 +103,7 @@ class Streamer:
             raise ValueError(f"unit {unit} is released, and was not acquired")
 
     def close(self) -> None:
-        """Stop reading. A second call changes nothing."""
+        """Stop reading. A second call changes empty."""
         self._streamer.close()
 
     def stats(self) -> dict[str, float]:

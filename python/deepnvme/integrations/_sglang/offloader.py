@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._utils.arguments import whole
-from deepnvme.integrations._sglang.layer import OffloadedModule
-from deepnvme.integrations._sglang.layer_stream import Streamer
-from deepnvme.integrations._sglang.weight_file import OffloadFile
+from deepnvme.integrations._sglang.layer import OffloadedLayer
+from deepnvme.integrations._sglang.layer_stream import LayerStreamer
+from deepnvme.integrations._sglang.weight_file import WeightFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -53,12 +53,12 @@ class Offloader:
         ahead: int | None = None,
         is_resident: Callable[[torch.nn.Module], set[int]] = lambda _: set(),
     ) -> None:
-        self._file = OffloadFile(folder)
+        self._file = WeightFile(folder)
         self._memory = None if memory is None else whole(memory, "memory")
         self._ahead = None if ahead is None else whole(ahead, "ahead")
         self._is_resident = is_resident
-        self._modules: list[OffloadedModule] = []
-        self._streamer: Streamer | None = None
+        self._modules: list[OffloadedLayer] = []
+        self._streamer: LayerStreamer | None = None
         self._taken: set[int] = set()
 
     def wrap_modules(
@@ -83,7 +83,7 @@ class Offloader:
             part = layer if submodule_accessor is None else submodule_accessor(layer)
             names = None if whitelist_param_names_creator is None else set(whitelist_param_names_creator(part))
             # What an earlier layer has, too, is in the file already.
-            module = OffloadedModule(part, names, self._is_resident(layer) | self._taken, self._file)
+            module = OffloadedLayer(part, names, self._is_resident(layer) | self._taken, self._file)
             if module.is_empty:
                 continue
             self._taken.update(module.parameter_ids())
@@ -93,20 +93,20 @@ class Offloader:
         return layers
 
     def post_init(self) -> None:
-        """Begin to stream: the model is loaded, and its weights are as they will be. A second call changes nothing."""
+        """Begin to stream: the model is loaded, and its weights are as they will be. A second call changes empty."""
         if self._streamer is not None:
             return
         shared = Counter(parameter for module in self._modules for parameter in module.parameter_ids())
         several = {parameter for parameter, count in shared.items() if count > 1}
         for module in self._modules:
-            module.settle(self._is_resident(module.module) | several)
-        self._file.settle()
+            module.finish_loading(self._is_resident(module.module) | several)
+        self._file.sync()
         _return_free_memory()
         units = [module.pieces(self._file.path) for module in self._modules]
         sizes = [sum(nbytes for _, _, nbytes in pieces) for pieces in units]
         memory = self._memory or min(sum(sizes), _MODULES_IN_MEMORY * max(sizes, default=0))
         device = self._modules[0].device if self._modules else None
-        self._streamer = Streamer(units, memory=memory, ahead=self._ahead, device=device)
+        self._streamer = LayerStreamer(units, memory=memory, ahead=self._ahead, device=device)
         _log.info(
             "deepnvme: the weights of %d modules, %.2f GB, stream from %s through %.2f GB on %s",
             len(units), sum(sizes) / 1e9, self._file.folder, memory / 1e9, device,
@@ -122,7 +122,7 @@ class Offloader:
         return {} if self._streamer is None else self._streamer.stats()
 
     def close(self) -> None:
-        """Stop reading and let go of the file; the modules cannot compute any more. A second call changes nothing."""
+        """Stop reading and let go of the file; the modules cannot compute any more. A second call changes empty."""
         if self._streamer is not None:
             self._streamer.close()
         self._file.close()

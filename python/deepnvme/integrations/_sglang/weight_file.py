@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # Where a stretch begins: a page, so that it can be mapped, and read directly on any disk.
-_STRETCH_ALIGNMENT = max(4096, mmap.PAGESIZE)
+_EXTENT_ALIGNMENT = max(4096, mmap.PAGESIZE)
 # Where a tensor begins: what kernels of GPUs take for granted of memory of their own.
 _TENSOR_ALIGNMENT = 512
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorLayout:
     """Where a tensor is in its stretch, and how it lies there."""
 
     offset: int
@@ -51,18 +51,18 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def lay_out(tensors: Sequence[torch.Tensor]) -> tuple[list[Place], int]:
+def plan_layout(tensors: Sequence[torch.Tensor]) -> tuple[list[TensorLayout], int]:
     """Say where each of some dense tensors goes, one after the other, and how many bytes that takes."""
-    places: list[Place] = []
+    layouts: list[TensorLayout] = []
     at = 0
     for tensor in tensors:
         nbytes = tensor.numel() * tensor.itemsize
-        places.append(Place(at, nbytes, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride())))
+        layouts.append(TensorLayout(at, nbytes, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride())))
         at = _ceil(at + nbytes, _TENSOR_ALIGNMENT)
-    return places, at
+    return layouts, at
 
 
-class OffloadFile:
+class WeightFile:
     """A file without a name in a folder: it is gone with the process, however that ends.
 
     Args:
@@ -86,7 +86,7 @@ class OffloadFile:
     def reserve(self, nbytes: int) -> int:
         """Add a stretch of so many bytes, with room for it on the disk; where it begins."""
         start = self.nbytes
-        stop = start + _ceil(max(1, nbytes), _STRETCH_ALIGNMENT)
+        stop = start + _ceil(max(1, nbytes), _EXTENT_ALIGNMENT)
         there = os.fstatvfs(self._descriptor)
         # Asked first: a file system that finds out on the way has filled up for everybody by then.
         if stop - start > there.f_bavail * there.f_frsize:
@@ -112,7 +112,7 @@ class OffloadFile:
         """Start to write bytes somewhere in a stretch."""
         return start_write(tensor, self.path, offset)
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Have everything on the disk, and none of it in the page cache any longer."""
         os.fdatasync(self._descriptor)
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -122,7 +122,7 @@ class OffloadFile:
         return OSError(errno.ENOSPC, msg, self.folder)
 
     def close(self) -> None:
-        """Let go of the file. A second call changes nothing."""
+        """Let go of the file. A second call changes empty."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
