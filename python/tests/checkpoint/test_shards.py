@@ -413,7 +413,7 @@ def test_weights_are_read_to_the_end_of_a_model_that_is_replaced(
     save(2, path)
     assert same(loaded | dict(given), 1)
     # Where not all of its files can stay open, that is an error.
-    monkeypatch.setattr(weights, "_DESCRIPTORS", 1 << 40)
+    monkeypatch.setattr(weights, "_DESCRIPTOR_SHARE", 1 << 40)
     assert same(dict(iterate_weights(tmp_path, ahead=1)), 2)
     given = iterate_weights(tmp_path, ahead=1)
     next(given)
