@@ -102,7 +102,7 @@ def test_exit_throws_unfinished_files_away(python: Run, tmp_path: Path) -> None:
         options=("-W", "always"),
     )
     assert list(tmp_path.iterdir()) == []
-    assert ended.stderr.count("thrown away") == 2, ended.stderr
+    assert ended.stderr.count("discarded") == 2, ended.stderr
 
 
 def test_exit_after_sys_exit_and_exceptions(python: Run) -> None:

@@ -173,7 +173,7 @@ def test_a_file_that_is_never_closed_is_thrown_away(path: Path, random_bytes: Ra
     file = deepnvme.open(path, "wb")
     file.write(random_bytes(9_000_000))
     assert len(only(path.parent)) == 2
-    with pytest.warns(ResourceWarning, match=r"unclosed file <deepnvme.Writer .*thrown away"):
+    with pytest.warns(ResourceWarning, match=r"unclosed file <deepnvme.Writer .*discarded"):
         del file
         gc.collect()
     assert path.read_bytes() == b"old"

@@ -1,4 +1,4 @@
-"""Saves that go on by themselves: one after the other, and what went wrong with them."""
+"""Saves that run in the background, one after the other, and their errors."""
 
 from __future__ import annotations
 
@@ -11,34 +11,35 @@ from typing import Any, Protocol, TypeAlias
 
 from deepnvme.errors import Error
 
-# What a file that was saved has: its size, and where its index is, how long, and of which sum.
+# Of a saved file: size in bytes, and offset, size and CRC-64 of its index.
 SaveResult: TypeAlias = tuple[int, int, int, int]
 
-# How often whoever waits looks for Ctrl-C.
+# Interval at which waiting threads check for Ctrl-C.
 _SLICE_S = 0.05
 
 
 class RunningSave(Protocol):
-    """A save that is under way, of this process or of several."""
+    """A running save, of one process or of several."""
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Bytes written, and in all."""
+        """Bytes written, and bytes in total."""
 
     def wait_filled(self) -> None:
         """Wait until the tensors may change."""
 
     def wait(self, progress: Any, stop_on_signal: bool) -> SaveResult:
-        """Wait until it is over."""
+        """Wait until the save is over."""
 
     def stop(self) -> None:
-        """Have it end soon, with an exception."""
+        """Make the save end soon, with an exception."""
 
 
 class SignalSafeEvent:
-    """Something to wait for, also in a signal handler that interrupted a wait for it.
+    """An event that a signal handler may wait for, even if it interrupted a wait for the same event.
 
-    An ``Event`` has a lock that its waiter holds for moments: a handler in such a moment would wait for ever.
+    ``threading.Event`` contains a lock that its waiter holds briefly. A handler that interrupts it there would wait
+    forever.
     """
 
     def __init__(self) -> None:
@@ -47,27 +48,27 @@ class SignalSafeEvent:
         self._lock.acquire()
 
     def set(self) -> None:
-        """Let everybody go on. Once is enough."""
+        """Wake all waiters. Further calls do nothing."""
         if not self.is_set:
             self.is_set = True
             self._lock.release()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for at most so long; whether it is open."""
+        """Wait for at most this time. Returns whether the event is set."""
         if not self.is_set and self._lock.acquire(timeout=seconds):
             self._lock.release()
         return self.is_set
 
 
 class BackgroundSaves:
-    """The saves that are under way: one, or more where a signal handler saves during a save."""
+    """The running saves: one, or several if a signal handler saves during a save."""
 
     def __init__(self) -> None:
         self._running: list[_BackgroundSave] = []
         self._failures: deque[BaseException] = deque()
 
     def start(self, saving: RunningSave, on_done: Callable[[SaveResult], None]) -> None:
-        """Have somebody wait for a save, and call ``on_done`` when the file is on the disk."""
+        """Wait for a save in a thread of its own, and call ``on_done`` once the file is on disk."""
         current = _BackgroundSave(saving, on_done, self._failures.append)
         with self._abandon_on_error(current):
             current.start()
@@ -76,7 +77,7 @@ class BackgroundSaves:
 
     @property
     def holds_tensors(self) -> bool:
-        """Whether tensors may be read still."""
+        """Whether a save may still read tensors."""
         return any(not current.is_filled for current in self._running)
 
     def wait_for_tensors(self) -> None:
@@ -85,14 +86,14 @@ class BackgroundSaves:
             current.wait_filled()
 
     def wait_for_copies(self) -> None:
-        """Wait until the tensors of the last save have been copied; where that is interrupted, there is no save."""
+        """Wait until the tensors of the last save are copied. An interrupt abandons the save."""
         current = self._last
         if current is not None:
             with self._abandon_on_error(current):
                 current.wait_filled()
 
     def wait_with_progress(self, report: Callable[[int, int], object] | None) -> None:
-        """Wait until the last save is over, and say how far it is; where that is interrupted, there is no save."""
+        """Wait until the last save is over, and report its progress. An interrupt abandons the save."""
         current = self._last
         if current is not None:
             with self._abandon_on_error(current):
@@ -112,25 +113,25 @@ class BackgroundSaves:
         try:
             yield
         except BaseException:
-            # Whoever made the call may change the tensors now, and has not been told of a save.
+            # The caller sees an exception, so it may change the tensors now.
             current.abandon()
             self._drop_finished()
             raise
 
     @property
     def is_running(self) -> bool:
-        """Whether a save is under way."""
+        """Whether a save is running."""
         return any(current.is_running for current in self._running)
 
     def wait(self) -> None:
-        """Wait until nothing is under way, and raise what went wrong."""
+        """Wait until no save is running, and raise the first error."""
         while (current := next(iter(self._running), None)) is not None:
             current.join()
             self._drop_finished()
         self.raise_failure()
 
     def raise_failure(self) -> None:
-        """Raise what went wrong, once."""
+        """Raise the oldest error, once."""
         try:
             failed = self._failures.popleft()
         except IndexError:
@@ -138,11 +139,11 @@ class BackgroundSaves:
         raise failed
 
     def add_failure(self, error: BaseException) -> None:
-        """Keep an error for the next call."""
+        """Keep an error for the next call to raise."""
         self._failures.append(error)
 
     def _drop_finished(self) -> None:
-        # What is over refers to whoever saved, and would keep it from being freed.
+        # Finished saves refer to the Checkpointer, and would keep it from being freed.
         self._running[:] = [current for current in self._running if current.is_running]
 
 
@@ -155,13 +156,13 @@ class _BackgroundSave:
         self._on_done: Callable[[SaveResult], None] | None = on_done
         self._add_failure = add_failure
         self._is_abandoned = False
-        # Not a daemon: at the end of the program the save is finished.
+        # Not a daemon: the program finishes the save before it exits.
         self._thread = threading.Thread(target=self._run, name="deepnvme-checkpointer")
-        # A thread whose `join` was interrupted passes for dead before Python 3.13.
+        # Before Python 3.13, a thread counts as dead after an interrupted `join`.
         self._finished = SignalSafeEvent()
 
     def start(self) -> None:
-        """Start to wait."""
+        """Start the thread."""
         try:
             self._thread.start()
         except RuntimeError as error:
@@ -169,7 +170,7 @@ class _BackgroundSave:
             raise Error(errno.EAGAIN, f"{text}, or save with async_=False") from error
 
     def _run(self) -> None:
-        # Whoever saves is not kept alive by a save that is over.
+        # The finished save does not keep the Checkpointer alive.
         on_done, self._on_done = self._on_done, None
         try:
             assert on_done is not None
@@ -183,7 +184,7 @@ class _BackgroundSave:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is not over yet."""
+        """Whether the save is not over yet."""
         return not self._finished.is_set
 
     def wait_filled(self) -> None:
@@ -193,21 +194,21 @@ class _BackgroundSave:
             self.is_filled = True
 
     def abandon(self) -> None:
-        """Stop it, and have nobody told."""
+        """Stop the save, and keep no error."""
         self._is_abandoned = True
         self.saving.stop()
         if self._thread.ident is not None:
             self.join()
             return
-        # There was no thread to be had; the file is not written to any more when this returns.
+        # The thread did not start. The file is no longer written to once this returns.
         with suppress(Exception):
             self.saving.wait(None, False)
 
     def join(self, seconds: float | None = None) -> None:
-        """Wait until it is over, or so long."""
+        """Wait until the save is over, or for this time."""
         if seconds is not None:
             self._finished.wait(seconds)
             return
-        # A wait without end would not be woken by Ctrl-C.
+        # Ctrl-C would not interrupt a wait without a timeout.
         while not self._finished.wait(_SLICE_S):
             pass

@@ -1,7 +1,7 @@
-"""Memory that is used again as soon as nobody has tensors in it.
+"""A pool of buffers, which are reused once no tensor uses them.
 
-Memory that a process has not had before costs more than reading into it does: the kernel fills it with zeros, and on
-a virtual machine the host may have to find it first.
+Fresh memory costs more than reading into it: the kernel fills it with zeros, and the host of a virtual machine may
+have to allocate it first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Allocation:
 
 @dataclass
 class PoolBuffer:
-    """Memory that is lent: in use as long as this or a tensor in it is."""
+    """A buffer of the pool. It is in use while this object or a tensor in it exists."""
 
     nbytes: int
     view: memoryview
@@ -34,7 +34,7 @@ class PoolBuffer:
     used_bytes: int = 0
 
     def allocate_part(self, nbytes: int) -> tuple[Any, int]:
-        """Give a part that begins at a page, as ``arena.allocate`` does; memory of its own where nothing is left."""
+        """Return a page-aligned part, like ``load_buffer.allocate``; fresh memory if the buffer is used up."""
         begin = self.used_bytes
         if begin + nbytes > self.nbytes:
             return allocate(nbytes)
@@ -44,32 +44,32 @@ class PoolBuffer:
 
 @dataclass
 class BufferPool:
-    """Blocks that are lent again and again.
+    """Buffers that are handed out again and again.
 
-    At most ``bytes_max`` of them wait to be used again or are wanted by whoever lends them. What others keep of a block
-    that has been let go of is theirs, and not counted. Tensors may end in any thread; all else is for one.
+    Idle buffers and those that are acquired take at most ``bytes_max``. A released buffer that tensors still use is not
+    counted. Tensors may be freed in any thread; everything else is for one thread.
     """
 
     bytes_max: int
     acquired_bytes: int = 0
     _idle: list[_Allocation] = field(default_factory=list)
-    # By the number of the number.
+    # By the number of the loan.
     _borrowed: dict[int, weakref.ref[memoryview]] = field(default_factory=dict)
     _borrow_count: int = 0
-    # Where the end of a view leaves what it was a view of; nothing else is done there, whichever thread that is.
+    # The callback of a freed view only appends here, since it runs in any thread.
     _returned: deque[tuple[int, _Allocation]] = field(default_factory=deque)
 
     def can_acquire(self, nbytes: int) -> bool:
-        """Tell whether another block may be wanted."""
+        """Whether another buffer fits into the limit."""
         return self.acquired_bytes + nbytes <= self.bytes_max
 
     def has_idle(self, nbytes: int) -> bool:
-        """Tell whether a block of that size waits to be used again."""
+        """Whether an idle buffer of this size is available."""
         self._reclaim()
         return any(memory.nbytes == nbytes for memory in self._idle)
 
     def acquire(self, nbytes: int) -> PoolBuffer:
-        """Lend a block, one that was used before if there is one of that size; it is wanted until ``release``."""
+        """Hand out a buffer, an idle one if there is one of this size. It counts until ``release``."""
         self._reclaim()
         self.acquired_bytes += nbytes
         memory = next((memory for memory in self._idle if memory.nbytes == nbytes), None)
@@ -78,7 +78,7 @@ class BufferPool:
         self._evict()
         if memory is None:
             memory = _Allocation(nbytes, *allocate(nbytes))
-        # A view for each number: tensors hold it, and so it ends with the last of them.
+        # A view for each loan: tensors refer to it, so it ends with the last of them.
         view = memoryview(memory.buffer)
         self._borrow_count += 1
         self._borrowed[self._borrow_count] = weakref.ref(
@@ -87,7 +87,7 @@ class BufferPool:
         return PoolBuffer(nbytes, view, memory.start)
 
     def release(self, nbytes: int) -> None:
-        """Want a block no longer: it waits to be used again once nobody else has it."""
+        """Release a buffer. It becomes idle once no tensor uses it."""
         self.acquired_bytes -= nbytes
 
     def _reclaim(self) -> None:
@@ -98,7 +98,7 @@ class BufferPool:
         self._evict()
 
     def _evict(self) -> None:
-        # The oldest first: what is asked for changes slowly.
+        # The oldest first: requested sizes change slowly.
         while self._idle and self.acquired_bytes + sum(memory.nbytes for memory in self._idle) > self.bytes_max:
             del self._idle[0]
 

@@ -1,8 +1,7 @@
 """``deepnvme.Checkpointer``: a folder of checkpoints, saved while training goes on.
 
-``retention`` knows what counts, ``schedule`` whose turn it is, ``background`` has the save that is under way,
-``starting`` knows how one begins, ``overlap`` has optimizers wait for it, ``distributed`` knows the other processes,
-if there are any.
+``history`` decides which checkpoints count, ``save_start`` begins a save, ``background_save`` runs it, and
+``distributed`` coordinates several processes.
 """
 
 from __future__ import annotations
@@ -42,60 +41,61 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# How often a checkpoint may be retired while it is being opened.
+# Attempts to open a checkpoint that other processes retire at the same time.
 _TRIES_MAX = 20
 
 
 @dataclass(frozen=True)
 class CheckpointerStats:
-    """What saving has cost so far. Of several processes all count the same files, and each its own time."""
+    """The cost of saving so far. All processes count the same files, and each its own time."""
 
     saves: int
-    """Checkpoints that are in the manifest."""
+    """Checkpoints in the manifest."""
     nbytes: int
-    """Bytes of those."""
+    """Their size in bytes."""
     stall_s: float
-    """How long ``save``, and the optimizers of ``overlap``, have kept training waiting, in seconds."""
+    """Seconds that ``save``, and the optimizers of ``overlap``, blocked training."""
     write_s: float
-    """How long the files took, from the call of ``save`` to the name, in seconds."""
+    """Seconds from each call of ``save`` until its file got its name."""
 
 
 class Checkpointer:
-    """Saves checkpoints into a folder, keeps the last ones, and finds them again.
+    """Save checkpoints into a folder, keep the newest ones, and restore them.
 
-    Each checkpoint is one file, as of ``deepnvme.save``; ``manifest.json`` lists those that count, and is replaced at
-    once when a file is whole and on disk. After a crash the newest whole checkpoint is there; what is left of the one
-    that was being written goes with the next save. Files that the manifest does not list are left alone.
+    Each checkpoint is one file in the format of ``deepnvme.save``. ``manifest.json`` lists the checkpoints that count.
+    It is replaced atomically once a new file is complete and on disk, so a crash leaves the newest complete
+    checkpoint. The next save removes the remains of an interrupted one. Files that the manifest does not list are
+    never touched.
 
-    One Checkpointer at a time saves into a folder, from its first save until it is closed; any number of them read.
-    Threads that save through one take turns, and a signal handler may save during a save.
+    One Checkpointer at a time saves into a folder, from its first save until it is closed. Any number may read.
+    Threads that save through one Checkpointer take turns. A signal handler may save during a save.
 
-    With ``async_=True``, ``save`` returns when the tensors have been copied into page-locked memory, or, of what does
-    not fit there, onto the disk; the rest goes on while training does. Inside ``overlap`` nothing is copied: the
-    tensors are written from where they are, and the next ``optimizer.step`` waits if they have not been yet. One save
-    is under way at a time: the next one waits for it. What goes wrong in the background is raised by the next call.
+    With ``async_=True``, ``save`` returns once the tensors are copied to page-locked memory. If they don't fit, it
+    waits until the remainder has been written. Inside ``overlap`` nothing is copied: the tensors are written in place,
+    and the next ``optimizer.step`` waits until they have been read. One save runs at a time; the next one waits for
+    it. The next call raises an error from the background.
 
-    Where ``torch.distributed`` is set up, all processes make a Checkpointer and call ``save`` with the same step. Each
-    writes its stretch of a state that all have; a state with DTensors becomes a folder, which is restored ``into`` a
-    state. Close it before ``destroy_process_group``. `docs/checkpoints.md` says more.
+    With ``torch.distributed``, every process makes a Checkpointer and calls ``save`` with the same step. Each writes
+    its own byte range of a replicated state. A state with DTensors becomes a folder, and is restored with ``into``.
+    Close the Checkpointer before ``destroy_process_group``. See `docs/checkpoints.md`.
 
     Args:
-        folder: where; it is made if it is not there.
-        keep: how many checkpoints stay. Default 3; ``None`` keeps all.
-        every: which calls of ``save`` save: those whose step is a multiple of that number, or that come so long after
-            the last one (``datetime.timedelta``). Default: each.
+        folder: where to save; created if missing.
+        keep: how many checkpoints to keep. Default 3; ``None`` keeps all.
+        every: which calls of ``save`` write a checkpoint: steps that are a multiple of this number, or a minimum time
+            between checkpoints (``datetime.timedelta``). Default: every call.
         async_: save in the background. Default False.
-        memory: bytes of page-locked memory for that, kept until ``close``. Default: as much as the first state has,
-            and a quarter of what is available at the most.
+        memory: bytes of page-locked memory for background saves, kept until ``close``. Default: the size of the first
+            state, at most a quarter of the available memory.
         format: ``"pt"`` (default) or ``"safetensors"``.
-        engine: which engine moves the bytes. Default: the default engine.
+        engine: the engine that transfers the bytes. Default: the default engine.
         durability: as for ``deepnvme.save``. Default ``"full"``.
         checksums: as for ``deepnvme.save``. Default True.
-        progress: as for ``deepnvme.save``; in the background nothing is shown. Default: a bar on a terminal.
-        process_group: the processes that save together; a process that saves by itself gives a group of its own.
-            Default: all, where ``torch.distributed`` is set up.
-        layout: what a state becomes that several processes save: ``"file"`` (default), or ``"parts"``, one file of
-            each, where they do not share a folder or one file is slow.
+        progress: as for ``deepnvme.save``; background saves show nothing. Default: a bar on a terminal.
+        process_group: the processes that save together. A process that saves alone passes a group of its own.
+            Default: all processes, if ``torch.distributed`` is initialized.
+        layout: how several processes save one state: ``"file"`` (default), one shared file, or ``"parts"``, one file
+            for each writer, for folders that are not shared or where a single file is slow.
         writers_per_node: how many processes of each machine write. Default: all.
 
     Example:
@@ -137,7 +137,7 @@ class Checkpointer:
         if writers_per_node is not None:
             writers_per_node = whole(writers_per_node, "writers_per_node (None has all write)", 1)
         require_torch("Checkpointer")
-        # The process may change its folder before the next save.
+        # The process may change its working directory before the next save.
         self.folder = path_of(folder).absolute()
         self._process = os.getpid()
         self._save_lock = threading.RLock()
@@ -145,7 +145,7 @@ class Checkpointer:
         self._has_saved = False
         self._schedule = _SaveSchedule(every)
         self._group = RankGroup(process_group)
-        # Asked by whoever trains, at the same time as a save in the background asks the others: it needs its own.
+        # A group of its own: the training thread uses it while a background save uses the other.
         self._timer_group = RankGroup(process_group) if self._schedule.is_by_time else None
         same: dict[str, object] = {"keep": keep, "every": every, "async_": async_, "format": format}
         same |= {"durability": durability, "checksums": checksums, "layout": layout}
@@ -164,16 +164,16 @@ class Checkpointer:
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
-        """The checkpoints that count, the oldest first; those of another process that saves, too."""
+        """The checkpoints that count, oldest first, including those saved by other processes."""
         self._check_process()
         self._history.refresh_if_unlocked()
         return list(self._history.entries)
 
     def latest(self) -> Checkpoint | None:
-        """Give the newest checkpoint, or ``None`` where there is none.
+        """Return the newest checkpoint, or ``None`` if there is none.
 
         Raises:
-            deepnvme.Error: a save in the background has failed.
+            deepnvme.Error: a background save failed.
         """
         self._check_process()
         self._background.raise_failure()
@@ -182,27 +182,27 @@ class Checkpointer:
 
     @property
     def stats(self) -> CheckpointerStats:
-        """What saving has cost so far."""
+        """The cost of saving so far."""
         self._check_process()
         return self._counter.current
 
     def save(self, step: int, state: Any, *, force: bool = False) -> bool:
-        """Save a state, if it is the turn of that step; whether it was.
+        """Save if this step is due. Returns whether it did.
 
         Args:
-            step: the number of the step, from 0 on. One that is there already is replaced.
+            step: the step number, from 0. An existing checkpoint of this step is replaced.
             state: as for ``deepnvme.save``.
-            force: save whatever ``every`` says, as at the end of training.
+            force: save even if ``every`` does not require it, as at the end of training.
 
         Raises:
-            deepnvme.Error: this save failed, or the last one did in the background.
-            deepnvme.errors.LockedError: another Checkpointer saves into the folder.
+            deepnvme.Error: this save failed, or the previous background save did.
+            deepnvme.errors.LockedError: another Checkpointer is saving into the folder.
         """
         self._check_process(is_to_save=True)
         step = whole(step, "step")
         with self._save_lock:
             if self._nested_saves and not self._group.is_single:
-                msg = "a signal handler saves while this process saves together with others; save when that is over"
+                msg = "a signal handler cannot save while this process saves together with others; save after that"
                 raise InvalidArgumentError(msg)
             self._nested_saves += 1
             try:
@@ -212,7 +212,7 @@ class Checkpointer:
 
     def _save(self, step: int, state: Any, force: bool) -> bool:
         if self._group.is_single:
-            # Others have to hear of it: they do when a save begins, which is everybody's turn.
+            # Several processes raise it together, when a save begins.
             self._background.raise_failure()
         began = time.perf_counter()
         is_due = self._schedule.is_due(step, began)
@@ -223,7 +223,7 @@ class Checkpointer:
         self._has_saved = True
         number = self._history.start_number()
         is_copied = self._is_async and not self._overlaps
-        # What a signal handler saves has memory of its own: that of the save it interrupted is in use.
+        # A save in a signal handler gets its own memory: the interrupted save is using the other.
         saving, path = self._starter.begin(step, state, is_copied and self._nested_saves == 1, self._wait_for_previous)
 
         def commit(saved: SaveResult) -> None:
@@ -254,25 +254,25 @@ class Checkpointer:
         return True
 
     def _wait_for_previous(self) -> None:
-        """Wait for the save before this one."""
+        """Wait for the previous save."""
         self._background.wait()
 
     def _check_process(self, *, is_to_save: bool = False) -> None:
         if os.getpid() == self._process or not (is_to_save or self._has_saved or not self._group.is_single):
             return
-        text = f"{self.folder}: this Checkpointer belongs to process {self._process}, which this one was forked from"
-        msg = f"{text}; make a new one here, or use it in its parent"
+        text = f"{self.folder}: this Checkpointer belongs to process {self._process}, the parent of this fork"
+        msg = f"{text}; make a new one here, or use it in the parent"
         raise ClosedError(msg)
 
     def restore(self, step: int | None = None, **options: Any) -> Any:
-        """Load a checkpoint: the newest one, or the one of that step.
+        """Load a checkpoint: the newest, or that of a given step.
 
         Args:
             step: which one. Default: the newest.
             **options: as for ``deepnvme.load``: ``device``, ``into``, ``only``, ``verify``, ...
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no such checkpoint.
             deepnvme.errors.ChecksumError: the file is not the one that was saved.
         """
         self._check_process()
@@ -281,7 +281,7 @@ class Checkpointer:
         return self._with_checkpoint(step, lambda found: self._restore(found, options))
 
     def _with_checkpoint(self, step: int | None, use: Callable[[Checkpoint], _T]) -> _T:
-        """Use a checkpoint. Another process, or thread, may retire it meanwhile: then there is a newer one."""
+        """Use a checkpoint. If another process or thread retires it meanwhile, retry with the newer one."""
         self._history.refresh_if_unlocked()
         for _ in range(_TRIES_MAX):
             before = self._history.entries
@@ -302,8 +302,8 @@ class Checkpointer:
             return load(found.path, **options)
         if not {"engine", "into"} <= set(options) <= {"engine", "into", "verify"}:
             msg = (
-                f"{found.path} is sharded: processes have saved parts of tensors. Give restore(into=state), with a "
-                "state whose tensors say which parts this process wants, and nothing else but engine and verify"
+                f"{found.path} is sharded: each process saved its parts of the tensors. Call restore(into=state) with "
+                "the sharded state of this process; the only other options are engine and verify"
             )
             raise ValueError(msg)
         from deepnvme._checkpoint.distributed import sharded  # noqa: PLC0415
@@ -312,16 +312,16 @@ class Checkpointer:
         return sharded.restore(self._group, found, options["into"], rest)
 
     def fetch_parts(self, step: int | None = None) -> int:
-        """Bring the parts of a checkpoint here that lie on other machines' own disks, and give the bytes of that.
+        """Copy parts that are on other machines' local disks to this machine. Returns the bytes copied.
 
-        For ``layout="parts"`` in folders that machines do not share; all processes call it, and then ``restore``. It
-        takes 16 MiB of memory, and on each machine the room of what it lacks, until the checkpoint is retired.
+        For ``layout="parts"`` in folders that machines do not share. All processes call it before ``restore``. It uses
+        16 MiB of memory, and disk space for the missing parts until the checkpoint is retired.
 
         Args:
             step: which one. Default: the newest.
 
         Raises:
-            FileNotFoundError: there is none, or a part of it is nowhere.
+            FileNotFoundError: there is no such checkpoint, or no machine has one of its parts.
             deepnvme.errors.PeerError: another process has failed.
         """
         self._check_process()
@@ -329,12 +329,12 @@ class Checkpointer:
         return fetch(self._group, self._history.find(step), self._durability)
 
     def wait(self) -> None:
-        """Wait until the save that is under way is in the manifest, and raise what went wrong with it."""
+        """Wait until the current save is in the manifest. Raises its error, if it failed."""
         self._check_process()
         self._background.wait()
 
     def wait_for_tensors(self) -> None:
-        """Wait until the tensors of the save that is under way may change. ``overlap`` does that before each step."""
+        """Wait until the tensors of the current save may change. ``overlap`` does this before each step."""
         self._check_process()
         if self._background.holds_tensors:
             began = time.perf_counter()
@@ -344,14 +344,13 @@ class Checkpointer:
 
     @contextmanager
     def overlap(self, *optimizers: torch.optim.Optimizer) -> Iterator[Self]:
-        """Let saves in this block write the tensors from where they are, while the next batch is computed.
+        """Let saves in this block write tensors in place, without a copy, while the next batch is computed.
 
-        The caller promises that nothing but these optimizers changes the tensors; before each of their steps, the save
-        that is under way has read them all. For what else changes state (buffers of a model, a scheduler), call
-        ``wait_for_tensors`` first.
+        The caller promises that only these optimizers change the tensors. Before each of their steps, the current save
+        finishes reading them. Call ``wait_for_tensors`` before changing other state (module buffers, a scheduler).
 
         Args:
-            *optimizers: whose ``step`` waits.
+            *optimizers: the optimizers whose ``step`` waits.
 
         Example:
             >>> model = torch.nn.Linear(2, 3)
@@ -376,12 +375,12 @@ class Checkpointer:
                 self.wait()
 
     def close(self) -> None:
-        """Wait for the save that is under way, let others save into the folder, and free the memory.
+        """Wait for the current save, unlock the folder, and free the memory.
 
-        Closing twice does nothing, and a save after it takes the folder again.
+        Closing twice does nothing. A later save locks the folder again.
 
-        Of several processes the connections are closed, too: what is there can still be listed and restored, unless it
-        is sharded.
+        With several processes, this also closes their connections. Checkpoints can still be listed, and restored
+        unless they are sharded.
         """
         self._check_process()
         with self._save_lock:
@@ -411,8 +410,8 @@ class Checkpointer:
         return f"<deepnvme.Checkpointer {str(self.folder)!r}, steps={steps}>"
 
     def _wait_in_hook(self) -> None:
-        # That a save failed is raised by the next call, not in the middle of a step. Ctrl-C is raised here: if it were
-        # kept, the optimizer would go on to change what is being written.
+        # The next call raises the save's failure, not the middle of a step. Ctrl-C is raised here: otherwise the
+        # optimizer would change what is being written.
         try:
             self.wait_for_tensors()
         except Exception as error:  # noqa: BLE001
@@ -420,7 +419,7 @@ class Checkpointer:
 
 
 class _SaveSchedule:
-    """Every so many steps, or so long after the last save; each call where nothing was said."""
+    """Decides which calls save: every Nth step, or a minimum time apart; by default all of them."""
 
     def __init__(self, every: int | dt.timedelta | None) -> None:
         is_time = every is None or isinstance(every, dt.timedelta)
@@ -429,11 +428,11 @@ class _SaveSchedule:
 
     @property
     def is_by_time(self) -> bool:
-        """Whether a clock says it: those of several processes differ."""
+        """Whether the clock decides. The clocks of several processes differ."""
         return isinstance(self._every, dt.timedelta)
 
     def is_due(self, step: int, now: float) -> bool:
-        """Whether a state of that step, at that time in seconds, is to be saved."""
+        """Whether to save a state of this step, at this time in seconds."""
         if self._every is None:
             return True
         if isinstance(self._every, int):
@@ -441,14 +440,15 @@ class _SaveSchedule:
         return self._last is None or now - self._last >= self._every.total_seconds()
 
     def note(self, now: float) -> None:
-        """Count the time from here. A save that failed is not noted: the next one is due as it was."""
+        """Count the time from here. Failed saves do not count, so the next one stays due."""
         self._last = now
 
 
 class _StatsCounter:
-    """Adds up. Threads report it at the same time, and so does a signal handler that saves during a save.
+    """Adds up the statistics. Threads update them at the same time, and so may a signal handler.
 
-    It takes no lock, which a handler would wait for that interrupted its holder: each number is put into a list.
+    There is no lock, because a handler would wait forever for the thread that it interrupted. Each number is appended
+    to a list instead.
     """
 
     def __init__(self) -> None:
@@ -457,23 +457,23 @@ class _StatsCounter:
 
     @property
     def current(self) -> CheckpointerStats:
-        """What there is so far."""
+        """The statistics so far."""
         saves = list(self._saves)
         nbytes, seconds = sum(nbytes for nbytes, _ in saves), sum(seconds for _, seconds in saves)
         return CheckpointerStats(len(saves), nbytes, sum(list(self._stalls)), float(seconds))
 
     def add_stall(self, seconds: float) -> None:
-        """Training has waited."""
+        """Count time that training waited."""
         self._stalls.append(seconds)
 
     def add_save(self, nbytes: int, seconds: float) -> None:
-        """One more checkpoint counts."""
+        """Count one more checkpoint."""
         self._saves.append((nbytes, seconds))
 
 
 @contextmanager
 def _before_each_step(optimizers: tuple[torch.optim.Optimizer, ...], wait: Callable[[], None]) -> Iterator[None]:
-    """Call ``wait`` before each step of these optimizers, and when the block ends."""
+    """Call ``wait`` before each step of these optimizers, and at the end of the block."""
     hooks = [optimizer.register_step_pre_hook(lambda *_: wait()) for optimizer in optimizers]
     try:
         yield

@@ -1,7 +1,7 @@
-"""The checkpoints of a folder, for one process or for several that keep them together.
+"""The checkpoints of a folder, for one process or for several that save together.
 
-What counts, what stays and what is removed is decided by the extension (``_History``); here is who of several
-processes does which step, and what users are told.
+The extension (``_History``) decides what counts, what stays and what is removed. This module divides the steps among
+several processes, and warns users.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.distributed.process_group import RankGroup
     from deepnvme._deepnvme import _NewFile
 
-    # Names of somebody else's files, failures, checkpoints that have their names, retired ones that are gone.
+    # Foreign files by name, failures, checkpoints that got their names, retired checkpoints that were removed.
     _Settled = tuple[list[str], list[str], list[str], list[str]]
 
-# What lists the parts of a checkpoint that is in several files.
+# Suffix of the file that lists the parts of a checkpoint.
 PARTS_LIST = ".stripes.json"
-# What a sharded checkpoint's folder has when it is whole.
+# Index in a complete folder of a sharded checkpoint.
 SHARDS_LIST = "deepnvme.json"
-# Bytes at the beginning of a part that its checksum covers.
+# Bytes at the start of a part that its checksum covers.
 HEAD_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
 class Part:
-    """One of the files of a checkpoint that several processes have written, each one of its own."""
+    """One file of a checkpoint that several processes wrote, each its own file."""
 
     file: str
-    """Its name. All parts after each other are the checkpoint."""
+    """Its name. The parts in order, joined, are the checkpoint."""
     nbytes: int
-    """Bytes of it."""
+    """Its size in bytes."""
     host: str
-    """Who wrote it: where folders are not shared, the file is there."""
+    """The machine that wrote it. If folders are not shared, the file is there."""
     head_crc64: str | None = None
-    """CRC-64/NVME of its first 64 KiB: what a file of its name needs to be taken for it."""
+    """CRC-64/NVME of its first 64 KiB, which distinguishes it from other files of its name."""
 
 
 @dataclass(frozen=True)
@@ -66,48 +66,48 @@ class Checkpoint:
     """One checkpoint of a :class:`deepnvme.Checkpointer`."""
 
     step: int
-    """The step that it was saved at."""
+    """The step of this checkpoint."""
     path: Path
-    """The file, which ``torch.load`` or safetensors read, too. Of one in parts, the list of them; of a sharded one, the
-    folder."""
+    """The file, which ``torch.load`` or safetensors also read. For parts, the list of the parts; for a sharded
+    checkpoint, the folder."""
     nbytes: int
-    """Bytes of the file, or of all."""
+    """The size in bytes, of all files together."""
     time: str
-    """When it was saved: ISO 8601, UTC."""
+    """When it was saved, as ISO 8601 in UTC."""
     index_offset: int
-    """Where in the file its index is: names and sizes, and the checksums that there are."""
+    """Offset of the index in the file. The index contains names, sizes and any checksums."""
     index_nbytes: int
-    """Bytes of that."""
+    """Size of the index in bytes."""
     index_crc64: str
-    """CRC-64/NVME of that. With checksums, files whose tensors differ in a byte have different ones, but for a chance
-    of one in 2**64. Without them, the index of an archive has CRC-32s of its records, and that of a safetensors file
-    no more than names, types and sizes."""
+    """CRC-64/NVME of the index. With checksums, files whose tensors differ also differ here (except with a chance of
+    one in 2**64). Without them, the index of an archive contains CRC-32s of its records, and that of a safetensors
+    file only names, dtypes and sizes."""
     torch: str
-    """The version of torch that saved it."""
+    """The torch version that saved it."""
     deepnvme: str
-    """The version of deepnvme that saved it."""
+    """The deepnvme version that saved it."""
     parts: tuple[Part, ...] = ()
-    """The files of one in parts, in their order."""
+    """The part files in order, if there are several."""
 
     @property
     def is_sharded(self) -> bool:
-        """Whether it is a folder, in which each process has saved its own part of each tensor."""
-        # Until it has its name, a private one with it in it.
+        """Whether it is a folder in which each process saved its own part of each tensor."""
+        # A private name, used until the final one is given, contains the final one.
         return ".pt" not in self.path.name and ".safetensors" not in self.path.name
 
     def check(self) -> None:
-        """Compare the file with what was written down when it was saved; reads its index only.
+        """Compare the file with the record made when it was saved. Reads its index only.
 
-        That finds another file under the name. Damage to the tensors is found by ``restore(verify="full")``.
+        This detects another file under the name. ``restore(verify="full")`` detects damage to the tensors.
 
         Raises:
-            FileNotFoundError: the file is gone, or a part of it is not here.
+            FileNotFoundError: the file or one of its parts is missing.
             deepnvme.errors.ChecksumError: it is another file.
         """
         try:
             is_same = self._is_as_saved()
         except (CorruptFileError, IsFolderError, InvalidArgumentError, NotFolderError):
-            # It ends too early, or something that is no file has its name.
+            # It is too short, or it is no regular file.
             is_same = False
         if is_same:
             return
@@ -116,7 +116,7 @@ class Checkpoint:
 
     def _is_as_saved(self) -> bool:
         if self.index_nbytes > METADATA_BYTES_MAX:
-            # Reading as much as a manifest claims could take days, and all memory.
+            # A damaged manifest may claim any size: reading it could take days and all memory.
             return False
         if self.parts:
             return self._check_parts()
@@ -128,14 +128,14 @@ class Checkpoint:
         try:
             return f"{_crc64(path, self.index_offset, self.index_nbytes):016x}" == self.index_crc64
         except NotFoundError as error:
-            why = "is a symbolic link that leads nowhere" if path.is_symlink() else "is not there"
+            why = "is a dangling symbolic link" if path.is_symlink() else "is missing"
             text = f"{path}: the manifest lists step {self.step}, and this file {why}"
-            raise NotFoundError(f"{text}; bring it back, or restore another step") from error
+            raise NotFoundError(f"{text}; put it back, or restore another step") from error
 
     def _check_parts(self) -> bool:
-        """Look for all parts; whether they are those that were saved."""
+        """Whether all parts are those that were saved. Raises if one is missing."""
         self._stat(self.path.name, self.parts[0].host)
-        # The index lies in one part, or in several.
+        # The index may span several parts.
         ranges, part_start = [], 0
         for part in self.parts:
             found = self._stat(part.file, part.host)
@@ -155,42 +155,42 @@ class Checkpoint:
             raise self.missing(name, host) from None
 
     def missing(self, name: str, host: str) -> NotFoundError:
-        """Say that a file of it is not here, and where it is."""
-        text = f"{self.path.parent}: {name} of step {self.step} is not here; a process on {host} wrote it there"
-        remedy = "Call fetch_parts() of the Checkpointer in all processes, give a folder that all see, or bring it here"
+        """Return the error for a part that is missing on this machine. It says where the part is."""
+        text = f"{self.path.parent}: {name} of step {self.step} is missing here; a process on {host} wrote it there"
+        remedy = "Call fetch_parts() of the Checkpointer in all processes, use a shared folder, or copy it here"
         return NotFoundError(f"{text}. {remedy}")
 
 
 class UncommittedFiles(Protocol):
-    """A save of several processes, or of a folder, whose files are on the disk and have private names."""
+    """The files of a save, complete under private names and not yet in the manifest. It has several, or a folder."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The files of one in parts."""
+        """The part files, if there are any."""
 
     @property
     def pending(self) -> dict[str, str]:
-        """Names, and the private names that the files have until then."""
+        """Final names and the current private names of the files."""
 
     def keep(self) -> None:
-        """Leave the files: a manifest lists them."""
+        """Keep the files: a manifest lists them."""
 
     def give_up(self) -> None:
-        """Remove them."""
+        """Remove the files."""
 
 
 @runtime_checkable
 class UncommittedFile(Protocol):
-    """A save of one file by one process."""
+    """The single file of a save by one process, not yet in the manifest."""
 
     def take_file(self) -> _NewFile:
-        """Give the file that is on the disk under a private name."""
+        """Return the complete file, which has a private name."""
 
 
 class History:
-    """What the manifest of a folder lists, and how that changes: at one instant, the replacement of the manifest.
+    """The checkpoints of a folder, and every change to them. A change is one replacement of the manifest.
 
-    Of several processes the leader reads and writes it, and the others know what it says.
+    With several processes, the leader reads and writes the manifest, and sends it to the others.
     """
 
     def __init__(self, folder: Path, keep: int | None, group: RankGroup, *, is_synced: bool) -> None:
@@ -205,18 +205,18 @@ class History:
         self._adopt_manifest(group.run_on_all(self._read)[0])
 
     def _read(self) -> str:
-        # Also where the leader's folder is not this one: parts go there.
+        # Every process makes its folder: parts go there, even if it is not the leader's.
         self._native.make()
         return self._native.read() if self._group.is_leader else ""
 
     def _adopt_manifest(self, text: str) -> None:
-        """Have what the leader lists, with the paths that this process has for the files."""
+        """Take over the leader's manifest, with the paths that files have on this machine."""
         if not self._group.is_leader:
             self._native.follow(text)
         self.entries = decode_manifest(self.folder, text)
 
     def refresh(self) -> bool:
-        """Read the manifest again; whether it lists something else now."""
+        """Read the manifest again. Returns whether it changed."""
         if not self._group.is_single:
             return False
         before = self.entries
@@ -224,37 +224,39 @@ class History:
         return self.entries != before
 
     def refresh_if_unlocked(self) -> None:
-        """Learn what another process has saved meanwhile, where this one does not save."""
+        """Read what other processes saved, unless this process holds the lock."""
         if self._group.is_single and not self._native.is_claimed:
             self.refresh()
 
     def find(self, step: int | None) -> Checkpoint:
-        """Give the checkpoint of a step, or the newest."""
+        """Return the checkpoint of a step, or the newest."""
         step = None if step is None else whole(step, "step")
         found = [entry for entry in self.entries if step is None or entry.step == step]
         if not found:
             what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
             steps = ", ".join(str(entry.step) for entry in self.entries) or "none"
-            msg = f"{self.folder}: there is {what}; those that are there: {steps}"
+            msg = f"{self.folder}: there is {what}; available steps: {steps}"
             raise NotFoundError(msg)
         return found[-1]
 
     def reserve(self, step: int, suffix: str) -> Path:
-        """Become the one who saves into the folder, and give a name that no file has, for a process alone."""
+        """Lock the folder for a single process, and reserve an unused name."""
         self._lock(secrets.token_hex(16))
         return self.folder / self._native.reserve(step, suffix, [])
 
     def _lock(self, token: str) -> str:
-        """Take the lock; what the manifest says then, if this process did not have it before, or nothing."""
+        """Take the lock. Returns the manifest if this process did not hold the lock before, otherwise ``""``."""
         had = self._native.is_claimed
         since = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
         name = f"process {os.getpid()} on {socket.gethostname()} (since {since})"
         unlisted, is_unlocked = self._native.claim(name, token, self._group.is_leader)
         if is_unlocked:
-            self._warn_once("", f"{self.folder}: this file system has no locks; see to it that nobody else saves there")
+            self._warn_once(
+                "", f"{self.folder}: this file system has no locks; make sure that nothing else saves there"
+            )
         if unlisted:
             text = f"{self.folder}: {', '.join(unlisted)}: not in the manifest"
-            self._warn_once(text, f"{text}; these files stay, and are neither restored nor counted")
+            self._warn_once(text, f"{text}; these files are kept, and are neither restored nor counted")
         if had and not unlisted:
             return ""
         self._native.settle() if self._group.is_single else None
@@ -263,7 +265,7 @@ class History:
         return self._native.text
 
     def prepare_shared(self, step: int) -> tuple[str, str, list[str]]:
-        """Do a process's part of that, among several: the leader's token and manifest, and names that are taken."""
+        """Lock the folder, in one of several processes. Returns the leader's token and manifest, and names in use."""
         token, text = "", ""
         if self._group.is_leader:
             token = secrets.token_hex(16)
@@ -272,7 +274,7 @@ class History:
         return token, text, names
 
     def reserve_shared(self, number: list[tuple[str, str, list[str]]], step: int, suffix: str) -> str:
-        """Take over what the leader has found, and give the name that it chooses."""
+        """Take over the leader's manifest, and return the name that the leader reserves."""
         token, text, _ = number[0]
         if text:
 
@@ -290,16 +292,16 @@ class History:
         )[0]
 
     def start_number(self) -> int:
-        """Count a save that begins: of two of one step, the one that began later counts."""
+        """Number a save as it begins: of two saves of one step, the one that began later counts."""
         self._saves_started += 1
         return self._saves_started
 
     def release_name(self, path: Path) -> None:
-        """Give back a name that no checkpoint gets."""
+        """Release a reserved name that no checkpoint will use."""
         self._native.free(path.name)
 
     def commit(self, step: int, path: Path, saved: SaveResult, saving: object, number: int) -> None:
-        """Count a checkpoint that is on the disk, and remove those that do not count any more."""
+        """Add a complete checkpoint to the manifest, and remove those that no longer count."""
         if isinstance(saving, UncommittedFile):
             self._commit_single(step, path, saved, saving.take_file(), number)
         else:
@@ -307,12 +309,12 @@ class History:
 
     def _commit_single(self, step: int, path: Path, saved: SaveResult, new: _NewFile, number: int) -> None:
         if self._committed_numbers.get(step, 0) > number:
-            # A signal handler has saved a later state of this step while this save was under way.
+            # A signal handler saved a later state of this step during this save.
             new.give_up()
             self.release_name(path)
             return
         if not self._native.is_claimed:
-            # It was closed meanwhile.
+            # The Checkpointer was closed meanwhile.
             self._lock(secrets.token_hex(16))
         try:
             settled = self._native.commit(encode_entry(_new_checkpoint(step, path, saved)), new)
@@ -339,7 +341,7 @@ class History:
         try:
             text = self._group.run_on_all(publish)[0]
         except BaseException as error:
-            # Where the others are out of reach, they may have gone on, and the leader may count what is here.
+            # If the others are unreachable they may have gone on, and the leader's manifest may list these files.
             saving.give_up() if self._group.is_shared_error(error) else saving.keep()
             raise
         finally:
@@ -355,13 +357,13 @@ class History:
         self._group.run_on_all(check)
 
     def _settle_shared(self) -> None:
-        """Give files their names and remove retired ones: folders of other machines may be others."""
+        """Give files their names and remove retired ones, on every machine: folders may not be shared."""
 
         def settle() -> _Settled | None:
             is_its_turn = self._group.is_leader or self._group.is_first_on_host
             return self._native.settle() if is_its_turn else None
 
-        # The leader first: where all see one folder, the others find nothing left to do.
+        # The leader goes first: in a shared folder, the others then have nothing to do.
         leaders = self._group.run_on_all(lambda: settle() if self._group.is_leader else None)
         others = self._group.run_on_all(lambda: None if self._group.is_leader else settle())
         everybodys = [settled for settled in (*leaders, *others) if settled is not None]
@@ -374,27 +376,29 @@ class History:
     def _warn_about(self, settled: _Settled) -> None:
         foreign, failures, _, _ = settled
         for name in foreign:
-            self._warn_once(name, f"{self.folder / name}: this is not what was saved under that name; it stays")
+            self._warn_once(
+                name, f"{self.folder / name}: this is not the file that was saved under that name; it is kept"
+            )
         for failure in failures:
-            self._warn_once(failure, f"{self.folder}: {failure}; it is tried again with the next save")
+            self._warn_once(failure, f"{self.folder}: {failure}; the next save tries again")
 
     def _warn_once(self, what: str, text: str) -> None:
-        """Warn of something once."""
+        """Issue a warning, unless it was issued before."""
         if what not in self._warned:
             self._warned.add(what)
             warnings.warn(text, UserWarning, stacklevel=5)
 
     def unlock(self) -> None:
-        """Let others save into the folder."""
+        """Release the lock on the folder."""
         self._native.release()
 
     def abandon_lock(self) -> None:
-        """Leave the lock to the process that this one was forked from."""
+        """Leave the lock to the parent process after a fork."""
         self._native.abandon()
 
 
 def decode_manifest(folder: Path, text: str) -> list[Checkpoint]:
-    """Understand what a manifest lists. Files that may not be renamed here have their private names still."""
+    """Return the checkpoints that a manifest lists. Files that cannot be renamed here still have private names."""
     return [
         _decode_entry(*found) for found in zip(json.loads(text)["checkpoints"], _places_of(folder, text), strict=True)
     ]
@@ -406,7 +410,7 @@ def _decode_entry(entry: dict[str, Any], path: Path) -> Checkpoint:
 
 
 def encode_entry(entry: Checkpoint, pending: dict[str, str] | None = None) -> str:
-    """Say it as the manifest has it; ``pending`` are private names that files have until they get their own."""
+    """Encode a manifest entry. ``pending`` maps names to the private names that files have until they get them."""
     fields = asdict(entry)
     fields["parts"] = [{key: value for key, value in part.items() if value is not None} for part in fields["parts"]]
     return json.dumps({"file": fields.pop("path").name, **fields, "pending": pending or {}})
@@ -421,7 +425,7 @@ def _new_checkpoint(step: int, path: Path, saved: SaveResult, parts: tuple[Part,
     return Checkpoint(step, path, nbytes, now, offset, index_nbytes, crc, torchs, __version__, parts)
 
 
-# What may hold a lock, which a forked child inherits the file of.
+# A forked child inherits the open lock file of every instance.
 _instances: weakref.WeakSet[History] = weakref.WeakSet()
 
 

@@ -1,4 +1,4 @@
-"""Tensors that are read at their first use."""
+"""``deepnvme.load(lazy=True)``: a state whose tensors are read on first use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.load import LoadRequest, SourceFile
     from deepnvme._deepnvme import _CheckpointReader
 
-# Names of attributes that need no bytes: what a tensor on the meta device knows, too.
+# Attributes that need no bytes: tensors on the meta device have them.
 _META = ("shape", "dtype", "ndim", "layout", "is_sparse", "is_quantized", "is_nested", "names", "itemsize", "nbytes")
 
 
@@ -32,26 +32,26 @@ class LazyTensor(torch.Tensor):
 
     @staticmethod
     def make(described: torch.Tensor, device: torch.device, read: Callable[[], torch.Tensor]) -> LazyTensor:
-        """Stand for the tensor that ``read`` gives; ``described`` has its sizes, on the meta device."""
+        """Make a lazy tensor that ``read`` reads. ``described`` is a meta tensor with its sizes."""
         lazy = described.as_subclass(LazyTensor)
         vars(lazy).update(_read=read, _device=device, _lock=threading.Lock(), _real=None)
         return lazy
 
     def materialize(self) -> torch.Tensor:
-        """Give the real tensor, which is read the first time."""
+        """Return the real tensor, and read it the first time."""
         with self._lock:
             if self._real is None:
                 self._real = self._read()
             return self._real
 
     def read(self) -> torch.Tensor:
-        """Give the real tensor, and do not keep it."""
+        """Return the real tensor without keeping it."""
         with self._lock:
             return self._read() if self._real is None else self._real
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run any operation on the real tensors; what needs no bytes is answered without."""
+        """Run operations on the real tensors, except those that need no bytes."""
         name = getattr(func, "__name__", "")
         if name == "__get__":
             attribute = getattr(func.__self__, "__name__", "")
@@ -64,16 +64,16 @@ class LazyTensor(torch.Tensor):
         if name == "detach":
             return args[0].derive(torch.Tensor.detach)
         made = func(*_real(args), **_real(kwargs or {}))
-        # A parameter is made by these two, and only of what stays of its type.
+        # `torch.nn.Parameter` calls these two, and requires that the type stays.
         return args[0] if name == "requires_grad_" else made
 
     def derive(self, function: Callable[[torch.Tensor], torch.Tensor]) -> LazyTensor:
-        """Stand for what a function makes of the real tensor, of the same sizes and type."""
+        """Make a lazy tensor of the result of ``function``, which has the same sizes and dtype."""
         described = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
         return LazyTensor.make(described, self._device, lambda: function(self.materialize()))
 
     def __hash__(self) -> int:
-        # As of any tensor, by identity; the inherited way would read it.
+        # By identity, like any tensor. The inherited method would read it.
         return id(self)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -95,7 +95,7 @@ def _real(value: Any) -> Any:
 
 
 class _Stored:
-    """A storage of the file. Tensors that share it share its memory, which stays as long as one of them does."""
+    """A storage of the file, not read yet. Tensors that share it share its memory, and free it together."""
 
     def __init__(self, request: LoadRequest, reader: _CheckpointReader, index: int) -> None:
         self._wanted = (request, reader, index)
@@ -103,7 +103,7 @@ class _Stored:
         self._storage: torch.UntypedStorage | None = None
 
     def read(self) -> torch.UntypedStorage:
-        """Give the storage, which is read the first time."""
+        """Return the storage, and read it the first time."""
         with self._lock:
             if self._storage is None:
                 request, reader, index = self._wanted
@@ -114,7 +114,7 @@ class _Stored:
 
 
 class _TypedStored:
-    """A storage as functions of torch want it, not read yet."""
+    """A typed storage that is not read yet, as torch's functions expect it."""
 
     def __init__(self, stored: _Stored, dtype: str) -> None:
         self.stored = stored
@@ -122,7 +122,7 @@ class _TypedStored:
 
 
 class LazyUnpickler(SafeUnpickler):
-    """Makes ordinary tensors and parameters lazy. Whatever else is made of a tensor has it read at once."""
+    """Makes tensors and parameters lazy. Other objects made of tensors are read at once."""
 
     def __init__(self, path: object, limits: SizeLimits, device: torch.device) -> None:
         super().__init__(path, limits)
@@ -145,19 +145,19 @@ class LazyUnpickler(SafeUnpickler):
         return LazyTensor.make(described, self._device, read)
 
     def storage(self, storage: Any, dtype: str) -> Any:
-        """Give what stands for a storage until it is needed."""
+        """Wrap a storage that is not read yet."""
         return None if storage is None else _TypedStored(storage, dtype)
 
     def own_storage(self, storage: Any, dtype: str) -> Any:
-        """Give a storage that is a part of the state by itself: there is no lazy one, so that it is read."""
+        """Read a storage that is itself an object of the state: there are no lazy storages."""
         return None if storage is None else super().storage(storage.read(), dtype)
 
     def call(self, function: Any, arguments: tuple[Any, ...]) -> Any:
-        """Call a function or class that may be called, or have it called when its tensor is read."""
+        """Call an allowed function or class, now or when its tensor is read."""
         first = arguments[0] if arguments else None
         if function is _utils._rebuild_parameter and type(first) is LazyTensor:  # noqa: SLF001
             return first.derive(lambda data: SafeUnpickler.call(self, function, (data, *arguments[1:])))
-        # The sizes of these have been compared with the storage when the file was opened.
+        # The sizes were compared with the storage when the file was opened.
         if function is _utils._rebuild_tensor_v3 and type(first) is _TypedStored:  # noqa: SLF001
             described = torch.empty_strided(*arguments[2:4], dtype=arguments[6], device="meta")
             return LazyTensor.make(
@@ -166,11 +166,11 @@ class LazyUnpickler(SafeUnpickler):
         return super().call(function, self._read(arguments))
 
     def new(self, kind: Any, arguments: tuple[Any, ...], keywords: dict[str, Any] | None) -> Any:
-        """Make an object of a class that may be used, without its ``__init__``."""
+        """Make an object of an allowed class, without its ``__init__``."""
         return super().new(kind, self._read(arguments), keywords)
 
     def give_state(self, made: Any, state: Any) -> None:
-        """Give an object its state, where its class may have one."""
+        """Set the state of an object, if its class allows one."""
         super().give_state(made, self._read(state))
 
     def _read(self, value: Any) -> Any:
@@ -182,8 +182,8 @@ class LazyUnpickler(SafeUnpickler):
 
 
 def load_lazily(request: LoadRequest) -> Any:
-    """Give the state of a file, or the tensors of several by name; none of them is read."""
-    # The files stay open: what they hold is read later, also when they have lost their names.
+    """Return the state of a file, or the tensors of several by name, without reading them."""
+    # The files stay open, since they are read later, even if they are deleted.
     return request.for_files(lambda files: _load_files(request, files))
 
 

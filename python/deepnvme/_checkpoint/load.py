@@ -1,4 +1,4 @@
-"""``deepnvme.load``: a state, straight into the memory where it stays."""
+"""``deepnvme.load``: read a state straight into its final memory."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     _Report: TypeAlias = Callable[[int, int], object] | None
     _RestoreLocation: TypeAlias = Callable[[torch.UntypedStorage, str], torch.UntypedStorage] | None
 
-# Times that a set of files may be replaced while it is being read.
+# Times that a set of files may be replaced during one load.
 _REPLACEMENTS_MAX = 100
 
 
 class SourceFile(NamedTuple):
-    """A file that a path means."""
+    """A file of the state to load."""
 
     path: Any
     names: list[str] | None = None
-    """The tensors that an index says are in it. ``None``: all."""
+    """The tensors that an index lists for this file. ``None``: all."""
     identity: tuple[int, int] | None = None
-    """Which file the index means: its bytes, and the checksum of its own index."""
+    """The file that the index means: its size, and the checksum of its own index."""
 
 
 def load(
@@ -56,40 +56,40 @@ def load(
     engine: Engine | None = None,
     progress: Progress = None,
 ) -> Any:
-    """Load what ``deepnvme.save``, ``torch.save`` or safetensors saved.
+    """Load a file of ``deepnvme.save``, ``torch.save`` or safetensors.
 
-    The bytes go from the disk into the memory of the tensors without a copy, and only those that are asked for. No code
-    of the file is ever run: it may make tensors, containers and what ``torch.serialization.add_safe_globals`` allows,
-    as with ``torch.load(weights_only=True)``. Peak memory is the state itself.
+    Only the requested bytes are read, straight from disk into the memory of the tensors. Peak memory is the state
+    itself. No code of the file is ever run: it may contain tensors, containers and the classes that
+    ``torch.serialization.add_safe_globals`` allows, as with ``torch.load(weights_only=True)``.
 
     Args:
-        path: a torch archive, a safetensors file, an index of several (``*.index.json``), a folder with one of these as
-            Hugging Face names them, or a ``StripeSet``. The name that ``save(max_shard_bytes=...)`` was given means its
-            index. Where there are both a file and an index of that name, the file counts, unless the index states that
-            it replaces that very file.
-        device: where the tensors go. Default: host memory. ``"meta"`` reads no tensor at all.
-        only: names of tensors, or patterns of names (``"layers.0"`` with all below it, ``"*.weight"``). What has no
-            such tensor is left out of dicts. Default: everything.
-        into: a state whose tensors are filled in place, by name (a state dict, or one nested as the file is); it is
-            returned. Each of its tensors must be in the file, with its shape.
-        cast: whether ``into`` may have other element types than the file. Default False.
-        lazy: give the state with tensors in it that are read at their first use; what is more than a tensor or a
-            parameter (sparse, quantised, with attributes) is read at once. Default False.
-        pin_memory: load into page-locked memory, as ``pinned_empty`` makes it: for tensors that go on to a GPU or to
-            another file. It counts against ``RLIMIT_MEMLOCK``; beyond that it is not locked. Default False.
-        verify: how much is compared with the checksums of the file. ``"full"``: every byte of the file, its names,
-            types and shapes among them. ``"sample"``: these, and a 32nd of the tensors. ``"off"``: no_match_message. ``"auto"``
-            (default): as much as 3% of the load's time allows, and the sample at least; ``stats()`` says how much that
-            was (``bytes_compared``, ``bytes_not_compared``).
-        engine: which engine moves the bytes. Default: the default engine.
+        path: a torch archive, a safetensors file, an index of several (``*.index.json``), a folder that contains one
+            of these under Hugging Face's names, or a ``StripeSet``. The name passed to ``save(max_shard_bytes=...)``
+            means its index. If both a file and an index of that name exist, the file is loaded, unless the index
+            states that it replaces that very file.
+        device: where the tensors go. Default: host memory. ``"meta"`` reads no tensor.
+        only: names of tensors, or patterns of names (``"layers.0"`` with all below it, ``"*.weight"``). Entries that
+            match nothing are omitted from dicts. Default: everything.
+        into: a state whose tensors are filled in place, by name (a state dict, or one nested as the file is). It is
+            returned. Each of its tensors must be in the file, with the same shape.
+        cast: allow other dtypes in ``into`` than in the file. Default False.
+        lazy: return tensors that are read on first use. Objects other than tensors and parameters (sparse, quantised,
+            with attributes) are read at once. Default False.
+        pin_memory: load into page-locked memory, like that of ``pinned_empty``, for tensors that go on to a GPU or to
+            another file. It counts against ``RLIMIT_MEMLOCK``; memory beyond the limit is not locked. Default False.
+        verify: how much to compare with the checksums of the file. ``"full"``: every byte, including names, dtypes
+            and shapes. ``"sample"``: names, dtypes, shapes and 1/32 of the tensors. ``"off"``: nothing. ``"auto"``
+            (default): at least the sample, and as much as 3% of the load's time allows. ``stats()`` reports the
+            amount (``bytes_compared``, ``bytes_not_compared``).
+        engine: the engine that transfers the bytes. Default: the default engine.
         progress: as for ``save``.
 
     Raises:
         FileNotFoundError, PermissionError: as from ``open``.
-        deepnvme.errors.UnsafeFileError: the file asks for code; the message names it.
-        deepnvme.errors.CorruptFileError: the file is cut or damaged; ``offset`` says where.
+        deepnvme.errors.UnsafeFileError: the file asks to run code; the message names it.
+        deepnvme.errors.CorruptFileError: the file is truncated or damaged; ``offset`` says where.
         deepnvme.errors.ChecksumError: the bytes are not those that were saved.
-        KeyError: ``only`` or ``into`` names a tensor that the file does not have.
+        KeyError: the file does not contain a tensor that ``only`` or ``into`` names.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 2))
@@ -104,7 +104,7 @@ def load(
         msg = "into, only and lazy exclude each other, but for lazy with only; choose one"
         raise ValueError(msg)
     if cast and into is None:
-        msg = "cast is about the tensors that are filled, and needs into; otherwise use tensor.to(dtype)"
+        msg = "cast needs into; without it, use tensor.to(dtype)"
         raise ValueError(msg)
     if verify not in ("auto", "off", "sample", "full"):
         msg = f"verify is {verify!r}; it must be 'auto', 'off', 'sample' or 'full'"
@@ -112,7 +112,7 @@ def load(
     import torch  # noqa: PLC0415
 
     if pin_memory and (into is not None or torch.device(device).type != "cpu"):
-        msg = "pin_memory is about host memory that load makes; leave it out with into, and with another device"
+        msg = "pin_memory is for host memory that load allocates; omit it with into, and with another device"
         raise ValueError(msg)
     report = progress_callback(progress, "loading", path)
     request = LoadRequest(path, torch.device(device), _patterns(only), verify, engine, report, pin_memory)
@@ -135,14 +135,14 @@ def _patterns(only: str | Iterable[str] | None) -> list[str] | None:
     patterns: list[Any] = [only] if isinstance(only, str) else list(only)
     for pattern in patterns:
         if not isinstance(pattern, str):
-            msg = f"only is names of tensors, not {type(pattern).__name__}"
+            msg = f"only must be names of tensors, not {type(pattern).__name__}"
             raise TypeError(msg)
     return patterns
 
 
 @dataclass
 class LoadRequest:
-    """A load that has been understood."""
+    """The checked arguments of a load."""
 
     path: _Path
     device: torch.device
@@ -152,20 +152,20 @@ class LoadRequest:
     report: _Report
     pin_memory: bool = False
     restore_location: _RestoreLocation = None
-    """Where each storage goes, by the location that it was saved with. Default: all to ``device``."""
+    """Chooses the device of each storage, by the location that it was saved with. Default: all go to ``device``."""
 
     @property
     def name(self) -> str:
-        """The path, as messages have it."""
+        """The path, for error messages."""
         return os.fsdecode(self.path) if isinstance(self.path, bytes) else str(self.path)
 
     def for_files(self, work: Callable[[list[SourceFile]], _Result]) -> _Result:
-        """Work on the files that the path means; on those of the new state where it is replaced meanwhile."""
+        """Run ``work`` on the files of the path. If they are replaced meanwhile, run it again on the new ones."""
         return retry_if_replaced(self.name, self._files, work)
 
     def _files(self) -> list[SourceFile]:
         if isinstance(self.path, StripeSet):
-            # Parts that were replaced have names of their own, which the manifest knows.
+            # Parts that were replaced have new names. The manifest lists them.
             try:
                 return [SourceFile(StripeSet.from_manifest(self.path.manifest_path))]
             except FileNotFoundError:
@@ -178,12 +178,12 @@ class LoadRequest:
         if self.verify != "off":
             reader.check(file.identity)
         if reader.coverage == "stale":
-            msg = f"{file.path}: its checksums were made for another file, and copied into this one; they are ignored"
+            msg = f"{file.path}: its checksums belong to another file that was copied into this one; they are ignored"
             warnings.warn(msg, stacklevel=2)
         return reader
 
     def load(self) -> Any:
-        """Load all files; of several, the tensors are put into one dict."""
+        """Load all files. The tensors of several files are merged into one dict."""
         with name_memory_errors(self.name):
             return self.for_files(self._load_files)
 
@@ -205,12 +205,12 @@ class LoadRequest:
         try:
             return self._read(reader, file.path, file.names)
         except MovedError:
-            # Where another writer has put the records is not what the directory lets one expect.
+            # Another program placed the records differently than the directory suggests.
             return self._read(self.open(file, exact=True), file.path, file.names)
 
     def _read(self, reader: _CheckpointReader, path: Any, names: list[str] | None) -> Any:
         if self.only is None and names is None:
-            # Everything: the bytes are on their way before anybody looks at names.
+            # Everything: start reading before looking at names.
             buffers = self._start(reader, list(range(reader.storage_count)))
             if reader.format == "safetensors":
                 return self._safetensors(reader.tensors(), buffers)
@@ -226,7 +226,7 @@ class LoadRequest:
         return self._archive(reader, path, wanted, buffers, list(chosen))
 
     def _start(self, reader: _CheckpointReader, wanted: list[int]) -> LoadBuffers | None:
-        """Start to read storages; on the meta device there is no_match_message to read."""
+        """Start to read storages. The meta device needs no bytes."""
         from deepnvme._checkpoint.load_buffer import LoadBuffers  # noqa: PLC0415
 
         return (
@@ -234,7 +234,7 @@ class LoadRequest:
         )
 
     def select(self, there: list[str], names: list[str] | None) -> list[str]:
-        """Say which tensors of a file are wanted."""
+        """Return the names of the tensors to load from a file."""
         from deepnvme._checkpoint.tensor_names import NamePatterns  # noqa: PLC0415
 
         listed = None if names is None else set(names)
@@ -246,9 +246,9 @@ class LoadRequest:
         ]
 
     def no_match_message(self, there: list[str]) -> str:
-        """Say that no tensor has a name that is wanted."""
+        """Return the error message for names that match no tensor."""
         shown = ", ".join(there[:5]) + (", ..." if len(there) > 5 else "")  # noqa: PLR2004
-        return f"{self.name}: no tensor is called {self.only}; there are {shown or 'others'}"
+        return f"{self.name}: no tensor matches {self.only}; the file contains {shown or 'others'}"
 
     def _safetensors(self, tensors: list[Any], buffers: LoadBuffers | None) -> dict[str, torch.Tensor]:
         import torch  # noqa: PLC0415
@@ -259,7 +259,7 @@ class LoadRequest:
         state = {name: buffers.flat(index, dtype).view(shape) for name, dtype, shape, index in described}
         buffers.finish(self.verify, self.report)
         if self.device.type != "cpu":
-            # Where the engine has filled them, they are there already.
+            # On devices that the engine reaches, the tensors are there already, and this copies nothing.
             state = {name: tensor.to(self.device) for name, tensor in state.items()}
         return state
 
@@ -296,7 +296,7 @@ class LoadRequest:
                 None if storage is None else self.restore_location(storage, location)
                 for storage, location in zip(storages, locations, strict=True)
             ]
-        # Ordinary objects are made while their bytes are on their way.
+        # Ordinary objects are built while their bytes are read.
         with name_errors(path):
             state = reader.build(unpickler, storages, chosen)
         if is_early:
@@ -305,10 +305,10 @@ class LoadRequest:
 
 
 def retry_if_replaced(name: object, find: Callable[[], _Files], work: Callable[[_Files], _Result]) -> _Result:
-    """Work on the files that a list names; where it was replaced meanwhile, on those that it names now.
+    """Run ``work`` on the files that an index lists. If the index is replaced meanwhile, run it on the new files.
 
-    A save of several files removes the old ones when the new list is there. Whoever has read the old list then misses
-    one of them, or finds another in its place.
+    A save of several files removes the old ones once the new index is there. A reader of the old index then misses a
+    file, or finds another under its name.
     """
     files = find()
     for _ in range(_REPLACEMENTS_MAX):
@@ -319,13 +319,13 @@ def retry_if_replaced(name: object, find: Callable[[], _Files], work: Callable[[
             if now == files:
                 raise
             files = now
-    msg = f"{name}: its files were replaced again and again while they were being read; load it again"
+    msg = f"{name}: its files were replaced again and again during the load; load it again"
     raise Error(msg)
 
 
 @contextmanager
 def name_memory_errors(name: str) -> Iterator[None]:
-    """Raise what goes wrong where memory is refused as ``OutOfMemoryError`` of the file."""
+    """Raise failed allocations as ``OutOfMemoryError`` with the name of the file."""
     try:
         yield
     except OutOfMemoryError as error:
@@ -333,9 +333,9 @@ def name_memory_errors(name: str) -> Iterator[None]:
             raise
         raise OutOfMemoryError(f"{name}: {error}") from error
     except MemoryError as error:
-        raise OutOfMemoryError(f"{name}: there is no memory for what the file describes") from error
+        raise OutOfMemoryError(f"{name}: there is not enough memory for the file's objects") from error
     except BaseException as error:
-        # Where Python has no memory for an object, the extension's binding panics.
+        # If Python cannot allocate an object, the extension panics.
         if type(error).__name__ != "PanicException" or str(error) != "Python API call failed":
             raise
-        raise OutOfMemoryError(f"{name}: there is no memory for what the file describes") from error
+        raise OutOfMemoryError(f"{name}: there is not enough memory for the file's objects") from error

@@ -1,4 +1,4 @@
-"""Memory that a load fills: stretches that mirror stretches of a file."""
+"""The memory that a load fills: buffers that mirror byte ranges of a file."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 
 _HUGE_BYTES = 2 << 20
-# From this size on, what rounding up to huge pages can cost is little.
+# From this size on, rounding up to huge pages wastes little.
 _HUGE_BYTES_MIN = 8 << 20
 
 
 def allocate(nbytes: int, *, pin_memory: bool = False) -> tuple[Any, int]:
-    """Make private, untouched memory, and say where in it ``nbytes`` begin: at a page, in large memory at a huge one.
+    """Allocate private memory without touching it. Returns it, and the page-aligned offset of the ``nbytes``.
 
-    Whether it gets huge pages is decided when the load begins.
+    In large allocations the offset is aligned to a huge page. The load decides whether to use huge pages.
     """
     if pin_memory:
         return pinned_empty(nbytes).numpy(), 0
     if nbytes < _HUGE_BYTES_MIN:
         return _mapped(nbytes), 0
-    # The part in front of the first huge page is never touched, and so never there.
+    # The part before the first huge page is never touched, so it takes no memory.
     memory = _mapped((-(-nbytes // _HUGE_BYTES) + 1) * _HUGE_BYTES)
     address = torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr()
     return memory, -address % _HUGE_BYTES
@@ -45,19 +45,19 @@ def _mapped(nbytes: int) -> mmap.mmap:
     except OSError as error:
         if error.errno != errno.ENOMEM:
             raise
-        raise OutOfMemoryError(f"there is no memory for {nbytes} bytes of tensors") from error
+        raise OutOfMemoryError(f"there is not enough memory for {nbytes} bytes of tensors") from error
 
 
 def allocate_on_gpu(nbytes: int, device: torch.device) -> torch.Tensor:
-    """Make untouched memory of a GPU."""
+    """Allocate GPU memory without touching it."""
     return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
 class LoadBuffers:
-    """The memory of some of a file's storages, and the load that fills it.
+    """The memory of some storages of a file, and the load that fills it.
 
-    On a GPU that the engine reaches, it is that GPU's; for any other device, tensors are made in host memory, in that
-    of a pool_buffer where one is given.
+    For a GPU that the engine reaches, it is memory of that GPU. For any other device it is host memory, of
+    ``pool_buffer`` if that is given.
     """
 
     def __init__(
@@ -88,13 +88,13 @@ class LoadBuffers:
             for extent, at in arena[2]:
                 self._locations[extent] = (memory, start + at)
         self._loading: _Loading = reader.start(targets)
-        # Asked for while the bytes are on their way.
+        # While the bytes are read.
         self._sizes = [storage[1] for storage in reader.storages()]
 
     def flat(self, extent: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-        """Alias one storage as a tensor of one dimension; its bytes are there when ``finish`` has returned."""
+        """Return one storage as a one-dimensional tensor. Its bytes are there once ``finish`` has returned."""
         if extent not in self._locations:
-            # Without bytes it is in no stretch; a storage of its own all the same, which may be resized.
+            # Empty storages are in no buffer. Each gets a storage of its own, which may be resized.
             return allocate_on_gpu(0, self._device).view(dtype) if self._is_on_gpu else torch.empty(0, dtype=dtype)
         buffer, at = self._locations[extent]
         if self._is_on_gpu:
@@ -103,18 +103,18 @@ class LoadBuffers:
         return torch.frombuffer(buffer, dtype=dtype, count=self._sizes[extent] // dtype.itemsize, offset=at)
 
     def storage(self, extent: int, device: torch.device) -> torch.UntypedStorage:
-        """Alias one storage as such, where it is, or copied to a device that the engine does not reach."""
+        """Return one storage, copied to ``device`` if the engine does not reach it."""
         flat = self.flat(extent)
         if self._is_on_gpu:
-            # As a storage of its own: a part of a tensor has that of the whole.
+            # Through DLPack, since a slice of a tensor shares the storage of the whole.
             return torch.utils.dlpack.from_dlpack(flat).untyped_storage()
         return (flat if device.type == "cpu" else flat.to(device)).untyped_storage()
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is on its way any more; ``finish`` tells whether it came."""
+        """Whether no read is in flight. ``finish`` raises its error."""
         return self._loading.is_done()
 
     def finish(self, verify: str, progress: object) -> None:
-        """Wait until all bytes are there, and compare them with their checksums."""
+        """Wait for all bytes, and compare them with their checksums."""
         self._loading.finish(verify, progress)

@@ -1,4 +1,4 @@
-"""Filling tensors that are there already."""
+"""``deepnvme.load(into=...)``: fill existing tensors."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from deepnvme.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from deepnvme._checkpoint.load import LoadRequest, SourceFile
 
-# Tensors that cannot be filled directly go through memory of that size, one group after the other.
+# Tensors that cannot be filled directly go through a temporary buffer of this size, one group after the other.
 _GROUP_BYTES = 64 << 20
-# Where the description of a tensor has the number of its storage.
+# Index of the storage number in the description of a tensor.
 _INDEX = 4
 
 
 def fill(request: LoadRequest, into: Mapping[str, Any], cast: bool) -> Mapping[str, Any]:
-    """Fill each tensor of ``into`` with the one of its name."""
+    """Fill each tensor of ``into`` with the tensor of its name."""
     targets = _targets(request, into)
     request.for_files(lambda files: _fill(request, files, targets, cast))
     return into
 
 
 def _fill(request: LoadRequest, files: list[SourceFile], targets: dict[str, torch.Tensor], cast: bool) -> None:
-    # The file names a tensor of a flat state dict as its key, also where that has dots.
+    # A tensor of a flat state dict is named by its key, even if the key contains dots.
     missing = set(targets)
     for file in files:
         names = file.names
@@ -43,10 +43,8 @@ def _fill(request: LoadRequest, files: list[SourceFile], targets: dict[str, torc
         met: set[str] = set()
         for number, (name, dtype_name, shape, strides, offset, index) in enumerate(tensors):
             if name in met and name in targets:
-                msg = (
-                    f"{request.name}: the file has two tensors called {name!r}, and it is not clear which one is meant"
-                )
-                raise InvalidArgumentError(f"{msg}; load it without into, and copy")
+                msg = f"{request.name}: the file contains two tensors called {name!r}, so the name is ambiguous"
+                raise InvalidArgumentError(f"{msg}; load without into, and copy the tensors")
             if name not in missing or (names is not None and name not in names):
                 continue
             met.add(name)
@@ -64,19 +62,19 @@ def _fill(request: LoadRequest, files: list[SourceFile], targets: dict[str, torc
         _copy(request, reader, copied, storages)
     if missing:
         shown = ", ".join(sorted(missing)[:5])
-        msg = f"{request.name}: the file does not have {shown}; leave them out of into, or check the names"
+        msg = f"{request.name}: the file does not contain {shown}; leave them out of into, or check the names"
         raise KeyError(msg)
 
 
 def _targets(request: LoadRequest, into: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Give the tensors by name; no two may have one name."""
+    """Return the tensors by name. Each name must be unique."""
     found = list(named_tensors(into))
     targets = dict(found)
     if len(targets) < len(found):
         counts = Counter(name for name, _ in found)
         twice = next(name for name, count in counts.items() if count > 1)
         ways = [way for (name, _), (way, _) in zip(found, tensor_expressions(into), strict=True) if name == twice]
-        msg = f"{request.name}: into has {' and '.join(ways)}, which a file both calls {twice!r}; fill them one by one"
+        msg = f"{request.name}: into has {' and '.join(ways)}, both called {twice!r} in a file; fill them one by one"
         raise InvalidArgumentError(msg)
     return targets
 
@@ -86,12 +84,12 @@ def _check(what: str, target: torch.Tensor, dtype: torch.dtype, shape: list[int]
         msg = f"{what} has the shape {shape} in the file, and {list(target.shape)} in into"
         raise InvalidArgumentError(msg)
     if target.dtype != dtype and not cast:
-        msg = f"{what} is {dtype} in the file, and {target.dtype} in into; allow that with cast=True"
+        msg = f"{what} is {dtype} in the file, and {target.dtype} in into; cast=True converts it"
         raise TypeError(msg)
 
 
 def _is_direct(target: torch.Tensor, described: Any, storage_bytes: int) -> bool:
-    """Whether the file has the tensor's bytes as the target wants them, and nothing else in that storage."""
+    """Whether the target needs exactly the bytes of one storage of the file, in their order."""
     dtype, shape, strides, offset, _, signs = described
     expected = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
@@ -109,7 +107,7 @@ def _is_direct(target: torch.Tensor, described: Any, storage_bytes: int) -> bool
 
 
 def _copy(request: LoadRequest, reader: Any, copied: list[tuple[torch.Tensor, Any]], storages: Any) -> None:
-    """Read whole storages into passing memory, group by group, and copy from there."""
+    """Read whole storages into temporary buffers, group by group, and copy from there."""
     while copied:
         group: list[tuple[torch.Tensor, Any]] = []
         group_bytes = 0

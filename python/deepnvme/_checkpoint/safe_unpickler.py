@@ -1,8 +1,8 @@
-"""What a file may have made: tensors, containers, and what was declared harmless.
+"""Builds the objects of a pickle, and refuses all but tensors, containers and classes that the user allowed.
 
-A pickle names functions and classes, and tells what to call. Here nothing is called but what stands in the table below,
-which is the list of ``torch.load(weights_only=True)`` with ``bytes`` and ``frozenset``, and what
-``torch.serialization.add_safe_globals`` was given. ``limits`` looks at what those of the table are called with.
+A pickle names functions and classes, and says which to call. This module calls only those in its table: the list of
+``torch.load(weights_only=True)``, ``bytes`` and ``frozenset``, and the user's ``torch.serialization.add_safe_globals``.
+``size_limits`` checks their arguments.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DEFAULT_NAMES: dict[str, list[str]] = {
     "_codecs": ["encode"],
     "builtins": ["bytes", "bytearray", "set", "complex", "frozenset"],
 }  # fmt: skip
-# What must never be allowed, not even by somebody who asks for it.
+# Modules that are never allowed, even if the user asks for them.
 _NEVER_ALLOWED = ("os", "posix", "nt", "sys", "subprocess")
 
 
@@ -63,17 +63,17 @@ def _user_globals() -> dict[str, Any]:
 
 
 def _python3_name(module: str, name: str) -> tuple[str, str]:
-    """Say what a global is called today: protocol 2 has the names of Python 2 still."""
+    """Return the current name of a global: protocol 2 uses the names of Python 2."""
     if (module, name) in _compat_pickle.NAME_MAPPING:
         return _compat_pickle.NAME_MAPPING[module, name]
     return _compat_pickle.IMPORT_MAPPING.get(module, module), name
 
 
 def _sparse(path: object, layout: torch.layout, parts: tuple[Any, ...]) -> torch.Tensor:
-    """Make a sparse tensor whose indices have been looked at: wrong ones would reach beyond its values."""
+    """Make a sparse tensor and check its indices: wrong ones would reach beyond its values."""
     if any(isinstance(part, torch.Tensor) and part.is_meta for part in parts):
-        text = "the indices of a sparse tensor are looked at, which the meta device does not have; give another device"
-        raise UnsupportedError(f"{path}: {text}, or choose other tensors with only=")
+        text = "the indices of a sparse tensor must be checked, and the meta device has none; use another device"
+        raise UnsupportedError(f"{path}: {text}, or select other tensors with only=")
     if layout is torch.sparse_coo:
         indices, values, size = parts[:3]
         is_coalesced = parts[3] if len(parts) > 3 else None  # noqa: PLR2004
@@ -83,14 +83,14 @@ def _sparse(path: object, layout: torch.layout, parts: tuple[Any, ...]) -> torch
 
 
 class SafeUnpickler:
-    """Makes what a pickle describes, or refuses."""
+    """Builds what a pickle describes, or raises ``UnsafeFileError``."""
 
     def __init__(self, path: object, limits: SizeLimits) -> None:
         self._path = path
         self._limits = limits
         self._allowed = _user_globals()
         self._default_globals = _default_globals()
-        # Compared by identity: an object may say of itself that it equals anything.
+        # Compared by identity: an object can claim to equal anything.
         self._callable = {id(value) for table in (self._default_globals, self._allowed) for value in table.values()}
         self._getattr = self._enum_member
         self._callable.add(id(self._getattr))
@@ -99,7 +99,7 @@ class SafeUnpickler:
         self.hash_costs = limits.hash_costs
 
     def resolve(self, module: str, name: str) -> Any:
-        """Give the global of that name, if it may be used."""
+        """Return the global of this name, if it is allowed."""
         module, name = _python3_name(module, name)
         full = f"{module}.{name}"
         if module.split(".", maxsplit=1)[0] not in _NEVER_ALLOWED:
@@ -112,7 +112,7 @@ class SafeUnpickler:
         raise UnsafeFileError(self._refusal(full))
 
     def _enum_member(self, kind: Any, name: Any) -> Any:
-        """Give a member of an enumeration that may be used: Python 3.11.0 to 3.11.3 save them as a ``getattr``."""
+        """Return a member of an allowed enumeration: Python 3.11.0 to 3.11.3 pickle them as a ``getattr``."""
         if isinstance(kind, enum.EnumMeta) and type(name) is str and name in kind.__members__:
             return kind.__members__[name]
         raise UnsafeFileError(self._refusal("builtins.getattr"))
@@ -121,26 +121,26 @@ class SafeUnpickler:
         if full.split(".", maxsplit=1)[0] in _NEVER_ALLOWED:
             return (
                 f"{self._path}: the file asks for {full}, which no checkpoint needs: it was made to run code on the "
-                "machine that loads it. Nothing of it was run; do not use the file"
+                "machine that loads it. None of it was run; do not use the file"
             )
         if full.split(".", maxsplit=1)[0] == "numpy":
             return self._numpy_refusal(full)
         short = full.removeprefix("builtins.")
         return (
-            f"{self._path}: the file asks for {full}, which is not known to be harmless, and was not loaded. If you "
-            f"trust who made the file and know what {short} does, allow it: "
+            f"{self._path}: the file asks for {full}, which is not known to be safe, and was not loaded. If you "
+            f"trust the author of the file and know what {short} does, allow it: "
             f"torch.serialization.add_safe_globals([{short}])"
         )
 
     def _numpy_refusal(self, full: str) -> str:
-        """Say how to keep numbers and arrays of numpy, which need several globals of its insides."""
+        """Return advice for numbers and arrays of numpy, which need several of its internal globals."""
         return (
-            f"{self._path}: the file asks for {full}, which is not known to be harmless, and was not loaded. Save "
+            f"{self._path}: the file asks for {full}, which is not known to be safe, and was not loaded. Save "
             "numpy's numbers as Python's (value.item()), its arrays as tensors (torch.from_numpy), and a random state "
-            "as a dict of both. To load this file, if you trust who made it, allow what it needs: "
+            "as a dict of both. To load this file, if you trust its author, allow what it needs: "
             "torch.serialization.add_safe_globals([(numpy._core.multiarray.scalar, 'numpy._core.multiarray.scalar'), "
             "(numpy._core.multiarray._reconstruct, 'numpy._core.multiarray._reconstruct'), numpy.ndarray, numpy.dtype, "
-            "type(numpy.dtype(...)) of its element types]); where the message names numpy.core, say so in the texts"
+            "type(numpy.dtype(...)) of its dtypes]); if the message names numpy.core, use that name instead"
         )
 
     def tensor(  # noqa: PLR0917 (Rust calls it)
@@ -159,17 +159,17 @@ class SafeUnpickler:
         return tensor.requires_grad_() if requires_grad else tensor
 
     def storage(self, storage: torch.UntypedStorage | None, dtype: str) -> torch.TypedStorage | None:
-        """Give a storage as functions of torch want it."""
+        """Wrap a storage as torch's functions expect it."""
         if storage is None:
             return None
         return torch.TypedStorage(wrap_storage=storage, dtype=getattr(torch, dtype), _internal=True)  # type: ignore[no-untyped-call]
 
     def own_storage(self, storage: torch.UntypedStorage | None, dtype: str) -> Any:
-        """Give a storage that is a part of the state by itself."""
+        """Wrap a storage that is itself an object of the state."""
         return self.storage(storage, dtype)
 
     def call(self, function: Any, arguments: tuple[Any, ...]) -> Any:
-        """Call a function or class that may be called."""
+        """Call an allowed function or class."""
         self._check(function)
         self._limits.check(function, arguments)
         if function is torch._tensor._rebuild_from_type_v2:  # noqa: SLF001
@@ -179,9 +179,9 @@ class SafeUnpickler:
         return function(*arguments)
 
     def _rebuild_from_type(self, function: Any, kind: Any, arguments: tuple[Any, ...], state: Any) -> Any:
-        # Torch would call the function, whatever it is, and whatever it is called with.
+        # torch would call any function with any arguments.
         if not isinstance(arguments, tuple):
-            raise UnsafeFileError(f"{self._path}: the file calls a function with arguments that are no tuple")
+            raise UnsafeFileError(f"{self._path}: the file calls a function with arguments that are not a tuple")
         made = self.call(function, arguments)
         if id(kind) not in self._stateful:
             self._limits.check_attributes(state)
@@ -190,7 +190,7 @@ class SafeUnpickler:
         return torch._tensor._rebuild_from_type_v2(lambda: made, kind, (), state)  # type: ignore[no-untyped-call]  # noqa: SLF001
 
     def new(self, kind: Any, arguments: tuple[Any, ...], keywords: dict[str, Any] | None) -> Any:
-        """Make an object of a class that may be used, without its ``__init__``."""
+        """Make an object of an allowed class, without its ``__init__``."""
         self._check(kind)
         if keywords and id(kind) not in self._stateful:
             raise UnsafeFileError(f"{self._path}: the file makes {kind!r} in a way that torch.save does not")
@@ -200,9 +200,9 @@ class SafeUnpickler:
         return kind.__new__(kind, *arguments, **(keywords or {}))
 
     def give_state(self, made: Any, state: Any) -> None:
-        """Give an object its state, where its class may have one."""
+        """Set the state of an object, if its class allows one."""
         kind = type(made)
-        # Of the class: an attribute of that name may be anything that the file has.
+        # From the class: the object's own attribute of that name may come from the file.
         setter = getattr(kind, "__setstate__", None)
         if kind is collections.OrderedDict:
             self._limits.check_attributes(state)
@@ -211,8 +211,8 @@ class SafeUnpickler:
             self._limits.check_state(state)
             made.set_(*state)
         elif id(kind) not in self._stateful:
-            remedy = f"if you trust who made it, allow it: torch.serialization.add_safe_globals([{kind.__qualname__}])"
-            what = f"the file gives a state to {kind}, which is not known to be harmless; {remedy}"
+            remedy = f"if you trust its author, allow it: torch.serialization.add_safe_globals([{kind.__qualname__}])"
+            what = f"the file gives a state to {kind}, which is not known to be safe; {remedy}"
             raise UnsafeFileError(f"{self._path}: {what}")
         elif setter is not None:
             setter(made, state)
@@ -226,27 +226,27 @@ class SafeUnpickler:
 
     def _check(self, function: Any) -> None:
         if id(function) not in self._callable:
-            raise UnsafeFileError(f"{self._path}: the file calls {function!r}, which is not known to be harmless")
+            raise UnsafeFileError(f"{self._path}: the file calls {function!r}, which is not known to be safe")
 
 
 @contextmanager
 def name_errors(path: object) -> Iterator[None]:
-    """Raise what goes wrong while objects are made as an error of the file, which names it."""
+    """Raise failures to build objects as errors that name the file."""
     try:
         yield
     except Error as error:
         if error.filename is not None or str(path) in str(error):
             raise
-        # What Rust finds while it makes objects knows no file.
+        # Errors from Rust's builder do not name the file.
         named = type(error)(f"{path}: {error}")
         named.filename, named.offset = str(path), error.offset
         raise named from None
     except Warning:
         raise
     except MemoryError as error:
-        raise OutOfMemoryError(f"{path}: there is no memory for the objects of the file") from error
+        raise OutOfMemoryError(f"{path}: there is not enough memory for the file's objects") from error
     except Exception as error:
         if "can't allocate memory" in str(error) or "out of memory" in str(error):
-            raise OutOfMemoryError(f"{path}: there is no memory for the tensors of the file: {error}") from error
+            raise OutOfMemoryError(f"{path}: there is not enough memory for the file's tensors: {error}") from error
         what = f"{type(error).__name__}: {error}"
-        raise CorruptFileError(f"{path}: the file's objects cannot be made ({what}); it is damaged") from error
+        raise CorruptFileError(f"{path}: the file's objects cannot be built ({what}); it is damaged") from error

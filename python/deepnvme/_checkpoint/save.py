@@ -1,4 +1,4 @@
-"""``deepnvme.save``: a state, whole, at once under its name."""
+"""``deepnvme.save``: write a whole state to a file that replaces the old one atomically."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
 
 SAFETENSORS_SUFFIX = ".safetensors"
-# Metadata that tells of the file that it was made for: its checksums, how its weights are packed.
+# Metadata about the file itself: its checksums, and how its weights are packed.
 _RESERVED_PREFIX = "deepnvme."
 
 
@@ -41,33 +41,34 @@ def save(
     max_shard_bytes: int | None = None,
     progress: Progress = None,
 ) -> int:
-    """Save a state dict, a model's, an optimizer's, or any object, and return the size of the file in bytes.
+    """Save a state dict, or any object, and return the size of the file in bytes.
 
-    The file appears under its name when it is whole, and until then the old one stays: a crash, a full disk or an
-    exception leaves one of the two, never a mixture. ``*.safetensors`` makes a safetensors file, any other name a torch
-    archive, which ``torch.load`` reads as one of ``torch.save`` (``weights_only=True`` and ``mmap=True`` included).
-    Tensors that share memory share it after loading, too. Meanwhile the tensors must not be changed.
+    The file is replaced atomically: a crash, a full disk or an exception leaves the old file or the new one, never a
+    mixture. ``*.safetensors`` makes a safetensors file. Any other name makes a torch archive, which ``torch.load``
+    reads like one of ``torch.save`` (including ``weights_only=True`` and ``mmap=True``). Tensors that share memory
+    also share it after loading. The tensors must not change during the save.
 
     Args:
-        obj: for safetensors a dict of names and tensors, for an archive whatever ``torch.save`` takes.
+        obj: for safetensors, a dict of names to tensors; for an archive, anything that ``torch.save`` accepts.
         path: ``str``, ``bytes``, ``os.PathLike``, or a ``StripeSet`` to write to several disks at once.
-        engine: which engine moves the bytes. Default: the default engine.
-        durability: what survives a power cut when this returns: ``"none"``, ``"data"`` or ``"full"`` (default: the
+        engine: the engine that transfers the bytes. Default: the default engine.
+        durability: what survives a power cut after this returns: ``"none"``, ``"data"`` or ``"full"`` (default: the
             bytes, and the file's name in its folder).
-        checksums: whether to keep a checksum of each MiB, which ``load(verify=...)`` and ``deepnvme verify`` use; 16
-            bytes for each MiB, where other readers do not look. Default True.
-        metadata: texts to add to a safetensors file. Keys that begin with ``deepnvme.`` are left out: they report of the
-            file that they were made for.
-        max_shard_bytes: the most bytes of tensors in one safetensors file: larger states become several files and an
-            index, as Hugging Face has them. The replacement of the index, ``PATH.index.json``, is the one moment of
-            change. Each save gives its files names of their own, and removes those of the old state that the old index
-            recorded as deepnvme's. ``load`` of the path or of its folder gives what was saved last. Default: one file.
-        progress: ``True`` for a bar, ``False`` for none, or a function of bytes done and bytes in all. Default: a bar
-            on a terminal, after a second.
+        checksums: keep a checksum of each MiB for ``load(verify=...)`` and ``deepnvme verify``. They take 16 bytes
+            for each MiB, and other readers ignore them. Default True.
+        metadata: texts to add to a safetensors file. Keys that begin with ``deepnvme.`` are omitted: they describe
+            the file that they came from.
+        max_shard_bytes: the most bytes of tensors in one safetensors file. Larger states become several files and an
+            index, ``PATH.index.json``, as Hugging Face writes them. Replacing the index switches to the new state.
+            Each save uses new file names, and removes the old files that the old index recorded as deepnvme's.
+            ``load`` of the path or of its folder returns the state that was saved last. Default: one file.
+        progress: ``True`` for a bar, ``False`` for none, or a function of bytes done and bytes in total. Default: a
+            bar on a terminal, after one second.
 
     Raises:
-        deepnvme.Error: the disk or the file system refused; a full disk has ``errno.ENOSPC``, and how much was needed.
-        TypeError, ValueError: the format cannot hold the object; the message names it.
+        deepnvme.Error: the disk or the file system failed. For a full disk, ``errno`` is ``errno.ENOSPC`` and the
+            message says how much space was needed.
+        TypeError, ValueError: the format cannot store the object; the message names it.
 
     Example:
         >>> model = torch.nn.Linear(2, 3)
@@ -108,7 +109,7 @@ def save(
 
 @dataclass
 class SaveOptions:
-    """How a file is written."""
+    """How to write a file."""
 
     engine: Engine | None = None
     durability: Literal["none", "data", "full"] = "full"
@@ -117,21 +118,21 @@ class SaveOptions:
 
 
 def start_archive(obj: object, path: _Path, options: SaveOptions, *, is_private: bool = False) -> _Saving:
-    """Start to write a torch archive, which keeps a private name if ``is_private``."""
+    """Start to write a torch archive. It keeps a private name if ``is_private``."""
     from deepnvme._checkpoint.pickler import pickle_with_storages  # noqa: PLC0415
 
     return plan_archive(*pickle_with_storages(obj), path, options).start(is_private)
 
 
 def plan_archive(pickle: bytes, storages: list[torch.UntypedStorage], path: _Path, options: SaveOptions) -> _SavePlan:
-    """Plan a torch archive of an object that was taken apart."""
+    """Plan a torch archive of a pickled object and its storages."""
     before: list[tuple[str, object]] = [
         ("data.pkl", pickle),
         (".format_version", b"1"),
         (".storage_alignment", b"64"),
         ("byteorder", sys.byteorder.encode()),
     ]
-    # torch names each archive by forty digits; the same objects get the same ones.
+    # torch gives each archive an identity of forty digits. Here equal objects get equal ones.
     identity = int.from_bytes(hashlib.sha256(pickle).digest(), "little") % 10**40
     after: list[tuple[str, object]] = [
         ("version", b"3\n"),
@@ -139,7 +140,7 @@ def plan_archive(pickle: bytes, storages: list[torch.UntypedStorage], path: _Pat
     ]
     from deepnvme._utils.tensors import engine_reaches  # noqa: PLC0415
 
-    # The engine copies from there by itself; what is elsewhere comes to the host first.
+    # The engine copies from devices that it reaches. Storages on other devices are copied to host memory first.
     reached = [storage if engine_reaches(storage.device) else storage.cpu() for storage in storages]  # type: ignore[no-untyped-call]
     return _plan_archive(path, before, reached, after, vars(options))
 
@@ -152,7 +153,7 @@ def start_safetensors(
     *,
     is_private: bool = False,
 ) -> _Saving:
-    """Start to write a safetensors file, which keeps a private name if ``is_private``."""
+    """Start to write a safetensors file. It keeps a private name if ``is_private``."""
     return plan_safetensors(path, tensors, options, metadata).start(is_private)
 
 
@@ -164,7 +165,7 @@ def plan_safetensors(
 
 
 def _metadata_entries(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:
-    """Say what Hugging Face's loaders look for, and what the caller adds."""
+    """Return the entry that Hugging Face's loaders expect, and those of the caller."""
     texts = [(str(key), str(value)) for key, value in (metadata or {}).items()]
     more = [(key, value) for key, value in texts if key != "format" and not key.startswith(_RESERVED_PREFIX)]
     for text in (text for pair in more for text in pair):
@@ -172,7 +173,7 @@ def _metadata_entries(metadata: Mapping[str, str] | None) -> list[tuple[str, str
     return [("format", "pt"), *more]
 
 
-# Name, torch's name of the type, sizes, the tensor.
+# Name, dtype as torch spells it, shape, tensor.
 DescribedTensor = tuple[str, str, Sequence[int], object]
 
 
@@ -210,27 +211,25 @@ def describe_tensors(obj: object) -> list[DescribedTensor]:
 
 
 def _check_utf8(text: str, what: str) -> None:
-    """Refuse what a JSON header cannot say."""
+    """Reject text that JSON cannot store."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        msg = (
-            f"{what} is {text!r}, which no UTF-8 text can say (a lone surrogate); name it otherwise, or save a .pt file"
-        )
+        msg = f"{what} is {text!r}, which contains a lone surrogate and cannot be UTF-8; rename it, or save a .pt file"
         raise InvalidArgumentError(msg)
 
 
 def is_safetensors(path: _Path) -> bool:
-    """Say which of the formats a name means."""
+    """Whether the name means a safetensors file."""
     if isinstance(path, StripeSet):
         return path.paths[0].endswith(SAFETENSORS_SUFFIX)
     return os.fsdecode(path).endswith(SAFETENSORS_SUFFIX)
 
 
 def require_torch(verb: str) -> None:
-    """Import torch, or say who wanted it."""
+    """Import torch, or raise an error that names the function that needs it."""
     try:
         import torch  # noqa: F401, PLC0415
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        msg = f"deepnvme.{verb} is for torch tensors, and torch is not installed; install it with `pip install torch`"
+        msg = f"deepnvme.{verb} needs torch, which is not installed; install it with `pip install torch`"
         raise ImportError(msg, name="torch") from error

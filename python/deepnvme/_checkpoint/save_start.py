@@ -1,4 +1,4 @@
-"""How a save of a ``Checkpointer`` begins: of one process, of several, or of a state that is in parts."""
+"""The start of a save: of one process, of several, or of a sharded state; and its staging memory."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.distributed.writers import Writers
     from deepnvme._checkpoint.history import History
 
-# Of the memory that is available, the part that staging takes at the most, unless it is told.
+# The default limit of staging memory, as a share of the available memory.
 _MEMORY_SHARE = 4
-# What a file has besides its tensors.
+# Bytes of a file besides its tensors.
 _REST_BYTES = 4 << 20
 
 
 class SaveStarter:
-    """Begins saves, and has the memory that they are copied into."""
+    """Starts saves, and owns their staging memory."""
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class SaveStarter:
         self._suffix = suffix
         self._options = options
         self._memory = memory
-        # Not in the first save: a signal handler that saves during it would find modules that are half imported.
+        # Imported now: a signal handler that saves during the first save would find a half-imported module.
         for name in ("pickler",):
             importlib.import_module(f"deepnvme._checkpoint.{name}")
 
     def begin(self, step: int, state: Any, is_copied: bool, ready: Callable[[], None]) -> tuple[RunningSave, Path]:
-        """Begin when ``ready`` returns; in several processes, what it raises in one is raised in all."""
+        """Start a save once ``ready`` returns. With several processes, an error of ``ready`` is raised in all."""
         if self._group.is_single and not has_dtensors(state):
             ready()
             path = self._history.reserve(step, self._suffix)
@@ -99,24 +99,24 @@ class SaveStarter:
         return start_archive(state, path, options, is_private=True)
 
     def _staged_options(self, nbytes: int, is_copied: bool) -> SaveOptions:
-        """Say how a file is written, with memory for so many bytes of tensors if they are copied first."""
+        """Return how to write a file, with staging memory for this many bytes if tensors are copied first."""
         if not is_copied:
             return replace(self._options, staging=None)
         if self._options.staging is None:
-            # Tensors that share memory count each: too much is no harm.
+            # Tensors that share memory are counted twice: too much is harmless.
             local_processes = self._group.hosts.count(self._group.hosts[self._group.rank])
             self._options = replace(self._options, staging=staging_for_nbytes(nbytes, self._memory, local_processes))
         return self._options
 
 
 def staging_for_state(state: Any, nbytes: int | None) -> _SaveStaging:
-    """Make the memory that takes the bytes of a state before the disk does."""
-    # Tensors that share memory count each: too much is no harm.
+    """Allocate staging memory for the tensors of a state."""
+    # Tensors that share memory are counted twice: too much is harmless.
     return staging_for_nbytes(sum(tensor.nbytes for _, tensor in named_tensors(state)), nbytes)
 
 
 def staging_for_nbytes(tensors_nbytes: int, nbytes: int | None, local_processes: int = 1) -> _SaveStaging:
-    """Make that memory for so many bytes of tensors, on a machine where so many processes do."""
+    """Allocate staging memory for this many bytes of tensors. ``local_processes`` of this machine do the same."""
     nbytes = None if nbytes is None else whole(nbytes, "memory")
     if nbytes is None:
         nbytes = min(tensors_nbytes + _REST_BYTES, _available_memory() // _MEMORY_SHARE // local_processes)
@@ -124,7 +124,7 @@ def staging_for_nbytes(tensors_nbytes: int, nbytes: int | None, local_processes:
 
 
 def _available_memory(root: Path = Path("/")) -> int:
-    """Bytes of memory that this process can have without swapping, or being killed in a container that has less."""
+    """Memory available to this process, in bytes, without swapping or exceeding its container's limit."""
     found = 1 << 30
     # A container may have no /proc.
     with suppress(OSError), (root / "proc/meminfo").open() as lines:
@@ -135,13 +135,13 @@ def _available_memory(root: Path = Path("/")) -> int:
 
 
 def _cgroup_headroom(root: Path) -> Iterator[int]:
-    """Bytes that each control group of this process leaves it."""
+    """Yield the bytes that each control group of this process has left."""
     with suppress(OSError, ValueError):
         path = (root / "proc/self/cgroup").read_text().rpartition("0::")[2].strip().lstrip("/")
         groups = [*Path(path).parts]
         for depth in range(len(groups), -1, -1):
             group = root.joinpath("sys/fs/cgroup", *groups[:depth])
-            # A group without a limit has no such number; what only caches files is given up for others.
+            # Groups without a limit have no number here. The kernel reclaims the cache of files.
             with suppress(OSError, ValueError):
                 left = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
                 counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())

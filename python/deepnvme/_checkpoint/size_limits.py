@@ -1,7 +1,7 @@
-"""What a file has made is no larger than the file: functions that make much of little are given only what is there.
+"""Limits on the objects of a pickle: nothing that a file creates is larger than the file.
 
-Everything else that makes an object large stands in the file byte by byte. These functions take a number for a size,
-copy what was named before, or walk through a view that repeats one element for ever.
+Most objects are as large as their bytes in the file. The functions checked here can make more: they take a size as a
+number, copy earlier objects, or iterate over a view that repeats one element.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
     from deepnvme._deepnvme import _CheckpointReader
 
-# What copies its argument; types of which a plain argument can be, by identity: a subclass may iterate as it likes.
+# Functions that copy their argument, and the types it may have. Subclasses are excluded: they can iterate as they like.
 _COPIERS = (set, frozenset, bytes, bytearray, collections.Counter, collections.OrderedDict, torch.Size)
 _PLAIN = (list, tuple, dict, set, frozenset, str, bytes, bytearray, *_COPIERS)
-# What hashes the elements of its argument.
+# Functions that hash the elements of their argument.
 _HASHERS = (set, frozenset, collections.Counter, collections.OrderedDict)
-# Attributes by which Python finds out how to copy, pickle or restore an object.
+# Attributes that Python looks up to copy, pickle or restore an object.
 _PROTOCOL_NAMES = frozenset(
     ("__class__", "__dict__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__", "__deepcopy__")
 )
-# The encodings by which protocol 2 writes bytes; others grow, or take long.
+# Encodings of bytes in protocol 2. Others can grow, or take long.
 _ENCODINGS = ("latin1", "latin-1")
 _WITH_STORAGE = (_utils._rebuild_tensor, _utils._rebuild_tensor_v2, _utils._rebuild_tensor_v3, _utils._rebuild_qtensor)  # noqa: SLF001
-# Copies of that many elements or bytes are nobody's harm, and most files never make more.
+# Copies up to this size are harmless, and most files make no more.
 _SLACK = 1 << 16
 _WALK_SLACK_BYTES = 16 << 20
 
 
 class SizeLimits:
-    """Refuses what would grow beyond a file."""
+    """Rejects objects that would be larger than the file."""
 
     def __init__(self, path: object, reader: _CheckpointReader) -> None:
         self._path = path
@@ -60,7 +60,7 @@ class SizeLimits:
         self._rules = {id(function): rule for function, rule in rules.items()}
 
     def check(self, function: Any, arguments: tuple[Any, ...]) -> None:
-        """Look at what a function or class of the table is called with."""
+        """Check the arguments of an allowed function or class."""
         rule = self._rules.get(id(function))
         if rule is not None:
             rule(function, arguments)
@@ -68,26 +68,26 @@ class SizeLimits:
             self._refuse("makes a storage that is not in it")
 
     def check_state(self, state: Any) -> None:
-        """Look at what a tensor is set to: storage, first element, sizes, strides."""
+        """Check the state of a tensor: storage, offset, sizes, strides."""
         if not (isinstance(state, tuple) and len(state) == 4):  # noqa: PLR2004
-            self._refuse("sets a tensor to something that is no part of a storage")
+            self._refuse("sets a tensor to something other than a part of a storage")
         self._check_view(_utils._rebuild_tensor, state)  # noqa: SLF001
 
     def check_attributes(self, state: Any, *, is_known: bool = False) -> None:
-        """Look at attributes that an object is given: a dict of them, or one and another of slots.
+        """Check the attributes of an object: a dict, or a pair of dicts for the object and its slots.
 
-        They are copied for each object that has them. Names that Python and pickle look up on an object by themselves
-        are no attributes: what they name would be called.
+        They are copied for each object. Names that Python and pickle look up by themselves are rejected: their values
+        would be called.
         """
         parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)  # noqa: PLR2004
         for part in parts:
             if part is None:
                 continue
             if type(part) is not dict:
-                self._refuse("gives an object attributes that are no dict of names")
+                self._refuse("gives an object attributes that are not a dict of names")
             for name in part:
                 if type(name) is not str or name in _PROTOCOL_NAMES or (not is_known and _is_special(name)):
-                    self._refuse(f"gives an object the attribute {name!r}, which is none")
+                    self._refuse(f"gives an object the attribute {name!r}, which is not allowed")
             self._count(part)
             self.hash_costs.charge(part, False)
 
@@ -109,13 +109,13 @@ class SizeLimits:
                 keys = argument
                 if function is collections.OrderedDict and not isinstance(argument, dict):
                     if any(type(pair) not in (list, tuple) or len(pair) != 2 for pair in argument):  # noqa: PLR2004
-                        self._refuse("makes a dict of what are no pairs")
+                        self._refuse("makes a dict of items that are not pairs")
                     keys = [pair[0] for pair in argument]
                 self.hash_costs.charge(keys, function in (set, frozenset))
 
     def _check_encode(self, _: Any, arguments: tuple[Any, ...]) -> None:
         if [type(argument) for argument in arguments] != [str, str] or arguments[1] not in _ENCODINGS:
-            self._refuse("encodes a text in a way that torch.save does not")
+            self._refuse("encodes text in a way that torch.save does not")
         self._count(arguments[0])
 
     def _count(self, argument: Any) -> None:
@@ -123,7 +123,7 @@ class SizeLimits:
         if self._copied <= _SLACK:
             return
         if self._copied_max is None:
-            # Each element has a byte of its own in what is no storage.
+            # In the pickle, each element takes at least one byte.
             self._copied_max = self._reader.described_nbytes + _SLACK
         if self._copied > self._copied_max:
             self._refuse("copies the same objects again and again")
@@ -131,24 +131,24 @@ class SizeLimits:
     def _check_view(self, function: Any, arguments: tuple[Any, ...]) -> None:
         storage, offset, size, stride = arguments[:4] if len(arguments) >= 4 else (None,) * 4  # noqa: PLR2004
         if not isinstance(storage, torch.TypedStorage):
-            self._refuse("makes a tensor of no storage")
+            self._refuse("makes a tensor without a storage")
         is_v3 = function is _utils._rebuild_tensor_v3 and len(arguments) > 6  # noqa: PLR2004, SLF001
         dtype = arguments[6] if is_v3 else storage.dtype
         is_described = isinstance(size, tuple) and isinstance(stride, tuple) and len(size) == len(stride)
         if not (isinstance(dtype, torch.dtype) and is_described) or not _are_counts((offset, *size, *stride)):
-            self._refuse("describes a tensor by something else than numbers")
+            self._refuse("describes a tensor with values that are not numbers")
         room = storage._untyped_storage.nbytes() // dtype.itemsize  # noqa: SLF001
         if 0 not in size and offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) >= room:
-            self._refuse("makes a tensor that reaches beyond its storage")
+            self._refuse("makes a tensor that extends beyond its storage")
         if function is _utils._rebuild_qtensor:  # noqa: SLF001
-            # Its memory is asked for before it becomes a view.
+            # torch allocates its memory before it becomes a view.
             if _product(size) > room:
                 self._refuse("makes a tensor that is larger than its storage")
             _check_quantizer(self, size, arguments[4])
 
     def _check_sparse(self, _: Any, arguments: tuple[Any, ...]) -> None:
         layout, parts = arguments
-        # Each index is looked at, however often a view repeats it.
+        # torch reads each index, however often a view repeats it.
         for part in parts[: 1 if layout is torch.sparse_coo else 2]:
             self._walk(part, torch.int64)
 
@@ -161,18 +161,18 @@ class SizeLimits:
 
     def _walk(self, tensor: Any, dtype: Any) -> None:
         if not (isinstance(tensor, torch.Tensor) and isinstance(dtype, torch.dtype)):
-            self._refuse("makes a tensor of something that is none")
+            self._refuse("makes a tensor of an object that is not a tensor")
         self._walked_bytes += tensor.numel() * dtype.itemsize
-        # The narrowest elements have a byte, and the widest 16.
+        # The narrowest elements take one byte, and the widest 16.
         if self._walked_bytes > 16 * self._reader.nbytes + _WALK_SLACK_BYTES:
-            self._refuse("makes tensors of views that are larger than itself")
+            self._refuse("makes tensors of views that are larger than the file")
 
     def _refuse(self, what: str) -> Any:
-        raise UnsafeFileError(f"{self._path}: the file {what}: it is damaged, or was made to take all memory")
+        raise UnsafeFileError(f"{self._path}: the file {what}: it is damaged, or was made to exhaust memory")
 
 
 def _check_quantizer(limits: SizeLimits, size: tuple[int, ...], quantizer: Any) -> None:
-    """Look at scales and zero points of channels: torch did not always compare their number with the tensor's."""
+    """Check the scales and zero points of channels: not all torch versions compare their number with the tensor's."""
     if not isinstance(quantizer, tuple) or len(quantizer) < 4:  # noqa: PLR2004
         return
     _, scales, zero_points, axis = quantizer[:4]
@@ -180,7 +180,7 @@ def _check_quantizer(limits: SizeLimits, size: tuple[int, ...], quantizer: Any) 
         len(part) if isinstance(part, list | torch.Tensor) and _is_row(part) else -1 for part in (scales, zero_points)
     ]
     if not isinstance(axis, int) or not 0 <= axis < len(size) or counts != [size[axis]] * 2:
-        limits._refuse("has a quantised tensor with another number of channels than scales")  # noqa: SLF001
+        limits._refuse("has a quantised tensor whose numbers of channels and scales differ")  # noqa: SLF001
 
 
 def _is_special(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The way to a tensor: keys, indices and attributes, joined by dots."""
+"""Names of tensors in nested states: keys and indices, joined by dots."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class NamePatterns:
-    """Names, or patterns of names; what matches the beginning of a name up to a dot matches all below it."""
+    """Names or patterns of names. A pattern that matches a name up to a dot matches all names below it."""
 
     def __init__(self, patterns: list[str]) -> None:
-        # Only * and ? are special: names may well have brackets.
+        # Only * and ? are special: names may contain brackets.
         plain = [escaped(pattern).replace("[", "[[]") for pattern in patterns]
         whole = [fnmatch.translate(pattern) for pattern in plain]
         below = [fnmatch.translate(pattern + ".*") for pattern in plain]
@@ -28,7 +28,7 @@ class NamePatterns:
 
 
 def named_tensors(state: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors of nested dicts, lists and tuples, with their names."""
+    """Yield the tensors of nested dicts, lists and tuples, with their names."""
     import torch  # noqa: PLC0415
 
     if isinstance(state, torch.Tensor):
@@ -42,7 +42,7 @@ def named_tensors(state: Any, name: str = "") -> Iterator[tuple[str, torch.Tenso
 
 
 def tensor_expressions(state: Any, way: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors as ``named_tensors`` gives them, with the way to each in the words of Python."""
+    """Yield the same tensors in the same order, with the Python expression of each, such as ``['a'][0]``."""
     import torch  # noqa: PLC0415
 
     if isinstance(state, torch.Tensor):
@@ -56,14 +56,14 @@ def tensor_expressions(state: Any, way: str = "") -> Iterator[tuple[str, torch.T
 
 
 def has_dtensors(state: object) -> bool:
-    """Whether processes have parts of its tensors."""
-    # Who has not imported the module has no tensor of it, and importing it takes long.
+    """Whether a state contains DTensors, of which each process has a part."""
+    # Importing torch.distributed.tensor takes long. If nobody imported it, there is no DTensor.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(isinstance(tensor, module.DTensor) for _, tensor in named_tensors(state))
 
 
 def local_nbytes(state: object) -> int:
-    """Give the bytes of tensors that this process has."""
+    """Return the bytes of tensors in this process."""
     own = (getattr(tensor, "_local_tensor", tensor) for _, tensor in named_tensors(state))
     return sum(int(tensor.nbytes) for tensor in own)
 
@@ -74,5 +74,5 @@ def _joined(name: str, part: object) -> str:
 
 
 def escaped(text: str) -> str:
-    """Write lone surrogates as escapes: a name is a text that can be printed, and sent to Rust."""
+    """Escape lone surrogates, so that a name can be printed and passed to Rust."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""Python's cycle collector, and when it had better not run."""
+"""Pauses of Python's cycle collector."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Keep the collector from running, as a ``with`` block or as a decorator.
+    """Pause the cycle collector, in a ``with`` block or as a decorator.
 
-    What describes ten thousand tensors are ten thousand new objects, all of which stay. Looking for garbage among them,
-    and then in all of the process, takes several times as long as making them.
+    Describing ten thousand tensors makes ten thousand objects that all stay. Searching them, and then the whole
+    process, for garbage takes several times as long as making them.
     """
     was_enabled = gc.isenabled()
     gc.disable()

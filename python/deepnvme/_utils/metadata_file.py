@@ -1,4 +1,4 @@
-"""Reading the small files that say what others hold."""
+"""Reads small metadata files, with a limit on their size."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from io import BufferedReader
     from pathlib import Path
 
-# Far more than the names of the largest model's tensors take.
+# Far more than the names of the largest model's tensors.
 METADATA_BYTES_MAX = 1 << 30
 
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[BufferedReader]:
-    """Open a file for reading, or raise ``CorruptFileError`` for a pipe, a device or a socket.
+    """Open a regular file for reading, or raise ``CorruptFileError`` for a pipe, a device or a socket.
 
-    Opening a named pipe would wait for its writer, and a device may have no end.
+    Opening a named pipe would wait for a writer, and a device may never end.
     """
     try:
         descriptor = _open_regular(path)
@@ -33,19 +33,19 @@ def open_regular(path: Path) -> Iterator[BufferedReader]:
 
 
 def read_metadata(path: Path) -> str:
-    """Read a small text file, or raise ``CorruptFileError`` where it is not one."""
+    """Read a small text file, or raise ``CorruptFileError`` if it is not one."""
     with open_regular(path) as file:
         found = os.fstat(file.fileno())
         if found.st_size > METADATA_BYTES_MAX:
-            raise CorruptFileError(f"{path}: the file has more than {METADATA_BYTES_MAX} bytes, which no index needs")
+            raise CorruptFileError(f"{path}: the file has more than {METADATA_BYTES_MAX} bytes, too many for an index")
         try:
-            # Not as much as an index may have at the most: Python asks for that memory at once.
+            # Not up to the limit: Python would allocate that much at once.
             content = file.read(found.st_size)
         except MemoryError as error:
-            raise OutOfMemoryError(f"{path}: there is no memory for its {found.st_size} bytes") from error
+            raise OutOfMemoryError(f"{path}: there is not enough memory for its {found.st_size} bytes") from error
     try:
         return content.decode()
     except MemoryError as error:
-        raise OutOfMemoryError(f"{path}: there is no memory for the text of its {found.st_size} bytes") from error
+        raise OutOfMemoryError(f"{path}: there is not enough memory for its {found.st_size} bytes of text") from error
     except UnicodeDecodeError as error:
-        raise CorruptFileError(f"{path}: this is no text ({error})") from error
+        raise CorruptFileError(f"{path}: this is not a text file ({error})") from error

@@ -1,4 +1,4 @@
-"""The standard error, where progress is shown if there is one, and the standard output of commands."""
+"""Progress bars on standard error, and the output of commands on standard output."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-# What the argument `progress` may be: nothing said, yes or no, or who wants to know (bytes done, bytes in all).
+# The argument `progress`: default, yes, no, or a function of bytes done and bytes in total.
 Progress: TypeAlias = bool | Callable[[int, int], object] | None
 
-# Work that is over by then shows nothing.
+# Shorter work shows no bar.
 _QUIET_S = 1.0
 _WIDTH = 30
 
 
 def is_terminal() -> bool:
-    """Whether the standard error is a terminal. A process may have none, or may have closed it."""
+    """Whether standard error is a terminal. A process may have none, or may have closed it."""
     try:
         return sys.stderr is not None and sys.stderr.isatty()
     except (OSError, ValueError):
@@ -27,7 +27,7 @@ def is_terminal() -> bool:
 
 
 def show(text: str) -> None:
-    """Write to the standard error, as far as it takes that: no work fails because nobody can watch it."""
+    """Write to standard error, and ignore its errors: no work fails because its progress cannot be shown."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(text)
@@ -35,18 +35,18 @@ def show(text: str) -> None:
 
 
 class OutputError(Exception):
-    """The standard output takes no more."""
+    """Standard output is closed or full."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"cannot write to standard output: {os.strerror(number)} (os error {number})")
 
 
 def say(line: str) -> None:
-    """Write a line of a command's answer to the standard output, now.
+    """Write a line of a command's output to standard output, and flush it.
 
     Raises:
-        BrokenPipeError: its reader has gone.
-        OutputError: it is closed, or the disk behind it is full.
+        BrokenPipeError: its reader is gone.
+        OutputError: it is closed, or its disk is full.
     """
     if sys.stdout is None:
         raise OutputError(errno.EBADF)
@@ -54,7 +54,7 @@ def say(line: str) -> None:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
     except OSError as error:
-        # What is left in its buffer would fail again when the interpreter ends.
+        # Otherwise the interpreter would fail again at exit, with the rest of the buffer.
         sys.stdout = None
         if isinstance(error, BrokenPipeError):
             raise
@@ -81,7 +81,7 @@ class _Bar:
 
 
 def progress_callback(progress: Progress, verb: str, name: object) -> Callable[[int, int], object] | None:
-    """Say who is to be told how far the work is."""
+    """Return the function that reports progress: the caller's, a bar, or ``None``."""
     if callable(progress):
         return progress
     if progress or (progress is None and is_terminal()):

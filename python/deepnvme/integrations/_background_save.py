@@ -1,4 +1,4 @@
-"""Files that are saved while training goes on, for libraries that name them: as ``deepnvme.Checkpointer`` saves."""
+"""Background saves of files, for libraries that choose the file names."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class BackgroundFileSaver:
     """Saves torch archives in the background, one at a time.
 
     Args:
-        options: how the files are written.
-        memory: bytes of page-locked memory. Default: as much as the largest state has, and a quarter of what is
-            available at the most.
+        options: how to write the files.
+        memory: bytes of page-locked memory. Default: the size of the largest state, at most a quarter of the available
+            memory.
     """
 
     def __init__(self, options: SaveOptions, memory: int | None = None) -> None:
@@ -35,7 +35,7 @@ class BackgroundFileSaver:
         self._actions: list[Callable[[], None]] = []
 
     def save(self, obj: object, path: str | os.PathLike[str]) -> None:
-        """Save an object; when this returns, its tensors may change. Raises what went wrong with the save before."""
+        """Save an object. When this returns, its tensors may change. Raises the error of the previous save."""
         self.wait()
         self._provide_staging(obj)
         saving = start_archive(obj, path, self._options)
@@ -44,7 +44,7 @@ class BackgroundFileSaver:
         self._background.wait_for_copies()
 
     def after_save(self, action: Callable[[], None]) -> None:
-        """Do something when the save that is under way is on the disk, and never if it fails."""
+        """Run an action once the current save is on disk. If the save fails, the action is dropped."""
         with self._lock:
             if self._is_busy:
                 self._actions.append(action)
@@ -52,16 +52,16 @@ class BackgroundFileSaver:
         action()
 
     def wait(self) -> None:
-        """Wait for the save that is under way, and raise what went wrong with it."""
+        """Wait for the current save, and raise its error."""
         try:
             self._background.wait()
         finally:
-            # Where the save has failed, what was to come after it does not.
+            # Actions after a failed save are dropped.
             self._is_busy = False
             self._actions.clear()
 
     def close(self) -> None:
-        """Wait, and free the memory."""
+        """Wait for the current save, and free the memory."""
         try:
             self.wait()
         finally:
@@ -71,7 +71,7 @@ class BackgroundFileSaver:
         nbytes = sum(tensor.nbytes for _, tensor in named_tensors(obj))
         is_enough = self._memory is not None or nbytes <= self._largest_bytes
         if self._options.staging is None or not is_enough:
-            # The old memory goes before the new one comes.
+            # Free the old memory before allocating the new.
             self._options = replace(self._options, staging=None)
             self._options = replace(self._options, staging=staging_for_state(obj, self._memory))
             self._largest_bytes = nbytes

@@ -1,4 +1,4 @@
-"""Methods of a host's classes in which some names mean something else."""
+"""Methods of model servers, copied with some of their global names replaced."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ if TYPE_CHECKING:
 
 
 def with_globals(method: Callable[..., Any], host: str, **names: Any) -> Callable[..., Any]:
-    """Copy a host's method so that global names of its module mean something else in the copy, and nowhere else.
+    """Copy a server's method, and replace global names of its module in the copy only.
 
-    What a host does around the reading of files (downloads, filters, prefixes) is its own affair and changes from
-    release to release; so its own method does that, and calls us where it would read.
+    The server's own method does everything around the reading of files (downloads, filters, prefixes), which changes
+    from release to release. The copy calls deepnvme to read.
 
     Args:
-        method: a plain function, as it stands in a class.
-        host: name and release of the host, for the message.
-        names: the global names, at least one of which the method has to use.
+        method: a plain function of a class.
+        host: name and version of the server, for the message.
+        names: the global names to replace. The method must use at least one of them.
 
     Raises:
-        RuntimeError: the method uses none of them: this release of the host reads in another way.
+        RuntimeError: the method uses none of them, so this version of the server reads in another way.
     """
     function: Any = method
     used = set(getattr(getattr(function, "__code__", None), "co_names", ()))
     if not used & names.keys():
         msg = (
-            f"{host} does not read safetensors through {' or '.join(sorted(names))}, which is where deepnvme comes in; "
-            "load with another load format, or install a release that docs/serving.md names"
+            f"{host} does not read safetensors through {' or '.join(sorted(names))}, which deepnvme replaces; use "
+            "another load format, or install a version that docs/serving.md lists"
         )
         raise RuntimeError(msg)
     copy = types.FunctionType(
@@ -43,9 +43,9 @@ def with_globals(method: Callable[..., Any], host: str, **names: Any) -> Callabl
 
 
 def split_settings(config: Any) -> tuple[dict[str, Any], Any]:
-    """Take what is ours out of a host's ``model_loader_extra_config``: our part, and a copy of the config without it.
+    """Split deepnvme's settings from a server's ``model_loader_extra_config``. Returns them and a copy of the rest.
 
-    The copy asks for safetensors, which is what the host then finds and filters.
+    The server finds and filters safetensors files with the copy.
     """
     import copy  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""``torch.load`` for libraries that call it: the same arguments, the bytes through the engine."""
+"""``torch.load`` through the engine, with the same arguments, for libraries that call it."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def load_as_torch(
     weights_only: bool = True,
     engine: Engine | None = None,
 ) -> Any:
-    """Load as ``torch.load`` does. Only ``weights_only=False`` lets a pickle run, and only where it must to be read."""
+    """Load like ``torch.load``. Only ``weights_only=False`` runs a pickle, and only one that cannot be read safely."""
     try:
         return _load(path, map_location, engine)
     except (UnsafeFileError, UnsupportedError):
         if weights_only:
             raise
-    # The caller has said that the file is trusted: it has classes of its own, or is older than archives.
+    # The caller trusts the file: it contains other classes, or is older than archives.
     with file.open(path, engine=engine) as source:
         return torch.load(source, map_location=map_location, weights_only=False)
 
 
 def _load(path: Any, map_location: _MapLocation, engine: Engine | None) -> Any:
-    """Load with the restricted reader."""
+    """Load with the safe unpickler."""
     if isinstance(map_location, str | torch.device):
         return load(path, device=map_location, engine=engine, progress=False)
-    # Says where a storage goes, by what torch says of the location that it was saved with.
+    # Returns the storage on its device, by the location that torch saved with it.
     restore_location = torch.serialization._get_restore_location(map_location)  # type: ignore[no-untyped-call]  # noqa: SLF001
     request = LoadRequest(path, torch.device("cpu"), None, "auto", engine, None)
     request.restore_location = restore_location

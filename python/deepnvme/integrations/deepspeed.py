@@ -1,7 +1,7 @@
-"""DeepSpeed's checkpoints on deepnvme: a checkpoint engine for a DeepSpeed engine.
+"""A checkpoint engine for DeepSpeed.
 
-``engine.save_checkpoint`` then writes the files that it always writes, as standard torch archives: durable, replaced at
-once, with checksums, and loaded by DeepSpeed with or without this engine.
+``engine.save_checkpoint`` writes its usual files as standard torch archives: durable, replaced atomically, and with
+checksums. DeepSpeed loads them with or without this engine.
 
 Example::
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from deepnvme._deepnvme import Engine
 
 
-# What the files of ZeRO have besides tensors: numbers, in classes of DeepSpeed's own.
+# Classes of DeepSpeed in the files of ZeRO. They contain only numbers.
 _DEEPSPEED_CLASSES = {
     "deepspeed.runtime.zero.config": ("ZeroStageEnum",),
     "deepspeed.utils.tensor_fragment": ("fragment_address",),
@@ -40,14 +40,14 @@ _DEEPSPEED_CLASSES = {
 
 
 class DeepnvmeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
-    """Saves and loads the files of a DeepSpeed checkpoint.
+    """Save and load the files of a DeepSpeed checkpoint.
 
     Args:
-        engine: which engine moves the bytes. Default: the default engine.
+        engine: the engine that transfers the bytes. Default: the default engine.
         durability: as for ``deepnvme.save``. Default ``"full"``.
-        trusted: load files that ask for classes which are not known to be harmless, by running their pickles, as
-            DeepSpeed itself does with every file. Default False: of classes, a file may have those that DeepSpeed puts
-            there, and what ``torch.serialization.add_safe_globals`` allows; others are refused by name.
+        trusted: run the pickles of files that ask for classes not known to be safe, as DeepSpeed does for every file.
+            Default False: files may contain DeepSpeed's own classes and those that
+            ``torch.serialization.add_safe_globals`` allows. Others raise an error that names them.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class DeepnvmeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._trusted = trusted
 
     def create(self, info: Any) -> None:
-        """Do nothing: each file is made when it is saved."""
+        """Do nothing: each file is created when it is saved."""
 
     def save(self, state_dict: Any, path: str | os.PathLike[str]) -> None:
-        """Write one file of the checkpoint; it is on the disk when this returns."""
+        """Write one file of the checkpoint. It is on disk when this returns."""
         start_archive(state_dict, path, self._options).wait(None, True)
 
     def load(self, path: str | os.PathLike[str], map_location: Any = None) -> Any:
@@ -76,7 +76,7 @@ class DeepnvmeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             return load_as_torch(path, device, weights_only=not self._trusted, engine=self._options.engine)
 
     def commit(self, info: Any) -> bool:
-        """Say that the files are there, which they are."""
+        """Return True: the files are on disk already."""
         del info
         return True
 

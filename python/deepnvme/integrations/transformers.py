@@ -1,7 +1,7 @@
-"""Hugging Face transformers on deepnvme: ``save_pretrained``, ``from_pretrained`` and the checkpoints of a Trainer.
+"""Hugging Face transformers: ``save_pretrained``, ``from_pretrained`` and the checkpoints of a Trainer.
 
-The files have the names and formats that they always have: safetensors, sharded with an index if they are large, and
-torch archives for optimizer, scheduler, scaler and random generators. They are durable, replaced at once, and keep
+The files have their usual names and formats: safetensors, with shards and an index for large models, and torch archives
+for optimizer, scheduler, scaler and random-number generators. They are durable, replaced atomically, and have
 checksums.
 
 Example::
@@ -33,9 +33,9 @@ _MODULES = ("transformers.modeling_utils", "transformers.trainer", "transformers
 
 
 def enable() -> None:
-    """Make transformers write and read weights through deepnvme in this process, imported already or not.
+    """Make transformers write and read weights through deepnvme in this process, even if it is imported already.
 
-    A second call changes nothing, and one ``disable`` undoes any number of calls.
+    Repeated calls do nothing. One call of ``disable`` undoes them all.
     """
     with _lock:
         if _installed:
@@ -51,7 +51,7 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Give transformers its own ways back. Does nothing where they are not replaced."""
+    """Restore transformers' own functions. Does nothing if they are not replaced."""
     with _lock:
         while _installed:
             _installed.pop().undo()
@@ -74,7 +74,7 @@ _installed: list[Patches] = []
 
 
 def _patch(module: ModuleType, patches: Patches) -> None:
-    """Replace the names of safetensors and torch that a module of transformers calls."""
+    """Replace functions of safetensors and torch that a module of transformers calls."""
     from deepnvme.integrations._safetensors import TensorFile  # noqa: PLC0415
 
     replacements = {"safe_save_file": _save_tensors, "safe_load_file": _load_tensors, "safe_open": TensorFile}
@@ -86,7 +86,7 @@ def _patch(module: ModuleType, patches: Patches) -> None:
 
 
 def _patched_modules(trainer: ModuleType) -> dict[str, Any]:
-    """Stand for the modules by whose names the Trainer saves and loads; everybody else has the modules themselves."""
+    """Wrap the modules that the Trainer saves and loads with. Other callers use the modules themselves."""
     patched: dict[str, Any] = {"torch": _PatchedModule(vars(trainer)["torch"], save=_save_object, load=_load_object)}
     if "safetensors" in vars(trainer):
         tensors = _PatchedModule(vars(trainer)["safetensors"].torch, save_file=_save_tensors, load_file=_load_tensors)
@@ -95,7 +95,7 @@ def _patched_modules(trainer: ModuleType) -> dict[str, Any]:
 
 
 class _PatchedModule(ModuleType):
-    """A module in which some names mean something else."""
+    """A module with some attributes replaced."""
 
     def __init__(self, behind: ModuleType, **names: Any) -> None:
         super().__init__(behind.__name__, behind.__doc__)

@@ -1,7 +1,7 @@
-"""The weights of a model, one after the other, at the speed of the disk: for whoever fills a model that has its memory.
+"""The weights of a model, one after the other, at the speed of the disk, to fill a model that is already in memory.
 
-A model server builds the modules first, then copies every weight of the files into them, or the part of it that its
-rank has. It needs each tensor for a moment only, so nobody needs room for all of them.
+A model server builds the modules first. Then it copies every weight of the files, or its rank's part of it, into them.
+It needs each tensor only for a moment, so the weights need not all fit into memory a second time.
 
 Example::
 
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     _ListedFile = tuple[Any, list[str] | None, tuple[int, int] | None]
     _NextChunk = tuple[_CheckpointReader, "Chunk"] | None
 
-# What is read ahead unless something else is asked for: a tenth of a second of a fast disk.
+# Default read-ahead: what a fast disk reads in a tenth of a second.
 AHEAD_BYTES = 512 << 20
-# Neighbours in a file travel together up to this size: large enough for the disk, small enough to be used again soon.
+# Neighbouring tensors are read together up to this size: large enough for the disk, small enough to be reused soon.
 _CHUNK_BYTES = 16 << 20
-# So much keeps a disk at work. More is read in advance only where the caller is slower than the disk: memory that is
-# used again costs nothing, and memory that nobody has used yet as much as reading does.
+# Enough to keep a disk busy. More is read ahead only if the caller is slower than the disk: reused memory costs
+# nothing, but fresh memory costs as much as reading into it.
 _IN_FLIGHT_BYTES_MIN = 32 << 20
-# What a chunk reaches into the pages in front of it and behind it.
+# Bytes of a chunk's first and last page that belong to its neighbours.
 _EDGES_BYTES = 2 << 12
-# Of the descriptors that a process may have, one in so many is for files that stay open from the beginning.
+# Files stay open from the start until they use this fraction of the descriptors of the process.
 _DESCRIPTOR_SHARE = 8
-# A tensor smaller than this part of its chunk is copied out of it: whoever keeps a scale must not keep its neighbours.
+# Tensors below this fraction of their chunk are copied, so that a kept scale does not keep the whole chunk.
 _COPY_BELOW = 64
 
 
@@ -59,27 +59,28 @@ def iterate_weights(
     verify: Literal["auto", "off", "sample", "full"] = "auto",
     engine: Engine | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Give every tensor of a model's safetensors files once, in the order of the files, while the next ones are read.
+    """Yield every tensor of a model's safetensors files once, in file order, while the next ones are read.
 
-    The memory in use is what ``ahead`` allows, and beyond it at most one tensor or 16 MiB, whichever is larger, for
-    what the caller still holds. A tensor belongs to the caller, who may change it and should let go of it. All files
-    are opened, and compared with what their index says of them, before the first tensor is given. A model that is
-    replaced by then is read as it is afterwards; one that is replaced later is read as it was.
+    Memory in use is at most ``ahead``, plus one tensor or 16 MiB, whichever is larger, for tensors that the caller
+    still holds. A tensor belongs to the caller, who may change it and should release it. All files are opened and
+    compared with their index before the first tensor is yielded. A model that is replaced before then is read in its
+    new state; one that is replaced later, in its old state.
 
     Args:
-        source: a folder as Hugging Face lays it out, an index (``*.index.json``), a file, or several files.
-        ahead: how much is in memory at once, given or on its way: bytes, or a text such as ``"1GB"``. A tensor that is
-            larger is read all the same, alone. Default 512 MiB.
-        wanted: says by name which tensors are needed; others are not read. Default: all.
-        verify: how much is compared with the checksums of files that have them, as for ``deepnvme.load``.
-        engine: which engine moves the bytes. Default: the default engine.
+        source: a folder in Hugging Face's layout, an index (``*.index.json``), a file, or several files.
+        ahead: memory for tensors that are being read or were yielded: bytes, or a text such as ``"1GB"``. A larger
+            tensor is read alone. Default 512 MiB.
+        wanted: returns whether a tensor of a given name is needed; others are not read. Default: all.
+        verify: how much to compare with the files' checksums, if they have any, as for ``deepnvme.load``.
+        engine: the engine that transfers the bytes. Default: the default engine.
 
     Raises:
         FileNotFoundError, PermissionError: as from ``open``.
-        deepnvme.errors.CorruptFileError: a file is split_chunks or damaged; the message names it and the place.
+        deepnvme.errors.CorruptFileError: a file is truncated or damaged; the message says which, and where.
         deepnvme.errors.ChecksumError: the bytes are not those that were saved.
-        deepnvme.errors.ChangedFileError: a file was replaced, of a model with more files than can stay open.
-        ValueError: a file is not a safetensors file, two files have a tensor of one name, or ``ahead`` is no size.
+        deepnvme.errors.ChangedFileError: a file was replaced, in a model with more files than can stay open.
+        ValueError: a file is not a safetensors file, two files contain tensors of the same name, or ``ahead`` is not a
+            size.
     """
     require_torch("iterate_weights")
     request = _Request(parse_bytes(ahead, "ahead"), wanted, verify, engine)
@@ -92,14 +93,14 @@ def iterate_weights(
 
 @dataclass(frozen=True)
 class Chunk:
-    """Neighbours in a file that are read together."""
+    """Neighbouring tensors of a file that are read together."""
 
     tensors: list[Any]
     nbytes: int
 
 
 def split_chunks(tensors: list[Any], sizes: list[int], chunk_bytes: int) -> Iterator[Chunk]:
-    """Cut a file's tensors, in their order, into chunks of at most so many bytes; a larger one is a chunk by itself."""
+    """Split a file's tensors, in order, into chunks of at most ``chunk_bytes``. A larger tensor is its own chunk."""
     begun: list[Any] = []
     nbytes = 0
     for tensor, size in zip(tensors, sizes, strict=True):
@@ -117,9 +118,9 @@ class _File:
     path: Any
     names: set[str] | None
     reader: _CheckpointReader | None
-    """``None`` where there are more files than can stay open."""
+    """``None`` if more files exist than can stay open."""
     identity: tuple[int, int] | None
-    """Bytes, and the checksum of the index, of one that is opened again."""
+    """Size, and checksum of the index, of a file that is opened again."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class _Request:
         return max(1, min(_CHUNK_BYTES, self.ahead // 4 - _EDGES_BYTES))
 
     def open_all(self, found: list[_ListedFile]) -> list[_File]:
-        """Open all files, so that all are of one save, and have them stay open as far as that goes."""
+        """Open all files, so that all belong to one save. Keep as many of them open as the limits allow."""
         left = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _DESCRIPTOR_SHARE)
         files = []
         owners: dict[str, Any] = {}
@@ -169,12 +170,12 @@ class _Request:
     def _open(self, path: Any, names: list[str] | None) -> _CheckpointReader:
         reader = _CheckpointReader(path, self.engine, False, names)
         if reader.format != "safetensors":
-            msg = f"{path}: this is a {reader.format} file; a model server reads safetensors, see deepnvme convert"
+            msg = f"{path}: this is a {reader.format} file, not safetensors; convert it with `deepnvme convert`"
             raise ValueError(msg)
         return reader
 
     def tensors(self, files: list[_File]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield while reading ahead: what has been started and not been let go of stays within the bound."""
+        """Yield tensors while reading ahead, within the memory limit."""
         from deepnvme._checkpoint.buffer_pool import BufferPool  # noqa: PLC0415
 
         memory = BufferPool(self.ahead)
@@ -185,8 +186,8 @@ class _Request:
             upcoming = self._start(upcoming, chunks, in_flight, memory, _IN_FLIGHT_BYTES_MIN)
             chunk_read = in_flight.popleft()
             for given in chunk_read.finish(self.verify):
-                # At each tensor, for the memory of those before comes back when the caller lets go of the last of them;
-                # and as much as the caller is about to copy, for until then nothing more is started.
+                # For each tensor, since memory comes back when the caller releases the last tensor of a chunk. At least
+                # as much as the caller is about to copy: nothing more is started until then.
                 upcoming = self._start(upcoming, chunks, in_flight, memory, max(_IN_FLIGHT_BYTES_MIN, given[1].nbytes))
                 yield given
                 del given
@@ -200,9 +201,9 @@ class _Request:
         memory: BufferPool,
         busy_bytes: int,
     ) -> _NextChunk:
-        """Start what may be started, until the disk has so much to do, and give what comes then."""
+        """Start reads until the disk has ``busy_bytes`` to do. Returns the next chunk."""
         while upcoming is not None:
-            # All but those of large tensors are of one size, and so any of them can be used again.
+            # All chunks except those of large tensors use one buffer size, so any buffer can be reused.
             nbytes = max(self._chunk_bytes, upcoming[1].nbytes) + _EDGES_BYTES
             is_due = memory.has_idle(nbytes) or _pending_bytes(in_flight) < busy_bytes
             if memory.acquired_bytes and not (is_due and memory.can_acquire(nbytes)):
@@ -214,7 +215,7 @@ class _Request:
     def _chunks(self, files: list[_File]) -> Iterator[tuple[_CheckpointReader, Chunk]]:
         files.reverse()
         while files:
-            # What has been read of a file stays open no longer than its last chunk is on its way.
+            # A file is closed once its last chunk is being read.
             file = files.pop()
             reader, names = self._reader(file), file.names
             del file
@@ -229,7 +230,7 @@ class _Request:
 
 
 def _check_unique(owners: dict[str, Any], path: Any, reader: _CheckpointReader) -> None:
-    """Refuse a tensor that two files have: the caller would get whichever comes last."""
+    """Reject tensors that two files contain: the caller would get the last one."""
     for name, *_ in reader.tensors():
         if (owner := owners.setdefault(name, path)) is not path:
             msg = f"{path}: the tensor {name!r} is in {owner} as well; give one of the files, or the index of the model"
@@ -237,7 +238,7 @@ def _check_unique(owners: dict[str, Any], path: Any, reader: _CheckpointReader) 
 
 
 class _ChunkRead:
-    """A chunk on its way into memory that is its own until the caller has let go of the tensors."""
+    """A chunk that is being read into a buffer of its own."""
 
     def __init__(self, reader: _CheckpointReader, chunk: Chunk, block: PoolBuffer) -> None:
         import torch  # noqa: PLC0415
@@ -254,7 +255,7 @@ class _ChunkRead:
         return self._buffers is None or self._buffers.is_done
 
     def finish(self, verify: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Wait for the bytes, then give the tensors; this object and the iterator keep none of them."""
+        """Wait for the bytes, then yield the tensors without keeping them."""
         import torch  # noqa: PLC0415
 
         buffers, self._buffers = self._buffers, None

@@ -179,4 +179,4 @@ with Checkpointer(folder) as checkpointer:
 def test_all_have_parts_or_none_has(tmp_path: Path) -> None:
     answers = run(MIXED, 2, tmp_path / "c")
     assert answers[0] == answers[1]
-    assert "DTensors in some processes" in answers[0]
+    assert "DTensors on some ranks" in answers[0]

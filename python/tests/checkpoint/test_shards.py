@@ -209,7 +209,7 @@ def test_a_damaged_index_is_never_passed_over_for_an_older_file(tmp_path: Path) 
     path, index = tmp_path / "model.safetensors", tmp_path / INDEX
     deepnvme.save(state_of(1), path)
     path.write_bytes(path.read_bytes())
-    with pytest.warns(UserWarning, match="this file stays"):
+    with pytest.warns(UserWarning, match="this file is kept"):
         save(2, path)
     sound = index.read_bytes()
     assert b"deepnvme.replaces" in sound
@@ -232,7 +232,7 @@ def test_a_damaged_index_is_never_passed_over_for_an_older_file(tmp_path: Path) 
     index.rmdir()
     # Where a new file takes the place of both, the warning says what is to be done.
     index.write_bytes(sound[:-20])
-    with pytest.warns(UserWarning, match=r"is damaged, and stays\. Remove it"):
+    with pytest.warns(UserWarning, match=r"is damaged, and is kept\. Remove it"):
         deepnvme.save(state_of(3), path)
     index.unlink()
     assert is_state(path, 3)

@@ -201,7 +201,7 @@ def test_an_error_of_the_module_gives_its_memory_back(tmp_path: Path) -> None:
 
 def test_no_room_is_said_before_the_disk_is_full(tmp_path: Path) -> None:
     file = WeightFile(str(tmp_path))
-    with pytest.raises(OSError, match="no room for") as caught:
+    with pytest.raises(OSError, match="there is no space for") as caught:
         file.reserve(1 << 60)
     assert caught.value.filename == str(tmp_path)
     assert file.reserve(10) == 0

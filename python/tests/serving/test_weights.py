@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 import deepnvme
 from deepnvme.errors import CorruptFileError
 from deepnvme.integrations import weights
-from deepnvme.integrations.weights import split_chunks, iterate_weights
+from deepnvme.integrations.weights import iterate_weights, split_chunks
 
 from . import models
 

@@ -1,7 +1,7 @@
-"""Parts of a checkpoint on disks of other machines: brought to where they are wanted.
+"""Copies parts of a checkpoint between the local disks of machines.
 
-Each file is sent by the process of the lowest rank that has it, in chunks, and kept by one process of each machine that
-lacks it. All processes take part, whether they send, keep or need nothing.
+The lowest rank that has a file sends it in chunks. One process of each machine that lacks it writes it. All ranks take
+part, even if they send and need nothing.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What each process has of a file in memory.
+# Bytes of a file that each process holds in memory.
 CHUNK_BYTES = 16 << 20
 
 
 def fetch(group: RankGroup, found: Checkpoint, durability: Literal["none", "data", "full"]) -> int:
-    """Bring what is missing here of a checkpoint in parts, and give the bytes of that; all processes do so together."""
+    """Copy the missing parts of a checkpoint to this machine, on all ranks together. Returns the bytes copied."""
     if group.is_single or not found.parts:
         return 0
-    # The list of the parts, which rank 0 has written, and of which no size is known; and the parts.
+    # The list of the parts, which rank 0 wrote and whose size is unknown, followed by the parts.
     paths = [found.path, *(found.path.with_name(part.file) for part in found.parts)]
     expected = [None, *(part.nbytes for part in found.parts)]
     hosts = [found.parts[0].host, *(part.host for part in found.parts)]
@@ -45,7 +45,7 @@ def fetch(group: RankGroup, found: Checkpoint, durability: Literal["none", "data
         sizes = [sizes[number] for _, sizes in everybodys]
         holders = [rank for rank, size in enumerate(sizes) if size is not None]
         if not holders:
-            # All find the same, and raise the same.
+            # All ranks find the same, and raise the same error.
             raise found.missing(path.name, hosts[number])
         keepers = {place: rank for rank, (place, _) in reversed(list(enumerate(everybodys))) if sizes[rank] is None}
         if keepers:
@@ -56,7 +56,7 @@ def fetch(group: RankGroup, found: Checkpoint, durability: Literal["none", "data
 
 
 def _size(path: Path, expected: int | None) -> int | None:
-    """Give the size of a file that is there and whole."""
+    """Return the size of a file that is present and complete."""
     try:
         nbytes = path.stat().st_size
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def _size(path: Path, expected: int | None) -> int | None:
 def _send(
     group: RankGroup, path: Path, nbytes: int, roles: tuple[int, bool], durability: Literal["none", "data", "full"]
 ) -> None:
-    """Have one process read a file, and those that keep it write it; what fails in one of them is raised in all."""
+    """Send a file from one rank to those that keep it. An error of one rank is raised on all."""
     import torch  # noqa: PLC0415
 
     sender, keeps = roles
@@ -76,7 +76,7 @@ def _send(
     files = ExitStack()
     with group.leave_on_error(), files:
         work = _Work()
-        # Not by our own `open`, to which the list of the parts means all of them.
+        # Not with `deepnvme.open`: it opens all parts when given their list.
         source = work.attempt(lambda: files.enter_context(open_regular(path))) if group.rank == sender else None
         old = work.attempt(lambda: _old(path, files)) if keeps else None
         make = lambda: files.enter_context(file.open(path, "wb", durability=durability))  # noqa: E731
@@ -96,12 +96,12 @@ def _send(
 
 def _fill(source: BufferedReader, chunk: memoryview, path: Path) -> None:
     if source.readinto(chunk) != len(chunk):
-        msg = f"{path}: the file became shorter while it was read; somebody else writes to it"
+        msg = f"{path}: the file became shorter while it was read; another program writes to it"
         raise CorruptFileError(msg)
 
 
 def _old(path: Path, files: ExitStack) -> BufferedReader | None:
-    """Open what has the name already."""
+    """Open an existing file of that name."""
     try:
         return files.enter_context(open_regular(path))
     except FileNotFoundError:
@@ -109,22 +109,22 @@ def _old(path: Path, files: ExitStack) -> BufferedReader | None:
 
 
 def _compare(old: BufferedReader | None, chunk: memoryview, path: Path, *, is_end: bool = False) -> None:
-    """Refuse to replace anything but the beginning of the same file."""
+    """Refuse to replace anything except an incomplete copy of the same file."""
     if old is not None:
         there = old.read(1 if is_end else len(chunk))
         if there != chunk[: len(there)]:
-            msg = f"{path}: something else has the name of this part; move it away"
+            msg = f"{path}: another file has the name of this part; move it away"
             raise InvalidArgumentError(msg)
 
 
 class _Work:
-    """What one process does; after a failure it goes on with the others, doing nothing, until all may stop."""
+    """The work of one rank. After an error it skips its work, and stays with the others until all may stop."""
 
     def __init__(self) -> None:
         self._failure: Exception | None = None
 
     def attempt(self, work: Callable[[], T]) -> T | None:
-        """Do it, unless something has failed already."""
+        """Do the work, unless an earlier step failed."""
         if self._failure is None:
             try:
                 return work()
@@ -133,6 +133,6 @@ class _Work:
         return None
 
     def check(self) -> None:
-        """Raise what went wrong."""
+        """Raise the first error."""
         if self._failure is not None:
             raise self._failure

@@ -1,7 +1,7 @@
-"""The processes that keep a folder of checkpoints together, and what they say to each other.
+"""The processes that save one folder of checkpoints, and their communication.
 
-They talk through a gloo group of their own, which neither the collectives of training nor its GPUs notice, also from a
-thread in the background. What goes wrong in one of them is raised in all: nobody waits for somebody who has given up.
+They use a gloo group of their own, separate from the collectives of training and its GPUs, so that background threads
+can use it. An error of one process is raised in all of them, so that none waits for a process that gave up.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# How long the fastest waits for the slowest, whose share has to be on the disk by then. The end of a process is noticed
-# at once; this is for machines that vanish. It is what torch's own groups wait.
+# How long the fastest process waits for the slowest to write its share. The end of a process is noticed at once; this
+# is for machines that vanish. torch's own groups have the same default.
 TIMEOUT = dt.timedelta(minutes=30)
 
 
 @dataclass
 class _Failure:
-    """What went wrong in another process: exceptions themselves cannot all be sent."""
+    """An error in another process, as text: some exceptions cannot be sent."""
 
     text: str
 
 
 class RankGroup:
-    """The processes of a group, or a process alone. All of them make one at the same time.
+    """The ranks of a process group, or a single process. All ranks make one at the same time.
 
     Args:
-        process_group: whose processes. Default: all, or this one where ``torch.distributed`` has not been set up.
+        process_group: the ranks. Default: all, or this process alone if ``torch.distributed`` is not initialized.
     """
 
     def __init__(self, process_group: ProcessGroup | None) -> None:
@@ -56,12 +56,12 @@ class RankGroup:
         import torch.distributed as dist  # noqa: PLC0415
 
         if dist.get_rank(process_group) < 0:
-            msg = "this process is not in process_group; only its members can make a Checkpointer with it"
+            msg = "this process is not in process_group; only members can make a Checkpointer with it"
             raise ValueError(msg)
-        # Up to torch 2.7 this question needs the group by name, also where it is that of all.
+        # Up to torch 2.7 this call requires a group, even for all ranks.
         ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-        # A group of all gets a name that no other had. One of some, which the others do not hear of, has that of an
-        # earlier one again once that is gone, and would find its addresses.
+        # A group of all ranks gets a name that no earlier group had. A group of some may get the name of an earlier
+        # group that is gone, and would then find its addresses.
         self._is_whole_world = len(ranks) == dist.get_world_size()
         group = dist.new_group(
             ranks, timeout=TIMEOUT, backend="gloo", use_local_synchronization=not self._is_whole_world
@@ -71,25 +71,25 @@ class RankGroup:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process decides, and writes what there is one of."""
+        """Whether this process decides for all, and writes files that exist once."""
         return self.rank == 0
 
     @property
     def is_single(self) -> bool:
-        """Whether there is nobody else."""
+        """Whether there is no other process."""
         return self.size == 1
 
     @property
     def is_first_on_host(self) -> bool:
-        """Whether no process of a lower rank is on this machine."""
+        """Whether no lower rank is on this machine."""
         return self.hosts.index(self.hosts[self.rank]) == self.rank
 
     def name(self, rank: int) -> str:
-        """Say which process that is, for messages."""
+        """Return a rank and its machine, for messages."""
         return f"rank {rank} on {self.hosts[rank]}"
 
     def all_gather(self, value: T) -> list[T]:
-        """Give what all have, in the order of ranks."""
+        """Return the values of all ranks, in order."""
         if self.is_single:
             return [value]
         import torch.distributed as dist  # noqa: PLC0415
@@ -100,7 +100,7 @@ class RankGroup:
         return cast("list[T]", values)
 
     def broadcast(self, value: T) -> T:
-        """Give what the leader has."""
+        """Return the leader's value."""
         if self.is_single:
             return value
         import torch.distributed as dist  # noqa: PLC0415
@@ -112,14 +112,14 @@ class RankGroup:
         return cast("T", values[0])
 
     def broadcast_tensor(self, tensor: torch.Tensor, rank: int) -> None:
-        """Fill the tensor with what that process has in it."""
+        """Fill the tensor with that of a rank."""
         import torch.distributed as dist  # noqa: PLC0415
 
         with self._collective():
             dist.broadcast(tensor, src=dist.get_global_rank(self._open_group(), rank), group=self._open_group())
 
     def run_on_all(self, work: Callable[[], T]) -> list[T]:
-        """Have each do its work, and give all results; where one has failed, all raise that."""
+        """Run ``work`` on every rank and return all results. If one rank fails, all raise its error."""
         if self.is_single:
             return [work()]
         failed: BaseException | None = None
@@ -139,31 +139,31 @@ class RankGroup:
         if failures:
             rank, failure = failures[0]
             more = f" (and {len(failures) - 1} others)" if len(failures) > 1 else ""
-            self._shared_error = PeerError(f"{self.name(rank)}{more} failed, and so all do: {failure.text}")
+            self._shared_error = PeerError(f"{self.name(rank)}{more} failed, so all ranks fail: {failure.text}")
             raise self._shared_error
         return cast("list[T]", results)
 
     def is_shared_error(self, error: BaseException) -> bool:
-        """Whether all raise that here: none of them goes on."""
+        """Whether all ranks raise this error, so that none of them goes on."""
         return error is self._shared_error
 
     def raise_on_all(self, message: str) -> NoReturn:
-        """Raise what all the others raise here, too."""
+        """Raise an error that all other ranks raise at the same place."""
         self._shared_error = InvalidArgumentError(message)
         raise self._shared_error
 
     def check_same(self, what: str, values: dict[str, object]) -> None:
-        """Refuse where not all have the same of something."""
+        """Raise an error on all ranks if their values differ."""
         everybodys = self.all_gather(values)
         for rank, others in enumerate(everybodys):
             for key, value in everybodys[0].items():
                 if others[key] != value:
                     text = f"{key} is {others[key]!r} at {self.name(rank)} and {value!r} at {self.name(0)}"
-                    self.raise_on_all(f"{what}: {text}; give the same everywhere")
+                    self.raise_on_all(f"{what}: {text}; use the same value everywhere")
 
     @contextmanager
     def leave_on_error(self) -> Iterator[None]:
-        """Part from the others when the block ends with an error that they do not know of, so that they do not wait."""
+        """Leave the group if the block fails with an error that the other ranks don't know, so that they don't wait."""
         try:
             yield
         except BaseException as error:
@@ -172,16 +172,16 @@ class RankGroup:
             raise
 
     def leave(self, why: str, error: BaseException | None = None) -> None:
-        """Close the connections. Whoever waits for this process gets an error, and parts, too."""
+        """Close the connections. Ranks that wait for this process get an error and leave as well."""
         if self.torch_group is not None and not self.is_single and self._left_because is None:
             self._left_because = why
             if error is not None:
-                # They are closed with the last reference to the group, and the frames of torch have some.
+                # They close with the last reference to the group, and torch's frames have some.
                 clear_frames(error.__traceback__)
             self._destroy()
 
     def close(self) -> None:
-        """Leave, when all is said."""
+        """Leave the group after the last exchange."""
         if self.torch_group is not None and self._left_because is None:
             self._left_because = "it was closed"
             if self._is_whole_world:
@@ -190,18 +190,18 @@ class RankGroup:
     def _destroy(self) -> None:
         import torch.distributed as dist  # noqa: PLC0415
 
-        # The trainer may have ended all groups, and this one with them.
+        # The training script may have destroyed all groups already.
         with suppress(ValueError, AssertionError):
             dist.destroy_process_group(self.torch_group)
         self.torch_group = None
 
     def check_open(self) -> None:
-        """Raise, where this process has left the others."""
+        """Raise an error if this process has left the group."""
         if self._left_because is not None:
             text = (
                 f"this Checkpointer has parted from those of the other processes ({self._left_because}); make a new one"
             )
-            raise PeerError(f"{text} in all of them")
+            raise PeerError(f"{text} in every process")
 
     def _open_group(self) -> ProcessGroup:
         self.check_open()
@@ -214,18 +214,18 @@ class RankGroup:
             yield
         except PeerError:
             raise
-        # What torch raises for a closed connection has no class of its own, and a text about sockets.
+        # torch has no exception class for a closed connection, and its message is about sockets.
         except (RuntimeError, ValueError) as error:
             self.raise_lost(error)
 
     def raise_lost(self, error: Exception) -> NoReturn:
-        """Say that the others do not answer any more."""
-        why = f"another process has ended, or has not answered within {TIMEOUT}: {error}"
+        """Report that the other ranks no longer answer."""
+        why = f"another process ended, or did not answer within {TIMEOUT}: {error}"
         self.leave(why, error)
         raise PeerError(why) from error
 
 
 def _is_initialized() -> bool:
-    # Who has not imported it has not set it up, and importing it takes long.
+    # Importing torch.distributed takes long. If nobody imported it, it is not initialized.
     dist = sys.modules.get("torch.distributed")
     return dist is not None and dist.is_available() and bool(dist.is_initialized())

@@ -1,17 +1,17 @@
-"""One file that several processes write together: each a stretch of it, or each a part file of its own.
+"""One checkpoint that several processes write: byte ranges of one file, or one part file each.
 
 ```text
-all        take the state serialize, compare, plan                    (distributed_state)
-leader     makes the file; in parts, each writer makes its own
-writers    write all of their stretch that needs no sums of others
-all        report each other their sums
+all        serialize the state, compare, plan                        (state)
+leader     makes the file; with parts, each writer makes its own
+writers    write their range, except what needs checksums of others
+all        exchange checksums
 writers    write the rest, and sync; the leader lists the parts
-leader     replaces the manifest, with the private names of all files  (retention)
+leader     replaces the manifest, with the private names of all files  (history)
 all        give the files their names
 ```
 
-After each line all know whether it went well everywhere, and if not, all raise and remove what they have made. What the
-manifest lists is not removed: whoever opens the folder next gives it its name.
+After each line, all ranks know whether it succeeded everywhere. If not, all raise the error and remove their files.
+Files that the manifest lists are not removed: the next process that opens the folder gives them their names.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.history import History
     from deepnvme._deepnvme import _SavePlan, _SaveShare
 
-# Parts lie on blocks of that size, as stripe sets want it.
+# Stripe sets require parts that are multiples of this size.
 _BLOCK_BYTES = 4096
 
 
 def agree_on_state(  # noqa: PLR0917
     group: RankGroup, history: History, step: int, obj: object, suffix: str, writers: Writers, ready: Callable[[], None]
 ) -> tuple[SerializedState | None, Path]:
-    """Take the state serialize when the last save is over, and find out whether all want to save the same.
+    """Serialize the state once the previous save is over, and check that all ranks save the same.
 
-    Returns what it is, or ``None`` for one that is sharded, and the path that it gets.
+    Returns the state, or ``None`` if it is sharded, and the path of the checkpoint.
     """
     state: SerializedState | None = None
 
@@ -61,11 +61,11 @@ def agree_on_state(  # noqa: PLR0917
     for rank, (other_step, _, _) in enumerate(wanted):
         if other_step != leaders_step:
             text = f"{group.name(rank)} saves step {other_step}, and {group.name(0)} step {leaders_step}"
-            group.raise_on_all(f"{history.folder}: {text}; all save the same step")
+            group.raise_on_all(f"{history.folder}: {text}; all ranks must save the same step")
     kinds = {found == "sharded" for _, found, _ in wanted}
     if len(kinds) > 1:
         group.raise_on_all(
-            f"{history.folder}: the state has DTensors in some processes and none in others; give all the same"
+            f"{history.folder}: the state has DTensors on some ranks and none on others; use the same kind on all"
         )
     if state is not None and any(found != expected for _, found, _ in wanted):
         raise_different(group, f"{history.folder}, step {step}", state)
@@ -77,14 +77,14 @@ def agree_on_state(  # noqa: PLR0917
 def start(
     group: RankGroup, path: Path, state: SerializedState, writers: Writers, options: Callable[[], SaveOptions]
 ) -> SharedSave:
-    """Plan a file and make it, before any of its bytes is written."""
+    """Plan a file and create it, before any byte is written."""
     state.take_from_leader(group)
     saving = SharedSave(group, path, writers)
     try:
         made = group.run_on_all(lambda: saving.make(state, options()))
         others = [str(rank) for rank, (fingerprint, _) in enumerate(made) if fingerprint != made[0][0]]
         if others:
-            text = f"ranks {', '.join(others)} plan another file than rank 0; all need the same deepnvme and settings"
+            text = f"ranks {', '.join(others)} plan another file than rank 0; all need the same version and settings"
             group.raise_on_all(f"{path}: {text}")
     except BaseException:
         saving.give_up()
@@ -94,7 +94,7 @@ def start(
 
 
 class SharedSave:
-    """A save that is under way in all processes of a group."""
+    """A running save of all ranks."""
 
     def __init__(self, group: RankGroup, path: Path, writers: Writers) -> None:
         self.path = path
@@ -106,7 +106,7 @@ class SharedSave:
         self._options = SaveOptions()
         self._plan: _SavePlan | None = None
         self._shares: list[tuple[int, int]] = []
-        # This process's own, where it writes.
+        # Of this rank, if it writes.
         self._number: int | None = None
         self._new: _NewFile | None = None
         self._list: _NewFile | None = None
@@ -114,7 +114,7 @@ class SharedSave:
         self._is_stopped = False
 
     def make(self, state: SerializedState, options: SaveOptions) -> tuple[int, str]:
-        """Plan the file, and make what is this process's of it; the plan's fingerprint and the private file's name."""
+        """Plan the file, and create this rank's files. Returns the plan's fingerprint and the private file name."""
         self._options = options
         plan = self._plan = state.plan(self.path.with_name(self._file_name), self._options)
         self._shares = _shares(plan.nbytes, len(self._writers.ranks))
@@ -130,7 +130,7 @@ class SharedSave:
 
     @property
     def _file_name(self) -> str:
-        """The name of the one file that it is, or that its parts after each other are."""
+        """The name of the single file, or of the file that the parts form together."""
         return self.path.name.removesuffix(PARTS_LIST)
 
     def _part_path(self, number: int) -> Path:
@@ -143,7 +143,7 @@ class SharedSave:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Bytes of this process's share that are written, and in all."""
+        """Bytes of this rank's share that are written, and in total."""
         return self._planned.progress
 
     def wait_filled(self) -> None:
@@ -151,12 +151,12 @@ class SharedSave:
         self._planned.wait_filled()
 
     def stop(self) -> None:
-        """Have it end soon, in all processes."""
+        """Make the save end soon, on all ranks."""
         self._is_stopped = True
         self._planned.stop()
 
     def give_up(self) -> None:
-        """Remove what was made."""
+        """Remove the files."""
         for new in (self._new, self._list):
             if new is not None:
                 new.give_up()
@@ -164,13 +164,13 @@ class SharedSave:
             self._plan.give_back()
 
     def keep(self) -> None:
-        """Leave the files: a manifest lists them."""
+        """Keep the files: a manifest lists them."""
         for new in (self._new, self._list):
             if new is not None:
                 new.keep()
 
     def wait(self, progress: Any, stop_on_signal: bool) -> SaveResult:
-        """Write the file, with the others; it has a private name then."""
+        """Write the file with the other ranks. Afterwards it has a private name."""
         del progress, stop_on_signal
         with self._group.leave_on_error():
             try:
@@ -187,7 +187,7 @@ class SharedSave:
 
     def _write(self) -> bytes | None:
         if self._number is None:
-            # Nobody looks at these tensors.
+            # This rank's tensors are not written.
             self._planned.give_back()
             return None
         start, stop = self._shares[self._number]
@@ -198,8 +198,8 @@ class SharedSave:
         try:
             self._share = self._planned.share(path, start, stop, base)
         except FileNotFoundError as error:
-            text = f"{self._group.name(self._group.rank)} does not see {path}, which {self._group.name(0)} has made"
-            msg = f"{text}; give a folder that all processes share, or layout='parts'"
+            text = f"{self._group.name(self._group.rank)} does not see {path}, which {self._group.name(0)} made"
+            msg = f"{text}; use a folder that all processes share, or layout='parts'"
             raise NotFoundError(msg) from error
         return self._share.tally()
 
@@ -214,7 +214,7 @@ class SharedSave:
         return saved
 
     def _finish_files(self) -> tuple[str, str, str | None]:
-        """Make the files ready for their names; their private names, and the sum of a part's head."""
+        """Prepare the files for their final names. Returns their private names, and the checksum of a part's head."""
         head = None
         if self._new is not None:
             self._new.take_mode()
@@ -227,7 +227,7 @@ class SharedSave:
         return new, listed, head
 
     def _record_files(self, sealed: list[tuple[str, str, str | None]]) -> None:
-        """Know which files all have made."""
+        """Record the files that all ranks made."""
         if self._writers.layout == "file":
             self.pending = {self.path.name: sealed[0][0]}
             return

@@ -1,4 +1,4 @@
-"""States of which each process has a part: folders, written and read through ``torch.distributed.checkpoint``."""
+"""Checkpoints of sharded states: folders, written and read through ``torch.distributed.checkpoint``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def start(group: RankGroup, path: Path, state: object, options: Callable[[], SaveOptions]) -> ShardedSave:
-    """Make the folder, before anything is written."""
+    """Create the folder, before anything is written."""
     saving = ShardedSave(group, path)
     name = group.run_on_all(lambda: saving.make(state, options()))[0]
     saving.temporary = path.with_name(name)
@@ -36,7 +36,7 @@ def start(group: RankGroup, path: Path, state: object, options: Callable[[], Sav
 
 
 class ShardedSave:
-    """A save of a sharded state that is under way in all processes of a group."""
+    """A running save of a sharded state, on all ranks."""
 
     def __init__(self, group: RankGroup, path: Path) -> None:
         self.path = path
@@ -52,7 +52,7 @@ class ShardedSave:
         self._is_stopped = False
 
     def make(self, state: object, options: SaveOptions) -> str:
-        """Take what the state is now, and have the leader make the private folder; its name."""
+        """Copy the containers of the state, and create the private folder on the leader. Returns its name."""
         if not isinstance(state, Mapping):
             msg = f"a state with DTensors is saved as a dict, not as {type(state).__name__}"
             raise TypeError(msg)
@@ -64,26 +64,26 @@ class ShardedSave:
 
     def wait_filled(self) -> None:
         """Wait until the tensors may change."""
-        # A wait without end would not be woken by Ctrl-C.
+        # Ctrl-C would not interrupt a wait without a timeout.
         while not self._filled.wait(0.05):
             pass
 
     def stop(self) -> None:
-        """Have it end without a checkpoint, in all processes."""
+        """Make the save end without a checkpoint, on all ranks."""
         self._is_stopped = True
 
     def give_up(self) -> None:
-        """Remove the folder, which does not come to count."""
+        """Remove the folder."""
         if self._new is not None:
             self._new.give_up()
 
     def keep(self) -> None:
-        """Leave the folder: a manifest lists it."""
+        """Keep the folder: a manifest lists it."""
         if self._new is not None:
             self._new.keep()
 
     def wait(self, progress: Any, stop_on_signal: bool) -> SaveResult:
-        """Write the folder, with the others; it has a private name then."""
+        """Write the folder with the other ranks. Afterwards it has a private name."""
         del progress, stop_on_signal
         with self._group.leave_on_error():
             try:
@@ -121,7 +121,7 @@ class ShardedSave:
 
 
 class _NotifyingWriter(DeepnvmeWriter):
-    """Sets ``filled`` when what this process has is copied, or on the disk."""
+    """Sets ``filled`` once this rank's tensors are copied or on disk."""
 
     def __init__(self, path: Path, options: SaveOptions, filled: SignalSafeEvent) -> None:
         super().__init__(path)
@@ -134,7 +134,7 @@ class _NotifyingWriter(DeepnvmeWriter):
         saving.wait(None, False)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write what this process has, if it has something."""
+        """Write this rank's tensors."""
         try:
             return super().write_data(plan, planner)
         finally:
@@ -142,7 +142,7 @@ class _NotifyingWriter(DeepnvmeWriter):
 
 
 def restore(group: RankGroup, found: Checkpoint, into: Any, options: dict[str, Any]) -> Any:
-    """Fill a state from such a checkpoint: each process takes what it has of each tensor."""
+    """Fill a state from a sharded checkpoint. Each rank reads its own part of each tensor."""
     from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
 
     reader = DeepnvmeReader(found.path, **options)
@@ -157,16 +157,16 @@ def _group_of(group: RankGroup) -> dict[str, Any]:
 
 
 def _with_all(group: RankGroup, work: Callable[[], object]) -> None:
-    """Do what has collectives of torch's own in it."""
+    """Run work that uses torch's own collectives, and translate its errors."""
     from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415
 
     try:
         with warnings.catch_warnings():
-            # That a single process is a single process is no news.
+            # torch warns that a single process is a single process.
             warnings.filterwarnings("ignore", message=".*single process")
             work()
     except CheckpointException as error:
-        # It is raised in all of them, and is no Exception.
+        # All ranks raise it. It is no subclass of Exception.
         failures = error.failures
         own = failures.get(group.rank)
         if own is not None and isinstance(own[0], Exception):
@@ -181,7 +181,7 @@ def _with_all(group: RankGroup, work: Callable[[], object]) -> None:
 
 
 def _containers(state: Any) -> Any:
-    """Copy dicts and lists, so that what is put into them later is not saved."""
+    """Copy dicts and lists, so that later changes to them are not saved."""
     if isinstance(state, Mapping):
         return {key: _containers(value) for key, value in state.items()}
     if type(state) in (list, tuple):

@@ -1,8 +1,8 @@
-"""One state that several processes have: whether it is the same, and what of it only the leader's counts.
+"""The serialized state of one rank: whether all ranks have the same, and which values the leader provides.
 
-Each process writes a stretch of the file out of its own memory. Names and sizes have to agree for that, which is
-compared. What commonly differs is taken from the leader: values that are no tensors (they are in its pickle), and small
-tensors (states of random numbers, statistics of batches).
+Each rank writes a byte range of the file out of its own memory, so names and sizes must agree. They are compared. The
+leader provides values that commonly differ: non-tensor values, which are in its pickle, and small tensors such as
+random-number states and batch statistics.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.distributed.process_group import RankGroup
     from deepnvme._deepnvme import _SavePlan
 
-# Of tensors below it there is one checksum for the whole, which two processes could not compute of two halves that do
-# not belong together. The writer of files has the same limit.
+# A smaller tensor has one checksum. Two ranks could not compute it from two halves that may not belong together. The
+# writer of files has the same limit.
 _SMALL_BYTES = 256 << 10
 
-# A tensor's name, and all about it but its elements.
+# A tensor's name, and everything about it except its elements.
 _Description = tuple[str, str]
 
 
 @dataclass
 class SerializedState:
-    """A state taken serialize: what a file is planned from."""
+    """A state taken apart, from which a file is planned."""
 
     descriptions: list[_Description]
     pickle: bytes | None = None
@@ -44,7 +44,7 @@ class SerializedState:
 
     @property
     def digest(self) -> str:
-        """The same where the same tensors have the same places."""
+        """A hash that is equal if the tensors agree in names, sizes and layout."""
         return hashlib.sha256(repr(self.descriptions).encode()).hexdigest()
 
     @property
@@ -55,7 +55,7 @@ class SerializedState:
         return sum(storage.nbytes() for storage in self.storages)
 
     def take_from_leader(self, group: RankGroup) -> None:
-        """Take over what only the leader's counts of."""
+        """Replace this rank's pickle and small tensors by the leader's."""
         mine = [self._small_bytes(index) for index in range(max(len(self.storages), len(self.tensors)))]
         self.pickle, theirs = group.broadcast((self.pickle, mine))
         if group.is_leader:
@@ -95,20 +95,20 @@ class SerializedState:
 
 
 def serialize(obj: object, is_archive: bool) -> SerializedState:
-    """Take a state serialize."""
+    """Take a state apart."""
     if not is_archive:
         tensors = describe_tensors(obj)
         return SerializedState([(name, f"{dtype} {shape}") for name, dtype, shape, _ in tensors], tensors=tensors)
     pickle, storages = pickle_with_storages(obj)
     descriptions, is_all = _descriptions(obj, storages)
     if not is_all:
-        # What is in objects has no name. Where the pickles are the same, so is the order of storages.
-        descriptions.append(("what is not in dicts and lists", hashlib.sha256(pickle).hexdigest()[:16]))
+        # Tensors inside objects have no name. If the pickles are equal, so is the order of storages.
+        descriptions.append(("objects outside of dicts and lists", hashlib.sha256(pickle).hexdigest()[:16]))
     return SerializedState(descriptions, pickle, list(storages))
 
 
 def _descriptions(obj: object, storages: list[torch.UntypedStorage]) -> tuple[list[_Description], bool]:
-    """Describe all tensors that have names, and say whether these are all."""
+    """Describe all tensors that have names. Returns whether these are all."""
     places = {_storage_key(storage): index for index, storage in enumerate(storages) if storage.nbytes()}
     seen: set[int | None] = set()
     descriptions = []
@@ -128,15 +128,15 @@ def _storage_key(storage: torch.UntypedStorage) -> tuple[str, int, int]:
 
 
 def raise_different(group: RankGroup, what: str, state: SerializedState) -> NoReturn:
-    """Raise in all processes that the states are not the same, and say where they differ."""
+    """Raise on all ranks that the states differ, and say where."""
     leaders = group.broadcast(state.descriptions)
     mine = next((pair for pair in zip_longest(leaders, state.descriptions) if pair[0] != pair[1]), None)
     differing = [(rank, pair) for rank, pair in enumerate(group.all_gather(mine)) if pair is not None]
     rank, (expected, found) = differing[0]
     ranks = ", ".join(str(rank) for rank, _ in differing)
     text = f"rank {rank} has {_shown(found)}, where rank 0 has {_shown(expected)}"
-    advice = "a state that is saved together has the same tensors in all processes, in the same order"
-    group.raise_on_all(f"{what}: the states of ranks {ranks} are not that of rank 0: {text}; {advice}")
+    advice = "all ranks must save the same tensors in the same order"
+    group.raise_on_all(f"{what}: the states of ranks {ranks} differ from that of rank 0: {text}; {advice}")
 
 
 def _shown(line: _Description | None) -> str:

@@ -1,4 +1,4 @@
-"""Who of several processes writes, and into what."""
+"""The ranks that write a checkpoint, and their files."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Writers:
-    """One file, or one of each writer; the ranks by their ranks, in the order of their stretches."""
+    """The ranks that write, in the order of their byte ranges, into one file or into one file each."""
 
     layout: Literal["file", "parts"]
     ranks: list[int]
 
     def suffix(self, suffix: str) -> str:
-        """Say what the name of a checkpoint ends with."""
+        """Return the suffix of a checkpoint's name."""
         return suffix + PARTS_LIST if self.layout == "parts" else suffix
 
     def local_nbytes(self, group: RankGroup, nbytes: int) -> int:
-        """Say how many of a state's bytes this process writes, about."""
+        """Return about how many bytes of a state this process writes."""
         shares = _shares(nbytes, len(self.ranks))
         is_writer = group.rank in self.ranks[: len(shares)]
         return shares[0][1] if is_writer else 0
 
 
 def choose_writers(group: RankGroup, layout: Literal["file", "parts"], per_node: int | None) -> Writers:
-    """Choose the ranks, so many of each machine."""
+    """Choose the writers, up to ``per_node`` on each machine."""
     return Writers(layout, writer_ranks(group.hosts, per_node))
 
 
 def writer_ranks(hosts: list[str], per_node: int | None) -> list[int]:
-    """Take turns among machines: also a file that few write is written from many machines."""
+    """Alternate between machines, so that even a few writers are on many machines."""
     by_host: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):
         by_host.setdefault(host, []).append(rank)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deepnvme._checkpoint.save import DescribedTensor, SaveOptions, is_safetensors, plan_safetensors
+from deepnvme._checkpoint.save import DescribedTensor, SaveOptions, describe_tensors, is_safetensors, plan_safetensors
 from deepnvme._checkpoint.shards import save_shards
 from deepnvme._utils.arguments import path_of
 from deepnvme._utils.terminal import Progress, progress_callback

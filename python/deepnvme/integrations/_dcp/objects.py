@@ -1,8 +1,7 @@
-"""Values of a distributed checkpoint that are no tensors.
+"""Non-tensor values of a distributed checkpoint.
 
-The planners of torch unpickle what they are given, and run what a pickle asks for. So they are never given bytes of a
-file. The file's pickle goes through the restricted reader of ``deepnvme.load``, and a planner gets a new pickle of the
-objects that the reader has made.
+torch's planners unpickle their input, and so run any code in it. They never get bytes of a file: its pickle goes
+through the safe unpickler of ``deepnvme.load``, and the planner gets a new pickle of the resulting objects.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
 
 
 def repickle_safely(content: bytes | bytearray, path: Path, name: str, engine: Engine | None) -> io.BytesIO:
-    """Unpickle a value, running nothing of it, and pickle it again.
+    """Unpickle a value without running code, and pickle it again.
 
     Raises:
         deepnvme.errors.UnsafeFileError: it asks for code.
-        deepnvme.errors.CorruptFileError: it is no pickle of ``torch.save``.
+        deepnvme.errors.CorruptFileError: it is not a pickle of ``torch.save``.
     """
     again = io.BytesIO()
     torch.save(_load(content, f"{path}: {name}", engine), again)
@@ -36,7 +35,7 @@ def repickle_safely(content: bytes | bytearray, path: Path, name: str, engine: E
 
 
 def _load(content: bytes | bytearray, location: str, engine: Engine | None) -> Any:
-    # The reader has the bytes from a file, as always.
+    # `load` reads files only.
     descriptor = os.memfd_create("deepnvme-object", os.MFD_CLOEXEC)
     with open(descriptor, "wb") as file:  # noqa: PTH123 (it is open already)
         file.write(content)

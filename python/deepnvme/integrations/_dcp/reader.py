@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 
 
 class DeepnvmeReader(StorageReader):
-    """Reads what :class:`DeepnvmeWriter` wrote, at any world size: of each tensor only the rows that are wanted.
+    """Read what :class:`DeepnvmeWriter` wrote, at any world size. Reads only the needed rows of each tensor.
 
     Args:
         path: the folder. ``dcp.load(checkpoint_id=...)`` replaces it.
-        engine: which engine moves the bytes. Default: the default engine.
-        verify: as for ``deepnvme.load``, of what this rank reads: ``"auto"`` (default), ``"off"``, ``"sample"`` or
-            ``"full"``. Where it reads a part of a tensor, those MiB of the file are read once more to be compared:
-            with ``"auto"`` a sample of them.
+        engine: the engine that transfers the bytes. Default: the default engine.
+        verify: as for ``deepnvme.load``, for the data that this rank reads: ``"auto"`` (default), ``"off"``,
+            ``"sample"`` or ``"full"``. If it reads a part of a tensor, the MiB around it are read again to compare
+            them; with ``"auto"``, only a sample of them.
 
     Raises:
         deepnvme.errors.ChecksumError: the bytes are not those that were saved.
-        deepnvme.errors.UnsafeFileError: a value that is no tensor asks for code. As for ``deepnvme.load``, it may have
-            what ``torch.serialization.add_safe_globals`` allows.
+        deepnvme.errors.UnsafeFileError: a non-tensor value asks for code. Classes that
+            ``torch.serialization.add_safe_globals`` allows are loaded, as in ``deepnvme.load``.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class DeepnvmeReader(StorageReader):
     @property
     def _folder(self) -> Path:
         if self._path is None:
-            msg = "no folder was named; give DeepnvmeReader a path, or dcp.load a checkpoint_id"
+            msg = "no folder was given; pass a path to DeepnvmeReader, or a checkpoint_id to dcp.load"
             raise ValueError(msg)
         return self._path
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Take the folder of the next load."""
+        """Set the folder of the next load."""
         if checkpoint_id is not None:
             self._path = path_of(checkpoint_id).absolute()
         self._locations, self._identities = {}, {}
@@ -87,8 +87,8 @@ class DeepnvmeReader(StorageReader):
         state = _list_state(text.encode())
         if self._verify != "off" and state == "damaged":
             msg = (
-                f"{path}: this is not the list that was saved: its checksum does not match; restore it from a copy, or "
-                "use verify='off'"
+                f"{path}: the checksum of this index does not match, so it is not the one that was saved; restore it "
+                "from a copy, or use verify='off'"
             )
             raise ChecksumError(msg)
         try:
@@ -98,28 +98,28 @@ class DeepnvmeReader(StorageReader):
                 files = wire["deepnvme.files"].items()
                 self._identities = {name: (said["bytes"], int(said["index_crc64"], 16)) for name, said in files}
         except MemoryError as error:
-            raise OutOfMemoryError(f"{path}: there is no memory for what it lists") from error
+            raise OutOfMemoryError(f"{path}: there is not enough memory for its contents") from error
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            msg = f"{path}: this is no checkpoint of deepnvme.integrations.dcp ({error})"
+            msg = f"{path}: this is not a checkpoint of deepnvme.integrations.dcp ({error})"
             raise CorruptFileError(msg) from error
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
-        """Remember where everything is."""
+        """Store where everything is."""
         del is_coordinator
         self._locations = metadata.storage_data
         self._entries = metadata.state_dict_metadata
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Leave the plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Leave the plans as they are."""
+        """Return the plans unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what this rank wants, all at once, straight into its tensors where these can be filled."""
+        """Read this rank's items in one batch, straight into its tensors where possible."""
         by_file: dict[str, list[ReadItem]] = {}
         wanted = getattr(planner, "state_dict", {})
         for item in plan.items:
@@ -144,22 +144,22 @@ class DeepnvmeReader(StorageReader):
         return future
 
     def _check_kind(self, item: ReadItem, wanted: Any) -> None:
-        """Refuse an object where the state has a tensor: an index may say of anything that it is one."""
+        """Reject a non-tensor item for a tensor of the state: a damaged index may claim one."""
         name = item.dest_index.fqn
         if item.type != LoadItemType.BYTE_IO or not isinstance(wanted, Mapping):
             return
         value = wanted.get(name)
         if isinstance(value, torch.Tensor | ShardedTensor) or hasattr(value, "__create_chunk_list__"):
-            msg = f"{self._folder / INDEX_NAME}: {name!r} is said to be no tensor, and the state that is filled has one there"
+            msg = f"{self._folder / INDEX_NAME}: {name!r} is not listed as a tensor, but the state has a tensor there"
             raise CorruptFileError(msg)
 
     def _want(self, shard: Shard, item: ReadItem, planner: LoadPlanner) -> Callable[[], None]:
-        """Have a shard read an item; return what is to be done when its bytes are there."""
+        """Request an item from a shard. Returns what to do once its bytes are there."""
         name = self._locations[item.storage_index].tensor
         dtype, shape = shard.described(name)
         if item.type == LoadItemType.BYTE_IO:
             if dtype != torch.uint8 or len(shape) != 1:
-                shard.refuse(name, f"is {dtype} of {shape}, and deepnvme.json says that it is no tensor")
+                shard.refuse(name, f"is {dtype} of {shape}, and deepnvme.json lists it as a non-tensor value")
             buffer = bytearray(shape[0])
             if buffer:
                 shard.want(name, 0, torch.frombuffer(buffer, dtype=torch.uint8))
@@ -168,13 +168,13 @@ class DeepnvmeReader(StorageReader):
         starts, lengths = list(item.storage_offsets), list(item.lengths)
         expected = self._entries[item.storage_index.fqn].properties.dtype
         if dtype == torch.uint8 and shape[-1:] == [expected.itemsize] and len(shape) == len(lengths) + 1:
-            # An element type that safetensors does not have was saved as bytes.
+            # A dtype that safetensors lacks was saved as bytes.
             dtype, shape = expected, shape[:-1]
         if dtype != expected or len(shape) != len(lengths):
-            shard.refuse(name, f"is {dtype} of {shape}, and deepnvme.json says another type or size")
+            shard.refuse(name, f"is {dtype} of {shape}, and deepnvme.json lists another dtype or size")
         if any(start + length > size for start, length, size in zip(starts, lengths, shape, strict=True)):
             shard.refuse(name, f"has the shape {shape}, which is smaller than deepnvme.json says")
-        # Whole rows lie side by side; of those, what is wanted of each is cut out in memory.
+        # Rows are contiguous in the file. Parts of rows are cut out in memory.
         first, rows = (starts[0], lengths[0]) if shape else (0, 1)
         start = first * math.prod(shape[1:]) * dtype.itemsize
         is_whole_rows = lengths[1:] == list(shape[1:])
@@ -195,5 +195,5 @@ class DeepnvmeReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Say whether a folder can be that: any path but an URL."""
+        """Whether this can be a folder: any path except a URL."""
         return "://" not in os.fspath(checkpoint_id)

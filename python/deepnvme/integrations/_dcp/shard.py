@@ -1,4 +1,4 @@
-"""One file of a distributed checkpoint: what is wanted of it, read and compared with its checksums."""
+"""One file of a distributed checkpoint: reads the requested parts, and compares them with its checksums."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from deepnvme._deepnvme import Engine, _Loading
 
-# Of so many cells one is compared in a sample, as in a load of the whole file.
+# One checksum chunk in 32 is compared in a sample, as in a load of the whole file.
 _SAMPLE = 32
 
 
 class Shard:
-    """Collects what is wanted. Whole tensors are compared in memory; of parts, cells of the file are."""
+    """Collects requests. Whole tensors are compared in memory; for parts, the checksum chunks of the file are read."""
 
     def __init__(self, path: Path, engine: Engine | None, verify: str, identity: tuple[int, int] | None = None) -> None:
         self.path = path
@@ -30,10 +30,10 @@ class Shard:
         if verify != "off":
             self._reader.check(identity)
         if verify == "full" and not self._reader.has_checksums:
-            msg = f"{path}: the file has no checksums; DeepnvmeWriter keeps them by default, here use verify='sample'"
+            msg = f"{path}: the file has no checksums (DeepnvmeWriter writes them by default); use verify='sample'"
             raise ValueError(msg)
         storages = self._reader.storages()
-        # By name: element type, sizes, number of the storage, its bytes, and where it begins.
+        # By name: dtype, sizes, number of the storage, its bytes, and its offset.
         self._there = {
             name: (getattr(torch, dtype), shape, index, storages[index][1], storages[index][3])
             for name, dtype, shape, _, _, index in self._reader.tensors()
@@ -42,20 +42,20 @@ class Shard:
         self._ranges: list[tuple[str, int, int]] = []
         self._loading: _Loading | None = None
         self.parts: list[tuple[Path, int, torch.Tensor]] = []
-        """What is read in one batch with the parts of other files."""
+        """Reads for one batch with the parts of other files."""
 
     def described(self, name: str) -> tuple[torch.dtype, list[int]]:
-        """Say of which type and sizes a tensor of the file is."""
+        """Return the dtype and sizes of a tensor in the file."""
         if name not in self._there:
-            raise CorruptFileError(f"{self.path}: the file has no tensor {name!r}, which deepnvme.json says is in it")
+            raise CorruptFileError(f"{self.path}: the file does not contain {name!r}, which deepnvme.json lists")
         return self._there[name][:2]
 
     def refuse(self, name: str, what: str) -> NoReturn:
-        """Say that a tensor is not what the index says."""
+        """Report a tensor that contradicts the index."""
         raise CorruptFileError(f"{self.path}: {name!r} {what}")
 
     def want(self, name: str, start: int, memory: torch.Tensor) -> None:
-        """Have memory filled with the bytes of a tensor from ``start`` on."""
+        """Request the bytes of a tensor from ``start`` on."""
         _, _, index, nbytes, offset = self._there[name]
         if start + memory.nbytes > nbytes:
             raise CorruptFileError(f"{self.path}: {name!r} is smaller than deepnvme.json says")
@@ -73,7 +73,7 @@ class Shard:
             self._loading = self._reader.start(self._whole)
 
     def finish(self) -> None:
-        """Wait until they are there, and compare. The parts have been read by then."""
+        """Wait for whole tensors, and compare all. The parts were read before."""
         if self._loading is not None:
             self._loading.finish(self._verify, None)
         if self._ranges and self._verify != "off" and self._reader.has_checksums:
@@ -98,8 +98,8 @@ class Shard:
             length = min(cell_bytes, nbytes - start)
             if f"{_crc64(self.path, offset + start, length):016x}" != sums["records"][name][cell * 16 :][:16]:
                 msg = (
-                    f"{self.path}: {name}: the {length} bytes from {offset + start} on are not those that were saved "
-                    "(CRC-64); verify='off' reads them all the same"
+                    f"{self.path}: {name}: {length} bytes from {offset + start} on differ from those that were saved "
+                    "(CRC-64); verify='off' reads them anyway"
                 )
                 error = ChecksumError(msg)
                 error.offset = offset + start

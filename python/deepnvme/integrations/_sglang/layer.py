@@ -1,4 +1,4 @@
-"""One module's weights: moved into the file while it is built, shown to it while it computes."""
+"""The weights of one layer: moved to the file while it is built, and shown to it while it computes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Weight:
-    """A parameter, everywhere it stands in the module, and what stands there while it is away."""
+    """A parameter, its places in the module, and its placeholder there."""
 
     parameter: torch.nn.Parameter
     slots: list[tuple[dict[str, Any], str]]
@@ -25,13 +25,13 @@ class _Weight:
 
 
 class OffloadedLayer:
-    """A module whose parameters are in a stretch of the file.
+    """A module whose parameters are in an extent of the file.
 
     Args:
-        module: whose parameters.
-        names: of those that may be taken, dotted. None: all.
-        resident: ids of those that may not.
-        file: where they go.
+        module: the module.
+        names: dotted names of the parameters that may be moved. None: all.
+        resident: ids of the parameters that may not.
+        file: the file to move them to.
     """
 
     def __init__(self, module: torch.nn.Module, names: set[str] | None, resident: set[int], file: WeightFile) -> None:
@@ -48,17 +48,17 @@ class OffloadedLayer:
             self._move(taken)
 
     def parameter_ids(self) -> list[int]:
-        """Name the parameters that may be taken."""
+        """Return the ids of the parameters that may be moved."""
         return [id(parameter) for parameter in self._parameters(set())]
 
     def pieces(self, path: str) -> list[tuple[str, int, int]]:
-        """Say what a streamer reads for this module: its stretch, in one piece."""
+        """Return the byte ranges to read for this module: its extent."""
         return [(path, self._start, self._nbytes)]
 
     def finish_loading(self, resident: set[int]) -> None:
-        """Have the weights in the file as they are now, after loading, and hide them.
+        """Write the loaded weights to the file, and hide them.
 
-        Loading may have made others of them, of other shapes and types.
+        Loading may have replaced them by tensors of other shapes and dtypes.
         """
         chosen = []
         is_stretch_needed = False
@@ -67,7 +67,7 @@ class OffloadedLayer:
             if id(parameter) in resident or not is_dense(parameter.data):
                 if is_away:
                     parameter.data = parameter.data.to(self.device)
-                # On the CPU it stays where it is, and so do other tensors that have its memory.
+                # A CPU parameter stays where it is, and so do other tensors that share its memory.
                 is_stretch_needed = is_stretch_needed or not is_away
             elif is_away or self.device.type == "cpu":
                 chosen.append(parameter)
@@ -90,8 +90,8 @@ class OffloadedLayer:
         self.hide()
 
     def show(self, stretch: torch.Tensor) -> None:
-        """Give the module its weights out of the bytes of its stretch."""
-        # A tensor made in inference mode could not become a parameter's.
+        """Give the module its weights, as views of its extent's bytes."""
+        # An inference tensor cannot become a parameter's data.
         with torch.inference_mode(mode=False):
             if stretch.device != self.device:
                 stretch = stretch.to(self.device)
@@ -101,7 +101,7 @@ class OffloadedLayer:
                     owner[name] = weight.parameter
 
     def hide(self) -> None:
-        """Take the weights away: whoever computes with them nevertheless gets an error, not numbers."""
+        """Take the weights away. Computing without them raises an error instead of returning wrong numbers."""
         for weight in self._weights:
             for owner, name in weight.slots:
                 owner[name] = weight.placeholder
@@ -113,7 +113,7 @@ class OffloadedLayer:
                 yield parameter
 
     def _slots(self) -> dict[int, list[tuple[dict[str, Any], str]]]:
-        """Find every layout where a parameter stands."""
+        """Find every place that refers to a parameter."""
         slots: dict[int, list[tuple[dict[str, Any], str]]] = {}
         for owner in self.module.modules():
             for name, parameter in owner._parameters.items():  # noqa: SLF001
@@ -142,7 +142,7 @@ class OffloadedLayer:
     def _write(
         self, chosen: list[torch.nn.Parameter], layouts: list[TensorLayout], nbytes: int, *, is_elsewhere: bool
     ) -> None:
-        """Lay the stretch out anew, by way of memory: what is to go may lie where other things are to come."""
+        """Rewrite the extent through memory: old and new positions of weights may overlap."""
         stretch = torch.zeros(nbytes, dtype=torch.uint8)
         for parameter, layout in zip(chosen, layouts, strict=True):
             layout.of(stretch).copy_(parameter.data)
@@ -152,14 +152,14 @@ class OffloadedLayer:
 
 
 def _placeholder(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
-    """Make what stands for a weight that is away: of the same shape and type, without bytes, on no device."""
+    """Make a placeholder for a hidden weight: a meta tensor of the same shape and dtype."""
     data = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
     placeholder = torch.nn.Parameter(data, requires_grad=False)
-    # Models load weights through this, if it is there; a copy onto what has no bytes would be lost without a word.
+    # Models load weights through this attribute. A copy into a meta tensor would be lost silently.
     vars(placeholder)["weight_loader"] = _refuse
     return placeholder
 
 
 def _refuse(*_: object, **__: object) -> NoReturn:
-    msg = "the weights of this module stream from disk and cannot be changed; start again with the new ones"
+    msg = "the weights of this module stream from disk and cannot be changed; restart with the new weights"
     raise RuntimeError(msg)

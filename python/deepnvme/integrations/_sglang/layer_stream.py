@@ -1,6 +1,6 @@
-"""Units of a file that pass through a bounded memory, each read while earlier ones are computed with.
+"""Layers of a file that pass through bounded memory. Each is read while earlier ones compute.
 
-What comes when is ``_Streamer``'s business, as it is for :func:`deepnvme.stream`; here pieces become tensors.
+``_Streamer`` schedules the reads, as for :func:`deepnvme.stream`. This module gives their bytes as tensors.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 
 
 class Slot:
-    """Memory that holds a unit, until the unit is released."""
+    """Memory that contains a unit until the unit is released."""
 
     def __init__(self, memory: torch.Tensor, places: list[tuple[int, int]]) -> None:
         self._memory, self._places = memory, places
 
     def tensor(self, index: int) -> torch.Tensor:
-        """Give the bytes of the unit's piece of that index, as ``uint8`` of one dimension."""
+        """Return the bytes of one piece of the unit, as a one-dimensional ``uint8`` tensor."""
         at, nbytes = self._places[index]
         return self._memory[at : at + nbytes]
 
 
 class LayerStreamer:
-    """Holds some of the units, and reads those ahead that come next.
+    """Keeps some of the units in memory, and reads the next ones ahead.
 
     Args:
-        units: what each unit is made of, in order of use: path, offset and bytes of every piece.
-        memory: bytes that units may have at once, beside what rounds each up to whole pages.
-        ahead: how many units may be read ahead. Default: 2, as far as there is memory.
-        device: where the memory is. Default: the host, page-locked as far as its limits allow.
+        units: the pieces of each unit (path, offset, bytes), in order of use.
+        memory: bytes for units in memory, without the rounding to whole pages.
+        ahead: units to read ahead. Default: 2, if the memory allows it.
+        device: device of the memory. Default: the host, page-locked up to its limits.
 
     Raises:
-        ValueError: the memory does not hold the largest unit.
+        ValueError: the largest unit does not fit into the memory.
         OSError: a file cannot be opened.
     """
 
@@ -59,7 +59,7 @@ class LayerStreamer:
         for pieces in units:
             at, places, unit = 0, [], []
             for path, offset, nbytes in pieces:
-                # A piece that begins as far into a page as in its file needs no copy.
+                # With the same offset within a page as in the file, direct I/O needs no copy.
                 at = -(-at // PAGE_BYTES) * PAGE_BYTES + offset % PAGE_BYTES
                 places.append((at, nbytes))
                 unit.append((paths.index(path), offset, nbytes, at))
@@ -71,10 +71,10 @@ class LayerStreamer:
         largest = max(sizes, default=0)
         if memory < largest:
             raise ValueError(
-                f"memory is {memory} bytes, and the largest unit has {largest}; give it {largest} at least, and "
-                f"{2 * largest} for reading ahead"
+                f"memory is {memory} bytes, but the largest unit takes {largest}; set it to at least {largest}, or "
+                f"{2 * largest} to read ahead"
             )
-        # As many units as were asked for, each of whole pages.
+        # Room for the requested number of units, each rounded to whole pages.
         memory += max((end - size for end, size in zip(ends, sizes, strict=True)), default=0) * (
             memory // max(largest, 1)
         )
@@ -97,15 +97,15 @@ class LayerStreamer:
         return Slot(self._memory, [(at + place, nbytes) for place, nbytes in self._places[unit]])
 
     def release(self, unit: int) -> None:
-        """Allow the unit's memory to be used for another one, when the work on it is done, and go on reading ahead."""
+        """Release the unit's memory once the current stream's work on it is done, and continue to read ahead."""
         stream = None if self._device is None else torch.cuda.current_stream(self._device)
         if not self._streamer.release(unit, stream):
-            raise ValueError(f"unit {unit} is released, and was not acquired")
+            raise ValueError(f"unit {unit} was released without being acquired")
 
     def close(self) -> None:
-        """Stop reading. A second call changes empty."""
+        """Stop reading. A second call does nothing."""
         self._streamer.close()
 
     def stats(self) -> dict[str, float]:
-        """Tell what was read and waited for since the beginning."""
+        """Return counts of reads and waits since the start."""
         return {"units": len(self._places), "slots": self._slots, **self._streamer.stats()}

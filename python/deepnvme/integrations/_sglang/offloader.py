@@ -1,4 +1,4 @@
-"""Modules whose weights live in a file and are in memory only while the module computes."""
+"""SGLang's offloader: modules whose weights are in a file, and in memory only while the module computes."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# As many modules are in memory at once unless a budget is given: one that computes, and two on their way.
+# Modules in memory without a given budget: one that computes, and two that are being read.
 _MODULES_IN_MEMORY = 3
 
 
 class Offloader:
-    """An offloader as SGLang has them: it is shown the layers while they are built, and again when they are loaded.
+    """An offloader with SGLang's interface. SGLang passes it the layers while it builds them, and after loading.
 
-    While a model is loaded, the weights of its layers are mappings of a private file, so whoever fills them fills the
-    file, and the memory that takes is the page cache's. Afterwards each layer's weights are read when its turn comes,
-    straight into memory of the layer's device, while the layers in front of it compute.
+    During loading, the weights of a layer are mappings of a private file: filling them fills the file, and takes memory
+    of the page cache only. Afterwards each layer's weights are read before it runs, straight into memory of its device,
+    while earlier layers compute.
 
-    A layer's weights are its parameters (those that the model allows, where it says so). In memory stay buffers, and
-    what ``is_resident`` names.
+    A layer's weights are its parameters (those that the model allows, if it says so). Buffers stay in memory, and so do
+    the parameters of ``is_resident``.
 
     Args:
-        folder: where the file is.
-        memory: bytes for weights in memory at once. Default: three times the largest layer.
-        ahead: how many layers may be read ahead. Default: 2, as far as the memory allows.
-        is_resident: gives the ids of a layer's parameters that have to stay where they are.
+        folder: folder of the file.
+        memory: bytes of memory for weights. Default: three times the largest layer.
+        ahead: layers to read ahead. Default: 2, if the memory allows it.
+        is_resident: returns the ids of a layer's parameters that must stay in memory.
 
     Raises:
-        OSError: the folder cannot be written to.
+        OSError: the folder is not writable.
     """
 
     def __init__(
@@ -67,22 +67,22 @@ class Offloader:
         submodule_accessor: Callable[[torch.nn.Module], torch.nn.Module] | None = None,
         whitelist_param_names_creator: Callable[[torch.nn.Module], list[str]] | None = None,
     ) -> list[torch.nn.Module]:
-        """Take the weights of each module as soon as it is built, so that never more than one is in memory.
+        """Move the weights of each module to the file once it is built, so that only one is in memory at a time.
 
         Args:
-            all_modules_generator: makes the layers.
-            submodule_accessor: gives the part of a layer whose weights may be taken. Default: all of it.
-            whitelist_param_names_creator: gives the names of the parameters that may be taken. Default: all.
+            all_modules_generator: builds the layers.
+            submodule_accessor: returns the part of a layer whose weights may be moved. Default: all of it.
+            whitelist_param_names_creator: returns the names of the parameters that may be moved. Default: all.
 
         Raises:
-            OSError: there is no room for the weights.
+            OSError: there is no space for the weights.
         """
         layers = []
         for layer in all_modules_generator:
             layers.append(layer)
             part = layer if submodule_accessor is None else submodule_accessor(layer)
             names = None if whitelist_param_names_creator is None else set(whitelist_param_names_creator(part))
-            # What an earlier layer has, too, is in the file already.
+            # Parameters shared with an earlier layer are in the file already.
             module = OffloadedLayer(part, names, self._is_resident(layer) | self._taken, self._file)
             if module.is_empty:
                 continue
@@ -93,7 +93,7 @@ class Offloader:
         return layers
 
     def post_init(self) -> None:
-        """Begin to stream: the model is loaded, and its weights are as they will be. A second call changes empty."""
+        """Start streaming: the model is loaded, and its weights are final. A second call does nothing."""
         if self._streamer is not None:
             return
         shared = Counter(parameter for module in self._modules for parameter in module.parameter_ids())
@@ -114,21 +114,21 @@ class Offloader:
 
     @property
     def forbid_copy_engine_usage(self) -> bool:
-        """Whether kernels should leave the engine that copies to a GPU alone: weights are arriving through it."""
+        """Whether kernels should not use the GPU's copy engine, which transfers weights."""
         return any(module.device.type != "cpu" for module in self._modules)
 
     def stats(self) -> dict[str, Any]:
-        """What was read and waited for since the beginning of streaming."""
+        """Return counts of reads and waits since streaming started."""
         return {} if self._streamer is None else self._streamer.stats()
 
     def close(self) -> None:
-        """Stop reading and let go of the file; the modules cannot compute any more. A second call changes empty."""
+        """Stop reading and close the file. The modules can no longer compute. A second call does nothing."""
         if self._streamer is not None:
             self._streamer.close()
         self._file.close()
 
     def _hook(self, module: torch.nn.Module, index: int) -> None:
-        # As SGLang's own offloaders do it: code that calls `forward` instead of the module has its weights, too.
+        # As in SGLang's own offloaders, so that direct calls of `forward` also find the weights.
         original = module.forward
 
         @functools.wraps(original)
@@ -140,9 +140,9 @@ class Offloader:
 
     @contextmanager
     def _present(self, index: int) -> Iterator[None]:
-        """Have a module's weights in memory inside the block."""
+        """Keep a module's weights in memory inside the block."""
         if self._streamer is None:
-            # SGLang does not say when a draft model has been loaded.
+            # SGLang does not report when a draft model is loaded.
             self.post_init()
         module = self._modules[index]
         if module.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -165,7 +165,7 @@ class Offloader:
 
 
 def _return_free_memory() -> None:
-    """Have the C library give back what is free: it keeps what weights on the host had, as much as all of them."""
+    """Return free memory to the kernel. The C library would otherwise keep as much as all weights took."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

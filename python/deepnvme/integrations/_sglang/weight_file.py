@@ -1,4 +1,4 @@
-"""The file behind weights that stream: private, without a name, a stretch for each module."""
+"""The private file of streamed weights, without a name, with one extent for each module."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from deepnvme._deepnvme import start_write
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Where a stretch begins: a page, so that it can be mapped, and read directly on any disk.
+# Extents begin at a page, so that they can be mapped, and read directly on any disk.
 _EXTENT_ALIGNMENT = max(4096, mmap.PAGESIZE)
-# Where a tensor begins: what kernels of GPUs take for granted of memory of their own.
+# Alignment of tensors, as GPU kernels expect it.
 _TENSOR_ALIGNMENT = 512
 
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """Where a tensor is in its stretch, and how it lies there."""
+    """Offset and layout of a tensor in its extent."""
 
     offset: int
     nbytes: int
@@ -33,13 +33,13 @@ class TensorLayout:
     stride: tuple[int, ...]
 
     def of(self, stretch: torch.Tensor) -> torch.Tensor:
-        """Make the tensor out of the stretch's bytes."""
+        """Return the tensor as a view of the extent's bytes."""
         flat = stretch[self.offset : self.offset + self.nbytes].view(self.dtype)
         return flat.as_strided(self.size, self.stride)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Say whether a tensor has each of its bytes once and no gaps between them, in whatever order of dimensions."""
+    """Whether a tensor contains each of its bytes once without gaps, in any order of dimensions."""
     if tensor.layout != torch.strided or tensor.numel() == 0 or tensor.is_quantized:
         return False
     expected = 1
@@ -52,7 +52,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def plan_layout(tensors: Sequence[torch.Tensor]) -> tuple[list[TensorLayout], int]:
-    """Say where each of some dense tensors goes, one after the other, and how many bytes that takes."""
+    """Return the layout of dense tensors, one after the other, and the total bytes."""
     layouts: list[TensorLayout] = []
     at = 0
     for tensor in tensors:
@@ -63,13 +63,13 @@ def plan_layout(tensors: Sequence[torch.Tensor]) -> tuple[list[TensorLayout], in
 
 
 class WeightFile:
-    """A file without a name in a folder: it is gone with the process, however that ends.
+    """A file without a name in a folder. It vanishes with the process, however that ends.
 
     Args:
-        folder: where; on the disk that is to be streamed from.
+        folder: a folder on the disk to stream from.
 
     Raises:
-        OSError: the folder cannot be written to, or has no room; the message names it.
+        OSError: the folder is not writable or is full; the message names it.
     """
 
     def __init__(self, folder: str) -> None:
@@ -80,15 +80,15 @@ class WeightFile:
 
     @property
     def path(self) -> str:
-        """A name by which this process can open the file again."""
+        """A path by which this process can open the file again."""
         return f"/proc/self/fd/{self._descriptor}"
 
     def reserve(self, nbytes: int) -> int:
-        """Add a stretch of so many bytes, with room for it on the disk; where it begins."""
+        """Add an extent with allocated disk space. Returns its offset."""
         start = self.nbytes
         stop = start + _ceil(max(1, nbytes), _EXTENT_ALIGNMENT)
         there = os.fstatvfs(self._descriptor)
-        # Asked first: a file system that finds out on the way has filled up for everybody by then.
+        # Checked first: some file systems fill up for everyone before they report the lack of space.
         if stop - start > there.f_bavail * there.f_frsize:
             raise self._no_room(stop)
         try:
@@ -104,25 +104,25 @@ class WeightFile:
         return start
 
     def mapped(self, start: int, nbytes: int) -> torch.Tensor:
-        """Map a stretch as bytes: what is written there gets into the file, and takes no memory that must stay."""
+        """Map an extent as bytes. Writes to it go to the file, through the page cache."""
         memory = mmap.mmap(self._descriptor, max(1, nbytes), mmap.MAP_SHARED, offset=start)
         return torch.frombuffer(memory, dtype=torch.uint8)
 
     def write(self, tensor: torch.Tensor, offset: int) -> Any:
-        """Start to write bytes somewhere in a stretch."""
+        """Start to write bytes at an offset."""
         return start_write(tensor, self.path, offset)
 
     def sync(self) -> None:
-        """Have everything on the disk, and none of it in the page cache any longer."""
+        """Sync the file, and drop it from the page cache."""
         os.fdatasync(self._descriptor)
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _no_room(self, nbytes: int) -> OSError:
-        msg = f"no room for {nbytes} bytes of weights; free some, or name another folder"
+        msg = f"there is no space for {nbytes} bytes of weights; free some, or use another folder"
         return OSError(errno.ENOSPC, msg, self.folder)
 
     def close(self) -> None:
-        """Let go of the file. A second call changes empty."""
+        """Close the file. A second call does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
