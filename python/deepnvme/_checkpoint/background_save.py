@@ -15,7 +15,7 @@ from deepnvme.errors import Error
 SaveResult: TypeAlias = tuple[int, int, int, int]
 
 # Interval at which waiting threads check for Ctrl-C.
-_SLICE_S = 0.05
+_POLL_INTERVAL_S = 0.05
 
 
 class RunningSave(Protocol):
@@ -98,7 +98,7 @@ class BackgroundSaves:
         if current is not None:
             with self._abandon_on_error(current):
                 while current.is_running:
-                    current.join(_SLICE_S)
+                    current.join(_POLL_INTERVAL_S)
                     if report is not None:
                         report(*current.saving.progress)
         self._drop_finished()
@@ -210,5 +210,5 @@ class _BackgroundSave:
             self._finished.wait(seconds)
             return
         # Ctrl-C would not interrupt a wait without a timeout.
-        while not self._finished.wait(_SLICE_S):
+        while not self._finished.wait(_POLL_INTERVAL_S):
             pass

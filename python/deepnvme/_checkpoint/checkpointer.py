@@ -21,9 +21,10 @@ from deepnvme._checkpoint.distributed.process_group import RankGroup
 from deepnvme._checkpoint.distributed.writers import choose_writers
 from deepnvme._checkpoint.history import History
 from deepnvme._checkpoint.load import load
-from deepnvme._checkpoint.save import SaveOptions, require_torch
+from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._checkpoint.save_start import SaveStarter
 from deepnvme._utils.arguments import path_of, whole
+from deepnvme._utils.tensors import require_torch
 from deepnvme._utils.terminal import Progress, progress_callback
 from deepnvme.errors import ClosedError, InvalidArgumentError
 

@@ -152,13 +152,15 @@ class Checkpoint:
         try:
             return self.path.with_name(name).stat()
         except FileNotFoundError:
-            raise self.missing(name, host) from None
+            raise missing_part(self, name, host) from None
 
-    def missing(self, name: str, host: str) -> NotFoundError:
-        """Return the error for a part that is missing on this machine. It says where the part is."""
-        text = f"{self.path.parent}: {name} of step {self.step} is missing here; a process on {host} wrote it there"
-        remedy = "Call fetch_parts() of the Checkpointer in all processes, use a shared folder, or copy it here"
-        return NotFoundError(f"{text}. {remedy}")
+
+def missing_part(checkpoint: Checkpoint, name: str, host: str) -> NotFoundError:
+    """Return the error for a part that is missing on this machine. It says where the part is."""
+    folder, step = checkpoint.path.parent, checkpoint.step
+    text = f"{folder}: {name} of step {step} is missing here; a process on {host} wrote it there"
+    remedy = "Call fetch_parts() of the Checkpointer in all processes, use a shared folder, or copy it here"
+    return NotFoundError(f"{text}. {remedy}")
 
 
 class UncommittedFiles(Protocol):
@@ -366,11 +368,11 @@ class History:
         # The leader goes first: in a shared folder, the others then have nothing to do.
         leaders = self._group.run_on_all(lambda: settle() if self._group.is_leader else None)
         others = self._group.run_on_all(lambda: None if self._group.is_leader else settle())
-        everybodys = [settled for settled in (*leaders, *others) if settled is not None]
-        placed, gone = (set.intersection(*(set(one[kind]) for one in everybodys)) for kind in (2, 3))
-        self._native.note(sorted(placed), sorted(gone))
+        gathered = [settled for settled in (*leaders, *others) if settled is not None]
+        named, removed = (set.intersection(*(set(one[kind]) for one in gathered)) for kind in (2, 3))
+        self._native.note(sorted(named), sorted(removed))
         self.entries = decode_manifest(self.folder, self._native.text)
-        for settled in everybodys if self._group.is_leader else ():
+        for settled in gathered if self._group.is_leader else ():
             self._warn_about(settled)
 
     def _warn_about(self, settled: _Settled) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import _utils
 
 from deepnvme._checkpoint.load_buffer import LoadBuffers
-from deepnvme._checkpoint.safe_unpickler import SafeUnpickler, name_errors
+from deepnvme._checkpoint.safe_unpickler import SafeUnpickler, errors_with_path
 from deepnvme._checkpoint.size_limits import SizeLimits
 
 if TYPE_CHECKING:
@@ -213,5 +213,5 @@ def _load_file(request: LoadRequest, file: SourceFile) -> Any:
             if name in wanted
         }
     is_whole = request.only is None and names is None
-    with name_errors(path):
+    with errors_with_path(path):
         return reader.build(unpickler, stored, None if is_whole else chosen)

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deepnvme._checkpoint.save import require_torch
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set
+from deepnvme._utils.tensors import require_torch
 from deepnvme._utils.terminal import Progress, progress_callback
 from deepnvme.errors import ChecksumError, CorruptFileError, Error, MovedError, OutOfMemoryError
 
@@ -119,12 +119,12 @@ def load(
     if into is not None:
         from deepnvme._checkpoint.load_into import fill  # noqa: PLC0415
 
-        with name_memory_errors(request.name):
+        with memory_errors_with_path(request.name):
             return fill(request, into, cast)
     if lazy:
         from deepnvme._checkpoint.lazy import load_lazily  # noqa: PLC0415
 
-        with name_memory_errors(request.name):
+        with memory_errors_with_path(request.name):
             return load_lazily(request)
     return request.load()
 
@@ -184,7 +184,7 @@ class LoadRequest:
 
     def load(self) -> Any:
         """Load all files. The tensors of several files are merged into one dict."""
-        with name_memory_errors(self.name):
+        with memory_errors_with_path(self.name):
             return self.for_files(self._load_files)
 
     def _load_files(self, files: list[SourceFile]) -> Any:
@@ -273,7 +273,7 @@ class LoadRequest:
     ) -> Any:
         import torch  # noqa: PLC0415
 
-        from deepnvme._checkpoint.safe_unpickler import SafeUnpickler, name_errors  # noqa: PLC0415
+        from deepnvme._checkpoint.safe_unpickler import SafeUnpickler, errors_with_path  # noqa: PLC0415
         from deepnvme._checkpoint.size_limits import SizeLimits  # noqa: PLC0415
         from deepnvme._utils.tensors import engine_reaches  # noqa: PLC0415
 
@@ -283,10 +283,10 @@ class LoadRequest:
             sizes = [storage[1] for storage in reader.storages()]
             for index in wanted:
                 storages[index] = torch.empty(sizes[index], dtype=torch.uint8, device="meta").untyped_storage()
-            with name_errors(path):
+            with errors_with_path(path):
                 return reader.build(unpickler, storages, chosen)
-        is_early = engine_reaches(self.device) and reader.is_plain and self.restore_location is None
-        if not is_early:
+        builds_early = engine_reaches(self.device) and reader.is_plain and self.restore_location is None
+        if not builds_early:
             buffers.finish(self.verify, self.report)
         for index in wanted:
             storages[index] = buffers.storage(index, self.device)
@@ -297,9 +297,9 @@ class LoadRequest:
                 for storage, location in zip(storages, locations, strict=True)
             ]
         # Ordinary objects are built while their bytes are read.
-        with name_errors(path):
+        with errors_with_path(path):
             state = reader.build(unpickler, storages, chosen)
-        if is_early:
+        if builds_early:
             buffers.finish(self.verify, self.report)
         return state
 
@@ -324,7 +324,7 @@ def retry_if_replaced(name: object, find: Callable[[], _Files], work: Callable[[
 
 
 @contextmanager
-def name_memory_errors(name: str) -> Iterator[None]:
+def memory_errors_with_path(name: str) -> Iterator[None]:
     """Raise failed allocations as ``OutOfMemoryError`` with the name of the file."""
     try:
         yield

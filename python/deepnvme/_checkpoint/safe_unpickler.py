@@ -230,7 +230,7 @@ class SafeUnpickler:
 
 
 @contextmanager
-def name_errors(path: object) -> Iterator[None]:
+def errors_with_path(path: object) -> Iterator[None]:
     """Raise failures to build objects as errors that name the file."""
     try:
         yield

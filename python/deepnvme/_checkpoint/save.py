@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from deepnvme._deepnvme import StripeSet, _plan_archive, _plan_safetensors
 from deepnvme._utils.arguments import path_of
 from deepnvme._utils.gc_pause import gc_paused
+from deepnvme._utils.tensors import engine_reaches, require_torch
 from deepnvme._utils.terminal import Progress, progress_callback
 from deepnvme.errors import InvalidArgumentError
 
@@ -138,8 +139,6 @@ def plan_archive(pickle: bytes, storages: list[torch.UntypedStorage], path: _Pat
         ("version", b"3\n"),
         (".data/serialization_id", f"{identity:040}".encode()),
     ]
-    from deepnvme._utils.tensors import engine_reaches  # noqa: PLC0415
-
     # The engine copies from devices that it reaches. Storages on other devices are copied to host memory first.
     reached = [storage if engine_reaches(storage.device) else storage.cpu() for storage in storages]  # type: ignore[no-untyped-call]
     return _plan_archive(path, before, reached, after, vars(options))
@@ -185,8 +184,6 @@ def describe_tensors(obj: object) -> list[DescribedTensor]:
         raise TypeError(msg)
     import torch  # noqa: PLC0415
 
-    from deepnvme._utils.tensors import engine_reaches  # noqa: PLC0415
-
     all_of_them: list[DescribedTensor] = []
     dtypes: dict[torch.dtype, str] = {}
     for name, tensor in obj.items():
@@ -222,14 +219,3 @@ def is_safetensors(path: _Path) -> bool:
     if isinstance(path, StripeSet):
         return path.paths[0].endswith(SAFETENSORS_SUFFIX)
     return os.fsdecode(path).endswith(SAFETENSORS_SUFFIX)
-
-
-def require_torch(verb: str) -> None:
-    """Import torch, or raise an error that names the function that needs it."""
-    try:
-        import torch  # noqa: F401, PLC0415
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        msg = f"deepnvme.{verb} needs torch, which is not installed; install it with `pip install torch`"
-        raise ImportError(msg, name="torch") from error

@@ -73,11 +73,13 @@ class SaveStarter:
                 if serialized is None:
                     from deepnvme._checkpoint.distributed import sharded  # noqa: PLC0415
 
-                    own = local_nbytes(state)
-                    return sharded.start(self._group, path, state, lambda: self._staged_options(own, is_copied)), path
-                own = self._writers.local_nbytes(self._group, serialized.nbytes)
+                    nbytes = local_nbytes(state)
+                    return sharded.start(
+                        self._group, path, state, lambda: self._staged_options(nbytes, is_copied)
+                    ), path
+                nbytes = self._writers.local_nbytes(self._group, serialized.nbytes)
                 return shared.start(
-                    self._group, path, serialized, self._writers, lambda: self._staged_options(own, is_copied)
+                    self._group, path, serialized, self._writers, lambda: self._staged_options(nbytes, is_copied)
                 ), path
 
     @contextmanager

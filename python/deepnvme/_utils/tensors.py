@@ -38,7 +38,7 @@ def pinned_empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -
         >>> buffer.data_ptr() % 4096
         0
     """
-    _check_torch("pinned_empty")
+    require_torch("pinned_empty")
     import torch  # noqa: PLC0415
 
     given = tuple(shape) if isinstance(shape, Iterable) else (shape,)
@@ -72,7 +72,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
         >>> deepnvme.as_bytes(torch.ones(2, dtype=torch.int16))
         tensor([1, 0, 1, 0], dtype=torch.uint8)
     """
-    _check_torch("as_bytes")
+    require_torch("as_bytes")
     import torch  # noqa: PLC0415
 
     _check_is_tensor(tensor)
@@ -95,7 +95,7 @@ def engine_reaches(device: torch.device) -> bool:
     return device.type == "cpu" or (device.type == "cuda" and torch.version.hip is None)
 
 
-def _check_torch(caller: str) -> None:
+def require_torch(caller: str) -> None:
     """Import torch, or raise an error that names the function that needs it."""
     try:
         import torch  # noqa: PLC0415

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from deepnvme._checkpoint.load import retry_if_replaced
-from deepnvme._checkpoint.save import require_torch
 from deepnvme._deepnvme import _CheckpointReader, _find_set
 from deepnvme._utils.arguments import parse_bytes
+from deepnvme._utils.tensors import require_torch
 from deepnvme.errors import ChangedFileError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def iterate_weights(
         source: a folder in Hugging Face's layout, an index (``*.index.json``), a file, or several files.
         ahead: memory for tensors that are being read or were yielded: bytes, or a text such as ``"1GB"``. A larger
             tensor is read alone. Default 512 MiB.
-        wanted: returns whether a tensor of a given name is needed; others are not read. Default: all.
+        wanted: returns whether a tensor of a item name is needed; others are not read. Default: all.
         verify: how much to compare with the files' checksums, if they have any, as for ``deepnvme.load``.
         engine: the engine that transfers the bytes. Default: the default engine.
 
@@ -101,16 +101,16 @@ class Chunk:
 
 def split_chunks(tensors: list[Any], sizes: list[int], chunk_bytes: int) -> Iterator[Chunk]:
     """Split a file's tensors, in order, into chunks of at most ``chunk_bytes``. A larger tensor is its own chunk."""
-    begun: list[Any] = []
+    chunk: list[Any] = []
     nbytes = 0
     for tensor, size in zip(tensors, sizes, strict=True):
-        if begun and nbytes + size > chunk_bytes:
-            yield Chunk(begun, nbytes)
-            begun, nbytes = [], 0
-        begun.append(tensor)
+        if chunk and nbytes + size > chunk_bytes:
+            yield Chunk(chunk, nbytes)
+            chunk, nbytes = [], 0
+        chunk.append(tensor)
         nbytes += size
-    if begun:
-        yield Chunk(begun, nbytes)
+    if chunk:
+        yield Chunk(chunk, nbytes)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class _Request:
 
     def open_all(self, found: list[_ListedFile]) -> list[_File]:
         """Open all files, so that all belong to one save. Keep as many of them open as the limits allow."""
-        left = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _DESCRIPTOR_SHARE)
+        descriptors_left = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _DESCRIPTOR_SHARE)
         files = []
         owners: dict[str, Any] = {}
         for path, names, listed in found:
@@ -145,10 +145,10 @@ class _Request:
                 _check_unique(owners, path, reader)
             if self.verify != "off":
                 reader.check(listed)
-            left -= 1
-            is_kept = left >= 0
-            identity = None if is_kept else (reader.nbytes, reader.index_crc64())
-            files.append(_File(path, None if names is None else set(names), reader if is_kept else None, identity))
+            descriptors_left -= 1
+            stays_open = descriptors_left >= 0
+            identity = None if stays_open else (reader.nbytes, reader.index_crc64())
+            files.append(_File(path, None if names is None else set(names), reader if stays_open else None, identity))
         return files
 
     def _reader(self, file: _File) -> _CheckpointReader:
@@ -185,12 +185,12 @@ class _Request:
         while upcoming is not None or in_flight:
             upcoming = self._start(upcoming, chunks, in_flight, memory, _IN_FLIGHT_BYTES_MIN)
             chunk_read = in_flight.popleft()
-            for given in chunk_read.finish(self.verify):
+            for item in chunk_read.finish(self.verify):
                 # For each tensor, since memory comes back when the caller releases the last tensor of a chunk. At least
                 # as much as the caller is about to copy: nothing more is started until then.
-                upcoming = self._start(upcoming, chunks, in_flight, memory, max(_IN_FLIGHT_BYTES_MIN, given[1].nbytes))
-                yield given
-                del given
+                upcoming = self._start(upcoming, chunks, in_flight, memory, max(_IN_FLIGHT_BYTES_MIN, item[1].nbytes))
+                yield item
+                del item
             memory.release(chunk_read.nbytes)
 
     def _start(

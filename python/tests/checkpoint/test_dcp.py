@@ -129,7 +129,7 @@ def test_a_part_of_a_tensor_is_compared(tmp_path: Path) -> None:
     for first, rows, is_found in ((0, 2000, False), (2000, 600, True), (2700, 1300, False), (0, 4000, True)):
         shard = Shard(path, None, "full")
         memory = torch.zeros(rows, 1000)
-        shard.want("big", first * 4000, memory)
+        shard.request("big", first * 4000, memory)
         shard.start()
         with deepnvme.Engine() as engine:
             engine.read_batch(shard.parts)
@@ -141,9 +141,9 @@ def test_a_part_of_a_tensor_is_compared(tmp_path: Path) -> None:
             shard.finish()
             assert torch.equal(memory, state["big"][first : first + rows])
     with pytest.raises(errors.CorruptFileError, match="smaller"):
-        shard.want("big", 4000, torch.zeros(4000, 1000))
+        shard.request("big", 4000, torch.zeros(4000, 1000))
     with pytest.raises(errors.CorruptFileError, match="other"):
-        shard.described("other")
+        shard.dtype_and_shape("other")
 
 
 def test_a_sample_of_cells_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_a_sample_of_cells_is_compared(tmp_path: Path, monkeypatch: pytest.Monke
     for verify, count in (("off", 0), ("sample", 2), ("full", 39)):
         asked.clear()
         shard = Shard(path, None, verify)
-        shard.want("big", 4, torch.zeros((39 << 18) - 4))
+        shard.request("big", 4, torch.zeros((39 << 18) - 4))
         shard.finish()
         assert len(set(asked)) == len(asked) == count
 

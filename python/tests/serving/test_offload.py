@@ -289,8 +289,8 @@ def test_tensors_find_themselves_again(seed: int) -> None:
     stretch = torch.randint(0, 255, (nbytes,), dtype=torch.uint8)
     for place, tensor in zip(places, order, strict=True):
         assert place.offset % 512 == 0
-        place.of(stretch).copy_(tensor)
+        place.view(stretch).copy_(tensor)
     for place, tensor in zip(places, order, strict=True):
-        again = place.of(stretch)
+        again = place.view(stretch)
         assert again.stride() == tensor.stride()
         assert torch.equal(again, tensor)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import deepnvme._file as file
+from deepnvme._checkpoint.history import missing_part
 from deepnvme._utils.metadata_file import open_regular
 from deepnvme.errors import CorruptFileError, InvalidArgumentError
 
@@ -39,19 +40,19 @@ def fetch(group: RankGroup, found: Checkpoint, durability: Literal["none", "data
     expected = [None, *(part.nbytes for part in found.parts)]
     hosts = [found.parts[0].host, *(part.host for part in found.parts)]
     place = socket.gethostname(), str(found.path.parent.resolve())
-    everybodys = group.all_gather((place, [_size(path, nbytes) for path, nbytes in zip(paths, expected, strict=True)]))
+    gathered = group.all_gather((place, [_size(path, nbytes) for path, nbytes in zip(paths, expected, strict=True)]))
     fetched_nbytes = 0
     for number, path in enumerate(paths):
-        sizes = [sizes[number] for _, sizes in everybodys]
-        holders = [rank for rank, size in enumerate(sizes) if size is not None]
-        if not holders:
+        sizes = [sizes[number] for _, sizes in gathered]
+        senders = [rank for rank, size in enumerate(sizes) if size is not None]
+        if not senders:
             # All ranks find the same, and raise the same error.
-            raise found.missing(path.name, hosts[number])
-        keepers = {place: rank for rank, (place, _) in reversed(list(enumerate(everybodys))) if sizes[rank] is None}
-        if keepers:
-            nbytes = sizes[holders[0]] or 0
-            _send(group, path, nbytes, (holders[0], group.rank in keepers.values()), durability)
-            fetched_nbytes += nbytes if place in keepers else 0
+            raise missing_part(found, path.name, hosts[number])
+        receivers = {place: rank for rank, (place, _) in reversed(list(enumerate(gathered))) if sizes[rank] is None}
+        if receivers:
+            nbytes = sizes[senders[0]] or 0
+            _send(group, path, nbytes, (senders[0], group.rank in receivers.values()), durability)
+            fetched_nbytes += nbytes if place in receivers else 0
     return fetched_nbytes
 
 
@@ -70,26 +71,26 @@ def _send(
     """Send a file from one rank to those that keep it. An error of one rank is raised on all."""
     import torch  # noqa: PLC0415
 
-    sender, keeps = roles
+    sender, receives = roles
     chunk = bytearray(max(min(nbytes, CHUNK_BYTES), 1))
     bytes_, tensor = memoryview(chunk), torch.frombuffer(chunk, dtype=torch.uint8)
     files = ExitStack()
     with group.leave_on_error(), files:
-        work = _Work()
+        work = _Steps()
         # Not with `deepnvme.open`: it opens all parts when given their list.
         source = work.attempt(lambda: files.enter_context(open_regular(path))) if group.rank == sender else None
-        old = work.attempt(lambda: _old(path, files)) if keeps else None
+        existing = work.attempt(lambda: _open_existing(path, files)) if receives else None
         make = lambda: files.enter_context(file.open(path, "wb", durability=durability))  # noqa: E731
-        target = work.attempt(make) if keeps else None
+        target = work.attempt(make) if receives else None
         for begin in range(0, nbytes, CHUNK_BYTES):
             size = min(nbytes - begin, CHUNK_BYTES)
             if source is not None:
                 work.attempt(partial(_fill, source, bytes_[:size], path))
             group.broadcast_tensor(tensor[:size], sender)
             if target is not None:
-                work.attempt(partial(_compare, old, bytes_[:size], path))
+                work.attempt(partial(_compare, existing, bytes_[:size], path))
                 work.attempt(partial(target.write, bytes_[:size]))
-        work.attempt(partial(_compare, old, bytes_[:0], path, is_end=True))
+        work.attempt(partial(_compare, existing, bytes_[:0], path, is_end=True))
         group.run_on_all(work.check)
         group.run_on_all(files.pop_all().close)
 
@@ -100,7 +101,7 @@ def _fill(source: BufferedReader, chunk: memoryview, path: Path) -> None:
         raise CorruptFileError(msg)
 
 
-def _old(path: Path, files: ExitStack) -> BufferedReader | None:
+def _open_existing(path: Path, files: ExitStack) -> BufferedReader | None:
     """Open an existing file of that name."""
     try:
         return files.enter_context(open_regular(path))
@@ -108,16 +109,16 @@ def _old(path: Path, files: ExitStack) -> BufferedReader | None:
         return None
 
 
-def _compare(old: BufferedReader | None, chunk: memoryview, path: Path, *, is_end: bool = False) -> None:
+def _compare(existing: BufferedReader | None, chunk: memoryview, path: Path, *, is_end: bool = False) -> None:
     """Refuse to replace anything except an incomplete copy of the same file."""
-    if old is not None:
-        there = old.read(1 if is_end else len(chunk))
+    if existing is not None:
+        there = existing.read(1 if is_end else len(chunk))
         if there != chunk[: len(there)]:
             msg = f"{path}: another file has the name of this part; move it away"
             raise InvalidArgumentError(msg)
 
 
-class _Work:
+class _Steps:
     """The work of one rank. After an error it skips its work, and stays with the others until all may stop."""
 
     def __init__(self) -> None:

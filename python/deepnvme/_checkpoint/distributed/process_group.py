@@ -123,15 +123,15 @@ class RankGroup:
         if self.is_single:
             return [work()]
         failed: BaseException | None = None
-        mine: T | _Failure
+        own: T | _Failure
         try:
-            mine = work()
+            own = work()
         except BaseException as error:
             if self._left_because is not None:
                 raise
             failed = error
-            mine = _Failure(f"{type(error).__name__}: {error}")
-        results = self.all_gather(mine)
+            own = _Failure(f"{type(error).__name__}: {error}")
+        results = self.all_gather(own)
         if failed is not None:
             self._shared_error = failed
             raise failed
@@ -154,9 +154,9 @@ class RankGroup:
 
     def check_same(self, what: str, values: dict[str, object]) -> None:
         """Raise an error on all ranks if their values differ."""
-        everybodys = self.all_gather(values)
-        for rank, others in enumerate(everybodys):
-            for key, value in everybodys[0].items():
+        gathered = self.all_gather(values)
+        for rank, others in enumerate(gathered):
+            for key, value in gathered[0].items():
                 if others[key] != value:
                     text = f"{key} is {others[key]!r} at {self.name(rank)} and {value!r} at {self.name(0)}"
                     self.raise_on_all(f"{what}: {text}; use the same value everywhere")

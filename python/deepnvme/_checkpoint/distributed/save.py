@@ -41,7 +41,13 @@ _BLOCK_BYTES = 4096
 
 
 def agree_on_state(  # noqa: PLR0917
-    group: RankGroup, history: History, step: int, obj: object, suffix: str, writers: Writers, ready: Callable[[], None]
+    group: RankGroup,
+    history: History,
+    step: int,
+    obj: object,
+    suffix: str,
+    writers: Writers,
+    ready: Callable[[], None],
 ) -> tuple[SerializedState | None, Path]:
     """Serialize the state once the previous save is over, and check that all ranks save the same.
 
@@ -174,8 +180,8 @@ class SharedSave:
         del progress, stop_on_signal
         with self._group.leave_on_error():
             try:
-                tallies = self._group.run_on_all(self._write)
-                saved = self._group.run_on_all(lambda: self._finish(tallies))[0]
+                checksums = self._group.run_on_all(self._write)
+                saved = self._group.run_on_all(lambda: self._finish(checksums))[0]
                 assert saved is not None
                 self._record_files(self._group.run_on_all(self._finish_files))
             except BaseException:
@@ -203,10 +209,10 @@ class SharedSave:
             raise NotFoundError(msg) from error
         return self._share.tally()
 
-    def _finish(self, tallies: list[bytes | None]) -> SaveResult | None:
+    def _finish(self, checksums: list[bytes | None]) -> SaveResult | None:
         if self._share is None:
             return None
-        others = [tally for rank, tally in enumerate(tallies) if rank != self._group.rank and tally is not None]
+        others = [each for rank, each in enumerate(checksums) if rank != self._group.rank and each is not None]
         saved = self._share.finish(others)
         if self._is_stopped:
             msg = f"{self.path}: the save was stopped"
@@ -226,12 +232,12 @@ class SharedSave:
         new, listed = ("" if file is None else file.temporary.name for file in (self._new, self._list))
         return new, listed, head
 
-    def _record_files(self, sealed: list[tuple[str, str, str | None]]) -> None:
+    def _record_files(self, finished: list[tuple[str, str, str | None]]) -> None:
         """Record the files that all ranks made."""
         if self._writers.layout == "file":
-            self.pending = {self.path.name: sealed[0][0]}
+            self.pending = {self.path.name: finished[0][0]}
             return
-        made = [sealed[rank] for rank in self._writers.ranks[: len(self._shares)]]
+        made = [finished[rank] for rank in self._writers.ranks[: len(self._shares)]]
         names = self._part_names()
         hosts = [self._group.hosts[rank] for rank in self._writers.ranks]
         self.parts = tuple(
@@ -239,7 +245,7 @@ class SharedSave:
             for name, (start, stop), host, (_, _, head) in zip(names, self._shares, hosts, made, strict=False)
         )
         self.pending = {name: private for name, (private, _, _) in zip(names, made, strict=True)}
-        self.pending[self.path.name] = sealed[0][1]
+        self.pending[self.path.name] = finished[0][1]
 
     def _part_names(self) -> list[str]:
         return [self._part_path(number).name for number in range(len(self._shares))]

@@ -56,11 +56,11 @@ class SerializedState:
 
     def take_from_leader(self, group: RankGroup) -> None:
         """Replace this rank's pickle and small tensors by the leader's."""
-        mine = [self._small_bytes(index) for index in range(max(len(self.storages), len(self.tensors)))]
-        self.pickle, theirs = group.broadcast((self.pickle, mine))
+        own = [self._small_bytes(index) for index in range(max(len(self.storages), len(self.tensors)))]
+        self.pickle, leaders_small = group.broadcast((self.pickle, own))
         if group.is_leader:
             return
-        for index, nbytes in enumerate(theirs):
+        for index, nbytes in enumerate(leaders_small):
             if nbytes is None:
                 continue
             flat = torch.frombuffer(bytearray(nbytes), dtype=torch.uint8)
@@ -130,8 +130,8 @@ def _storage_key(storage: torch.UntypedStorage) -> tuple[str, int, int]:
 def raise_different(group: RankGroup, what: str, state: SerializedState) -> NoReturn:
     """Raise on all ranks that the states differ, and say where."""
     leaders = group.broadcast(state.descriptions)
-    mine = next((pair for pair in zip_longest(leaders, state.descriptions) if pair[0] != pair[1]), None)
-    differing = [(rank, pair) for rank, pair in enumerate(group.all_gather(mine)) if pair is not None]
+    own = next((pair for pair in zip_longest(leaders, state.descriptions) if pair[0] != pair[1]), None)
+    differing = [(rank, pair) for rank, pair in enumerate(group.all_gather(own)) if pair is not None]
     rank, (expected, found) = differing[0]
     ranks = ", ".join(str(rank) for rank, _ in differing)
     text = f"rank {rank} has {_shown(found)}, where rank 0 has {_shown(expected)}"

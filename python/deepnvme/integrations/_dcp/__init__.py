@@ -1,1 +1,1 @@
-"""The parts of ``deepnvme.integrations.dcp``."""
+"""The reader and the index of ``deepnvme.integrations.dcp``."""

@@ -70,11 +70,11 @@ def _find(locations: dict[MetadataIndex, ItemLocation], name: str, offset: Any) 
     return found
 
 
-def decode(wire: Any) -> Metadata:
+def decode(encoded: Any) -> Metadata:
     """Decode an index and check everything in it. Raises ``ValueError``."""
     entries: dict[str, Any] = {}
     locations: dict[MetadataIndex, ItemLocation] = {}
-    version, listed = _field(wire, "version"), _field(wire, "entries")
+    version, listed = _field(encoded, "version"), _field(encoded, "entries")
     if version != _VERSION:
         msg = f"version {version!r} needs a later deepnvme; upgrade"
         raise ValueError(msg)
@@ -84,7 +84,7 @@ def decode(wire: Any) -> Metadata:
             locations[MetadataIndex(name)] = _location_of(entry["bytes"])
             continue
         entries[name] = _tensor_of(name, entry, locations)
-    planner_data = _field(wire, "planner_data")
+    planner_data = _field(encoded, "planner_data")
     if planner_data is not None:
         planner_data = {name: _path_of(name, path, entries) for name, path in _items(planner_data, "planner_data")}
     return Metadata(entries, planner_data=planner_data, storage_data=locations)
@@ -127,29 +127,29 @@ def _path_of(name: str, path: Any, entries: dict[str, Any]) -> tuple[str | int, 
     return tuple(parts)
 
 
-def _field(wire: Any, name: str) -> Any:
-    if not isinstance(wire, dict) or name not in wire:
+def _field(encoded: Any, name: str) -> Any:
+    if not isinstance(encoded, dict) or name not in encoded:
         msg = f"it does not contain {name}"
         raise ValueError(msg)
-    return wire[name]
+    return encoded[name]
 
 
-def _items(wire: Any, what: str) -> Iterable[tuple[str, Any]]:
-    if not isinstance(wire, dict):
+def _items(encoded: Any, what: str) -> Iterable[tuple[str, Any]]:
+    if not isinstance(encoded, dict):
         msg = f"{what} is not an object"
         raise ValueError(msg)  # noqa: TRY004 (a file is wrong, no argument)
-    return wire.items()
+    return encoded.items()
 
 
-def _list(name: str, wire: Any, length: int | None = None) -> list[Any]:
-    if not isinstance(wire, list) or length not in (None, len(wire)):
+def _list(name: str, encoded: Any, length: int | None = None) -> list[Any]:
+    if not isinstance(encoded, list) or length not in (None, len(encoded)):
         msg = f"{name} is not described by lists"
         raise ValueError(msg)
-    return wire
+    return encoded
 
 
-def _counts(name: str, wire: Any) -> list[int]:
-    numbers = _list(name, wire)
+def _counts(name: str, encoded: Any) -> list[int]:
+    numbers = _list(name, encoded)
     is_size = all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)
     # torch counts elements with 63 bits, even for empty tensors.
     if not is_size or len(numbers) > _DIMS_MAX or math.prod(max(number, 1) for number in numbers) >= 1 << 63:
@@ -158,8 +158,8 @@ def _counts(name: str, wire: Any) -> list[int]:
     return numbers
 
 
-def _location_of(wire: Any) -> ItemLocation:
-    file, tensor = _list("the location of an entry", wire, 2)
+def _location_of(encoded: Any) -> ItemLocation:
+    file, tensor = _list("the location of an entry", encoded, 2)
     if type(file) is not str or type(tensor) is not str or not SHARD_NAME.fullmatch(file):
         msg = f"{file!r} is not a file of this folder"
         raise ValueError(msg)

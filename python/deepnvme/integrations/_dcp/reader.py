@@ -92,11 +92,11 @@ class DeepnvmeReader(StorageReader):
             )
             raise ChecksumError(msg)
         try:
-            wire = json.loads(text)
-            metadata = decode(wire)
+            encoded = json.loads(text)
+            metadata = decode(encoded)
             if state == "sound":
-                files = wire["deepnvme.files"].items()
-                self._identities = {name: (said["bytes"], int(said["index_crc64"], 16)) for name, said in files}
+                files = encoded["deepnvme.files"].items()
+                self._identities = {name: (entry["bytes"], int(entry["index_crc64"], 16)) for name, entry in files}
         except MemoryError as error:
             raise OutOfMemoryError(f"{path}: there is not enough memory for its contents") from error
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -125,20 +125,20 @@ class DeepnvmeReader(StorageReader):
         for item in plan.items:
             self._check_kind(item, wanted)
             by_file.setdefault(self._locations[item.storage_index].file, []).append(item)
-        then: list[Callable[[], None]] = []
+        callbacks: list[Callable[[], None]] = []
         shards = []
         for name, items in by_file.items():
             shard = Shard(self._folder / name, self._engine, self._verify, self._identities.get(name))
             shards.append(shard)
-            then.extend(self._want(shard, item, planner) for item in items)
+            callbacks.extend(self._request(shard, item, planner) for item in items)
         for shard in shards:
             shard.start()
         engine = default_engine() if self._engine is None else self._engine
         engine.read_batch([part for shard in shards for part in shard.parts])
         for shard in shards:
             shard.finish()
-        for step in then:
-            step()
+        for callback in callbacks:
+            callback()
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -153,16 +153,16 @@ class DeepnvmeReader(StorageReader):
             msg = f"{self._folder / INDEX_NAME}: {name!r} is not listed as a tensor, but the state has a tensor there"
             raise CorruptFileError(msg)
 
-    def _want(self, shard: Shard, item: ReadItem, planner: LoadPlanner) -> Callable[[], None]:
+    def _request(self, shard: Shard, item: ReadItem, planner: LoadPlanner) -> Callable[[], None]:
         """Request an item from a shard. Returns what to do once its bytes are there."""
         name = self._locations[item.storage_index].tensor
-        dtype, shape = shard.described(name)
+        dtype, shape = shard.dtype_and_shape(name)
         if item.type == LoadItemType.BYTE_IO:
             if dtype != torch.uint8 or len(shape) != 1:
-                shard.refuse(name, f"is {dtype} of {shape}, and deepnvme.json lists it as a non-tensor value")
+                shard.raise_mismatch(name, f"is {dtype} of {shape}, and deepnvme.json lists it as a non-tensor value")
             buffer = bytearray(shape[0])
             if buffer:
-                shard.want(name, 0, torch.frombuffer(buffer, dtype=torch.uint8))
+                shard.request(name, 0, torch.frombuffer(buffer, dtype=torch.uint8))
             return lambda: planner.load_bytes(item, repickle_safely(buffer, shard.path, name, self._engine))
         target = planner.resolve_tensor(item).detach()
         starts, lengths = list(item.storage_offsets), list(item.lengths)
@@ -171,19 +171,19 @@ class DeepnvmeReader(StorageReader):
             # A dtype that safetensors lacks was saved as bytes.
             dtype, shape = expected, shape[:-1]
         if dtype != expected or len(shape) != len(lengths):
-            shard.refuse(name, f"is {dtype} of {shape}, and deepnvme.json lists another dtype or size")
+            shard.raise_mismatch(name, f"is {dtype} of {shape}, and deepnvme.json lists another dtype or size")
         if any(start + length > size for start, length, size in zip(starts, lengths, shape, strict=True)):
-            shard.refuse(name, f"has the shape {shape}, which is smaller than deepnvme.json says")
+            shard.raise_mismatch(name, f"has the shape {shape}, which is smaller than deepnvme.json says")
         # Rows are contiguous in the file. Parts of rows are cut out in memory.
         first, rows = (starts[0], lengths[0]) if shape else (0, 1)
         start = first * math.prod(shape[1:]) * dtype.itemsize
         is_whole_rows = lengths[1:] == list(shape[1:])
         is_plain = target.device.type == "cpu" and target.dtype == dtype and not (target.is_conj() or target.is_neg())
         if is_whole_rows and is_plain:
-            shard.want(name, start, target)
+            shard.request(name, start, target)
             return lambda: planner.commit_tensor(item, target)
         source = torch.empty([rows, *shape[1:]] if shape else [], dtype=dtype)
-        shard.want(name, start, source)
+        shard.request(name, start, source)
         for dimension in range(1, len(shape)):
             source = source.narrow(dimension, starts[dimension], lengths[dimension])
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from deepnvme._deepnvme import Engine, _Loading
 
 # One checksum chunk in 32 is compared in a sample, as in a load of the whole file.
-_SAMPLE = 32
+_SAMPLED_SHARE = 32
 
 
 class Shard:
@@ -34,7 +34,7 @@ class Shard:
             raise ValueError(msg)
         storages = self._reader.storages()
         # By name: dtype, sizes, number of the storage, its bytes, and its offset.
-        self._there = {
+        self._tensors = {
             name: (getattr(torch, dtype), shape, index, storages[index][1], storages[index][3])
             for name, dtype, shape, _, _, index in self._reader.tensors()
         }
@@ -44,19 +44,19 @@ class Shard:
         self.parts: list[tuple[Path, int, torch.Tensor]] = []
         """Reads for one batch with the parts of other files."""
 
-    def described(self, name: str) -> tuple[torch.dtype, list[int]]:
+    def dtype_and_shape(self, name: str) -> tuple[torch.dtype, list[int]]:
         """Return the dtype and sizes of a tensor in the file."""
-        if name not in self._there:
+        if name not in self._tensors:
             raise CorruptFileError(f"{self.path}: the file does not contain {name!r}, which deepnvme.json lists")
-        return self._there[name][:2]
+        return self._tensors[name][:2]
 
-    def refuse(self, name: str, what: str) -> NoReturn:
+    def raise_mismatch(self, name: str, what: str) -> NoReturn:
         """Report a tensor that contradicts the index."""
         raise CorruptFileError(f"{self.path}: {name!r} {what}")
 
-    def want(self, name: str, start: int, memory: torch.Tensor) -> None:
+    def request(self, name: str, start: int, memory: torch.Tensor) -> None:
         """Request the bytes of a tensor from ``start`` on."""
-        _, _, index, nbytes, offset = self._there[name]
+        _, _, index, nbytes, offset = self._tensors[name]
         if start + memory.nbytes > nbytes:
             raise CorruptFileError(f"{self.path}: {name!r} is smaller than deepnvme.json says")
         if memory.nbytes == 0:
@@ -81,22 +81,22 @@ class Shard:
 
     def _compare_parts(self) -> None:
         texts = dict(self._reader.metadata)
-        sums = json.loads(texts["deepnvme.checksums"])
-        cell_bytes = int(sums["cell_bytes"])
-        cells = sorted(
+        checksums = json.loads(texts["deepnvme.checksums"])
+        cell_bytes = int(checksums["cell_bytes"])
+        chunks = sorted(
             {
-                (name, cell)
+                (name, chunk)
                 for name, start, nbytes in self._ranges
-                for cell in range(start // cell_bytes, -(-(start + nbytes) // cell_bytes))
+                for chunk in range(start // cell_bytes, -(-(start + nbytes) // cell_bytes))
             }
         )
         if self._verify != "full":
-            cells = random.sample(cells, -(-len(cells) // _SAMPLE))
-        for name, cell in cells:
-            _, _, _, nbytes, offset = self._there[name]
-            start = cell * cell_bytes
+            chunks = random.sample(chunks, -(-len(chunks) // _SAMPLED_SHARE))
+        for name, chunk in chunks:
+            _, _, _, nbytes, offset = self._tensors[name]
+            start = chunk * cell_bytes
             length = min(cell_bytes, nbytes - start)
-            if f"{_crc64(self.path, offset + start, length):016x}" != sums["records"][name][cell * 16 :][:16]:
+            if f"{_crc64(self.path, offset + start, length):016x}" != checksums["records"][name][chunk * 16 :][:16]:
                 msg = (
                     f"{self.path}: {name}: {length} bytes from {offset + start} on differ from those that were saved "
                     "(CRC-64); verify='off' reads them anyway"

@@ -1,1 +1,1 @@
-"""The offloader that ``deepnvme.integrations.sglang`` gives SGLang."""
+"""SGLang's offloader: ``offloader`` has its interface, ``layer`` one module, ``weight_file`` the file."""

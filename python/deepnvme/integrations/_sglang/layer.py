@@ -18,7 +18,7 @@ class _Weight:
     """A parameter, its places in the module, and its placeholder there."""
 
     parameter: torch.nn.Parameter
-    slots: list[tuple[dict[str, Any], str]]
+    references: list[tuple[dict[str, Any], str]]
     layout: TensorLayout
     placeholder: torch.nn.Parameter
     empty: torch.Tensor
@@ -41,45 +41,45 @@ class OffloadedLayer:
         self._start = self._reserved = self._nbytes = 0
         self._mapped: torch.Tensor | None = None
         self._weights: list[_Weight] = []
-        taken = [parameter for parameter in self._parameters(resident) if is_dense(parameter.data)]
-        self.device = taken[0].device if taken else torch.device("cpu")
-        self.is_empty = not taken
-        if taken:
-            self._move(taken)
+        moved = [parameter for parameter in self._parameters(resident) if is_dense(parameter.data)]
+        self.device = moved[0].device if moved else torch.device("cpu")
+        self.is_empty = not moved
+        if moved:
+            self._move(moved)
 
     def parameter_ids(self) -> list[int]:
         """Return the ids of the parameters that may be moved."""
         return [id(parameter) for parameter in self._parameters(set())]
 
-    def pieces(self, path: str) -> list[tuple[str, int, int]]:
+    def byte_ranges(self, path: str) -> list[tuple[str, int, int]]:
         """Return the byte ranges to read for this module: its extent."""
         return [(path, self._start, self._nbytes)]
 
     def finish_loading(self, resident: set[int]) -> None:
-        """Write the loaded weights to the file, and hide them.
+        """Write the loaded weights to the file, and unbind them.
 
         Loading may have replaced them by tensors of other shapes and dtypes.
         """
         chosen = []
-        is_stretch_needed = False
+        is_extent_in_use = False
         for parameter in self._parameters(set()):
             is_away = parameter.device != self.device
             if id(parameter) in resident or not is_dense(parameter.data):
                 if is_away:
                     parameter.data = parameter.data.to(self.device)
                 # A CPU parameter stays where it is, and so do other tensors that share its memory.
-                is_stretch_needed = is_stretch_needed or not is_away
+                is_extent_in_use = is_extent_in_use or not is_away
             elif is_away or self.device.type == "cpu":
                 chosen.append(parameter)
         layouts, nbytes = plan_layout(chosen)
         if not self._is_in_place(chosen, layouts):
-            self._write(chosen, layouts, nbytes, is_elsewhere=is_stretch_needed)
+            self._write(chosen, layouts, nbytes, in_new_extent=is_extent_in_use)
         self._nbytes = nbytes
-        slots = self._slots()
+        references = self._references()
         self._weights = [
             _Weight(
                 parameter,
-                slots[id(parameter)],
+                references[id(parameter)],
                 layout,
                 _placeholder(parameter),
                 torch.empty(0, dtype=parameter.dtype, device=self.device),
@@ -87,23 +87,23 @@ class OffloadedLayer:
             for parameter, layout in zip(chosen, layouts, strict=True)
         ]
         self._mapped = None
-        self.hide()
+        self.unbind()
 
-    def show(self, stretch: torch.Tensor) -> None:
+    def bind(self, extent: torch.Tensor) -> None:
         """Give the module its weights, as views of its extent's bytes."""
         # An inference tensor cannot become a parameter's data.
         with torch.inference_mode(mode=False):
-            if stretch.device != self.device:
-                stretch = stretch.to(self.device)
+            if extent.device != self.device:
+                extent = extent.to(self.device)
             for weight in self._weights:
-                weight.parameter.data = weight.layout.of(stretch)
-                for owner, name in weight.slots:
+                weight.parameter.data = weight.layout.view(extent)
+                for owner, name in weight.references:
                     owner[name] = weight.parameter
 
-    def hide(self) -> None:
+    def unbind(self) -> None:
         """Take the weights away. Computing without them raises an error instead of returning wrong numbers."""
         for weight in self._weights:
-            for owner, name in weight.slots:
+            for owner, name in weight.references:
                 owner[name] = weight.placeholder
             weight.parameter.data = weight.empty
 
@@ -112,22 +112,22 @@ class OffloadedLayer:
             if (self._names is None or name in self._names) and id(parameter) not in resident:
                 yield parameter
 
-    def _slots(self) -> dict[int, list[tuple[dict[str, Any], str]]]:
+    def _references(self) -> dict[int, list[tuple[dict[str, Any], str]]]:
         """Find every place that refers to a parameter."""
-        slots: dict[int, list[tuple[dict[str, Any], str]]] = {}
+        references: dict[int, list[tuple[dict[str, Any], str]]] = {}
         for owner in self.module.modules():
             for name, parameter in owner._parameters.items():  # noqa: SLF001
                 if parameter is not None:
-                    slots.setdefault(id(parameter), []).append((owner._parameters, name))  # noqa: SLF001
-        return slots
+                    references.setdefault(id(parameter), []).append((owner._parameters, name))  # noqa: SLF001
+        return references
 
-    def _move(self, taken: list[torch.nn.Parameter]) -> None:
-        layouts, self._nbytes = plan_layout(taken)
+    def _move(self, moved: list[torch.nn.Parameter]) -> None:
+        layouts, self._nbytes = plan_layout(moved)
         self._reserved = self._nbytes
         self._start = self._file.reserve(self._nbytes)
-        self._mapped = stretch = self._file.mapped(self._start, self._nbytes)
-        for parameter, layout in zip(taken, layouts, strict=True):
-            target = layout.of(stretch)
+        self._mapped = extent = self._file.mapped(self._start, self._nbytes)
+        for parameter, layout in zip(moved, layouts, strict=True):
+            target = layout.view(extent)
             target.copy_(parameter.data)
             parameter.data = target
 
@@ -140,15 +140,15 @@ class OffloadedLayer:
         )
 
     def _write(
-        self, chosen: list[torch.nn.Parameter], layouts: list[TensorLayout], nbytes: int, *, is_elsewhere: bool
+        self, chosen: list[torch.nn.Parameter], layouts: list[TensorLayout], nbytes: int, *, in_new_extent: bool
     ) -> None:
         """Rewrite the extent through memory: old and new positions of weights may overlap."""
-        stretch = torch.zeros(nbytes, dtype=torch.uint8)
+        extent = torch.zeros(nbytes, dtype=torch.uint8)
         for parameter, layout in zip(chosen, layouts, strict=True):
-            layout.of(stretch).copy_(parameter.data)
-        if is_elsewhere or nbytes > self._reserved:
+            layout.view(extent).copy_(parameter.data)
+        if in_new_extent or nbytes > self._reserved:
             self._start, self._reserved = self._file.reserve(nbytes), nbytes
-        self._file.write(stretch, self._start).wait()
+        self._file.write(extent, self._start).wait()
 
 
 def _placeholder(parameter: torch.nn.Parameter) -> torch.nn.Parameter:

@@ -59,7 +59,7 @@ class Offloader:
         self._is_resident = is_resident
         self._modules: list[OffloadedLayer] = []
         self._streamer: LayerStreamer | None = None
-        self._taken: set[int] = set()
+        self._moved: set[int] = set()
 
     def wrap_modules(
         self,
@@ -83,10 +83,10 @@ class Offloader:
             part = layer if submodule_accessor is None else submodule_accessor(layer)
             names = None if whitelist_param_names_creator is None else set(whitelist_param_names_creator(part))
             # Parameters shared with an earlier layer are in the file already.
-            module = OffloadedLayer(part, names, self._is_resident(layer) | self._taken, self._file)
+            module = OffloadedLayer(part, names, self._is_resident(layer) | self._moved, self._file)
             if module.is_empty:
                 continue
-            self._taken.update(module.parameter_ids())
+            self._moved.update(module.parameter_ids())
             _return_free_memory()
             self._modules.append(module)
             self._hook(part, len(self._modules) - 1)
@@ -102,7 +102,7 @@ class Offloader:
             module.finish_loading(self._is_resident(module.module) | several)
         self._file.sync()
         _return_free_memory()
-        units = [module.pieces(self._file.path) for module in self._modules]
+        units = [module.byte_ranges(self._file.path) for module in self._modules]
         sizes = [sum(nbytes for _, _, nbytes in pieces) for pieces in units]
         memory = self._memory or min(sum(sizes), _MODULES_IN_MEMORY * max(sizes, default=0))
         device = self._modules[0].device if self._modules else None
@@ -157,10 +157,10 @@ class Offloader:
             msg = f"{self._file.folder}: the weights of {kind}, module {index}, could not be read: {error}"
             raise RuntimeError(msg) from error
         try:
-            module.show(slot.tensor(0))
+            module.bind(slot.tensor(0))
             yield
         finally:
-            module.hide()
+            module.unbind()
             streamer.release(index)
 
 

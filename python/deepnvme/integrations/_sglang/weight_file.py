@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._deepnvme import start_write
+from deepnvme._utils import strides
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,23 +33,16 @@ class TensorLayout:
     size: tuple[int, ...]
     stride: tuple[int, ...]
 
-    def of(self, stretch: torch.Tensor) -> torch.Tensor:
+    def view(self, extent: torch.Tensor) -> torch.Tensor:
         """Return the tensor as a view of the extent's bytes."""
-        flat = stretch[self.offset : self.offset + self.nbytes].view(self.dtype)
+        flat = extent[self.offset : self.offset + self.nbytes].view(self.dtype)
         return flat.as_strided(self.size, self.stride)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether a tensor contains each of its bytes once without gaps, in any order of dimensions."""
-    if tensor.layout != torch.strided or tensor.numel() == 0 or tensor.is_quantized:
-        return False
-    expected = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
+    is_plain = tensor.layout == torch.strided and tensor.numel() > 0 and not tensor.is_quantized
+    return is_plain and strides.is_dense(tensor)
 
 
 def plan_layout(tensors: Sequence[torch.Tensor]) -> tuple[list[TensorLayout], int]:
