@@ -136,7 +136,7 @@ class Checkpointer:
         keep = None if keep is None else whole(keep, "keep (None keeps all)", 1)
         memory = None if memory is None else whole(memory, "memory")
         if writers_per_node is not None:
-            writers_per_node = whole(writers_per_node, "writers_per_node (None has all write)", 1)
+            writers_per_node = whole(writers_per_node, "writers_per_node (None means all)", 1)
         require_torch("Checkpointer")
         # The process may change its working directory before the next save.
         self.folder = path_of(folder).absolute()

@@ -101,7 +101,7 @@ def load(
     """
     require_torch("load")
     if sum((into is not None, only is not None, lazy)) > 1 and not (only is not None and lazy):
-        msg = "into, only and lazy exclude each other, but for lazy with only; choose one"
+        msg = "into, only and lazy cannot be combined, except lazy with only; choose one"
         raise ValueError(msg)
     if cast and into is None:
         msg = "cast needs into; without it, use tensor.to(dtype)"

@@ -123,14 +123,14 @@ def test_a_state_of_a_tensor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("scales", "axis"), [([0.1], 0), ([0.1] * 4, 1), ([0.1] * 4, -1)])
-def test_channels_that_are_not_there(tmp_path: Path, scales: list[float], axis: int) -> None:
+def test_missing_quantisation_channels(tmp_path: Path, scales: list[float], axis: int) -> None:
     quantizer = (torch.per_channel_affine, scales, [0] * len(scales), axis)
     made = Runs(_utils._rebuild_qtensor, Storage, 0, (4,), (1,), quantizer, False, OrderedDict())
     with pytest.raises(errors.UnsafeFileError, match="channels"):
         deepnvme.load(bomb(tmp_path / "x.pt", made))
 
 
-def test_what_is_harmless_is_made(tmp_path: Path) -> None:
+def test_harmless_objects_are_built(tmp_path: Path) -> None:
     big = list(range(300_000))
     state = {
         "set": set(big), "frozen": frozenset(big), "counter": Counter("hello"), "bytes": b"\xff" * 1_000_000,

@@ -25,7 +25,7 @@ def tensor_in(block: PoolBuffer, nbytes: int) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_what_somebody_has_is_not_lent_again(seed: int) -> None:
+def test_buffers_in_use_are_not_handed_out_again(seed: int) -> None:
     chooser = random.Random(seed)
     sizes = [chooser.randrange(1, 40) * 1000 for _ in range(3)]
     memory = BufferPool(150_000)
@@ -58,7 +58,7 @@ def test_what_somebody_has_is_not_lent_again(seed: int) -> None:
     assert all(tensor.eq(value).all() for _, tensors, value in wanted for tensor in tensors)
 
 
-def test_memory_comes_back_when_its_last_tensor_ends_in_whichever_thread() -> None:
+def test_memory_is_returned_with_its_last_tensor_in_any_thread() -> None:
     memory = BufferPool(1 << 20)
     block = memory.acquire(100_000)
     first = tensor_in(block, 10)
@@ -87,7 +87,7 @@ def test_parts_begin_at_pages_and_do_not_overlap() -> None:
     assert start == 0
 
 
-def test_nothing_is_left_when_whoever_lends_has_ended() -> None:
+def test_nothing_is_left_after_the_pool_is_freed() -> None:
     memory = BufferPool(1 << 20)
     kept = tensor_in(memory.acquire(200_000), 200_000).fill_(7)
     spare = memory.acquire(100_000)

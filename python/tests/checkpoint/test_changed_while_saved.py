@@ -28,7 +28,7 @@ class Changes(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_new_object_is_not_taken_for_one_that_is_gone(tmp_path: Path) -> None:
+def test_a_reused_address_is_another_object(tmp_path: Path) -> None:
     # Views, whose storage lives on when they are gone.
     base = torch.full((3,), -1.0)
     state: dict[str, Any] = {"first": [base.view(3) for _ in range(500)], "then": [torch.full((3,), -2.0)], "last": []}

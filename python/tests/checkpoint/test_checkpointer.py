@@ -33,7 +33,7 @@ def steps_in(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("async_", [False, True])
-def test_the_last_ones_stay(tmp_path: Path, async_: bool) -> None:
+def test_the_newest_checkpoints_are_kept(tmp_path: Path, async_: bool) -> None:
     with deepnvme.Checkpointer(tmp_path / "c", keep=2, async_=async_) as checkpointer:
         assert checkpointer.latest() is None
         with pytest.raises(FileNotFoundError):
@@ -95,7 +95,7 @@ def test_tensors_may_change_when_save_returns(tmp_path: Path) -> None:
         assert loaded.min() == loaded.max() == checkpoint.step
 
 
-def test_a_slow_disk_stalls_nobody_but_the_next_save(tmp_path: Path, slow_engine: deepnvme.Engine) -> None:
+def test_a_slow_disk_stalls_only_the_next_save(tmp_path: Path, slow_engine: deepnvme.Engine) -> None:
     # A system call for every 4 KiB, one after the other: the file takes much longer than the copy of the state.
     state = {"a": torch.randn(4 << 20)}
     first = state["a"].clone()
@@ -135,7 +135,7 @@ def test_training_goes_on_between_steps(tmp_path: Path) -> None:
     optimizer.step()
 
 
-def test_what_goes_wrong_in_the_background_is_raised_by_the_next_call(tmp_path: Path) -> None:
+def test_background_errors_are_raised_by_the_next_call(tmp_path: Path) -> None:
     checkpointer = deepnvme.Checkpointer(tmp_path / "c", async_=True)
     checkpointer.save(1, state_of(1))
     checkpointer.wait()
@@ -155,7 +155,7 @@ def test_what_goes_wrong_in_the_background_is_raised_by_the_next_call(tmp_path: 
     assert steps_in(tmp_path / "c") == [1, 4]
 
 
-def test_what_cannot_be_pickled_is_raised_at_once(tmp_path: Path) -> None:
+def test_unpicklable_states_raise_at_once(tmp_path: Path) -> None:
     checkpointer = deepnvme.Checkpointer(tmp_path, async_=True)
     with pytest.raises((TypeError, AttributeError)):
         checkpointer.save(1, {"lock": threading.Lock()})
@@ -174,7 +174,7 @@ def test_a_file_that_was_replaced_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("suffix", "checksums", "is_told"),
     [("pt", True, True), ("pt", False, True), ("safetensors", True, True), ("safetensors", False, False)])  # fmt: skip
-def test_what_the_index_of_a_file_tells_apart(tmp_path: Path, suffix: Any, checksums: bool, is_told: bool) -> None:
+def test_the_index_checksum_distinguishes_files(tmp_path: Path, suffix: Any, checksums: bool, is_told: bool) -> None:
     indexes = {}
     for name, value in (("a", 1.0), ("a", 2.0), ("b", 1.0)):
         checkpointer = deepnvme.Checkpointer(tmp_path / f"{name}{value}", format=suffix, checksums=checksums)
@@ -198,7 +198,7 @@ def test_only_listed_checkpoints_are_ever_removed(tmp_path: Path) -> None:
     assert all((tmp_path / name).read_text() == "mine" for name in mine)
 
 
-def test_the_room_of_what_is_removed_comes_back(tmp_path: Path) -> None:
+def test_retired_checkpoints_free_their_space(tmp_path: Path) -> None:
     def held() -> int:
         count = 0
         for link in list(Path("/proc/self/fd").iterdir()):
@@ -225,7 +225,7 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
         deepnvme.Checkpointer(tmp_path)
 
 
-def test_settings_that_cannot_be_meant(tmp_path: Path) -> None:
+def test_invalid_settings(tmp_path: Path) -> None:
     for options in ({"keep": 0}, {"every": 0}, {"format": "zip"}):
         with pytest.raises(ValueError, match=next(iter(options))):
             deepnvme.Checkpointer(tmp_path, **options)
@@ -278,7 +278,7 @@ def test_the_program_ends_when_its_save_is_done(tmp_path: Path) -> None:
     assert steps_in(tmp_path) == [3]
 
 
-def test_memory_is_what_the_smallest_group_leaves(tmp_path: Path) -> None:
+def test_available_memory_is_that_of_the_smallest_cgroup(tmp_path: Path) -> None:
     """In a container, the machine has more memory than its processes may have."""
     groups = tmp_path / "sys/fs/cgroup"
     (groups / "pod/run").mkdir(parents=True)

@@ -78,7 +78,7 @@ def test_killed_at_each_instant(tmp_path: Path, function: str, when: str, step: 
     assert there == {"manifest.json", *(checkpoint.path.name for checkpoint in checkpointer.checkpoints)}
 
 
-def test_a_name_that_somebody_took_before_a_killed_save_gave_it(tmp_path: Path) -> None:
+def test_a_name_taken_after_a_killed_save(tmp_path: Path) -> None:
     with deepnvme.Checkpointer(tmp_path, keep=2) as checkpointer:
         checkpointer.save(5, state_of(1))
     assert run(KILLED, tmp_path, "publish", "after", 6) == -signal.SIGKILL
@@ -92,7 +92,7 @@ def test_a_name_that_somebody_took_before_a_killed_save_gave_it(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("async_", [False, True])
-def test_a_folder_that_takes_nothing(tmp_path: Path, async_: bool) -> None:
+def test_a_folder_that_is_not_writable(tmp_path: Path, async_: bool) -> None:
     checkpointer = deepnvme.Checkpointer(tmp_path / "c", async_=async_)
     checkpointer.save(5, state_of(1))
     checkpointer.wait()
@@ -135,7 +135,7 @@ signal.pause()
 """
 
 
-def test_what_a_killed_save_of_another_step_left_goes(tmp_path: Path) -> None:
+def test_remains_of_a_killed_save_of_another_step_are_removed(tmp_path: Path) -> None:
     names = []
     for name in ("step-00000003.pt", "model.pt"):
         with program(LEAVING, tmp_path, name) as saver:
@@ -202,7 +202,7 @@ class Endless:
         self.stopped.set()
 
 
-def test_an_interrupted_copy_is_no_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_copy_abandons_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpointer = deepnvme.Checkpointer(tmp_path, async_=True)
     checkpointer.save(1, state_of(1))
     with monkeypatch.context() as patched:
@@ -215,7 +215,7 @@ def test_an_interrupted_copy_is_no_save(tmp_path: Path, monkeypatch: pytest.Monk
     assert number_in(tmp_path) == 3
 
 
-def test_where_there_is_no_thread_for_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_for_a_save_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = {"a": torch.randn(1000)}
 
     def refuse(_: threading.Thread) -> None:

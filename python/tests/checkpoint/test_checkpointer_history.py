@@ -131,7 +131,7 @@ def test_the_lock_of_a_killed_holder_is_free(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"manifest.json", "step-00000001.pt", "step-00000002.pt"}
 
 
-def test_a_lock_file_that_is_somebody_elses(tmp_path: Path) -> None:
+def test_a_foreign_lock_file(tmp_path: Path) -> None:
     lock = tmp_path / ".deepnvme-lock"
     lock.write_text("mine")
     with deepnvme.Checkpointer(tmp_path) as checkpointer:
@@ -261,7 +261,7 @@ except SystemExit as left:
 """
 
 
-def test_a_handler_that_saves_and_leaves(tmp_path: Path) -> None:
+def test_a_handler_that_saves_and_exits(tmp_path: Path) -> None:
     for number in range(3):
         folder = tmp_path / str(number)
         assert run(EXITING, folder) == 0
@@ -452,7 +452,7 @@ def test_foreign_files_of_every_name_keep_every_byte(tmp_path: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {*FOREIGN, *FOREIGN_FOLDERS, *ours}
 
 
-def test_a_reader_beside_a_writer_always_finds_one(tmp_path: Path) -> None:
+def test_a_reader_finds_a_checkpoint_while_another_process_saves(tmp_path: Path) -> None:
     save_all(tmp_path, 0)
     over = threading.Event()
     failures: list[BaseException] = []

@@ -133,7 +133,7 @@ def test_a_source_is_never_replaced(tmp_path: Path) -> None:
     assert set(deepnvme.load(index, verify="full")) == {"a", "b"}
 
 
-def test_what_is_no_tensor_is_named(tmp_path: Path) -> None:
+def test_non_tensors_are_named(tmp_path: Path) -> None:
     model = torch.nn.Linear(30, 40)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.randn(2, 30)).sum().backward()

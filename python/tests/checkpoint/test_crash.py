@@ -90,7 +90,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small file system")
-def test_a_really_full_disk_says_what_was_needed(tmp_path: Path, unmount: Callable[[Path], None]) -> None:
+def test_a_full_disk_reports_the_needed_space(tmp_path: Path, unmount: Callable[[Path], None]) -> None:
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=8m", "none", tmp_path], capture_output=True, check=False
     )
@@ -109,7 +109,7 @@ def test_a_really_full_disk_says_what_was_needed(tmp_path: Path, unmount: Callab
         unmount(tmp_path)
 
 
-def test_a_folder_that_allows_nothing(tmp_path: Path) -> None:
+def test_a_folder_without_permissions(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         deepnvme.save({}, tmp_path)
     if os.geteuid() == 0:

@@ -146,7 +146,7 @@ def test_a_part_of_a_tensor_is_compared(tmp_path: Path) -> None:
         shard.dtype_and_shape("other")
 
 
-def test_a_sample_of_cells_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_of_chunks_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save({"big": torch.randn(40 << 18)}, storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
     (path,) = tmp_path.glob("shard-*.safetensors")
     asked: list[int] = []
@@ -184,7 +184,7 @@ save({"a": torch.ones(5)}, storage_writer=Killed(sys.argv[1]), no_dist=True)
 """
 
 
-def test_what_a_killed_job_left_goes_and_nothing_else(tmp_path: Path) -> None:
+def test_only_remains_of_a_killed_job_are_removed(tmp_path: Path) -> None:
     first = state_of(1)
     save(first, storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
     foreign = {f"shard-0000{rank}-{'0123abcd' * 4}.safetensors": b"foreign" for rank in range(3)}
@@ -200,7 +200,7 @@ def test_what_a_killed_job_left_goes_and_nothing_else(tmp_path: Path) -> None:
     assert all((tmp_path / name).read_bytes() == data for name, data in foreign.items())
 
 
-def test_a_shard_that_somebody_replaced_stays(tmp_path: Path) -> None:
+def test_a_replaced_shard_is_kept(tmp_path: Path) -> None:
     save(state_of(1), storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
     (shard,) = tmp_path.glob("shard-*")
     shard.unlink()
@@ -220,7 +220,7 @@ def test_a_copied_folder_owns_only_its_own(tmp_path: Path) -> None:
         assert loaded(tmp_path / name, state_of(3), verify="full")["step"] == 2
 
 
-def test_a_rank_makes_no_file_that_nobody_lists(tmp_path: Path) -> None:
+def test_no_rank_creates_an_unlisted_file(tmp_path: Path) -> None:
     class Late(DeepnvmeWriter):
         def write_data(self, *arguments: Any) -> Any:
             # The coordinator gave up, as it does when another rank has failed.

@@ -91,7 +91,7 @@ for step in range(rank, 3, world):
 """
 
 
-def test_optimizers_wait_for_their_processs_share(tmp_path: Path) -> None:
+def test_optimizers_wait_for_their_ranks_share(tmp_path: Path) -> None:
     assert run(OVERLAP, 2, tmp_path / "c") == [None, None]
 
 
@@ -241,7 +241,7 @@ with Checkpointer(folder / "tensors", format="safetensors") as checkpointer:
 """
 
 
-def test_a_group_of_ones_own_and_safetensors(tmp_path: Path) -> None:
+def test_a_separate_process_group_and_safetensors(tmp_path: Path) -> None:
     assert run(ALONE, 2, tmp_path / "c") == [0, 1]
 
 

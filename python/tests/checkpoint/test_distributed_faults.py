@@ -172,7 +172,7 @@ with Checkpointer(folder) as checkpointer:
 """
 
 
-def test_who_has_parted_says_so_and_a_new_one_works(tmp_path: Path) -> None:
+def test_a_rank_that_left_says_so_and_a_new_checkpointer_works(tmp_path: Path) -> None:
     folder = tmp_path / "c"
     answers = go_wrong(folder, LEAVE, 4, again=CLOSED)
     assert [name for name, _ in answers] == ["PeerError"] * 4

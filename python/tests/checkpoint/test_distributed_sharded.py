@@ -176,7 +176,7 @@ with Checkpointer(folder) as checkpointer:
 )
 
 
-def test_all_have_parts_or_none_has(tmp_path: Path) -> None:
+def test_sharded_on_some_ranks_only_is_refused(tmp_path: Path) -> None:
     answers = run(MIXED, 2, tmp_path / "c")
     assert answers[0] == answers[1]
     assert "DTensors on some ranks" in answers[0]

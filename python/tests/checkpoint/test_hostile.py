@@ -75,7 +75,7 @@ def test_no_code_of_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not (tmp_path / "owned").exists()
 
 
-def test_what_is_never_allowed(tmp_path: Path) -> None:
+def test_globals_that_are_never_allowed(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.pt", pickle.dumps(Runs(os.system, "true"), 2))
     with torch.serialization.safe_globals([(os.system, "posix.system")]), pytest.raises(errors.UnsafeFileError):
         deepnvme.load(path)
@@ -87,7 +87,7 @@ def test_a_dotted_name_is_not_looked_up(tmp_path: Path) -> None:
         deepnvme.load(archive(tmp_path / "x.pt", data))
 
 
-def test_what_was_allowed_is_made(tmp_path: Path) -> None:
+def test_allowed_globals_are_built(tmp_path: Path) -> None:
     torch.save({"x": Harmless()}, tmp_path / "x.pt")
     with pytest.raises(errors.UnsafeFileError, match=r"add_safe_globals\(\["):
         deepnvme.load(tmp_path / "x.pt")
@@ -128,7 +128,7 @@ def test_depth_has_a_limit(tmp_path: Path, depth: int) -> None:
         (b"\x80\x02}X\x00\x00\x10\x00" + b"k" * (1 << 20) + b"TENSORs.", "4096 bytes"),
     ],
 )  # fmt: skip
-def test_what_would_explode_is_refused(tmp_path: Path, data: bytes, word: str) -> None:
+def test_exponential_growth_is_refused(tmp_path: Path, data: bytes, word: str) -> None:
     data = data.replace(b"TENSOR", tensor_pickle()[2:-1])
     path = archive(tmp_path / "x.pt", data, {"data/0": bytes(16)})
     for only in (None, "a"):
@@ -137,7 +137,7 @@ def test_what_would_explode_is_refused(tmp_path: Path, data: bytes, word: str) -
         assert caught.value.filename == str(path)
 
 
-def test_what_is_shared_is_made_once(tmp_path: Path) -> None:
+def test_shared_objects_are_built_once(tmp_path: Path) -> None:
     # Lists that hold the one before twice, and a million lists below a name of a megabyte.
     shared = b"]" + b"q\x00]h\x00ah\x00a" * 200
     many = b"}X\x00\x00\x10\x00" + b"k" * (1 << 20) + b"](" + b"]" * (1 << 20) + b"es"
@@ -149,7 +149,7 @@ def test_what_is_shared_is_made_once(tmp_path: Path) -> None:
         assert lists[1][0] is lists[1][1] is lists[0]
 
 
-def test_what_is_made_of_itself(tmp_path: Path) -> None:
+def test_objects_made_of_themselves(tmp_path: Path) -> None:
     honest: Any = ([],)
     honest[0].append(honest)
     loaded = deepnvme.load(archive(tmp_path / "x.pt", pickle.dumps({"t": honest}, 2)))["t"]
@@ -194,7 +194,7 @@ def tensor_pickle(
         (b"\x80\x02X\x05\x00\x00\x00helloQ.", "no storage"),
     ],
 )
-def test_tensors_that_lie_about_themselves(tmp_path: Path, data: bytes, word: str) -> None:
+def test_inconsistent_tensors_are_refused(tmp_path: Path, data: bytes, word: str) -> None:
     path = archive(tmp_path / "x.pt", data, {"data/0": bytes(range(16))})
     with pytest.raises(errors.CorruptFileError, match=word) as caught:
         deepnvme.load(path)
@@ -276,7 +276,7 @@ def test_every_changed_byte_is_found_or_harmless(tmp_path: Path, suffix: str) ->
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
-def test_damage_is_told_with_its_place(tmp_path: Path, suffix: str) -> None:
+def test_damage_is_reported_with_its_offset(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x.{suffix}"
     deepnvme.save({"a": torch.randn(1 << 20), "b": torch.randn(10)}, path)
     data = bytearray(path.read_bytes())

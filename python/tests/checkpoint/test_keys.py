@@ -50,7 +50,7 @@ def test_a_safetensors_file_refuses_lone_surrogates(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_text_that_is_no_text_is_corrupt(tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_is_corrupt(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.pt", b"\x80\x02}X\x02\x00\x00\x00\xff\xfeK\x01s.")
     with pytest.raises(errors.CorruptFileError, match="UTF-8"):
         deepnvme.load(path)

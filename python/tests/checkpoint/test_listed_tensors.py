@@ -91,7 +91,7 @@ def verified(path: Path, capfd: pytest.CaptureFixture[str]) -> tuple[int, list[d
     return status, json.loads(capfd.readouterr().out)
 
 
-def test_an_index_without_its_checksum_is_not_vouched_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_index_without_a_checksum_is_unverified(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     deepnvme.save(layers().state_dict(), tmp_path / "model.safetensors", max_shard_bytes=40_000)
     status, files = verified(tmp_path, capfd)
     assert (status, {file["verdict"] for file in files}) == (0, {"sound"})

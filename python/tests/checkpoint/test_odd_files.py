@@ -104,7 +104,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
 
 
 @pytest.mark.parametrize("make", [as_pipe, as_device, as_folder, as_socket, as_dangling_link, as_circular_link])
-def test_what_is_no_file_is_refused_at_once(
+def test_special_files_are_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
 ) -> None:
     monkeypatch.chdir(tmp_path)

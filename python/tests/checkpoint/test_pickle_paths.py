@@ -89,7 +89,7 @@ def test_the_allow_list_is_named_and_counts(folder: Path) -> None:
         assert loaded(folder, {"cfg": 0})["cfg"].value == 5
 
 
-def test_values_that_are_no_tensors_come_back(tmp_path: Path) -> None:
+def test_non_tensor_values_are_restored(tmp_path: Path) -> None:
     state = {
         "step": 7, "lr": 1e-4, "note": "text", "none": None, "flags": (True, {1, 2}, frozenset({3})),
         "nested": {"list": [1, OrderedDict(b=2)], "dtype": torch.bfloat16, "size": torch.Size([1, 2])},
@@ -109,13 +109,13 @@ class OwnPlanner(DefaultLoadPlanner):
         self.original_state_dict.update(self.state_dict)
 
 
-def test_a_planner_that_unpickles_by_itself_meets_no_bytes_of_the_file(folder: Path) -> None:
+def test_planners_never_unpickle_bytes_of_the_file(folder: Path) -> None:
     assert loaded(folder, {"cfg": 0}, planner=OwnPlanner())["cfg"] == 5
     as_bytes(folder, "cfg", pickled(Runs(os.system, "true")))
     assert isinstance(failure(folder, {"cfg": 0}, planner=OwnPlanner()), errors.UnsafeFileError)
 
 
-def test_a_tensor_never_meets_a_pickle(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_are_never_unpickled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     # Harmless or not: the state says that it is a tensor.
     for made in (Runs(os.system, "touch owned"), torch.ones(3), 5):
@@ -126,12 +126,12 @@ def test_a_tensor_never_meets_a_pickle(folder: Path, monkeypatch: pytest.MonkeyP
     assert not (folder / "owned").exists()
 
 
-def test_an_object_is_not_taken_from_a_tensor(folder: Path) -> None:
+def test_a_tensor_is_not_loaded_as_an_object(folder: Path) -> None:
     error = failure(folder, {"a": 5, "cfg": 0})
     assert re.search(r"'?a\b", str(error))
 
 
-def test_a_checkpointer_refuses_an_index_that_makes_tensors_to_objects(tmp_path: Path) -> None:
+def test_an_index_that_lists_tensors_as_objects_is_refused(tmp_path: Path) -> None:
     inner = tmp_path / "made"
     save({"a": torch.ones(3), "cfg": 5}, storage_writer=DeepnvmeWriter(inner), no_dist=True)
     as_bytes(inner, "a", pickled(Runs(os.system, f"touch {tmp_path}/owned")))
@@ -180,7 +180,7 @@ Change = Callable[[dict[str, Any]], object]
         lambda index: index.update(planner_data=[1]),
     ],
 )
-def test_an_index_that_lies_is_corrupt(folder: Path, change: Change) -> None:
+def test_a_contradictory_index_is_corrupt(folder: Path, change: Change) -> None:
     path = folder / "deepnvme.json"
     index = json.loads(path.read_text())
     change(index)
@@ -192,7 +192,7 @@ def test_an_index_that_lies_is_corrupt(folder: Path, change: Change) -> None:
 @pytest.mark.parametrize(
     "text", [b"[" * 100_000, b"\xff\xfe", b'{"version": 1, "entries": {"a": {}}, "planner_data": null}']
 )
-def test_what_is_no_index_is_corrupt(folder: Path, text: bytes) -> None:
+def test_a_file_that_is_not_an_index_is_corrupt(folder: Path, text: bytes) -> None:
     (folder / "deepnvme.json").write_bytes(text)
     with pytest.raises(errors.CorruptFileError, match=r"deepnvme\.json"):
         DeepnvmeReader(folder).read_metadata()
@@ -219,7 +219,7 @@ def test_a_shard_that_has_another_tensor(folder: Path, other: torch.Tensor) -> N
         assert str(shard) in str(error)
 
 
-def test_files_of_other_makers_are_no_pickles(tmp_path: Path) -> None:
+def test_files_of_other_programs_are_not_unpickled(tmp_path: Path) -> None:
     save({"a": torch.ones(3), "cfg": 5}, storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
     for content in (b"", b"\x80\x02N.", b"cposix\nsystem\n(S'true'\ntR."):
         as_bytes(tmp_path, "cfg", content)

@@ -66,7 +66,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_it_is_refused_by_name(tmp_path: Path, what: str) -> None:
+def test_unsupported_tensors_are_named(tmp_path: Path, what: str) -> None:
     make, reason = REFUSED[what]
     path = tmp_path / "x.pt"
     path.write_bytes(b"old")
@@ -77,7 +77,7 @@ def test_it_is_refused_by_name(tmp_path: Path, what: str) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_what_is_within_the_limits_comes_back(tmp_path: Path) -> None:
+def test_states_within_the_limits_are_restored(tmp_path: Path) -> None:
     state = {
         "dims": torch.ones([1] * 64),
         "deep": nested(190, torch.ones(2)),

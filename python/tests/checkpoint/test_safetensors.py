@@ -38,7 +38,7 @@ TENSORS = st.builds(
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(state=st.dictionaries(NAMES, TENSORS, max_size=8))
-def test_any_dict_makes_the_round_both_ways(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
+def test_any_dict_is_read_by_safetensors_and_read_from_it(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
     ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
     deepnvme.save(state, ours, durability="none")
     save_file(state, theirs)
@@ -78,7 +78,7 @@ def test_metadata_and_lazy_readers(tmp_path: Path) -> None:
         ({"a": torch.ones(1, dtype=torch.complex128)}, "complex128"),
     ],
 )
-def test_what_the_format_cannot_hold_is_named(tmp_path: Path, state: Any, word: str) -> None:
+def test_unsupported_objects_are_named(tmp_path: Path, state: Any, word: str) -> None:
     with pytest.raises((TypeError, ValueError), match=word):
         deepnvme.save(state, tmp_path / "x.safetensors")
     assert list(tmp_path.iterdir()) == []

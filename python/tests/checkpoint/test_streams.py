@@ -56,7 +56,7 @@ os._exit(0)
 
 @pytest.mark.parametrize("shown", [None, True])
 @pytest.mark.parametrize("stream", ["None", "closed", "full", "no file"])
-def test_work_that_nobody_can_watch(tmp_path: Path, stream: str, shown: bool | None) -> None:
+def test_progress_without_a_working_stderr(tmp_path: Path, stream: str, shown: bool | None) -> None:
     begin = {
         "None": "import sys; sys.stderr = sys.stdout = None\n",
         "closed": "import sys; sys.stderr.close()\n",

@@ -121,7 +121,7 @@ def test_in_memory(ours: dict[str, dict[str, Any]], case: str) -> None:
 
 @needs_their_op
 @pytest.mark.parametrize("case", SHARED)
-def test_their_op(ours: dict[str, dict[str, Any]], theirs: dict[str, dict[str, Any]], case: str) -> None:
+def test_deepspeeds_own_op(ours: dict[str, dict[str, Any]], theirs: dict[str, dict[str, Any]], case: str) -> None:
     assert ours[case]["losses"] == theirs[case]["losses"]
     # The same files, too: what is swapped is not for the op to choose.
     assert len(ours[case]["swapped"]) == len(theirs[case]["swapped"])
@@ -163,7 +163,7 @@ def test_two_processes(tmp_path: Path) -> None:
 
 
 @needs_their_op
-def test_two_processes_on_their_op(tmp_path: Path) -> None:
+def test_two_processes_on_deepspeeds_own_op(tmp_path: Path) -> None:
     aligned = {"width": zero_jobs.WIDTH_FOR_THEIRS}
     assert two("ours", tmp_path / "ours", **aligned) == two("theirs", tmp_path / "theirs", **aligned)
 

@@ -76,7 +76,7 @@ def test_streamed_layers_compute_the_same(tmp_path: Path, layers_in_memory: int,
     offloader.close()
 
 
-def test_weights_that_loading_replaced_are_those_that_stream(tmp_path: Path) -> None:
+def test_weights_replaced_during_loading_are_streamed(tmp_path: Path) -> None:
     stock, layers = build(4), build(4)
     offloader = Offloader(str(tmp_path))
     layers = offloader.wrap_modules(iter(layers))
@@ -112,7 +112,7 @@ def test_absent_weights_are_errors_not_numbers(tmp_path: Path) -> None:
         block.up.weight.weight_loader(block.up.weight, torch.zeros(96, 48))
 
 
-def test_the_model_says_which_weights_may_go(tmp_path: Path) -> None:
+def test_the_model_chooses_the_streamed_weights(tmp_path: Path) -> None:
     offloader = Offloader(str(tmp_path))
     layers = offloader.wrap_modules(
         iter(build(3)),
@@ -127,7 +127,7 @@ def test_the_model_says_which_weights_may_go(tmp_path: Path) -> None:
         assert torch.equal(run(layers, x), run(build(3), x))
 
 
-def test_weights_that_have_to_stay_stay(tmp_path: Path) -> None:
+def test_resident_weights_stay(tmp_path: Path) -> None:
     stock, layers = (share(build(3)) for _ in range(2))
     offloader = Offloader(str(tmp_path), is_resident=lambda layer: {id(layer.get_parameter("up.bias"))})
     layers = offloader.wrap_modules(iter(layers))
@@ -151,7 +151,7 @@ def share(layers: list[nn.Module]) -> list[nn.Module]:
     return layers
 
 
-def test_a_model_that_nobody_says_is_loaded_streams_from_its_first_step(tmp_path: Path) -> None:
+def test_a_model_without_post_init_streams_from_its_first_step(tmp_path: Path) -> None:
     offloader = Offloader(str(tmp_path))
     layers = offloader.wrap_modules(iter(build(3)))
     with torch.no_grad():
@@ -186,7 +186,7 @@ def test_a_fault_in_the_file_is_an_error_and_no_end(tmp_path: Path) -> None:
         assert torch.equal(run(fresh, x), run(build(4), x))
 
 
-def test_an_error_of_the_module_gives_its_memory_back(tmp_path: Path) -> None:
+def test_an_error_of_the_module_releases_its_memory(tmp_path: Path) -> None:
     offloader = Offloader(str(tmp_path), memory=64 << 10)
     layers = offloader.wrap_modules(iter(build(2)))
     with torch.no_grad():
@@ -199,7 +199,7 @@ def test_an_error_of_the_module_gives_its_memory_back(tmp_path: Path) -> None:
     assert block.up.weight.is_meta
 
 
-def test_no_room_is_said_before_the_disk_is_full(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_before_it_is_full(tmp_path: Path) -> None:
     file = WeightFile(str(tmp_path))
     with pytest.raises(OSError, match="there is no space for") as caught:
         file.reserve(1 << 60)
@@ -275,7 +275,7 @@ def test_tensors_that_are_dense() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_tensors_find_themselves_again(seed: int) -> None:
+def test_tensors_keep_their_layout_in_the_file(seed: int) -> None:
     torch.manual_seed(seed)
     tensors = [
         torch.randint(-9, 9, (3, 5)).to(torch.int8),

@@ -186,7 +186,7 @@ def test_the_hooks_are_applied(tmp_path: Path, server: Callable[..., Any]) -> No
         ({"DEEPNVME_OFFLOAD_AHEAD": "-1"}, "DEEPNVME_OFFLOAD_AHEAD is '-1'"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(
+def test_invalid_settings_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], message: str
 ) -> None:
     pytest.importorskip("sglang.srt.utils.offloader")

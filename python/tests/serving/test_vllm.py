@@ -75,7 +75,7 @@ ITERATE = """
 
 
 @pytest.mark.parametrize("experts", [None, {1, 2}])
-def test_the_loader_gives_what_that_of_vllm_gives(
+def test_the_loader_yields_the_same_as_vllms(
     tmp_path: Path, server: Callable[..., Any], experts: set[int] | None
 ) -> None:
     models.write_mixtral(tmp_path / "model")
@@ -89,7 +89,7 @@ def test_the_loader_gives_what_that_of_vllm_gives(
     assert numbers == ({"0", "1", "2", "3"} if experts is None else {"1", "2"})
 
 
-def test_a_cut_shard_is_told(tmp_path: Path, server: Callable[..., Any]) -> None:
+def test_a_truncated_shard_is_reported(tmp_path: Path, server: Callable[..., Any]) -> None:
     models.write_mixtral(tmp_path / "model")
     victim = sorted((tmp_path / "model").glob("*.safetensors"))[2]
     with victim.open("r+b") as file:

@@ -57,7 +57,7 @@ def test_an_index_says_which_file_has_a_tensor(tmp_path: Path) -> None:
     assert dict(iterate_weights(tmp_path / "model")).keys() == written.keys()
 
 
-def test_what_is_not_wanted_is_not_read(tmp_path: Path) -> None:
+def test_unwanted_tensors_are_not_read(tmp_path: Path) -> None:
     written = models.write_shards(tmp_path / "model", 4, rows=30_000)
     before = deepnvme.stats().bytes_read
     seen = dict(iterate_weights(tmp_path / "model", wanted=lambda name: ".layers.2." in name))
@@ -68,7 +68,7 @@ def test_what_is_not_wanted_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut_bytes", [1, 5000, 400_000])
-def test_a_cut_shard_is_told_before_anything_is_given(tmp_path: Path, cut_bytes: int) -> None:
+def test_a_truncated_shard_is_reported_before_the_first_tensor(tmp_path: Path, cut_bytes: int) -> None:
     models.write_shards(tmp_path / "model", 3, rows=2000)
     victim = tmp_path / "model" / "model-00003-of-00003.safetensors"
     with victim.open("r+b") as file:

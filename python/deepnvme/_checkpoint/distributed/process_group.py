@@ -199,7 +199,7 @@ class RankGroup:
         """Raise an error if this process has left the group."""
         if self._left_because is not None:
             text = (
-                f"this Checkpointer has parted from those of the other processes ({self._left_because}); make a new one"
+                f"this Checkpointer has left the group of the other processes ({self._left_because}); make a new one"
             )
             raise PeerError(f"{text} in every process")
 
