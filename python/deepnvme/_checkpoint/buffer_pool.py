@@ -53,9 +53,9 @@ class BufferPool:
     bytes_max: int
     acquired_bytes: int = 0
     _idle: list[_Allocation] = field(default_factory=list)
-    # By the number of the loan.
-    _borrowed: dict[int, weakref.ref[memoryview]] = field(default_factory=dict)
-    _borrow_count: int = 0
+    # By the number of the acquisition.
+    _in_use: dict[int, weakref.ref[memoryview]] = field(default_factory=dict)
+    _acquisitions: int = 0
     # The callback of a freed view only appends here, since it runs in any thread.
     _returned: deque[tuple[int, _Allocation]] = field(default_factory=deque)
 
@@ -78,11 +78,11 @@ class BufferPool:
         self._evict()
         if memory is None:
             memory = _Allocation(nbytes, *allocate(nbytes))
-        # A view for each loan: tensors refer to it, so it ends with the last of them.
+        # A view for each acquisition: tensors refer to it, so it ends with the last of them.
         view = memoryview(memory.buffer)
-        self._borrow_count += 1
-        self._borrowed[self._borrow_count] = weakref.ref(
-            view, partial(_return, self._returned, self._borrow_count, memory)
+        self._acquisitions += 1
+        self._in_use[self._acquisitions] = weakref.ref(
+            view, partial(_return, self._returned, self._acquisitions, memory)
         )
         return PoolBuffer(nbytes, view, memory.start)
 
@@ -93,7 +93,7 @@ class BufferPool:
     def _reclaim(self) -> None:
         while self._returned:
             number, memory = self._returned.popleft()
-            del self._borrowed[number]
+            del self._in_use[number]
             self._idle.append(memory)
         self._evict()
 

@@ -53,8 +53,7 @@ class SaveStarter:
         self._options = options
         self._memory = memory
         # Imported now: a signal handler that saves during the first save would find a half-imported module.
-        for name in ("pickler",):
-            importlib.import_module(f"deepnvme._checkpoint.{name}")
+        importlib.import_module("deepnvme._checkpoint.pickler")
 
     def begin(self, step: int, state: Any, is_copied: bool, ready: Callable[[], None]) -> tuple[RunningSave, Path]:
         """Start a save once ``ready`` returns. With several processes, an error of ``ready`` is raised in all."""

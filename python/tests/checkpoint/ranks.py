@@ -1,4 +1,4 @@
-"""Processes that form a group, for a test: forked from one that has imported torch, which takes longest."""
+"""Processes that form a group, for tests. They are forked from one that has imported torch, which takes longest."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FORKS.set_forkserver_preload(
     ["deepnvme._checkpoint.checkpointer", "torch.distributed.checkpoint.state_dict", "torch._dynamo"]
 )
 
-# What each process runs around a test's own lines. It has `rank`, `world`, `folder` and `Checkpointer`; `answer` is for
-# the test, and `state(seed)` gives 72 MiB of random bytes, more than four of the smallest shares, and what states have
-# besides. gloo now and then ends a process with std::terminate after its last line, hence `os._exit`.
+# The code around a test's own lines. It provides `rank`, `world`, `folder` and `Checkpointer`; `answer` goes back to
+# the test. `state(seed)` has 72 MiB of random bytes, more than four of the smallest shares, and non-tensor values.
+# gloo sometimes ends a process with std::terminate after its last line, hence `os._exit`.
 BOOT = """
 import datetime, json, os, signal, sys, threading, time, traceback
 import torch, torch.distributed as dist
@@ -60,17 +60,17 @@ os._exit(0)
 """
 
 
-# The answer of a process that was.
+# The answer of a killed process.
 KILLED = "killed"
 
 
 def run(code: str, world: int, folder: Path, **values: Any) -> list[Any]:
-    """Run a test's lines in so many processes; the answer of each, or what it raised."""
+    """Run a test's lines on every rank. Returns the answer of each, or its error."""
     token = secrets.token_hex(4)
     outs = [folder.parent / f"{token}-{rank}.json" for rank in range(world)]
     names = {"code": code, "world": world, "folder": folder, "rendezvous": folder.parent / token, **values}
     processes = [
-        # A function of a test's module could not be found by a process that has not imported pytest.
+        # A function of a test module would need pytest in the process.
         FORKS.Process(target=exec, args=(BOOT, {**names, "rank": rank, "out": out}))
         for rank, out in enumerate(outs)
     ]

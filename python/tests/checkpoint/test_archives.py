@@ -1,4 +1,4 @@
-"""Torch archives: what deepnvme saves, torch loads, and the other way round, bit for bit."""
+"""Torch archives: torch loads what deepnvme saves, and the reverse, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that is used again: never while somebody has a tensor in it, and never more of it than was said."""
+"""The buffer pool: buffers in use are never handed out again, and the limit holds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_buffers_in_use_are_not_handed_out_again(seed: int) -> None:
         else:
             value = step % 251
             block = memory.acquire(nbytes)
-            # More than there is room for: the rest is memory of its own.
+            # More than fits into the buffer: the rest is fresh memory.
             tensors = [tensor_in(block, chooser.randrange(1, nbytes // 2)) for _ in range(chooser.randrange(1, 4))]
             for tensor in tensors:
                 tensor.fill_(value)
@@ -96,6 +96,6 @@ def test_nothing_is_left_after_the_pool_is_freed() -> None:
     assert memory.has_idle(100_000)
     ends = weakref.ref(memory)
     del memory
-    # At once: not when the collector comes by.
+    # Immediately, without waiting for the collector.
     assert ends() is None
     assert kept.eq(7).all()

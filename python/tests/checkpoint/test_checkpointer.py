@@ -96,7 +96,7 @@ def test_tensors_may_change_when_save_returns(tmp_path: Path) -> None:
 
 
 def test_a_slow_disk_stalls_only_the_next_save(tmp_path: Path, slow_engine: deepnvme.Engine) -> None:
-    # A system call for every 4 KiB, one after the other: the file takes much longer than the copy of the state.
+    # One system call for every 4 KiB, so that writing the file takes much longer than copying the state.
     state = {"a": torch.randn(4 << 20)}
     first = state["a"].clone()
     with deepnvme.Checkpointer(tmp_path, async_=True, memory=32 << 20, engine=slow_engine) as checkpointer:
@@ -260,7 +260,7 @@ def test_a_killed_trainer_goes_on_where_it_was(tmp_path: Path) -> None:
         if latest is None:
             assert said <= 2
             continue
-        # What `save` returned from may have been on its way still, and so may the one before its own.
+        # The last save may have been running in the background, and so may the one before it.
         assert said - 2 <= latest.step <= said + 1
         assert latest.step >= last
         last = latest.step
@@ -279,7 +279,7 @@ def test_the_program_ends_when_its_save_is_done(tmp_path: Path) -> None:
 
 
 def test_available_memory_is_that_of_the_smallest_cgroup(tmp_path: Path) -> None:
-    """In a container, the machine has more memory than its processes may have."""
+    """A container may have less memory than its machine."""
     groups = tmp_path / "sys/fs/cgroup"
     (groups / "pod/run").mkdir(parents=True)
     (tmp_path / "proc/self").mkdir(parents=True)

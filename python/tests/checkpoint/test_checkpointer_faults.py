@@ -1,4 +1,4 @@
-"""A Checkpointer that dies, fails or is interrupted at each instant of a save: the old state or the new one."""
+"""A Checkpointer that is killed, fails or is interrupted at any point of a save leaves the old or the new state."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def state_of(number: int) -> dict[str, Any]:
 
 
 def number_in(folder: Path) -> int:
-    """The number of the newest checkpoint, all of whose bytes are compared."""
+    """Return the number of the newest checkpoint, and compare all its bytes."""
     number = deepnvme.Checkpointer(folder).restore(verify="full")["number"]
     assert_same(deepnvme.Checkpointer(folder).restore(), state_of(number))
     return int(number)
 
 
-# What a save does after its file is on the disk, in order; each is stopped before and after it is done.
+# The steps of a save once its file is on disk, in order. The process is stopped before and after each.
 INSTANTS = [("publish", "before"), ("publish", "after"), ("settle", "before"), ("settle", "after")]
 
 # The steps one by one, as several processes do them, so that each can be stopped.
@@ -97,7 +97,7 @@ def test_a_folder_that_is_not_writable(tmp_path: Path, async_: bool) -> None:
     checkpointer.save(5, state_of(1))
     checkpointer.wait()
     for number in (2, 3):
-        # The manifest has a name that nothing can take.
+        # A folder has the manifest's name, so that it cannot be replaced.
         (tmp_path / "c" / "manifest.json").rename(tmp_path / "manifest.json")
         (tmp_path / "c" / "manifest.json").mkdir()
         with pytest.raises(IsADirectoryError):
@@ -144,7 +144,7 @@ def test_remains_of_a_killed_save_of_another_step_are_removed(tmp_path: Path) ->
                 checkpointer.save(6, state_of(1))
             assert (tmp_path / names[-1]).exists(), "it is being written"
             saver.kill()
-    # A copy of it, and a file under a name that nobody has made, are somebody else's.
+    # A copy of it, and a file under an unused private name, are foreign files.
     others = [tmp_path / (names[0][:-1] + "z"), tmp_path / ".step-00000003.pt.deepnvme-tmp-1-0"]
     for other in others:
         other.write_bytes(bytes(100))

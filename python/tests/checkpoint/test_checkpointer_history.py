@@ -1,4 +1,4 @@
-"""One history per folder: what is not listed stays, one writer at a time, saves that take turns."""
+"""One history for each folder: unlisted files are kept, one process writes at a time, and saves take turns."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_the_lock_of_a_killed_holder_is_free(tmp_path: Path) -> None:
                 checkpointer.save(2, state_of(2))
             holder.kill()
             holder.wait()
-            # Its child lives on: it has inherited no claim to the folder.
+            # Its child outlives it, and has inherited no lock on the folder.
             assert checkpointer.save(2, state_of(2))
         finally:
             holder.kill()
@@ -370,7 +370,7 @@ def test_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {"manifest.json", "step-00000003.pt"}
 
 
-# Names that checkpoints, lists, parts, shards, temporaries and locks have, or had in older versions.
+# Names of checkpoints, lists, parts, shards, temporaries and locks, also of older versions.
 FOREIGN = [
     *(f"step-{step:08}{end}" for step in (1, 2, 3, 77) for end in ("-1.pt", ".pt.part-00-of-02", ".safetensors",
       ".pt.stripes.json", ".pt.stripes.json.99.tmp", ".safetensors.part-00-of-02")),
@@ -398,7 +398,7 @@ while True:
 
 
 def foreign_in(folder: Path) -> dict[str, bytes]:
-    """Fill a folder with files that are somebody else's."""
+    """Fill a folder with foreign files."""
     folder.mkdir()
     contents = {}
     for name in FOREIGN:

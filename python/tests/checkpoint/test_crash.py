@@ -1,4 +1,4 @@
-"""The old file or the new one, never a mixture: killed writers, full disks, folders that allow nothing."""
+"""Killed writers, full disks and folders without permissions leave the old file or the new one, never a mixture."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ while True:
 
 
 def number_in(path: Path) -> int:
-    """The number that the whole file has; an error where it has several."""
+    """Return the number that the whole file contains. Several are an error."""
     state = deepnvme.load(path, verify="full")
     numbers = (
         set(state["a"].unique().tolist())

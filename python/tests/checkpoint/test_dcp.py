@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint on deepnvme: one process and several, and another number of them when loading."""
+"""torch.distributed.checkpoint on deepnvme: one process, several, and another number of them for loading."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_a_copied_folder_owns_only_its_own(tmp_path: Path) -> None:
 def test_no_rank_creates_an_unlisted_file(tmp_path: Path) -> None:
     class Late(DeepnvmeWriter):
         def write_data(self, *arguments: Any) -> Any:
-            # The coordinator gave up, as it does when another rank has failed.
+            # The coordinator gave up, as after an error of another rank.
             self.give_up()
             return super().write_data(*arguments)
 

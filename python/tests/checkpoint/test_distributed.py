@@ -1,4 +1,4 @@
-"""A Checkpointer of several processes: one file or parts, in the background, at another number of processes."""
+"""A Checkpointer on several ranks: one file or parts, in the background, and loaded on another number of ranks."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_parts_of_other_machines_are_fetched(tmp_path: Path) -> None:
         assert again == 0
         listed = ["step-00000001.pt.stripes.json"]
         assert names == [*(["manifest.json"] if rank < 2 else []), first, second, *listed]
-        # What was fetched goes with the checkpoint.
+        # Fetched parts are removed with the checkpoint.
         assert not any("step-00000001" in name for name in later)
         assert "part-01-of-02" in lost
         assert "node-1" in lost

@@ -1,4 +1,4 @@
-"""Several processes of which one differs, fails, dies or is interrupted: all are told, and the old checkpoint stays."""
+"""If one rank differs, fails, is killed or interrupted, all ranks report it, and the old checkpoint stays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import deepnvme
 
 from .ranks import KILLED, run
 
-# Saves step 1 in all processes, lets one go wrong in step 2, and says what each raised.
+# Saves step 1 on all ranks, makes one fail in step 2, and returns the error of each.
 TRY = """
 options = {"layout": layout, "async_": async_}
 checkpointer = Checkpointer(folder, **options)
@@ -28,7 +28,7 @@ except Exception as error:
 assert [c.step for c in checkpointer.checkpoints] == [1]
 exec(again)
 """
-# In the same processes: the next save is good.
+# In the same processes, the next save succeeds.
 AGAIN = """
 same(checkpointer.restore(verify="full"), state(1))
 checkpointer.save(3, state(3))
@@ -45,7 +45,7 @@ def go_wrong(folder: Path, wrong: str, world: int = 2, again: str = AGAIN, **opt
 
 
 def steps(folder: Path) -> list[int]:
-    """What a Checkpointer finds, all of which is whole; nothing else is there."""
+    """Return what a Checkpointer finds. All of it is complete, and nothing else exists."""
     checkpointer = deepnvme.Checkpointer(folder)
     for checkpoint in checkpointer.checkpoints:
         assert checkpointer.restore(checkpoint.step, verify="full")["step"] == checkpoint.step
@@ -76,8 +76,7 @@ def test_a_process_that_has_something_else(tmp_path: Path, wrong: str, text: str
     assert steps(folder) == [1, 3]
 
 
-# A disk that is full for one process, at the first byte of its share; and one that is full for the leader, who makes
-# the file.
+# A full disk for one rank at the first byte of its share, and for the leader, which creates the file.
 LIMIT = """
 import resource
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -99,7 +98,7 @@ def test_a_full_disk_of_one_process(tmp_path: Path, layout: str, full: int, asyn
     assert steps(folder) == [1, 3]
 
 
-# Dies when some of its share is on the disk, or when all is and the others have its sums.
+# Killed when a part of its share is on disk, or when all is and the others have its checksums.
 KILL = """
 from deepnvme._checkpoint.distributed import save as distributed_save
 whole = distributed_save.SharedSave.{function}
@@ -132,7 +131,7 @@ def test_a_process_that_is_killed(tmp_path: Path, function: str, rank: int, layo
     assert steps(folder) == [1, 5]
 
 
-# Dies when the manifest lists what all have written, and before the files have their names.
+# Killed when the manifest lists the new checkpoint, and before the files have their names.
 PUBLISHED = """
 from deepnvme._checkpoint.distributed import save as distributed_save
 checkpointer = Checkpointer(folder, layout=layout)

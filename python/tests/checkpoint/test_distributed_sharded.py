@@ -1,4 +1,4 @@
-"""States of which each process has a part: saved by some processes, loaded by another number of them."""
+"""Sharded states: saved by some processes, loaded by another number of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .ranks import run
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-# A model in full, and the same model in parts.
+# A whole model, and the same model in shards.
 MODEL = """
 import warnings
 warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Files that were made to deceive, or damaged: an error that names the place, never code that runs, never a crash."""
+"""Malicious or damaged files give an error that names the place. No code runs, and nothing crashes."""
 
 from __future__ import annotations
 
@@ -119,12 +119,12 @@ def test_depth_has_a_limit(tmp_path: Path, depth: int) -> None:
 @pytest.mark.parametrize(
     ("data", "word"),
     [
-        # Tuples that hold the one before twice: as a key, in a set, among the arguments of a call.
+        # Tuples that contain the previous one twice: as a key, in a set, among the arguments of a call.
         (b"\x80\x02})" + b"2\x86" * 60 + b"Ns.", "steps"),
         (b"\x80\x04\x8f()" + b"2\x86" * 60 + b"\x90.", "steps"),
         (b"\x80\x02cbuiltins\nset\n])" + b"2\x86" * 60 + b"a\x85R.", "steps"),
         (b"\x80\x02ctorch\nSize\nq\x00)" + b"2\x86q\x01h\x00h\x01\x85R" * 60 + b".", "steps"),
-        # A megabyte of a name above a tensor.
+        # A name of one megabyte above a tensor.
         (b"\x80\x02}X\x00\x00\x10\x00" + b"k" * (1 << 20) + b"TENSORs.", "4096 bytes"),
     ],
 )  # fmt: skip
@@ -138,7 +138,7 @@ def test_exponential_growth_is_refused(tmp_path: Path, data: bytes, word: str) -
 
 
 def test_shared_objects_are_built_once(tmp_path: Path) -> None:
-    # Lists that hold the one before twice, and a million lists below a name of a megabyte.
+    # Lists that contain the previous one twice, and a million lists below a name of one megabyte.
     shared = b"]" + b"q\x00]h\x00ah\x00a" * 200
     many = b"}X\x00\x00\x10\x00" + b"k" * (1 << 20) + b"](" + b"]" * (1 << 20) + b"es"
     data = b"\x80\x02](" + shared + many + tensor_pickle()[2:-1] + b"e."
@@ -154,7 +154,7 @@ def test_objects_made_of_themselves(tmp_path: Path) -> None:
     honest[0].append(honest)
     loaded = deepnvme.load(archive(tmp_path / "x.pt", pickle.dumps({"t": honest}, 2)))["t"]
     assert loaded[0][0] is loaded
-    # A tuple of a hundred lists, each of which has it: it would be made a hundred times.
+    # A tuple of a hundred lists that each contain it: it would be built a hundred times.
     lists = b"".join(b"]q" + bytes([index]) for index in range(100))
     back = b"".join(b"h" + bytes([index]) + b"h\xffa0" for index in range(100))
     data = b"\x80\x02(" + lists + b"tq\xff" + back + b"."
@@ -268,7 +268,7 @@ def test_every_changed_byte_is_found_or_harmless(tmp_path: Path, suffix: str) ->
             loaded = deepnvme.load(path, verify="full")
         except (errors.Error, ValueError, KeyError, TypeError):
             continue
-        # Padding, names of records, dates: what was loaded is right all the same.
+        # Padding, names of records, dates: the loaded values are right anyway.
         values = [tensor for tensor in loaded.values() if isinstance(tensor, torch.Tensor)]
         assert len(values) == 2
         assert torch.equal(values[0], state["a"])

@@ -1,4 +1,4 @@
-"""Tensors that are read at their first use do what tensors do."""
+"""Tensors that are read on first use behave like tensors."""
 
 from __future__ import annotations
 

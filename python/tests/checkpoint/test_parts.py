@@ -1,4 +1,4 @@
-"""Parts of a checkpoint: only some tensors, into tensors that are there, lazily, elsewhere."""
+"""Partial loads: some tensors, into existing tensors, lazily, to other devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pickles that are reached by other ways than `deepnvme.load`: none of them runs code, and tensors never meet one."""
+"""Pickles that are reached in other ways than by `deepnvme.load` run no code, and tensors are never unpickled."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def loaded(folder: Path, target: dict[str, Any], **options: Any) -> dict[str, An
 
 
 def failure(folder: Path, target: dict[str, Any], **options: Any) -> BaseException:
-    """What a load has failed with."""
+    """Return the error of a load."""
     with pytest.raises(CheckpointException) as caught:
         loaded(folder, target, **options)
     return caught.value.failures[0][0]
@@ -49,13 +49,13 @@ def pickled(obj: object) -> bytes:
 
 
 def write_index(folder: Path, index: dict[str, Any]) -> None:
-    """Write an index as its maker would who leaves checksums out."""
+    """Write an index without checksums, as an attacker would."""
     wire = {key: value for key, value in index.items() if not key.startswith("deepnvme.")}
     (folder / "deepnvme.json").write_text(json.dumps(wire))
 
 
 def as_bytes(folder: Path, name: str, content: bytes) -> None:
-    """Have the index and the shard say that an entry is no tensor, and what it is."""
+    """List an entry as a non-tensor value in the index and the shard."""
     index = json.loads((folder / "deepnvme.json").read_text())
     index["entries"][name] = {"bytes": ["shard-00009-00000000000000000000000000000000.safetensors", name]}
     write_index(folder, index)
@@ -117,7 +117,7 @@ def test_planners_never_unpickle_bytes_of_the_file(folder: Path) -> None:
 
 def test_tensors_are_never_unpickled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    # Harmless or not: the state says that it is a tensor.
+    # Harmless or not, the state has a tensor there.
     for made in (Runs(os.system, "touch owned"), torch.ones(3), 5):
         as_bytes(folder, "a", pickled(made))
         error = failure(folder, {"a": torch.zeros(3)})
@@ -253,7 +253,7 @@ def test_a_library_that_asks_for_weights_only_never_calls_torch_load(
 
 
 def test_deepspeed_goes_on_without_running_a_pickle(tmp_path: Path) -> None:
-    """The file that DeepSpeed itself would not open is read by the restricted reader, whatever engine DeepSpeed has."""
+    """The safe unpickler reads the file that DeepSpeed itself would not open, with any of DeepSpeed's engines."""
     resume = pytest.importorskip("deepnvme.deepspeed.resume")
     pytest.importorskip("deepspeed")
     path = tmp_path / "tag" / "zero.pt"

@@ -1,4 +1,4 @@
-"""safetensors files: what deepnvme saves, safetensors loads, and the other way round."""
+"""safetensors files: safetensors loads what deepnvme saves, and the reverse."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_shards_are_as_hugging_face_has_them(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     deepnvme.save(state, path, max_shard_bytes=12_000)
     names = sorted(entry.name for entry in tmp_path.iterdir())
-    # All names of one save have the same random digits in them.
+    # All names of one save contain the same random digits.
     (token,) = {name.removesuffix(".safetensors")[-32:] for name in names[:4]}
     assert names == [
         *(f"model-{number:05}-of-00004-{token}.safetensors" for number in range(1, 5)),
@@ -164,7 +164,7 @@ def test_the_collector_does_not_run_among_many_tensors(tmp_path: Path, suffix: s
     finally:
         gc.set_threshold(*threshold)
         gc.callbacks.remove(watch)
-    # It may before and after.
+    # It may run before and after.
     assert runs <= 20
 
 

@@ -1,4 +1,4 @@
-"""Tensors whose signs torch flips lazily: complex conjugates, negatives, and what is read of them in any way."""
+"""Lazy complex conjugates and negatives, and every way to read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules whose weights live in a file, without any host."""
+"""Modules with weights in a file, without a model server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Block(nn.Module):
-    """A layer with a norm, two products, a buffer, and a weight that stands in two places."""
+    """A layer with a norm, two products, a buffer, and a weight that two modules share."""
 
     def __init__(self, width: int = 48) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def test_streamed_layers_compute_the_same(tmp_path: Path, layers_in_memory: int,
     layer_bytes = 64 << 10
     offloader = Offloader(str(tmp_path), memory=layers_in_memory * layer_bytes)
     layers = offloader.wrap_modules(iter(build(7)))
-    # As a loader does it: after the layers have been taken, in any order, into what named_parameters gives.
+    # Like a loader: after the layers are wrapped, in any order, into the tensors of named_parameters.
     for layer in layers:
         for parameter in layer.parameters():
             parameter.data.fill_(float("nan"))
@@ -83,7 +83,7 @@ def test_weights_replaced_during_loading_are_streamed(tmp_path: Path) -> None:
     for index, layers_of in enumerate((stock, layers)):
         for number, layer in enumerate(layers_of):
             block: Any = layer
-            # Transposed in memory, larger than before, of another type, and changed in place.
+            # Transposed, larger than before, of another dtype, and changed in place.
             block.up.weight = nn.Parameter(block.up.weight.data.t().contiguous().t(), requires_grad=False)
             block.extra = nn.Parameter(torch.arange(5000.0) * number, requires_grad=False)
             block.norm.weight = nn.Parameter(block.norm.weight.data.double().float() * 3, requires_grad=False)
@@ -131,7 +131,7 @@ def test_resident_weights_stay(tmp_path: Path) -> None:
     stock, layers = (share(build(3)) for _ in range(2))
     offloader = Offloader(str(tmp_path), is_resident=lambda layer: {id(layer.get_parameter("up.bias"))})
     layers = offloader.wrap_modules(iter(layers))
-    # A tensor of the memory of a weight, which nobody puts back if the weight goes.
+    # A tensor that shares a weight's memory. Nothing restores it if the weight moves.
     view: Any = layers[2].get_parameter("up.bias").data[5:9]
     offloader.post_init()
     for layer, there in zip(layers, ({"up.bias", "norm.weight"}, {"up.bias"}, {"up.bias", "norm.weight"}), strict=True):
@@ -144,7 +144,7 @@ def test_resident_weights_stay(tmp_path: Path) -> None:
 
 
 def share(layers: list[nn.Module]) -> list[nn.Module]:
-    """Have the first and the last layer share a weight."""
+    """Make the first and the last layer share a weight."""
     first, last = layers[0].get_submodule("norm"), layers[-1].get_submodule("norm")
     torch.nn.init.uniform_(first.get_parameter("weight"))
     last.register_parameter("weight", first.get_parameter("weight"))
@@ -261,7 +261,7 @@ def test_memory_of_its_own_stays_within_the_budget(
                     peak = max(peak, anonymous())
         print(peak - before)
     """)
-    # The budget, a layer in the making, random numbers for it, and the engine's bounce memory; the model has 256 MiB.
+    # The budget, a layer being built, its random numbers, and the engine's bounce buffers. The model has 256 MiB.
     assert int(told.stdout) < (3 * 16 + 16 + 16 + 64) << 20
 
 

@@ -1,4 +1,4 @@
-"""Units of a file that pass through a bounded memory."""
+"""Units of a file that pass through bounded memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def write_units(path: Path, sizes: list[list[int]]) -> tuple[list[list[tuple[str, int, int]]], bytes]:
-    """Lay pieces of units out in a file, with gaps; the units and the file's bytes."""
+    """Lay out the pieces of units in a file, with gaps. Returns the units and the file's bytes."""
     units: list[list[tuple[str, int, int]]] = []
     at = 3
     for pieces in sizes:
@@ -62,7 +62,7 @@ def test_every_unit_is_as_it_is_in_the_file(tmp_path: Path, seed: int) -> None:
         assert read == [content[offset : offset + nbytes] for _, offset, nbytes in units[unit]]
         assert known.setdefault(unit, read) == read
         streamer.release(unit)
-    # Pages that are begun count, so that small units have room for some more.
+    # Partly used pages count, so that small units have some more room.
     assert streamer.stats()["slots"] <= len(units)
     streamer.close()
     streamer.close()
@@ -81,7 +81,7 @@ def test_what_fits_stays_in_memory(tmp_path: Path) -> None:
                 assert bytes(slot.tensor(0).numpy()) == content[units[unit][0][1] :][:4096]
                 streamer.release(unit)
     assert whole.stats()["bytes_read"] == 10 * 4096
-    # A cache that forgets what was used longest ago would read everything in every round.
+    # An LRU cache would read everything in every round.
     assert part.stats()["bytes_read"] < 8 * 100 * 4096 / 10
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-# In float32: its kernels for bf16 have been seen to end with an illegal instruction where a virtual machine has AMX.
+# In float32: vLLM's kernels for bf16 crashed with an illegal instruction on virtual machines with AMX.
 GENERATE = """
     from vllm import LLM, SamplingParams
     if __name__ == "__main__":

@@ -52,7 +52,7 @@ def test_files_come_in_the_order_given_and_tensors_in_that_of_the_file(tmp_path:
 
 def test_an_index_says_which_file_has_a_tensor(tmp_path: Path) -> None:
     written = models.write_shards(tmp_path / "model", 2)
-    # A leftover of an earlier model, and a tensor that the index finds elsewhere.
+    # A leftover of an earlier model, and a tensor that the index lists in another file.
     save_file({"old": torch.ones(3)}, tmp_path / "model" / "old.safetensors")
     assert dict(iterate_weights(tmp_path / "model")).keys() == written.keys()
 
@@ -129,7 +129,7 @@ def test_chunks_have_every_tensor_once_and_keep_the_bound(seed: int) -> None:
 def test_no_more_is_started_than_the_bound_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_slow: bool
 ) -> None:
-    """Whoever is slower than the disk finds as much in memory as they allowed."""
+    """A caller slower than the disk gets the full read-ahead that it allowed."""
     models.write_shards(tmp_path / "model", 6, rows=4000)
     monkeypatch.setattr(weights, "_IN_FLIGHT_BYTES_MIN", 1 << 20)
     held = peak = 0
@@ -189,5 +189,5 @@ def test_memory_in_use_is_a_part_of_the_model(
     """)
     total, grown = map(int, told.stdout.split())
     assert total == 256 << 20
-    # What is ahead, a tensor, and rounding to huge pages.
+    # The read-ahead, a tensor, and rounding to huge pages.
     assert grown < 96 << 20

@@ -198,9 +198,7 @@ class RankGroup:
     def check_open(self) -> None:
         """Raise an error if this process has left the group."""
         if self._left_because is not None:
-            text = (
-                f"this Checkpointer has left the group of the other processes ({self._left_because}); make a new one"
-            )
+            text = f"this Checkpointer has left the group of the other processes ({self._left_because}); make a new one"
             raise PeerError(f"{text} in every process")
 
     def _open_group(self) -> ProcessGroup:
