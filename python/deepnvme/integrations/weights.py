@@ -178,37 +178,37 @@ class _Request:
         """Yield tensors while reading ahead, within the memory limit."""
         from deepnvme._checkpoint.buffer_pool import BufferPool  # noqa: PLC0415
 
-        memory = BufferPool(self.ahead)
+        pool = BufferPool(self.ahead)
         chunks = self._chunks(files)
         in_flight: deque[_ChunkRead] = deque()
         upcoming = next(chunks, None)
         while upcoming is not None or in_flight:
-            upcoming = self._start(upcoming, chunks, in_flight, memory, _IN_FLIGHT_BYTES_MIN)
+            upcoming = self._start(upcoming, chunks, in_flight, pool, _IN_FLIGHT_BYTES_MIN)
             chunk_read = in_flight.popleft()
             for item in chunk_read.finish(self.verify):
                 # For each tensor, since memory comes back when the caller releases the last tensor of a chunk. At least
                 # as much as the caller is about to copy: nothing more is started until then.
-                upcoming = self._start(upcoming, chunks, in_flight, memory, max(_IN_FLIGHT_BYTES_MIN, item[1].nbytes))
+                upcoming = self._start(upcoming, chunks, in_flight, pool, max(_IN_FLIGHT_BYTES_MIN, item[1].nbytes))
                 yield item
                 del item
-            memory.release(chunk_read.nbytes)
+            pool.release(chunk_read.nbytes)
 
     def _start(
         self,
         upcoming: _NextChunk,
         chunks: Iterator[_NextChunk],
         in_flight: deque[_ChunkRead],
-        memory: BufferPool,
+        pool: BufferPool,
         busy_bytes: int,
     ) -> _NextChunk:
         """Start reads until the disk has ``busy_bytes`` to do. Returns the next chunk."""
         while upcoming is not None:
             # All chunks except those of large tensors use one buffer size, so any buffer can be reused.
             nbytes = max(self._chunk_bytes, upcoming[1].nbytes) + _EDGES_BYTES
-            is_due = memory.has_idle(nbytes) or _pending_bytes(in_flight) < busy_bytes
-            if memory.acquired_bytes and not (is_due and memory.can_acquire(nbytes)):
+            is_due = pool.has_idle(nbytes) or _pending_bytes(in_flight) < busy_bytes
+            if pool.acquired_bytes and not (is_due and pool.can_acquire(nbytes)):
                 break
-            in_flight.append(_ChunkRead(*upcoming, memory.acquire(nbytes)))
+            in_flight.append(_ChunkRead(*upcoming, pool.acquire(nbytes)))
             upcoming = next(chunks, None)
         return upcoming
 
@@ -240,15 +240,15 @@ def _check_unique(owners: dict[str, Any], path: Any, reader: _CheckpointReader) 
 class _ChunkRead:
     """A chunk that is being read into a buffer of its own."""
 
-    def __init__(self, reader: _CheckpointReader, chunk: Chunk, block: PoolBuffer) -> None:
+    def __init__(self, reader: _CheckpointReader, chunk: Chunk, buffer: PoolBuffer) -> None:
         import torch  # noqa: PLC0415
 
         from deepnvme._checkpoint.load_buffer import LoadBuffers  # noqa: PLC0415
 
         self.chunk = chunk
-        self.nbytes = block.nbytes
+        self.nbytes = buffer.nbytes
         wanted = [tensor[5] for tensor in chunk.tensors]
-        self._buffers: LoadBuffers | None = LoadBuffers(reader, wanted, torch.device("cpu"), pool_buffer=block)
+        self._buffers: LoadBuffers | None = LoadBuffers(reader, wanted, torch.device("cpu"), pool_buffer=buffer)
 
     @property
     def is_done(self) -> bool:
