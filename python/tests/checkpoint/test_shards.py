@@ -194,7 +194,7 @@ def test_the_newest_save_of_a_name_is_what_is_loaded(tmp_path: Path) -> None:
     save_file(state_of(4), tmp_path / "copy" / "model.safetensors")
     assert same(deepnvme.load(tmp_path / "copy"), 4)
     # The index was copied here. It is kept, and the file is newer.
-    with pytest.warns(UserWarning, match="stays"):
+    with pytest.warns(UserWarning, match="is kept"):
         deepnvme.save(state_of(5), tmp_path / "copy" / "model.safetensors")
     assert is_state(tmp_path / "copy", 5)
     assert len(list((tmp_path / "copy").iterdir())) == 6
