@@ -184,7 +184,7 @@ def test_the_newest_save_of_a_name_is_what_is_loaded(tmp_path: Path) -> None:
         assert [file.name for file in tmp_path.iterdir()] == [path.name]
     # Nothing proves who wrote the single file, so it is kept, and the shards count.
     before = path.read_bytes()
-    with pytest.warns(UserWarning, match=r"model\.safetensors: this file stays"):
+    with pytest.warns(UserWarning, match=r"model\.safetensors: this file is kept"):
         save(3, path)
     assert path.read_bytes() == before
     assert_loaded(3)
