@@ -106,7 +106,7 @@ def test_units_in_use_keep_their_memory(tmp_path: Path) -> None:
         assert bytes(slot.tensor(0).numpy()) == content[units[unit][0][1] :][:300_000]
     streamer.release(3)
     check(streamer, units, content, 0)
-    with pytest.raises(ValueError, match="unit 3 is released"):
+    with pytest.raises(ValueError, match="unit 3 was released"):
         streamer.release(3)
 
 
@@ -125,7 +125,7 @@ def test_a_file_that_shrinks_is_an_error_and_no_end(tmp_path: Path) -> None:
 
 def test_memory_for_less_than_a_unit_is_refused(tmp_path: Path) -> None:
     units, _ = write_units(tmp_path / "weights", [[100], [5000]])
-    with pytest.raises(ValueError, match="largest unit has 5000"):
+    with pytest.raises(ValueError, match="largest unit takes 5000"):
         LayerStreamer(units, memory=4999)
 
 
