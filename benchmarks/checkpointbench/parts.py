@@ -25,7 +25,7 @@ from pathlib import Path
 
 import deepnvme
 import torch
-from deepnvme._checkpoint import pickler, writing
+from deepnvme._checkpoint import pickler, save
 
 from checkpointbench.models import bf16_300, small_10k
 from storagebench import cache
@@ -64,7 +64,7 @@ def pickling(rounds: int) -> None:
     state = small_10k()
     ways: dict[str, Callable[[], object]] = {
         "Python's pickler": lambda: pickler.Pickler(io.BytesIO()).dump(state),
-        "native": lambda: pickler.take_apart(state),
+        "native": lambda: pickler.pickle_with_storages(state),
     }
     for name, way in ways.items():
         way()
@@ -75,13 +75,13 @@ def pickling(rounds: int) -> None:
 def plans(folder: Path, rounds: int) -> None:
     """Plan files of 10,000 tensors, to the last byte; nothing is written."""
     state = small_10k()
-    described = writing.described(state)
-    pickle, storages = pickler.take_apart(state)
-    options = writing.SaveOptions()
+    described = save.describe_tensors(state)
+    pickle, storages = pickler.pickle_with_storages(state)
+    options = save.SaveOptions()
     ways: dict[str, Callable[[], object]] = {
-        "describing for safetensors": lambda: writing.described(state),
-        "planning safetensors": lambda: writing.plan_tensors(folder / "a.safetensors", described, options),
-        "planning an archive": lambda: writing.plan_archive(pickle, storages, folder / "a.pt", options),
+        "describing for safetensors": lambda: save.describe_tensors(state),
+        "planning safetensors": lambda: save.plan_safetensors(folder / "a.safetensors", described, options),
+        "planning an archive": lambda: save.plan_archive(pickle, storages, folder / "a.pt", options),
     }
     for name, way in ways.items():
         spent_ms = min(cost(way).wall_s for _ in range(rounds)) * 1e3

@@ -21,8 +21,8 @@ from typing import Any
 
 import deepnvme
 import torch
-from deepnvme._checkpoint.pickler import take_apart
-from deepnvme._checkpoint.writing import SaveOptions, plan_archive
+from deepnvme._checkpoint.pickler import pickle_with_storages
+from deepnvme._checkpoint.save import SaveOptions, plan_archive
 from deepnvme._deepnvme import _shares
 
 from partition.models import MODELS, Model
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
 def plan(model: Model, writers: list[int]) -> list[dict[str, Any]]:
     """Plan the file once, and cut it for each number of writers."""
     state, memory = state_of(model)
-    pickle, storages = take_apart(state)
+    pickle, storages = pickle_with_storages(state)
     planned = plan_archive(pickle, list(storages), Path(f"{model.name}.pt"), SaveOptions())
     rows = []
     for asked in writers:

@@ -1,13 +1,13 @@
-"""Tensors between NVMe and memory, at the speed of the disk.
+"""Fast transfers of tensors between NVMe drives and memory.
 
-``read`` and ``write`` move a whole tensor and wait; ``start_read`` and ``start_write`` return a :class:`Pending` at
-once. A tensor is a torch tensor in host memory, a numpy array, or anything with the buffer protocol or DLPack. A path
-is ``str``, ``bytes``, ``os.PathLike``, an open file descriptor or a :class:`StripeSet`. ``deepnvme.open`` is a file for
-code that wants one. What goes wrong is an exception: :class:`Error`, see :mod:`deepnvme.errors`.
+``read`` and ``write`` transfer a whole tensor and wait. ``start_read`` and ``start_write`` return a :class:`Pending`
+at once. A tensor is a torch tensor, a numpy array, or any object with the buffer protocol or DLPack. A path is
+``str``, ``bytes``, ``os.PathLike``, an open file descriptor or a :class:`StripeSet`. ``deepnvme.open`` returns a file
+object. Failures raise :class:`Error`; :mod:`deepnvme.errors` lists its subclasses.
 
-``save`` and ``load`` are for whole states, in the files of torch and safetensors: replaced at once, with checksums, and
-never running code. A :class:`Checkpointer` keeps the last ones of a training run, and saves them in the background.
-A :class:`Swapper` has tensors that stay on disk while nobody uses them.
+``save`` and ``load`` store whole states as torch archives or safetensors files. They replace files atomically, keep
+checksums, and never run code from a file. A :class:`Checkpointer` saves in the background and keeps the last
+checkpoints of a training run. A :class:`Swapper` keeps tensors on disk while they are not in use.
 
 Example:
     >>> import deepnvme, torch
@@ -29,6 +29,7 @@ Example:
 """
 
 import importlib
+from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING
 
 from deepnvme import errors
@@ -59,15 +60,19 @@ from deepnvme._deepnvme import (
 from deepnvme._file import Reader, Writer, open  # noqa: A004 (it is one, as gzip.open is)
 from deepnvme._tools import Answer, bench, report, tune
 
-# Now, and not in the first transfer of a tensor: a child that is forked while another thread imports a module can never
-# import it.
+# Not in the first transfer of a tensor: a child forked while another thread imports a module can never import it.
 from deepnvme._utils import held_storages as _held_storages  # noqa: F401
 from deepnvme._utils.tensors import as_bytes, pinned_empty
 from deepnvme.errors import EndOfFileError, Error
 
 if TYPE_CHECKING:
+    from deepnvme import deepspeed as deepspeed
+    from deepnvme import integrations as integrations
     from deepnvme import optim
-    from deepnvme._checkpoint import Checkpoint, Checkpointer, CheckpointerStats, load, save
+    from deepnvme._checkpoint.checkpointer import Checkpointer, CheckpointerStats
+    from deepnvme._checkpoint.history import Checkpoint
+    from deepnvme._checkpoint.load import load
+    from deepnvme._checkpoint.save import save
     from deepnvme._offload import Lend, Offloaded, Swapper, SwapStats, offload_parameters
     from deepnvme._stream import Streaming, StreamStats, stream
 
@@ -122,25 +127,48 @@ __all__ = [
     "write_batch",
 ]
 
-# Imported with the first of them: who only reads and writes tensors need not wait for it.
-_LATER = {
-    "_checkpoint": ("Checkpoint", "Checkpointer", "CheckpointerStats", "load", "save"),
-    "_offload": ("Lend", "Offloaded", "SwapStats", "Swapper", "offload_parameters"),
-    "_stream": ("StreamStats", "Streaming", "stream"),
+# Imported on first use, so that a program that only reads and writes tensors does not wait for them.
+_MODULES = ("deepspeed", "errors", "integrations", "optim")
+_LAZY = {
+    "Checkpoint": "_checkpoint.history",
+    "Checkpointer": "_checkpoint.checkpointer",
+    "CheckpointerStats": "_checkpoint.checkpointer",
+    "Lend": "_offload",
+    "Offloaded": "_offload",
+    "StreamStats": "_stream",
+    "Streaming": "_stream",
+    "SwapStats": "_offload",
+    "Swapper": "_offload",
+    "load": "_checkpoint.load",
+    "offload_parameters": "_offload",
+    "save": "_checkpoint.save",
+    "stream": "_stream",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name == "optim":
-        return importlib.import_module("deepnvme.optim")
-    for package, names in _LATER.items():
-        if name in names:
-            module = importlib.import_module(f"deepnvme.{package}")
-            globals().update({known: getattr(module, known) for known in names})
-            return globals()[name]
+    if name in _MODULES:
+        return importlib.import_module(f"deepnvme.{name}")
+    if name in _LAZY:
+        module = importlib.import_module(f"deepnvme.{_LAZY[name]}")
+        value = globals()[name] = _with_public_module(getattr(module, name))
+        return value
     msg = f"module 'deepnvme' has no attribute {name!r}"
     raise AttributeError(msg)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *_MODULES})
+
+
+def _with_public_module(value: object) -> object:
+    """Set a function's ``__module__`` to this package, so that help texts and tracebacks name no private module."""
+    # Not a class's: `inspect.getsource` looks for its definition in that module.
+    if isinstance(value, FunctionType | BuiltinFunctionType):
+        value.__module__ = "deepnvme"
+    return value
+
+
+for _name in __all__:
+    if _name in globals():
+        _with_public_module(globals()[_name])

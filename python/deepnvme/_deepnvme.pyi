@@ -87,7 +87,7 @@ class _SupportsDLPack(Protocol):
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __dlpack_device__(self) -> tuple[Any, Any]: ...
 
-# torch tensors and numpy arrays have both protocols.
+# torch tensors and numpy arrays support both protocols.
 _Tensor: TypeAlias = Buffer | _SupportsDLPack
 _Name: TypeAlias = str | bytes | PathLike[str] | PathLike[bytes]
 _Path: TypeAlias = _Name | int | StripeSet

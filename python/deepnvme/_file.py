@@ -1,4 +1,4 @@
-"""``deepnvme.open``: Python's own kind of binary file, over the engine."""
+"""``deepnvme.open``: binary file objects on the engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     _Durability: TypeAlias = Literal["none", "data", "full"]
 
     class _BinaryFile(io.BufferedIOBase, BinaryIO):
-        """For type checkers only: accepted wherever torch and numpy ask for an ``IO[bytes]``."""
+        """For type checkers only: torch and numpy accept it as an ``IO[bytes]``."""
 
 else:
     _BinaryFile = io.BufferedIOBase
@@ -50,23 +50,23 @@ def open(  # noqa: A001
     engine: Engine | None = None,
     durability: _Durability = "full",
 ) -> Reader | Writer:
-    """Open a file for code that wants a file: ``torch.save``, ``numpy.save``, ``pickle``, ``zipfile``, ``tarfile``.
+    """Open a file object for ``torch.save``, ``numpy.save``, ``pickle``, ``zipfile``, ``tarfile`` and others.
 
-    ``"wb"`` writes a private temporary file in the same folder. Closing syncs it as ``durability`` says and gives it
-    its name at once, so that under ``path`` there is always the whole old file or the whole new one; an exception
-    inside ``with`` throws the new one away. ``"rb"`` reads ahead, and large reads go straight to the caller's memory.
+    ``"wb"`` writes a private temporary file in the same folder. Closing it syncs it, as ``durability`` says, and
+    renames it to ``path``. So ``path`` is always the complete old or new file. An exception inside ``with`` discards
+    the new one. ``"rb"`` reads ahead, and large reads go straight to the caller's memory.
 
     Args:
         path: ``str``, ``bytes`` or ``os.PathLike``; for reading also an open file descriptor or a ``StripeSet``.
         mode: ``"rb"`` (default) or ``"wb"``.
-        engine: which engine moves the bytes. Default: the default engine.
-        durability: what survives a power cut when a written file is closed: ``"none"``, ``"data"`` or ``"full"``
+        engine: the engine that transfers the bytes. Default: the default engine.
+        durability: what survives a power cut after a written file is closed: ``"none"``, ``"data"`` or ``"full"``
             (default: the bytes, and the file's name in its folder).
 
     Raises:
         FileNotFoundError, PermissionError, IsADirectoryError: as from Python's own ``open``.
-        ValueError: another mode or durability.
-        TypeError: a path that cannot be opened in that mode.
+        ValueError: the mode or durability is unknown.
+        TypeError: the path cannot be opened in that mode.
 
     Example:
         >>> with deepnvme.open("model.pt", "wb") as file:
@@ -85,7 +85,7 @@ def open(  # noqa: A001
 
 
 class _File(_BinaryFile):
-    """What both ends have in common: a name, and a handle until closed."""
+    """The common base of readers and writers: a name, and a handle until closed."""
 
     _handle: _FileReader | _FileWriter | None = None
     mode: str
@@ -100,13 +100,13 @@ class _File(_BinaryFile):
 
     @property
     def closed(self) -> bool:
-        """Whether the file was closed, or thrown away."""
+        """Whether the file was closed or discarded."""
         return self._handle is None
 
     def fileno(self) -> int:
-        """Refuse: reading and writing past the engine would miss what it holds."""
+        """Raise ``UnsupportedOperation``: other I/O on the descriptor would bypass the engine's buffers."""
         self._check_open()
-        msg = f"a {type(self).__name__} has no file descriptor; it moves its bytes by direct I/O"
+        msg = f"a {type(self).__name__} has no file descriptor; it uses direct I/O"
         raise io.UnsupportedOperation(msg)
 
     def isatty(self) -> bool:
@@ -115,11 +115,11 @@ class _File(_BinaryFile):
         return False
 
     def flush(self) -> None:
-        """Do nothing: until a written file is closed, nobody can see it."""
+        """Do nothing: a written file is invisible until it is closed."""
         self._check_open()
 
     def detach(self) -> io.RawIOBase:
-        """Refuse: there is no raw file underneath."""
+        """Raise ``UnsupportedOperation``: there is no raw file."""
         msg = "detach"
         raise io.UnsupportedOperation(msg)
 
@@ -139,7 +139,7 @@ class _File(_BinaryFile):
 
 
 class Reader(_File):
-    """A file opened by ``deepnvme.open(path, "rb")``: seekable, with reading ahead. Its size is taken when opened."""
+    """A file opened by ``deepnvme.open(path, "rb")``: seekable, with read-ahead. Opening it fixes its size."""
 
     mode = "rb"
     _handle: _FileReader | None = None
@@ -159,29 +159,29 @@ class Reader(_File):
         return True
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read the next ``size`` bytes, or all that are left where ``size`` is negative or ``None``."""
+        """Read the next ``size`` bytes, or all remaining bytes if ``size`` is negative or ``None``."""
         return self._open_handle().read(-1 if size is None else whole(size, "size", -WHOLE_MAX))
 
     def read1(self, size: int = -1, /) -> bytes:
-        """Read the next bytes: ``size`` at most, and no more than a buffer's worth."""
+        """Read at most ``size`` bytes, or one buffer if ``size`` is negative."""
         size = whole(size, "size", -WHOLE_MAX)
         return self._open_handle().read(io.DEFAULT_BUFFER_SIZE if size < 0 else size)
 
     def peek(self, size: int = 0, /) -> bytes:  # noqa: ARG002
-        """Read what follows without moving on: some KiB, whatever ``size`` says, unless the end comes before."""
-        # readline() asks for one byte and searches what it is given: one byte at a time would take for ever.
+        """Return the next few KiB without advancing, fewer at the end of the file. ``size`` is ignored."""
+        # readline() asks for one byte and searches the result. One byte at a time would be too slow.
         return self._open_handle().peek(io.DEFAULT_BUFFER_SIZE)
 
     def readinto(self, buffer: Buffer | torch.Tensor, /) -> int:
-        """Fill ``buffer``, also a tensor on a GPU, as far as the file goes; return how many bytes that were."""
+        """Fill ``buffer``, or a tensor on any device, up to the end of the file. Returns the bytes read."""
         return self._open_handle().readinto(buffer)
 
     def readinto1(self, buffer: Buffer | torch.Tensor, /) -> int:
-        """Do what ``readinto`` does."""
+        """Do the same as ``readinto``."""
         return self._open_handle().readinto(buffer)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Move to ``offset`` from the start (0), from here (1) or from the end (2); return where that is."""
+        """Move to ``offset`` from the start (0), the position (1) or the end (2). Returns the new position."""
         return self._open_handle().seek(whole(offset, "offset", -WHOLE_MAX), whole(whence, "whence", 0, 2))
 
     def tell(self) -> int:
@@ -207,9 +207,9 @@ class Reader(_File):
 
 
 class Writer(_File):
-    """A file opened by ``deepnvme.open(path, "wb")``: it appears under its name, whole, when closed.
+    """A file opened by ``deepnvme.open(path, "wb")``. Closing it gives it its name.
 
-    A file that is never closed is thrown away.
+    A file that is never closed is discarded.
     """
 
     mode = "wb"
@@ -226,25 +226,25 @@ class Writer(_File):
         return True
 
     def write(self, data: Buffer | torch.Tensor, /) -> int:
-        """Write all bytes of ``data``, a contiguous buffer or any tensor; return how many those were."""
+        """Write all bytes of ``data``, a contiguous buffer or any tensor. Returns the bytes written."""
         return self._open_handle().write(data)
 
     def tell(self) -> int:
-        """Return how many bytes were written."""
+        """Return the number of bytes written."""
         return self._open_handle().tell()
 
     def close(self) -> None:
         """Finish the file, sync it and give it its name. Closing twice does nothing.
 
         Raises:
-            deepnvme.Error: the bytes could not be written or synced. The new file is gone, and the old one untouched.
+            deepnvme.Error: writing or syncing failed. The new file is gone, and the old one is unchanged.
         """
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.commit()
 
     def discard(self) -> None:
-        """Throw the file away, and leave what was there under its name. Does nothing once the file is closed."""
+        """Discard the file, and keep the old file of its name. Does nothing once the file is closed."""
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.abort()
@@ -268,11 +268,11 @@ class Writer(_File):
 
     def __del__(self) -> None:
         if self._handle is not None:
-            warnings.warn(f"unclosed file {self!r}: it was thrown away", ResourceWarning, stacklevel=2, source=self)
+            warnings.warn(f"unclosed file {self!r}: it was discarded", ResourceWarning, stacklevel=2, source=self)
             self.discard()
 
 
-# Writers that are alive at exit are thrown away in an orderly manner: their finalisers may never run.
+# Writers alive at exit are discarded explicitly: their finalizers may never run.
 _open_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
 
 

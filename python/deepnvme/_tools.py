@@ -1,4 +1,4 @@
-"""``report``, ``bench`` and ``tune``: the commands of the same names, as functions."""
+"""``report``, ``bench`` and ``tune``: the commands as functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
 class Answer(dict[str, Any]):
-    """What a command found out: the fields of its ``--json``, and as ``str`` the lines that people read."""
+    """The result of a command: a dict with the fields of its ``--json``; ``str`` gives the text for people."""
 
     def __init__(self, fields: dict[str, Any], text: str) -> None:
         super().__init__(fields)
@@ -26,14 +26,14 @@ class Answer(dict[str, Any]):
 
 
 def report(*folders: _Path) -> Answer:
-    """Find out what works on this machine and in these folders, what costs speed, and what mends it.
+    """Diagnose this machine and these folders: what works, what costs speed, and how to fix it.
 
     Args:
-        folders: places for data, or manifests of stripe sets; by default the current folder. Nothing stays behind.
+        folders: folders for data, or manifests of stripe sets; default the current folder. No files are left behind.
 
     Returns:
         A dict with ``system``, ``backends``, ``gpu``, ``packages``, ``ops``, ``folders`` and ``findings`` (each with
-        ``severity``, ``text`` and ``remedy``); ``print`` shows it as ``deepnvme report`` does.
+        ``severity``, ``text`` and ``remedy``); ``print`` shows it like ``deepnvme report``.
 
     Example:
         >>> report = deepnvme.report(".")
@@ -67,39 +67,39 @@ def bench(
     against: Literal["fio"] | None = None,
     plot: _Path | None = None,
 ) -> Answer:
-    """Measure reading or writing on files of its own in ``folders``, which it makes, fills and removes.
+    """Measure read or write speed on temporary files in ``folders``.
 
     Args:
         direction: ``"read"`` or ``"write"``.
-        folders: where the files are made, one in each.
+        folders: where to create the files, one in each folder.
         size: bytes of each file, or a text such as ``"512M"``; default 1 GiB.
-        block_size: largest single transfer; default the engine's, 2 MiB.
-        queue_depth: transfers in flight per worker; default the engine's, 128.
-        workers: threads that submit; default the engine's, one per processor up to 4.
-        backend: what moves the bytes; by default the first that works.
-        single_submit: one system call for each transfer.
-        direct: whether the page cache is bypassed.
-        memory: page-locked, or as of ``torch.empty``.
-        gpu: the number of a GPU that has the memory instead of the host; ``0`` is the first.
-        buffer: memory used again and again, a block at a time, as fio does; default as much as the file has.
-        random: a request per block in random order, instead of one for the file.
-        cache: whether the page cache has the file before a read.
-        durable: what a write waits for.
-        stripe: one file striped over all folders, in stripes of that size.
-        processes: how many do it at the same time, on files of their own.
-        loops: rounds that count.
-        warm_up: rounds before them that do not.
-        validate: compare every byte, outside of the timing.
-        against: ``"fio"``: with the same parameters, in alternating rounds.
-        plot: draw latencies and bandwidth there: a name that ends in .svg or .html.
+        block_size: size of the largest single transfer; default the engine's, 2 MiB.
+        queue_depth: transfers in flight for each worker; default the engine's, 128.
+        workers: submitting threads; default the engine's, one for each processor, at most 4.
+        backend: the I/O backend; default the first that works.
+        single_submit: use one system call for each transfer.
+        direct: whether to bypass the page cache.
+        memory: page-locked memory, or memory as of ``torch.empty``.
+        gpu: number of a GPU to use its memory instead of the host's; ``0`` is the first.
+        buffer: size of a buffer that is reused block by block, as in fio; default the size of the file.
+        random: one request for each block, in random order, instead of one for the whole file.
+        cache: whether the page cache contains the file before a read.
+        durable: durability that each write waits for.
+        stripe: stripe one file over all folders, with stripes of this size.
+        processes: number of concurrent processes, each with its own files.
+        loops: measured rounds.
+        warm_up: rounds before the measured ones.
+        validate: compare every byte, outside the measured time.
+        against: ``"fio"`` to run fio with the same parameters in alternating rounds.
+        plot: write a plot of latency and bandwidth to this file, .svg or .html.
 
     Returns:
         A dict with ``workload``, ``backend``, ``contestants`` (each with ``summary``: ``gb_per_s`` and more, and
         ``samples``) and ``ratio``; ``print`` shows the table.
 
     Raises:
-        ValueError: for arguments that make no sense, with what to give instead.
-        deepnvme.Error: what the machine refused.
+        ValueError: arguments are invalid or contradictory; the message says what to use instead.
+        deepnvme.Error: the operating system reported an error.
 
     Example:
         >>> outcome = deepnvme.bench("read", ".", size="4M", loops=2, validate=True)
@@ -142,28 +142,28 @@ def tune(
     output: _Path = "deepnvme.toml",
     plot: _Path | None = None,
 ) -> Answer:
-    """Find the settings that suit ``folders``, and write them to a file that :meth:`Engine.from_file` reads.
+    """Find the best settings for ``folders``, and write them to a file for :meth:`Engine.from_file`.
 
     Args:
-        folders: where the data will lie; several are tuned one by one and together.
-        budget: seconds that all of it may take.
+        folders: folders for data; several are tuned one by one and together.
+        budget: seconds that tuning may take.
         size: bytes of each trial, or a text such as ``"400M"``.
         read: whether to tune for reading.
         write: whether to tune for writing.
-        memory: page-locked, or as of ``torch.empty``.
-        gpu: the number of a GPU that has the memory instead of the host; ``0`` is the first.
-        durable: what a write waits for.
-        sweep_config: a file with the values to choose from: JSON lists by the names of ``ds_io``.
-        output: where the settings go.
-        plot: draw the trials as a heat map there: a name that ends in .svg or .html.
+        memory: page-locked memory, or memory as of ``torch.empty``.
+        gpu: number of a GPU to use its memory instead of the host's; ``0`` is the first.
+        durable: durability that each write waits for.
+        sweep_config: a file of candidate values: JSON lists, named as in ``ds_io``.
+        output: where to write the settings.
+        plot: write a heat map of the trials to this file, .svg or .html.
 
     Returns:
         A dict with ``places``, each with ``read`` and ``write`` (``config``, ``gb_per_s``, ``statement``, ``tried``)
         and ``both``; ``print`` shows the tables and DeepSpeed's ``"aio"`` block.
 
     Raises:
-        ValueError: for arguments that make no sense, with what to give instead.
-        deepnvme.Error: what the machine refused.
+        ValueError: arguments are invalid or contradictory; the message says what to use instead.
+        deepnvme.Error: the operating system reported an error.
 
     Example:
         >>> found = deepnvme.tune(".", budget=1, size="1M", write=False)

@@ -1,9 +1,9 @@
-"""What can go wrong, as exceptions.
+"""The exceptions of deepnvme.
 
-Every failure of a transfer is a :class:`Error`, which is an :class:`OSError`. Where Python has a word of its
-own for the failure, the class is that too, so that both ``except deepnvme.Error`` and, say,
-``except FileNotFoundError`` catch it. Arguments that cannot be meant (a sparse tensor, a path that is a list)
-are refused before any I/O, as plain :class:`TypeError` or :class:`ValueError`.
+Every failed transfer raises an :class:`Error`, which is an :class:`OSError`. If Python has a class for the failure,
+the exception is an instance of that class as well: both ``except deepnvme.Error`` and ``except FileNotFoundError``
+catch a missing file. Unusable arguments (a sparse tensor, a list as a path) raise plain :class:`TypeError` or
+:class:`ValueError` before any I/O.
 
 Example::
 
@@ -12,7 +12,7 @@ Example::
     except FileNotFoundError as error:
         print(error.filename, error.errno)
     except deepnvme.EndOfFileError as error:
-        print("only", error.bytes_done, "bytes were there")
+        print("the file contains only", error.bytes_done, "bytes")
 """
 
 import pickle
@@ -42,100 +42,100 @@ __all__ = [
 
 
 class Error(OSError):
-    """A transfer failed. ``errno``, ``strerror`` and ``filename`` are as :class:`OSError` has them.
+    """A transfer failed. ``errno``, ``strerror`` and ``filename`` have the meanings of :class:`OSError`.
 
-    A full disk is an ``Error`` whose ``errno`` is ``errno.ENOSPC``.
+    For a full disk, ``errno`` is ``errno.ENOSPC``.
     """
 
     offset: int | None = None
-    """Where in the file it failed, in bytes; ``None`` where no place was involved."""
+    """Byte offset of the failure in the file; ``None`` if it has none."""
 
     bytes_done: int = 0
-    """Bytes of the request that had been moved by then."""
+    """Bytes of the request that were moved before the failure."""
 
     def __str__(self) -> str:
-        # OSError knows no failure but the kernel's, and would print its number and words only.
+        # OSError would print the error number and its text, which only the kernel's errors have.
         return super().__str__() if self.errno is not None else str(self.args[0] if self.args else "")
 
 
 class NotFoundError(Error, FileNotFoundError):
-    """The file, or the folder that it is to be made in, does not exist."""
+    """The file, or the folder to create it in, does not exist."""
 
 
 class PermissionDeniedError(Error, PermissionError):
-    """The file, its folder or its file system does not allow it."""
+    """The permissions of the file or folder, or the file system, do not allow it."""
 
 
 class IsFolderError(Error, IsADirectoryError):
-    """The path names a folder."""
+    """The path is a folder."""
 
 
 class NotFolderError(Error, NotADirectoryError):
-    """A part of the path is not a folder."""
+    """A component of the path is not a folder."""
 
 
 class EndOfFileError(Error, EOFError):
-    """The file ended inside the range that was to be read; ``bytes_done`` says how many bytes there were."""
+    """The file ended inside the requested range; ``bytes_done`` is the number of bytes read before its end."""
 
 
 class InvalidArgumentError(Error, ValueError):
-    """An argument is outside its documented range, or two contradict each other."""
+    """An argument is outside its documented range, or two arguments contradict each other."""
 
 
 class OutOfMemoryError(Error, MemoryError):
-    """The kernel has no memory for it."""
+    """The kernel cannot provide the memory."""
 
 
 class UnsupportedError(Error):
-    """This kernel, file system or build does not have what was required."""
+    """This kernel, file system or build does not support a required feature."""
 
 
 class DeviceError(Error, RuntimeError):
-    """A GPU, or its driver, has refused; where earlier work on the GPU has failed, this is how it shows."""
+    """A GPU or its driver reported an error. Errors of earlier work on the GPU also appear here."""
 
 
 class CancelledError(Error):
-    """The request was cancelled before it was done."""
+    """The request was cancelled before it completed."""
 
 
 class ClosedError(Error, ValueError):
-    """The engine or file is closed, or belongs to the process that this one was forked from."""
+    """The engine or file is closed, or belongs to the parent of this forked process."""
 
 
 class LockedError(Error):
-    """Another ``Checkpointer`` saves into the folder; the message says which process has it. Reading needs no lock."""
+    """Another ``Checkpointer`` is saving into the folder; the message names its process. Reading needs no lock."""
 
 
 class WaitTimeoutError(Error, TimeoutError):
-    """The request was still in flight when the time was up. It goes on; wait again, or cancel it."""
+    """The timeout passed while the request was in flight. The request continues: wait again, or cancel it."""
 
 
 class CorruptFileError(Error, ValueError):
-    """A checkpoint, or a swapped tensor, is not what it was or says it is: cut, damaged, made to deceive.
+    """A checkpoint or swapped tensor is truncated, corrupt or malicious.
 
     ``offset`` says where.
     """
 
 
 class ChecksumError(Error, ValueError):
-    """The bytes of a checkpoint are not those that were saved. ``offset`` says where the damaged stretch begins."""
+    """The bytes of a checkpoint are not those that were saved. ``offset`` is the start of the damaged range."""
 
 
 class ChangedFileError(Error):
-    """A file that weights stream from was replaced, cut or written to since it was opened. ``filename`` says which."""
+    """A file of streamed weights was replaced, truncated or modified since it was opened. ``filename`` says which."""
 
 
 class UnsafeFileError(Error, pickle.UnpicklingError):
-    """A checkpoint asks for code that is not known to be harmless. The message names it, and how to allow it."""
+    """A checkpoint asks for code that is not known to be safe. The message names the code, and how to allow it."""
 
 
 class PeerError(Error):
-    """Another process failed at what several do together, or has ended. The message names it, and what it said."""
+    """Another process of a group failed or ended. The message names it, and repeats its error."""
 
 
 class StepStoppedError(Error):
-    """The disk failed in the middle of an optimizer's step. The message says what stands, and how the step goes on."""
+    """The disk failed during an optimizer step. The message says what was updated, and how to continue the step."""
 
 
 class MovedError(Error):
-    """Internal: the records of an archive have to be looked up one by one. ``deepnvme.load`` does that by itself."""
+    """Internal: the records of an archive must be located one by one. ``deepnvme.load`` handles this itself."""

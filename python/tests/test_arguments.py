@@ -28,6 +28,6 @@ def test_sizes(text: str | int, nbytes: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "GB", "4XB", "-1", "0", 0, -5, True, "1.2.3GB", "4 GBit", "1e9", "four", None, 1.5, "0.1"]
 )
-def test_what_is_no_size(text: Any) -> None:
+def test_invalid_sizes(text: Any) -> None:
     with pytest.raises(ValueError, match=r"DEEPNVME_X is .*'4GB'"):
         parse_bytes(text, "DEEPNVME_X")

@@ -51,7 +51,7 @@ def test_a_batch_without_offsets_makes_whole_files(tmp_path: Path, random_bytes:
         assert path.read_bytes() == data
 
 
-def test_a_batch_that_cannot_be_meant_is_refused(tmp_path: Path, random_bytes: RandomBytes) -> None:
+def test_an_invalid_batch_is_refused(tmp_path: Path, random_bytes: RandomBytes) -> None:
     path, data = tmp_path / "file", random_bytes(100)
     with pytest.raises(ValueError, match="1 of 2 items have no offset"):
         deepnvme.write_batch([(path, None, data), (path, 0, data)])

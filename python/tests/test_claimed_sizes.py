@@ -20,7 +20,7 @@ class Liar:
         return iter(())
 
 
-def test_a_length_is_not_believed() -> None:
+def test_a_wrong_length_hint_is_ignored() -> None:
     engine = deepnvme.default_engine()
     for call in CALLS:
         done = getattr(engine, call)(Liar())

@@ -43,11 +43,11 @@ HOOK = "Python's own import of a module that the user imports"
 INSTALLED = "a module of DeepSpeed's installation, which Python has imported before"
 # File, function, name: why.
 ALLOWED = {
-    ("_checkpoint/distributed.py", "Team.gather", "torch.distributed.all_gather_object"): JOB,
-    ("_checkpoint/distributed.py", "Team.tell", "torch.distributed.broadcast_object_list"): JOB,
-    ("_checkpoint/factory.py", "", "_compat_pickle"): "two tables of names",
-    ("_checkpoint/factory.py", "_now", "_compat_pickle.IMPORT_MAPPING.get"): "a table of names",
-    ("_checkpoint/factory.py", "_now", "_compat_pickle.NAME_MAPPING"): "a table of names",
+    ("_checkpoint/distributed/process_group.py", "RankGroup.all_gather", "torch.distributed.all_gather_object"): JOB,
+    ("_checkpoint/distributed/process_group.py", "RankGroup.broadcast", "torch.distributed.broadcast_object_list"): JOB,
+    ("_checkpoint/safe_unpickler.py", "", "_compat_pickle"): "two tables of names",
+    ("_checkpoint/safe_unpickler.py", "_python3_name", "_compat_pickle.IMPORT_MAPPING.get"): "a table of names",
+    ("_checkpoint/safe_unpickler.py", "_python3_name", "_compat_pickle.NAME_MAPPING"): "a table of names",
     ("_checkpoint/pickler.py", "", "pickle"): "for a pickler, which reads no pickle",
     ("_checkpoint/pickler.py", "Pickler", "pickle.Pickler"): "a pickler reads no pickle",
     ("_utils/import_hooks.py", "ImportHook._watch", "exec_module"): HOOK,
@@ -58,8 +58,8 @@ ALLOWED = {
     ("deepspeed/_workarounds.py", "_restore_asserts", "'exec'"): INSTALLED,
     ("errors.py", "", "pickle"): "for the base class of an error",
     ("errors.py", "UnsafeFileError", "pickle.UnpicklingError"): "the base class of an error",
-    ("integrations/_loading.py", "load_as_torch", "torch.load"): OPT_IN,
-    ("integrations/_loading.py", "load_as_torch", "weights_only="): OPT_IN,
+    ("integrations/_torch_load.py", "load_as_torch", "torch.load"): OPT_IN,
+    ("integrations/_torch_load.py", "load_as_torch", "weights_only="): OPT_IN,
     ("integrations/deepspeed.py", "DeepnvmeCheckpointEngine.load", "weights_only="): OPT_IN,
     ("integrations/lightning.py", "DeepnvmeCheckpointIO.load_checkpoint", "weights_only="): OPT_IN,
     ("integrations/transformers.py", "_load_object", "weights_only="): OPT_IN,

@@ -107,7 +107,7 @@ def test_every_kind_of_path(tmp_path: Path, random_bytes: RandomBytes) -> None:
 
 
 @pytest.mark.parametrize("path", [None, 1.5, True, ["x"], _PathLike(3)])
-def test_what_is_no_path_is_a_type_error(path: Any) -> None:
+def test_a_non_path_is_a_type_error(path: Any) -> None:
     with pytest.raises(TypeError):
         deepnvme.write(b"x", path)
 

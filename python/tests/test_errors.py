@@ -18,7 +18,7 @@ RandomBytes = Callable[[int], bytes]
 CLASSES = [getattr(errors, name) for name in errors.__all__]
 
 
-def test_each_is_an_error_and_pythons_own_word() -> None:
+def test_each_is_an_error_and_pythons_own_class() -> None:
     words = {
         "NotFoundError": FileNotFoundError,
         "PermissionDeniedError": PermissionError,
@@ -82,7 +82,7 @@ def test_folders_where_there_should_be_none_and_the_reverse(tmp_path: Path) -> N
     check(directory, errno.ENOTDIR, tmp_path / "file" / "below")
 
 
-def test_what_is_not_permitted(tmp_path: Path) -> None:
+def test_missing_permissions(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x")
     path.chmod(0)

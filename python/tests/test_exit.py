@@ -38,7 +38,7 @@ def test_exit_finishes_what_is_in_flight(python: Run, tmp_path: Path) -> None:
     assert sizes == {"kept": b"k" * (16 << 20), "dropped": b"d" * (8 << 20), "default": b"e" * (8 << 20)}
 
 
-def test_exit_warns_of_failures_that_nobody_saw(python: Run) -> None:
+def test_exit_warns_of_unseen_failures(python: Run) -> None:
     ended = python(
         """
         import deepnvme
@@ -88,7 +88,7 @@ def test_exit_with_daemon_threads_at_work(python: Run) -> None:
         """)
 
 
-def test_exit_throws_unfinished_files_away(python: Run, tmp_path: Path) -> None:
+def test_exit_discards_unfinished_files(python: Run, tmp_path: Path) -> None:
     ended = python(
         """
         import deepnvme
@@ -102,7 +102,7 @@ def test_exit_throws_unfinished_files_away(python: Run, tmp_path: Path) -> None:
         options=("-W", "always"),
     )
     assert list(tmp_path.iterdir()) == []
-    assert ended.stderr.count("thrown away") == 2, ended.stderr
+    assert ended.stderr.count("discarded") == 2, ended.stderr
 
 
 def test_exit_after_sys_exit_and_exceptions(python: Run) -> None:

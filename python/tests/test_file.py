@@ -58,7 +58,7 @@ def test_empty_files(path: Path, durability: Any) -> None:
         assert (file.read(), file.read(5), file.readinto(bytearray(5)), file.readline()) == (b"", b"", 0, b"")
 
 
-def test_what_can_be_written(path: Path) -> None:
+def test_writable_objects(path: Path) -> None:
     with deepnvme.open(path, "wb") as file:
         file.write(b"ab")
         file.write(bytearray(b"cd"))
@@ -172,12 +172,12 @@ def test_an_exception_leaves_nothing_behind(path: Path, random_bytes: RandomByte
     assert only(path.parent) == ["file"]
 
 
-def test_a_file_that_is_never_closed_is_thrown_away(path: Path, random_bytes: RandomBytes) -> None:
+def test_a_file_that_is_never_closed_is_discarded(path: Path, random_bytes: RandomBytes) -> None:
     path.write_bytes(b"old")
     file = deepnvme.open(path, "wb")
     file.write(random_bytes(9_000_000))
     assert len(only(path.parent)) == 2
-    with pytest.warns(ResourceWarning, match=r"unclosed file <deepnvme.Writer .*thrown away"):
+    with pytest.warns(ResourceWarning, match=r"unclosed file <deepnvme.Writer .*discarded"):
         del file
         gc.collect()
     assert path.read_bytes() == b"old"

@@ -142,7 +142,7 @@ def test_forks_while_other_threads_do_io(python: Run) -> None:
     """)
 
 
-def test_a_fork_while_a_thread_lets_go_of_tensors(python: Run) -> None:
+def test_a_fork_while_a_thread_releases_tensors(python: Run) -> None:
     """What a thread without the GIL lets go of goes through a lock of PyO3's, which a child must not inherit locked."""
     pytest.importorskip("torch")
     python("""

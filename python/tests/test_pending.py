@@ -55,7 +55,7 @@ def test_a_timeout_leaves_the_request_alone(slow: deepnvme.Pending, path: Path, 
     assert path.stat().st_size == MANY
 
 
-def test_what_is_no_timeout(slow: deepnvme.Pending) -> None:
+def test_invalid_timeouts(slow: deepnvme.Pending) -> None:
     with pytest.raises(ValueError, match="not a number"):
         slow.wait(math.nan)
     with pytest.raises(TypeError):
@@ -190,7 +190,7 @@ def test_memory_does_not_pile_up(path: Path) -> None:
     assert alive == 0
 
 
-def test_a_failure_that_nobody_saw_is_a_warning(path: Path) -> None:
+def test_an_unseen_failure_is_a_warning(path: Path) -> None:
     path.write_bytes(b"12345")
     pending = deepnvme.start_read(bytearray(10), path)
     while not pending.done():
@@ -213,7 +213,7 @@ def test_a_failure_after_the_pending_was_dropped_is_a_warning(path: Path) -> Non
         deepnvme.read(bytearray(1), path)
 
 
-def test_the_tensor_of_a_dropped_request_is_let_go_of_by_itself(slow_engine: deepnvme.Engine, path: Path) -> None:
+def test_the_tensor_of_a_dropped_request_is_released(slow_engine: deepnvme.Engine, path: Path) -> None:
     data = np.zeros(1 << 20, np.uint8)
     alive = weakref.ref(data)
     slow_engine.start_write(data, path)

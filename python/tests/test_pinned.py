@@ -173,7 +173,7 @@ def test_as_bytes_refuses_what_is_no_block_of_bytes() -> None:
             deepnvme.as_bytes(thing)  # type: ignore[arg-type]
 
 
-def test_without_torch_the_message_says_so(python: Callable[..., Any]) -> None:
+def test_missing_torch_is_reported(python: Callable[..., Any]) -> None:
     python("""
         import sys
         sys.modules["torch"] = None

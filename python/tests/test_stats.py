@@ -12,7 +12,7 @@ import deepnvme
 RandomBytes = Callable[[int], bytes]
 
 
-def test_figures_add_up(engine: deepnvme.Engine, tmp_path: Path, random_bytes: RandomBytes) -> None:
+def test_counters_add_up(engine: deepnvme.Engine, tmp_path: Path, random_bytes: RandomBytes) -> None:
     assert engine.stats().requests == engine.stats().bytes_written == engine.stats().latency_count == 0
     data, path = random_bytes(1_000_003), tmp_path / "file"
     engine.write(data, path)

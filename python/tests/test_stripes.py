@@ -100,12 +100,12 @@ def test_a_set_is_a_value() -> None:
         (["a\0", "b"], 4096, "null byte"),
     ],
 )
-def test_what_is_no_set(paths: list[str], stripe_bytes: int, message: str) -> None:
+def test_invalid_stripe_sets(paths: list[str], stripe_bytes: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         deepnvme.StripeSet(paths, stripe_bytes=stripe_bytes)
 
 
-def test_what_is_no_list_of_paths() -> None:
+def test_invalid_lists_of_paths() -> None:
     with pytest.raises(TypeError):
         deepnvme.StripeSet([1, 2])  # type: ignore[list-item]
     with pytest.raises(TypeError):

@@ -149,7 +149,7 @@ def test_the_buffer_protocol(engine: deepnvme.Engine, path: Path, random_bytes: 
     assert path.read_bytes() == bytes(strided[::-3])
 
 
-def test_a_buffer_is_let_go_of_when_the_call_returns(path: Path, random_bytes: RandomBytes) -> None:
+def test_a_buffer_is_released_when_the_call_returns(path: Path, random_bytes: RandomBytes) -> None:
     data = random_bytes(200_000)
     for size in (1, 200_000):
         for _ in range(200):
@@ -234,7 +234,7 @@ def test_dlpack_refusals(path: Path) -> None:
 
 
 @pytest.mark.parametrize("thing", [None, 3, "text", [1, 2], {"a": 1}, object()])
-def test_what_is_no_tensor_is_a_type_error(path: Path, thing: Any) -> None:
+def test_a_non_tensor_is_a_type_error(path: Path, thing: Any) -> None:
     with pytest.raises(TypeError, match=f"tensor must be .* not {type(thing).__name__}"):
         deepnvme.write(thing, path)
     with pytest.raises(TypeError, match=f"not {type(thing).__name__}"):

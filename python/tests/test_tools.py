@@ -187,7 +187,7 @@ def test_tuning_writes_settings_that_engines_read(tmp_path: Path, monkeypatch: p
     assert compared.stdout.count("times as fast") == 2
 
 
-def test_tuning_refuses_what_makes_no_sense(tmp_path: Path) -> None:
+def test_tuning_refuses_invalid_arguments(tmp_path: Path) -> None:
     (tmp_path / "precious.toml").write_text("[tool]\n")
     for arguments, message in (
         ({"read": False, "write": False}, "leave nothing to tune"),

@@ -107,7 +107,7 @@ def test_the_page_needs_nothing_else(tmp_path: Path, random_bytes: Make) -> None
     assert trace.summary()["bytes_written"] == 3_000_000
 
 
-def test_where_it_cannot_be_written_is_said_before_anything_is_recorded(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_reported_before_recording(tmp_path: Path) -> None:
     with deepnvme.Engine(workers=1) as engine:
         for path, error in (
             (tmp_path / "trace.txt", ValueError),

@@ -168,7 +168,7 @@ def test_a_number_that_does_not_fit_is_named(tmp_path: Path, argument: str) -> N
 
 
 @pytest.mark.parametrize("argument", ARGUMENTS)
-def test_what_is_no_whole_number_is_named(tmp_path: Path, argument: str) -> None:
+def test_non_integers_are_named(tmp_path: Path, argument: str) -> None:
     for value in NOT_WHOLE:
         if value is True and argument in AS_INTEGERS:
             continue  # as in DeepSpeed's own ops

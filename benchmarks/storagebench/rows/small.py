@@ -61,7 +61,7 @@ class _Small(Row):
         for path in self.bench.scratch.glob(f"{self.key}.*"):
             path.unlink()
 
-    def tensors_of(self, contestant: Contestant) -> list[torch.Tensor]:
+    def named_tensors(self, contestant: Contestant) -> list[torch.Tensor]:
         """Return the tensors: ordinary ones, or slices of the contestant's own locked memory."""
         if contestant.name not in self._locked:
             arena = contestant.locked(self._contents)
@@ -95,7 +95,7 @@ class SmallRead(_Small):
     def once(self, contestant: Contestant, *, every_byte: bool) -> Sample:
         """See the base; every byte is compared in every round."""
         del every_byte
-        targets = self.tensors_of(contestant)
+        targets = self.named_tensors(contestant)
         for target in targets:
             target[:8] = 0
         path = self.path.with_suffix(".pt" if contestant.ending == ".pt" else ".raw")
@@ -120,7 +120,7 @@ class SmallWrite(_Small):
     def once(self, contestant: Contestant, *, every_byte: bool) -> Sample:
         """See the base; every byte is compared in every round."""
         del every_byte
-        sources = self.tensors_of(contestant)
+        sources = self.named_tensors(contestant)
         self.path.unlink(missing_ok=True)
         action = contestant.write_many(sources, self._offsets, self.path)
         cache.settle()

@@ -1,13 +1,10 @@
-"""``deepnvme.save``, ``deepnvme.load`` and ``deepnvme.Checkpointer``.
+"""``deepnvme.save``, ``deepnvme.load`` and ``deepnvme.Checkpointer``. Rust plans the files and transfers the bytes.
 
-``pickler`` takes an object apart into a pickle and storages, ``factory`` makes objects of what a pickle describes,
-``arena`` is the memory that a load fills, ``names`` the way to a tensor in a nested state. The bytes are moved by Rust.
+- ``save`` writes a file, ``pickler`` pickles objects for torch archives, and ``shards`` splits large safetensors.
+- ``load`` reads files, ``load_into`` fills existing tensors, and ``lazy`` reads tensors on first use.
+- ``safe_unpickler`` builds the objects of a pickle within ``size_limits``, and runs no code of the file.
+- ``load_buffer`` is the memory that a load fills, and ``buffer_pool`` reuses it.
+- ``checkpointer`` saves a training run: ``save_start`` and ``background_save`` run its saves, ``history`` keeps its
+  folder, and ``distributed`` coordinates several processes.
+- ``tensor_names`` names the tensors of nested states.
 """
-
-from deepnvme._checkpoint.checkpointer import Checkpointer
-from deepnvme._checkpoint.manifest import Checkpoint
-from deepnvme._checkpoint.reading import load
-from deepnvme._checkpoint.stats import CheckpointerStats
-from deepnvme._checkpoint.writing import save
-
-__all__ = ["Checkpoint", "Checkpointer", "CheckpointerStats", "load", "save"]

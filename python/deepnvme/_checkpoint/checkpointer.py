@@ -1,37 +1,34 @@
 """``deepnvme.Checkpointer``: a folder of checkpoints, saved while training goes on.
 
-``retention`` knows what counts, ``schedule`` whose turn it is, ``background`` has the save that is under way,
-``starting`` knows how one begins, ``overlap`` has optimizers wait for it, ``distributed`` knows the other processes,
-if there are any.
+``history`` decides which checkpoints count, ``save_start`` begins a save, ``background_save`` runs it, and
+``distributed`` coordinates several processes.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from deepnvme._checkpoint import distributed_sharded as sharded
-from deepnvme._checkpoint.background import Background
-from deepnvme._checkpoint.distributed import Team
-from deepnvme._checkpoint.distributed_layout import layout_of
-from deepnvme._checkpoint.distributed_parts import fetch
-from deepnvme._checkpoint.overlap import before_each_step
-from deepnvme._checkpoint.progress import Progress, watcher
-from deepnvme._checkpoint.reading import load
-from deepnvme._checkpoint.retention import Retained
-from deepnvme._checkpoint.schedule import Schedule
-from deepnvme._checkpoint.starting import Starter
-from deepnvme._checkpoint.stats import CheckpointerStats, Tally
-from deepnvme._checkpoint.writing import SaveOptions, check_torch
+from deepnvme._checkpoint.background_save import BackgroundSaves
+from deepnvme._checkpoint.distributed.parts import fetch
+from deepnvme._checkpoint.distributed.process_group import RankGroup
+from deepnvme._checkpoint.distributed.writers import choose_writers
+from deepnvme._checkpoint.history import History
+from deepnvme._checkpoint.load import load
+from deepnvme._checkpoint.save import SaveOptions
+from deepnvme._checkpoint.save_start import SaveStarter
 from deepnvme._utils.arguments import path_of, whole
+from deepnvme._utils.tensors import require_torch
+from deepnvme._utils.terminal import Progress, progress_callback
 from deepnvme.errors import ClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:
-    import datetime as dt
     from types import TracebackType
     from typing import Literal
 
@@ -39,52 +36,67 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from typing_extensions import Self
 
-    from deepnvme._checkpoint.background import Saved
-    from deepnvme._checkpoint.manifest import Checkpoint
+    from deepnvme._checkpoint.background_save import SaveResult
+    from deepnvme._checkpoint.history import Checkpoint
     from deepnvme._deepnvme import Engine
 
 _T = TypeVar("_T")
 
-# How often a checkpoint may be retired while it is being opened.
+# Attempts to open a checkpoint that other processes retire at the same time.
 _TRIES_MAX = 20
 
 
+@dataclass(frozen=True)
+class CheckpointerStats:
+    """The cost of saving so far. All processes count the same files, and each its own time."""
+
+    saves: int
+    """Checkpoints in the manifest."""
+    nbytes: int
+    """Their size in bytes."""
+    stall_s: float
+    """Seconds that ``save``, and the optimizers of ``overlap``, blocked training."""
+    write_s: float
+    """Seconds from each call of ``save`` until its file got its name."""
+
+
 class Checkpointer:
-    """Saves checkpoints into a folder, keeps the last ones, and finds them again.
+    """Save checkpoints into a folder, keep the newest ones, and restore them.
 
-    Each checkpoint is one file, as of ``deepnvme.save``; ``manifest.json`` lists those that count, and is replaced at
-    once when a file is whole and on disk. After a crash the newest whole checkpoint is there; what is left of the one
-    that was being written goes with the next save. Files that the manifest does not list are left alone.
+    Each checkpoint is one file in the format of ``deepnvme.save``. ``manifest.json`` lists the checkpoints that count.
+    It is replaced atomically once a new file is complete and on disk, so a crash leaves the newest complete
+    checkpoint. The next save removes the remains of an interrupted one. Files that the manifest does not list are
+    never touched.
 
-    One Checkpointer at a time saves into a folder, from its first save until it is closed; any number of them read.
-    Threads that save through one take turns, and a signal handler may save during a save.
+    One Checkpointer at a time saves into a folder, from its first save until it is closed. Any number may read.
+    Threads that save through one Checkpointer take turns. A signal handler may save during a save.
 
-    With ``async_=True``, ``save`` returns when the tensors have been copied into page-locked memory, or, of what does
-    not fit there, onto the disk; the rest goes on while training does. Inside ``overlap`` nothing is copied: the
-    tensors are written from where they are, and the next ``optimizer.step`` waits if they have not been yet. One save
-    is under way at a time: the next one waits for it. What goes wrong in the background is raised by the next call.
+    With ``async_=True``, ``save`` returns once the tensors are copied to page-locked memory. If they don't fit, it
+    waits until the remainder has been written. Inside ``overlap`` nothing is copied: the tensors are written in place,
+    and the next ``optimizer.step`` waits until they have been read. One save runs at a time; the next one waits for
+    it. The next call raises an error from the background.
 
-    Where ``torch.distributed`` is set up, all processes make a Checkpointer and call ``save`` with the same step. Each
-    writes its stretch of a state that all have; a state with DTensors becomes a folder, which is restored ``into`` a
-    state. Close it before ``destroy_process_group``. `docs/checkpoints.md` says more.
+    With ``torch.distributed``, every process makes a Checkpointer and calls ``save`` with the same step. Each writes
+    its own byte range of a replicated state. A state with DTensors becomes a folder, and is restored with ``into``.
+    Close the Checkpointer before ``destroy_process_group``. See `docs/checkpoints.md`.
 
     Args:
-        folder: where; it is made if it is not there.
-        keep: how many checkpoints stay. Default 3; ``None`` keeps all.
-        every: which calls of ``save`` save: those whose step is a multiple of that number, or that come so long after
-            the last one (``datetime.timedelta``). Default: each.
+        folder: where to save; created if missing.
+        keep: how many checkpoints to keep. Default 3; ``None`` keeps all.
+        every: which calls of ``save`` write a checkpoint: steps that are a multiple of this number, or a minimum time
+            between checkpoints (``datetime.timedelta``). Default: every call.
         async_: save in the background. Default False.
-        memory: bytes of page-locked memory for that, kept until ``close``. Default: as much as the first state has,
-            and a quarter of what is available at the most.
+        memory: bytes of page-locked memory for background saves, kept until ``close``. Default: the size of the first
+            state, at most a quarter of the available memory.
         format: ``"pt"`` (default) or ``"safetensors"``.
-        engine: which engine moves the bytes. Default: the default engine.
+        engine: the engine that transfers the bytes. Default: the default engine.
         durability: as for ``deepnvme.save``. Default ``"full"``.
         checksums: as for ``deepnvme.save``. Default True.
-        progress: as for ``deepnvme.save``; in the background nothing is shown. Default: a bar on a terminal.
-        process_group: the processes that save together; a process that saves by itself gives a group of its own.
-            Default: all, where ``torch.distributed`` is set up.
-        layout: what a state becomes that several processes save: ``"file"`` (default), or ``"parts"``, one file of
-            each, where they do not share a folder or one file is slow.
+        progress: as for ``deepnvme.save``; background saves show nothing. Default: a bar on a terminal.
+        process_group: the processes that save together. A process that saves alone passes a group of its own.
+            Default: all processes, if ``torch.distributed`` is initialized.
+        layout: how several processes save one state: ``"file"`` (default), one shared file, or ``"parts"``, one file
+            for each writer, for folders that are not shared or where a single file is slow.
         writers_per_node: how many processes of each machine write. Default: all.
 
     Example:
@@ -124,162 +136,166 @@ class Checkpointer:
         keep = None if keep is None else whole(keep, "keep (None keeps all)", 1)
         memory = None if memory is None else whole(memory, "memory")
         if writers_per_node is not None:
-            writers_per_node = whole(writers_per_node, "writers_per_node (None has all write)", 1)
-        check_torch("Checkpointer")
-        # The process may change its folder before the next save.
+            writers_per_node = whole(writers_per_node, "writers_per_node (None means all)", 1)
+        require_torch("Checkpointer")
+        # The process may change its working directory before the next save.
         self.folder = path_of(folder).absolute()
         self._process = os.getpid()
-        self._turn = threading.RLock()
-        self._depth = 0
+        self._save_lock = threading.RLock()
+        self._nested_saves = 0
         self._has_saved = False
-        self._schedule = Schedule(every)
-        self._team = Team(process_group)
-        # Asked by whoever trains, at the same time as a save in the background asks the others: it needs its own.
-        self._clock = Team(process_group) if self._schedule.is_by_time else None
+        self._schedule = _SaveSchedule(every)
+        self._group = RankGroup(process_group)
+        # A group of its own: the training thread uses it while a background save uses the other.
+        self._timer_group = RankGroup(process_group) if self._schedule.is_by_time else None
         same: dict[str, object] = {"keep": keep, "every": every, "async_": async_, "format": format}
         same |= {"durability": durability, "checksums": checksums, "layout": layout}
-        self._team.same(str(self.folder), {**same, "writers_per_node": writers_per_node})
-        self._retained = Retained(self.folder, keep, self._team, is_synced=durability == "full")
+        self._group.check_same(str(self.folder), {**same, "writers_per_node": writers_per_node})
+        self._history = History(self.folder, keep, self._group, is_synced=durability == "full")
         options = SaveOptions(engine, durability, checksums)
-        writers = layout_of(self._team, layout, writers_per_node)
-        self._starter = Starter(self._team, self._retained, writers, f".{format}", options=options, memory=memory)
+        writers = choose_writers(self._group, layout, writers_per_node)
+        self._starter = SaveStarter(self._group, self._history, writers, f".{format}", options=options, memory=memory)
         self._engine = engine
         self._durability = durability
         self._is_async = async_
         self._progress = progress
-        self._tally = Tally()
-        self._background = Background()
+        self._counter = _StatsCounter()
+        self._background = BackgroundSaves()
         self._overlaps = 0
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
-        """The checkpoints that count, the oldest first; those of another process that saves, too."""
+        """The checkpoints that count, oldest first, including those saved by other processes."""
         self._check_process()
-        self._retained.follow()
-        return list(self._retained.entries)
+        self._history.refresh_if_unlocked()
+        return list(self._history.entries)
 
     def latest(self) -> Checkpoint | None:
-        """Give the newest checkpoint, or ``None`` where there is none.
+        """Return the newest checkpoint, or ``None`` if there is none.
 
         Raises:
-            deepnvme.Error: a save in the background has failed.
+            deepnvme.Error: a background save failed.
         """
         self._check_process()
-        self._background.check()
-        self._retained.follow()
-        return self._retained.entries[-1] if self._retained.entries else None
+        self._background.raise_failure()
+        self._history.refresh_if_unlocked()
+        return self._history.entries[-1] if self._history.entries else None
 
     @property
     def stats(self) -> CheckpointerStats:
-        """What saving has cost so far."""
+        """The cost of saving so far."""
         self._check_process()
-        return self._tally.now
+        return self._counter.current
 
     def save(self, step: int, state: Any, *, force: bool = False) -> bool:
-        """Save a state, if it is the turn of that step; whether it was.
+        """Save if this step is due. Returns whether it did.
 
         Args:
-            step: the number of the step, from 0 on. One that is there already is replaced.
+            step: the step number, from 0. An existing checkpoint of this step is replaced.
             state: as for ``deepnvme.save``.
-            force: save whatever ``every`` says, as at the end of training.
+            force: save even if ``every`` does not require it, as at the end of training.
 
         Raises:
-            deepnvme.Error: this save failed, or the last one did in the background.
-            deepnvme.errors.LockedError: another Checkpointer saves into the folder.
+            deepnvme.Error: this save failed, or the previous background save did.
+            deepnvme.errors.LockedError: another Checkpointer is saving into the folder.
         """
         self._check_process(is_to_save=True)
         step = whole(step, "step")
-        with self._turn:
-            if self._depth and not self._team.is_alone:
-                msg = "a signal handler saves while this process saves together with others; save when that is over"
+        with self._save_lock:
+            if self._nested_saves and not self._group.is_single:
+                msg = "a signal handler cannot save while this process saves together with others; save after that"
                 raise InvalidArgumentError(msg)
-            self._depth += 1
+            self._nested_saves += 1
             try:
                 return self._save(step, state, force)
             finally:
-                self._depth -= 1
+                self._nested_saves -= 1
 
     def _save(self, step: int, state: Any, force: bool) -> bool:
-        if self._team.is_alone:
-            # Others have to hear of it: they do when a save begins, which is everybody's turn.
-            self._background.check()
+        if self._group.is_single:
+            # Several processes raise it together, when a save begins.
+            self._background.raise_failure()
         began = time.perf_counter()
         is_due = self._schedule.is_due(step, began)
-        if self._clock is not None:
-            is_due = self._clock.tell(is_due)
+        if self._timer_group is not None:
+            is_due = self._timer_group.broadcast(is_due)
         if not (is_due or force):
             return False
         self._has_saved = True
-        begun = self._retained.note_begun()
+        number = self._history.start_number()
         is_copied = self._is_async and not self._overlaps
-        # What a signal handler saves has memory of its own: that of the save it interrupted is in use.
-        saving, path = self._starter.begin(step, state, is_copied and self._depth == 1, self._settle)
+        # A save in a signal handler gets its own memory: the interrupted save is using the other.
+        saving, path = self._starter.begin(step, state, is_copied and self._nested_saves == 1, self._wait_for_previous)
 
-        def commit(saved: Saved) -> None:
-            with self._team.together():
-                self._retained.commit(step, path, saved, saving, begun)
-            self._tally.add_save(saved[0], time.perf_counter() - began)
+        def commit(saved: SaveResult) -> None:
+            with self._group.leave_on_error():
+                self._history.commit(step, path, saved, saving, number)
+            self._counter.add_save(saved[0], time.perf_counter() - began)
 
-        tell = watcher(self._progress, "saving", path) if self._team.is_leader or callable(self._progress) else None
+        report = (
+            progress_callback(self._progress, "saving", path)
+            if self._group.is_leader or callable(self._progress)
+            else None
+        )
         try:
             if self._is_async or self._overlaps:
                 self._background.start(saving, commit)
                 if not self._overlaps:
                     self._background.wait_for_copies()
-            elif self._team.is_alone:
-                commit(saving.wait(tell, True))
+            elif self._group.is_single:
+                commit(saving.wait(report, True))
             else:
                 self._background.start(saving, commit)
-                self._background.watch(tell)
+                self._background.wait_with_progress(report)
         except BaseException:
-            self._retained.give_back(path)
+            self._history.release_name(path)
             raise
         self._schedule.note(began)
-        self._tally.add_stall(time.perf_counter() - began)
+        self._counter.add_stall(time.perf_counter() - began)
         return True
 
-    def _settle(self) -> None:
-        """Wait for the save before this one."""
+    def _wait_for_previous(self) -> None:
+        """Wait for the previous save."""
         self._background.wait()
 
     def _check_process(self, *, is_to_save: bool = False) -> None:
-        if os.getpid() == self._process or not (is_to_save or self._has_saved or not self._team.is_alone):
+        if os.getpid() == self._process or not (is_to_save or self._has_saved or not self._group.is_single):
             return
-        text = f"{self.folder}: this Checkpointer belongs to process {self._process}, which this one was forked from"
-        msg = f"{text}; make a new one here, or use it in its parent"
+        text = f"{self.folder}: this Checkpointer belongs to process {self._process}, the parent of this fork"
+        msg = f"{text}; make a new one here, or use it in the parent"
         raise ClosedError(msg)
 
     def restore(self, step: int | None = None, **options: Any) -> Any:
-        """Load a checkpoint: the newest one, or the one of that step.
+        """Load a checkpoint: the newest, or that of a given step.
 
         Args:
             step: which one. Default: the newest.
             **options: as for ``deepnvme.load``: ``device``, ``into``, ``only``, ``verify``, ...
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no such checkpoint.
             deepnvme.errors.ChecksumError: the file is not the one that was saved.
         """
         self._check_process()
         self._background.wait()
         options.setdefault("engine", self._engine)
-        return self._found(step, lambda found: self._restore(found, options))
+        return self._with_checkpoint(step, lambda found: self._restore(found, options))
 
-    def _found(self, step: int | None, use: Callable[[Checkpoint], _T]) -> _T:
-        """Use a checkpoint. Another process, or thread, may retire it meanwhile: then there is a newer one."""
-        self._retained.follow()
+    def _with_checkpoint(self, step: int | None, use: Callable[[Checkpoint], _T]) -> _T:
+        """Use a checkpoint. If another process or thread retires it meanwhile, retry with the newer one."""
+        self._history.refresh_if_unlocked()
         for _ in range(_TRIES_MAX):
-            before = self._retained.entries
-            found = self._retained.find(step)
+            before = self._history.entries
+            found = self._history.find(step)
             try:
                 return use(found)
             except FileNotFoundError:
-                if not self._team.is_alone:
+                if not self._group.is_single:
                     raise
-                is_other = self._retained.refresh() or self._retained.entries != before
+                is_other = self._history.refresh() or self._history.entries != before
                 if not is_other:
                     raise
-        return use(self._retained.find(step))
+        return use(self._history.find(step))
 
     def _restore(self, found: Checkpoint, options: dict[str, Any]) -> Any:
         found.check()
@@ -287,54 +303,55 @@ class Checkpointer:
             return load(found.path, **options)
         if not {"engine", "into"} <= set(options) <= {"engine", "into", "verify"}:
             msg = (
-                f"{found.path} is sharded: processes have saved parts of tensors. Give restore(into=state), with a "
-                "state whose tensors say which parts this process wants, and nothing else but engine and verify"
+                f"{found.path} is sharded: each process saved its parts of the tensors. Call restore(into=state) with "
+                "the sharded state of this process; the only other options are engine and verify"
             )
             raise ValueError(msg)
+        from deepnvme._checkpoint.distributed import sharded  # noqa: PLC0415
+
         rest = {name: value for name, value in options.items() if name != "into"}
-        return sharded.restore(self._team, found, options["into"], rest)
+        return sharded.restore(self._group, found, options["into"], rest)
 
     def fetch_parts(self, step: int | None = None) -> int:
-        """Bring the parts of a checkpoint here that lie on other machines' own disks, and give the bytes of that.
+        """Copy parts that are on other machines' local disks to this machine. Returns the bytes copied.
 
-        For ``layout="parts"`` in folders that machines do not share; all processes call it, and then ``restore``. It
-        takes 16 MiB of memory, and on each machine the room of what it lacks, until the checkpoint is retired.
+        For ``layout="parts"`` in folders that machines do not share. All processes call it before ``restore``. It uses
+        16 MiB of memory, and disk space for the missing parts until the checkpoint is retired.
 
         Args:
             step: which one. Default: the newest.
 
         Raises:
-            FileNotFoundError: there is none, or a part of it is nowhere.
+            FileNotFoundError: there is no such checkpoint, or no machine has one of its parts.
             deepnvme.errors.PeerError: another process has failed.
         """
         self._check_process()
         self._background.wait()
-        return fetch(self._team, self._retained.find(step), self._durability)
+        return fetch(self._group, self._history.find(step), self._durability)
 
     def wait(self) -> None:
-        """Wait until the save that is under way is in the manifest, and raise what went wrong with it."""
+        """Wait until the current save is in the manifest. Raises its error, if it failed."""
         self._check_process()
         self._background.wait()
 
     def wait_for_tensors(self) -> None:
-        """Wait until the tensors of the save that is under way may change. ``overlap`` does that before each step."""
+        """Wait until the tensors of the current save may change. ``overlap`` does this before each step."""
         self._check_process()
         if self._background.holds_tensors:
             began = time.perf_counter()
             self._background.wait_for_tensors()
-            self._tally.add_stall(time.perf_counter() - began)
-        self._background.check()
+            self._counter.add_stall(time.perf_counter() - began)
+        self._background.raise_failure()
 
     @contextmanager
     def overlap(self, *optimizers: torch.optim.Optimizer) -> Iterator[Self]:
-        """Let saves in this block write the tensors from where they are, while the next batch is computed.
+        """Let saves in this block write tensors in place, without a copy, while the next batch is computed.
 
-        The caller promises that nothing but these optimizers changes the tensors; before each of their steps, the save
-        that is under way has read them all. For what else changes state (buffers of a model, a scheduler), call
-        ``wait_for_tensors`` first.
+        The caller promises that only these optimizers change the tensors. Before each of their steps, the current save
+        finishes reading them. Call ``wait_for_tensors`` before changing other state (module buffers, a scheduler).
 
         Args:
-            *optimizers: whose ``step`` waits.
+            *optimizers: the optimizers whose ``step`` waits.
 
         Example:
             >>> model = torch.nn.Linear(2, 3)
@@ -351,7 +368,7 @@ class Checkpointer:
         self._check_process(is_to_save=True)
         self._overlaps += 1
         try:
-            with before_each_step(optimizers, self._wait_in_hook):
+            with _before_each_step(optimizers, self._wait_in_hook):
                 yield self
         finally:
             self._overlaps -= 1
@@ -359,23 +376,23 @@ class Checkpointer:
                 self.wait()
 
     def close(self) -> None:
-        """Wait for the save that is under way, let others save into the folder, and free the memory.
+        """Wait for the current save, unlock the folder, and free the memory.
 
-        Closing twice does nothing, and a save after it takes the folder again.
+        Closing twice does nothing. A later save locks the folder again.
 
-        Of several processes the connections are closed, too: what is there can still be listed and restored, unless it
-        is sharded.
+        With several processes, this also closes their connections. Checkpoints can still be listed, and restored
+        unless they are sharded.
         """
         self._check_process()
-        with self._turn:
+        with self._save_lock:
             try:
                 self._background.wait()
             finally:
                 self._starter.free()
-                self._retained.release()
-                if self._clock is not None:
-                    self._clock.close()
-                self._team.close()
+                self._history.unlock()
+                if self._timer_group is not None:
+                    self._timer_group.close()
+                self._group.close()
 
     def __enter__(self) -> Self:
         self._check_process()
@@ -390,13 +407,78 @@ class Checkpointer:
         self.close()
 
     def __repr__(self) -> str:
-        steps = [entry.step for entry in self._retained.entries]
+        steps = [entry.step for entry in self._history.entries]
         return f"<deepnvme.Checkpointer {str(self.folder)!r}, steps={steps}>"
 
     def _wait_in_hook(self) -> None:
-        # That a save failed is raised by the next call, not in the middle of a step. Ctrl-C is raised here: if it were
-        # kept, the optimizer would go on to change what is being written.
+        # The next call raises the save's failure, not the middle of a step. Ctrl-C is raised here: otherwise the
+        # optimizer would change what is being written.
         try:
             self.wait_for_tensors()
         except Exception as error:  # noqa: BLE001
-            self._background.note_failure(error)
+            self._background.add_failure(error)
+
+
+class _SaveSchedule:
+    """Decides which calls save: every Nth step, or a minimum time apart; by default all of them."""
+
+    def __init__(self, every: int | dt.timedelta | None) -> None:
+        is_time = every is None or isinstance(every, dt.timedelta)
+        self._every = every if is_time else whole(every, "every (a number of steps, or a timedelta)", 1)
+        self._last: float | None = None
+
+    @property
+    def is_by_time(self) -> bool:
+        """Whether the clock decides. The clocks of several processes differ."""
+        return isinstance(self._every, dt.timedelta)
+
+    def is_due(self, step: int, now: float) -> bool:
+        """Whether to save a state of this step, at this time in seconds."""
+        if self._every is None:
+            return True
+        if isinstance(self._every, int):
+            return step % self._every == 0
+        return self._last is None or now - self._last >= self._every.total_seconds()
+
+    def note(self, now: float) -> None:
+        """Count the time from here. Failed saves do not count, so the next one stays due."""
+        self._last = now
+
+
+class _StatsCounter:
+    """Adds up the statistics. Threads update them at the same time, and so may a signal handler.
+
+    There is no lock, because a handler would wait forever for the thread that it interrupted. Each number is appended
+    to a list instead.
+    """
+
+    def __init__(self) -> None:
+        self._stalls: list[float] = []
+        self._saves: list[tuple[int, float]] = []
+
+    @property
+    def current(self) -> CheckpointerStats:
+        """The statistics so far."""
+        saves = list(self._saves)
+        nbytes, seconds = sum(nbytes for nbytes, _ in saves), sum(seconds for _, seconds in saves)
+        return CheckpointerStats(len(saves), nbytes, sum(list(self._stalls)), float(seconds))
+
+    def add_stall(self, seconds: float) -> None:
+        """Count time that training waited."""
+        self._stalls.append(seconds)
+
+    def add_save(self, nbytes: int, seconds: float) -> None:
+        """Count one more checkpoint."""
+        self._saves.append((nbytes, seconds))
+
+
+@contextmanager
+def _before_each_step(optimizers: tuple[torch.optim.Optimizer, ...], wait: Callable[[], None]) -> Iterator[None]:
+    """Call ``wait`` before each step of these optimizers, and at the end of the block."""
+    hooks = [optimizer.register_step_pre_hook(lambda *_: wait()) for optimizer in optimizers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        wait()

@@ -1,4 +1,4 @@
-"""Tensors that are read at their first use."""
+"""``deepnvme.load(lazy=True)``: a state whose tensors are read on first use."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import _utils
+
+from deepnvme._checkpoint.load_buffer import LoadBuffers
+from deepnvme._checkpoint.safe_unpickler import SafeUnpickler, errors_with_path
+from deepnvme._checkpoint.size_limits import SizeLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Names of attributes that need no bytes: what a tensor on the meta device knows, too.
+    from deepnvme._checkpoint.load import LoadRequest, SourceFile
+    from deepnvme._deepnvme import _CheckpointReader
+
+# Attributes that need no bytes: tensors on the meta device have them.
 _META = ("shape", "dtype", "ndim", "layout", "is_sparse", "is_quantized", "is_nested", "names", "itemsize", "nbytes")
 
 
@@ -24,26 +32,26 @@ class LazyTensor(torch.Tensor):
 
     @staticmethod
     def make(described: torch.Tensor, device: torch.device, read: Callable[[], torch.Tensor]) -> LazyTensor:
-        """Stand for the tensor that ``read`` gives; ``described`` has its sizes, on the meta device."""
+        """Make a lazy tensor that ``read`` reads. ``described`` is a meta tensor with its sizes."""
         lazy = described.as_subclass(LazyTensor)
         vars(lazy).update(_read=read, _device=device, _lock=threading.Lock(), _real=None)
         return lazy
 
     def materialize(self) -> torch.Tensor:
-        """Give the real tensor, which is read the first time."""
+        """Return the real tensor, and read it the first time."""
         with self._lock:
             if self._real is None:
                 self._real = self._read()
             return self._real
 
     def read(self) -> torch.Tensor:
-        """Give the real tensor, and do not keep it."""
+        """Return the real tensor without keeping it."""
         with self._lock:
             return self._read() if self._real is None else self._real
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run any operation on the real tensors; what needs no bytes is answered without."""
+        """Run operations on the real tensors, except those that need no bytes."""
         name = getattr(func, "__name__", "")
         if name == "__get__":
             attribute = getattr(func.__self__, "__name__", "")
@@ -56,16 +64,16 @@ class LazyTensor(torch.Tensor):
         if name == "detach":
             return args[0].derive(torch.Tensor.detach)
         made = func(*_real(args), **_real(kwargs or {}))
-        # A parameter is made by these two, and only of what stays of its type.
+        # `torch.nn.Parameter` calls these two, and requires that the type stays.
         return args[0] if name == "requires_grad_" else made
 
     def derive(self, function: Callable[[torch.Tensor], torch.Tensor]) -> LazyTensor:
-        """Stand for what a function makes of the real tensor, of the same sizes and type."""
+        """Make a lazy tensor of the result of ``function``, which has the same sizes and dtype."""
         described = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
         return LazyTensor.make(described, self._device, lambda: function(self.materialize()))
 
     def __hash__(self) -> int:
-        # As of any tensor, by identity; the inherited way would read it.
+        # By identity, like any tensor. The inherited method would read it.
         return id(self)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -84,3 +92,126 @@ def _real(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _real(element) for key, element in value.items()}
     return value
+
+
+class _Stored:
+    """A storage of the file, not read yet. Tensors that share it share its memory, and free it together."""
+
+    def __init__(self, request: LoadRequest, reader: _CheckpointReader, index: int) -> None:
+        self._wanted = (request, reader, index)
+        self._lock = threading.Lock()
+        self._storage: torch.UntypedStorage | None = None
+
+    def read(self) -> torch.UntypedStorage:
+        """Return the storage, and read it the first time."""
+        with self._lock:
+            if self._storage is None:
+                request, reader, index = self._wanted
+                buffers = LoadBuffers(reader, [index], request.device, pin_memory=request.pin_memory)
+                buffers.finish(request.verify, None)
+                self._storage = buffers.storage(index, request.device)
+            return self._storage
+
+
+class _TypedStored:
+    """A typed storage that is not read yet, as torch's functions expect it."""
+
+    def __init__(self, stored: _Stored, dtype: str) -> None:
+        self.stored = stored
+        self.dtype = dtype
+
+
+class LazyUnpickler(SafeUnpickler):
+    """Makes tensors and parameters lazy. Other objects made of tensors are read at once."""
+
+    def __init__(self, path: object, limits: SizeLimits, device: torch.device) -> None:
+        super().__init__(path, limits)
+        self._device = device
+
+    def tensor(  # noqa: PLR0917 (Rust calls it)
+        self,
+        storage: Any,
+        dtype: str,
+        offset: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        requires_grad: bool,
+    ) -> torch.Tensor:
+        described = torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device="meta")
+
+        def read() -> torch.Tensor:
+            return SafeUnpickler.tensor(self, storage.read(), dtype, offset, shape, strides, requires_grad)
+
+        return LazyTensor.make(described, self._device, read)
+
+    def storage(self, storage: Any, dtype: str) -> Any:
+        """Wrap a storage that is not read yet."""
+        return None if storage is None else _TypedStored(storage, dtype)
+
+    def own_storage(self, storage: Any, dtype: str) -> Any:
+        """Read a storage that is itself an object of the state: there are no lazy storages."""
+        return None if storage is None else super().storage(storage.read(), dtype)
+
+    def call(self, function: Any, arguments: tuple[Any, ...]) -> Any:
+        """Call an allowed function or class, now or when its tensor is read."""
+        first = arguments[0] if arguments else None
+        if function is _utils._rebuild_parameter and type(first) is LazyTensor:  # noqa: SLF001
+            return first.derive(lambda data: SafeUnpickler.call(self, function, (data, *arguments[1:])))
+        # The sizes were compared with the storage when the file was opened.
+        if function is _utils._rebuild_tensor_v3 and type(first) is _TypedStored:  # noqa: SLF001
+            described = torch.empty_strided(*arguments[2:4], dtype=arguments[6], device="meta")
+            return LazyTensor.make(
+                described, self._device, lambda: SafeUnpickler.call(self, function, self._read(arguments))
+            )
+        return super().call(function, self._read(arguments))
+
+    def new(self, kind: Any, arguments: tuple[Any, ...], keywords: dict[str, Any] | None) -> Any:
+        """Make an object of an allowed class, without its ``__init__``."""
+        return super().new(kind, self._read(arguments), keywords)
+
+    def give_state(self, made: Any, state: Any) -> None:
+        """Set the state of an object, if its class allows one."""
+        super().give_state(made, self._read(state))
+
+    def _read(self, value: Any) -> Any:
+        if type(value) is tuple:
+            return tuple(self._read(element) for element in value)
+        if type(value) is _TypedStored:
+            return super().storage(value.stored.read(), value.dtype)
+        return value.materialize() if type(value) is LazyTensor else value
+
+
+def load_lazily(request: LoadRequest) -> Any:
+    """Return the state of a file, or the tensors of several by name, without reading them."""
+    # The files stay open, since they are read later, even if they are deleted.
+    return request.for_files(lambda files: _load_files(request, files))
+
+
+def _load_files(request: LoadRequest, files: list[SourceFile]) -> Any:
+    if len(files) == 1 and files[0].names is None:
+        return _load_file(request, files[0])
+    whole: dict[str, Any] = {}
+    for file in files:
+        whole.update(_load_file(request, file))
+    return whole
+
+
+def _load_file(request: LoadRequest, file: SourceFile) -> Any:
+    path, names = file.path, file.names
+    reader = request.open(file, exact=True)
+    tensors = reader.tensors()
+    chosen = request.select([tensor[0] for tensor in tensors], names)
+    if request.only is not None and names is None and not chosen:
+        raise KeyError(request.no_match_message([tensor[0] for tensor in tensors]))
+    stored = [_Stored(request, reader, index) for index in range(reader.storage_count)]
+    unpickler = LazyUnpickler(path, SizeLimits(path, reader), request.device)
+    if reader.format == "safetensors":
+        wanted = set(chosen)
+        return {
+            name: unpickler.tensor(stored[index], dtype, offset, tuple(shape), tuple(strides), False)
+            for name, dtype, shape, strides, offset, index in tensors
+            if name in wanted
+        }
+    is_whole = request.only is None and names is None
+    with errors_with_path(path):
+        return reader.build(unpickler, stored, None if is_whole else chosen)

@@ -1,4 +1,4 @@
-"""An object as a pickle and the storages that it refers to, as torch archives have them."""
+"""Pickles an object for a torch archive, and collects its storages."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The functions by whose names archives describe tensors: they are the file format.
+# The names of these functions are part of the file format: archives describe tensors by them.
 from torch._utils import _rebuild_parameter, _rebuild_tensor_v2, _rebuild_tensor_v3
 from torch.nn import Parameter
 
-from deepnvme._checkpoint.collector import uncollected
 from deepnvme._deepnvme import _check_pickle, _pickle_plain
+from deepnvme._utils.gc_pause import gc_paused
 from deepnvme.errors import InvalidArgumentError
 
-# What torch.save writes, and every reader of archives knows.
+# The protocol of torch.save, which every reader of archives supports.
 PROTOCOL = 2
 
 _CLASSES: dict[torch.dtype, type] = {
@@ -44,7 +44,7 @@ _CLASSES: dict[torch.dtype, type] = {
 
 
 class _Reference:
-    """Stands in a pickle for a storage."""
+    """Placeholder for a storage in a pickle."""
 
     __slots__ = ("persistent",)
 
@@ -53,11 +53,11 @@ class _Reference:
 
 
 class _NoHooks:
-    """Stands for an empty dict of hooks, of which each tensor has its own. Python takes long to find one empty."""
+    """Placeholder for an empty dict of hooks. Each tensor has its own, and pickling them takes long."""
 
 
 class Pickler(pickle.Pickler):
-    """Collects the storages of all tensors that it meets: ``storages`` has them in the order of their keys."""
+    """Collects the storages of all tensors into ``storages``, in the order of their keys."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=PROTOCOL)
@@ -65,18 +65,18 @@ class Pickler(pickle.Pickler):
         self._keys: dict[tuple[str, int, int], tuple[str, torch.dtype]] = {}
 
     def persistent_id(self, obj: Any) -> tuple[object, ...] | None:
-        """Name storages by key; everything else is pickled."""
+        """Replace storages by their keys. Everything else is pickled."""
         if type(obj) is _Reference:
             return obj.persistent
         if isinstance(obj, torch.TypedStorage):
-            # The public way to the untyped one warns that typed ones will go; archives will always have them.
+            # The public accessor warns that typed storages are deprecated. Archives will always contain them.
             return self._refer(obj._untyped_storage, obj.dtype)[0]  # noqa: SLF001
         if isinstance(obj, torch.UntypedStorage):
             return self._untyped(obj)
         return None
 
     def reducer_override(self, obj: Any) -> Any:
-        """Describe ordinary tensors by the shortest way: of ten thousand, the long one takes as long as the disk."""
+        """Describe ordinary tensors the shortest way: for ten thousand, the default takes as long as the disk."""
         kind = type(obj)
         if kind is _NoHooks:
             return OrderedDict, ()
@@ -90,11 +90,11 @@ class Pickler(pickle.Pickler):
         view = (obj.storage_offset(), tuple(obj.shape), obj.stride(), obj.requires_grad, _NoHooks())
         if is_first_type:
             return _rebuild_tensor_v2, (_Reference(persistent), *view)
-        # Archives have one element type for each storage; other views of it say their own.
+        # An archive has one dtype for each storage. Views with another dtype state their own.
         return _rebuild_tensor_v3, (_Reference(self._untyped(obj.untyped_storage())), *view, obj.dtype)
 
     def _refer(self, storage: torch.UntypedStorage, dtype: torch.dtype) -> tuple[tuple[object, ...], bool]:
-        """Describe a storage, and say whether ``dtype`` is the type that the archive has for it."""
+        """Describe a storage. Returns whether ``dtype`` is the one that the archive has for it."""
         key, known = self._key(storage, dtype)
         if dtype not in _CLASSES:
             return self._untyped(storage), known == dtype
@@ -113,7 +113,7 @@ class Pickler(pickle.Pickler):
     def _key(self, storage: torch.UntypedStorage, dtype: torch.dtype) -> tuple[str, torch.dtype]:
         nbytes = storage.nbytes()
         key = str(len(self.storages))
-        # Storages without bytes have no address to be known by.
+        # Empty storages have no address to identify them.
         place = (str(storage.device), storage.data_ptr(), nbytes) if nbytes else ("", len(self.storages), 0)
         known = self._keys.setdefault(place, (key, dtype))
         if known[0] == key:
@@ -122,7 +122,7 @@ class Pickler(pickle.Pickler):
 
 
 class _RefusedError(Exception):
-    """A tensor that no reader of ours can make from storages."""
+    """A tensor that cannot be rebuilt from storages."""
 
     def __init__(self, tensor: Tensor, reason: str) -> None:
         super().__init__(reason)
@@ -131,15 +131,15 @@ class _RefusedError(Exception):
 
 def _check_has_storage(tensor: Tensor) -> None:
     if tensor.is_nested:
-        reason = "this tensor is nested, which `load` would refuse; save the tensors of tensor.unbind()"
+        reason = "this tensor is nested, and `load` cannot build it; save the tensors of tensor.unbind()"
         raise _RefusedError(tensor, reason)
     if tensor.is_mkldnn:
-        reason = "this tensor has oneDNN's own layout, whose bytes are out of reach; save tensor.to_dense()"
+        reason = "this tensor has oneDNN's own layout, whose bytes are not accessible; save tensor.to_dense()"
         raise _RefusedError(tensor, reason)
 
 
 def _where(obj: object, tensor: Tensor) -> str | None:
-    """Name the keys that lead to a tensor of a state."""
+    """Return the keys that lead to a tensor of a state."""
     if obj is tensor:
         return ""
     pairs: Iterable[tuple[object, object]] = ()
@@ -154,7 +154,7 @@ def _where(obj: object, tensor: Tensor) -> str | None:
 
 
 def _is_ordinary(tensor: Tensor) -> bool:
-    """Whether nothing but storage, place, sizes and strides makes the tensor."""
+    """Whether storage, offset, sizes and strides describe the tensor completely."""
     return (
         tensor.layout is torch.strided
         and tensor.dtype in _CLASSES
@@ -165,9 +165,9 @@ def _is_ordinary(tensor: Tensor) -> bool:
     )
 
 
-@uncollected()
-def take_apart(obj: object) -> tuple[bytes, list[torch.UntypedStorage]]:
-    """Pickle an object; return the pickle and the storages that it refers to, in the order of their keys."""
+@gc_paused()
+def pickle_with_storages(obj: object) -> tuple[bytes, list[torch.UntypedStorage]]:
+    """Pickle an object. Returns the pickle, and its storages in the order of their keys."""
     plain = _pickle_plain(obj)
     if plain is not None:
         return plain
@@ -179,7 +179,7 @@ def take_apart(obj: object) -> tuple[bytes, list[torch.UntypedStorage]]:
         msg = f"{_where(obj, refused.tensor) or 'the state'}: {refused}"
         raise InvalidArgumentError(msg) from None
     except RecursionError as error:
-        msg = "the objects of the state lie too deep in one another to be saved so that they could be loaded"
+        msg = "the objects of the state are nested too deeply to be saved and loaded again"
         raise InvalidArgumentError(msg) from error
     _check_pickle(file.getvalue())
     return file.getvalue(), pickler.storages

@@ -1,7 +1,7 @@
-"""A state in several safetensors files and an index, as Hugging Face lays it out.
+"""A state in several safetensors files and an index, as Hugging Face writes them.
 
-Each save has shards with names of their own, and the replacement of the index is the one moment of change. The shards
-of the old state are removed afterwards, if the old index recorded them as ours. No other file is, whatever its name.
+Each save uses new file names, and replacing the index switches to the new state. Afterwards the old shards are removed
+if the old index recorded them as deepnvme's. No other file is removed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 _INDEX = ".index.json"
 _SUFFIX = ".safetensors"
-# Where in an index the record is of the files that are its own.
+# Keys of the record in an index that lists the index's own files.
 _RECORD = ("metadata", "deepnvme.owned")
-# Where a warning points to: the caller of ``save``.
+# Stack level of warnings: the caller of ``save``.
 _CALLER = 4
 
 
@@ -37,25 +37,25 @@ def save_shards(
     tensors: list[_Tensor],
     max_shard_bytes: int,
     plan: Callable[[Path, list[_Tensor]], _SavePlan],
-    tell: _Tell,
+    report: _Tell,
 ) -> int:
-    """Write the shards, then replace the index; how many bytes the shards have. ``plan`` plans one of them."""
+    """Write the shards, then replace the index. Returns the bytes of all shards. ``plan`` plans one shard."""
     max_shard_bytes = whole(max_shard_bytes, "max_shard_bytes", 1)
     shards = _cut(tensors, max_shard_bytes)
     if len(shards) <= 1:
-        nbytes = plan(path, tensors).start().wait(tell, True)[0]
+        nbytes = plan(path, tensors).start().wait(report, True)[0]
         retire_shards(path)
         return nbytes
     stem = path.name.removesuffix(_SUFFIX)
     names = [f"{stem}-{number:05}-of-{len(shards):05}-" for number in range(1, len(shards) + 1)]
     index = _index_of(path)
-    # Of a save of one file that was killed. It lies beside what a link leads to.
+    # Remains of a killed save of one file. They are next to the target of a symbolic link.
     _remove_stale(os.path.realpath(path))
     new = _SetReplacement(index, [(path.with_name(name), _SUFFIX) for name in names], _RECORD)
     try:
         written = {}
         for member, shard in zip(new.members, shards, strict=True):
-            nbytes, _, _, index_crc64 = plan(member, shard).start_into(member).wait(tell, True)
+            nbytes, _, _, index_crc64 = plan(member, shard).start_into(member).wait(report, True)
             written[member.name] = nbytes, index_crc64
         metadata = {"total_size": sum(tensor[3].nbytes for tensor in tensors), **identities(written), **_replaced(path)}
         members = zip(new.members, shards, strict=True)
@@ -66,31 +66,31 @@ def save_shards(
         raise
     if foreign:
         shown = ", ".join(str(file) for file in foreign[:5]) + (", ..." if len(foreign) > 5 else "")  # noqa: PLR2004
-        _warn(f"{index}: the old index listed files that it did not record as its own; they stay: {shown}")
+        _warn(f"{index}: the old index listed files that it did not record as its own; they are kept: {shown}")
     if "deepnvme.replaces" in metadata:
-        msg = f"{path}: this file stays, for it may not be deepnvme's. deepnvme loads the new shards instead"
-        _warn(f"{msg}; other programs prefer the file: remove it, or move it away")
+        msg = f"{path}: this file is kept, since it may not be deepnvme's. deepnvme loads the new shards instead"
+        _warn(f"{msg}; other programs prefer the file: remove or move it")
     return sum(nbytes for nbytes, _ in written.values())
 
 
 def retire_shards(path: Path) -> None:
-    """Remove the index and the shards of an earlier save, of which the file ``path`` has taken the place."""
+    """Remove the index and the shards of an earlier save that the file ``path`` replaces."""
     index = _index_of(path)
     try:
         is_foreign = _retire_set(index, _RECORD) == "foreign"
     except OSError as error:
-        # The new file is there and counts. A failure would say that it is not.
+        # The new file is complete and counts, so this is no error.
         _warn(f"{index}: the files of an earlier save could not be removed ({error}); remove them")
         return
     if is_foreign:
         if _is_loaded(path):
-            _warn(f"{index}: this index may not be deepnvme's, and stays. Loaders prefer the new {path.name}")
+            _warn(f"{index}: this index may not be deepnvme's, and is kept. Loaders prefer the new {path.name}")
         else:
-            _warn(f"{index}: this index is damaged, and stays. Remove it: until then deepnvme loads neither file")
+            _warn(f"{index}: this index is damaged, and is kept. Remove it: until then deepnvme loads neither file")
 
 
 def _is_loaded(path: Path) -> bool:
-    """Whether a load of ``path`` loads that file, and not what an index of its name lists."""
+    """Whether a load of ``path`` reads that file, and not the files of an index of its name."""
     try:
         return [names for _, names, _ in _find_set(path, False)] == [None]
     except (OSError, ValueError):
@@ -98,9 +98,9 @@ def _is_loaded(path: Path) -> bool:
 
 
 def identities(files: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
-    """Say in a list which files it means; its checksum is blank until the list is committed."""
-    wire = {name: {"bytes": nbytes, "index_crc64": f"{crc64:016x}"} for name, (nbytes, crc64) in files.items()}
-    return {"deepnvme.checksum": "-".join(["0" * 16] * 3), "deepnvme.files": wire}
+    """Return the records that identify the files of an index. Its checksum is filled in on commit."""
+    records = {name: {"bytes": nbytes, "index_crc64": f"{crc64:016x}"} for name, (nbytes, crc64) in files.items()}
+    return {"deepnvme.checksum": "-".join(["0" * 16] * 3), "deepnvme.files": records}
 
 
 def _index_of(path: Path) -> Path:
@@ -108,7 +108,7 @@ def _index_of(path: Path) -> Path:
 
 
 def _replaced(path: Path) -> dict[str, Any]:
-    """Say which file of the same name the shards replace: it is not removed, and loaders would prefer it."""
+    """Return the identity of a file of the same name. It is not removed, and other loaders would prefer it."""
     try:
         stat = path.stat()
     except OSError:

@@ -10,7 +10,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deepnvme._checkpoint.lazy import LazyTensor
-from deepnvme._checkpoint.writing import SaveOptions
+from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._offload.groups import find_blocks
 from deepnvme._offload.passes import BlockRunner
 from deepnvme._offload.placeholders import replace_meta_parameters
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from deepnvme._checkpoint.progress import Progress
+    from deepnvme._utils.terminal import Progress
     from deepnvme._deepnvme import Engine
     from deepnvme._offload.groups import ParameterGroup
     from deepnvme._offload.stats import SwapStats

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deepnvme._checkpoint.progress import Progress, watcher
+from deepnvme._checkpoint.save import DescribedTensor, SaveOptions, describe_tensors, is_safetensors, plan_safetensors
 from deepnvme._checkpoint.shards import save_shards
-from deepnvme._checkpoint.writing import Described, SaveOptions, described, is_safetensors, plan_tensors
 from deepnvme._utils.arguments import path_of
+from deepnvme._utils.terminal import Progress, progress_callback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,14 +35,14 @@ class ShardSaver:
         if not is_safetensors(path):
             msg = f"{os.fspath(path)}: what is saved in pieces becomes safetensors files; end the name in .safetensors"
             raise ValueError(msg)
-        tell = watcher(progress, "saving", path)
+        tell = progress_callback(progress, "saving", path)
 
-        def plan(shard: Path, part: list[Described]) -> _SavePlan:
-            return plan_tensors(shard, self._in_memory(part), options)
+        def plan(shard: Path, part: list[DescribedTensor]) -> _SavePlan:
+            return plan_safetensors(shard, self._in_memory(part), options)
 
-        return save_shards(path_of(path), described(self._state), max_shard_bytes, plan, tell)
+        return save_shards(path_of(path), describe_tensors(self._state), max_shard_bytes, plan, tell)
 
-    def _in_memory(self, part: list[Described]) -> list[Described]:
+    def _in_memory(self, part: list[DescribedTensor]) -> list[DescribedTensor]:
         # A tensor with two names is copied once.
         copies: dict[int, torch.Tensor] = {}
         for name, *_ in part:

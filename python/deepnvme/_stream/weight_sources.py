@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from deepnvme._checkpoint.following import follow
+from deepnvme._checkpoint.load import retry_if_replaced
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set, _packed_tensors
 from deepnvme._stream.weight_origin import ByteRange, Origin
 from deepnvme._stream.weight_provenance import named_tensors
@@ -75,7 +75,7 @@ class ModelFiles:
         if packed is not None:
             self._open([(packed, None, None)], engine)
             return
-        follow(path, lambda: _find_set(path, verify != "off"), lambda found: self._open(found, engine))
+        retry_if_replaced(path, lambda: _find_set(path, verify != "off"), lambda found: self._open(found, engine))
 
     def check_unchanged(self) -> None:
         """Check that the files are the ones whose headers were read.

@@ -1,1 +1,1 @@
-"""Small things that several packages need."""
+"""Helpers that several packages need."""

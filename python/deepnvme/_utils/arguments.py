@@ -1,4 +1,4 @@
-"""Arguments as callers give them: whole numbers, paths, and sizes such as ``"4GB"`` or ``"512 MiB"``.
+"""Checks of arguments: whole numbers, paths, and sizes such as ``"4GB"`` or ``"512 MiB"``.
 
 Suffixes of sizes are powers of 1024.
 """
@@ -15,24 +15,24 @@ from deepnvme.errors import InvalidArgumentError
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?\s*", re.IGNORECASE)
-# A file, or memory, has no more bytes.
+# The largest size of a file or of memory.
 WHOLE_MAX = (1 << 63) - 1
-# Letters that a message has of what does not fit.
+# Characters of an invalid value that a message shows.
 _SHOWN_MAX = 100
 
 
 def whole(value: object, name: str, low: int = 0, high: int = WHOLE_MAX) -> int:
-    """Take an argument for a whole number: the one conversion of those that reach the extension.
+    """Convert an argument to a whole number. All numbers that reach the extension go through here.
 
     Args:
-        value: what the caller has passed.
-        name: of the argument, for the message.
-        low: the least that it may be.
-        high: the most.
+        value: the argument.
+        name: its name, for the message.
+        low: the smallest allowed value.
+        high: the largest allowed value.
 
     Raises:
         InvalidArgumentError: it is outside the range.
-        TypeError: it is no integer, but a float, a bool or a text.
+        TypeError: it is not an integer, but a float, a bool or a text.
     """
     try:
         number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
@@ -47,14 +47,14 @@ def whole(value: object, name: str, low: int = 0, high: int = WHOLE_MAX) -> int:
 
 
 def parse_bytes(size: object, name: str = "memory") -> int:
-    """Read a number of bytes, at least one: ``4_000_000_000``, ``"4GB"``, ``"1.5G"``, ``"512MiB"``.
+    """Parse a number of bytes, at least one: ``4_000_000_000``, ``"4GB"``, ``"1.5G"``, ``"512MiB"``.
 
     Args:
-        size: what was written.
-        name: of the setting, for the message.
+        size: the argument.
+        name: its name, for the message.
 
     Raises:
-        InvalidArgumentError: it is no such size.
+        InvalidArgumentError: it is not a size.
     """
     nbytes: float = 0
     if isinstance(size, str):
@@ -78,9 +78,9 @@ def _shown(value: object) -> str:
 
 
 def path_of(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
-    """Make a path of whatever names a file.
+    """Convert a path of any type to a ``Path``.
 
     Raises:
-        TypeError: it names none.
+        TypeError: it is not a path.
     """
     return Path(os.fsdecode(path))

@@ -1,4 +1,4 @@
-"""``await pending``: the bridge from a request to asyncio, imported when first awaited."""
+"""``await pending``: connects a request to asyncio. Imported when a request is first awaited."""
 
 import asyncio
 import os
@@ -7,14 +7,14 @@ from deepnvme._deepnvme import Pending
 
 
 async def completion(pending: Pending) -> int:
-    """Wait for a request without blocking the loop; return the bytes moved, or raise its failure.
+    """Wait for a request without blocking the loop. Returns the bytes moved, or raises its error.
 
-    Cancelling the task that awaits leaves the request alone: it goes on, and may be awaited again.
+    Cancelling the awaiting task does not cancel the request. It continues, and may be awaited again.
     """
     if not pending.done():
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        # Each waiter has an eventfd of its own, since a loop knows one callback per descriptor.
+        # Each waiter needs its own eventfd: a loop has one callback per descriptor.
         eventfd = pending._completion_fd()  # noqa: SLF001
         try:
             loop.add_reader(eventfd, _wake, done)
@@ -28,6 +28,6 @@ async def completion(pending: Pending) -> int:
 
 
 def _wake(done: "asyncio.Future[None]") -> None:
-    """Resume the waiter, unless it was cancelled in the meantime."""
+    """Resume the waiter, unless it was cancelled."""
     if not done.done():
         done.set_result(None)

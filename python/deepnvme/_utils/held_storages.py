@@ -1,8 +1,8 @@
-"""Storages of torch that may not move while a transfer works on them.
+"""Keeps torch from moving a storage's memory during a transfer.
 
-``share_memory_()``, which multiprocessing calls for every tensor that it sends, puts another memory into a storage and
-frees the old one. So does ``_swap_data_ptr_()`` when the other storage ends. torch has a table of storages that are
-being shared, and asks whoever shares one to wait for its entry: a storage that is held looks as if it were in it.
+``share_memory_()``, which multiprocessing calls for every tensor that it sends, replaces a storage's memory and frees
+the old one. So does ``_swap_data_ptr_()`` once the other storage is freed. torch keeps a table of storages that are
+being shared, and waits for the entry of a storage before sharing it. Storages in transfers pretend to be in the table.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _SWAP = "_swap_data_ptr_"
 
 
 class _Refusal:
-    """Nobody waits for it: it raises."""
+    """An entry that raises when torch waits for it."""
 
     def __enter__(self) -> NoReturn:
         msg = (
-            "deepnvme reads into this tensor or writes it, and its memory cannot be moved to shared memory meanwhile: "
-            "wait for the transfer first"
+            "deepnvme is reading or writing this tensor, so its memory cannot be moved to shared memory: wait for the "
+            "transfer first"
         )
         raise RuntimeError(msg)
 
@@ -33,7 +33,7 @@ class _Refusal:
 
 
 class _Table(dict[int, Any]):
-    """torch's table of storages that are being shared, with those that are held."""
+    """torch's table of storages that are being shared, with those in transfers added."""
 
     def __contains__(self, storage: object) -> bool:
         return super().__contains__(storage) or (isinstance(storage, int) and _is_held(storage))
@@ -42,13 +42,13 @@ class _Table(dict[int, Any]):
         return super().__getitem__(storage) if self.is_moving(storage) else _Refusal()
 
     def is_moving(self, storage: int) -> bool:
-        """Whether a storage is being moved now."""
+        """Whether torch is moving a storage now."""
         return super().__contains__(storage)
 
 
 def install() -> _Table:
-    """Have torch refuse from now on; the table."""
-    # Not before torch is needed; it has been imported by then.
+    """Make torch refuse to move storages in transfers. Returns the table."""
+    # Here, since torch is imported only when it is needed.
     import torch  # noqa: PLC0415
     import torch.storage  # noqa: PLC0415
 
@@ -64,7 +64,7 @@ def install() -> _Table:
         def swap(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> Any:
             """Exchange the memory of two storages."""
             if _is_held(storage._cdata) or _is_held(other._cdata):  # noqa: SLF001
-                msg = "deepnvme reads into this storage or writes it: wait for the transfer before you swap its memory"
+                msg = "deepnvme is reading or writing this storage: wait for the transfer before swapping its memory"
                 raise RuntimeError(msg)
             return plain(storage, other)
 

@@ -1,4 +1,4 @@
-"""Calls back when a module has just been imported."""
+"""Calls a function after a module is imported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 class ImportHook(MetaPathFinder):
-    """Finds nothing itself: lets the other finders find, and calls `imported` after the module has run."""
+    """Leaves finding to the other finders, and calls `imported` after a wanted module has run."""
 
     def __init__(self, wanted: Callable[[str], bool], imported: Callable[[ModuleType], None]) -> None:
         self._wanted = wanted
@@ -19,7 +19,7 @@ class ImportHook(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec that the other finders give, with a loader that calls back."""
+        """Return the other finders' spec, with a loader that calls back."""
         if not self._wanted(fullname):
             return None
         for finder in sys.meta_path:
@@ -34,7 +34,7 @@ class ImportHook(MetaPathFinder):
         return None
 
     def _watch(self, loader: Loader) -> None:
-        # On this loader object alone, and only for this one import: its class and its other answers stay as they are.
+        # Only on this loader object, and only for this import. Its class stays unchanged.
         original = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""Changes to somebody else's objects that can be taken back."""
+"""Changes to other libraries' objects that can be undone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Patches:
         self._undo: list[Callable[[], object]] = []
 
     def set_attribute(self, owner: Any, name: str, value: object) -> None:
-        """Sets an attribute of a class or module; one that the owner inherited is inherited again afterwards."""
+        """Set an attribute of a class or module. Undoing deletes it if the owner did not have it itself."""
         before = vars(owner).get(name, _MISSING)
         if before is value:
             return
@@ -26,7 +26,7 @@ class Patches:
             self.on_undo(lambda: setattr(owner, name, before))
 
     def set_item(self, mapping: MutableMapping[str, Any], key: str, value: object) -> None:
-        """Sets an entry of a mapping."""
+        """Set an entry of a mapping."""
         before = mapping.get(key, _MISSING)
         if before is value:
             return
@@ -37,10 +37,10 @@ class Patches:
             self.on_undo(lambda: mapping.update({key: before}))
 
     def on_undo(self, action: Callable[[], object]) -> None:
-        """Calls `action` when the changes are undone."""
+        """Call `action` when the changes are undone."""
         self._undo.append(action)
 
     def undo(self) -> None:
-        """Takes all changes back."""
+        """Undo all changes."""
         while self._undo:
             self._undo.pop()()

@@ -1,4 +1,4 @@
-"""How a tensor lies in memory."""
+"""Memory layout of tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether it has neither gaps nor overlaps, in whatever order its dimensions lie."""
+    """Whether a tensor has neither gaps nor overlaps, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:
@@ -21,7 +21,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """Give the strides of a tensor that lies row by row."""
+    """Return the strides of a row-major tensor."""
     strides = [1] * len(shape)
     for at in range(len(shape) - 1, 0, -1):
         strides[at - 1] = strides[at] * max(shape[at], 1)

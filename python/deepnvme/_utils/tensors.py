@@ -1,4 +1,4 @@
-"""What hands out torch tensors. torch is imported when one is asked for, and only then."""
+"""Functions that return torch tensors. They import torch when they are called."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 
 
 def pinned_empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Make a CPU tensor in page-aligned memory that is page-locked as far as ``RLIMIT_MEMLOCK`` allows.
+    """Return a CPU tensor in page-aligned memory, page-locked up to the limit ``RLIMIT_MEMLOCK``.
 
-    Transfers to and from such memory need no copy, whatever the device's alignment. The memory is the tensor's own and
-    is freed with it (and with the views of it). No CUDA is needed. The bytes are zero at first.
+    Transfers to and from this memory need no copy, whatever the device's alignment. The memory is freed with the
+    tensor and its views. It is zeroed. CUDA is not needed.
 
     Args:
         shape: number of elements, or the size of each dimension. 0 is allowed.
         dtype: of the elements. Default ``torch.uint8``.
 
     Returns:
-        A contiguous tensor of that shape and dtype.
+        A contiguous tensor of this shape and dtype.
 
     Raises:
         ImportError: torch is not installed.
         ValueError: a size is negative.
-        OSError: the memory is not to be had (``errno.ENOMEM``). That it cannot be *locked* is no error.
+        OSError: the memory cannot be allocated (``errno.ENOMEM``). Memory that cannot be *locked* is no error.
 
     Example:
         >>> buffer = deepnvme.pinned_empty((1024, 1024), torch.bfloat16)
         >>> buffer.data_ptr() % 4096
         0
     """
-    _check_torch("pinned_empty")
+    require_torch("pinned_empty")
     import torch  # noqa: PLC0415
 
     given = tuple(shape) if isinstance(shape, Iterable) else (shape,)
@@ -49,14 +49,14 @@ def pinned_empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -
         return torch.empty(sizes, dtype=dtype)
     whole(elements * dtype.itemsize, f"the bytes of shape {sizes}")
     flat: torch.Tensor = torch.utils.dlpack.from_dlpack(_pinned_capsule(elements * dtype.itemsize))
-    # `.data` is no view of another tensor, which code that looks for leaves and owners would trip over.
+    # `.data`, so that the result is no view of another tensor: some code looks for leaves and owners.
     return flat.view(dtype).view(sizes).data
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Alias a contiguous tensor as bytes, without copying.
+    """Return a contiguous tensor's bytes as a ``uint8`` tensor, without a copy.
 
-    Changing one changes the other, and the memory lives as long as either does.
+    Both share their memory, which lives as long as either does.
 
     Args:
         tensor: any dtype, any device, any shape; contiguous.
@@ -66,13 +66,13 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
     Raises:
         ValueError: the tensor is not contiguous, or is a lazy conjugate or negative view.
-        TypeError: it is not a torch tensor, or has no bytes of its own (sparse, nested).
+        TypeError: it is not a torch tensor, or not one block of bytes (sparse, nested).
 
     Example:
         >>> deepnvme.as_bytes(torch.ones(2, dtype=torch.int16))
         tensor([1, 0, 1, 0], dtype=torch.uint8)
     """
-    _check_torch("as_bytes")
+    require_torch("as_bytes")
     import torch  # noqa: PLC0415
 
     _check_is_tensor(tensor)
@@ -80,7 +80,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
         msg = f"a tensor of layout {tensor.layout} is not one block of bytes; take its parts, or tensor.to_dense()"
         raise TypeError(msg)
     if not tensor.is_contiguous():
-        msg = "the tensor is not contiguous, so that its bytes are no one block; use tensor.contiguous()"
+        msg = "the tensor is not contiguous, so its bytes are not one block; use tensor.contiguous()"
         raise ValueError(msg)
     if tensor.is_conj() or tensor.is_neg():
         msg = "the tensor is a lazy view whose bytes are not its values; use tensor.resolve_conj().resolve_neg()"
@@ -88,14 +88,21 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
-def _check_torch(caller: str) -> None:
-    """Import torch, or say who wanted it."""
+def engine_reaches(device: torch.device) -> bool:
+    """Whether the engine transfers to and from this device itself: CPU and CUDA devices."""
+    import torch  # noqa: PLC0415
+
+    return device.type == "cpu" or (device.type == "cuda" and torch.version.hip is None)
+
+
+def require_torch(caller: str) -> None:
+    """Import torch, or raise an error that names the function that needs it."""
     try:
         import torch  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        msg = f"deepnvme.{caller} makes torch tensors, and torch is not installed; install it with `pip install torch`"
+        msg = f"deepnvme.{caller} needs torch, which is not installed; install it with `pip install torch`"
         raise ImportError(msg, name="torch") from error
     import torch.utils.dlpack  # noqa: F401, PLC0415
 
@@ -104,5 +111,5 @@ def _check_is_tensor(argument: object) -> None:
     import torch  # noqa: PLC0415
 
     if not isinstance(argument, torch.Tensor):
-        msg = f"as_bytes takes a torch tensor, not {type(argument).__name__}; an array has array.view('uint8')"
+        msg = f"as_bytes takes a torch tensor, not {type(argument).__name__}; for an array, use array.view('uint8')"
         raise TypeError(msg)

@@ -1,4 +1,4 @@
-"""The standard error, where progress is shown if there is one, and the standard output of commands."""
+"""Progress bars on standard error, and the output of commands on standard output."""
 
 from __future__ import annotations
 
@@ -6,10 +6,20 @@ import contextlib
 import errno
 import os
 import sys
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+# The argument `progress`: default, yes, no, or a function of bytes done and bytes in total.
+Progress: TypeAlias = bool | Callable[[int, int], object] | None
+
+# Shorter work shows no bar.
+_QUIET_S = 1.0
+_WIDTH = 30
 
 
 def is_terminal() -> bool:
-    """Whether the standard error is a terminal. A process may have none, or may have closed it."""
+    """Whether standard error is a terminal. A process may have none, or may have closed it."""
     try:
         return sys.stderr is not None and sys.stderr.isatty()
     except (OSError, ValueError):
@@ -17,7 +27,7 @@ def is_terminal() -> bool:
 
 
 def show(text: str) -> None:
-    """Write to the standard error, as far as it takes that: no work fails because nobody can watch it."""
+    """Write to standard error, and ignore its errors: no work fails because its progress cannot be shown."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(text)
@@ -25,18 +35,18 @@ def show(text: str) -> None:
 
 
 class OutputError(Exception):
-    """The standard output takes no more."""
+    """Standard output is closed or full."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"cannot write to standard output: {os.strerror(number)} (os error {number})")
 
 
 def say(line: str) -> None:
-    """Write a line of a command's answer to the standard output, now.
+    """Write a line of a command's output to standard output, and flush it.
 
     Raises:
-        BrokenPipeError: its reader has gone.
-        OutputError: it is closed, or the disk behind it is full.
+        BrokenPipeError: its reader is gone.
+        OutputError: it is closed, or its disk is full.
     """
     if sys.stdout is None:
         raise OutputError(errno.EBADF)
@@ -44,8 +54,36 @@ def say(line: str) -> None:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
     except OSError as error:
-        # What is left in its buffer would fail again when the interpreter ends.
+        # Otherwise the interpreter would fail again at exit, with the rest of the buffer.
         sys.stdout = None
         if isinstance(error, BrokenPipeError):
             raise
         raise OutputError(error.errno or errno.EIO) from error
+
+
+class _Bar:
+    def __init__(self, verb: str, name: object, is_asked_for: bool) -> None:
+        self._text = f"{verb} {name}"
+        self._began = time.monotonic()
+        self._quiet_s = 0.0 if is_asked_for else _QUIET_S
+        self._is_shown = False
+
+    def __call__(self, done: int, total: int) -> None:
+        seconds = time.monotonic() - self._began
+        if total == 0 or (seconds < self._quiet_s and not self._is_shown):
+            return
+        self._is_shown = True
+        filled = _WIDTH * done // total
+        bar = "#" * filled + "-" * (_WIDTH - filled)
+        rate = done / seconds / 1e9 if seconds > 0 else 0.0
+        end = "\n" if done >= total else ""
+        show(f"\r{self._text} [{bar}] {done / 1e9:.1f}/{total / 1e9:.1f} GB, {rate:.1f} GB/s{end}")
+
+
+def progress_callback(progress: Progress, verb: str, name: object) -> Callable[[int, int], object] | None:
+    """Return the function that reports progress: the caller's, a bar, or ``None``."""
+    if callable(progress):
+        return progress
+    if progress or (progress is None and is_terminal()):
+        return _Bar(verb, name, bool(progress))
+    return None

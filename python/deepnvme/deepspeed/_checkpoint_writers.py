@@ -16,7 +16,7 @@ from deepspeed import comm
 from deepspeed.io import MockFileWriter
 
 import deepnvme._file as file
-from deepnvme.integrations._background import BackgroundFiles
+from deepnvme.integrations._background_save import BackgroundFileSaver
 from deepnvme.integrations.deepspeed import DeepnvmeCheckpointEngine
 
 _MOCK = "MOCK"
@@ -61,7 +61,7 @@ class DecoupledCheckpointEngine(WriterCheckpointEngine):
 
     def __init__(self, config_params: Any, dp_writer_config: object, optimize_dp_state: bool) -> None:
         super().__init__(config_params, dp_writer_config, optimize_dp_state)
-        self._files = BackgroundFiles(self._options)
+        self._files = BackgroundFileSaver(self._options)
         self._uncommitted: Any = None
 
     def create(self, info: Any) -> None:
@@ -78,10 +78,10 @@ class DecoupledCheckpointEngine(WriterCheckpointEngine):
         try:
             self._files.save(state_dict, path)
         except BaseException:
-            # A checkpoint that lacks a file is never committed: `latest` goes on naming the one before.
+            # A checkpoint that lacks a file is never committed. `latest` keeps the previous one.
             self._uncommitted = None
             raise
-        self._files.afterwards(lambda: self._report(path, began))
+        self._files.after_save(lambda: self._report(path, began))
 
     def load(self, path: str, map_location: Any = None) -> Any:  # type: ignore[override]
         """Read one file of a checkpoint, possibly the one that is being written."""

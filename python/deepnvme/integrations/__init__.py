@@ -1,1 +1,1 @@
-"""deepnvme inside the checkpointing of others. Each module is imported by itself, and needs what it is for."""
+"""Support for checkpoints of other libraries, and for model servers. Each module imports the library that it is for."""

@@ -1,4 +1,4 @@
-"""``safetensors.safe_open`` for libraries that call it: the same methods, the bytes through the engine."""
+"""``safetensors.safe_open`` through the engine, with the same methods, for libraries that call it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme._checkpoint.arena import Arenas
+from deepnvme._checkpoint.load_buffer import LoadBuffers
 from deepnvme._deepnvme import _CheckpointReader
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-# As safetensors spells element types.
+# Dtypes as safetensors spells them.
 _NAMES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "complex64": "C64",
     "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "bool": "BOOL",
@@ -27,13 +27,13 @@ _NAMES = {
 
 
 class TensorFile:
-    """A safetensors file whose tensors are read when they are asked for, several at once if threads ask."""
+    """A safetensors file whose tensors are read on request, also by several threads at once."""
 
     def __init__(
         self, filename: str | os.PathLike[str], framework: str = "pt", device: Any = "cpu", **_backend: Any
     ) -> None:
         if framework not in ("pt", "torch", "pytorch"):
-            msg = f"framework is {framework!r}; deepnvme makes torch tensors, framework='pt'"
+            msg = f"framework is {framework!r}; deepnvme makes torch tensors, use framework='pt'"
             raise ValueError(msg)
         self._path = filename
         self._device = torch.device(device)
@@ -43,26 +43,26 @@ class TensorFile:
         self._tensors = {tensor[0]: tensor for tensor in self._reader.tensors()}
 
     def keys(self) -> list[str]:
-        """Name the tensors, in alphabetical order."""
+        """Return the names of the tensors, in alphabetical order."""
         return sorted(self._tensors)
 
     def offset_keys(self) -> list[str]:
-        """Name the tensors, in the order of the file."""
+        """Return the names of the tensors, in the order of the file."""
         return sorted(self._tensors, key=lambda name: self._storages[self._tensors[name][5]][3])
 
     def metadata(self) -> dict[str, str]:
-        """Give the texts of the file."""
+        """Return the metadata of the file."""
         return dict(self._reader.metadata)
 
     def get_tensor(self, name: str) -> torch.Tensor:
         """Read a tensor."""
         _, dtype, shape, _, _, index = self._find(name)
-        arenas = Arenas(self._reader, [index], self._device)
-        arenas.finish("auto", None)
-        return arenas.flat(index, getattr(torch, dtype)).view(shape).to(self._device)
+        buffers = LoadBuffers(self._reader, [index], self._device)
+        buffers.finish("auto", None)
+        return buffers.flat(index, getattr(torch, dtype)).view(shape).to(self._device)
 
     def get_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Read some of a tensor's rows, which lie side by side."""
+        """Read some rows of a tensor, which are contiguous in the file."""
         _, dtype, shape, _, _, index = self._find(name)
         rows = torch.empty([max(0, stop - start), *shape[1:]], dtype=getattr(torch, dtype))
         if rows.numel():
@@ -70,13 +70,13 @@ class TensorFile:
         return rows.to(self._device)
 
     def get_slice(self, name: str) -> TensorSlice:
-        """Give something to index, which reads then."""
+        """Return an object that reads when it is indexed."""
         _, dtype, shape, *_ = self._find(name)
         return TensorSlice(self, name, _NAMES.get(dtype, dtype), shape)
 
     def _find(self, name: str) -> Any:
         if name not in self._tensors:
-            msg = f"{self._path}: the file has no tensor {name!r}"
+            msg = f"{self._path}: the file does not contain the tensor {name!r}"
             raise KeyError(msg)
         return self._tensors[name]
 
@@ -89,11 +89,11 @@ class TensorFile:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Do nothing: the file is open as long as somebody may read it."""
+        """Do nothing: the file stays open while anyone may read it."""
 
 
 class TensorSlice:
-    """A tensor of the file that has not been read: ``[...]`` reads it, ``[3:5]`` reads two rows."""
+    """A tensor that is read when indexed: ``[...]`` reads all of it, ``[3:5]`` reads two rows."""
 
     def __init__(self, file: TensorFile, name: str, dtype: str, shape: list[int]) -> None:
         self._file = file
@@ -102,11 +102,11 @@ class TensorSlice:
         self._shape = shape
 
     def get_shape(self) -> list[int]:
-        """Give the sizes."""
+        """Return the sizes."""
         return list(self._shape)
 
     def get_dtype(self) -> str:
-        """Give the element type, as safetensors spells it."""
+        """Return the dtype, as safetensors spells it."""
         return self._dtype
 
     def __getitem__(self, index: Any) -> torch.Tensor:
@@ -115,7 +115,7 @@ class TensorSlice:
             start, stop, step = first.indices(self._shape[0])
             if step == 1:
                 rows = self._file.get_rows(self._name, start, stop)
-                # What is cut out must not keep the rest of the rows in memory.
+                # A copy, so that the result does not keep the other columns in memory.
                 cut = (slice(None), *rest)
                 return rows[cut].contiguous()
         tensor = self._file.get_tensor(self._name)

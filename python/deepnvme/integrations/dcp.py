@@ -1,10 +1,9 @@
-"""``torch.distributed.checkpoint`` on deepnvme: a storage writer and a storage reader.
+"""A storage writer and a storage reader for ``torch.distributed.checkpoint``.
 
-A checkpoint is a folder: each rank writes its tensors into one safetensors file. ``deepnvme.json`` says which files
-there are, and which parts of which tensors they hold. The coordinator replaces it at once when all files are on disk;
-until then the old checkpoint of that folder counts. Then the files that the old list recorded as its own are removed,
-and no others. Only values that are no tensors are pickled.
-``DeepnvmeReader`` reads them as ``deepnvme.load`` does: no code of the folder is run.
+A checkpoint is a folder. Each rank writes its tensors into one safetensors file, and ``deepnvme.json`` lists which file
+contains which part of which tensor. The coordinator replaces this index atomically once all files are on disk. Until
+then the old checkpoint counts. Afterwards, only files that the old index recorded as its own are removed. Only
+non-tensor values are pickled. ``DeepnvmeReader`` runs no code of the folder, like ``deepnvme.load``.
 
 Example::
 
@@ -30,13 +29,13 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from deepnvme._checkpoint.save import SaveOptions, describe_tensors, plan_safetensors
 from deepnvme._checkpoint.shards import identities
-from deepnvme._checkpoint.writing import SaveOptions, described, plan_tensors
 from deepnvme._deepnvme import _CheckpointReader, _make_folders, _SetReplacement
 from deepnvme._utils.arguments import path_of
 from deepnvme.errors import NotFoundError, UnsupportedError
-from deepnvme.integrations._dcp_index import NAME, OWNED, Place, encode
-from deepnvme.integrations._dcp_reader import DeepnvmeReader
+from deepnvme.integrations._dcp.index import INDEX_NAME, OWNED_KEY, ItemLocation, encode
+from deepnvme.integrations._dcp.reader import DeepnvmeReader
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -49,11 +48,11 @@ __all__ = ["DeepnvmeReader", "DeepnvmeWriter"]
 
 
 class DeepnvmeWriter(StorageWriter):
-    """Writes the parts of a distributed state, each rank its own.
+    """Write a distributed state, each rank its own part.
 
     Args:
         path: the folder. ``dcp.save(checkpoint_id=...)`` replaces it.
-        engine: which engine moves the bytes. Default: the default engine.
+        engine: the engine that transfers the bytes. Default: the default engine.
         durability: as for ``deepnvme.save``. Default ``"full"``.
         checksums: as for ``deepnvme.save``. Default True.
     """
@@ -69,103 +68,103 @@ class DeepnvmeWriter(StorageWriter):
         super().__init__()
         self._path = None if path is None else path_of(path).absolute()
         self._options = SaveOptions(engine, durability, checksums)
-        # The coordinator's: the files of all ranks, until they count.
+        # On the coordinator: the files of all ranks, until the index lists them.
         self._new: _SetReplacement | None = None
 
     @property
     def _folder(self) -> Path:
         if self._path is None:
-            msg = "no folder was named; give DeepnvmeWriter a path, or dcp.save a checkpoint_id"
+            msg = "no folder was given; pass a path to DeepnvmeWriter, or a checkpoint_id to dcp.save"
             raise ValueError(msg)
         return self._path
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Take the folder of the next save."""
+        """Set the folder of the next save."""
         if checkpoint_id is not None:
             self._path = path_of(checkpoint_id).absolute()
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **kwargs: Any) -> None:
-        """Make the folder."""
+        """Create the folder."""
         del is_coordinator
         if not kwargs.get("use_collectives", True) and (_world_size() > 1 or kwargs.get("rank") not in (None, 0)):
-            # Each rank would write a list of its own files over those of the others. All ranks refuse: one that goes on
-            # would replace the old checkpoint by its own part of the new one.
-            msg = f"{self._folder}: DeepnvmeWriter needs one list of all ranks' files; save with use_collectives=True"
+            # Each rank would replace the index by one of its own files. All ranks refuse: a single rank that continued
+            # would replace the old checkpoint by its part of the new one.
+            msg = f"{self._folder}: DeepnvmeWriter needs one index of all ranks' files; save with use_collectives=True"
             raise UnsupportedError(msg)
         _make_folders(self._folder)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Leave the plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Make the file of each rank under a name of its own: the files of the old checkpoint stay as they are."""
+        """Create a file with a new name for each rank, so that the old checkpoint stays as it is."""
         if not all(getattr(plan, "usable", True) for plan in plans):
-            msg = f"{self._folder}: cached plans name the files of an earlier save; plan with enable_plan_caching=False"
+            msg = f"{self._folder}: cached plans name files of an earlier save; use enable_plan_caching=False"
             raise UnsupportedError(msg)
         self.give_up()
         ranks = [rank for rank, plan in enumerate(plans) if plan.items]
         members = [(self._folder / f"shard-{rank:05}-", ".safetensors") for rank in ranks]
-        self._new = _SetReplacement(self._folder / NAME, members, [OWNED])
+        self._new = _SetReplacement(self._folder / INDEX_NAME, members, [OWNED_KEY])
         names = {rank: member.name for rank, member in zip(ranks, self._new.members, strict=True)}
         return [dataclasses.replace(plan, storage_data=names.get(rank)) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write what this rank has."""
+        """Write this rank's items."""
         future: Future[list[WriteResult]] = Future()
         tensors: dict[str, torch.Tensor] = {}
         results = []
         for item in plan.items:
             name, tensor = _name_of(item), _tensor_of(item, planner)
             tensors[name] = tensor
-            results.append(WriteResult(item.index, tensor.nbytes, Place(plan.storage_data, name)))
+            results.append(WriteResult(item.index, tensor.nbytes, ItemLocation(plan.storage_data, name)))
         if tensors:
             path = self._folder / plan.storage_data
             try:
-                self._finish_shard(plan_tensors(path, described(tensors), self._options).start_into(path))
+                self._finish_shard(plan_safetensors(path, describe_tensors(tensors), self._options).start_into(path))
             except FileNotFoundError as error:
-                text = "the coordinator has made this file, and this rank does not see it, or not any more"
-                msg = f"{path}: {text}; give a folder that all ranks share, and save again"
+                text = "the coordinator created this file, and this rank does not see it"
+                msg = f"{path}: {text}; use a folder that all ranks share, and save again"
                 raise NotFoundError(msg) from error
         future.set_result(results)
         return future
 
     def _finish_shard(self, saving: _Saving) -> None:
-        """Wait until the file of this rank is on the disk."""
+        """Wait until this rank's file is on disk."""
         saving.wait(None, True)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Make the new checkpoint the one that counts, and remove the files of the old one."""
-        places = {result.index: result.storage_data for part in results for result in part}
+        """Replace the index, and remove the files of the old checkpoint."""
+        locations = {result.index: result.storage_data for part in results for result in part}
         new, self._new = self._new, None
         if new is None:
-            msg = f"{self._folder}: no save is under way"
+            msg = f"{self._folder}: no save is running"
             raise RuntimeError(msg)
         try:
-            written = {place.file for place in places.values()}
+            written = {location.file for location in locations.values()}
             found = {name: self._identity(self._folder / name) for name in sorted(written)}
-            new.commit(json.dumps({**identities(found), **encode(metadata, places)}))
+            new.commit(json.dumps({**identities(found), **encode(metadata, locations)}))
         finally:
             new.give_up()
 
     def give_up(self) -> None:
-        """Remove the files of a save that was not finished."""
+        """Remove the files of an unfinished save."""
         new, self._new = self._new, None
         if new is not None:
             new.give_up()
 
     def _identity(self, path: Path) -> tuple[int, int]:
-        """Say which file a rank has written: its bytes, and the checksum of its index."""
+        """Return the size of a rank's file, and the checksum of its index."""
         reader = _CheckpointReader(path, self._options.engine, False)
         return reader.nbytes, reader.index_crc64()
 
     def storage_meta(self) -> StorageMeta | None:
-        """Say where the checkpoint goes."""
+        """Return the location of the checkpoint."""
         return StorageMeta(checkpoint_id=self._path)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Say whether a folder can be that: any path but an URL."""
+        """Whether this can be a folder: any path except a URL."""
         return "://" not in os.fspath(checkpoint_id)
 
 

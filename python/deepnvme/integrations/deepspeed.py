@@ -1,7 +1,7 @@
-"""DeepSpeed's checkpoints on deepnvme: a checkpoint engine for a DeepSpeed engine.
+"""A checkpoint engine for DeepSpeed.
 
-``engine.save_checkpoint`` then writes the files that it always writes, as standard torch archives: durable, replaced at
-once, with checksums, and loaded by DeepSpeed with or without this engine.
+``engine.save_checkpoint`` writes its usual files as standard torch archives: durable, replaced atomically, and with
+checksums. DeepSpeed loads them with or without this engine.
 
 Example::
 
@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
-from deepnvme._checkpoint.writing import SaveOptions, start_archive
-from deepnvme.integrations._loading import load_as_torch
+from deepnvme._checkpoint.save import SaveOptions, start_archive
+from deepnvme.integrations._torch_load import load_as_torch
 
 if TYPE_CHECKING:
     import os
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from deepnvme._deepnvme import Engine
 
 
-# What the files of ZeRO have besides tensors: numbers, in classes of DeepSpeed's own.
-_OWN = {
+# Classes of DeepSpeed in the files of ZeRO. They contain only numbers.
+_DEEPSPEED_CLASSES = {
     "deepspeed.runtime.zero.config": ("ZeroStageEnum",),
     "deepspeed.utils.tensor_fragment": ("fragment_address",),
     "deepspeed.runtime.fp16.loss_scaler": ("LossScaler", "DynamicLossScaler"),
@@ -40,14 +40,14 @@ _OWN = {
 
 
 class DeepnvmeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
-    """Saves and loads the files of a DeepSpeed checkpoint.
+    """Save and load the files of a DeepSpeed checkpoint.
 
     Args:
-        engine: which engine moves the bytes. Default: the default engine.
+        engine: the engine that transfers the bytes. Default: the default engine.
         durability: as for ``deepnvme.save``. Default ``"full"``.
-        trusted: load files that ask for classes which are not known to be harmless, by running their pickles, as
-            DeepSpeed itself does with every file. Default False: of classes, a file may have those that DeepSpeed puts
-            there, and what ``torch.serialization.add_safe_globals`` allows; others are refused by name.
+        trusted: run the pickles of files that ask for classes not known to be safe, as DeepSpeed does for every file.
+            Default False: files may contain DeepSpeed's own classes and those that
+            ``torch.serialization.add_safe_globals`` allows. Others raise an error that names them.
     """
 
     def __init__(
@@ -63,24 +63,24 @@ class DeepnvmeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._trusted = trusted
 
     def create(self, info: Any) -> None:
-        """Do nothing: each file is made when it is saved."""
+        """Do nothing: each file is created when it is saved."""
 
     def save(self, state_dict: Any, path: str | os.PathLike[str]) -> None:
-        """Write one file of the checkpoint; it is on the disk when this returns."""
+        """Write one file of the checkpoint. It is on disk when this returns."""
         start_archive(state_dict, path, self._options).wait(None, True)
 
     def load(self, path: str | os.PathLike[str], map_location: Any = None) -> Any:
         """Read one file of the checkpoint."""
         device = map_location if isinstance(map_location, str | torch.device) else "cpu"
-        with torch.serialization.safe_globals(_own()):
+        with torch.serialization.safe_globals(_deepspeed_classes()):
             return load_as_torch(path, device, weights_only=not self._trusted, engine=self._options.engine)
 
     def commit(self, info: Any) -> bool:
-        """Say that the files are there, which they are."""
+        """Return True: the files are on disk already."""
         del info
         return True
 
 
-def _own() -> list[Any]:
-    modules = [(importlib.import_module(module), names) for module, names in _OWN.items()]
+def _deepspeed_classes() -> list[Any]:
+    modules = [(importlib.import_module(module), names) for module, names in _DEEPSPEED_CLASSES.items()]
     return [getattr(module, name) for module, names in modules for name in names if hasattr(module, name)]

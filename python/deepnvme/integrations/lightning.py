@@ -1,7 +1,7 @@
-"""Lightning's checkpoints on deepnvme: a ``CheckpointIO`` for ``lightning`` and for ``pytorch_lightning``.
+"""A ``CheckpointIO`` for ``lightning`` and ``pytorch_lightning``.
 
-The files are the ``.ckpt`` files that Lightning always writes: durable, replaced at once, with checksums, and read by
-Lightning and ``torch.load`` without this plugin, too.
+It writes Lightning's usual ``.ckpt`` files: durable, replaced atomically, and with checksums. Lightning and
+``torch.load`` also read them without this plugin.
 
 Example::
 
@@ -21,26 +21,26 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._checkpoint.writing import SaveOptions, start_archive
+from deepnvme._checkpoint.save import SaveOptions, start_archive
 from deepnvme._deepnvme import _make_folders
 from deepnvme._utils.arguments import whole
-from deepnvme.integrations._background import BackgroundFiles
-from deepnvme.integrations._loading import load_as_torch
+from deepnvme.integrations._background_save import BackgroundFileSaver
+from deepnvme.integrations._torch_load import load_as_torch
 
 if TYPE_CHECKING:
     from typing import Literal
 
     from deepnvme._deepnvme import Engine
-    from deepnvme.integrations._loading import _MapLocation
+    from deepnvme.integrations._torch_load import _MapLocation
 
-# The two names under which the library is installed have a class each, and a Trainer knows its own only.
+# The library is installed under two names, each with its own class. A Trainer accepts only the class of its name.
 _PACKAGES = ("lightning.fabric.plugins", "lightning_fabric.plugins")
 
 
 def _bases() -> tuple[type, ...]:
     found = [name for name in _PACKAGES if importlib.util.find_spec(name.partition(".")[0]) is not None]
     if not found:
-        msg = "deepnvme.integrations.lightning is for Lightning, which is not installed: pip install lightning"
+        msg = "deepnvme.integrations.lightning needs Lightning, which is not installed: pip install lightning"
         raise ImportError(msg, name="lightning")
     return tuple(importlib.import_module(name).CheckpointIO for name in found)
 
@@ -50,14 +50,14 @@ def _on_host(storage: Any, _location: str) -> Any:
 
 
 class DeepnvmeCheckpointIO(*_bases()):  # type: ignore[misc]
-    """Saves and loads the checkpoints of a Trainer or of Fabric.
+    """Save and load the checkpoints of a Trainer or of Fabric.
 
-    With ``async_=True``, a save returns when the tensors have been copied, and the file is written while training goes
-    on. The next save waits for it; what went wrong is raised by the next call, or at the end of the run. A checkpoint
-    that the Trainer removes in favour of the new one is removed when the new one is on the disk.
+    With ``async_=True``, a save returns once the tensors are copied, and the file is written during training. The next
+    save waits for it. The next call, or the end of the run, raises its error. If the Trainer removes an older
+    checkpoint, it is removed once the new one is on disk.
 
     Args:
-        engine: which engine moves the bytes. Default: the default engine.
+        engine: the engine that transfers the bytes. Default: the default engine.
         durability: as for ``deepnvme.save``. Default ``"full"``.
         async_: save in the background. Default False.
         memory: bytes of page-locked memory for that. Default: as for ``deepnvme.Checkpointer``.
@@ -75,8 +75,8 @@ class DeepnvmeCheckpointIO(*_bases()):  # type: ignore[misc]
         self._options = SaveOptions(engine, durability)
         self._is_async = async_
         self._memory = None if memory is None else whole(memory, "memory")
-        # Made when it is first needed: strategies that start processes pickle their plugins.
-        self._background: BackgroundFiles | None = None
+        # Created on first use: strategies that start processes pickle their plugins.
+        self._background: BackgroundFileSaver | None = None
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
@@ -84,13 +84,13 @@ class DeepnvmeCheckpointIO(*_bases()):  # type: ignore[misc]
         """Write a checkpoint.
 
         Raises:
-            TypeError: there are ``storage_options``, which are for remote file systems.
-            deepnvme.Error: this save failed, or the last one did in the background.
+            TypeError: ``storage_options`` are given, which are for remote file systems.
+            deepnvme.Error: this save failed, or the previous background save did.
         """
         if storage_options is not None:
             msg = (
-                "storage_options are for remote file systems, and deepnvme writes to disks of this machine; save "
-                "without them, or without DeepnvmeCheckpointIO"
+                "storage_options are for remote file systems, and deepnvme writes to local disks; save without them, "
+                "or without DeepnvmeCheckpointIO"
             )
             raise TypeError(msg)
         target = _local(path)
@@ -99,7 +99,7 @@ class DeepnvmeCheckpointIO(*_bases()):  # type: ignore[misc]
             start_archive(checkpoint, target, self._options).wait(None, True)
             return
         if self._background is None:
-            self._background = BackgroundFiles(self._options, self._memory)
+            self._background = BackgroundFileSaver(self._options, self._memory)
         self._background.save(checkpoint, target)
 
     def load_checkpoint(
@@ -108,11 +108,10 @@ class DeepnvmeCheckpointIO(*_bases()):  # type: ignore[misc]
         map_location: _MapLocation = _on_host,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read a checkpoint; as Lightning does, into host memory unless ``map_location`` says where.
+        """Read a checkpoint, into host memory unless ``map_location`` says otherwise, like Lightning.
 
-        Nothing of the file is run: classes that it asks for must be allowed
-        (``torch.serialization.add_safe_globals``). With ``weights_only=False``, as in
-        ``Trainer.fit(..., weights_only=False)``, the pickle of such a file may run.
+        The file runs no code: its classes must be allowed with ``torch.serialization.add_safe_globals``. With
+        ``weights_only=False``, as in ``Trainer.fit(..., weights_only=False)``, the pickle of such a file may run.
         """
         if self._background is not None:
             self._background.wait()
@@ -126,15 +125,15 @@ class DeepnvmeCheckpointIO(*_bases()):  # type: ignore[misc]
         return state
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Remove a checkpoint, if it is there; while another one is being written, when that is on the disk."""
+        """Remove a checkpoint if it exists, after the current save is on disk."""
         target = _local(path)
         if self._background is None:
             _remove(target)
         else:
-            self._background.afterwards(lambda: _remove(target))
+            self._background.after_save(lambda: _remove(target))
 
     def teardown(self) -> None:
-        """Wait for the save that is under way, and raise what went wrong with it."""
+        """Wait for the current save, and raise its error."""
         background, self._background = self._background, None
         if background is not None:
             background.close()
@@ -145,7 +144,7 @@ def _local(path: str | os.PathLike[str]) -> Path:
     for prefix in ("file://", "local://"):
         name = name.removeprefix(prefix)
     if "://" in name:
-        msg = f"{name}: deepnvme writes to disks of this machine; leave DeepnvmeCheckpointIO out for remote folders"
+        msg = f"{name}: deepnvme writes to local disks; do not use DeepnvmeCheckpointIO for remote folders"
         raise ValueError(msg)
     return Path(name)
 

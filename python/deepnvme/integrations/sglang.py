@@ -1,14 +1,14 @@
-"""Models larger than memory under SGLang: the weights of the layers stream from NVMe, layer by layer.
+"""SGLang with models larger than memory: the weights of the layers stream from NVMe, layer by layer.
 
-The wheel says so in the entry-point group ``sglang.srt.plugins``. Nothing of SGLang changes until the environment has
-``DEEPNVME_OFFLOAD_DIR``; then deepnvme's offloader takes the place of those that SGLang would make, in each of its
-processes, so that every rank has a file of its own with what that rank needs.
+The wheel registers this module in the entry-point group ``sglang.srt.plugins``. It changes nothing until the
+environment sets ``DEEPNVME_OFFLOAD_DIR``. Then deepnvme's offloader replaces SGLang's own in each process, so that
+every rank has its own file with the weights that it needs.
 
-- ``DEEPNVME_OFFLOAD_DIR``: a folder on the disk to stream from, with room for the weights. The files in it have no
-  names and vanish with their processes.
-- ``DEEPNVME_OFFLOAD_MEMORY``: for weights that stream, per rank, on the device where the model computes; ``"4GB"``.
+- ``DEEPNVME_OFFLOAD_DIR``: a folder on the disk to stream from, with space for the weights. Its files have no names,
+  and vanish with their processes.
+- ``DEEPNVME_OFFLOAD_MEMORY``: memory of each rank for streamed weights, on the device of the model; ``"4GB"``.
   Default: three times the largest layer.
-- ``DEEPNVME_OFFLOAD_AHEAD``: how many layers may be read ahead. Default: 2, as far as they fit.
+- ``DEEPNVME_OFFLOAD_AHEAD``: layers to read ahead. Default: 2, if they fit.
 
 Example::
 
@@ -26,7 +26,7 @@ from deepnvme._utils.arguments import parse_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deepnvme.integrations._offload import Offloader
+    from deepnvme.integrations._sglang.offloader import Offloader
 
 DIR = "DEEPNVME_OFFLOAD_DIR"
 MEMORY = "DEEPNVME_OFFLOAD_MEMORY"
@@ -35,7 +35,7 @@ _CREATE = "sglang.srt.utils.offloader.create_offloader"
 
 
 def register() -> None:
-    """Have SGLang make deepnvme's offloader, if the environment asks for it. SGLang calls this in its processes."""
+    """Make SGLang use deepnvme's offloader, if the environment asks for it. SGLang calls this in its processes."""
     if not os.environ.get(DIR):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
@@ -47,27 +47,27 @@ def create_offloader(original: Callable[[], Any]) -> Offloader:
     """Make the offloader that the environment describes.
 
     Raises:
-        ValueError: the environment has no such folder, size or number, or SGLang's own offloading is on, too.
-        OSError: the folder cannot be written to.
+        ValueError: the folder, size or number in the environment is invalid, or SGLang's own offloading is enabled.
+        OSError: the folder is not writable.
     """
     from sglang.srt.utils import offloader  # noqa: PLC0415
 
-    from deepnvme.integrations._offload import Offloader  # noqa: PLC0415
+    from deepnvme.integrations._sglang.offloader import Offloader  # noqa: PLC0415
 
     theirs = original()
     if type(theirs) is not offloader.NoopOffloader:
-        msg = f"{DIR} is set, and SGLang's own offloading ({type(theirs).__name__}) is asked for, too; choose one"
+        msg = f"{DIR} is set, and SGLang's own offloading ({type(theirs).__name__}) is enabled; use only one of them"
         raise ValueError(msg)
     folder = os.environ[DIR]
     if not os.path.isdir(folder):  # noqa: PTH112
-        msg = f"{DIR} is {folder!r}, which is no folder; name one on the disk to stream from"
+        msg = f"{DIR} is {folder!r}, which is not a folder; use one on the disk to stream from"
         raise ValueError(msg)
     memory = os.environ.get(MEMORY)
     return Offloader(
         folder,
         memory=None if memory is None else parse_bytes(memory, MEMORY),
         ahead=_count(os.environ.get(AHEAD)),
-        # SGLang knows which weights it keeps other tensors of, or computes others from.
+        # SGLang knows which weights share memory with other tensors, or are used to compute them.
         is_resident=offloader._get_resident_parameter_ids,  # noqa: SLF001
     )
 

@@ -1,9 +1,9 @@
-"""SGLang's weights through deepnvme: ``sglang serve --model-path MODEL --load-format deepnvme``.
+"""SGLang's load format ``deepnvme``: ``sglang serve --model-path MODEL --load-format deepnvme``.
 
-The wheel says so in the entry-point group ``sglang.srt.plugins``; nothing is read differently until somebody asks for
-this load format. What is found, downloaded and filtered is what SGLang itself finds for ``--load-format safetensors``.
+The wheel registers this module in the entry-point group ``sglang.srt.plugins``. It changes nothing until the load
+format is used. SGLang itself finds, downloads and filters the files, as for ``--load-format safetensors``.
 
-Settings, in ``--model-loader-extra-config '{"ahead": "1GB"}'``: ``ahead``, how much is in memory at once (default
+Settings, in ``--model-loader-extra-config '{"ahead": "1GB"}'``: ``ahead``, the bytes in memory at once (default
 512 MiB for each rank), and ``verify``, as for ``deepnvme.load``.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deepnvme.integrations._host_methods import take_settings, with_names
+from deepnvme.integrations._server_methods import split_settings, with_globals
 from deepnvme.integrations.weights import iterate_weights
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _VERIFY = "sglang.srt.configs.load_config.LoadConfig._verify_load_format"
 
 
 def register() -> None:
-    """Give SGLang the load format. SGLang calls this in each of its processes, before it reads its arguments."""
+    """Register the load format. SGLang calls this in each process, before it parses its arguments."""
     from sglang.srt.arg_groups import choices  # noqa: PLC0415
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
 
@@ -34,7 +34,7 @@ def register() -> None:
 
 
 def _verify_load_format(original: Callable[[Any], None], config: Any) -> None:
-    """Let the config have our loader where it says so: SGLang takes a class for a load format."""
+    """Replace the name of the load format by the loader's class, which SGLang accepts."""
     if isinstance(config.load_format, str) and config.load_format.lower() == LOAD_FORMAT:
         config.load_format = loader_class()
     else:
@@ -42,22 +42,22 @@ def _verify_load_format(original: Callable[[Any], None], config: Any) -> None:
 
 
 def loader_class() -> Any:
-    """Make the loader, which is a ``DefaultModelLoader`` that reads through deepnvme."""
+    """Return the loader: a ``DefaultModelLoader`` that reads through deepnvme."""
     import sglang  # noqa: PLC0415
     from sglang.srt.configs.load_config import LoadFormat  # noqa: PLC0415
     from sglang.srt.model_loader.loader import DefaultModelLoader  # noqa: PLC0415
 
     class DeepnvmeModelLoader(DefaultModelLoader):  # type: ignore[misc]
-        """SGLang's own loader, but for the reading."""
+        """SGLang's own loader, with another way to read."""
 
         def __init__(self, load_config: Any) -> None:
-            self._settings, theirs = take_settings(load_config)
+            self._settings, theirs = split_settings(load_config)
             theirs.load_format = LoadFormat.SAFETENSORS
             super().__init__(theirs)
 
         def _get_weights_iterator(self, source: Any, **prefetching: Any) -> Any:
             host = f"SGLang {sglang.__version__}"
-            method = with_names(
+            method = with_globals(
                 DefaultModelLoader._get_weights_iterator,  # noqa: SLF001
                 host,
                 safetensors_weights_iterator=self._read,
@@ -66,7 +66,7 @@ def loader_class() -> Any:
             return method(self, source, **prefetching)
 
         def _read(self, files: list[str], **_reading: Any) -> Iterator[tuple[str, torch.Tensor]]:
-            # In SGLang's order, in which ranks may begin with different files.
+            # Keep SGLang's order: ranks may start with different files.
             return iterate_weights(files, **self._settings)
 
     return DeepnvmeModelLoader

@@ -1,7 +1,7 @@
-"""Hugging Face transformers on deepnvme: ``save_pretrained``, ``from_pretrained`` and the checkpoints of a Trainer.
+"""Hugging Face transformers: ``save_pretrained``, ``from_pretrained`` and the checkpoints of a Trainer.
 
-The files have the names and formats that they always have: safetensors, sharded with an index if they are large, and
-torch archives for optimizer, scheduler, scaler and random generators. They are durable, replaced at once, and keep
+The files have their usual names and formats: safetensors, with shards and an index for large models, and torch archives
+for optimizer, scheduler, scaler and random-number generators. They are durable, replaced atomically, and have
 checksums.
 
 Example::
@@ -33,25 +33,25 @@ _MODULES = ("transformers.modeling_utils", "transformers.trainer", "transformers
 
 
 def enable() -> None:
-    """Make transformers write and read weights through deepnvme in this process, imported already or not.
+    """Make transformers write and read weights through deepnvme in this process, even if it is imported already.
 
-    A second call changes nothing, and one ``disable`` undoes any number of calls.
+    Repeated calls do nothing. One call of ``disable`` undoes them all.
     """
     with _lock:
         if _installed:
             return
         patches = Patches()
-        hook = ImportHook(_MODULES.__contains__, lambda module: _change(module, patches))
+        hook = ImportHook(_MODULES.__contains__, lambda module: _patch(module, patches))
         sys.meta_path.insert(0, hook)
         patches.on_undo(lambda: sys.meta_path.remove(hook))
         for name in _MODULES:
             if name in sys.modules:
-                _change(sys.modules[name], patches)
+                _patch(sys.modules[name], patches)
         _installed.append(patches)
 
 
 def disable() -> None:
-    """Give transformers its own ways back. Does nothing where they are not replaced."""
+    """Restore transformers' own functions. Does nothing if they are not replaced."""
     with _lock:
         while _installed:
             _installed.pop().undo()
@@ -73,54 +73,54 @@ _lock = threading.Lock()
 _installed: list[Patches] = []
 
 
-def _change(module: ModuleType, patches: Patches) -> None:
-    """Replace the names of safetensors and torch that a module of transformers calls."""
+def _patch(module: ModuleType, patches: Patches) -> None:
+    """Replace functions of safetensors and torch that a module of transformers calls."""
     from deepnvme.integrations._safetensors import TensorFile  # noqa: PLC0415
 
     replacements = {"safe_save_file": _save_tensors, "safe_load_file": _load_tensors, "safe_open": TensorFile}
     if module.__name__ == "transformers.trainer":
-        replacements |= _facades(module)
+        replacements |= _patched_modules(module)
     for name, ours in replacements.items():
         if name in vars(module):
             patches.set_attribute(module, name, ours)
 
 
-def _facades(trainer: ModuleType) -> dict[str, Any]:
-    """Stand for the modules by whose names the Trainer saves and loads; everybody else has the modules themselves."""
-    facades: dict[str, Any] = {"torch": _Facade(vars(trainer)["torch"], save=_save_object, load=_load_object)}
+def _patched_modules(trainer: ModuleType) -> dict[str, Any]:
+    """Wrap the modules that the Trainer saves and loads with. Other callers use the modules themselves."""
+    patched: dict[str, Any] = {"torch": _PatchedModule(vars(trainer)["torch"], save=_save_object, load=_load_object)}
     if "safetensors" in vars(trainer):
-        tensors = _Facade(vars(trainer)["safetensors"].torch, save_file=_save_tensors, load_file=_load_tensors)
-        facades["safetensors"] = _Facade(vars(trainer)["safetensors"], torch=tensors)
-    return facades
+        tensors = _PatchedModule(vars(trainer)["safetensors"].torch, save_file=_save_tensors, load_file=_load_tensors)
+        patched["safetensors"] = _PatchedModule(vars(trainer)["safetensors"], torch=tensors)
+    return patched
 
 
-class _Facade(ModuleType):
-    """A module in which some names mean something else."""
+class _PatchedModule(ModuleType):
+    """A module with some attributes replaced."""
 
     def __init__(self, behind: ModuleType, **names: Any) -> None:
         super().__init__(behind.__name__, behind.__doc__)
-        vars(self).update(names, _behind=behind)
+        vars(self).update(names, _module=behind)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["_behind"], name)
+        return getattr(vars(self)["_module"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(vars(self)["_behind"], name, value)
+        setattr(vars(self)["_module"], name, value)
 
     def __dir__(self) -> list[str]:
-        return dir(vars(self)["_behind"])
+        return dir(vars(self)["_module"])
 
 
 def _save_tensors(
     tensors: dict[str, Any], filename: str | os.PathLike[str], metadata: dict[str, str] | None = None
 ) -> None:
-    from deepnvme._checkpoint import save  # noqa: PLC0415
+    from deepnvme._checkpoint.save import save  # noqa: PLC0415
 
     save(tensors, filename, metadata=metadata, progress=False)
 
 
 def _load_tensors(filename: str | os.PathLike[str], device: Any = "cpu", **_backend: Any) -> Any:
-    from deepnvme._checkpoint import load  # noqa: PLC0415
+    from deepnvme._checkpoint.load import load  # noqa: PLC0415
 
     return load(filename, device=device, progress=False)
 
@@ -128,7 +128,7 @@ def _load_tensors(filename: str | os.PathLike[str], device: Any = "cpu", **_back
 def _save_object(obj: object, f: Any, *arguments: Any, **keywords: Any) -> None:
     import torch  # noqa: PLC0415
 
-    from deepnvme._checkpoint import save  # noqa: PLC0415
+    from deepnvme._checkpoint.save import save  # noqa: PLC0415
 
     if isinstance(f, str | os.PathLike):
         save(obj, f, progress=False)
@@ -139,7 +139,7 @@ def _save_object(obj: object, f: Any, *arguments: Any, **keywords: Any) -> None:
 def _load_object(f: Any, map_location: Any = None, *arguments: Any, **keywords: Any) -> Any:
     import torch  # noqa: PLC0415
 
-    from deepnvme.integrations._loading import load_as_torch  # noqa: PLC0415
+    from deepnvme.integrations._torch_load import load_as_torch  # noqa: PLC0415
 
     if isinstance(f, str | os.PathLike):
         return load_as_torch(f, map_location, weights_only=keywords.get("weights_only") is not False)

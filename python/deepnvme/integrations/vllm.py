@@ -1,10 +1,9 @@
-"""vLLM's weights through deepnvme: ``vllm serve MODEL --load-format deepnvme``.
+"""vLLM's load format ``deepnvme``: ``vllm serve MODEL --load-format deepnvme``.
 
-The wheel says so in the entry-point group ``vllm.general_plugins``: nothing is called, and nothing of vLLM changes,
-until somebody asks for this load format. What is found, downloaded, filtered and checked is what vLLM itself finds
-for ``--load-format safetensors``.
+The wheel registers this module in the entry-point group ``vllm.general_plugins``. It changes nothing until the load
+format is used. vLLM itself finds, downloads, filters and checks the files, as for ``--load-format safetensors``.
 
-Settings, in ``--model-loader-extra-config '{"ahead": "1GB"}'``: ``ahead``, how much is in memory at once (default
+Settings, in ``--model-loader-extra-config '{"ahead": "1GB"}'``: ``ahead``, the bytes in memory at once (default
 512 MiB for each rank), and ``verify``, as for ``deepnvme.load``.
 """
 
@@ -13,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from deepnvme.integrations._host_methods import take_settings, with_names
+from deepnvme.integrations._server_methods import split_settings, with_globals
 from deepnvme.integrations.weights import iterate_weights
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ LOAD_FORMAT = "deepnvme"
 
 
 def register() -> None:
-    """Give vLLM the load format. vLLM calls this in each of its processes; a second call changes nothing."""
+    """Register the load format. vLLM calls this in each process; a second call does nothing."""
     from vllm.model_executor import model_loader  # noqa: PLC0415
 
     known = getattr(model_loader, "_LOAD_FORMAT_TO_MODEL_LOADER", {})
@@ -34,23 +33,23 @@ def register() -> None:
 
 
 def loader_class() -> Any:
-    """Make the loader, which is a ``DefaultModelLoader`` that reads through deepnvme."""
+    """Return the loader: a ``DefaultModelLoader`` that reads through deepnvme."""
     import vllm  # noqa: PLC0415
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader  # noqa: PLC0415
 
     class DeepnvmeModelLoader(DefaultModelLoader):  # type: ignore[misc]
-        """vLLM's own loader, but for the reading."""
+        """vLLM's own loader, with another way to read."""
 
         def __init__(self, load_config: Any) -> None:
-            self._settings, theirs = take_settings(load_config)
+            self._settings, theirs = split_settings(load_config)
             theirs.load_format = "safetensors"
-            # Has loaders of vLLM's own choose between strategies of reading; here there is one.
+            # This option chooses between vLLM's own ways to read. Here there is only one.
             theirs.model_loader_extra_config.pop("enable_multithread_load", None)
             super().__init__(theirs)
 
         def _get_weights_iterator(self, source: Any) -> Any:
             host = f"vLLM {vllm.__version__}"
-            method = with_names(
+            method = with_globals(
                 DefaultModelLoader._get_weights_iterator,  # noqa: SLF001
                 host,
                 safetensors_weights_iterator=self._read,
@@ -66,7 +65,7 @@ def loader_class() -> Any:
             **_prefetching: Any,
         ) -> Iterator[tuple[str, torch.Tensor]]:
             if strategy == "torchao":
-                msg = "torchao's tensors are put together by vLLM's own reading; use --load-format safetensors"
+                msg = "torchao's tensors need vLLM's own way to read; use --load-format safetensors"
                 raise ValueError(msg)
             wanted = None if local_expert_ids is None else _filter(local_expert_ids)
             ordered: list[str] = sorted(files, key=_by_number)
@@ -76,12 +75,12 @@ def loader_class() -> Any:
 
 
 def _filter(local_expert_ids: set[int]) -> Any:
-    """Leave out the experts that other ranks have, before they are read."""
+    """Skip experts of other ranks before they are read."""
     from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight  # noqa: PLC0415
 
     return lambda name: not should_skip_weight(name, local_expert_ids)
 
 
 def _by_number(path: str) -> list[tuple[int, str]]:
-    """Put shard 10 after shard 9, as vLLM does."""
+    """Sort shard 10 after shard 9, like vLLM."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path)]

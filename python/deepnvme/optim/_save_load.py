@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from deepnvme._checkpoint.metadata_file import open_regular
 from deepnvme._deepnvme import read as read_bytes
+from deepnvme._utils.metadata_file import open_regular
 from deepnvme.errors import CorruptFileError, InvalidArgumentError
 from deepnvme.optim import _state_file as file
 from deepnvme.optim._formats import FP32, decode, encode

@@ -1,4 +1,4 @@
-//! The folder of a `Checkpointer`, for `deepnvme._checkpoint.retention`. What a manifest says passes as its own text.
+//! The folder of a `Checkpointer`, for `deepnvme._checkpoint.history`. What a manifest says passes as its own text.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
 //! Checkpoint files, as `deepnvme._checkpoint` sees them: `save` and `load` move the bytes, `build` makes objects of a
-//! pickle's graph. What may be called on the way is Python's business: see `deepnvme._checkpoint.factory`.
+//! pickle's graph. What may be called on the way is Python's business: see `deepnvme._checkpoint.safe_unpickler`.
 
 use deepnvme_checkpoint::Error;
 use pyo3::prelude::*;

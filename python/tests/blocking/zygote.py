@@ -18,7 +18,7 @@ SLOW = '[engine]\nbackend = "threads"\nworkers = 1\nqueue_depth = 1\nblock_bytes
 
 TENSORS = """
 import torch, torch._dynamo
-import deepnvme._checkpoint, deepnvme._offload, deepnvme._stream, deepnvme.optim
+import deepnvme._checkpoint.checkpointer, deepnvme._offload, deepnvme._stream, deepnvme.optim
 from deepnvme import optim
 from torch import nn
 torch.set_num_threads(1)

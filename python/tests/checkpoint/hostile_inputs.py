@@ -1,7 +1,7 @@
-"""Thousands of hostile inputs for one reader, in one process with limits: run by ``test_mutations.py``.
+"""Thousands of hostile inputs for one reader, in one limited process. Run by ``test_mutations.py``.
 
-Each input ends in what was saved, or in an error of ``deepnvme.errors`` that names the file. It takes less than ten
-seconds, and all of them less than 1 GiB of address space beside what the process begins with.
+Each input gives the saved state, or an error of ``deepnvme.errors`` that names the file. Each takes less than ten
+seconds. Together they add less than 1 GiB of address space to that of the process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SECONDS_MAX = 10
 
 
 def archive_pickle(folder: Path) -> Target:
-    """A pickle inside an archive of torch, all of whose sums are right."""
+    """A pickle inside a torch archive with correct checksums."""
     path = folder / "x.pt"
     state = {
         "a": torch.randn(4),
@@ -64,16 +64,16 @@ def archive_pickle(folder: Path) -> Target:
 
     def load() -> object:
         with contextlib.suppress(KeyError):
-            # A file that has no such tensor any more.
+            # The changed file lacks this tensor.
             return ways[next(turn) % len(ways)]()
         return None
 
-    # Without a checksum over the pickle it may say anything.
+    # Without a checksum, the pickle may contain anything.
     return path, write, load, lambda _: True
 
 
 def sealed(folder: Path, suffix: str) -> Target:
-    """A file of ours, every stretch of whose metadata is changed."""
+    """A file of deepnvme with every byte range of its metadata changed."""
     path = folder / f"x.{suffix}"
     state = {"a": torch.randn(30), "b": torch.randint(0, 9, (2, 3)), "c": torch.empty(0)}
     deepnvme.save(state, path)
@@ -122,7 +122,7 @@ def safetensors(folder: Path) -> Target:
 
 
 def index(folder: Path) -> Target:
-    """The list of a sharded model."""
+    """The index of a sharded model."""
     state = {str(number): torch.randn(100) for number in range(3)}
     deepnvme.save(state, folder / "model.safetensors", max_shard_bytes=500)
     path = folder / "model.safetensors.index.json"
@@ -132,7 +132,7 @@ def index(folder: Path) -> Target:
         path.write_bytes(as_text(mutate_json(document, dice), dice))
 
     def fits(loaded: object) -> bool:
-        # Without its checksum, a list may leave tensors out.
+        # Without a checksum, an index may omit tensors.
         return isinstance(loaded, dict) and all(same(value, state[name]) for name, value in loaded.items())
 
     return folder, write, lambda: deepnvme.load(folder, verify="full"), fits
@@ -172,7 +172,7 @@ def stripes(folder: Path) -> Target:
     made = deepnvme.StripeSet(parts, stripe_bytes=4096)
     deepnvme.save(state, made)
     path = Path(made.manifest_path)
-    # As one that was written by hand: a checksum would refuse all but the first few.
+    # Like a handwritten list: its checksum would reject nearly all changes.
     document = {**json.loads(path.read_text()), "version": 1}
     del document["deepnvme.checksum"]
     path.write_text(json.dumps(document))
@@ -208,7 +208,7 @@ def distributed(folder: Path) -> Target:
 
 
 def settings(folder: Path) -> Target:
-    """Settings of engines."""
+    """Engine settings."""
     path = folder / "deepnvme.toml"
     pieces = ["workers = 1\n", "queue_depth = 4\n", 'backend = "threads"\n', 'direct = "disabled"\n',
               "block_bytes = 65536\n", "[engine]\n", "[[folder]]\n", 'path = "/x"\n',
@@ -281,7 +281,7 @@ def attack(name: str, folder: Path, count: int) -> None:
                 wrong.setdefault(f"{type(error).__name__}: {error}"[:200], f"input {number}")
         except BaseException as error:
             refused += 1
-            # As from ``open``.
+            # The same as from ``open``.
             if not isinstance(error, FileNotFoundError) or error.filename is None:
                 place = error.__traceback__
                 while place is not None and place.tb_next is not None:
@@ -299,7 +299,7 @@ def attack(name: str, folder: Path, count: int) -> None:
 
 
 def main() -> None:
-    """Attack the readers that are named on standard input, each in a process of its own that has torch already."""
+    """Attack the readers named on standard input, each in a forked process that has imported torch."""
     warnings.simplefilter("ignore")
     for line in sys.stdin:
         name, folder, count = json.loads(line)

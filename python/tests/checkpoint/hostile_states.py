@@ -1,7 +1,7 @@
 """Hostile states of optimizers and packed models, for ``hostile_inputs.py``.
 
-Of each there is a file with checksums and one without. The first gives what was saved or an error. The second may say
-anything, but what it says has to fit together: a state is complete, and a model answers.
+Each exists with and without checksums. The first gives the saved state or an error. The second may contain anything
+consistent: a state is complete, and a model gives an answer.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SUMS = "deepnvme.checksums"
 
 
 def split(whole: bytes) -> tuple[dict[str, Any], bytes]:
-    """Take a safetensors file apart: its header, and its tensors."""
+    """Split a safetensors file into its header and its tensors."""
     length = int.from_bytes(whole[:8], "little")
     return json.loads(whole[8 : 8 + length]), whole[8 + length :]
 
 
 def write_mutation(path: Path, header: dict[str, Any], inner: str, data: bytes, dice: random.Random) -> None:
-    """Change what a header says, or, more often, what the text ``inner`` in its metadata says."""
+    """Change a header, or, more often, the text ``inner`` in its metadata."""
     changed = header
     metadata = header["__metadata__"]
     for _ in range(dice.randrange(1, 3)):
@@ -50,7 +50,7 @@ def write_mutation(path: Path, header: dict[str, Any], inner: str, data: bytes, 
 
 
 def optimizer(folder: Path) -> Target:
-    """What ``save_state`` says of a state: settings, counts, stretches, tensors."""
+    """The description of a state by ``save_state``: settings, counts, byte ranges, tensors."""
     torch.manual_seed(5)
 
     def make() -> Any:
@@ -59,7 +59,7 @@ def optimizer(folder: Path) -> Target:
         return params, optim.AdamW(groups, lr=1e-3, swap_dir=folder, memory="64KiB")
 
     params, mine = make()
-    # The last one has no gradient, hence no state.
+    # The last parameter has no gradient, so it has no state.
     for param in params[:2]:
         param.grad = torch.randn_like(param)
     mine.step()
@@ -84,7 +84,7 @@ def optimizer(folder: Path) -> Target:
     def fits(loaded: Any) -> bool:
         if turn[0] % 2 == 0:
             return same(loaded, state)
-        # All that a parameter of this optimizer has, or none of it.
+        # Either all of a parameter's state, or none of it.
         wanted = state["state"][0].keys()
         return loaded["state"].keys() == {0, 1} and all(one.keys() == wanted for one in loaded["state"].values())
 
@@ -93,7 +93,7 @@ def optimizer(folder: Path) -> Target:
 
 
 class Layers(torch.nn.Module):
-    """Two layers, whose weights are just large enough to be packed."""
+    """Two layers with weights just large enough to be packed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Layers(torch.nn.Module):
 
 
 def packed(folder: Path, form: str) -> Target:
-    """What a packed file says of its weights."""
+    """The description of the weights in a packed file."""
     torch.manual_seed(6)
     torch.set_num_threads(1)
     module = Layers().eval()
@@ -121,7 +121,7 @@ def packed(folder: Path, form: str) -> Target:
     without = {key: value for key, value in sealed["__metadata__"].items() if key != SUMS}
     headers = [sealed, {**sealed, "__metadata__": without}]
     turn = [0]
-    # One engine for all, so that no time goes into starting threads.
+    # One engine for all, to save the time of starting threads.
     engine = deepnvme.Engine(workers=1)
 
     def write(dice: random.Random) -> None:
@@ -131,7 +131,7 @@ def packed(folder: Path, form: str) -> Target:
     def load() -> object:
         with torch.device("meta"):
             empty = Layers().eval()
-        # As bfloat16 in a file that says float32, or with other names: the module says so.
+        # For example bfloat16 in a file of float32, or other names: the module reports it.
         with contextlib.suppress(errors.UnsupportedError):
             model = deepnvme.stream(empty, weights=target, memory=400_000, engine=engine)
             try:

@@ -28,12 +28,12 @@ OPERATIONS = [
     b"ctorch._utils\n_rebuild_sparse_tensor\n", b"ctorch._tensor\n_rebuild_from_type_v2\n", b"ctorch\nfloat32\n",
 ]  # fmt: skip
 Load = Callable[[], object]
-# The path that errors name, the writer of one more input, the reader, and whether its answer is what was saved.
+# The path that errors name, a writer of one more input, the reader, and a check that a result is the saved state.
 Target: TypeAlias = tuple[Path, Callable[[random.Random], None], Load, Callable[[object], bool]]
 
 
 def mutate_json(value: Any, dice: random.Random) -> Any:  # noqa: C901, PLR0911
-    """Change one thing somewhere in a document: a number, a text, a type, a count, an order."""
+    """Change one item of a document: a number, a text, a type, a count, or the order."""
     if dice.random() < 0.75:
         if isinstance(value, dict) and value:
             key = dice.choice(list(value))
@@ -66,7 +66,7 @@ def mutate_json(value: Any, dice: random.Random) -> Any:  # noqa: C901, PLR0911
 
 
 def as_text(document: Any, dice: random.Random) -> bytes:
-    """Write a document, now and then cut short or with a name twice."""
+    """Write a document, sometimes truncated or with a duplicate name."""
     text = json.dumps(document).encode()
     way = dice.randrange(20)
     if way == 0:

@@ -1,4 +1,4 @@
-"""Programs that are killed: forked from one that has imported torch, which takes longest."""
+"""Programs to be killed. They are forked from one that has imported torch, since that takes longest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .ranks import FORKS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A program that hangs is killed, which also ends its output, and whoever reads that.
+# A hanging program is killed, which also ends its output and the test that reads it.
 _PATIENCE_S = 100
 
 _BOOT = """
@@ -35,11 +35,11 @@ os._exit(0)
 
 
 class Program:
-    """What ``python -c code arguments`` would be, a second or two sooner.
+    """A faster equivalent of ``python -c code arguments``.
 
     Args:
         code: the program; an exception ends it with status 1.
-        *arguments: of the program.
+        *arguments: its arguments.
     """
 
     def __init__(self, code: str, *arguments: object) -> None:
@@ -48,21 +48,21 @@ class Program:
         self._process = FORKS.Process(target=exec, args=(_BOOT, names))
         self._process.start()
         saying.close()
-        # The file closes what the connection had.
+        # The file closes the connection's descriptor.
         self.stdout = os.fdopen(os.dup(hearing.fileno()), encoding="utf-8")
         hearing.close()
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether it is still running."""
         return self._process.exitcode is None
 
     def kill(self) -> None:
-        """End it at whatever it does, as ``kill -9`` does."""
+        """Kill it immediately, like ``kill -9``."""
         self._process.kill()
 
     def wait(self) -> int:
-        """Wait for its end; its status, or less than 0 where a signal ended it."""
+        """Wait until it ends. Returns its exit status, negative for a signal."""
         self._process.join(_PATIENCE_S)
         status = self._process.exitcode
         assert status is not None, "it hangs"
@@ -71,7 +71,7 @@ class Program:
 
 @contextmanager
 def program(code: str, *arguments: object) -> Iterator[Program]:
-    """Have a program that runs beside a block, and has ended after it."""
+    """Run a program during a block, and wait for its end."""
     started = Program(code, *arguments)
     try:
         yield started
@@ -83,12 +83,12 @@ def program(code: str, *arguments: object) -> Iterator[Program]:
         try:
             started.wait()
         finally:
-            # At its end, the interpreter would wait for it.
+            # The interpreter would wait for it at exit.
             started.kill()
 
 
 def run(code: str, *arguments: object) -> int:
-    """Run a program; return its status."""
+    """Run a program. Returns its exit status."""
     with program(code, *arguments) as started:
         started.stdout.read()
         return started.wait()

@@ -1,4 +1,4 @@
-"""Processes that form a group, for a test: forked from one that has imported torch, which takes longest."""
+"""Processes that form a group, for tests. They are forked from one that has imported torch, which takes longest."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["deepnvme._checkpoint", "torch.distributed.checkpoint.state_dict", "torch._dynamo"])
+FORKS.set_forkserver_preload(
+    ["deepnvme._checkpoint.checkpointer", "torch.distributed.checkpoint.state_dict", "torch._dynamo"]
+)
 
-# What each process runs around a test's own lines. It has `rank`, `world`, `folder` and `Checkpointer`; `answer` is for
-# the test, and `state(seed)` gives 72 MiB of random bytes, more than four of the smallest shares, and what states have
-# besides. gloo now and then ends a process with std::terminate after its last line, hence `os._exit`.
+# The code around a test's own lines. It provides `rank`, `world`, `folder` and `Checkpointer`; `answer` goes back to
+# the test. `state(seed)` has 72 MiB of random bytes, more than four of the smallest shares, and non-tensor values.
+# gloo sometimes ends a process with std::terminate after its last line, hence `os._exit`.
 BOOT = """
 import datetime, json, os, signal, sys, threading, time, traceback
 import torch, torch.distributed as dist
@@ -45,7 +47,7 @@ signal.alarm(120)
 answer = failure = None
 try:
     torch.set_num_threads(1)
-    deepnvme._checkpoint.distributed.PATIENCE = datetime.timedelta(seconds=30)
+    deepnvme._checkpoint.distributed.process_group.TIMEOUT = datetime.timedelta(seconds=30)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
     exec(code)
 except BaseException as error:
@@ -58,17 +60,17 @@ os._exit(0)
 """
 
 
-# The answer of a process that was.
+# The answer of a killed process.
 KILLED = "killed"
 
 
 def run(code: str, world: int, folder: Path, **values: Any) -> list[Any]:
-    """Run a test's lines in so many processes; the answer of each, or what it raised."""
+    """Run a test's lines on every rank. Returns the answer of each, or its error."""
     token = secrets.token_hex(4)
     outs = [folder.parent / f"{token}-{rank}.json" for rank in range(world)]
     names = {"code": code, "world": world, "folder": folder, "rendezvous": folder.parent / token, **values}
     processes = [
-        # A function of a test's module could not be found by a process that has not imported pytest.
+        # A function of a test module would need pytest in the process.
         FORKS.Process(target=exec, args=(BOOT, {**names, "rank": rank, "out": out}))
         for rank, out in enumerate(outs)
     ]

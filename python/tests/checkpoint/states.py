@@ -1,4 +1,4 @@
-"""States of every kind, and what it means that two are the same."""
+"""States of every kind, and what equality means for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def assert_same(actual: Any, expected: Any, name: str = "state") -> None:
-    """Same types, same structure, same bits."""
+    """Compare types, structure and bits."""
     assert type(actual) is type(expected), f"{name}: {type(actual)} for {type(expected)}"
     if isinstance(expected, torch.Tensor):
         assert_same_tensor(actual, expected, name)
@@ -64,7 +64,7 @@ DTYPES = [
 
 
 def random(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """Random bits, never zeros; of bools, 0 and 1."""
+    """Random bits, without zeros; for bools, 0 and 1."""
     count = dtype.itemsize
     for size in shape:
         count *= size
@@ -76,7 +76,7 @@ def random(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.T
 
 
 def everything() -> dict[str, Any]:
-    """One of each kind of thing that torch saves."""
+    """One of each kind of object that torch saves."""
     base = torch.randn(100, 50)
     model = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.BatchNorm1d(20))
     optimizer = torch.optim.AdamW(model.parameters())

@@ -1,4 +1,4 @@
-"""Torch archives: what deepnvme saves, torch loads, and the other way round, bit for bit."""
+"""Torch archives: torch loads what deepnvme saves, and the reverse, bit for bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 @pytest.mark.parametrize("options", [{}, {"mmap": True}, {"map_location": "cpu"}])
-def test_torch_reads_every_kind_of_thing(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_torch_reads_every_kind_of_object(tmp_path: Path, options: dict[str, Any]) -> None:
     state = everything()
     state["plain"] = [thing for thing in state["plain"] if not isinstance(thing, frozenset)]  # torch refuses those
     path = tmp_path / "state.pt"
@@ -30,7 +30,7 @@ def test_torch_reads_every_kind_of_thing(tmp_path: Path, options: dict[str, Any]
     assert_same(torch.load(path, weights_only=True, **options), state)
 
 
-def test_every_kind_of_thing_comes_back(tmp_path: Path) -> None:
+def test_every_kind_of_object_is_restored(tmp_path: Path) -> None:
     state = everything()
     deepnvme.save(state, tmp_path / "ours.pt")
     assert_same(deepnvme.load(tmp_path / "ours.pt", verify="full"), state)
@@ -53,7 +53,7 @@ def test_tools_for_zip_files_find_nothing_wrong(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout
 
 
-def test_large_tensors_begin_where_direct_io_wants_them(tmp_path: Path) -> None:
+def test_large_tensors_are_aligned_for_direct_io(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     deepnvme.save({"a": torch.randn(7), "b": torch.randn(1000, 1000), "c": torch.randn(300_000)}, path)
     assert path.stat().st_size % 4096 == 0
@@ -66,7 +66,7 @@ def test_large_tensors_begin_where_direct_io_wants_them(tmp_path: Path) -> None:
     assert places["data/2"][0] % 4096 == 0
 
 
-def test_what_shares_memory_still_does(tmp_path: Path) -> None:
+def test_shared_memory_stays_shared(tmp_path: Path) -> None:
     base = torch.randn(1000)
     tied = torch.nn.Parameter(torch.randn(5))
     state = {
@@ -87,7 +87,7 @@ def test_what_shares_memory_still_does(tmp_path: Path) -> None:
     assert path.stat().st_size < 3 * 4096
 
 
-def test_circles_come_back(tmp_path: Path) -> None:
+def test_cyclic_states_are_restored(tmp_path: Path) -> None:
     state: dict[str, Any] = {"list": [1]}
     state["list"].append(state["list"])
     state["self"] = state
@@ -116,7 +116,7 @@ def test_the_same_state_gives_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "x.pt").read_bytes() == (tmp_path / "1" / "x.pt").read_bytes()
 
 
-def test_the_short_way_and_pythons_pickler_agree(tmp_path: Path) -> None:
+def test_the_fast_pickler_and_pythons_agree(tmp_path: Path) -> None:
     from deepnvme._checkpoint.pickler import Pickler
     from deepnvme._deepnvme import _pickle_plain
 
@@ -145,7 +145,7 @@ def test_the_short_way_and_pythons_pickler_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", [frozenset({1}), 2**80, b"x", "\ud800", {1, 2}, torch.float32, object])
-def test_what_the_short_way_cannot_do_goes_the_long_way(odd: object) -> None:
+def test_pythons_pickler_handles_the_rest(odd: object) -> None:
     assert deepnvme._deepnvme._pickle_plain({"a": [odd]}) is None
 
 
@@ -166,7 +166,7 @@ STATES = st.recursive(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(state=STATES)
-def test_any_state_makes_the_round_both_ways(tmp_path: Path, state: object) -> None:
+def test_any_state_is_read_by_torch_and_read_from_torch(tmp_path: Path, state: object) -> None:
     ours, torchs = tmp_path / "ours.pt", tmp_path / "torchs.pt"
     deepnvme.save(state, ours, durability="none")
     torch.save(state, torchs)

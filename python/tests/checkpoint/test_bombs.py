@@ -1,4 +1,4 @@
-"""Small files that would become large: refused before the memory is asked for. And what looks like them, but is not."""
+"""Small files that would expand are refused before memory is allocated. Similar harmless files are loaded."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ REFUSED = (errors.UnsafeFileError, errors.CorruptFileError, errors.UnsupportedEr
 
 
 def new(name: str, *sizes: int) -> bytes:
-    """Make an object of a class without its ``__init__``; pickle itself would refuse to write that."""
+    """Make an object of a class without its ``__init__``. pickle itself would refuse to write that."""
     numbers = b"".join(pickle.dumps(size, 2)[2:-1] for size in sizes)
     return b"\x80\x02c" + name.encode() + b"\n(" + numbers + b"t\x81."
 
 
 class Storage:
-    """The file's one storage, of four floats."""
+    """The only storage of the file, with four floats."""
 
 
 class Pickler(pickle.Pickler):
@@ -57,7 +57,7 @@ def view(*size: int, function: Any = _utils._rebuild_tensor_v2, stride: int = 0)
 
 
 def typed(function: Any, *arguments: Any) -> Runs:
-    """Have torch's own function for subclasses call something."""
+    """Make torch's own function for subclasses call a function."""
     return Runs(torch._tensor._rebuild_from_type_v2, function, torch.Tensor, arguments, {})
 
 
@@ -115,7 +115,7 @@ def test_a_bomb_is_refused(tmp_path: Path, name: str, protocol: int) -> None:
 
 
 def test_a_state_of_a_tensor(tmp_path: Path) -> None:
-    """Setting a tensor would let its storage grow."""
+    """Setting a tensor would grow its storage."""
     head = b"\x80\x02ctorch\nTensor\n)Rq\x01"
     for state in (b")b.", b"(h\x01K\x00\x8a\x06\x00\x00\x00\x00\x00\x7f\x85K\x01\x85tb."):
         with pytest.raises(errors.UnsafeFileError, match="storage"):
@@ -123,14 +123,14 @@ def test_a_state_of_a_tensor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("scales", "axis"), [([0.1], 0), ([0.1] * 4, 1), ([0.1] * 4, -1)])
-def test_channels_that_are_not_there(tmp_path: Path, scales: list[float], axis: int) -> None:
+def test_missing_quantisation_channels(tmp_path: Path, scales: list[float], axis: int) -> None:
     quantizer = (torch.per_channel_affine, scales, [0] * len(scales), axis)
     made = Runs(_utils._rebuild_qtensor, Storage, 0, (4,), (1,), quantizer, False, OrderedDict())
     with pytest.raises(errors.UnsafeFileError, match="channels"):
         deepnvme.load(bomb(tmp_path / "x.pt", made))
 
 
-def test_what_is_harmless_is_made(tmp_path: Path) -> None:
+def test_harmless_objects_are_built(tmp_path: Path) -> None:
     big = list(range(300_000))
     state = {
         "set": set(big), "frozen": frozenset(big), "counter": Counter("hello"), "bytes": b"\xff" * 1_000_000,
@@ -150,7 +150,7 @@ def test_what_is_harmless_is_made(tmp_path: Path) -> None:
 
 
 def test_nothing_large_is_made_in_little_memory(tmp_path: Path) -> None:
-    """All bombs, in a process that may not have more than a little memory."""
+    """Run all bombs in a process with little memory."""
     for number, made in enumerate(BOMBS.values()):
         bomb(tmp_path / f"{number}.pt", made)
     code = (

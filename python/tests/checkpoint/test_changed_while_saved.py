@@ -1,4 +1,4 @@
-"""A state that changes while it is taken apart: no object is saved as another one that was freed before."""
+"""A state that changes while it is pickled: no object is saved in place of one that was freed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import deepnvme
 
 
 class Changes(TorchFunctionMode):
-    """Frees what has been taken apart, and makes as many new tensors, in the midst of it: as another thread could."""
+    """Frees pickled tensors, and makes as many new ones in between, as another thread could."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         super().__init__()
@@ -28,8 +28,8 @@ class Changes(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_new_object_is_not_taken_for_one_that_is_gone(tmp_path: Path) -> None:
-    # Views, whose storage lives on when they are gone.
+def test_a_reused_address_is_another_object(tmp_path: Path) -> None:
+    # Views whose storage outlives them.
     base = torch.full((3,), -1.0)
     state: dict[str, Any] = {"first": [base.view(3) for _ in range(500)], "then": [torch.full((3,), -2.0)], "last": []}
     with Changes(state) as changes:

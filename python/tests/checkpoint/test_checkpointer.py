@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import deepnvme
 from deepnvme import errors
-from deepnvme._checkpoint import background
+from deepnvme._checkpoint import save_start
 
 from .programs import program
 from .states import assert_same
@@ -33,7 +33,7 @@ def steps_in(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("async_", [False, True])
-def test_the_last_ones_stay(tmp_path: Path, async_: bool) -> None:
+def test_the_newest_checkpoints_are_kept(tmp_path: Path, async_: bool) -> None:
     with deepnvme.Checkpointer(tmp_path / "c", keep=2, async_=async_) as checkpointer:
         assert checkpointer.latest() is None
         with pytest.raises(FileNotFoundError):
@@ -95,8 +95,8 @@ def test_tensors_may_change_when_save_returns(tmp_path: Path) -> None:
         assert loaded.min() == loaded.max() == checkpoint.step
 
 
-def test_a_slow_disk_stalls_nobody_but_the_next_save(tmp_path: Path, slow_engine: deepnvme.Engine) -> None:
-    # A system call for every 4 KiB, one after the other: the file takes much longer than the copy of the state.
+def test_a_slow_disk_stalls_only_the_next_save(tmp_path: Path, slow_engine: deepnvme.Engine) -> None:
+    # One system call for every 4 KiB, so that writing the file takes much longer than copying the state.
     state = {"a": torch.randn(4 << 20)}
     first = state["a"].clone()
     with deepnvme.Checkpointer(tmp_path, async_=True, memory=32 << 20, engine=slow_engine) as checkpointer:
@@ -135,7 +135,7 @@ def test_training_goes_on_between_steps(tmp_path: Path) -> None:
     optimizer.step()
 
 
-def test_what_goes_wrong_in_the_background_is_raised_by_the_next_call(tmp_path: Path) -> None:
+def test_background_errors_are_raised_by_the_next_call(tmp_path: Path) -> None:
     checkpointer = deepnvme.Checkpointer(tmp_path / "c", async_=True)
     checkpointer.save(1, state_of(1))
     checkpointer.wait()
@@ -155,7 +155,7 @@ def test_what_goes_wrong_in_the_background_is_raised_by_the_next_call(tmp_path: 
     assert steps_in(tmp_path / "c") == [1, 4]
 
 
-def test_what_cannot_be_pickled_is_raised_at_once(tmp_path: Path) -> None:
+def test_unpicklable_states_raise_at_once(tmp_path: Path) -> None:
     checkpointer = deepnvme.Checkpointer(tmp_path, async_=True)
     with pytest.raises((TypeError, AttributeError)):
         checkpointer.save(1, {"lock": threading.Lock()})
@@ -174,7 +174,7 @@ def test_a_file_that_was_replaced_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("suffix", "checksums", "is_told"),
     [("pt", True, True), ("pt", False, True), ("safetensors", True, True), ("safetensors", False, False)])  # fmt: skip
-def test_what_the_index_of_a_file_tells_apart(tmp_path: Path, suffix: Any, checksums: bool, is_told: bool) -> None:
+def test_the_index_checksum_distinguishes_files(tmp_path: Path, suffix: Any, checksums: bool, is_told: bool) -> None:
     indexes = {}
     for name, value in (("a", 1.0), ("a", 2.0), ("b", 1.0)):
         checkpointer = deepnvme.Checkpointer(tmp_path / f"{name}{value}", format=suffix, checksums=checksums)
@@ -198,7 +198,7 @@ def test_only_listed_checkpoints_are_ever_removed(tmp_path: Path) -> None:
     assert all((tmp_path / name).read_text() == "mine" for name in mine)
 
 
-def test_the_room_of_what_is_removed_comes_back(tmp_path: Path) -> None:
+def test_retired_checkpoints_free_their_space(tmp_path: Path) -> None:
     def held() -> int:
         count = 0
         for link in list(Path("/proc/self/fd").iterdir()):
@@ -225,7 +225,7 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
         deepnvme.Checkpointer(tmp_path)
 
 
-def test_settings_that_cannot_be_meant(tmp_path: Path) -> None:
+def test_invalid_settings(tmp_path: Path) -> None:
     for options in ({"keep": 0}, {"every": 0}, {"format": "zip"}):
         with pytest.raises(ValueError, match=next(iter(options))):
             deepnvme.Checkpointer(tmp_path, **options)
@@ -260,7 +260,7 @@ def test_a_killed_trainer_goes_on_where_it_was(tmp_path: Path) -> None:
         if latest is None:
             assert said <= 2
             continue
-        # What `save` returned from may have been on its way still, and so may the one before its own.
+        # The last save may have been running in the background, and so may the one before it.
         assert said - 2 <= latest.step <= said + 1
         assert latest.step >= last
         last = latest.step
@@ -278,24 +278,24 @@ def test_the_program_ends_when_its_save_is_done(tmp_path: Path) -> None:
     assert steps_in(tmp_path) == [3]
 
 
-def test_memory_is_what_the_smallest_group_leaves(tmp_path: Path) -> None:
-    """In a container, the machine has more memory than its processes may have."""
+def test_available_memory_is_that_of_the_smallest_cgroup(tmp_path: Path) -> None:
+    """A container may have less memory than its machine."""
     groups = tmp_path / "sys/fs/cgroup"
     (groups / "pod/run").mkdir(parents=True)
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text("MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\n")
-    assert background._available(tmp_path) == 8_000_000 << 10
+    assert save_start._available_memory(tmp_path) == 8_000_000 << 10
     (tmp_path / "proc/self/cgroup").write_text("1:cpu:/x\n0::/pod/run\n")
-    assert background._available(tmp_path) == 8_000_000 << 10
+    assert save_start._available_memory(tmp_path) == 8_000_000 << 10
     for group, limit, used, cache in (("pod", "5000000000", 4_000_000_000, 300_000_000), ("pod/run", "max", 1, 0)):
         (groups / group / "memory.max").write_text(f"{limit}\n")
         (groups / group / "memory.current").write_text(f"{used}\n")
         (groups / group / "memory.stat").write_text(f"anon 5\ninactive_file {cache}\n")
-    assert background._available(tmp_path) == 1_300_000_000
+    assert save_start._available_memory(tmp_path) == 1_300_000_000
     (groups / "pod/run/memory.max").write_text("70000\n")
-    assert background._available(tmp_path) == 69_999
+    assert save_start._available_memory(tmp_path) == 69_999
     (groups / "pod/memory.current").write_text("9000000000\n")
-    assert background._available(tmp_path) == 0
+    assert save_start._available_memory(tmp_path) == 0
 
 
 @pytest.mark.parametrize("async_", [False, True])

@@ -1,4 +1,4 @@
-"""A Checkpointer that dies, fails or is interrupted at each instant of a save: the old state or the new one."""
+"""A Checkpointer that is killed, fails or is interrupted at any point of a save leaves the old or the new state."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import deepnvme
-from deepnvme._checkpoint.background import Background
-from deepnvme._checkpoint.starting import Starter
+from deepnvme._checkpoint.background_save import BackgroundSaves
+from deepnvme._checkpoint.save_start import SaveStarter
 
 from .programs import program, run
 from .states import assert_same
@@ -25,30 +25,30 @@ def state_of(number: int) -> dict[str, Any]:
 
 
 def number_in(folder: Path) -> int:
-    """The number of the newest checkpoint, all of whose bytes are compared."""
+    """Return the number of the newest checkpoint, and compare all its bytes."""
     number = deepnvme.Checkpointer(folder).restore(verify="full")["number"]
     assert_same(deepnvme.Checkpointer(folder).restore(), state_of(number))
     return int(number)
 
 
-# What a save does after its file is on the disk, in order; each is stopped before and after it is done.
+# The steps of a save once its file is on disk, in order. The process is stopped before and after each.
 INSTANTS = [("publish", "before"), ("publish", "after"), ("settle", "before"), ("settle", "after")]
 
 # The steps one by one, as several processes do them, so that each can be stopped.
 STEPS = """
 import os, signal, sys, torch, deepnvme
-from deepnvme._checkpoint import manifest, retention
+from deepnvme._checkpoint import history
 def commit(self, step, path, saved, new, begun):
     new.take_mode()
     die_at("publish", "before")
-    entry = manifest.wire_of(retention._entry(step, path, saved), {path.name: new.temporary.name})
-    self._history.publish(entry)
+    entry = history.encode_entry(history._new_checkpoint(step, path, saved), {path.name: new.temporary.name})
+    self._native.publish(entry)
     die_at("publish", "after")
     new.keep()
     die_at("settle", "before")
-    self._tell(self._history.settle())
+    self._warn_about(self._native.settle())
     die_at("settle", "after")
-retention.Retained._commit_alone = commit
+history.History._commit_single = commit
 """
 KILLED = (
     STEPS
@@ -78,7 +78,7 @@ def test_killed_at_each_instant(tmp_path: Path, function: str, when: str, step: 
     assert there == {"manifest.json", *(checkpoint.path.name for checkpoint in checkpointer.checkpoints)}
 
 
-def test_a_name_that_somebody_took_before_a_killed_save_gave_it(tmp_path: Path) -> None:
+def test_a_name_taken_after_a_killed_save(tmp_path: Path) -> None:
     with deepnvme.Checkpointer(tmp_path, keep=2) as checkpointer:
         checkpointer.save(5, state_of(1))
     assert run(KILLED, tmp_path, "publish", "after", 6) == -signal.SIGKILL
@@ -92,12 +92,12 @@ def test_a_name_that_somebody_took_before_a_killed_save_gave_it(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("async_", [False, True])
-def test_a_folder_that_takes_nothing(tmp_path: Path, async_: bool) -> None:
+def test_a_folder_that_is_not_writable(tmp_path: Path, async_: bool) -> None:
     checkpointer = deepnvme.Checkpointer(tmp_path / "c", async_=async_)
     checkpointer.save(5, state_of(1))
     checkpointer.wait()
     for number in (2, 3):
-        # The manifest has a name that nothing can take.
+        # A folder has the manifest's name, so that it cannot be replaced.
         (tmp_path / "c" / "manifest.json").rename(tmp_path / "manifest.json")
         (tmp_path / "c" / "manifest.json").mkdir()
         with pytest.raises(IsADirectoryError):
@@ -135,7 +135,7 @@ signal.pause()
 """
 
 
-def test_what_a_killed_save_of_another_step_left_goes(tmp_path: Path) -> None:
+def test_remains_of_a_killed_save_of_another_step_are_removed(tmp_path: Path) -> None:
     names = []
     for name in ("step-00000003.pt", "model.pt"):
         with program(LEAVING, tmp_path, name) as saver:
@@ -144,7 +144,7 @@ def test_what_a_killed_save_of_another_step_left_goes(tmp_path: Path) -> None:
                 checkpointer.save(6, state_of(1))
             assert (tmp_path / names[-1]).exists(), "it is being written"
             saver.kill()
-    # A copy of it, and a file under a name that nobody has made, are somebody else's.
+    # A copy of it, and a file under an unused private name, are foreign files.
     others = [tmp_path / (names[0][:-1] + "z"), tmp_path / ".step-00000003.pt.deepnvme-tmp-1-0"]
     for other in others:
         other.write_bytes(bytes(100))
@@ -169,15 +169,15 @@ def test_an_interrupted_wait_keeps_the_optimizer_from_its_step(tmp_path: Path, m
     model(torch.ones(1, 3)).sum().backward()
     before = model.weight.detach().clone()
 
-    def interrupted(_: Background) -> None:
+    def interrupted(_: BackgroundSaves) -> None:
         raise KeyboardInterrupt
 
     checkpointer = deepnvme.Checkpointer(tmp_path)
     with checkpointer.overlap(optimizer):
         checkpointer.save(1, {"model": model.state_dict()})
         with monkeypatch.context() as patched:
-            patched.setattr(Background, "holds_tensors", property(lambda _: True))
-            patched.setattr(Background, "wait_for_tensors", interrupted)
+            patched.setattr(BackgroundSaves, "holds_tensors", property(lambda _: True))
+            patched.setattr(BackgroundSaves, "wait_for_tensors", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 optimizer.step()
         assert torch.equal(model.weight, before)
@@ -202,11 +202,11 @@ class Endless:
         self.stopped.set()
 
 
-def test_an_interrupted_copy_is_no_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_copy_abandons_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpointer = deepnvme.Checkpointer(tmp_path, async_=True)
     checkpointer.save(1, state_of(1))
     with monkeypatch.context() as patched:
-        patched.setattr(Starter, "_start", lambda *_: Endless())
+        patched.setattr(SaveStarter, "_start", lambda *_: Endless())
         with pytest.raises(KeyboardInterrupt):
             checkpointer.save(2, state_of(2))
     assert number_in(tmp_path) == 1
@@ -215,7 +215,7 @@ def test_an_interrupted_copy_is_no_save(tmp_path: Path, monkeypatch: pytest.Monk
     assert number_in(tmp_path) == 3
 
 
-def test_where_there_is_no_thread_for_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_for_a_save_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = {"a": torch.randn(1000)}
 
     def refuse(_: threading.Thread) -> None:

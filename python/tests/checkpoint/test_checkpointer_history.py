@@ -1,4 +1,4 @@
-"""One history per folder: what is not listed stays, one writer at a time, saves that take turns."""
+"""One history for each folder: unlisted files are kept, one process writes at a time, and saves take turns."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_what_was_put_in_the_place_of_a_checkpoint_stays(tmp_path: Path) -> None
     with deepnvme.Checkpointer(tmp_path, keep=1) as checkpointer:
         checkpointer.save(1, state_of(1))
         (tmp_path / "step-00000001.pt").write_text("mine now")
-        with pytest.warns(UserWarning, match=r"step-00000001\.pt.*stays"):
+        with pytest.warns(UserWarning, match=r"step-00000001\.pt.*is kept"):
             checkpointer.save(2, state_of(2))
         checkpointer.save(3, state_of(3))
     assert (tmp_path / "step-00000001.pt").read_text() == "mine now"
@@ -122,7 +122,7 @@ def test_the_lock_of_a_killed_holder_is_free(tmp_path: Path) -> None:
                 checkpointer.save(2, state_of(2))
             holder.kill()
             holder.wait()
-            # Its child lives on: it has inherited no claim to the folder.
+            # Its child outlives it, and has inherited no lock on the folder.
             assert checkpointer.save(2, state_of(2))
         finally:
             holder.kill()
@@ -131,7 +131,7 @@ def test_the_lock_of_a_killed_holder_is_free(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"manifest.json", "step-00000001.pt", "step-00000002.pt"}
 
 
-def test_a_lock_file_that_is_somebody_elses(tmp_path: Path) -> None:
+def test_a_foreign_lock_file(tmp_path: Path) -> None:
     lock = tmp_path / ".deepnvme-lock"
     lock.write_text("mine")
     with deepnvme.Checkpointer(tmp_path) as checkpointer:
@@ -261,7 +261,7 @@ except SystemExit as left:
 """
 
 
-def test_a_handler_that_saves_and_leaves(tmp_path: Path) -> None:
+def test_a_handler_that_saves_and_exits(tmp_path: Path) -> None:
     for number in range(3):
         folder = tmp_path / str(number)
         assert run(EXITING, folder) == 0
@@ -282,11 +282,11 @@ checkpointer = deepnvme.Checkpointer(folder, async_=kind != "sync")
 if kind == "slow":
     # One small file that takes a second and longer.
     pause = threading.Event()
-    commit = checkpointer._retained.commit
+    commit = checkpointer._history.commit
     def slow(*arguments):
         time.sleep(1.5)
         return commit(*arguments)
-    checkpointer._retained.commit = slow
+    checkpointer._history.commit = slow
 state = {"a": torch.ones(30_000)}
 if kind != "closed-before":
     checkpointer.save(1, state)
@@ -370,7 +370,7 @@ def test_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {"manifest.json", "step-00000003.pt"}
 
 
-# Names that checkpoints, lists, parts, shards, temporaries and locks have, or had in older versions.
+# Names of checkpoints, lists, parts, shards, temporaries and locks, also of older versions.
 FOREIGN = [
     *(f"step-{step:08}{end}" for step in (1, 2, 3, 77) for end in ("-1.pt", ".pt.part-00-of-02", ".safetensors",
       ".pt.stripes.json", ".pt.stripes.json.99.tmp", ".safetensors.part-00-of-02")),
@@ -398,7 +398,7 @@ while True:
 
 
 def foreign_in(folder: Path) -> dict[str, bytes]:
-    """Fill a folder with files that are somebody else's."""
+    """Fill a folder with foreign files."""
     folder.mkdir()
     contents = {}
     for name in FOREIGN:
@@ -452,7 +452,7 @@ def test_foreign_files_of_every_name_keep_every_byte(tmp_path: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {*FOREIGN, *FOREIGN_FOLDERS, *ours}
 
 
-def test_a_reader_beside_a_writer_always_finds_one(tmp_path: Path) -> None:
+def test_a_reader_finds_a_checkpoint_while_another_process_saves(tmp_path: Path) -> None:
     save_all(tmp_path, 0)
     over = threading.Event()
     failures: list[BaseException] = []
@@ -504,10 +504,10 @@ def test_a_listed_checkpoint_that_is_away_is_said_and_stays_when_it_is_back(tmp_
     away = {step: folder / f"step-{step:08}.pt" for step in (2, 3)}
     for step, path in away.items():
         path.rename(tmp_path / str(step))
-    with pytest.warns(UserWarning, match=r"lists step-00000002\.pt, step-00000003\.pt, and no such file is there"):
+    with pytest.warns(UserWarning, match=r"lists step-00000002\.pt, step-00000003\.pt, which is missing"):
         checkpointer = deepnvme.Checkpointer(folder, keep=5)
     assert [entry.step for entry in checkpointer.checkpoints] == [0, 1]
-    with pytest.raises(FileNotFoundError, match="the manifest lists step 2, and this file is not there") as caught:
+    with pytest.raises(FileNotFoundError, match="the manifest lists step 2, and this file is missing") as caught:
         checkpointer.restore(2)
     assert caught.value.filename == str(away[2])
     assert checkpointer.restore()["step"] == 1
@@ -528,7 +528,7 @@ def test_one_that_is_back_before_the_next_save_counts(tmp_path: Path) -> None:
     save_all(folder, 0, 1)
     path = folder / "step-00000001.pt"
     path.rename(tmp_path / "away")
-    with pytest.warns(UserWarning, match="bring it back"):
+    with pytest.warns(UserWarning, match="put it back"):
         checkpointer = deepnvme.Checkpointer(folder, keep=None)
     (tmp_path / "away").rename(path)
     assert checkpointer.restore()["step"] == 1

@@ -1,4 +1,4 @@
-"""``deepnvme inspect`` and ``deepnvme verify``, as people and scripts call them."""
+"""``deepnvme inspect`` and ``deepnvme verify``, for people and for scripts."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_what_cannot_be_verified_or_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", ["same", "reversed"])
 def test_an_archive_that_another_program_wrote_anew(tmp_path: Path, state: dict[str, torch.Tensor], order: str) -> None:
-    """Its tensors can still be compared; nothing vouches for where its records are."""
+    """Its tensors can still be compared, but nothing verifies the offsets of its records."""
     path, anew = tmp_path / "x.pt", tmp_path / "anew.pt"
     deepnvme.save(state, path)
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(anew, "w") as new:

@@ -1,4 +1,4 @@
-"""``deepnvme convert``: the same tensors in the other format, bit for bit, and what cannot be converted."""
+"""``deepnvme convert`` gives the same tensors in the other format, bit for bit, or says what cannot be converted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "schema" / "convert.js
 
 
 def convert(source: Path, target: Path, *, status: int = 0) -> tuple[dict[str, Any], str]:
-    """Convert; what was said for machines, and on standard error."""
+    """Convert a file. Returns the JSON output and standard error."""
     command: list[str | Path] = [sys.executable, "-m", "deepnvme", "convert", source, target, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stderr
@@ -133,7 +133,7 @@ def test_a_source_is_never_replaced(tmp_path: Path) -> None:
     assert set(deepnvme.load(index, verify="full")) == {"a", "b"}
 
 
-def test_what_is_no_tensor_is_named(tmp_path: Path) -> None:
+def test_non_tensors_are_named(tmp_path: Path) -> None:
     model = torch.nn.Linear(30, 40)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.randn(2, 30)).sum().backward()
@@ -189,7 +189,7 @@ def test_nobody_sees_more_of_the_result_than_of_the_source(tmp_path: Path) -> No
     (tmp_path / "old.pt").chmod(0o600)
     convert(tmp_path / "old.pt", tmp_path / "new.safetensors")
     assert (tmp_path / "new.safetensors").stat().st_mode & 0o777 == 0o600
-    # What is replaced keeps its own.
+    # A replaced file keeps its permissions.
     (tmp_path / "new.safetensors").chmod(0o644)
     convert(tmp_path / "old.pt", tmp_path / "new.safetensors")
     assert (tmp_path / "new.safetensors").stat().st_mode & 0o777 == 0o644
@@ -210,7 +210,7 @@ def test_what_cannot_be_converted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pair", [("a.pt", "b.safetensors"), ("a.safetensors", "b.pt")])
 def test_the_model_is_never_in_memory(tmp_path: Path, pair: tuple[str, str]) -> None:
     source, target = tmp_path / pair[0], tmp_path / pair[1]
-    # 480 MB, of which none is larger than 48 MB.
+    # 480 MB in tensors of at most 48 MB.
     deepnvme.save({f"t{index}": torch.randn(12_000_000) for index in range(10)}, source)
     program = (
         "import resource, subprocess, sys;"

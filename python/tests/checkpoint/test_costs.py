@@ -1,4 +1,4 @@
-"""What a file costs is bounded, whatever its maker has chosen for keys and attributes; and Ctrl-C ends every load."""
+"""The cost of loading a file is bounded for any keys and attributes, and Ctrl-C ends every load."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from .states import assert_same
 from .test_bombs import bomb, view
 from .test_hostile import Runs, archive
 
-# Python's hash of an integer is its remainder.
+# Python hashes an integer to its remainder.
 MODULUS = (1 << 61) - 1
 MANY = 60_000
 
 
 def pushed(keys: Iterable[Any]) -> bytes:
-    """Instructions that put keys on the stack, without a memo."""
+    """Instructions that push keys on the stack, without a memo."""
     out = []
     for key in keys:
         dumped = pickle.dumps(key, 4)
@@ -85,12 +85,12 @@ def test_keys_that_collide_are_refused(tmp_path: Path, container: str, keys: str
         began = time.perf_counter()
         with pytest.raises(errors.UnsafeFileError, match=r"x\.pt.*more than [12]\d{7} steps"):
             deepnvme.load(path, lazy=lazy)
-        # A second where nothing else runs.
+        # A second on an idle machine.
         assert time.perf_counter() - began < 10
 
 
 def test_costs_add_up(tmp_path: Path) -> None:
-    """Each dict by itself is within the bound."""
+    """Each dict alone is within the limit."""
     one = as_dict([MODULUS * index for index in range(1, 3000)])[2:-1]
     path = archive(tmp_path / "x.pt", b"\x80\x04](" + one * 100 + b"e.")
     with pytest.raises(errors.UnsafeFileError, match="steps"):
@@ -154,7 +154,7 @@ def test_attributes_are_not_copied_without_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["__setstate__", "__reduce_ex__", "__class__", "__deepcopy__", "__torch_function__"])
 def test_names_that_python_looks_up_are_no_attributes(tmp_path: Path, name: str) -> None:
-    """What such an attribute names would be called by whoever copies, pickles or restores the object."""
+    """Copying, pickling or restoring the object would call this attribute."""
     state = {name: bytearray}
     made = Runs(_utils._rebuild_parameter_with_state, view(4, stride=1), False, OrderedDict(), state)
     with pytest.raises(errors.UnsafeFileError, match=name):
@@ -183,13 +183,13 @@ def test_pairs_are_looked_at_before_they_are_taken_apart(tmp_path: Path) -> None
 
 CHILD = """
 import contextlib, pathlib, sys, torch, deepnvme
-from deepnvme.integrations import _dcp_objects
+from deepnvme.integrations._dcp import objects as _dcp_objects
 path, way = sys.argv[1], sys.argv[2]
 deepnvme.save({"a": torch.ones(2)}, path + ".warm"); deepnvme.load(path + ".warm", lazy=True)["a"].sum()
 ways = {
     "load": lambda: deepnvme.load(path), "lazy": lambda: deepnvme.load(path, lazy=True),
     "into": lambda: deepnvme.load(path, into={"a": torch.empty(4)}),
-    "object": lambda: _dcp_objects.checked(pathlib.Path(path).read_bytes(), pathlib.Path(path), "x", None),
+    "object": lambda: _dcp_objects.repickle_safely(pathlib.Path(path).read_bytes(), pathlib.Path(path), "x", None),
 }
 print("ready", flush=True)
 while True:
@@ -200,7 +200,7 @@ while True:
 
 @pytest.mark.parametrize("way", ["load", "lazy", "into", "object"])
 def test_ctrl_c_ends_a_load(tmp_path: Path, way: str) -> None:
-    # Millions of objects, and a dict whose keys are looked for in many places: none of it is refused.
+    # Millions of objects, and a dict whose keys are looked up with many probes. Nothing of it is refused.
     few = as_dict([MODULUS * index for index in range(1, 600)])[2:-1]
     path = archive(tmp_path / "x.pt", b"\x80\x04](" + few + b"](" + b"]" * 2_000_000 + b"ee.")
     command: list[str | Path] = [sys.executable, "-c", CHILD, path, way]
@@ -216,5 +216,5 @@ def test_ctrl_c_ends_a_load(tmp_path: Path, way: str) -> None:
     finally:
         child.kill()
     assert said.rstrip().endswith("KeyboardInterrupt"), said
-    # A second, and what a machine with other work and the end of the interpreter take.
+    # A second, with slack for a busy machine and the end of the interpreter.
     assert took < 5

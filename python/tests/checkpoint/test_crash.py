@@ -1,4 +1,4 @@
-"""The old file or the new one, never a mixture: killed writers, full disks, folders that allow nothing."""
+"""Killed writers, full disks and folders without permissions leave the old file or the new one, never a mixture."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ while True:
 
 
 def number_in(path: Path) -> int:
-    """The number that the whole file has; an error where it has several."""
+    """Return the number that the whole file contains. Several are an error."""
     state = deepnvme.load(path, verify="full")
     numbers = (
         set(state["a"].unique().tolist())
@@ -90,7 +90,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small file system")
-def test_a_really_full_disk_says_what_was_needed(tmp_path: Path, unmount: Callable[[Path], None]) -> None:
+def test_a_full_disk_reports_the_needed_space(tmp_path: Path, unmount: Callable[[Path], None]) -> None:
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=8m", "none", tmp_path], capture_output=True, check=False
     )
@@ -109,7 +109,7 @@ def test_a_really_full_disk_says_what_was_needed(tmp_path: Path, unmount: Callab
         unmount(tmp_path)
 
 
-def test_a_folder_that_allows_nothing(tmp_path: Path) -> None:
+def test_a_folder_without_permissions(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         deepnvme.save({}, tmp_path)
     if os.geteuid() == 0:

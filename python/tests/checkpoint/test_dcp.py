@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint on deepnvme: one process and several, and another number of them when loading."""
+"""torch.distributed.checkpoint on deepnvme: one process, several, and another number of them for loading."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import deepnvme
 from deepnvme import errors
 from deepnvme._deepnvme import _crc64
-from deepnvme.integrations import _dcp_shard
-from deepnvme.integrations._dcp_shard import Shard
+from deepnvme.integrations._dcp import shard as _dcp_shard
+from deepnvme.integrations._dcp.shard import Shard
 from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
 
 from .programs import run as run_killed
@@ -129,7 +129,7 @@ def test_a_part_of_a_tensor_is_compared(tmp_path: Path) -> None:
     for first, rows, is_found in ((0, 2000, False), (2000, 600, True), (2700, 1300, False), (0, 4000, True)):
         shard = Shard(path, None, "full")
         memory = torch.zeros(rows, 1000)
-        shard.want("big", first * 4000, memory)
+        shard.request("big", first * 4000, memory)
         shard.start()
         with deepnvme.Engine() as engine:
             engine.read_batch(shard.parts)
@@ -141,12 +141,12 @@ def test_a_part_of_a_tensor_is_compared(tmp_path: Path) -> None:
             shard.finish()
             assert torch.equal(memory, state["big"][first : first + rows])
     with pytest.raises(errors.CorruptFileError, match="smaller"):
-        shard.want("big", 4000, torch.zeros(4000, 1000))
+        shard.request("big", 4000, torch.zeros(4000, 1000))
     with pytest.raises(errors.CorruptFileError, match="other"):
-        shard.described("other")
+        shard.dtype_and_shape("other")
 
 
-def test_a_sample_of_cells_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_of_chunks_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save({"big": torch.randn(40 << 18)}, storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
     (path,) = tmp_path.glob("shard-*.safetensors")
     asked: list[int] = []
@@ -159,7 +159,7 @@ def test_a_sample_of_cells_is_compared(tmp_path: Path, monkeypatch: pytest.Monke
     for verify, count in (("off", 0), ("sample", 2), ("full", 39)):
         asked.clear()
         shard = Shard(path, None, verify)
-        shard.want("big", 4, torch.zeros((39 << 18) - 4))
+        shard.request("big", 4, torch.zeros((39 << 18) - 4))
         shard.finish()
         assert len(set(asked)) == len(asked) == count
 
@@ -184,7 +184,7 @@ save({"a": torch.ones(5)}, storage_writer=Killed(sys.argv[1]), no_dist=True)
 """
 
 
-def test_what_a_killed_job_left_goes_and_nothing_else(tmp_path: Path) -> None:
+def test_only_remains_of_a_killed_job_are_removed(tmp_path: Path) -> None:
     first = state_of(1)
     save(first, storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
     foreign = {f"shard-0000{rank}-{'0123abcd' * 4}.safetensors": b"foreign" for rank in range(3)}
@@ -200,7 +200,7 @@ def test_what_a_killed_job_left_goes_and_nothing_else(tmp_path: Path) -> None:
     assert all((tmp_path / name).read_bytes() == data for name, data in foreign.items())
 
 
-def test_a_shard_that_somebody_replaced_stays(tmp_path: Path) -> None:
+def test_a_replaced_shard_is_kept(tmp_path: Path) -> None:
     save(state_of(1), storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
     (shard,) = tmp_path.glob("shard-*")
     shard.unlink()
@@ -220,10 +220,10 @@ def test_a_copied_folder_owns_only_its_own(tmp_path: Path) -> None:
         assert loaded(tmp_path / name, state_of(3), verify="full")["step"] == 2
 
 
-def test_a_rank_makes_no_file_that_nobody_lists(tmp_path: Path) -> None:
+def test_no_rank_creates_an_unlisted_file(tmp_path: Path) -> None:
     class Late(DeepnvmeWriter):
         def write_data(self, *arguments: Any) -> Any:
-            # The coordinator gave up, as it does when another rank has failed.
+            # The coordinator gave up, as after an error of another rank.
             self.give_up()
             return super().write_data(*arguments)
 

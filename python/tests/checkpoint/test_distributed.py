@@ -1,4 +1,4 @@
-"""A Checkpointer of several processes: one file or parts, in the background, at another number of processes."""
+"""A Checkpointer on several ranks: one file or parts, in the background, and loaded on another number of ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import deepnvme
-from deepnvme._checkpoint.distributed_layout import writers_of
+from deepnvme._checkpoint.distributed.writers import writer_ranks
 
 from .ranks import run
 
@@ -91,7 +91,7 @@ for step in range(rank, 3, world):
 """
 
 
-def test_optimizers_wait_for_their_processs_share(tmp_path: Path) -> None:
+def test_optimizers_wait_for_their_ranks_share(tmp_path: Path) -> None:
     assert run(OVERLAP, 2, tmp_path / "c") == [None, None]
 
 
@@ -143,16 +143,16 @@ BROUGHT = """
 import socket
 socket.gethostname = lambda: f"node-{rank // 2}"
 own = folder / socket.gethostname()
-deepnvme._checkpoint.distributed_parts.CHUNK_BYTES = 1_000_003
+deepnvme._checkpoint.distributed.parts.CHUNK_BYTES = 1_000_003
 with Checkpointer(own, keep=1, layout="parts", writers_per_node=1) as checkpointer:
     checkpointer.save(1, state(1))
 with Checkpointer(own, keep=1, layout="parts", writers_per_node=1) as checkpointer:
     answer = [checkpointer.fetch_parts(), checkpointer.fetch_parts()]
-    checkpointer._team.gather(rank)
+    checkpointer._group.all_gather(rank)
     # One that came to an end too early is fetched again.
     if rank == 0:
         os.truncate(own / "step-00000001.pt.part-01-of-02", 5)
-    checkpointer._team.gather(rank)
+    checkpointer._group.all_gather(rank)
     assert (checkpointer.fetch_parts() > 0) == (rank < 2)
     same(checkpointer.restore(verify="full"), state(1))
     answer.append(sorted(path.name for path in own.iterdir() if path.name != ".deepnvme-lock"))
@@ -161,7 +161,7 @@ with Checkpointer(own, keep=1, layout="parts", writers_per_node=1) as checkpoint
     # A machine has lost its disk.
     if rank == 2:
         (own / "step-00000002.pt.part-01-of-02").unlink()
-    checkpointer._team.gather(rank)
+    checkpointer._group.all_gather(rank)
     try:
         checkpointer.fetch_parts()
     except FileNotFoundError as error:
@@ -177,7 +177,7 @@ def test_parts_of_other_machines_are_fetched(tmp_path: Path) -> None:
         assert again == 0
         listed = ["step-00000001.pt.stripes.json"]
         assert names == [*(["manifest.json"] if rank < 2 else []), first, second, *listed]
-        # What was fetched goes with the checkpoint.
+        # Fetched parts are removed with the checkpoint.
         assert not any("step-00000001" in name for name in later)
         assert "part-01-of-02" in lost
         assert "node-1" in lost
@@ -192,7 +192,7 @@ with Checkpointer(own, layout="parts") as checkpointer:
     if rank == culprit:
         def refuse(*arguments, **options):
             raise OSError(errno.ENOSPC, "the disk is full")
-        module = deepnvme._checkpoint.distributed_parts
+        module = deepnvme._checkpoint.distributed.parts
         if culprit == 1:
             module._fill = refuse
         else:
@@ -203,7 +203,7 @@ with Checkpointer(own, layout="parts") as checkpointer:
         names = sorted(path.name for path in own.iterdir() if path.name != ".deepnvme-lock")
         answer = [type(error).__name__, str(error), names]
     # They are together still.
-    checkpointer._team.gather(rank)
+    checkpointer._group.all_gather(rank)
 """
 
 
@@ -241,12 +241,12 @@ with Checkpointer(folder / "tensors", format="safetensors") as checkpointer:
 """
 
 
-def test_a_group_of_ones_own_and_safetensors(tmp_path: Path) -> None:
+def test_a_separate_process_group_and_safetensors(tmp_path: Path) -> None:
     assert run(ALONE, 2, tmp_path / "c") == [0, 1]
 
 
 def test_writers_are_spread_over_machines() -> None:
     hosts = ["a", "a", "a", "b", "b", "c"]
-    assert writers_of(hosts, None) == [0, 3, 5, 1, 4, 2]
-    assert writers_of(hosts, 1) == [0, 3, 5]
-    assert writers_of(hosts, 2) == [0, 3, 5, 1, 4]
+    assert writer_ranks(hosts, None) == [0, 3, 5, 1, 4, 2]
+    assert writer_ranks(hosts, 1) == [0, 3, 5]
+    assert writer_ranks(hosts, 2) == [0, 3, 5, 1, 4]

@@ -1,4 +1,4 @@
-"""Several processes of which one differs, fails, dies or is interrupted: all are told, and the old checkpoint stays."""
+"""If one rank differs, fails, is killed or interrupted, all ranks report it, and the old checkpoint stays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import deepnvme
 
 from .ranks import KILLED, run
 
-# Saves step 1 in all processes, lets one go wrong in step 2, and says what each raised.
+# Saves step 1 on all ranks, makes one fail in step 2, and returns the error of each.
 TRY = """
 options = {"layout": layout, "async_": async_}
 checkpointer = Checkpointer(folder, **options)
@@ -28,7 +28,7 @@ except Exception as error:
 assert [c.step for c in checkpointer.checkpoints] == [1]
 exec(again)
 """
-# In the same processes: the next save is good.
+# In the same processes, the next save succeeds.
 AGAIN = """
 same(checkpointer.restore(verify="full"), state(1))
 checkpointer.save(3, state(3))
@@ -45,7 +45,7 @@ def go_wrong(folder: Path, wrong: str, world: int = 2, again: str = AGAIN, **opt
 
 
 def steps(folder: Path) -> list[int]:
-    """What a Checkpointer finds, all of which is whole; nothing else is there."""
+    """Return what a Checkpointer finds. All of it is complete, and nothing else exists."""
     checkpointer = deepnvme.Checkpointer(folder)
     for checkpoint in checkpointer.checkpoints:
         assert checkpointer.restore(checkpoint.step, verify="full")["step"] == checkpoint.step
@@ -60,7 +60,7 @@ def steps(folder: Path) -> list[int]:
     [
         (
             "if rank == 1: own['model']['b'] = torch.ones(99)",
-            "ranks 1 are not .*rank 1 has model.b: float32 .99",
+            "ranks 1 differ .*rank 1 has model.b: float32 .99",
         ),
         ("if rank == 1: del own['step'], own['optimizer']['state'][0]['m']", "rank 1 has optimizer.state.0.step"),
         ("if rank == 1: own['model'] = dict(reversed(own['model'].items()))", "in the same order"),
@@ -76,8 +76,7 @@ def test_a_process_that_has_something_else(tmp_path: Path, wrong: str, text: str
     assert steps(folder) == [1, 3]
 
 
-# A disk that is full for one process, at the first byte of its share; and one that is full for the leader, who makes
-# the file.
+# A full disk for one rank at the first byte of its share, and for the leader, which creates the file.
 LIMIT = """
 import resource
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -99,10 +98,10 @@ def test_a_full_disk_of_one_process(tmp_path: Path, layout: str, full: int, asyn
     assert steps(folder) == [1, 3]
 
 
-# Dies when some of its share is on the disk, or when all is and the others have its sums.
+# Killed when a part of its share is on disk, or when all is and the others have its checksums.
 KILL = """
-from deepnvme._checkpoint import distributed_save
-whole = distributed_save.SharedSaving.{function}
+from deepnvme._checkpoint.distributed import save as distributed_save
+whole = distributed_save.SharedSave.{function}
 def die(saving, *arguments):
     def watch():
         while saving.progress[0] == 0:
@@ -112,19 +111,19 @@ def die(saving, *arguments):
     whole(saving, *arguments)
     time.sleep(60)
 if rank == {rank}:
-    distributed_save.SharedSaving.{function} = die
+    distributed_save.SharedSave.{function} = die
 """
 
 
 @pytest.mark.parametrize(
-    ("function", "rank", "layout"), [("_write", 1, "file"), ("_write", 0, "parts"), ("_seal", 2, "parts")]
+    ("function", "rank", "layout"), [("_write", 1, "file"), ("_write", 0, "parts"), ("_finish_files", 2, "parts")]
 )
 def test_a_process_that_is_killed(tmp_path: Path, function: str, rank: int, layout: str) -> None:
     folder = tmp_path / "c"
     answers = go_wrong(folder, KILL.format(function=function, rank=rank), 4, again="", layout=layout)
     assert answers[rank] == KILLED
     others = [answer for number, answer in enumerate(answers) if number != rank]
-    assert all(name == "PeerError" and "another process has ended" in text for name, text in others), others
+    assert all(name == "PeerError" and "another process ended" in text for name, text in others), others
     checkpointer = deepnvme.Checkpointer(folder)
     assert checkpointer.restore(verify="full")["step"] == 1
     code = "with Checkpointer(folder) as c: answer = c.save(5, state(5))"
@@ -132,13 +131,13 @@ def test_a_process_that_is_killed(tmp_path: Path, function: str, rank: int, layo
     assert steps(folder) == [1, 5]
 
 
-# Dies when the manifest lists what all have written, and before the files have their names.
+# Killed when the manifest lists the new checkpoint, and before the files have their names.
 PUBLISHED = """
-from deepnvme._checkpoint import distributed_save
+from deepnvme._checkpoint.distributed import save as distributed_save
 checkpointer = Checkpointer(folder, layout=layout)
 checkpointer.save(1, state(1))
 if rank == culprit:
-    distributed_save.SharedSaving.keep = lambda saving: os.kill(os.getpid(), signal.SIGKILL)
+    distributed_save.SharedSave.keep = lambda saving: os.kill(os.getpid(), signal.SIGKILL)
 try:
     checkpointer.save(2, state(2))
 except errors.PeerError as error:
@@ -151,7 +150,7 @@ def test_a_process_that_is_killed_when_the_new_one_counts(tmp_path: Path, culpri
     folder = tmp_path / "c"
     answers = run(PUBLISHED, 2, folder, culprit=culprit, layout=layout)
     assert answers[culprit] == KILLED
-    assert "another process has ended" in answers[1 - culprit]
+    assert "another process ended" in answers[1 - culprit]
     assert deepnvme.Checkpointer(folder).restore(verify="full")["step"] == 2
     assert run("with Checkpointer(folder) as c: answer = c.save(5, state(5))", 2, folder) == [True, True]
     assert steps(folder) == [1, 2, 5]
@@ -159,7 +158,7 @@ def test_a_process_that_is_killed_when_the_new_one_counts(tmp_path: Path, culpri
 
 LEAVE = """
 if rank == 1:
-    checkpointer._team.part("it was told to")
+    checkpointer._group.leave("it was told to")
 """
 CLOSED = """
 try:
@@ -172,7 +171,7 @@ with Checkpointer(folder) as checkpointer:
 """
 
 
-def test_who_has_parted_says_so_and_a_new_one_works(tmp_path: Path) -> None:
+def test_a_rank_that_left_says_so_and_a_new_checkpointer_works(tmp_path: Path) -> None:
     folder = tmp_path / "c"
     answers = go_wrong(folder, LEAVE, 4, again=CLOSED)
     assert [name for name, _ in answers] == ["PeerError"] * 4
@@ -199,7 +198,7 @@ checkpointer.save(1, state(1))
 checkpointer.wait()
 if rank == 1:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    saving = deepnvme._checkpoint.distributed_save.SharedSaving
+    saving = deepnvme._checkpoint.distributed.save.SharedSave
     write = saving._write
     def interrupted(self):
         time.sleep(0.2)

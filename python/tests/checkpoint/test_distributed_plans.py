@@ -1,4 +1,4 @@
-"""Plans of real models, and the example of the documentation."""
+"""Plans for real models, and the example of the documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder full of foreign files, of every name that deepnvme uses: whatever is done there, each keeps every byte."""
+"""A folder full of foreign files with every name that deepnvme uses: each operation leaves every byte of them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 TOKEN = "0123456789abcdef" * 2
-# What private names end with, today and in earlier versions.
+# Suffixes of private names, also of earlier versions.
 ENDS = ("1-0", "1f-0-0123456789abcdef", "1f-17f3a2b1c4d5e6f7-0123456789abcdef", f"new-{TOKEN}", TOKEN, "0123456789ab")
-# What operations below call their files.
+# Names of files in the operations below.
 TARGETS = ("state", "deepnvme.json", "manifest.json", "model.pt", "model.safetensors", "packed.safetensors",
     "set.pt.stripes.json", "step-00000001", "step-00000002.pt", "shard-00000", f"shard-00000-{TOKEN}.safetensors",
     "latest", "")  # fmt: skip
@@ -50,12 +50,12 @@ FOLDERS = [
 
 
 class Foreign:
-    """Somebody else's files in a folder."""
+    """Foreign files in a folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
         self._folder = folder
-        # What a list of a killed save would say, of files that nobody has made.
+        # The contents of a list of a killed save, for foreign files.
         intent = {"format": "deepnvme-intent", "version": 1, "members": [*SHARDS, "state.tmp"]}
         self._contents: dict[str, bytes] = {}
         for name in [*FILES, *(f"{inner}/{name}" for inner in FOLDERS for name in (".deepnvme-contents", *SHARDS))]:
@@ -72,7 +72,7 @@ class Foreign:
             assert (self._folder / name).read_bytes() == content, name
 
     def others(self) -> set[str]:
-        """Name what else is there."""
+        """Name the other files."""
         return {path.name for path in self._folder.iterdir()} - {*FILES, *FOLDERS}
 
 

@@ -1,4 +1,4 @@
-"""Files that were made to deceive, or damaged: an error that names the place, never code that runs, never a crash."""
+"""Malicious or damaged files give an error that names the place. No code runs, and nothing crashes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_no_code_of_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not (tmp_path / "owned").exists()
 
 
-def test_what_is_never_allowed(tmp_path: Path) -> None:
+def test_globals_that_are_never_allowed(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.pt", pickle.dumps(Runs(os.system, "true"), 2))
     with torch.serialization.safe_globals([(os.system, "posix.system")]), pytest.raises(errors.UnsafeFileError):
         deepnvme.load(path)
@@ -87,7 +87,7 @@ def test_a_dotted_name_is_not_looked_up(tmp_path: Path) -> None:
         deepnvme.load(archive(tmp_path / "x.pt", data))
 
 
-def test_what_was_allowed_is_made(tmp_path: Path) -> None:
+def test_allowed_globals_are_built(tmp_path: Path) -> None:
     torch.save({"x": Harmless()}, tmp_path / "x.pt")
     with pytest.raises(errors.UnsafeFileError, match=r"add_safe_globals\(\["):
         deepnvme.load(tmp_path / "x.pt")
@@ -119,16 +119,16 @@ def test_depth_has_a_limit(tmp_path: Path, depth: int) -> None:
 @pytest.mark.parametrize(
     ("data", "word"),
     [
-        # Tuples that hold the one before twice: as a key, in a set, among the arguments of a call.
+        # Tuples that contain the previous one twice: as a key, in a set, among the arguments of a call.
         (b"\x80\x02})" + b"2\x86" * 60 + b"Ns.", "steps"),
         (b"\x80\x04\x8f()" + b"2\x86" * 60 + b"\x90.", "steps"),
         (b"\x80\x02cbuiltins\nset\n])" + b"2\x86" * 60 + b"a\x85R.", "steps"),
         (b"\x80\x02ctorch\nSize\nq\x00)" + b"2\x86q\x01h\x00h\x01\x85R" * 60 + b".", "steps"),
-        # A megabyte of a name above a tensor.
+        # A name of one megabyte above a tensor.
         (b"\x80\x02}X\x00\x00\x10\x00" + b"k" * (1 << 20) + b"TENSORs.", "4096 bytes"),
     ],
 )  # fmt: skip
-def test_what_would_explode_is_refused(tmp_path: Path, data: bytes, word: str) -> None:
+def test_exponential_growth_is_refused(tmp_path: Path, data: bytes, word: str) -> None:
     data = data.replace(b"TENSOR", tensor_pickle()[2:-1])
     path = archive(tmp_path / "x.pt", data, {"data/0": bytes(16)})
     for only in (None, "a"):
@@ -137,8 +137,8 @@ def test_what_would_explode_is_refused(tmp_path: Path, data: bytes, word: str) -
         assert caught.value.filename == str(path)
 
 
-def test_what_is_shared_is_made_once(tmp_path: Path) -> None:
-    # Lists that hold the one before twice, and a million lists below a name of a megabyte.
+def test_shared_objects_are_built_once(tmp_path: Path) -> None:
+    # Lists that contain the previous one twice, and a million lists below a name of one megabyte.
     shared = b"]" + b"q\x00]h\x00ah\x00a" * 200
     many = b"}X\x00\x00\x10\x00" + b"k" * (1 << 20) + b"](" + b"]" * (1 << 20) + b"es"
     data = b"\x80\x02](" + shared + many + tensor_pickle()[2:-1] + b"e."
@@ -149,12 +149,12 @@ def test_what_is_shared_is_made_once(tmp_path: Path) -> None:
         assert lists[1][0] is lists[1][1] is lists[0]
 
 
-def test_what_is_made_of_itself(tmp_path: Path) -> None:
+def test_objects_made_of_themselves(tmp_path: Path) -> None:
     honest: Any = ([],)
     honest[0].append(honest)
     loaded = deepnvme.load(archive(tmp_path / "x.pt", pickle.dumps({"t": honest}, 2)))["t"]
     assert loaded[0][0] is loaded
-    # A tuple of a hundred lists, each of which has it: it would be made a hundred times.
+    # A tuple of a hundred lists that each contain it: it would be built a hundred times.
     lists = b"".join(b"]q" + bytes([index]) for index in range(100))
     back = b"".join(b"h" + bytes([index]) + b"h\xffa0" for index in range(100))
     data = b"\x80\x02(" + lists + b"tq\xff" + back + b"."
@@ -194,7 +194,7 @@ def tensor_pickle(
         (b"\x80\x02X\x05\x00\x00\x00helloQ.", "no storage"),
     ],
 )
-def test_tensors_that_lie_about_themselves(tmp_path: Path, data: bytes, word: str) -> None:
+def test_inconsistent_tensors_are_refused(tmp_path: Path, data: bytes, word: str) -> None:
     path = archive(tmp_path / "x.pt", data, {"data/0": bytes(range(16))})
     with pytest.raises(errors.CorruptFileError, match=word) as caught:
         deepnvme.load(path)
@@ -268,7 +268,7 @@ def test_every_changed_byte_is_found_or_harmless(tmp_path: Path, suffix: str) ->
             loaded = deepnvme.load(path, verify="full")
         except (errors.Error, ValueError, KeyError, TypeError):
             continue
-        # Padding, names of records, dates: what was loaded is right all the same.
+        # Padding, names of records, dates: the loaded values are right anyway.
         values = [tensor for tensor in loaded.values() if isinstance(tensor, torch.Tensor)]
         assert len(values) == 2
         assert torch.equal(values[0], state["a"])
@@ -276,7 +276,7 @@ def test_every_changed_byte_is_found_or_harmless(tmp_path: Path, suffix: str) ->
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
-def test_damage_is_told_with_its_place(tmp_path: Path, suffix: str) -> None:
+def test_damage_is_reported_with_its_offset(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x.{suffix}"
     deepnvme.save({"a": torch.randn(1 << 20), "b": torch.randn(10)}, path)
     data = bytearray(path.read_bytes())

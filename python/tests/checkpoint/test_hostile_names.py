@@ -1,4 +1,4 @@
-"""Names that move a terminal's cursor are shown with escapes, and paths that are no UTF-8 work everywhere."""
+"""Names that control a terminal are shown with escapes. Paths that are not UTF-8 work everywhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import deepnvme
 from deepnvme import errors
 from deepnvme._deepnvme import _command, _python_command
 
-# What clears a screen, begins a line, turns text around, and is a control sequence in one character.
+# Sequences that clear a screen, begin a line, or turn text around, and a control sequence in one character.
 EVIL = "\x1b[2J\r\x07line\nok       forged\u202e\u009b"
 
 
@@ -112,7 +112,7 @@ def test_sets_and_folders_whose_names_are_no_utf8(folder: Path) -> None:
         assert torch.equal(checkpointer.restore(verify="full")["0"], state["0"])
     with deepnvme.Checkpointer(folder / "steps") as checkpointer:
         assert checkpointer.latest() is not None
-    # Lists of parts are JSON: their names are UTF-8, or the error is typed and nothing is left.
+    # Lists of parts are JSON. Names that are not UTF-8 give a typed error, and nothing is left behind.
     parts = deepnvme.StripeSet([folder / "a", folder / "b"], stripe_bytes=4096)
     with pytest.raises(errors.InvalidArgumentError, match="UTF-8"):
         deepnvme.save(state, parts)
@@ -135,10 +135,10 @@ def test_commands_on_names_that_are_no_utf8(folder: Path, capfd: pytest.CaptureF
         assert r"\xff\xfe" in said.replace(r"\\", "\\"), (arguments, said)
         assert "\ufffd" not in said
     assert torch.equal(deepnvme.load(target)["a"], state["a"])
-    # Workloads pass between processes as JSON.
+    # Workloads are passed between processes as JSON.
     with pytest.raises(errors.Error, match="UTF-8"):
         deepnvme.bench("read", folder, size="64K", loops=1)
-    # Python gets the path exactly.
+    # Python gets the exact path.
     asked = _python_command(["generate", "--model", str(folder), "--prompt", "x", "--memory", "1GB"])
     assert asked is not None
     assert os.fsdecode(bytes(json.loads(asked[1])["model"])) == str(folder)

@@ -1,4 +1,4 @@
-"""Ctrl-C ends every way of loading within a second, in one process that goes on after each."""
+"""Ctrl-C ends every way of loading within a second. One process continues after each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import deepnvme
 from .test_costs import MODULUS, as_dict
 from .test_hostile import archive
 
-# Each way is called again and again until the process has worked for a while: then a signal comes in the middle of it.
+# Each way runs in a loop for a while, so that the signal arrives in the middle of it.
 CHILD = """
 import os, pathlib, signal, sys, threading, time, torch, deepnvme, contextlib
 from deepnvme._deepnvme import _command
@@ -77,7 +77,7 @@ def test_ctrl_c_ends_every_way_of_loading(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     took = {name: float(seconds) for name, _, seconds in (line.partition(" ") for line in lines[:-1]) if name.isalpha()}
     assert list(took) == ["restore", "reader", "inspect", "verify", "convert"], done.stderr
-    # A second, and what a machine with other work takes.
+    # A second, with slack for a busy machine.
     assert max(took.values()) < 5, took
-    # One that was whole before, and nothing that was begun.
+    # The file that was complete before, and no remains of a new one.
     assert lines[-1] in ("['warm.pt']", "['new.safetensors', 'warm.pt']"), lines[-1]

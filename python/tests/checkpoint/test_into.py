@@ -69,4 +69,4 @@ def test_autograd_notices_that_weights_were_loaded(tmp_path: Path, suffix: str) 
     loss = (weight * weight).sum()
     deepnvme.load(path, into={"a": weight})
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Keys of states: they come back as they were, and no two of them are taken for one."""
+"""Keys of states are restored exactly, and different keys stay different."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deepnvme import errors
 
 from .test_hostile import Runs, archive
 
-# What `os.listdir` gives for a name that is not UTF-8, and halves of a character.
+# Results of `os.listdir` for a name that is not UTF-8, and halves of a character.
 ODD = ["\udcff", "a\udc80b", "\ud83d", "\ude80", "\ud83d\ude80"[:1] + "x", "\\udcff", "ä\udcff"]
 
 
@@ -50,7 +50,7 @@ def test_a_safetensors_file_refuses_lone_surrogates(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_text_that_is_no_text_is_corrupt(tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_is_corrupt(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.pt", b"\x80\x02}X\x02\x00\x00\x00\xff\xfeK\x01s.")
     with pytest.raises(errors.CorruptFileError, match="UTF-8"):
         deepnvme.load(path)
@@ -137,5 +137,5 @@ def test_tensors_with_attributes_can_be_asked_for(tmp_path: Path) -> None:
         into = {key: torch.empty(3) for key in ("noted", "buffer", "subclass")}
         deepnvme.load(path, into=into)
         assert all(torch.equal(into[key], state[key].as_subclass(torch.Tensor)) for key in into)
-    # Nothing of a class is made of it there.
+    # No object of a class is built there.
     deepnvme.load(path, into={"subclass": torch.empty(3)})

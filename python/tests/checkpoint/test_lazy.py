@@ -1,4 +1,4 @@
-"""Tensors that are read at their first use do what tensors do."""
+"""Tensors that are read on first use behave like tensors."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ USES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", USES)
-def test_it_does_what_a_tensor_does(lazy: dict[str, Any], name: str) -> None:
+def test_operations_read_the_tensor(lazy: dict[str, Any], name: str) -> None:
     assert not is_read(lazy["w"]) and not is_read(lazy["b"])
     assert_same(USES[name](lazy["w"], lazy["b"]), USES[name](W, B), name)
     assert_same(USES[name](lazy["w"], lazy["b"]), USES[name](W, B), f"{name} again")
     assert not is_read(lazy["one"])
 
 
-def test_what_needs_no_bytes(lazy: dict[str, Any]) -> None:
+def test_attributes_need_no_read(lazy: dict[str, Any]) -> None:
     w = lazy["w"]
     before = deepnvme.stats().bytes_read
     known = (w.shape, w.size(), w.size(1), w.dtype, w.device, w.ndim, w.dim(), w.numel(), w.nbytes, len(w), w.stride())
@@ -110,7 +110,7 @@ def test_a_model_takes_them_and_learns(lazy: dict[str, Any], assign: bool) -> No
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
-def test_they_are_saved_as_what_they_are(lazy: dict[str, Any], tmp_path: Path, suffix: str) -> None:
+def test_lazy_tensors_are_saved_as_tensors(lazy: dict[str, Any], tmp_path: Path, suffix: str) -> None:
     deepnvme.save(lazy, tmp_path / f"y.{suffix}")
     torch.save(lazy, tmp_path / "z.pt")
     for again in (deepnvme.load(tmp_path / f"y.{suffix}"), torch.load(tmp_path / "z.pt")):

@@ -1,4 +1,4 @@
-"""Nested states with lazy tensors in them."""
+"""Nested states with lazy tensors."""
 
 from __future__ import annotations
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 import deepnvme
 from deepnvme.errors import InvalidArgumentError
@@ -54,13 +55,13 @@ def test_a_model_that_a_folder_of_links_leads_to_stays(tmp_path: Path, max_shard
 
 def test_shards_that_a_folder_of_links_leads_to_stay(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    dcp.save(state_of(0), storage_writer=DeepnvmeWriter(one))
+    save(state_of(0), storage_writer=DeepnvmeWriter(one))
     before = linked(one, two)
     with pytest.raises(CheckpointException, match="symbolic link"):
-        dcp.save(state_of(1), storage_writer=DeepnvmeWriter(two))
+        save(state_of(1), storage_writer=DeepnvmeWriter(two))
     assert content(one) == before
     loaded = {name: torch.zeros(50) for name in state_of(0)}
-    dcp.load(loaded, storage_reader=DeepnvmeReader(two))
+    load(loaded, storage_reader=DeepnvmeReader(two))
     assert torch.equal(loaded["l3"], state_of(0)["l3"])
 
 

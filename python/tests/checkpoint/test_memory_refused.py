@@ -1,4 +1,4 @@
-"""Where there is no memory for what a file describes, the error says so and names the file. The process goes on."""
+"""If there is no memory for a file's objects, the error says so and names the file. The process continues."""
 
 from __future__ import annotations
 
@@ -70,6 +70,6 @@ def test_memory_that_is_refused_is_an_error_of_the_file(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     refused = dict(line.split() for line in done.stdout.splitlines())
-    # Each of them was refused at least once, and none of them ended the process.
+    # Each of them was refused at least once, and none ended the process.
     assert len(refused) == 6
     assert "0" not in refused.values(), refused

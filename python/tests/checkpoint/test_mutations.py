@@ -1,4 +1,4 @@
-"""Thousands of mutations for every reader: what was saved, or a typed error with the path, in bounded time and room."""
+"""Thousands of mutations for every reader give the saved state or a typed error with the path, in bounded time."""
 
 from __future__ import annotations
 

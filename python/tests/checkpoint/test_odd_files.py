@@ -1,4 +1,4 @@
-"""A pipe, a device, a folder or a link to nothing in the place of a small file: an error of the library at once."""
+"""A pipe, a device, a folder or a dangling link in place of a small file gives a library error at once."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def locked(folder: Path) -> None:
 
 
 def checked(folder: Path) -> None:
-    """A manifest that lists a file of no bytes, which is none."""
+    """A manifest that lists an empty file, which is no checkpoint."""
     entry = {
         "file": "step-00000001.pt", "step": 1, "nbytes": 0, "time": "", "index_offset": 0, "index_nbytes": 0,
         "torch": "", "index_crc64": "0" * 16, "deepnvme": "",
@@ -104,7 +104,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
 
 
 @pytest.mark.parametrize("make", [as_pipe, as_device, as_folder, as_socket, as_dangling_link, as_circular_link])
-def test_what_is_no_file_is_refused_at_once(
+def test_special_files_are_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -122,7 +122,7 @@ def test_what_is_no_file_is_refused_at_once(
             else:
                 ended.append(None)
 
-        # A thread that waits for a pipe's writer would wait for ever.
+        # A thread would wait forever for a writer of the pipe.
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         thread.join(DEADLINE_S)

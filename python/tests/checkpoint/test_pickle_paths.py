@@ -1,4 +1,4 @@
-"""Pickles that are reached by other ways than `deepnvme.load`: none of them runs code, and tensors never meet one."""
+"""Pickles that are reached in other ways than by `deepnvme.load` run no code, and tensors are never unpickled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 import deepnvme
 from deepnvme import errors
-from deepnvme.integrations._loading import load_as_torch
+from deepnvme.integrations._torch_load import load_as_torch
 from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
 
 from .states import assert_same
@@ -36,7 +36,7 @@ def loaded(folder: Path, target: dict[str, Any], **options: Any) -> dict[str, An
 
 
 def failure(folder: Path, target: dict[str, Any], **options: Any) -> BaseException:
-    """What a load has failed with."""
+    """Return the error of a load."""
     with pytest.raises(CheckpointException) as caught:
         loaded(folder, target, **options)
     return caught.value.failures[0][0]
@@ -49,13 +49,13 @@ def pickled(obj: object) -> bytes:
 
 
 def write_index(folder: Path, index: dict[str, Any]) -> None:
-    """Write an index as its maker would who leaves checksums out."""
+    """Write an index without checksums, as an attacker would."""
     wire = {key: value for key, value in index.items() if not key.startswith("deepnvme.")}
     (folder / "deepnvme.json").write_text(json.dumps(wire))
 
 
 def as_bytes(folder: Path, name: str, content: bytes) -> None:
-    """Have the index and the shard say that an entry is no tensor, and what it is."""
+    """List an entry as a non-tensor value in the index and the shard."""
     index = json.loads((folder / "deepnvme.json").read_text())
     index["entries"][name] = {"bytes": ["shard-00009-00000000000000000000000000000000.safetensors", name]}
     write_index(folder, index)
@@ -89,7 +89,7 @@ def test_the_allow_list_is_named_and_counts(folder: Path) -> None:
         assert loaded(folder, {"cfg": 0})["cfg"].value == 5
 
 
-def test_values_that_are_no_tensors_come_back(tmp_path: Path) -> None:
+def test_non_tensor_values_are_restored(tmp_path: Path) -> None:
     state = {
         "step": 7, "lr": 1e-4, "note": "text", "none": None, "flags": (True, {1, 2}, frozenset({3})),
         "nested": {"list": [1, OrderedDict(b=2)], "dtype": torch.bfloat16, "size": torch.Size([1, 2])},
@@ -109,15 +109,15 @@ class OwnPlanner(DefaultLoadPlanner):
         self.original_state_dict.update(self.state_dict)
 
 
-def test_a_planner_that_unpickles_by_itself_meets_no_bytes_of_the_file(folder: Path) -> None:
+def test_planners_never_unpickle_bytes_of_the_file(folder: Path) -> None:
     assert loaded(folder, {"cfg": 0}, planner=OwnPlanner())["cfg"] == 5
     as_bytes(folder, "cfg", pickled(Runs(os.system, "true")))
     assert isinstance(failure(folder, {"cfg": 0}, planner=OwnPlanner()), errors.UnsafeFileError)
 
 
-def test_a_tensor_never_meets_a_pickle(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_are_never_unpickled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    # Harmless or not: the state says that it is a tensor.
+    # Harmless or not, the state has a tensor there.
     for made in (Runs(os.system, "touch owned"), torch.ones(3), 5):
         as_bytes(folder, "a", pickled(made))
         error = failure(folder, {"a": torch.zeros(3)})
@@ -126,12 +126,12 @@ def test_a_tensor_never_meets_a_pickle(folder: Path, monkeypatch: pytest.MonkeyP
     assert not (folder / "owned").exists()
 
 
-def test_an_object_is_not_taken_from_a_tensor(folder: Path) -> None:
+def test_a_tensor_is_not_loaded_as_an_object(folder: Path) -> None:
     error = failure(folder, {"a": 5, "cfg": 0})
     assert re.search(r"'?a\b", str(error))
 
 
-def test_a_checkpointer_refuses_an_index_that_makes_tensors_to_objects(tmp_path: Path) -> None:
+def test_an_index_that_lists_tensors_as_objects_is_refused(tmp_path: Path) -> None:
     inner = tmp_path / "made"
     save({"a": torch.ones(3), "cfg": 5}, storage_writer=DeepnvmeWriter(inner), no_dist=True)
     as_bytes(inner, "a", pickled(Runs(os.system, f"touch {tmp_path}/owned")))
@@ -180,7 +180,7 @@ Change = Callable[[dict[str, Any]], object]
         lambda index: index.update(planner_data=[1]),
     ],
 )
-def test_an_index_that_lies_is_corrupt(folder: Path, change: Change) -> None:
+def test_a_contradictory_index_is_corrupt(folder: Path, change: Change) -> None:
     path = folder / "deepnvme.json"
     index = json.loads(path.read_text())
     change(index)
@@ -192,7 +192,7 @@ def test_an_index_that_lies_is_corrupt(folder: Path, change: Change) -> None:
 @pytest.mark.parametrize(
     "text", [b"[" * 100_000, b"\xff\xfe", b'{"version": 1, "entries": {"a": {}}, "planner_data": null}']
 )
-def test_what_is_no_index_is_corrupt(folder: Path, text: bytes) -> None:
+def test_a_file_that_is_not_an_index_is_corrupt(folder: Path, text: bytes) -> None:
     (folder / "deepnvme.json").write_bytes(text)
     with pytest.raises(errors.CorruptFileError, match=r"deepnvme\.json"):
         DeepnvmeReader(folder).read_metadata()
@@ -219,7 +219,7 @@ def test_a_shard_that_has_another_tensor(folder: Path, other: torch.Tensor) -> N
         assert str(shard) in str(error)
 
 
-def test_files_of_other_makers_are_no_pickles(tmp_path: Path) -> None:
+def test_files_of_other_programs_are_not_unpickled(tmp_path: Path) -> None:
     save({"a": torch.ones(3), "cfg": 5}, storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
     for content in (b"", b"\x80\x02N.", b"cposix\nsystem\n(S'true'\ntR."):
         as_bytes(tmp_path, "cfg", content)
@@ -253,7 +253,7 @@ def test_a_library_that_asks_for_weights_only_never_calls_torch_load(
 
 
 def test_deepspeed_goes_on_without_running_a_pickle(tmp_path: Path) -> None:
-    """The file that DeepSpeed itself would not open is read by the restricted reader, whatever engine DeepSpeed has."""
+    """The safe unpickler reads the file that DeepSpeed itself would not open, with any of DeepSpeed's engines."""
     resume = pytest.importorskip("deepnvme.deepspeed._resume")
     pytest.importorskip("deepspeed")
     path = tmp_path / "tag" / "zero.pt"

@@ -1,4 +1,4 @@
-"""What `load` would refuse is refused by `save`, by name; everything else comes back."""
+"""`save` refuses by name what `load` would refuse. Everything else is restored."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_it_is_refused_by_name(tmp_path: Path, what: str) -> None:
+def test_unsupported_tensors_are_named(tmp_path: Path, what: str) -> None:
     make, reason = REFUSED[what]
     path = tmp_path / "x.pt"
     path.write_bytes(b"old")
@@ -77,7 +77,7 @@ def test_it_is_refused_by_name(tmp_path: Path, what: str) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_what_is_within_the_limits_comes_back(tmp_path: Path) -> None:
+def test_states_within_the_limits_are_restored(tmp_path: Path) -> None:
     state = {
         "dims": torch.ones([1] * 64),
         "deep": nested(190, torch.ones(2)),
@@ -130,7 +130,7 @@ def tensor_of(rng: random.Random) -> torch.Tensor:
 
 
 def value(rng: random.Random, depth: int) -> Any:
-    """A random state: also what is rare, and what is refused."""
+    """A random state, with rare and refused objects."""
     kind = rng.randrange(24 if depth else 14)
     count = rng.randrange(4)
     made: Any
@@ -163,13 +163,13 @@ def test_a_random_state_comes_back_or_is_refused(tmp_path: Path) -> None:
                 assert suffix == ".safetensors" or repr_of(loaded) == repr_of(state), seed
                 came_back += 1
                 continue
-            # Refused by `save`: nothing is under the name.
+            # `save` refused it, so there is no file.
             assert not path.exists() or path.stat().st_size == 0 or came_back, seed
     assert came_back > 300
 
 
 def repr_of(made: Any) -> str:
-    """All of a value, as a text."""
+    """A value as text, with all its details."""
     if isinstance(made, torch.Tensor):
         if made.layout is not torch.strided:
             return f"{made.layout} {made.to_dense()}"

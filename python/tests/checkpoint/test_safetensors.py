@@ -1,4 +1,4 @@
-"""safetensors files: what deepnvme saves, safetensors loads, and the other way round."""
+"""safetensors files: safetensors loads what deepnvme saves, and the reverse."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TENSORS = st.builds(
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(state=st.dictionaries(NAMES, TENSORS, max_size=8))
-def test_any_dict_makes_the_round_both_ways(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
+def test_any_dict_is_read_by_safetensors_and_read_from_it(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
     ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
     deepnvme.save(state, ours, durability="none")
     save_file(state, theirs)
@@ -80,7 +80,7 @@ def test_metadata_and_lazy_readers(tmp_path: Path) -> None:
         ({"a": torch.ones(1, dtype=torch.complex128)}, "complex128"),
     ],
 )
-def test_what_the_format_cannot_hold_is_named(tmp_path: Path, state: Any, word: str) -> None:
+def test_unsupported_objects_are_named(tmp_path: Path, state: Any, word: str) -> None:
     with pytest.raises((TypeError, ValueError), match=word):
         deepnvme.save(state, tmp_path / "x.safetensors")
     assert list(tmp_path.iterdir()) == []
@@ -95,7 +95,7 @@ def test_shards_are_as_hugging_face_has_them(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     deepnvme.save(state, path, max_shard_bytes=12_000)
     names = sorted(entry.name for entry in tmp_path.iterdir())
-    # All names of one save have the same random digits in them.
+    # All names of one save contain the same random digits.
     (token,) = {name.removesuffix(".safetensors")[-32:] for name in names[:4]}
     assert names == [
         *(f"model-{number:05}-of-00004-{token}.safetensors" for number in range(1, 5)),
@@ -166,7 +166,7 @@ def test_the_collector_does_not_run_among_many_tensors(tmp_path: Path, suffix: s
     finally:
         gc.set_threshold(*threshold)
         gc.callbacks.remove(watch)
-    # It may before and after.
+    # It may run before and after.
     assert runs <= 20
 
 

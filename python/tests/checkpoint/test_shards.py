@@ -1,4 +1,4 @@
-"""States in several safetensors files: what is removed when another one takes their place, and what never is."""
+"""States in several safetensors files: which files a new state removes, and which it never does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 import deepnvme
-from deepnvme._checkpoint import reading
+from deepnvme._checkpoint import load as load_module
 from deepnvme._deepnvme import _command
 from deepnvme._stream import weight_sources as stream_files
 from deepnvme.errors import ChecksumError, CorruptFileError
@@ -58,7 +58,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def memory_path() -> Iterator[Path]:
-    """Give a folder of a file system in memory, where there is one: hundreds of saves wait for no disk."""
+    """Return a folder in memory if possible, so that hundreds of saves do not wait for a disk."""
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as folder:
         yield Path(folder)
@@ -77,14 +77,14 @@ FOREIGN = [
 KILLED = """
 import os, signal, sys, torch, deepnvme
 from deepnvme._checkpoint import shards
-plan, left = deepnvme._checkpoint.writing.plan_tensors, 3
+plan, left = deepnvme._checkpoint.save.plan_safetensors, 3
 def counted(*arguments):
     global left
     left -= 1
     if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     return plan(*arguments)
-deepnvme._checkpoint.writing.plan_tensors = counted
+deepnvme._checkpoint.save.plan_safetensors = counted
 state = {f"layers.{index}.weight": torch.randn(1000) for index in range(10)}
 deepnvme.save(state, sys.argv[1], max_shard_bytes=12_000)
 """
@@ -104,7 +104,7 @@ def test_foreign_files_of_every_such_name_stay(tmp_path: Path, stem: str) -> Non
     with pytest.raises(ValueError, match="complex128"):
         deepnvme.save(state_of(2) | {"z": torch.ones(2, dtype=torch.complex128)}, path, max_shard_bytes=12_000)
     assert is_state(path, 1)
-    # The failed save has removed what the killed one recorded, and its own.
+    # The failed save removed its own files, and those that the killed save recorded.
     found = content(tmp_path)
     assert found.items() >= foreign.items()
     assert len(found) == len(foreign) + 5
@@ -149,7 +149,7 @@ def test_what_an_index_names_is_not_removed_for_that(tmp_path: Path, count: int)
         index = folder / INDEX
         index.unlink(missing_ok=True)
         index.write_text(json.dumps({"weight_map": {"a": name}}))
-        # One file leaves the index, and several the files that it lists.
+        # A save of one file removes the index, and the files that it lists.
         with pytest.warns(UserWarning, match=INDEX if count == 1 else Path(name).name):
             save(1, folder / "model.safetensors", count)
         assert is_state(folder, 1, count)
@@ -182,19 +182,19 @@ def test_the_newest_save_of_a_name_is_what_is_loaded(tmp_path: Path) -> None:
         deepnvme.save(state_of(2), path)
         assert_loaded(2)
         assert [file.name for file in tmp_path.iterdir()] == [path.name]
-    # Nothing proves whose the one file is: it stays, and several count.
+    # Nothing proves who wrote the single file, so it is kept, and the shards count.
     before = path.read_bytes()
-    with pytest.warns(UserWarning, match=r"model\.safetensors: this file stays"):
+    with pytest.warns(UserWarning, match=r"model\.safetensors: this file is kept"):
         save(3, path)
     assert path.read_bytes() == before
     assert_loaded(3)
-    # The same in a copy that keeps times, and not for another file that anybody writes under the name.
+    # The same in a copy that keeps times, but not for another file that is written under the name.
     shutil.copytree(tmp_path, tmp_path / "copy")
     assert is_state(tmp_path / "copy", 3)
     save_file(state_of(4), tmp_path / "copy" / "model.safetensors")
     assert same(deepnvme.load(tmp_path / "copy"), 4)
-    # The index in the copy was not made there. It stays, and the file is newer.
-    with pytest.warns(UserWarning, match="stays"):
+    # The index was copied here. It is kept, and the file is newer.
+    with pytest.warns(UserWarning, match="is kept"):
         deepnvme.save(state_of(5), tmp_path / "copy" / "model.safetensors")
     assert is_state(tmp_path / "copy", 5)
     assert len(list((tmp_path / "copy").iterdir())) == 6
@@ -209,7 +209,7 @@ def test_a_damaged_index_is_never_passed_over_for_an_older_file(tmp_path: Path) 
     path, index = tmp_path / "model.safetensors", tmp_path / INDEX
     deepnvme.save(state_of(1), path)
     path.write_bytes(path.read_bytes())
-    with pytest.warns(UserWarning, match="this file stays"):
+    with pytest.warns(UserWarning, match="this file is kept"):
         save(2, path)
     sound = index.read_bytes()
     assert b"deepnvme.replaces" in sound
@@ -230,13 +230,13 @@ def test_a_damaged_index_is_never_passed_over_for_an_older_file(tmp_path: Path) 
     with pytest.raises(IsADirectoryError):
         deepnvme.load(path)
     index.rmdir()
-    # Where a new file takes the place of both, the warning says what is to be done.
+    # When a new file replaces both, the warning says what to do.
     index.write_bytes(sound[:-20])
-    with pytest.warns(UserWarning, match=r"is damaged, and stays\. Remove it"):
+    with pytest.warns(UserWarning, match=r"is damaged, and is kept\. Remove it"):
         deepnvme.save(state_of(3), path)
     index.unlink()
     assert is_state(path, 3)
-    # Another program's index is none of this.
+    # Another program's index has none of this.
     index.write_text(json.dumps({"metadata": {}, "weight_map": {"a": "other.safetensors"}}))
     assert is_state(path, 3)
 
@@ -277,7 +277,7 @@ class FailedError(Exception):
 
 
 def whole(loaded: Any) -> int:
-    """Say of which save a state is, all of it."""
+    """Return the save that a state belongs to, and check all of it."""
     seed = int(loaded["seed"])
     assert set(loaded) == {*state_of(seed), "seed"}
     assert all(torch.equal(loaded[name], tensor) for name, tensor in state_of(seed).items())
@@ -285,7 +285,7 @@ def whole(loaded: Any) -> int:
 
 
 def readers(folder: Path, out: Path) -> list[Callable[[], object]]:
-    """Give all ways to read a model."""
+    """Return all ways to read a model."""
 
     def filled() -> object:
         into = {**state_of(0), "seed": torch.zeros(1, dtype=torch.int64)}
@@ -324,7 +324,7 @@ def readers(folder: Path, out: Path) -> list[Callable[[], object]]:
 
 @pytest.mark.parametrize(("each", "one_in"), [(150, 10_000), (50, 2)])
 def test_saves_and_loads_of_one_name_at_once(memory_path: Path, each: int, one_in: int) -> None:
-    """Each save by two processes leaves a whole state, and every reader meets whole states only."""
+    """Each save of two processes leaves a complete state, and readers find only complete states."""
     path, count = memory_path / "model.safetensors", 0
     deepnvme.save({**state_of(0), "seed": torch.tensor([0])}, path, max_shard_bytes=12_000)
     with program(SAVER, path, 1000, each, one_in) as one, program(SAVER, path, 2000, each, one_in) as other:
@@ -364,7 +364,7 @@ def test_killed_at_random_instants(memory_path: Path) -> None:
 
 
 def test_a_set_that_is_replaced_when_its_list_has_been_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each reader follows: the old shards are gone by then."""
+    """Each reader retries, since the old shards are gone."""
     path = tmp_path / "model.safetensors"
     seed = 0
 
@@ -382,10 +382,10 @@ def test_a_set_that_is_replaced_when_its_list_has_been_read(tmp_path: Path, monk
         return found
 
     read: list[tuple[Any, Callable[[], Any]]] = [
-        (reading, lambda: deepnvme.load(path)),
-        (reading, lambda: deepnvme.load(tmp_path, lazy=True)),
-        (reading, lambda: deepnvme.load(tmp_path, into=state_of(0))),
-        (reading, lambda: deepnvme.load(tmp_path / INDEX, only="layers")),
+        (load_module, lambda: deepnvme.load(path)),
+        (load_module, lambda: deepnvme.load(tmp_path, lazy=True)),
+        (load_module, lambda: deepnvme.load(tmp_path, into=state_of(0))),
+        (load_module, lambda: deepnvme.load(tmp_path / INDEX, only="layers")),
         (weights, lambda: dict(iterate_weights(tmp_path))),
         (stream_files, lambda: stream_files.ModelFiles(tmp_path)),
     ]
@@ -412,8 +412,8 @@ def test_weights_are_read_to_the_end_of_a_model_that_is_replaced(
     loaded = dict([next(given)])
     save(2, path)
     assert same(loaded | dict(given), 1)
-    # Where not all of its files can stay open, that is an error.
-    monkeypatch.setattr(weights, "_DESCRIPTORS", 1 << 40)
+    # If not all of its files can stay open, this is an error.
+    monkeypatch.setattr(weights, "_DESCRIPTOR_SHARE", 1 << 40)
     assert same(dict(iterate_weights(tmp_path, ahead=1)), 2)
     given = iterate_weights(tmp_path, ahead=1)
     next(given)

@@ -1,4 +1,4 @@
-"""Tensors whose signs torch flips lazily: complex conjugates, negatives, and what is read of them in any way."""
+"""Lazy complex conjugates and negatives, and every way to read them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import deepnvme
-from deepnvme.integrations._loading import load_as_torch
+from deepnvme.integrations._torch_load import load_as_torch
 
 from .states import assert_same
 from .test_convert import convert

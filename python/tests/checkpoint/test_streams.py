@@ -1,4 +1,4 @@
-"""Processes without standard streams, or with ones that take nothing: no save fails, and no file is written into."""
+"""Processes without working standard streams: no save fails, and no output lands in a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 import deepnvme
 
-# Nothing can be printed: the exit status says what went wrong.
+# Nothing can be printed, so the exit status reports the failure.
 ROUND = """
 import os, sys, torch, deepnvme
 state = {"a": torch.arange(50_000.0) + 1}
@@ -24,7 +24,7 @@ for is_async in (False, True):
     assert torch.equal(checkpointer.restore()["a"], state["a"])
 os._exit(0)
 """
-# What a library prints must not land in a file that has got the number of a closed stream.
+# Output of a library must not land in a file that got the descriptor of a closed stream.
 NOISE = """
 import os, torch, deepnvme
 state = {"a": torch.arange(50_000.0) + 1}
@@ -56,7 +56,7 @@ os._exit(0)
 
 @pytest.mark.parametrize("shown", [None, True])
 @pytest.mark.parametrize("stream", ["None", "closed", "full", "no file"])
-def test_work_that_nobody_can_watch(tmp_path: Path, stream: str, shown: bool | None) -> None:
+def test_progress_without_a_working_stderr(tmp_path: Path, stream: str, shown: bool | None) -> None:
     begin = {
         "None": "import sys; sys.stderr = sys.stdout = None\n",
         "closed": "import sys; sys.stderr.close()\n",

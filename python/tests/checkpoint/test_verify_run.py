@@ -1,4 +1,4 @@
-"""``deepnvme verify`` of a ``Checkpointer``'s folder, and what a damaged manifest changes: nothing."""
+"""``deepnvme verify`` of a ``Checkpointer``'s folder. A damaged manifest changes nothing else."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_every_kind_of_checkpoint_is_verified(folder: Path) -> None:
 
 
 def test_a_changed_byte_in_any_file_is_reported(folder: Path) -> None:
-    """A byte that no reader looks at, in a list of parts, is the one that may change."""
+    """A byte of a list of parts that no reader uses may change."""
     generator = random.Random(8)
     for name in sorted(contents(folder)):
         path = folder / name
@@ -122,7 +122,7 @@ def test_a_checkpoint_that_is_missing_or_another_one(folder: Path) -> None:
 
 
 def test_a_damaged_manifest_costs_no_checkpoint(folder: Path) -> None:
-    """It is named with a remedy by whoever reads it; nothing is written, removed or restored because of it."""
+    """Readers report it with a remedy. Nothing is written, removed or restored because of it."""
     manifest = folder / "manifest.json"
     sound = manifest.read_bytes()
     saves = deepnvme.Checkpointer(folder, keep=1)
@@ -138,7 +138,7 @@ def test_a_damaged_manifest_costs_no_checkpoint(folder: Path) -> None:
         before = contents(folder)
         with pytest.raises(errors.CorruptFileError, match=r"manifest\.json: .*"):
             deepnvme.Checkpointer(folder)
-        # This one has read it before.
+        # This one read the manifest before.
         with pytest.raises(errors.CorruptFileError, match=r"manifest\.json"):
             saves.save(9, {"c": torch.ones(1)})
         status, files = verified(folder)
@@ -150,7 +150,7 @@ def test_a_damaged_manifest_costs_no_checkpoint(folder: Path) -> None:
 
 
 def test_a_manifest_that_somebody_edited_on_purpose(folder: Path) -> None:
-    """The message says how, and the next save seals it again."""
+    """The message says how to accept the edit, and the next save seals the manifest again."""
     manifest = folder / "manifest.json"
     wire = json.loads(manifest.read_bytes())
     wire["checkpoints"] = [entry for entry in wire["checkpoints"] if entry["step"] != 4]
@@ -167,7 +167,7 @@ def test_a_manifest_that_somebody_edited_on_purpose(folder: Path) -> None:
         checkpointer.save(5, {"c": torch.ones(3)})
     status, files = verified(folder)
     assert (status, files["manifest.json"]["coverage"]) == (0, "file")
-    # It is not listed, so it is nobody's.
+    # It is not listed, so it is a foreign file.
     assert (folder / "step-00000004.safetensors").exists()
 
 

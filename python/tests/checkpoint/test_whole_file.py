@@ -1,4 +1,4 @@
-"""A full verification vouches for every byte: of a file, of the list of several, and of which files the list means."""
+"""A full verification covers every byte: of a file, of an index, and of the choice of files in the index."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def changed(path: Path, check: Callable[[], object], *, step: int = 1) -> list[int]:
-    """Change one byte after the other; the bytes whose change nobody reports."""
+    """Change each byte in turn. Returns the bytes whose change is not reported."""
     before = path.read_bytes()
     unnoticed = []
     for at in range(0, len(before), step):
@@ -114,7 +114,7 @@ def test_other_readers_of_an_index_find_what_they_look_for(tmp_path: Path) -> No
     deepnvme.save(state, tmp_path / "model.safetensors", max_shard_bytes=2500)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == 3600
-    # The message says what whoever edits an index removes from it.
+    # The message says what to remove from an edited index.
     index["weight_map"] = {name: index["weight_map"][name] for name in ("w0", "w1")}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
     with pytest.raises(errors.ChecksumError) as caught:
@@ -166,13 +166,13 @@ def test_any_changed_byte_of_the_parts_is_reported(tmp_path: Path) -> None:
     before = manifest.read_bytes()
     meaning = meaning_of(before)
     for at in changed(manifest, lambda: deepnvme.load(stripes, verify="full")):
-        # What is not noticed says nothing of the bytes: white space, and the record of who may remove the parts.
+        # The exceptions do not affect the data: white space, and the record of who may remove the parts.
         other = before[at] ^ (1 + at * 37 % 255)
         assert meaning_of(before[:at] + bytes([other]) + before[at + 1 :]) == meaning
 
 
 def meaning_of(manifest: bytes) -> Any:
-    """Say which bytes a list of parts means."""
+    """Return the bytes that a list of parts covers."""
     wire = json.loads(manifest)
     return wire["format"], wire["parts"], wire["stripe_bytes"]
 
@@ -239,18 +239,18 @@ def test_metadata_of_our_own_files_can_be_given_again(tmp_path: Path) -> None:
     assert torch.equal(deepnvme.load(second, verify="full")["w"], torch.ones(3))
     with safe_open(second, "pt") as opened:
         assert opened.metadata()["mine"] == "1"
-    # Another writer takes the texts as they are: the checksums are those of another file.
+    # Another program copies the metadata, so the checksums are those of another file.
     save_file({"w": torch.zeros(2, 3)}, second, metadata=metadata)
-    with pytest.warns(UserWarning, match="made for another file"):
+    with pytest.warns(UserWarning, match="belong to another file"):
         assert torch.equal(deepnvme.load(second)["w"], torch.zeros(2, 3))
     with (
-        pytest.warns(UserWarning, match="made for another file"),
+        pytest.warns(UserWarning, match="belong to another file"),
         pytest.raises(ValueError, match="made for another file"),
     ):
         deepnvme.load(second, verify="full")
     status, (found,) = verify(second)
     assert (status, found["verdict"]) == (1, "unverifiable")
-    # What is damaged in a file of ours is still damage.
+    # Damage to a file of deepnvme is still reported.
     for at in (4096, 4100):
         damaged = bytearray(first.read_bytes())
         damaged[at] ^= 1
@@ -260,7 +260,7 @@ def test_metadata_of_our_own_files_can_be_given_again(tmp_path: Path) -> None:
 
 
 def reported(path: Path, texts: Iterable[bytes]) -> list[int]:
-    """Verify the same list or part with other contents; those that the command calls sound."""
+    """Verify a list or part with other contents. Returns those that pass."""
     before, unnoticed = path.read_bytes(), []
     name = next(path.parent.glob("*.stripes.json"))
     for number, text in enumerate(texts):
@@ -273,7 +273,7 @@ def reported(path: Path, texts: Iterable[bytes]) -> list[int]:
 
 
 def changes(text: bytes, step: int) -> Iterable[bytes]:
-    """Change, put in, and take out a byte at every place."""
+    """Change, insert, and remove a byte at every position."""
     for at in range(0, len(text), step):
         yield text[:at] + bytes([text[at] ^ (1 + at * 37 % 255)]) + text[at + 1 :]
         yield text[:at] + bytes([at * 41 % 256]) + text[at:]
@@ -292,14 +292,14 @@ def test_any_change_of_a_checkpoint_in_parts_is_reported(
     assert reported(manifest, changes(manifest.read_bytes(), 1)) == []
     for part in StripeSet.from_manifest(manifest).paths:
         assert reported(Path(part), changes(Path(part).read_bytes(), 97)) == []
-    # Each of those runs has said so.
+    # Each of those runs reported it.
     said = capfd.readouterr().out
     assert '"damaged"' in said
     assert "does not match" in said
 
 
 def test_an_edited_list_of_parts(tmp_path: Path) -> None:
-    """A disk that is mounted elsewhere: the message says how to use the list again."""
+    """A disk is mounted elsewhere: the message says how to use the list again."""
     state, parts = state_of(), [tmp_path / "one" / "a.pt", tmp_path / "two" / "a.pt"]
     for part in parts:
         part.parent.mkdir()

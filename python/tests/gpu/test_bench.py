@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import deepnvme
-from deepnvme._checkpoint import arena
+from deepnvme._checkpoint import load_buffer
 
 _BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 _NBYTES = 3 << 20
@@ -55,7 +55,7 @@ class BenchGpu:
             return self.tensor(torch.zeros(nbytes, dtype=torch.uint8))
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(arena, "allocate_on", make)
+            patch.setattr(load_buffer, "allocate_on_gpu", make)
             patch.setattr(torch.Tensor, "to", lambda tensor, _: tensor)
             state: dict[str, torch.Tensor] = deepnvme.load(path, device="cuda:0", engine=engine)
         return state

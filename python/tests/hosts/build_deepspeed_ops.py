@@ -1,4 +1,4 @@
-"""Compile DeepSpeed's own ops into this environment, once; `make test-hosts` runs it. What cannot be built is named."""
+"""Compile DeepSpeed's own ops into this environment, once, for `make test-hosts`. Failures are named."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# The first brings `pin_memory` with it.
+# The first one includes `pin_memory`.
 OPS = ("AsyncIOBuilder", "CPUAdamBuilder")
 
 
 def path_with_ninja() -> str:
-    """`PATH` for torch, which asks for ninja also where an op is built already; it may lie in the environment below."""
+    """Return `PATH` for torch, which needs ninja even for ops that are built. It may be in the environment below."""
     files = importlib.metadata.files("ninja") or []
     folders = [str(Path(file.locate()).resolve().parent) for file in files if file.name == "ninja"]
     return os.pathsep.join([*folders, os.environ["PATH"]])
 
 
 def main() -> None:
-    """Build all that can be built."""
+    """Build all ops that can be built."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
     os.environ["PATH"] = path_with_ninja()

@@ -1,4 +1,4 @@
-"""Models that accelerate has placed are refused, with the way out; what it has let go of is streamed."""
+"""Models placed by accelerate are refused with a remedy. Models that it has released are streamed."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_hooks_of_accelerate_and_none_any_more(folder: Path, tmp_path: Path, pla
 
 
 def test_a_prepared_model(folder: Path) -> None:
-    """What ``Accelerator.prepare`` gives on one processor is the model itself, which is streamed like any other."""
+    """On one processor, ``Accelerator.prepare`` returns the model itself, which is streamed like any other."""
     prepared = accelerate.Accelerator(cpu=True).prepare(loaded(folder))
     expected = logits(prepared)
     streamed = deepnvme.stream(prepared, weights=folder, memory="1MB")

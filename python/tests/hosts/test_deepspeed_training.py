@@ -1,6 +1,6 @@
-"""A real DeepSpeed trains a real language model with its state on disk: on our op, on its own, and in memory.
+"""A real DeepSpeed trains a real language model with its state on disk: on deepnvme's op, on its own, and in memory.
 
-Losses are compared bit by bit. Each op has processes of its own, in which the jobs run one after the other.
+Losses are compared bit by bit. Each op has its own processes, in which the jobs run one after the other.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if "DEEPNVME_TEST_HOSTS" not in os.environ:
     pytest.skip("real trainings take minutes: make test-hosts", allow_module_level=True)
 
 PROGRAM = Path(__file__).with_name("zero_program.py")
-# Built by `make test-hosts`; tests never compile.
+# Built by `make test-hosts`. Tests never compile.
 OPS = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path(sys.prefix) / "torch_extensions"))
 SECONDS_MAX = 3600
-# This project's own pages, read once: somebody may be writing on them while the tests run.
+# This project's own pages, read once, since they may be edited while the tests run.
 PAGES = [page for folder in ("", "docs") for page in sorted((Path(__file__).parents[3] / folder).glob("*.md"))]
 TEXT = "".join(page.read_text() for page in PAGES)
 
@@ -36,7 +36,7 @@ def is_built(op: str) -> bool:
     return any((OPS / op).glob(f"{op}*.so"))
 
 
-# DeepSpeed's own Adam where it could be built; the same for both ops, anyway.
+# DeepSpeed's own Adam if it could be built; the same for both ops.
 ADAM = {} if is_built("cpu_adam") else {"torch_adam": True}
 needs_their_op = pytest.mark.skipif(
     not is_built("async_io"), reason="DeepSpeed's own async_io is not built (make test-hosts: needs g++, libaio-dev)"
@@ -46,7 +46,7 @@ needs_their_op = pytest.mark.skipif(
 def train(
     op: str, folder: Path, jobs: list[dict[str, Any]], *, processes: int = 1, options: tuple[str, ...] = ()
 ) -> list[dict[str, Any]]:
-    """Run jobs; the answers of all ranks."""
+    """Run jobs. Returns the answers of all ranks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -57,7 +57,7 @@ def train(
         **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
         "DS_ACCELERATOR": "cpu",
         "TORCH_EXTENSIONS_DIR": str(OPS),
-        # Torch and DeepSpeed are thousands of files, which need not be compiled by each of these processes.
+        # torch and DeepSpeed are thousands of files, which these processes need not compile again.
         "PYTHONPYCACHEPREFIX": str(Path(sys.prefix) / "pycache"),
         "PATH": path_with_ninja(),
         "MASTER_ADDR": "127.0.0.1",
@@ -121,9 +121,9 @@ def test_in_memory(ours: dict[str, dict[str, Any]], case: str) -> None:
 
 @needs_their_op
 @pytest.mark.parametrize("case", SHARED)
-def test_their_op(ours: dict[str, dict[str, Any]], theirs: dict[str, dict[str, Any]], case: str) -> None:
+def test_deepspeeds_own_op(ours: dict[str, dict[str, Any]], theirs: dict[str, dict[str, Any]], case: str) -> None:
     assert ours[case]["losses"] == theirs[case]["losses"]
-    # The same files, too: what is swapped is not for the op to choose.
+    # The same files: the op does not choose what is swapped.
     assert len(ours[case]["swapped"]) == len(theirs[case]["swapped"])
 
 
@@ -145,7 +145,7 @@ def test_checkpoint_writer(tmp_path: Path) -> None:
 
 
 def two(op: str, folder: Path, **more: Any) -> list[list[float]]:
-    """The losses of both ranks in the first of the jobs, which all of them have."""
+    """Return the losses of both ranks in the first job, which all of them contain."""
     answers = train(op, folder, zero_jobs.pair(folder, ADAM, **more), processes=2)
     both = [answers[:3], answers[3:]]
     for rank in both:
@@ -163,13 +163,13 @@ def test_two_processes(tmp_path: Path) -> None:
 
 
 @needs_their_op
-def test_two_processes_on_their_op(tmp_path: Path) -> None:
+def test_two_processes_on_deepspeeds_own_op(tmp_path: Path) -> None:
     aligned = {"width": zero_jobs.WIDTH_FOR_THEIRS}
     assert two("ours", tmp_path / "ours", **aligned) == two("theirs", tmp_path / "theirs", **aligned)
 
 
 def test_python_without_asserts(tmp_path: Path, ours: dict[str, dict[str, Any]]) -> None:
-    """DeepSpeed reads and writes inside of `assert`, which `python -O` drops."""
+    """DeepSpeed reads and writes inside of `assert`, which `python -O` removes."""
     (job,) = (job for job in zero_jobs.single(tmp_path, ADAM) if job["name"] == "bf16, pipelined")
     (answer,) = train("ours", tmp_path, [job], options=("-O",))
     assert answer["losses"] == ours["memory, bf16"]["losses"]

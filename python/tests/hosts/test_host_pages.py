@@ -1,4 +1,4 @@
-"""The examples of the pages that need a training library run."""
+"""Run the examples of the documentation that need a training library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real Trainers, of both packages, that save and resume through the plugin."""
+"""Real Trainers of both packages save and resume through the plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real models, tiny and made of random numbers, that transformers saves and loads through deepnvme."""
+"""transformers saves and loads tiny models of random numbers through deepnvme."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_save_and_load(tmp_path: Path, shard_size: str, dtype: torch.dtype) -> N
     for name, (metadata, tensors) in contents(tmp_path / "ours").items():
         assert metadata["format"] == stock_files[name][0]["format"] == "pt"
         assert_same(tensors, stock_files[name][1])
-    # And across: each reads what the other wrote.
+    # And the reverse: each reads the other's files.
     assert_same(dict(type(model).from_pretrained(tmp_path / "ours", dtype=dtype).state_dict()), model.state_dict())
     with integration.enabled():
         across = type(model).from_pretrained(tmp_path / "stock", dtype=torch.float64)
@@ -211,7 +211,7 @@ def test_trainer(tmp_path: Path) -> None:
             assert any(record.endswith("deepnvme/checksums.json") for record in archive.namelist()), name
     ends = [torch.load(tmp_path / run / "end.pt") for run in ("ours", "stock")]
     assert_same(*ends)
-    # Resumed in the middle by either, from files of either, both end where the whole run does.
+    # Resumed by either, from files of either, both end like the uninterrupted run.
     for writer, reader in (("ours", "ours"), ("ours", "stock"), ("stock", "ours")):
         again = tmp_path / f"{writer}-{reader}"
         shutil.copytree(tmp_path / writer / "checkpoint-4", again / "checkpoint-4")

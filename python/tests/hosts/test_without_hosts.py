@@ -1,4 +1,4 @@
-"""What is said where a library is not installed."""
+"""Error messages for libraries that are not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the programs of `test_deepspeed_training` are told to do: configs as DeepSpeed's users write them."""
+"""The jobs of the programs of `test_deepspeed_training`: configs in the form that DeepSpeed's users write."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ AIO = {
     "overlap_events": True,
 }
 STEPS = 3
-# DeepSpeed's own op takes a transfer to memory that does not begin at a multiple of 512 bytes for done, and does
-# nothing. It meets such memory where a parameter, or a process's part of it, is no multiple of 512 bytes long. That
-# is so with the default width in two processes and with `fast_init`, and with this one never.
+# DeepSpeed's own op silently skips transfers to memory that is not aligned to 512 bytes. That happens if a parameter,
+# or a rank's part of it, is not a multiple of 512 bytes: with the default width on two ranks, and with `fast_init`.
+# This width avoids it.
 WIDTH_FOR_THEIRS = 512
 
 
 def job(name: str, folder: Path, zero: dict[str, Any], *, adam: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
-    """One `deepspeed.initialize` and what comes after it, which `more` tells the program."""
+    """One `deepspeed.initialize` and the steps after it, as `more` says."""
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": more.pop("accumulation", 1),
@@ -44,7 +44,7 @@ def job(name: str, folder: Path, zero: dict[str, Any], *, adam: dict[str, Any] |
 
 
 def offloaded(folder: Path, *, optimizer: str = "", parameters: str = "", **optimizer_settings: Any) -> dict[str, Any]:
-    """The part of the config that says what is kept where."""
+    """The part of the config that says where state is stored."""
     zero: dict[str, Any] = {}
     if optimizer:
         zero["offload_optimizer"] = {
@@ -60,7 +60,7 @@ def offloaded(folder: Path, *, optimizer: str = "", parameters: str = "", **opti
 
 
 def single(folder: Path, adam: dict[str, Any]) -> list[dict[str, Any]]:
-    """For one process: name, what is on NVMe, and the job in memory whose losses it must have (`like`)."""
+    """For one process: name, what is on NVMe, and the job in memory with the same losses (`like`)."""
     made = []
 
     def add(name: str, like: str, *, bf16: bool = False, more: dict[str, Any] | None = None, **where: Any) -> None:
@@ -71,7 +71,7 @@ def single(folder: Path, adam: dict[str, Any]) -> list[dict[str, Any]]:
     pipelined: dict[str, Any] = {"pipeline_read": True, "pipeline_write": True}
     add("optimizer", "memory", optimizer="nvme")
     add("optimizer, pipelined", "memory", optimizer="nvme", **pipelined)
-    # DeepSpeed swaps the parameters of a model that is there already in bf16 only, whatever the config says.
+    # DeepSpeed swaps the parameters of an existing model only in bf16, whatever the config says.
     add("parameters", "memory, bf16", bf16=True, optimizer="cpu", parameters="nvme")
     fast: dict[str, Any] = {"bf16": True, "optimizer": "nvme", "parameters": "nvme", "fast_init": True}
     add("fast_init, not aligned", "memory, bf16", more={"only_ours": True}, **fast)
@@ -126,7 +126,7 @@ def saving(folder: Path, adam: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def loading(folder: Path, adam: dict[str, Any]) -> list[dict[str, Any]]:
-    """What goes on from there, each in a new process, since DeepSpeed numbers parameters from its start."""
+    """The continuation, each in a new process, since DeepSpeed numbers parameters from its start."""
     zero = offloaded(folder / "loading", optimizer="nvme", parameters="nvme")
     resumed: dict[str, Any] = {"adam": adam, "bf16": True, "skip": STEPS}
     jobs = [

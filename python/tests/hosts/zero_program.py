@@ -1,9 +1,9 @@
-"""A real language model, trained by a real DeepSpeed: run as a program by the tests of this folder.
+"""Train a real language model with a real DeepSpeed. The tests of this folder run this program:
 
     python zero_program.py '{"op": "ours", "answers": "/tmp/answers", "text": "/tmp/text", "jobs": [...]}'
 
-Each job is one `deepspeed.initialize` with some steps after it. The answer is one line of JSON for each job, in the
-file that `answers` names, with the rank of the process behind it.
+Each job is one `deepspeed.initialize` and some steps. The answer is one line of JSON for each job, in the file that
+`answers` names, followed by the rank of the process.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import deepnvme.deepspeed
 from deepnvme._utils.patches import Patches
 from deepnvme.deepspeed import _workarounds
 
-# Of each model some parameters are large enough for DeepSpeed to swap (1 MiB), also halved for two processes, and
-# some are not.
+# Some parameters of each model are large enough for DeepSpeed to swap (1 MiB), even halved for two ranks. Others are
+# not.
 VOCABULARY = 2816
 CONTEXT = 32
 WIDTH = 384
@@ -47,7 +47,7 @@ class Block(torch.nn.Module):
         self.narrow = torch.nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Look back, then think."""
+        """Apply attention, then the perceptron."""
         batch, length, width = x.shape
         q, k, v = self.qkv(self.norm_1(x)).view(batch, length, 3, 8, width // 8).permute(2, 0, 3, 1, 4)
         seen = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -68,7 +68,7 @@ class Model(torch.nn.Module):
         self.head = torch.nn.Linear(width, VOCABULARY, bias=False)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        """Give the logits."""
+        """Return the logits."""
         x = self.words(text) + self.places(torch.arange(text.shape[1]))
         for block in self.blocks:
             x = block(x)
@@ -77,14 +77,14 @@ class Model(torch.nn.Module):
 
 
 def tokens() -> torch.Tensor:
-    """The text, word by word; the rarest words are one."""
+    """Return the text as words. The rarest words are merged into one."""
     words = re.findall(r"\w+|\W", Path(json.loads(sys.argv[1])["text"]).read_text())
     order = {word: place for place, (word, _) in enumerate(Counter(words).most_common())}
     return torch.tensor([min(order[word], VOCABULARY - 1) for word in words])
 
 
 def batches(rank: int) -> Any:
-    """Pieces of the text, for ever."""
+    """Yield pieces of the text, forever."""
     text = tokens()
     generator = torch.Generator().manual_seed(1000 * SEED + rank)
     while True:
@@ -93,7 +93,7 @@ def batches(rank: int) -> Any:
 
 
 def initialize(job: dict[str, Any]) -> Any:
-    """Give the engine."""
+    """Return the engine."""
     deepspeed = importlib.import_module("deepspeed")
     torch.manual_seed(SEED)
     if job.get("born_sharded"):
@@ -107,7 +107,7 @@ def initialize(job: dict[str, Any]) -> Any:
 
 
 def losses(engine: Any, steps: int, skip: int) -> list[float]:
-    """Train on the pieces after the first `skip`, and give the loss of each."""
+    """Train on the pieces after the first `skip`. Returns the loss of each."""
     found = []
     data = itertools.islice(batches(torch.distributed.get_rank()), skip, skip + steps)
     for text in data:
@@ -120,7 +120,7 @@ def losses(engine: Any, steps: int, skip: int) -> list[float]:
 
 
 def logits(engine: Any) -> list[str]:
-    """The bits of what the model says, three times."""
+    """Return the bits of the model's output, three times."""
     engine.module.eval()
     text = next(batches(0))[:, :-1]
     with torch.no_grad():
@@ -128,7 +128,7 @@ def logits(engine: Any) -> list[str]:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Do one job."""
+    """Run one job."""
     engine = initialize(job)
     steps = job["steps"] * job["config"]["gradient_accumulation_steps"]
     answer: dict[str, Any] = {"name": job["name"]}
@@ -145,17 +145,17 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Do all jobs."""
+    """Run all jobs."""
     errand = json.loads(sys.argv[1])
     if errand["op"] == "ours":
         deepnvme.deepspeed.install()
     deepspeed = importlib.import_module("deepspeed")
     if errand["op"] == "theirs":
-        # Without this, it stops where it reads parameters ahead, with any op.
+        # Without this setting, it hangs when it reads parameters ahead, with any op.
         name = "deepspeed.runtime.swap_tensor.partitioned_param_swapper"
         _workarounds.apply(importlib.import_module(name), Patches(), is_new=False)
     torch.set_num_threads(1)
-    # An op for the messages between processes, minutes to compile; gloo carries them as well.
+    # A communication op that takes minutes to compile; gloo works as well.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
     rank = torch.distributed.get_rank()

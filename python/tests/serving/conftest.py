@@ -1,4 +1,4 @@
-"""What the tests inside model servers share."""
+"""Fixtures of the tests inside model servers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 STANDIN = Path(__file__).with_name("standin")
-# A server takes its time to start where others use the processor, too.
+# A server starts slowly on a busy machine.
 LIMIT_S = 600
 
 
 def settings() -> dict[str, str]:
-    """Variables for servers without network or GPU."""
+    """Return environment variables for servers without network or GPU."""
     return {
         "HF_HUB_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": "",
@@ -32,7 +32,7 @@ def settings() -> dict[str, str]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Callable[..., Any]:
-    """Run a program with a model server in it, without network or GPU; what it gives to ``answer`` comes back."""
+    """Run a program with a model server in it, without network or GPU. Returns the argument of its ``answer`` call."""
 
     def run(program: str, **environment: str) -> Any:
         script, answer = tmp_path / "program.py", tmp_path / "answer.json"

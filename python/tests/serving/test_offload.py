@@ -1,4 +1,4 @@
-"""Modules whose weights live in a file, without any host."""
+"""Modules with weights in a file, without a model server."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from deepnvme.integrations._offload import Offloader
-from deepnvme.integrations._offload_file import OffloadFile, is_dense, lay_out
+from deepnvme.integrations._sglang.offloader import Offloader
+from deepnvme.integrations._sglang.weight_file import WeightFile, is_dense, plan_layout
 
 if TYPE_CHECKING:
     import subprocess
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Block(nn.Module):
-    """A layer with a norm, two products, a buffer, and a weight that stands in two places."""
+    """A layer with a norm, two products, a buffer, and a weight that two modules share."""
 
     def __init__(self, width: int = 48) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def test_streamed_layers_compute_the_same(tmp_path: Path, layers_in_memory: int,
     layer_bytes = 64 << 10
     offloader = Offloader(str(tmp_path), memory=layers_in_memory * layer_bytes)
     layers = offloader.wrap_modules(iter(build(7)))
-    # As a loader does it: after the layers have been taken, in any order, into what named_parameters gives.
+    # Like a loader: after the layers are wrapped, in any order, into the tensors of named_parameters.
     for layer in layers:
         for parameter in layer.parameters():
             parameter.data.fill_(float("nan"))
@@ -76,14 +76,14 @@ def test_streamed_layers_compute_the_same(tmp_path: Path, layers_in_memory: int,
     offloader.close()
 
 
-def test_weights_that_loading_replaced_are_those_that_stream(tmp_path: Path) -> None:
+def test_weights_replaced_during_loading_are_streamed(tmp_path: Path) -> None:
     stock, layers = build(4), build(4)
     offloader = Offloader(str(tmp_path))
     layers = offloader.wrap_modules(iter(layers))
     for index, layers_of in enumerate((stock, layers)):
         for number, layer in enumerate(layers_of):
             block: Any = layer
-            # Transposed in memory, larger than before, of another type, and changed in place.
+            # Transposed, larger than before, of another dtype, and changed in place.
             block.up.weight = nn.Parameter(block.up.weight.data.t().contiguous().t(), requires_grad=False)
             block.extra = nn.Parameter(torch.arange(5000.0) * number, requires_grad=False)
             block.norm.weight = nn.Parameter(block.norm.weight.data.double().float() * 3, requires_grad=False)
@@ -112,7 +112,7 @@ def test_absent_weights_are_errors_not_numbers(tmp_path: Path) -> None:
         block.up.weight.weight_loader(block.up.weight, torch.zeros(96, 48))
 
 
-def test_the_model_says_which_weights_may_go(tmp_path: Path) -> None:
+def test_the_model_chooses_the_streamed_weights(tmp_path: Path) -> None:
     offloader = Offloader(str(tmp_path))
     layers = offloader.wrap_modules(
         iter(build(3)),
@@ -127,11 +127,11 @@ def test_the_model_says_which_weights_may_go(tmp_path: Path) -> None:
         assert torch.equal(run(layers, x), run(build(3), x))
 
 
-def test_weights_that_have_to_stay_stay(tmp_path: Path) -> None:
-    stock, layers = (allocate_slots(build(3)) for _ in range(2))
+def test_resident_weights_stay(tmp_path: Path) -> None:
+    stock, layers = (share(build(3)) for _ in range(2))
     offloader = Offloader(str(tmp_path), is_resident=lambda layer: {id(layer.get_parameter("up.bias"))})
     layers = offloader.wrap_modules(iter(layers))
-    # A tensor of the memory of a weight, which nobody puts back if the weight goes.
+    # A tensor that shares a weight's memory. Nothing restores it if the weight moves.
     view: Any = layers[2].get_parameter("up.bias").data[5:9]
     offloader.post_init()
     for layer, there in zip(layers, ({"up.bias", "norm.weight"}, {"up.bias"}, {"up.bias", "norm.weight"}), strict=True):
@@ -143,15 +143,15 @@ def test_weights_that_have_to_stay_stay(tmp_path: Path) -> None:
     assert torch.equal(view, stock[2].get_parameter("up.bias")[5:9])
 
 
-def allocate_slots(layers: list[nn.Module]) -> list[nn.Module]:
-    """Have the first and the last layer share a weight."""
+def share(layers: list[nn.Module]) -> list[nn.Module]:
+    """Make the first and the last layer share a weight."""
     first, last = layers[0].get_submodule("norm"), layers[-1].get_submodule("norm")
     torch.nn.init.uniform_(first.get_parameter("weight"))
     last.register_parameter("weight", first.get_parameter("weight"))
     return layers
 
 
-def test_a_model_that_nobody_says_is_loaded_streams_from_its_first_step(tmp_path: Path) -> None:
+def test_a_model_without_post_init_streams_from_its_first_step(tmp_path: Path) -> None:
     offloader = Offloader(str(tmp_path))
     layers = offloader.wrap_modules(iter(build(3)))
     with torch.no_grad():
@@ -186,7 +186,7 @@ def test_a_fault_in_the_file_is_an_error_and_no_end(tmp_path: Path) -> None:
         assert torch.equal(run(fresh, x), run(build(4), x))
 
 
-def test_an_error_of_the_module_gives_its_memory_back(tmp_path: Path) -> None:
+def test_an_error_of_the_module_releases_its_memory(tmp_path: Path) -> None:
     offloader = Offloader(str(tmp_path), memory=64 << 10)
     layers = offloader.wrap_modules(iter(build(2)))
     with torch.no_grad():
@@ -199,15 +199,15 @@ def test_an_error_of_the_module_gives_its_memory_back(tmp_path: Path) -> None:
     assert block.up.weight.is_meta
 
 
-def test_no_room_is_said_before_the_disk_is_full(tmp_path: Path) -> None:
-    file = OffloadFile(str(tmp_path))
-    with pytest.raises(OSError, match="no room for") as caught:
+def test_a_full_disk_is_reported_before_it_is_full(tmp_path: Path) -> None:
+    file = WeightFile(str(tmp_path))
+    with pytest.raises(OSError, match="there is no space for") as caught:
         file.reserve(1 << 60)
     assert caught.value.filename == str(tmp_path)
     assert file.reserve(10) == 0
     assert file.reserve(10) == 4096
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        OffloadFile(str(tmp_path / "nowhere"))
+        WeightFile(str(tmp_path / "nowhere"))
 
 
 def test_a_killed_process_leaves_no_file(
@@ -217,7 +217,7 @@ def test_a_killed_process_leaves_no_file(
     folder.mkdir()
     program = f"""
         import os, signal, torch
-        from deepnvme.integrations._offload import Offloader
+        from deepnvme.integrations._sglang.offloader import Offloader
         offloader = Offloader({str(folder)!r})
         offloader.wrap_modules(torch.nn.Linear(64, 64) for _ in range(4))
         assert offloader._file.nbytes >= 4 * 64 * 64 * 4
@@ -232,7 +232,7 @@ def test_memory_of_its_own_stays_within_the_budget(
 ) -> None:
     told = python(f"""
         import torch
-        from deepnvme.integrations._offload import Offloader
+        from deepnvme.integrations._sglang.offloader import Offloader
 
         def anonymous():
             text = open("/proc/self/status").read()
@@ -261,7 +261,7 @@ def test_memory_of_its_own_stays_within_the_budget(
                     peak = max(peak, anonymous())
         print(peak - before)
     """)
-    # The budget, a layer in the making, random numbers for it, and the engine's bounce memory; the model has 256 MiB.
+    # The budget, a layer being built, its random numbers, and the engine's bounce buffers. The model has 256 MiB.
     assert int(told.stdout) < (3 * 16 + 16 + 16 + 64) << 20
 
 
@@ -275,7 +275,7 @@ def test_tensors_that_are_dense() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_tensors_find_themselves_again(seed: int) -> None:
+def test_tensors_keep_their_layout_in_the_file(seed: int) -> None:
     torch.manual_seed(seed)
     tensors = [
         torch.randint(-9, 9, (3, 5)).to(torch.int8),
@@ -285,12 +285,12 @@ def test_tensors_find_themselves_again(seed: int) -> None:
         torch.randn(17).double(),
     ]
     order = [tensors[index] for index in torch.randperm(5).tolist()]
-    places, nbytes = lay_out(order)
+    places, nbytes = plan_layout(order)
     stretch = torch.randint(0, 255, (nbytes,), dtype=torch.uint8)
     for place, tensor in zip(places, order, strict=True):
         assert place.offset % 512 == 0
-        place.of(stretch).copy_(tensor)
+        place.view(stretch).copy_(tensor)
     for place, tensor in zip(places, order, strict=True):
-        again = place.of(stretch)
+        again = place.view(stretch)
         assert again.stride() == tensor.stride()
         assert torch.equal(again, tensor)

@@ -1,4 +1,4 @@
-"""SGLang on the CPU, with its weights through deepnvme, and with layers that stream."""
+"""SGLang on the CPU, with its weights through deepnvme, and with streamed layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-# `unnamed` looks at what processes have open while they run: files without names in the folder.
+# `unnamed` lists the files without names in the folder that running processes have open.
 GENERATE = """
     import glob, os
     import sglang
@@ -50,7 +50,7 @@ GENERATE = """
 
 @pytest.fixture
 def generate(tmp_path: Path, server: Callable[..., Any]) -> Callable[..., Any]:
-    """Generate with an engine; what it generated, and the sizes of the files that its processes stream from."""
+    """Generate with an engine. Returns the output, and the sizes of the files that its processes stream from."""
     folder = tmp_path / "weights"
     folder.mkdir()
 
@@ -93,12 +93,12 @@ def test_a_model_generates_the_same_from_disk(tmp_path: Path, generate: Callable
 
 def test_ranks_stream_from_files_of_their_own(tmp_path: Path, generate: Callable[..., Any]) -> None:
     models.write_llama(tmp_path / "model", tie_word_embeddings=True)
-    # A CUDA build of torch brings NCCL, which SGLang would take for a sign of GPUs.
+    # A CUDA build of torch brings NCCL, which SGLang takes for a sign of GPUs.
     environment = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "SGLANG_NCCL_SO_PATH": "/nonexistent"}
     stock, _ = generate({"tp_size": 2}, **environment)
     streamed, files = generate({"tp_size": 2, "load_format": "deepnvme"}, offload="yes", **environment)
     assert streamed == stock
-    # Each has half of it, and no rank has the other's open.
+    # Each rank has half of it, and opens no file of the other.
     assert len(files) == 2
     assert all(3_000_000 < size < 5_000_000 for size in files)
 
@@ -186,7 +186,7 @@ def test_the_hooks_are_applied(tmp_path: Path, server: Callable[..., Any]) -> No
         ({"DEEPNVME_OFFLOAD_AHEAD": "-1"}, "DEEPNVME_OFFLOAD_AHEAD is '-1'"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(
+def test_invalid_settings_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], message: str
 ) -> None:
     pytest.importorskip("sglang.srt.utils.offloader")

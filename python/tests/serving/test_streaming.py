@@ -1,4 +1,4 @@
-"""Units of a file that pass through a bounded memory."""
+"""Units of a file that pass through bounded memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ pytest.importorskip("torch")
 import torch
 
 from deepnvme import errors
-from deepnvme.integrations._streaming import Streamer
+from deepnvme.integrations._sglang.layer_stream import LayerStreamer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def write_units(path: Path, sizes: list[list[int]]) -> tuple[list[list[tuple[str, int, int]]], bytes]:
-    """Lay pieces of units out in a file, with gaps; the units and the file's bytes."""
+    """Lay out the pieces of units in a file, with gaps. Returns the units and the file's bytes."""
     units: list[list[tuple[str, int, int]]] = []
     at = 3
     for pieces in sizes:
@@ -34,7 +34,7 @@ def write_units(path: Path, sizes: list[list[int]]) -> tuple[list[list[tuple[str
     return units, content
 
 
-def check(streamer: Streamer, units: list[list[tuple[str, int, int]]], content: bytes, unit: int) -> None:
+def check(streamer: LayerStreamer, units: list[list[tuple[str, int, int]]], content: bytes, unit: int) -> None:
     slot = streamer.acquire(unit)
     for index, (_, offset, nbytes) in enumerate(units[unit]):
         tensor = slot.tensor(index)
@@ -53,7 +53,7 @@ def test_every_unit_is_as_it_is_in_the_file(tmp_path: Path, seed: int) -> None:
     largest = max(map(sum, sizes))
     slots = chooser.randrange(1, len(units) + 2)
     ahead = chooser.choice([None, 0, 1, 2, 50])
-    streamer = Streamer(units, memory=slots * largest, ahead=ahead)
+    streamer = LayerStreamer(units, memory=slots * largest, ahead=ahead)
     known: dict[int, list[bytes]] = {}
     for step in range(60):
         unit = step % len(units) if chooser.random() < 0.8 else chooser.randrange(len(units))
@@ -62,7 +62,7 @@ def test_every_unit_is_as_it_is_in_the_file(tmp_path: Path, seed: int) -> None:
         assert read == [content[offset : offset + nbytes] for _, offset, nbytes in units[unit]]
         assert known.setdefault(unit, read) == read
         streamer.release(unit)
-    # Pages that are begun count, so that small units have room for some more.
+    # Partly used pages count, so that small units have some more room.
     assert streamer.stats()["slots"] <= len(units)
     streamer.close()
     streamer.close()
@@ -72,8 +72,8 @@ def test_every_unit_is_as_it_is_in_the_file(tmp_path: Path, seed: int) -> None:
 
 def test_what_fits_stays_in_memory(tmp_path: Path) -> None:
     units, content = write_units(tmp_path / "weights", [[4096]] * 10)
-    whole = Streamer(units, memory=10 * 4096)
-    part = Streamer(units, memory=6 * 4096, ahead=2)
+    whole = LayerStreamer(units, memory=10 * 4096)
+    part = LayerStreamer(units, memory=6 * 4096, ahead=2)
     for streamer in (whole, part):
         for _ in range(10):
             for unit in range(10):
@@ -81,13 +81,13 @@ def test_what_fits_stays_in_memory(tmp_path: Path) -> None:
                 assert bytes(slot.tensor(0).numpy()) == content[units[unit][0][1] :][:4096]
                 streamer.release(unit)
     assert whole.stats()["bytes_read"] == 10 * 4096
-    # A cache that forgets what was used longest ago would read everything in every round.
+    # An LRU cache would read everything in every round.
     assert part.stats()["bytes_read"] < 8 * 100 * 4096 / 10
 
 
 def test_the_next_units_are_read_while_one_is_in_use(tmp_path: Path) -> None:
     units, _ = write_units(tmp_path / "weights", [[500_000]] * 6)
-    streamer = Streamer(units, memory=3 * 500_000)
+    streamer = LayerStreamer(units, memory=3 * 500_000)
     for unit in [*range(6)] * 3:
         streamer.acquire(unit)
         time.sleep(0.02)
@@ -98,7 +98,7 @@ def test_the_next_units_are_read_while_one_is_in_use(tmp_path: Path) -> None:
 
 def test_units_in_use_keep_their_memory(tmp_path: Path) -> None:
     units, content = write_units(tmp_path / "weights", [[300_000]] * 5)
-    streamer = Streamer(units, memory=2 * 300_000)
+    streamer = LayerStreamer(units, memory=2 * 300_000)
     first, second = streamer.acquire(3), streamer.acquire(1)
     with pytest.raises(MemoryError, match="all 2 slots of its size are in use"):
         streamer.acquire(0)
@@ -106,14 +106,14 @@ def test_units_in_use_keep_their_memory(tmp_path: Path) -> None:
         assert bytes(slot.tensor(0).numpy()) == content[units[unit][0][1] :][:300_000]
     streamer.release(3)
     check(streamer, units, content, 0)
-    with pytest.raises(ValueError, match="unit 3 is released"):
+    with pytest.raises(ValueError, match="unit 3 was released"):
         streamer.release(3)
 
 
 def test_a_file_that_shrinks_is_an_error_and_no_end(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     units, content = write_units(path, [[60_000, 70_000]] * 4)
-    streamer = Streamer(units, memory=2 * 130_000)
+    streamer = LayerStreamer(units, memory=2 * 130_000)
     check(streamer, units, content, 0)
     streamer.release(0)
     os.truncate(path, units[2][1][1] + 100)
@@ -125,9 +125,9 @@ def test_a_file_that_shrinks_is_an_error_and_no_end(tmp_path: Path) -> None:
 
 def test_memory_for_less_than_a_unit_is_refused(tmp_path: Path) -> None:
     units, _ = write_units(tmp_path / "weights", [[100], [5000]])
-    with pytest.raises(ValueError, match="largest unit has 5000"):
-        Streamer(units, memory=4999)
+    with pytest.raises(ValueError, match="largest unit takes 5000"):
+        LayerStreamer(units, memory=4999)
 
 
 def test_no_units_need_no_memory() -> None:
-    assert Streamer([], memory=1).stats()["slots"] == 0
+    assert LayerStreamer([], memory=1).stats()["slots"] == 0

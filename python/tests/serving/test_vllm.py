@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-# In float32: its kernels for bf16 have been seen to end with an illegal instruction where a virtual machine has AMX.
+# In float32: vLLM's kernels for bf16 crashed with an illegal instruction on virtual machines with AMX.
 GENERATE = """
     from vllm import LLM, SamplingParams
     if __name__ == "__main__":
@@ -75,7 +75,7 @@ ITERATE = """
 
 
 @pytest.mark.parametrize("experts", [None, {1, 2}])
-def test_the_loader_gives_what_that_of_vllm_gives(
+def test_the_loader_yields_the_same_as_vllms(
     tmp_path: Path, server: Callable[..., Any], experts: set[int] | None
 ) -> None:
     models.write_mixtral(tmp_path / "model")
@@ -89,7 +89,7 @@ def test_the_loader_gives_what_that_of_vllm_gives(
     assert numbers == ({"0", "1", "2", "3"} if experts is None else {"1", "2"})
 
 
-def test_a_cut_shard_is_told(tmp_path: Path, server: Callable[..., Any]) -> None:
+def test_a_truncated_shard_is_reported(tmp_path: Path, server: Callable[..., Any]) -> None:
     models.write_mixtral(tmp_path / "model")
     victim = sorted((tmp_path / "model").glob("*.safetensors"))[2]
     with victim.open("r+b") as file:

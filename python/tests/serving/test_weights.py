@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 import deepnvme
 from deepnvme.errors import CorruptFileError
 from deepnvme.integrations import weights
-from deepnvme.integrations.weights import cut, iterate_weights
+from deepnvme.integrations.weights import iterate_weights, split_chunks
 
 from . import models
 
@@ -52,12 +52,12 @@ def test_files_come_in_the_order_given_and_tensors_in_that_of_the_file(tmp_path:
 
 def test_an_index_says_which_file_has_a_tensor(tmp_path: Path) -> None:
     written = models.write_shards(tmp_path / "model", 2)
-    # A leftover of an earlier model, and a tensor that the index finds elsewhere.
+    # A leftover of an earlier model, and a tensor that the index lists in another file.
     save_file({"old": torch.ones(3)}, tmp_path / "model" / "old.safetensors")
     assert dict(iterate_weights(tmp_path / "model")).keys() == written.keys()
 
 
-def test_what_is_not_wanted_is_not_read(tmp_path: Path) -> None:
+def test_unwanted_tensors_are_not_read(tmp_path: Path) -> None:
     written = models.write_shards(tmp_path / "model", 4, rows=30_000)
     before = deepnvme.stats().bytes_read
     seen = dict(iterate_weights(tmp_path / "model", wanted=lambda name: ".layers.2." in name))
@@ -68,7 +68,7 @@ def test_what_is_not_wanted_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut_bytes", [1, 5000, 400_000])
-def test_a_cut_shard_is_told_before_anything_is_given(tmp_path: Path, cut_bytes: int) -> None:
+def test_a_truncated_shard_is_reported_before_the_first_tensor(tmp_path: Path, cut_bytes: int) -> None:
     models.write_shards(tmp_path / "model", 3, rows=2000)
     victim = tmp_path / "model" / "model-00003-of-00003.safetensors"
     with victim.open("r+b") as file:
@@ -116,7 +116,7 @@ def test_chunks_have_every_tensor_once_and_keep_the_bound(seed: int) -> None:
     chooser = random.Random(seed)
     sizes = [chooser.choice([0, 1, 7, 100, 5000]) for _ in range(chooser.randrange(60))]
     limit = chooser.choice([1, 100, 101, 7000])
-    chunks = list(cut(list(range(len(sizes))), sizes, limit))
+    chunks = list(split_chunks(list(range(len(sizes))), sizes, limit))
     assert [tensor for chunk in chunks for tensor in chunk.tensors] == list(range(len(sizes)))
     for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
         assert chunk.nbytes == sum(sizes[tensor] for tensor in chunk.tensors)
@@ -129,24 +129,24 @@ def test_chunks_have_every_tensor_once_and_keep_the_bound(seed: int) -> None:
 def test_no_more_is_started_than_the_bound_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_slow: bool
 ) -> None:
-    """Whoever is slower than the disk finds as much in memory as they allowed."""
+    """A caller slower than the disk gets the full read-ahead that it allowed."""
     models.write_shards(tmp_path / "model", 6, rows=4000)
-    monkeypatch.setattr(weights, "_BUSY_BYTES", 1 << 20)
+    monkeypatch.setattr(weights, "_IN_FLIGHT_BYTES_MIN", 1 << 20)
     held = peak = 0
 
-    class Watched(weights._Flight):
+    class Watched(weights._ChunkRead):
         def __init__(self, reader: Any, chunk: Any, block: Any) -> None:
             nonlocal held, peak
             held += chunk.nbytes
             peak = max(peak, held)
             super().__init__(reader, chunk, block)
 
-        def land(self, verify: str) -> Any:
+        def finish(self, verify: str) -> Any:
             nonlocal held
-            yield from super().land(verify)
+            yield from super().finish(verify)
             held -= self.chunk.nbytes
 
-    monkeypatch.setattr(weights, "_Flight", Watched)
+    monkeypatch.setattr(weights, "_ChunkRead", Watched)
     for _ in iterate_weights(tmp_path / "model", ahead="4MB"):
         if is_slow:
             time.sleep(0.02)
@@ -189,5 +189,5 @@ def test_memory_in_use_is_a_part_of_the_model(
     """)
     total, grown = map(int, told.stdout.split())
     assert total == 256 << 20
-    # What is ahead, a tensor, and rounding to huge pages.
+    # The read-ahead, a tensor, and rounding to huge pages.
     assert grown < 96 << 20

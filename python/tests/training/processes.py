@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _FORKS = multiprocessing.get_context("forkserver")
 # The first step of an optimizer imports more than torch itself.
-_FORKS.set_forkserver_preload(["deepnvme._checkpoint", "deepnvme.optim", "torch._dynamo"])
+_FORKS.set_forkserver_preload(["deepnvme._checkpoint.checkpointer", "deepnvme.optim", "torch._dynamo"])
 
 # The modules of this folder, and the package under test.
 _PATHS = [str(Path(__file__).parent), *(os.path.abspath(path) for path in sys.path if path)]  # noqa: PTH100

@@ -1,0 +1,214 @@
+"""Saves that run in the background, one after the other, and their errors."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol, TypeAlias
+
+from deepnvme.errors import Error
+
+# Of a saved file: size in bytes, and offset, size and CRC-64 of its index.
+SaveResult: TypeAlias = tuple[int, int, int, int]
+
+# Interval at which waiting threads check for Ctrl-C.
+_POLL_INTERVAL_S = 0.05
+
+
+class RunningSave(Protocol):
+    """A running save, of one process or of several."""
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Bytes written, and bytes in total."""
+
+    def wait_filled(self) -> None:
+        """Wait until the tensors may change."""
+
+    def wait(self, progress: Any, stop_on_signal: bool) -> SaveResult:
+        """Wait until the save is over."""
+
+    def stop(self) -> None:
+        """Make the save end soon, with an exception."""
+
+
+class SignalSafeEvent:
+    """An event that a signal handler may wait for, even if it interrupted a wait for the same event.
+
+    ``threading.Event`` contains a lock that its waiter holds briefly. A handler that interrupts it there would wait
+    forever.
+    """
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """Wake all waiters. Further calls do nothing."""
+        if not self.is_set:
+            self.is_set = True
+            self._lock.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for at most this time. Returns whether the event is set."""
+        if not self.is_set and self._lock.acquire(timeout=seconds):
+            self._lock.release()
+        return self.is_set
+
+
+class BackgroundSaves:
+    """The running saves: one, or several if a signal handler saves during a save."""
+
+    def __init__(self) -> None:
+        self._running: list[_BackgroundSave] = []
+        self._failures: deque[BaseException] = deque()
+
+    def start(self, saving: RunningSave, on_done: Callable[[SaveResult], None]) -> None:
+        """Wait for a save in a thread of its own, and call ``on_done`` once the file is on disk."""
+        current = _BackgroundSave(saving, on_done, self._failures.append)
+        with self._abandon_on_error(current):
+            current.start()
+            self._running.append(current)
+            self._drop_finished()
+
+    @property
+    def holds_tensors(self) -> bool:
+        """Whether a save may still read tensors."""
+        return any(not current.is_filled for current in self._running)
+
+    def wait_for_tensors(self) -> None:
+        """Wait until the tensors may change."""
+        for current in list(self._running):
+            current.wait_filled()
+
+    def wait_for_copies(self) -> None:
+        """Wait until the tensors of the last save are copied. An interrupt abandons the save."""
+        current = self._last
+        if current is not None:
+            with self._abandon_on_error(current):
+                current.wait_filled()
+
+    def wait_with_progress(self, report: Callable[[int, int], object] | None) -> None:
+        """Wait until the last save is over, and report its progress. An interrupt abandons the save."""
+        current = self._last
+        if current is not None:
+            with self._abandon_on_error(current):
+                while current.is_running:
+                    current.join(_POLL_INTERVAL_S)
+                    if report is not None:
+                        report(*current.saving.progress)
+        self._drop_finished()
+        self.raise_failure()
+
+    @property
+    def _last(self) -> _BackgroundSave | None:
+        return self._running[-1] if self._running else None
+
+    @contextmanager
+    def _abandon_on_error(self, current: _BackgroundSave) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            # The caller sees an exception, so it may change the tensors now.
+            current.abandon()
+            self._drop_finished()
+            raise
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a save is running."""
+        return any(current.is_running for current in self._running)
+
+    def wait(self) -> None:
+        """Wait until no save is running, and raise the first error."""
+        while (current := next(iter(self._running), None)) is not None:
+            current.join()
+            self._drop_finished()
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        """Raise the oldest error, once."""
+        try:
+            failed = self._failures.popleft()
+        except IndexError:
+            return
+        raise failed
+
+    def add_failure(self, error: BaseException) -> None:
+        """Keep an error for the next call to raise."""
+        self._failures.append(error)
+
+    def _drop_finished(self) -> None:
+        # Finished saves refer to the Checkpointer, and would keep it from being freed.
+        self._running[:] = [current for current in self._running if current.is_running]
+
+
+class _BackgroundSave:
+    def __init__(
+        self, saving: RunningSave, on_done: Callable[[SaveResult], None], add_failure: Callable[[BaseException], None]
+    ) -> None:
+        self.saving = saving
+        self.is_filled = False
+        self._on_done: Callable[[SaveResult], None] | None = on_done
+        self._add_failure = add_failure
+        self._is_abandoned = False
+        # Not a daemon: the program finishes the save before it exits.
+        self._thread = threading.Thread(target=self._run, name="deepnvme-checkpointer")
+        # Before Python 3.13, a thread counts as dead after an interrupted `join`.
+        self._finished = SignalSafeEvent()
+
+    def start(self) -> None:
+        """Start the thread."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            text = f"start a thread: {error}; raise the limit on threads (`ulimit -u`, or `pids.max` of the container)"
+            raise Error(errno.EAGAIN, f"{text}, or save with async_=False") from error
+
+    def _run(self) -> None:
+        # The finished save does not keep the Checkpointer alive.
+        on_done, self._on_done = self._on_done, None
+        try:
+            assert on_done is not None
+            on_done(self.saving.wait(None, False))
+        except BaseException as error:  # noqa: BLE001
+            if not self._is_abandoned:
+                self._add_failure(error)
+        finally:
+            self.is_filled = True
+            self._finished.set()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the save is not over yet."""
+        return not self._finished.is_set
+
+    def wait_filled(self) -> None:
+        """Wait until the tensors may change."""
+        if not self.is_filled:
+            self.saving.wait_filled()
+            self.is_filled = True
+
+    def abandon(self) -> None:
+        """Stop the save, and keep no error."""
+        self._is_abandoned = True
+        self.saving.stop()
+        if self._thread.ident is not None:
+            self.join()
+            return
+        # The thread did not start. The file is no longer written to once this returns.
+        with suppress(Exception):
+            self.saving.wait(None, False)
+
+    def join(self, seconds: float | None = None) -> None:
+        """Wait until the save is over, or for this time."""
+        if seconds is not None:
+            self._finished.wait(seconds)
+            return
+        # Ctrl-C would not interrupt a wait without a timeout.
+        while not self._finished.wait(_POLL_INTERVAL_S):
+            pass

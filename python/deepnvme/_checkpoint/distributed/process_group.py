@@ -1,0 +1,229 @@
+"""The processes that save one folder of checkpoints, and their communication.
+
+They use a gloo group of their own, separate from the collectives of training and its GPUs, so that background threads
+can use it. An error of one process is raised in all of them, so that none waits for a process that gave up.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from traceback import clear_frames
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+
+from deepnvme.errors import InvalidArgumentError, PeerError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+T = TypeVar("T")
+
+# How long the fastest process waits for the slowest to write its share. The end of a process is noticed at once; this
+# is for machines that vanish. torch's own groups have the same default.
+TIMEOUT = dt.timedelta(minutes=30)
+
+
+@dataclass
+class _Failure:
+    """An error in another process, as text: some exceptions cannot be sent."""
+
+    text: str
+
+
+class RankGroup:
+    """The ranks of a process group, or a single process. All ranks make one at the same time.
+
+    Args:
+        process_group: the ranks. Default: all, or this process alone if ``torch.distributed`` is not initialized.
+    """
+
+    def __init__(self, process_group: ProcessGroup | None) -> None:
+        self.torch_group: ProcessGroup | None = None
+        self.rank, self.size = 0, 1
+        self._shared_error: BaseException | None = None
+        self._left_because: str | None = None
+        self._is_whole_world = True
+        if process_group is not None or _is_initialized():
+            self._join(process_group)
+        self.hosts: list[str] = self.all_gather(socket.gethostname())
+
+    def _join(self, process_group: ProcessGroup | None) -> None:
+        import torch.distributed as dist  # noqa: PLC0415
+
+        if dist.get_rank(process_group) < 0:
+            msg = "this process is not in process_group; only members can make a Checkpointer with it"
+            raise ValueError(msg)
+        # Up to torch 2.7 this call requires a group, even for all ranks.
+        ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+        # A group of all ranks gets a name that no earlier group had. A group of some may get the name of an earlier
+        # group that is gone, and would then find its addresses.
+        self._is_whole_world = len(ranks) == dist.get_world_size()
+        group = dist.new_group(
+            ranks, timeout=TIMEOUT, backend="gloo", use_local_synchronization=not self._is_whole_world
+        )
+        self.torch_group = cast("ProcessGroup", group)
+        self.rank, self.size = dist.get_rank(self.torch_group), len(ranks)
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process decides for all, and writes files that exist once."""
+        return self.rank == 0
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is no other process."""
+        return self.size == 1
+
+    @property
+    def is_first_on_host(self) -> bool:
+        """Whether no lower rank is on this machine."""
+        return self.hosts.index(self.hosts[self.rank]) == self.rank
+
+    def name(self, rank: int) -> str:
+        """Return a rank and its machine, for messages."""
+        return f"rank {rank} on {self.hosts[rank]}"
+
+    def all_gather(self, value: T) -> list[T]:
+        """Return the values of all ranks, in order."""
+        if self.is_single:
+            return [value]
+        import torch.distributed as dist  # noqa: PLC0415
+
+        values: list[Any] = [None] * self.size
+        with self._collective():
+            dist.all_gather_object(values, value, group=self._open_group())
+        return cast("list[T]", values)
+
+    def broadcast(self, value: T) -> T:
+        """Return the leader's value."""
+        if self.is_single:
+            return value
+        import torch.distributed as dist  # noqa: PLC0415
+
+        values: list[Any] = [value]
+        with self._collective():
+            leader = dist.get_global_rank(self._open_group(), 0)
+            dist.broadcast_object_list(values, src=leader, group=self._open_group())
+        return cast("T", values[0])
+
+    def broadcast_tensor(self, tensor: torch.Tensor, rank: int) -> None:
+        """Fill the tensor with that of a rank."""
+        import torch.distributed as dist  # noqa: PLC0415
+
+        with self._collective():
+            dist.broadcast(tensor, src=dist.get_global_rank(self._open_group(), rank), group=self._open_group())
+
+    def run_on_all(self, work: Callable[[], T]) -> list[T]:
+        """Run ``work`` on every rank and return all results. If one rank fails, all raise its error."""
+        if self.is_single:
+            return [work()]
+        failed: BaseException | None = None
+        own: T | _Failure
+        try:
+            own = work()
+        except BaseException as error:
+            if self._left_because is not None:
+                raise
+            failed = error
+            own = _Failure(f"{type(error).__name__}: {error}")
+        results = self.all_gather(own)
+        if failed is not None:
+            self._shared_error = failed
+            raise failed
+        failures = [(rank, result) for rank, result in enumerate(results) if isinstance(result, _Failure)]
+        if failures:
+            rank, failure = failures[0]
+            more = f" (and {len(failures) - 1} others)" if len(failures) > 1 else ""
+            self._shared_error = PeerError(f"{self.name(rank)}{more} failed, so all ranks fail: {failure.text}")
+            raise self._shared_error
+        return cast("list[T]", results)
+
+    def is_shared_error(self, error: BaseException) -> bool:
+        """Whether all ranks raise this error, so that none of them goes on."""
+        return error is self._shared_error
+
+    def raise_on_all(self, message: str) -> NoReturn:
+        """Raise an error that all other ranks raise at the same place."""
+        self._shared_error = InvalidArgumentError(message)
+        raise self._shared_error
+
+    def check_same(self, what: str, values: dict[str, object]) -> None:
+        """Raise an error on all ranks if their values differ."""
+        gathered = self.all_gather(values)
+        for rank, others in enumerate(gathered):
+            for key, value in gathered[0].items():
+                if others[key] != value:
+                    text = f"{key} is {others[key]!r} at {self.name(rank)} and {value!r} at {self.name(0)}"
+                    self.raise_on_all(f"{what}: {text}; use the same value everywhere")
+
+    @contextmanager
+    def leave_on_error(self) -> Iterator[None]:
+        """Leave the group if the block fails with an error that the other ranks don't know, so that they don't wait."""
+        try:
+            yield
+        except BaseException as error:
+            if not self.is_shared_error(error):
+                self.leave(f"{type(error).__name__}: {error}", error)
+            raise
+
+    def leave(self, why: str, error: BaseException | None = None) -> None:
+        """Close the connections. Ranks that wait for this process get an error and leave as well."""
+        if self.torch_group is not None and not self.is_single and self._left_because is None:
+            self._left_because = why
+            if error is not None:
+                # They close with the last reference to the group, and torch's frames have some.
+                clear_frames(error.__traceback__)
+            self._destroy()
+
+    def close(self) -> None:
+        """Leave the group after the last exchange."""
+        if self.torch_group is not None and self._left_because is None:
+            self._left_because = "it was closed"
+            if self._is_whole_world:
+                self._destroy()
+
+    def _destroy(self) -> None:
+        import torch.distributed as dist  # noqa: PLC0415
+
+        # The training script may have destroyed all groups already.
+        with suppress(ValueError, AssertionError):
+            dist.destroy_process_group(self.torch_group)
+        self.torch_group = None
+
+    def check_open(self) -> None:
+        """Raise an error if this process has left the group."""
+        if self._left_because is not None:
+            text = f"this Checkpointer has left the group of the other processes ({self._left_because}); make a new one"
+            raise PeerError(f"{text} in every process")
+
+    def _open_group(self) -> ProcessGroup:
+        self.check_open()
+        assert self.torch_group is not None
+        return self.torch_group
+
+    @contextmanager
+    def _collective(self) -> Iterator[None]:
+        try:
+            yield
+        except PeerError:
+            raise
+        # torch has no exception class for a closed connection, and its message is about sockets.
+        except (RuntimeError, ValueError) as error:
+            self.raise_lost(error)
+
+    def raise_lost(self, error: Exception) -> NoReturn:
+        """Report that the other ranks no longer answer."""
+        why = f"another process ended, or did not answer within {TIMEOUT}: {error}"
+        self.leave(why, error)
+        raise PeerError(why) from error
+
+
+def _is_initialized() -> bool:
+    # Importing torch.distributed takes long. If nobody imported it, it is not initialized.
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and bool(dist.is_initialized())

@@ -1,0 +1,263 @@
+"""One checkpoint that several processes write: byte ranges of one file, or one part file each.
+
+```text
+all        serialize the state, compare, plan                        (state)
+leader     makes the file; with parts, each writer makes its own
+writers    write their range, except what needs checksums of others
+all        exchange checksums
+writers    write the rest, and sync; the leader lists the parts
+leader     replaces the manifest, with the private names of all files  (history)
+all        give the files their names
+```
+
+After each line, all ranks know whether it succeeded everywhere. If not, all raise the error and remove their files.
+Files that the manifest lists are not removed: the next process that opens the folder gives them their names.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from deepnvme._checkpoint.distributed.state import SerializedState, raise_different, serialize
+from deepnvme._checkpoint.history import HEAD_BYTES, PARTS_LIST, Part
+from deepnvme._checkpoint.save import SaveOptions
+from deepnvme._checkpoint.tensor_names import has_dtensors
+from deepnvme._deepnvme import StripeSet, _crc64, _NewFile, _shares
+from deepnvme.errors import CancelledError, NotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from deepnvme._checkpoint.background_save import SaveResult
+    from deepnvme._checkpoint.distributed.process_group import RankGroup
+    from deepnvme._checkpoint.distributed.writers import Writers
+    from deepnvme._checkpoint.history import History
+    from deepnvme._deepnvme import _SavePlan, _SaveShare
+
+# Stripe sets require parts that are multiples of this size.
+_BLOCK_BYTES = 4096
+
+
+def agree_on_state(  # noqa: PLR0917
+    group: RankGroup,
+    history: History,
+    step: int,
+    obj: object,
+    suffix: str,
+    writers: Writers,
+    ready: Callable[[], None],
+) -> tuple[SerializedState | None, Path]:
+    """Serialize the state once the previous save is over, and check that all ranks save the same.
+
+    Returns the state, or ``None`` if it is sharded, and the path of the checkpoint.
+    """
+    state: SerializedState | None = None
+
+    def look() -> tuple[int, str, tuple[str, str, list[str]]]:
+        nonlocal state
+        ready()
+        if not has_dtensors(obj):
+            state = serialize(obj, suffix == ".pt")
+        return step, "sharded" if state is None else state.digest, history.prepare_shared(step)
+
+    wanted = group.run_on_all(look)
+    leaders_step, expected, _ = wanted[0]
+    for rank, (other_step, _, _) in enumerate(wanted):
+        if other_step != leaders_step:
+            text = f"{group.name(rank)} saves step {other_step}, and {group.name(0)} step {leaders_step}"
+            group.raise_on_all(f"{history.folder}: {text}; all ranks must save the same step")
+    kinds = {found == "sharded" for _, found, _ in wanted}
+    if len(kinds) > 1:
+        group.raise_on_all(
+            f"{history.folder}: the state has DTensors on some ranks and none on others; use the same kind on all"
+        )
+    if state is not None and any(found != expected for _, found, _ in wanted):
+        raise_different(group, f"{history.folder}, step {step}", state)
+    ending = "" if state is None else writers.suffix(suffix)
+    name = history.reserve_shared([begun for _, _, begun in wanted], step, ending)
+    return state, history.folder / name
+
+
+def start(
+    group: RankGroup, path: Path, state: SerializedState, writers: Writers, options: Callable[[], SaveOptions]
+) -> SharedSave:
+    """Plan a file and create it, before any byte is written."""
+    state.take_from_leader(group)
+    saving = SharedSave(group, path, writers)
+    try:
+        made = group.run_on_all(lambda: saving.make(state, options()))
+        others = [str(rank) for rank, (fingerprint, _) in enumerate(made) if fingerprint != made[0][0]]
+        if others:
+            text = f"ranks {', '.join(others)} plan another file than rank 0; all need the same version and settings"
+            group.raise_on_all(f"{path}: {text}")
+    except BaseException:
+        saving.give_up()
+        raise
+    saving.temporary_name = made[0][1]
+    return saving
+
+
+class SharedSave:
+    """A running save of all ranks."""
+
+    def __init__(self, group: RankGroup, path: Path, writers: Writers) -> None:
+        self.path = path
+        self.parts: tuple[Part, ...] = ()
+        self.pending: dict[str, str] = {}
+        self.temporary_name = ""
+        self._group = group
+        self._writers = writers
+        self._options = SaveOptions()
+        self._plan: _SavePlan | None = None
+        self._shares: list[tuple[int, int]] = []
+        # Of this rank, if it writes.
+        self._number: int | None = None
+        self._new: _NewFile | None = None
+        self._list: _NewFile | None = None
+        self._share: _SaveShare | None = None
+        self._is_stopped = False
+
+    def make(self, state: SerializedState, options: SaveOptions) -> tuple[int, str]:
+        """Plan the file, and create this rank's files. Returns the plan's fingerprint and the private file name."""
+        self._options = options
+        plan = self._plan = state.plan(self.path.with_name(self._file_name), self._options)
+        self._shares = _shares(plan.nbytes, len(self._writers.ranks))
+        writers = self._writers.ranks[: len(self._shares)]
+        self._number = writers.index(self._group.rank) if self._group.rank in writers else None
+        if self._writers.layout == "parts":
+            if self._number is not None:
+                start, stop = self._shares[self._number]
+                self._new = _NewFile(self._part_path(self._number), stop - start, self._options.engine)
+        elif self._group.is_leader:
+            self._new = _NewFile(self.path, plan.nbytes, self._options.engine)
+        return plan.fingerprint, "" if self._new is None else self._new.temporary.name
+
+    @property
+    def _file_name(self) -> str:
+        """The name of the single file, or of the file that the parts form together."""
+        return self.path.name.removesuffix(PARTS_LIST)
+
+    def _part_path(self, number: int) -> Path:
+        return self.path.with_name(f"{self._file_name}.part-{number:02}-of-{len(self._shares):02}")
+
+    @property
+    def _planned(self) -> _SavePlan:
+        assert self._plan is not None
+        return self._plan
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Bytes of this rank's share that are written, and in total."""
+        return self._planned.progress
+
+    def wait_filled(self) -> None:
+        """Wait until the tensors may change."""
+        self._planned.wait_filled()
+
+    def stop(self) -> None:
+        """Make the save end soon, on all ranks."""
+        self._is_stopped = True
+        self._planned.stop()
+
+    def give_up(self) -> None:
+        """Remove the files."""
+        for new in (self._new, self._list):
+            if new is not None:
+                new.give_up()
+        if self._plan is not None:
+            self._plan.give_back()
+
+    def keep(self) -> None:
+        """Keep the files: a manifest lists them."""
+        for new in (self._new, self._list):
+            if new is not None:
+                new.keep()
+
+    def wait(self, progress: Any, stop_on_signal: bool) -> SaveResult:
+        """Write the file with the other ranks. Afterwards it has a private name."""
+        del progress, stop_on_signal
+        with self._group.leave_on_error():
+            try:
+                checksums = self._group.run_on_all(self._write)
+                saved = self._group.run_on_all(lambda: self._finish(checksums))[0]
+                assert saved is not None
+                self._record_files(self._group.run_on_all(self._finish_files))
+            except BaseException:
+                self.give_up()
+                raise
+            finally:
+                self._planned.give_back()
+        return saved
+
+    def _write(self) -> bytes | None:
+        if self._number is None:
+            # This rank's tensors are not written.
+            self._planned.give_back()
+            return None
+        start, stop = self._shares[self._number]
+        if self._new is not None:
+            path, base = self._new.temporary, start if self._writers.layout == "parts" else 0
+        else:
+            path, base = self.path.with_name(self.temporary_name), 0
+        try:
+            self._share = self._planned.share(path, start, stop, base)
+        except FileNotFoundError as error:
+            text = f"{self._group.name(self._group.rank)} does not see {path}, which {self._group.name(0)} made"
+            msg = f"{text}; use a folder that all processes share, or layout='parts'"
+            raise NotFoundError(msg) from error
+        return self._share.tally()
+
+    def _finish(self, checksums: list[bytes | None]) -> SaveResult | None:
+        if self._share is None:
+            return None
+        others = [each for rank, each in enumerate(checksums) if rank != self._group.rank and each is not None]
+        saved = self._share.finish(others)
+        if self._is_stopped:
+            msg = f"{self.path}: the save was stopped"
+            raise CancelledError(msg)
+        return saved
+
+    def _finish_files(self) -> tuple[str, str, str | None]:
+        """Prepare the files for their final names. Returns their private names, and the checksum of a part's head."""
+        head = None
+        if self._new is not None:
+            self._new.take_mode()
+            if self._writers.layout == "parts":
+                start, stop = self._shares[self._number or 0]
+                head = f"{_crc64(self._new.temporary, 0, min(stop - start, HEAD_BYTES)):016x}"
+        if self._group.is_leader and self._writers.layout == "parts":
+            self._list = self._write_list()
+        new, listed = ("" if file is None else file.temporary.name for file in (self._new, self._list))
+        return new, listed, head
+
+    def _record_files(self, finished: list[tuple[str, str, str | None]]) -> None:
+        """Record the files that all ranks made."""
+        if self._writers.layout == "file":
+            self.pending = {self.path.name: finished[0][0]}
+            return
+        made = [finished[rank] for rank in self._writers.ranks[: len(self._shares)]]
+        names = self._part_names()
+        hosts = [self._group.hosts[rank] for rank in self._writers.ranks]
+        self.parts = tuple(
+            Part(name, stop - start, host, head)
+            for name, (start, stop), host, (_, _, head) in zip(names, self._shares, hosts, made, strict=False)
+        )
+        self.pending = {name: private for name, (private, _, _) in zip(names, made, strict=True)}
+        self.pending[self.path.name] = finished[0][1]
+
+    def _part_names(self) -> list[str]:
+        return [self._part_path(number).name for number in range(len(self._shares))]
+
+    def _write_list(self) -> _NewFile:
+        first = self._shares[0][1]
+        stripe_bytes = max(-(-first // _BLOCK_BYTES), 1) * _BLOCK_BYTES
+        text = StripeSet(self._part_names(), stripe_bytes=stripe_bytes)._to_list().encode()  # noqa: SLF001
+        new = _NewFile(self.path, len(text), self._options.engine)
+        with new.temporary.open("r+b") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        new.take_mode()
+        return new

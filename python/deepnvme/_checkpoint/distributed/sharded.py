@@ -1,0 +1,189 @@
+"""Checkpoints of sharded states: folders, written and read through ``torch.distributed.checkpoint``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from deepnvme._checkpoint.background_save import SignalSafeEvent
+from deepnvme._checkpoint.history import SHARDS_LIST
+from deepnvme._checkpoint.save import SaveOptions
+from deepnvme._deepnvme import _crc64, _NewFolder
+from deepnvme.errors import CancelledError, Error
+from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+    from torch.distributed.checkpoint.storage import WriteResult
+    from torch.futures import Future
+
+    from deepnvme._checkpoint.background_save import SaveResult
+    from deepnvme._checkpoint.distributed.process_group import RankGroup
+    from deepnvme._checkpoint.history import Checkpoint, Part
+    from deepnvme._deepnvme import _Saving
+
+
+def start(group: RankGroup, path: Path, state: object, options: Callable[[], SaveOptions]) -> ShardedSave:
+    """Create the folder, before anything is written."""
+    saving = ShardedSave(group, path)
+    name = group.run_on_all(lambda: saving.make(state, options()))[0]
+    saving.temporary = path.with_name(name)
+    return saving
+
+
+class ShardedSave:
+    """A running save of a sharded state, on all ranks."""
+
+    def __init__(self, group: RankGroup, path: Path) -> None:
+        self.path = path
+        self.parts: tuple[Part, ...] = ()
+        self.pending: dict[str, str] = {}
+        self.temporary = path
+        self.progress = (0, 0)
+        self._group = group
+        self._options = SaveOptions()
+        self._state: Any = None
+        self._new: _NewFolder | None = None
+        self._filled = SignalSafeEvent()
+        self._is_stopped = False
+
+    def make(self, state: object, options: SaveOptions) -> str:
+        """Copy the containers of the state, and create the private folder on the leader. Returns its name."""
+        if not isinstance(state, Mapping):
+            msg = f"a state with DTensors is saved as a dict, not as {type(state).__name__}"
+            raise TypeError(msg)
+        self._state, self._options = _containers(state), options
+        if not self._group.is_leader:
+            return ""
+        self._new = _NewFolder(self.path.parent, self.path.name)
+        return self._new.path.name
+
+    def wait_filled(self) -> None:
+        """Wait until the tensors may change."""
+        # Ctrl-C would not interrupt a wait without a timeout.
+        while not self._filled.wait(0.05):
+            pass
+
+    def stop(self) -> None:
+        """Make the save end without a checkpoint, on all ranks."""
+        self._is_stopped = True
+
+    def give_up(self) -> None:
+        """Remove the folder."""
+        if self._new is not None:
+            self._new.give_up()
+
+    def keep(self) -> None:
+        """Keep the folder: a manifest lists it."""
+        if self._new is not None:
+            self._new.keep()
+
+    def wait(self, progress: Any, stop_on_signal: bool) -> SaveResult:
+        """Write the folder with the other ranks. Afterwards it has a private name."""
+        del progress, stop_on_signal
+        with self._group.leave_on_error():
+            try:
+                self._group.run_on_all(self._write)
+                saved = self._group.run_on_all(self._measure)[0]
+            except BaseException:
+                self.give_up()
+                raise
+            finally:
+                self._filled.set()
+                self._state = None
+        assert saved is not None
+        self.pending = {self.path.name: self.temporary.name}
+        return saved
+
+    def _write(self) -> None:
+        from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415
+
+        writer = _NotifyingWriter(self.temporary, self._options, self._filled)
+        try:
+            _with_all(self._group, lambda: save(self._state, storage_writer=writer, **_group_of(self._group)))
+        finally:
+            writer.give_up()
+        if self._is_stopped:
+            msg = f"{self.path}: the save was stopped"
+            raise CancelledError(msg)
+
+    def _measure(self) -> SaveResult | None:
+        if not self._group.is_leader:
+            return None
+        index = self.temporary / SHARDS_LIST
+        index_nbytes = index.stat().st_size
+        nbytes = sum(path.stat().st_size for path in self.temporary.iterdir())
+        return nbytes, 0, index_nbytes, _crc64(index, 0, index_nbytes)
+
+
+class _NotifyingWriter(DeepnvmeWriter):
+    """Sets ``filled`` once this rank's tensors are copied or on disk."""
+
+    def __init__(self, path: Path, options: SaveOptions, filled: SignalSafeEvent) -> None:
+        super().__init__(path)
+        self._options = options
+        self._filled = filled
+
+    def _finish_shard(self, saving: _Saving) -> None:
+        saving.wait_filled()
+        self._filled.set()
+        saving.wait(None, False)
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's tensors."""
+        try:
+            return super().write_data(plan, planner)
+        finally:
+            self._filled.set()
+
+
+def restore(group: RankGroup, found: Checkpoint, into: Any, options: dict[str, Any]) -> Any:
+    """Fill a state from a sharded checkpoint. Each rank reads its own part of each tensor."""
+    from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
+
+    reader = DeepnvmeReader(found.path, **options)
+    with group.leave_on_error():
+        group.run_on_all(lambda: _with_all(group, lambda: load(into, storage_reader=reader, **_group_of(group))))
+    return into
+
+
+def _group_of(group: RankGroup) -> dict[str, Any]:
+    group.check_open()
+    return {"process_group": group.torch_group, "no_dist": group.torch_group is None}
+
+
+def _with_all(group: RankGroup, work: Callable[[], object]) -> None:
+    """Run work that uses torch's own collectives, and translate its errors."""
+    from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415
+
+    try:
+        with warnings.catch_warnings():
+            # torch warns that a single process is a single process.
+            warnings.filterwarnings("ignore", message=".*single process")
+            work()
+    except CheckpointException as error:
+        # All ranks raise it. It is no subclass of Exception.
+        failures = error.failures
+        own = failures.get(group.rank)
+        if own is not None and isinstance(own[0], Exception):
+            raise own[0] from None
+        rank, (failure, _) = next(iter(failures.items()))
+        msg = f"{group.name(rank)}: {type(failure).__name__}: {failure}"
+        raise Error(msg) from None
+    except RuntimeError as error:
+        if group.is_single:
+            raise
+        group.raise_lost(error)
+
+
+def _containers(state: Any) -> Any:
+    """Copy dicts and lists, so that later changes to them are not saved."""
+    if isinstance(state, Mapping):
+        return {key: _containers(value) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(_containers(value) for value in state)
+    return state

@@ -1,0 +1,453 @@
+"""The checkpoints of a folder, for one process or for several that save together.
+
+The extension (``_History``) decides what counts, what stays and what is removed. This module divides the steps among
+several processes, and warns users.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import errno
+import json
+import os
+import secrets
+import socket
+import stat
+import warnings
+import weakref
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from deepnvme._deepnvme import __version__, _crc64, _crc64_of_all, _History, _places_of
+from deepnvme._utils.arguments import whole
+from deepnvme._utils.metadata_file import METADATA_BYTES_MAX
+from deepnvme.errors import (
+    ChecksumError,
+    CorruptFileError,
+    InvalidArgumentError,
+    IsFolderError,
+    NotFolderError,
+    NotFoundError,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from deepnvme._checkpoint.background_save import SaveResult
+    from deepnvme._checkpoint.distributed.process_group import RankGroup
+    from deepnvme._deepnvme import _NewFile
+
+    # Foreign files by name, failures, checkpoints that got their names, retired checkpoints that were removed.
+    _Settled = tuple[list[str], list[str], list[str], list[str]]
+
+# Suffix of the file that lists the parts of a checkpoint.
+PARTS_LIST = ".stripes.json"
+# Index in a complete folder of a sharded checkpoint.
+SHARDS_LIST = "deepnvme.json"
+# Bytes at the start of a part that its checksum covers.
+HEAD_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of a checkpoint that several processes wrote, each its own file."""
+
+    file: str
+    """Its name. The parts in order, joined, are the checkpoint."""
+    nbytes: int
+    """Its size in bytes."""
+    host: str
+    """The machine that wrote it. If folders are not shared, the file is there."""
+    head_crc64: str | None = None
+    """CRC-64/NVME of its first 64 KiB, which distinguishes it from other files of its name."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint of a :class:`deepnvme.Checkpointer`."""
+
+    step: int
+    """The step of this checkpoint."""
+    path: Path
+    """The file, which ``torch.load`` or safetensors also read. For parts, the list of the parts; for a sharded
+    checkpoint, the folder."""
+    nbytes: int
+    """The size in bytes, of all files together."""
+    time: str
+    """When it was saved, as ISO 8601 in UTC."""
+    index_offset: int
+    """Offset of the index in the file. The index contains names, sizes and any checksums."""
+    index_nbytes: int
+    """Size of the index in bytes."""
+    index_crc64: str
+    """CRC-64/NVME of the index. With checksums, files whose tensors differ also differ here (except with a chance of
+    one in 2**64). Without them, the index of an archive contains CRC-32s of its records, and that of a safetensors
+    file only names, dtypes and sizes."""
+    torch: str
+    """The torch version that saved it."""
+    deepnvme: str
+    """The deepnvme version that saved it."""
+    parts: tuple[Part, ...] = ()
+    """The part files in order, if there are several."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether it is a folder in which each process saved its own part of each tensor."""
+        # A private name, used until the final one is given, contains the final one.
+        return ".pt" not in self.path.name and ".safetensors" not in self.path.name
+
+    def check(self) -> None:
+        """Compare the file with the record made when it was saved. Reads its index only.
+
+        This detects another file under the name. ``restore(verify="full")`` detects damage to the tensors.
+
+        Raises:
+            FileNotFoundError: the file or one of its parts is missing.
+            deepnvme.errors.ChecksumError: it is another file.
+        """
+        try:
+            is_same = self._is_as_saved()
+        except (CorruptFileError, IsFolderError, InvalidArgumentError, NotFolderError):
+            # It is too short, or it is no regular file.
+            is_same = False
+        if is_same:
+            return
+        msg = f"{self.path}: this is not the file that was saved at step {self.step}; restore an earlier step"
+        raise ChecksumError(msg)
+
+    def _is_as_saved(self) -> bool:
+        if self.index_nbytes > METADATA_BYTES_MAX:
+            # A damaged manifest may claim any size: reading it could take days and all memory.
+            return False
+        if self.parts:
+            return self._check_parts()
+        if self.is_sharded:
+            return self._is_index(self.path / SHARDS_LIST)
+        return self._is_index(self.path) and self.path.stat().st_size == self.nbytes
+
+    def _is_index(self, path: Path) -> bool:
+        try:
+            return f"{_crc64(path, self.index_offset, self.index_nbytes):016x}" == self.index_crc64
+        except NotFoundError as error:
+            why = "is a dangling symbolic link" if path.is_symlink() else "is missing"
+            text = f"{path}: the manifest lists step {self.step}, and this file {why}"
+            raise NotFoundError(f"{text}; put it back, or restore another step") from error
+
+    def _check_parts(self) -> bool:
+        """Whether all parts are those that were saved. Raises if one is missing."""
+        self._stat(self.path.name, self.parts[0].host)
+        # The index may span several parts.
+        ranges, part_start = [], 0
+        for part in self.parts:
+            found = self._stat(part.file, part.host)
+            if not stat.S_ISREG(found.st_mode) or found.st_size != part.nbytes:
+                return False
+            start = max(self.index_offset - part_start, 0)
+            wanted = min(self.index_offset + self.index_nbytes - part_start, part.nbytes) - start
+            if wanted > 0:
+                ranges.append((self.path.with_name(part.file), start, wanted))
+            part_start += part.nbytes
+        return f"{_crc64_of_all(ranges):016x}" == self.index_crc64
+
+    def _stat(self, name: str, host: str) -> os.stat_result:
+        try:
+            return self.path.with_name(name).stat()
+        except FileNotFoundError:
+            raise missing_part(self, name, host) from None
+
+
+def missing_part(checkpoint: Checkpoint, name: str, host: str) -> NotFoundError:
+    """Return the error for a part that is missing on this machine. It says where the part is."""
+    folder, step = checkpoint.path.parent, checkpoint.step
+    text = f"{folder}: {name} of step {step} is missing here; a process on {host} wrote it there"
+    remedy = "Call fetch_parts() of the Checkpointer in all processes, use a shared folder, or copy it here"
+    return NotFoundError(f"{text}. {remedy}")
+
+
+class UncommittedFiles(Protocol):
+    """The files of a save, complete under private names and not yet in the manifest. It has several, or a folder."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The part files, if there are any."""
+
+    @property
+    def pending(self) -> dict[str, str]:
+        """Final names and the current private names of the files."""
+
+    def keep(self) -> None:
+        """Keep the files: a manifest lists them."""
+
+    def give_up(self) -> None:
+        """Remove the files."""
+
+
+@runtime_checkable
+class UncommittedFile(Protocol):
+    """The single file of a save by one process, not yet in the manifest."""
+
+    def take_file(self) -> _NewFile:
+        """Return the complete file, which has a private name."""
+
+
+class History:
+    """The checkpoints of a folder, and every change to them. A change is one replacement of the manifest.
+
+    With several processes, the leader reads and writes the manifest, and sends it to the others.
+    """
+
+    def __init__(self, folder: Path, keep: int | None, group: RankGroup, *, is_synced: bool) -> None:
+        self.folder = folder
+        self._group = group
+        self._native = _History(folder, keep, is_synced)
+        self._warned: set[str] = set()
+        self._saves_started = 0
+        self._committed_numbers: dict[int, int] = {}
+        _instances.add(self)
+        self.entries: list[Checkpoint] = []
+        self._adopt_manifest(group.run_on_all(self._read)[0])
+
+    def _read(self) -> str:
+        # Every process makes its folder: parts go there, even if it is not the leader's.
+        self._native.make()
+        return self._read_manifest() if self._group.is_leader else ""
+
+    def _read_manifest(self) -> str:
+        text = self._native.read()
+        names = ", ".join(name for _, name in self._native.missing)
+        if names:
+            warning = f"{self.folder}: the manifest lists {names}, which is missing; put it back before the next save"
+            self._warn_once(names, f"{warning}, which removes it from the manifest")
+        return text
+
+    def _adopt_manifest(self, text: str) -> None:
+        """Take over the leader's manifest, with the paths that files have on this machine."""
+        if not self._group.is_leader:
+            self._native.follow(text)
+        self.entries = decode_manifest(self.folder, text)
+
+    def refresh(self) -> bool:
+        """Read the manifest again. Returns whether it changed."""
+        if not self._group.is_single:
+            return False
+        before = self.entries
+        self.entries = decode_manifest(self.folder, self._read_manifest())
+        return self.entries != before
+
+    def refresh_if_unlocked(self) -> None:
+        """Read what other processes saved, unless this process holds the lock."""
+        if self._group.is_single and not self._native.is_claimed:
+            self.refresh()
+
+    def find(self, step: int | None) -> Checkpoint:
+        """Return the checkpoint of a step, or the newest."""
+        step = None if step is None else whole(step, "step")
+        found = [entry for entry in self.entries if step is None or entry.step == step]
+        for missing, name in self._native.missing if not found else ():
+            if step in (None, missing):
+                path = self.folder / name
+                text = f"{path}: the manifest lists step {missing}, and this file is missing"
+                raise NotFoundError(errno.ENOENT, f"{text}; put it back, or restore another step", str(path))
+        if not found:
+            what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+            steps = ", ".join(str(entry.step) for entry in self.entries) or "none"
+            msg = f"{self.folder}: there is {what}; available steps: {steps}"
+            raise NotFoundError(msg)
+        return found[-1]
+
+    def reserve(self, step: int, suffix: str) -> Path:
+        """Lock the folder for a single process, and reserve an unused name."""
+        self._lock(secrets.token_hex(16))
+        return self.folder / self._native.reserve(step, suffix, [])
+
+    def _lock(self, token: str) -> str:
+        """Take the lock. Returns the manifest if this process did not hold the lock before, otherwise ``""``."""
+        had = self._native.is_claimed
+        since = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
+        name = f"process {os.getpid()} on {socket.gethostname()} (since {since})"
+        unlisted, is_unlocked = self._native.claim(name, token, self._group.is_leader)
+        if is_unlocked:
+            self._warn_once(
+                "", f"{self.folder}: this file system has no locks; make sure that nothing else saves there"
+            )
+        if unlisted:
+            text = f"{self.folder}: {', '.join(unlisted)}: not in the manifest"
+            self._warn_once(text, f"{text}; these files are kept, and are neither restored nor counted")
+        if had and not unlisted:
+            return ""
+        self._native.settle() if self._group.is_single else None
+        if self._group.is_leader:
+            self.entries = decode_manifest(self.folder, self._read_manifest())
+        return self._native.text
+
+    def prepare_shared(self, step: int) -> tuple[str, str, list[str]]:
+        """Lock the folder, in one of several processes. Returns the leader's token and manifest, and names in use."""
+        token, text = "", ""
+        if self._group.is_leader:
+            token = secrets.token_hex(16)
+            text = self._lock(token)
+        names = self._native.names_of(step) if self._group.is_first_on_host else []
+        return token, text, names
+
+    def reserve_shared(self, number: list[tuple[str, str, list[str]]], step: int, suffix: str) -> str:
+        """Take over the leader's manifest, and return the name that the leader reserves."""
+        token, text, _ = number[0]
+        if text:
+
+            def follow() -> None:
+                if not self._group.is_leader:
+                    self._adopt_manifest(text)
+                    if self._group.is_first_on_host:
+                        self._lock(token)
+
+            self._group.run_on_all(follow)
+            self._settle_shared()
+        taken = [name for _, _, names in number for name in names]
+        return self._group.run_on_all(
+            lambda: self._native.reserve(step, suffix, taken) if self._group.is_leader else ""
+        )[0]
+
+    def start_number(self) -> int:
+        """Number a save as it begins: of two saves of one step, the one that began later counts."""
+        self._saves_started += 1
+        return self._saves_started
+
+    def release_name(self, path: Path) -> None:
+        """Release a reserved name that no checkpoint will use."""
+        self._native.free(path.name)
+
+    def commit(self, step: int, path: Path, saved: SaveResult, saving: object, number: int) -> None:
+        """Add a complete checkpoint to the manifest, and remove those that no longer count."""
+        if isinstance(saving, UncommittedFile):
+            self._commit_single(step, path, saved, saving.take_file(), number)
+        else:
+            self._commit_shared(step, path, saved, saving)  # type: ignore[arg-type]
+
+    def _commit_single(self, step: int, path: Path, saved: SaveResult, new: _NewFile, number: int) -> None:
+        if self._committed_numbers.get(step, 0) > number:
+            # A signal handler saved a later state of this step during this save.
+            new.give_up()
+            self.release_name(path)
+            return
+        if not self._native.is_claimed:
+            # The Checkpointer was closed meanwhile.
+            self._lock(secrets.token_hex(16))
+        try:
+            settled = self._native.commit(encode_entry(_new_checkpoint(step, path, saved)), new)
+        finally:
+            self.entries = decode_manifest(self.folder, self._native.text)
+        self._committed_numbers[step] = number
+        self._warn_about(settled)
+
+    def _commit_shared(self, step: int, path: Path, saved: SaveResult, saving: UncommittedFiles) -> None:
+        entry = _new_checkpoint(step, path, saved, saving.parts)
+        failed: list[Exception] = []
+
+        def publish() -> str:
+            if not self._group.is_leader:
+                return ""
+            try:
+                self._native.publish(encode_entry(entry, saving.pending))
+            except Exception as error:
+                if self._native.counts(path.name) is False:
+                    raise
+                failed.append(error)
+            return self._native.text
+
+        try:
+            text = self._group.run_on_all(publish)[0]
+        except BaseException as error:
+            # If the others are unreachable they may have gone on, and the leader's manifest may list these files.
+            saving.give_up() if self._group.is_shared_error(error) else saving.keep()
+            raise
+        finally:
+            self.release_name(path)
+        saving.keep()
+        self._adopt_manifest(text)
+        self._settle_shared()
+
+        def check() -> None:
+            if failed:
+                raise failed[0]
+
+        self._group.run_on_all(check)
+
+    def _settle_shared(self) -> None:
+        """Give files their names and remove retired ones, on every machine: folders may not be shared."""
+
+        def settle() -> _Settled | None:
+            is_its_turn = self._group.is_leader or self._group.is_first_on_host
+            return self._native.settle() if is_its_turn else None
+
+        # The leader goes first: in a shared folder, the others then have nothing to do.
+        leaders = self._group.run_on_all(lambda: settle() if self._group.is_leader else None)
+        others = self._group.run_on_all(lambda: None if self._group.is_leader else settle())
+        gathered = [settled for settled in (*leaders, *others) if settled is not None]
+        named, removed = (set.intersection(*(set(one[kind]) for one in gathered)) for kind in (2, 3))
+        self._native.note(sorted(named), sorted(removed))
+        self.entries = decode_manifest(self.folder, self._native.text)
+        for settled in gathered if self._group.is_leader else ():
+            self._warn_about(settled)
+
+    def _warn_about(self, settled: _Settled) -> None:
+        foreign, failures, _, _ = settled
+        for name in foreign:
+            self._warn_once(
+                name, f"{self.folder / name}: this is not the file that was saved under that name; it is kept"
+            )
+        for failure in failures:
+            self._warn_once(failure, f"{self.folder}: {failure}; the next save tries again")
+
+    def _warn_once(self, what: str, text: str) -> None:
+        """Issue a warning, unless it was issued before."""
+        if what not in self._warned:
+            self._warned.add(what)
+            warnings.warn(text, UserWarning, stacklevel=5)
+
+    def unlock(self) -> None:
+        """Release the lock on the folder."""
+        self._native.release()
+
+    def abandon_lock(self) -> None:
+        """Leave the lock to the parent process after a fork."""
+        self._native.abandon()
+
+
+def decode_manifest(folder: Path, text: str) -> list[Checkpoint]:
+    """Return the checkpoints that a manifest lists. Files that cannot be renamed here still have private names."""
+    return [
+        _decode_entry(*found) for found in zip(json.loads(text)["checkpoints"], _places_of(folder, text), strict=True)
+    ]
+
+
+def _decode_entry(entry: dict[str, Any], path: Path) -> Checkpoint:
+    fields = {name: value for name, value in entry.items() if name not in ("file", "pending", "parts")}
+    return Checkpoint(path=path, parts=tuple(Part(**part) for part in entry.get("parts", ())), **fields)
+
+
+def encode_entry(entry: Checkpoint, pending: dict[str, str] | None = None) -> str:
+    """Encode a manifest entry. ``pending`` maps names to the private names that files have until they get them."""
+    fields = asdict(entry)
+    fields["parts"] = [{key: value for key, value in part.items() if value is not None} for part in fields["parts"]]
+    return json.dumps({"file": fields.pop("path").name, **fields, "pending": pending or {}})
+
+
+def _new_checkpoint(step: int, path: Path, saved: SaveResult, parts: tuple[Part, ...] = ()) -> Checkpoint:
+    import torch  # noqa: PLC0415
+
+    nbytes, offset, index_nbytes, crc64 = saved
+    now = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
+    crc, torchs = f"{crc64:016x}", str(torch.__version__)
+    return Checkpoint(step, path, nbytes, now, offset, index_nbytes, crc, torchs, __version__, parts)
+
+
+# A forked child inherits the open lock file of every instance.
+_instances: weakref.WeakSet[History] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for history in list(_instances):
+        history.abandon_lock()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

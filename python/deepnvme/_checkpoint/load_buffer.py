@@ -1,0 +1,120 @@
+"""The memory that a load fills: buffers that mirror byte ranges of a file."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.dlpack
+
+from deepnvme._utils.tensors import engine_reaches, pinned_empty
+from deepnvme.errors import OutOfMemoryError
+
+if TYPE_CHECKING:
+    from deepnvme._checkpoint.buffer_pool import PoolBuffer
+    from deepnvme._deepnvme import _CheckpointReader, _Loading
+
+    _Arena = tuple[int, int, list[tuple[int, int]]]
+
+
+_HUGE_BYTES = 2 << 20
+# From this size on, rounding up to huge pages wastes little.
+_HUGE_BYTES_MIN = 8 << 20
+
+
+def allocate(nbytes: int, *, pin_memory: bool = False) -> tuple[Any, int]:
+    """Allocate private memory without touching it. Returns it, and the page-aligned offset of the ``nbytes``.
+
+    In large allocations the offset is aligned to a huge page. The load decides whether to use huge pages.
+    """
+    if pin_memory:
+        return pinned_empty(nbytes).numpy(), 0
+    if nbytes < _HUGE_BYTES_MIN:
+        return _mapped(nbytes), 0
+    # The part before the first huge page is never touched, so it takes no memory.
+    memory = _mapped((-(-nbytes // _HUGE_BYTES) + 1) * _HUGE_BYTES)
+    address = torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr()
+    return memory, -address % _HUGE_BYTES
+
+
+def _mapped(nbytes: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise OutOfMemoryError(f"there is not enough memory for {nbytes} bytes of tensors") from error
+
+
+def allocate_on_gpu(nbytes: int, device: torch.device) -> torch.Tensor:
+    """Allocate GPU memory without touching it."""
+    return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+
+class LoadBuffers:
+    """The memory of some storages of a file, and the load that fills it.
+
+    For a GPU that the engine reaches, it is memory of that GPU. For any other device it is host memory, of
+    ``pool_buffer`` if that is given.
+    """
+
+    def __init__(
+        self,
+        reader: _CheckpointReader,
+        wanted: list[int],
+        device: torch.device,
+        *,
+        pin_memory: bool = False,
+        pool_buffer: PoolBuffer | None = None,
+    ) -> None:
+        self._reader = reader
+        self._locations: dict[int, tuple[Any, int]] = {}
+        self._is_on_gpu = device.type != "cpu" and engine_reaches(device)
+        self._device = device
+        targets: list[tuple[_Arena, Any]] = []
+        for arena in reader.arenas(wanted):
+            memory: Any
+            start = 0
+            if self._is_on_gpu:
+                memory = allocate_on_gpu(arena[1], device)
+                targets.append((arena, memory))
+            else:
+                memory, start = (
+                    pool_buffer.allocate_part(arena[1]) if pool_buffer else allocate(arena[1], pin_memory=pin_memory)
+                )
+                targets.append((arena, memoryview(memory)[start : start + arena[1]]))
+            for extent, at in arena[2]:
+                self._locations[extent] = (memory, start + at)
+        self._loading: _Loading = reader.start(targets)
+        # While the bytes are read.
+        self._sizes = [storage[1] for storage in reader.storages()]
+
+    def flat(self, extent: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+        """Return one storage as a one-dimensional tensor. Its bytes are there once ``finish`` has returned."""
+        if extent not in self._locations:
+            # Empty storages are in no buffer. Each gets a storage of its own, which may be resized.
+            return allocate_on_gpu(0, self._device).view(dtype) if self._is_on_gpu else torch.empty(0, dtype=dtype)
+        buffer, at = self._locations[extent]
+        if self._is_on_gpu:
+            part: torch.Tensor = buffer[at : at + self._sizes[extent] // dtype.itemsize * dtype.itemsize].view(dtype)
+            return part
+        return torch.frombuffer(buffer, dtype=dtype, count=self._sizes[extent] // dtype.itemsize, offset=at)
+
+    def storage(self, extent: int, device: torch.device) -> torch.UntypedStorage:
+        """Return one storage, copied to ``device`` if the engine does not reach it."""
+        flat = self.flat(extent)
+        if self._is_on_gpu:
+            # Through DLPack, since a slice of a tensor shares the storage of the whole.
+            return torch.utils.dlpack.from_dlpack(flat).untyped_storage()
+        return (flat if device.type == "cpu" else flat.to(device)).untyped_storage()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no read is in flight. ``finish`` raises its error."""
+        return self._loading.is_done()
+
+    def finish(self, verify: str, progress: object) -> None:
+        """Wait for all bytes, and compare them with their checksums."""
+        self._loading.finish(verify, progress)

@@ -1,0 +1,176 @@
+"""``deepnvme.load(into=...)``: fill existing tensors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from deepnvme._checkpoint.load_buffer import allocate
+from deepnvme._checkpoint.tensor_names import named_tensors, tensor_expressions
+from deepnvme._utils.tensors import engine_reaches
+from deepnvme.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from deepnvme._checkpoint.load import LoadRequest, SourceFile
+    from deepnvme._deepnvme import _CheckpointReader
+
+# Tensors that cannot be filled directly go through a temporary buffer of this size, one group after the other.
+_GROUP_BYTES = 64 << 20
+# Index of the storage number in the description of a tensor.
+_INDEX = 4
+
+
+def fill(request: LoadRequest, into: Mapping[str, Any], cast: bool) -> Mapping[str, Any]:
+    """Fill each tensor of ``into`` with the tensor of its name."""
+    targets = _targets(request, into)
+    request.for_files(lambda files: _fill(request, files, targets, cast))
+    return into
+
+
+class _Plan(NamedTuple):
+    """The targets that one file fills."""
+
+    reader: _CheckpointReader
+    direct: list[Any]
+    """Filled by the read itself."""
+    copied: list[tuple[torch.Tensor, Any]]
+    """Filled by a copy from a temporary buffer."""
+
+
+def _fill(request: LoadRequest, files: list[SourceFile], targets: dict[str, torch.Tensor], cast: bool) -> None:
+    # Every file and target is checked before the first byte changes.
+    for plan in _plan(request, files, targets, cast):
+        if plan.direct:
+            plan.reader.start(plan.direct).finish(request.verify, request.report)
+        _copy(request, plan.reader, plan.copied, plan.reader.storages())
+
+
+def _plan(request: LoadRequest, files: list[SourceFile], targets: dict[str, torch.Tensor], cast: bool) -> list[_Plan]:
+    """Find each tensor in the files. Refuse targets that do not fit."""
+    plans = []
+    # A tensor of a flat state dict is named by its key, even if the key contains dots.
+    missing = set(targets)
+    for file in files:
+        names = file.names
+        reader = request.open(file, exact=True)
+        storages = reader.storages()
+        plan = _Plan(reader, [], [])
+        tensors = reader.tensors()
+        signs = {number: (is_conj, is_neg) for number, is_conj, is_neg in reader.signs()}
+        met: set[str] = set()
+        for number, (name, dtype_name, shape, strides, offset, index) in enumerate(tensors):
+            if name in met and name in targets:
+                msg = f"{request.name}: the file contains two tensors called {name!r}, so the name is ambiguous"
+                raise InvalidArgumentError(f"{msg}; load without into, and copy the tensors")
+            if name not in missing or (names is not None and name not in names):
+                continue
+            met.add(name)
+            missing.discard(name)
+            target, dtype = targets[name], getattr(torch, dtype_name)
+            _check(f"{request.name}: {name}", target, dtype, shape, cast)
+            described = (dtype, shape, strides, offset, index, signs.get(number))
+            if _is_direct(target, described, storages[index][1]):
+                if target.numel():
+                    plan.direct.append(((storages[index][3], target.nbytes, [(index, 0)]), target.detach()))
+            else:
+                plan.copied.append((target, described))
+        plans.append(plan)
+    if missing:
+        shown = ", ".join(sorted(missing)[:5])
+        msg = f"{request.name}: the file does not contain {shown}; leave them out of into, or check the names"
+        raise KeyError(msg)
+    return plans
+
+
+def _targets(request: LoadRequest, into: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors by name. Each name must be unique."""
+    found = list(named_tensors(into))
+    targets = dict(found)
+    if not targets and into:
+        msg = f"{request.name}: into has no tensor to fill"
+        raise InvalidArgumentError(msg)
+    for name, target in targets.items():
+        _check_kind(f"{request.name}: {name}", target)
+    if len(targets) < len(found):
+        counts = Counter(name for name, _ in found)
+        twice = next(name for name, count in counts.items() if count > 1)
+        ways = [way for (name, _), (way, _) in zip(found, tensor_expressions(into), strict=True) if name == twice]
+        msg = f"{request.name}: into has {' and '.join(ways)}, both called {twice!r} in a file; fill them one by one"
+        raise InvalidArgumentError(msg)
+    return targets
+
+
+def _check_kind(what: str, target: torch.Tensor) -> None:
+    """Refuse a tensor that has no memory of its own for each element."""
+    if target.is_meta:
+        kind, remedy = "is on the meta device", "give it memory first, with module.to_empty(device=...)"
+    elif target.layout is not torch.strided or target.is_nested:
+        kind, remedy = "is not a dense tensor", "load the file without into, and assign the tensor"
+    elif target.is_quantized:
+        kind, remedy = "is quantised", "load the file without into, and assign the tensor"
+    elif any(size > 1 and stride == 0 for size, stride in zip(target.shape, target.stride(), strict=True)):
+        kind, remedy = "has elements that share their memory (expand)", "fill a tensor of its own, and expand that"
+    else:
+        return
+    msg = f"{what} {kind} in into, and cannot be filled; {remedy}"
+    raise InvalidArgumentError(msg)
+
+
+def _check(what: str, target: torch.Tensor, dtype: torch.dtype, shape: list[int], cast: bool) -> None:
+    if list(target.shape) != shape:
+        msg = f"{what} has the shape {shape} in the file, and {list(target.shape)} in into"
+        raise InvalidArgumentError(msg)
+    if target.dtype != dtype and not cast:
+        msg = f"{what} is {dtype} in the file, and {target.dtype} in into; cast=True converts it"
+        raise TypeError(msg)
+
+
+def _is_direct(target: torch.Tensor, described: Any, storage_bytes: int) -> bool:
+    """Whether the target needs exactly the bytes of one storage of the file, in their order."""
+    dtype, shape, strides, offset, _, signs = described
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    is_plain = (
+        signs is None
+        and target.layout is torch.strided
+        and target.is_contiguous()
+        and engine_reaches(target.device)
+        and not (target.is_conj() or target.is_neg())
+    )
+    return is_plain and target.dtype == dtype and offset == 0 and target.nbytes == storage_bytes
+
+
+def _copy(request: LoadRequest, reader: Any, copied: list[tuple[torch.Tensor, Any]], storages: Any) -> None:
+    """Read whole storages into temporary buffers, group by group, and copy from there."""
+    while copied:
+        group: list[tuple[torch.Tensor, Any]] = []
+        group_bytes = 0
+        while copied and (not group or group_bytes + storages[copied[-1][1][_INDEX]][1] <= _GROUP_BYTES):
+            group.append(copied.pop())
+            group_bytes += storages[group[-1][1][_INDEX]][1]
+        flats: dict[int, Any] = {}
+        buffers = []
+        for _, (*_, index, _) in group:
+            _, nbytes, _, place = storages[index]
+            if nbytes and index not in flats:
+                memory, start = allocate(nbytes)
+                view = memoryview(memory)[start : start + nbytes]
+                flats[index] = torch.frombuffer(view, dtype=torch.uint8)
+                buffers.append(((place, nbytes, [(index, 0)]), view))
+        if buffers:
+            reader.start(buffers).finish(request.verify, request.report)
+        for target, (dtype, shape, strides, offset, index, signs) in group:
+            if target.numel():
+                storage = flats[index].untyped_storage()
+                source = torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
+                is_conj, is_neg = signs or (False, False)
+                source = source.conj() if is_conj else source
+                source = torch._neg_view(source) if is_neg else source  # noqa: SLF001
+                with torch.no_grad():
+                    target.copy_(source)

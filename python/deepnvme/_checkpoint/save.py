@@ -1,0 +1,221 @@
+"""``deepnvme.save``: write a whole state to a file that replaces the old one atomically."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deepnvme._deepnvme import StripeSet, _plan_archive, _plan_safetensors
+from deepnvme._utils.arguments import path_of
+from deepnvme._utils.gc_pause import gc_paused
+from deepnvme._utils.tensors import engine_reaches, require_torch
+from deepnvme._utils.terminal import Progress, progress_callback
+from deepnvme.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from typing import Literal, TypeAlias
+
+    import torch
+
+    from deepnvme._deepnvme import Engine, _SavePlan, _SaveStaging, _Saving
+
+    _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
+
+SAFETENSORS_SUFFIX = ".safetensors"
+# Metadata about the file itself: its checksums, and how its weights are packed.
+_RESERVED_PREFIX = "deepnvme."
+
+
+def save(
+    obj: object,
+    path: _Path,
+    *,
+    engine: Engine | None = None,
+    durability: Literal["none", "data", "full"] = "full",
+    checksums: bool = True,
+    metadata: Mapping[str, str] | None = None,
+    max_shard_bytes: int | None = None,
+    progress: Progress = None,
+) -> int:
+    """Save a state dict, or any object, and return the size of the file in bytes.
+
+    The file is replaced atomically: a crash, a full disk or an exception leaves the old file or the new one, never a
+    mixture. ``*.safetensors`` makes a safetensors file. Any other name makes a torch archive, which ``torch.load``
+    reads like one of ``torch.save`` (including ``weights_only=True`` and ``mmap=True``). Tensors that share memory
+    also share it after loading. The tensors must not change during the save.
+
+    Args:
+        obj: for safetensors, a dict of names to tensors; for an archive, anything that ``torch.save`` accepts.
+        path: ``str``, ``bytes``, ``os.PathLike``, or a ``StripeSet`` to write to several disks at once.
+        engine: the engine that transfers the bytes. Default: the default engine.
+        durability: what survives a power cut after this returns: ``"none"``, ``"data"`` or ``"full"`` (default: the
+            bytes, and the file's name in its folder).
+        checksums: keep a checksum of each MiB for ``load(verify=...)`` and ``deepnvme verify``. They take 16 bytes
+            for each MiB, and other readers ignore them. Default True.
+        metadata: texts to add to a safetensors file. Keys that begin with ``deepnvme.`` are omitted: they describe
+            the file that they came from.
+        max_shard_bytes: the most bytes of tensors in one safetensors file. Larger states become several files and an
+            index, ``PATH.index.json``, as Hugging Face writes them. Replacing the index switches to the new state.
+            Each save uses new file names, and removes the old files that the old index recorded as deepnvme's.
+            ``load`` of the path or of its folder returns the state that was saved last. Default: one file.
+        progress: ``True`` for a bar, ``False`` for none, or a function of bytes done and bytes in total. Default: a
+            bar on a terminal, after one second.
+
+    Raises:
+        deepnvme.Error: the disk or the file system failed. For a full disk, ``errno`` is ``errno.ENOSPC`` and the
+            message says how much space was needed.
+        TypeError, ValueError: the format cannot store the object; the message names it.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 3)
+        >>> deepnvme.save(model.state_dict(), "model.pt") > 0
+        True
+        >>> sorted(torch.load("model.pt", weights_only=True))
+        ['bias', 'weight']
+    """
+    options = SaveOptions(engine, durability, checksums)
+    report = progress_callback(progress, "saving", path)
+    if is_safetensors(path):
+        require_torch("save")
+        tensors = describe_tensors(obj)
+        texts = _metadata_entries(metadata)
+        if isinstance(path, StripeSet):
+            if max_shard_bytes is not None:
+                msg = "a stripe set is one file on several disks already; leave max_shard_bytes out"
+                raise ValueError(msg)
+            return start_safetensors(path, tensors, options, texts).wait(report, True)[0]
+        from deepnvme._checkpoint.shards import retire_shards, save_shards  # noqa: PLC0415
+
+        name = path_of(path)
+        if max_shard_bytes is None:
+            nbytes = start_safetensors(path, tensors, options, texts).wait(report, True)[0]
+            retire_shards(name)
+            return nbytes
+
+        def plan(shard: Path, part: list[DescribedTensor]) -> _SavePlan:
+            return plan_safetensors(shard, part, options, texts)
+
+        return save_shards(name, tensors, max_shard_bytes, plan, report)
+    if metadata is not None or max_shard_bytes is not None:
+        msg = "metadata and max_shard_bytes belong to safetensors; in a .pt file, save a dict that has them"
+        raise ValueError(msg)
+    require_torch("save")
+    return start_archive(obj, path, options).wait(report, True)[0]
+
+
+@dataclass
+class SaveOptions:
+    """How to write a file."""
+
+    engine: Engine | None = None
+    durability: Literal["none", "data", "full"] = "full"
+    checksums: bool = True
+    staging: _SaveStaging | None = None
+
+
+def start_archive(obj: object, path: _Path, options: SaveOptions, *, is_private: bool = False) -> _Saving:
+    """Start to write a torch archive. It keeps a private name if ``is_private``."""
+    from deepnvme._checkpoint.pickler import pickle_with_storages  # noqa: PLC0415
+
+    return plan_archive(*pickle_with_storages(obj), path, options).start(is_private)
+
+
+def plan_archive(pickle: bytes, storages: list[torch.UntypedStorage], path: _Path, options: SaveOptions) -> _SavePlan:
+    """Plan a torch archive of a pickled object and its storages."""
+    before: list[tuple[str, object]] = [
+        ("data.pkl", pickle),
+        (".format_version", b"1"),
+        (".storage_alignment", b"64"),
+        ("byteorder", sys.byteorder.encode()),
+    ]
+    # torch gives each archive an identity of forty digits. Here equal objects get equal ones.
+    identity = int.from_bytes(hashlib.sha256(pickle).digest(), "little") % 10**40
+    after: list[tuple[str, object]] = [
+        ("version", b"3\n"),
+        (".data/serialization_id", f"{identity:040}".encode()),
+    ]
+    # The engine copies from devices that it reaches. Storages on other devices are copied to host memory first.
+    reached = [storage if engine_reaches(storage.device) else storage.cpu() for storage in storages]  # type: ignore[no-untyped-call]
+    return _plan_archive(path, before, reached, after, vars(options))
+
+
+def start_safetensors(
+    path: _Path,
+    tensors: list[DescribedTensor],
+    options: SaveOptions,
+    metadata: list[tuple[str, str]] | None = None,
+    *,
+    is_private: bool = False,
+) -> _Saving:
+    """Start to write a safetensors file. It keeps a private name if ``is_private``."""
+    return plan_safetensors(path, tensors, options, metadata).start(is_private)
+
+
+def plan_safetensors(
+    path: _Path, tensors: list[DescribedTensor], options: SaveOptions, metadata: list[tuple[str, str]] | None = None
+) -> _SavePlan:
+    """Plan a safetensors file."""
+    return _plan_safetensors(path, tensors, _metadata_entries(None) if metadata is None else metadata, vars(options))
+
+
+def _metadata_entries(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:
+    """Return the entry that Hugging Face's loaders expect, and those of the caller."""
+    texts = [(str(key), str(value)) for key, value in (metadata or {}).items()]
+    more = [(key, value) for key, value in texts if key != "format" and not key.startswith(_RESERVED_PREFIX)]
+    for text in (text for pair in more for text in pair):
+        _check_utf8(text, "metadata")
+    return [("format", "pt"), *more]
+
+
+# Name, dtype as torch spells it, shape, tensor.
+DescribedTensor = tuple[str, str, Sequence[int], object]
+
+
+@gc_paused()
+def describe_tensors(obj: object) -> list[DescribedTensor]:
+    """Describe the tensors of a flat dict."""
+    if not isinstance(obj, Mapping):
+        msg = f"a safetensors file holds a dict of names and tensors, not {type(obj).__name__}; save it as a .pt file"
+        raise TypeError(msg)
+    import torch  # noqa: PLC0415
+
+    all_of_them: list[DescribedTensor] = []
+    dtypes: dict[torch.dtype, str] = {}
+    for name, tensor in obj.items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            what = f"{name!r}: {type(tensor).__name__}"
+            msg = f"a safetensors file holds names and tensors, and this has {what}; leave it out, or save a .pt file"
+            raise TypeError(msg)
+        _check_utf8(name, "a tensor's name")
+        if tensor.is_nested:
+            msg = f"{name!r}: this tensor is nested; save the tensors of tensor.unbind()"
+            raise TypeError(msg)
+        if tensor.is_meta:
+            msg = f"{name!r}: this tensor is on the meta device and has no bytes; leave it out, or save a .pt file"
+            raise TypeError(msg)
+        if not tensor.is_cpu and not engine_reaches(tensor.device):
+            tensor = tensor.cpu()  # noqa: PLW2901
+        dtype = dtypes.get(tensor.dtype)
+        if dtype is None:
+            dtype = dtypes[tensor.dtype] = str(tensor.dtype).removeprefix("torch.")
+        all_of_them.append((name, dtype, tensor.shape, tensor.detach()))
+    return all_of_them
+
+
+def _check_utf8(text: str, what: str) -> None:
+    """Reject text that JSON cannot store."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        msg = f"{what} is {text!r}, which contains a lone surrogate and cannot be UTF-8; rename it, or save a .pt file"
+        raise InvalidArgumentError(msg)
+
+
+def is_safetensors(path: _Path) -> bool:
+    """Whether the name means a safetensors file."""
+    if isinstance(path, StripeSet):
+        return path.paths[0].endswith(SAFETENSORS_SUFFIX)
+    return os.fsdecode(path).endswith(SAFETENSORS_SUFFIX)

@@ -1,0 +1,149 @@
+"""The start of a save: of one process, of several, or of a sharded state; and its staging memory."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deepnvme._checkpoint.background_save import RunningSave
+from deepnvme._checkpoint.save import (
+    SAFETENSORS_SUFFIX,
+    SaveOptions,
+    describe_tensors,
+    start_archive,
+    start_safetensors,
+)
+from deepnvme._checkpoint.tensor_names import has_dtensors, local_nbytes, named_tensors
+from deepnvme._deepnvme import _SaveStaging
+from deepnvme._utils.arguments import whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from deepnvme._checkpoint.distributed.process_group import RankGroup
+    from deepnvme._checkpoint.distributed.writers import Writers
+    from deepnvme._checkpoint.history import History
+
+# The default limit of staging memory, as a share of the available memory.
+_MEMORY_SHARE = 4
+# Bytes of a file besides its tensors.
+_REST_BYTES = 4 << 20
+
+
+class SaveStarter:
+    """Starts saves, and owns their staging memory."""
+
+    def __init__(
+        self,
+        group: RankGroup,
+        history: History,
+        writers: Writers,
+        suffix: str,
+        *,
+        options: SaveOptions,
+        memory: int | None,
+    ) -> None:
+        self._group = group
+        self._history = history
+        self._writers = writers
+        self._suffix = suffix
+        self._options = options
+        self._memory = memory
+        # Imported now: a signal handler that saves during the first save would find a half-imported module.
+        importlib.import_module("deepnvme._checkpoint.pickler")
+
+    def begin(self, step: int, state: Any, is_copied: bool, ready: Callable[[], None]) -> tuple[RunningSave, Path]:
+        """Start a save once ``ready`` returns. With several processes, an error of ``ready`` is raised in all."""
+        if self._group.is_single and not has_dtensors(state):
+            ready()
+            path = self._history.reserve(step, self._suffix)
+            with self._release_on_error(path):
+                return self._start(state, path, is_copied), path
+        from deepnvme._checkpoint.distributed import save as shared  # noqa: PLC0415
+
+        with self._group.leave_on_error():
+            serialized, path = shared.agree_on_state(
+                self._group, self._history, step, state, self._suffix, self._writers, ready
+            )
+            with self._release_on_error(path):
+                if serialized is None:
+                    from deepnvme._checkpoint.distributed import sharded  # noqa: PLC0415
+
+                    nbytes = local_nbytes(state)
+                    return sharded.start(
+                        self._group, path, state, lambda: self._staged_options(nbytes, is_copied)
+                    ), path
+                nbytes = self._writers.local_nbytes(self._group, serialized.nbytes)
+                return shared.start(
+                    self._group, path, serialized, self._writers, lambda: self._staged_options(nbytes, is_copied)
+                ), path
+
+    @contextmanager
+    def _release_on_error(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._history.release_name(path)
+            raise
+
+    def free(self) -> None:
+        """Free the memory."""
+        self._options = replace(self._options, staging=None)
+
+    def _start(self, state: Any, path: Path, is_copied: bool) -> RunningSave:
+        options = self._staged_options(sum(tensor.nbytes for _, tensor in named_tensors(state)), is_copied)
+        if self._suffix == SAFETENSORS_SUFFIX:
+            return start_safetensors(path, describe_tensors(state), options, is_private=True)
+        return start_archive(state, path, options, is_private=True)
+
+    def _staged_options(self, nbytes: int, is_copied: bool) -> SaveOptions:
+        """Return how to write a file, with staging memory for this many bytes if tensors are copied first."""
+        if not is_copied:
+            return replace(self._options, staging=None)
+        if self._options.staging is None:
+            # Tensors that share memory are counted twice: too much is harmless.
+            local_processes = self._group.hosts.count(self._group.hosts[self._group.rank])
+            self._options = replace(self._options, staging=staging_for_nbytes(nbytes, self._memory, local_processes))
+        return self._options
+
+
+def staging_for_state(state: Any, nbytes: int | None) -> _SaveStaging:
+    """Allocate staging memory for the tensors of a state."""
+    # Tensors that share memory are counted twice: too much is harmless.
+    return staging_for_nbytes(sum(tensor.nbytes for _, tensor in named_tensors(state)), nbytes)
+
+
+def staging_for_nbytes(tensors_nbytes: int, nbytes: int | None, local_processes: int = 1) -> _SaveStaging:
+    """Allocate staging memory for this many bytes of tensors. ``local_processes`` of this machine do the same."""
+    nbytes = None if nbytes is None else whole(nbytes, "memory")
+    if nbytes is None:
+        nbytes = min(tensors_nbytes + _REST_BYTES, _available_memory() // _MEMORY_SHARE // local_processes)
+    return _SaveStaging(nbytes)
+
+
+def _available_memory(root: Path = Path("/")) -> int:
+    """Memory available to this process, in bytes, without swapping or exceeding its container's limit."""
+    found = 1 << 30
+    # A container may have no /proc.
+    with suppress(OSError), (root / "proc/meminfo").open() as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                found = int(line.split()[1]) << 10
+    return min([found, *_cgroup_headroom(root)])
+
+
+def _cgroup_headroom(root: Path) -> Iterator[int]:
+    """Yield the bytes that each control group of this process has left."""
+    with suppress(OSError, ValueError):
+        path = (root / "proc/self/cgroup").read_text().rpartition("0::")[2].strip().lstrip("/")
+        groups = [*Path(path).parts]
+        for depth in range(len(groups), -1, -1):
+            group = root.joinpath("sys/fs/cgroup", *groups[:depth])
+            # Groups without a limit have no number here. The kernel reclaims the cache of files.
+            with suppress(OSError, ValueError):
+                left = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+                counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                yield max(left + int(counts.get("inactive_file", 0)), 0)

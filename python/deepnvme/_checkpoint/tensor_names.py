@@ -1,0 +1,78 @@
+"""Names of tensors in nested states: keys and indices, joined by dots."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+class NamePatterns:
+    """Names or patterns of names. A pattern that matches a name up to a dot matches all names below it."""
+
+    def __init__(self, patterns: list[str]) -> None:
+        # Only * and ? are special: names may contain brackets.
+        plain = [escaped(pattern).replace("[", "[[]") for pattern in patterns]
+        whole = [fnmatch.translate(pattern) for pattern in plain]
+        below = [fnmatch.translate(pattern + ".*") for pattern in plain]
+        self._regex = re.compile("|".join(whole + below) or r"(?!)")
+
+    def matches(self, name: str) -> bool:
+        """Whether any pattern matches the name."""
+        return self._regex.match(name) is not None
+
+
+def named_tensors(state: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of nested dicts, lists and tuples, with their names."""
+    import torch  # noqa: PLC0415
+
+    if isinstance(state, torch.Tensor):
+        yield name, state
+    elif isinstance(state, Mapping):
+        for key, value in state.items():
+            yield from named_tensors(value, _joined(name, key))
+    elif isinstance(state, list | tuple):
+        for index, value in enumerate(state):
+            yield from named_tensors(value, _joined(name, index))
+
+
+def tensor_expressions(state: Any, way: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the same tensors in the same order, with the Python expression of each, such as ``['a'][0]``."""
+    import torch  # noqa: PLC0415
+
+    if isinstance(state, torch.Tensor):
+        yield way, state
+    elif isinstance(state, Mapping):
+        for key, value in state.items():
+            yield from tensor_expressions(value, f"{way}[{key!r}]")
+    elif isinstance(state, list | tuple):
+        for index, value in enumerate(state):
+            yield from tensor_expressions(value, f"{way}[{index}]")
+
+
+def has_dtensors(state: object) -> bool:
+    """Whether a state contains DTensors, of which each process has a part."""
+    # Importing torch.distributed.tensor takes long. If nobody imported it, there is no DTensor.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(tensor, module.DTensor) for _, tensor in named_tensors(state))
+
+
+def local_nbytes(state: object) -> int:
+    """Return the bytes of tensors in this process."""
+    own = (getattr(tensor, "_local_tensor", tensor) for _, tensor in named_tensors(state))
+    return sum(int(tensor.nbytes) for tensor in own)
+
+
+def _joined(name: str, part: object) -> str:
+    text = escaped(str(part))
+    return f"{name}.{text}" if name else text
+
+
+def escaped(text: str) -> str:
+    """Escape lone surrogates, so that a name can be printed and passed to Rust."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

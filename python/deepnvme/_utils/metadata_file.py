@@ -1,0 +1,51 @@
+"""Reads small metadata files, with a limit on their size."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from deepnvme._deepnvme import _open_regular
+from deepnvme.errors import CorruptFileError, InvalidArgumentError, OutOfMemoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from io import BufferedReader
+    from pathlib import Path
+
+# Far more than the names of the largest model's tensors.
+METADATA_BYTES_MAX = 1 << 30
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[BufferedReader]:
+    """Open a regular file for reading, or raise ``CorruptFileError`` for a pipe, a device or a socket.
+
+    Opening a named pipe would wait for a writer, and a device may never end.
+    """
+    try:
+        descriptor = _open_regular(path)
+    except InvalidArgumentError as error:
+        raise CorruptFileError(str(error)) from error
+    with open(descriptor, "rb") as file:  # noqa: PTH123 (it is open already)
+        yield file
+
+
+def read_metadata(path: Path) -> str:
+    """Read a small text file, or raise ``CorruptFileError`` if it is not one."""
+    with open_regular(path) as file:
+        found = os.fstat(file.fileno())
+        if found.st_size > METADATA_BYTES_MAX:
+            raise CorruptFileError(f"{path}: the file has more than {METADATA_BYTES_MAX} bytes, too many for an index")
+        try:
+            # Not up to the limit: Python would allocate that much at once.
+            content = file.read(found.st_size)
+        except MemoryError as error:
+            raise OutOfMemoryError(f"{path}: there is not enough memory for its {found.st_size} bytes") from error
+    try:
+        return content.decode()
+    except MemoryError as error:
+        raise OutOfMemoryError(f"{path}: there is not enough memory for its {found.st_size} bytes of text") from error
+    except UnicodeDecodeError as error:
+        raise CorruptFileError(f"{path}: this is not a text file ({error})") from error

@@ -1,0 +1,1 @@
+"""The reader and the index of ``deepnvme.integrations.dcp``."""

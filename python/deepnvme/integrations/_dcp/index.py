@@ -1,0 +1,166 @@
+"""The index of a distributed checkpoint, ``deepnvme.json``: which file contains which part of which tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+INDEX_NAME = "deepnvme.json"
+_VERSION = 1
+# Key of the record of the index's own files.
+OWNED_KEY = "deepnvme.owned"
+# Names of shards. An index cannot refer to other files.
+SHARD_NAME = re.compile(r"shard-[0-9]{5,}-[0-9a-f]{32}\.safetensors")
+
+# Dtypes by torch's names. No other attribute of the module is looked up.
+_DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+# The limits of archives.
+_DIMS_MAX = 64
+_DEPTH_MAX = 500
+
+
+@dataclasses.dataclass
+class ItemLocation:
+    """Location of an item: the file, and the tensor in it."""
+
+    file: str
+    tensor: str
+
+
+def encode(metadata: Metadata, locations: dict[MetadataIndex, ItemLocation]) -> dict[str, Any]:
+    """Encode the index as JSON."""
+    entries: dict[str, Any] = {}
+    for name, entry in metadata.state_dict_metadata.items():
+        if isinstance(entry, TensorStorageMetadata):
+            chunks = [
+                [list(chunk.offsets), list(chunk.sizes), dataclasses.astuple(_find(locations, name, chunk.offsets))]
+                for chunk in entry.chunks
+            ]
+            dtype = str(entry.properties.dtype).removeprefix("torch.")
+            requires_grad = entry.properties.requires_grad
+            entries[name] = {"dtype": dtype, "size": list(entry.size), "requires_grad": requires_grad, "chunks": chunks}
+        else:
+            entries[name] = {"bytes": dataclasses.astuple(_find(locations, name, None))}
+    planner_data = metadata.planner_data
+    if planner_data is not None:
+        planner_data = {name: list(path) for name, path in planner_data.items()}
+    return {"version": _VERSION, "entries": entries, "planner_data": planner_data}
+
+
+def _find(locations: dict[MetadataIndex, ItemLocation], name: str, offset: Any) -> ItemLocation:
+    found = locations.get(MetadataIndex(name, offset)) or locations.get(MetadataIndex(name))
+    if found is None:
+        msg = f"no rank wrote {name} at {offset}; the planner and the ranks disagree"
+        raise RuntimeError(msg)
+    return found
+
+
+def decode(encoded: Any) -> Metadata:
+    """Decode an index and check everything in it. Raises ``ValueError``."""
+    entries: dict[str, Any] = {}
+    locations: dict[MetadataIndex, ItemLocation] = {}
+    version, listed = _field(encoded, "version"), _field(encoded, "entries")
+    if version != _VERSION:
+        msg = f"version {version!r} needs a later deepnvme; upgrade"
+        raise ValueError(msg)
+    for name, entry in _items(listed, "entries"):
+        if "bytes" in dict(_items(entry, name)):
+            entries[name] = BytesStorageMetadata()
+            locations[MetadataIndex(name)] = _location_of(entry["bytes"])
+            continue
+        entries[name] = _tensor_of(name, entry, locations)
+    planner_data = _field(encoded, "planner_data")
+    if planner_data is not None:
+        planner_data = {name: _path_of(name, path, entries) for name, path in _items(planner_data, "planner_data")}
+    return Metadata(entries, planner_data=planner_data, storage_data=locations)
+
+
+def _tensor_of(name: str, entry: Any, locations: dict[MetadataIndex, ItemLocation]) -> TensorStorageMetadata:
+    """Decode a tensor's metadata, and record where its chunks are."""
+    dtype, requires_grad = _DTYPES.get(str(_field(entry, "dtype"))), _field(entry, "requires_grad")
+    if dtype is None or not isinstance(requires_grad, bool):
+        msg = f"{name} has the dtype torch.{entry['dtype']}, which does not exist"
+        raise ValueError(msg)
+    size = _counts(name, _field(entry, "size"))
+    chunks = []
+    for chunk in _list(name, _field(entry, "chunks")):
+        offsets, sizes, location = _list(name, chunk, 3)
+        offsets, sizes = _counts(name, offsets), _counts(name, sizes)
+        is_within = len(offsets) == len(sizes) == len(size) and all(
+            first + count <= whole for first, count, whole in zip(offsets, sizes, size, strict=True)
+        )
+        if not is_within or MetadataIndex(name, offsets) in locations:
+            msg = f"a chunk of {name} is out of bounds, or listed twice"
+            raise ValueError(msg)
+        chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
+        locations[MetadataIndex(name, offsets)] = _location_of(location)
+    # Elements outside of all chunks would silently keep their old values.
+    if not chunks or sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(size):
+        msg = f"the chunks of {name} do not cover it"
+        raise ValueError(msg)
+    properties = TensorProperties(dtype=dtype, requires_grad=requires_grad)
+    return TensorStorageMetadata(properties, torch.Size(size), chunks)
+
+
+def _path_of(name: str, path: Any, entries: dict[str, Any]) -> tuple[str | int, ...]:
+    """Decode the path of an entry. Each list item has an entry, so no index exceeds their number."""
+    parts = _list(name, path)
+    is_way = all(type(part) is str or (type(part) is int and 0 <= part < max(len(entries), 1)) for part in parts)
+    if not parts or not is_way or len(parts) > _DEPTH_MAX:
+        msg = f"the path of {name} is invalid"
+        raise ValueError(msg)
+    return tuple(parts)
+
+
+def _field(encoded: Any, name: str) -> Any:
+    if not isinstance(encoded, dict) or name not in encoded:
+        msg = f"it does not contain {name}"
+        raise ValueError(msg)
+    return encoded[name]
+
+
+def _items(encoded: Any, what: str) -> Iterable[tuple[str, Any]]:
+    if not isinstance(encoded, dict):
+        msg = f"{what} is not an object"
+        raise ValueError(msg)  # noqa: TRY004 (a file is wrong, no argument)
+    return encoded.items()
+
+
+def _list(name: str, encoded: Any, length: int | None = None) -> list[Any]:
+    if not isinstance(encoded, list) or length not in (None, len(encoded)):
+        msg = f"{name} is not described by lists"
+        raise ValueError(msg)
+    return encoded
+
+
+def _counts(name: str, encoded: Any) -> list[int]:
+    numbers = _list(name, encoded)
+    is_size = all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)
+    # torch counts elements with 63 bits, even for empty tensors.
+    if not is_size or len(numbers) > _DIMS_MAX or math.prod(max(number, 1) for number in numbers) >= 1 << 63:
+        msg = f"{name} has an impossible size"
+        raise ValueError(msg)
+    return numbers
+
+
+def _location_of(encoded: Any) -> ItemLocation:
+    file, tensor = _list("the location of an entry", encoded, 2)
+    if type(file) is not str or type(tensor) is not str or not SHARD_NAME.fullmatch(file):
+        msg = f"{file!r} is not a file of this folder"
+        raise ValueError(msg)
+    return ItemLocation(file, tensor)

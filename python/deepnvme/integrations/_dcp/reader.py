@@ -1,0 +1,199 @@
+"""The storage reader of ``deepnvme.integrations.dcp``."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint.planner import LoadItemType
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from deepnvme._deepnvme import _list_state, default_engine
+from deepnvme._utils.arguments import path_of
+from deepnvme._utils.metadata_file import read_metadata
+from deepnvme.errors import ChecksumError, CorruptFileError, OutOfMemoryError
+from deepnvme.integrations._dcp.index import INDEX_NAME, ItemLocation, decode
+from deepnvme.integrations._dcp.objects import repickle_safely
+from deepnvme.integrations._dcp.shard import Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Literal
+
+    from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+    from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+
+    from deepnvme._deepnvme import Engine
+
+
+class DeepnvmeReader(StorageReader):
+    """Read what :class:`DeepnvmeWriter` wrote, at any world size. Reads only the needed rows of each tensor.
+
+    Args:
+        path: the folder. ``dcp.load(checkpoint_id=...)`` replaces it.
+        engine: the engine that transfers the bytes. Default: the default engine.
+        verify: as for ``deepnvme.load``, for the data that this rank reads: ``"auto"`` (default), ``"off"``,
+            ``"sample"`` or ``"full"``. If it reads a part of a tensor, the MiB around it are read again to compare
+            them; with ``"auto"``, only a sample of them.
+
+    Raises:
+        deepnvme.errors.ChecksumError: the bytes are not those that were saved.
+        deepnvme.errors.UnsafeFileError: a non-tensor value asks for code. Classes that
+            ``torch.serialization.add_safe_globals`` allows are loaded, as in ``deepnvme.load``.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        engine: Engine | None = None,
+        verify: Literal["auto", "off", "sample", "full"] = "auto",
+    ) -> None:
+        super().__init__()
+        if verify not in ("auto", "off", "sample", "full"):
+            msg = f"verify is {verify!r}; it must be 'auto', 'off', 'sample' or 'full'"
+            raise ValueError(msg)
+        self._path = None if path is None else path_of(path).absolute()
+        self._engine = engine
+        self._verify = verify
+        self._locations: dict[MetadataIndex, ItemLocation] = {}
+        self._entries: dict[str, Any] = {}
+        self._identities: dict[str, tuple[int, int]] = {}
+
+    @property
+    def _folder(self) -> Path:
+        if self._path is None:
+            msg = "no folder was given; pass a path to DeepnvmeReader, or a checkpoint_id to dcp.load"
+            raise ValueError(msg)
+        return self._path
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Set the folder of the next load."""
+        if checkpoint_id is not None:
+            self._path = path_of(checkpoint_id).absolute()
+        self._locations, self._identities = {}, {}
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """Read ``deepnvme.json``."""
+        path = self._folder / INDEX_NAME
+        text = read_metadata(path)
+        state = _list_state(text.encode())
+        if self._verify != "off" and state == "damaged":
+            msg = (
+                f"{path}: the checksum of this index does not match, so it is not the one that was saved; restore it "
+                "from a copy, or use verify='off'"
+            )
+            raise ChecksumError(msg)
+        try:
+            encoded = json.loads(text)
+            metadata = decode(encoded)
+            if state == "sound":
+                files = encoded["deepnvme.files"].items()
+                self._identities = {name: (entry["bytes"], int(entry["index_crc64"], 16)) for name, entry in files}
+        except MemoryError as error:
+            raise OutOfMemoryError(f"{path}: there is not enough memory for its contents") from error
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            msg = f"{path}: this is not a checkpoint of deepnvme.integrations.dcp ({error})"
+            raise CorruptFileError(msg) from error
+        return metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
+        """Store where everything is."""
+        del is_coordinator
+        self._locations = metadata.storage_data
+        self._entries = metadata.state_dict_metadata
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Return the plan unchanged."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Return the plans unchanged."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read this rank's items in one batch, straight into its tensors where possible."""
+        by_file: dict[str, list[ReadItem]] = {}
+        wanted = getattr(planner, "state_dict", {})
+        for item in plan.items:
+            self._check_kind(item, wanted)
+            by_file.setdefault(self._locations[item.storage_index].file, []).append(item)
+        callbacks: list[Callable[[], None]] = []
+        shards = []
+        for name, items in by_file.items():
+            shard = Shard(self._folder / name, self._engine, self._verify, self._identities.get(name))
+            shards.append(shard)
+            callbacks.extend(self._request(shard, item, planner) for item in items)
+        for shard in shards:
+            shard.start()
+        engine = default_engine() if self._engine is None else self._engine
+        engine.read_batch([part for shard in shards for part in shard.parts])
+        for shard in shards:
+            shard.finish()
+        for callback in callbacks:
+            callback()
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _check_kind(self, item: ReadItem, wanted: Any) -> None:
+        """Reject a non-tensor item for a tensor of the state: a damaged index may claim one."""
+        name = item.dest_index.fqn
+        if item.type != LoadItemType.BYTE_IO or not isinstance(wanted, Mapping):
+            return
+        value = wanted.get(name)
+        if isinstance(value, torch.Tensor | ShardedTensor) or hasattr(value, "__create_chunk_list__"):
+            msg = f"{self._folder / INDEX_NAME}: {name!r} is not listed as a tensor, but the state has a tensor there"
+            raise CorruptFileError(msg)
+
+    def _request(self, shard: Shard, item: ReadItem, planner: LoadPlanner) -> Callable[[], None]:
+        """Request an item from a shard. Returns what to do once its bytes are there."""
+        name = self._locations[item.storage_index].tensor
+        dtype, shape = shard.dtype_and_shape(name)
+        if item.type == LoadItemType.BYTE_IO:
+            if dtype != torch.uint8 or len(shape) != 1:
+                shard.raise_mismatch(name, f"is {dtype} of {shape}, and deepnvme.json lists it as a non-tensor value")
+            buffer = bytearray(shape[0])
+            if buffer:
+                shard.request(name, 0, torch.frombuffer(buffer, dtype=torch.uint8))
+            return lambda: planner.load_bytes(item, repickle_safely(buffer, shard.path, name, self._engine))
+        target = planner.resolve_tensor(item).detach()
+        starts, lengths = list(item.storage_offsets), list(item.lengths)
+        expected = self._entries[item.storage_index.fqn].properties.dtype
+        if dtype == torch.uint8 and shape[-1:] == [expected.itemsize] and len(shape) == len(lengths) + 1:
+            # A dtype that safetensors lacks was saved as bytes.
+            dtype, shape = expected, shape[:-1]
+        if dtype != expected or len(shape) != len(lengths):
+            shard.raise_mismatch(name, f"is {dtype} of {shape}, and deepnvme.json lists another dtype or size")
+        if any(start + length > size for start, length, size in zip(starts, lengths, shape, strict=True)):
+            shard.raise_mismatch(name, f"has the shape {shape}, which is smaller than deepnvme.json says")
+        # Rows are contiguous in the file. Parts of rows are cut out in memory.
+        first, rows = (starts[0], lengths[0]) if shape else (0, 1)
+        start = first * math.prod(shape[1:]) * dtype.itemsize
+        is_whole_rows = lengths[1:] == list(shape[1:])
+        is_plain = target.device.type == "cpu" and target.dtype == dtype and not (target.is_conj() or target.is_neg())
+        if is_whole_rows and is_plain:
+            shard.request(name, start, target)
+            return lambda: planner.commit_tensor(item, target)
+        source = torch.empty([rows, *shape[1:]] if shape else [], dtype=dtype)
+        shard.request(name, start, source)
+        for dimension in range(1, len(shape)):
+            source = source.narrow(dimension, starts[dimension], lengths[dimension])
+
+        def copy() -> None:
+            target.copy_(source)
+            planner.commit_tensor(item, target)
+
+        return copy
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether this can be a folder: any path except a URL."""
+        return "://" not in os.fspath(checkpoint_id)

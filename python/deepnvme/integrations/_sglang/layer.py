@@ -1,0 +1,165 @@
+"""The weights of one layer: moved to the file while it is built, and shown to it while it computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from deepnvme.integrations._sglang.weight_file import TensorLayout, WeightFile, is_dense, plan_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """A parameter, its places in the module, and its placeholder there."""
+
+    parameter: torch.nn.Parameter
+    references: list[tuple[dict[str, Any], str]]
+    layout: TensorLayout
+    placeholder: torch.nn.Parameter
+    empty: torch.Tensor
+
+
+class OffloadedLayer:
+    """A module whose parameters are in an extent of the file.
+
+    Args:
+        module: the module.
+        names: dotted names of the parameters that may be moved. None: all.
+        resident: ids of the parameters that may not.
+        file: the file to move them to.
+    """
+
+    def __init__(self, module: torch.nn.Module, names: set[str] | None, resident: set[int], file: WeightFile) -> None:
+        self.module = module
+        self._names = names
+        self._file = file
+        self._start = self._reserved = self._nbytes = 0
+        self._mapped: torch.Tensor | None = None
+        self._weights: list[_Weight] = []
+        moved = [parameter for parameter in self._parameters(resident) if is_dense(parameter.data)]
+        self.device = moved[0].device if moved else torch.device("cpu")
+        self.is_empty = not moved
+        if moved:
+            self._move(moved)
+
+    def parameter_ids(self) -> list[int]:
+        """Return the ids of the parameters that may be moved."""
+        return [id(parameter) for parameter in self._parameters(set())]
+
+    def byte_ranges(self, path: str) -> list[tuple[str, int, int]]:
+        """Return the byte ranges to read for this module: its extent."""
+        return [(path, self._start, self._nbytes)]
+
+    def finish_loading(self, resident: set[int]) -> None:
+        """Write the loaded weights to the file, and unbind them.
+
+        Loading may have replaced them by tensors of other shapes and dtypes.
+        """
+        chosen = []
+        is_extent_in_use = False
+        for parameter in self._parameters(set()):
+            is_away = parameter.device != self.device
+            if id(parameter) in resident or not is_dense(parameter.data):
+                if is_away:
+                    parameter.data = parameter.data.to(self.device)
+                # A CPU parameter stays where it is, and so do other tensors that share its memory.
+                is_extent_in_use = is_extent_in_use or not is_away
+            elif is_away or self.device.type == "cpu":
+                chosen.append(parameter)
+        layouts, nbytes = plan_layout(chosen)
+        if not self._is_in_place(chosen, layouts):
+            self._write(chosen, layouts, nbytes, in_new_extent=is_extent_in_use)
+        self._nbytes = nbytes
+        references = self._references()
+        self._weights = [
+            _Weight(
+                parameter,
+                references[id(parameter)],
+                layout,
+                _placeholder(parameter),
+                torch.empty(0, dtype=parameter.dtype, device=self.device),
+            )
+            for parameter, layout in zip(chosen, layouts, strict=True)
+        ]
+        self._mapped = None
+        self.unbind()
+
+    def bind(self, extent: torch.Tensor) -> None:
+        """Give the module its weights, as views of its extent's bytes."""
+        # An inference tensor cannot become a parameter's data.
+        with torch.inference_mode(mode=False):
+            if extent.device != self.device:
+                extent = extent.to(self.device)
+            for weight in self._weights:
+                weight.parameter.data = weight.layout.view(extent)
+                for owner, name in weight.references:
+                    owner[name] = weight.parameter
+
+    def unbind(self) -> None:
+        """Take the weights away. Computing without them raises an error instead of returning wrong numbers."""
+        for weight in self._weights:
+            for owner, name in weight.references:
+                owner[name] = weight.placeholder
+            weight.parameter.data = weight.empty
+
+    def _parameters(self, resident: set[int]) -> Iterator[torch.nn.Parameter]:
+        for name, parameter in self.module.named_parameters():
+            if (self._names is None or name in self._names) and id(parameter) not in resident:
+                yield parameter
+
+    def _references(self) -> dict[int, list[tuple[dict[str, Any], str]]]:
+        """Find every place that refers to a parameter."""
+        references: dict[int, list[tuple[dict[str, Any], str]]] = {}
+        for owner in self.module.modules():
+            for name, parameter in owner._parameters.items():  # noqa: SLF001
+                if parameter is not None:
+                    references.setdefault(id(parameter), []).append((owner._parameters, name))  # noqa: SLF001
+        return references
+
+    def _move(self, moved: list[torch.nn.Parameter]) -> None:
+        layouts, self._nbytes = plan_layout(moved)
+        self._reserved = self._nbytes
+        self._start = self._file.reserve(self._nbytes)
+        self._mapped = extent = self._file.mapped(self._start, self._nbytes)
+        for parameter, layout in zip(moved, layouts, strict=True):
+            target = layout.view(extent)
+            target.copy_(parameter.data)
+            parameter.data = target
+
+    def _is_in_place(self, chosen: list[torch.nn.Parameter], layouts: list[TensorLayout]) -> bool:
+        if self._mapped is None:
+            return False
+        base = self._mapped.data_ptr()
+        return all(
+            parameter.data_ptr() == base + layout.offset for parameter, layout in zip(chosen, layouts, strict=True)
+        )
+
+    def _write(
+        self, chosen: list[torch.nn.Parameter], layouts: list[TensorLayout], nbytes: int, *, in_new_extent: bool
+    ) -> None:
+        """Rewrite the extent through memory: old and new positions of weights may overlap."""
+        extent = torch.zeros(nbytes, dtype=torch.uint8)
+        for parameter, layout in zip(chosen, layouts, strict=True):
+            layout.view(extent).copy_(parameter.data)
+        if in_new_extent or nbytes > self._reserved:
+            self._start, self._reserved = self._file.reserve(nbytes), nbytes
+        self._file.write(extent, self._start).wait()
+
+
+def _placeholder(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+    """Make a placeholder for a hidden weight: a meta tensor of the same shape and dtype."""
+    data = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
+    placeholder = torch.nn.Parameter(data, requires_grad=False)
+    # Models load weights through this attribute. A copy into a meta tensor would be lost silently.
+    vars(placeholder)["weight_loader"] = _refuse
+    return placeholder
+
+
+def _refuse(*_: object, **__: object) -> NoReturn:
+    msg = "the weights of this module stream from disk and cannot be changed; restart with the new weights"
+    raise RuntimeError(msg)

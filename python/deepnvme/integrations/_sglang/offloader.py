@@ -1,0 +1,171 @@
+"""SGLang's offloader: modules whose weights are in a file, and in memory only while the module computes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deepnvme._utils.arguments import whole
+from deepnvme.integrations._sglang.layer import OffloadedLayer
+from deepnvme.integrations._sglang.layer_stream import LayerStreamer
+from deepnvme.integrations._sglang.weight_file import WeightFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_log = logging.getLogger(__name__)
+
+# Modules in memory without a given budget: one that computes, and two that are being read.
+_MODULES_IN_MEMORY = 3
+
+
+class Offloader:
+    """An offloader with SGLang's interface. SGLang passes it the layers while it builds them, and after loading.
+
+    During loading, the weights of a layer are mappings of a private file: filling them fills the file, and takes memory
+    of the page cache only. Afterwards each layer's weights are read before it runs, straight into memory of its device,
+    while earlier layers compute.
+
+    A layer's weights are its parameters (those that the model allows, if it says so). Buffers stay in memory, and so do
+    the parameters of ``is_resident``.
+
+    Args:
+        folder: folder of the file.
+        memory: bytes of memory for weights. Default: three times the largest layer.
+        ahead: layers to read ahead. Default: 2, if the memory allows it.
+        is_resident: returns the ids of a layer's parameters that must stay in memory.
+
+    Raises:
+        OSError: the folder is not writable.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        memory: int | None = None,
+        ahead: int | None = None,
+        is_resident: Callable[[torch.nn.Module], set[int]] = lambda _: set(),
+    ) -> None:
+        self._file = WeightFile(folder)
+        self._memory = None if memory is None else whole(memory, "memory")
+        self._ahead = None if ahead is None else whole(ahead, "ahead")
+        self._is_resident = is_resident
+        self._modules: list[OffloadedLayer] = []
+        self._streamer: LayerStreamer | None = None
+        self._moved: set[int] = set()
+
+    def wrap_modules(
+        self,
+        all_modules_generator: Iterable[torch.nn.Module],
+        submodule_accessor: Callable[[torch.nn.Module], torch.nn.Module] | None = None,
+        whitelist_param_names_creator: Callable[[torch.nn.Module], list[str]] | None = None,
+    ) -> list[torch.nn.Module]:
+        """Move the weights of each module to the file once it is built, so that only one is in memory at a time.
+
+        Args:
+            all_modules_generator: builds the layers.
+            submodule_accessor: returns the part of a layer whose weights may be moved. Default: all of it.
+            whitelist_param_names_creator: returns the names of the parameters that may be moved. Default: all.
+
+        Raises:
+            OSError: there is no space for the weights.
+        """
+        layers = []
+        for layer in all_modules_generator:
+            layers.append(layer)
+            part = layer if submodule_accessor is None else submodule_accessor(layer)
+            names = None if whitelist_param_names_creator is None else set(whitelist_param_names_creator(part))
+            # Parameters shared with an earlier layer are in the file already.
+            module = OffloadedLayer(part, names, self._is_resident(layer) | self._moved, self._file)
+            if module.is_empty:
+                continue
+            self._moved.update(module.parameter_ids())
+            _return_free_memory()
+            self._modules.append(module)
+            self._hook(part, len(self._modules) - 1)
+        return layers
+
+    def post_init(self) -> None:
+        """Start streaming: the model is loaded, and its weights are final. A second call does nothing."""
+        if self._streamer is not None:
+            return
+        shared = Counter(parameter for module in self._modules for parameter in module.parameter_ids())
+        several = {parameter for parameter, count in shared.items() if count > 1}
+        for module in self._modules:
+            module.finish_loading(self._is_resident(module.module) | several)
+        self._file.sync()
+        _return_free_memory()
+        units = [module.byte_ranges(self._file.path) for module in self._modules]
+        sizes = [sum(nbytes for _, _, nbytes in pieces) for pieces in units]
+        memory = self._memory or min(sum(sizes), _MODULES_IN_MEMORY * max(sizes, default=0))
+        device = self._modules[0].device if self._modules else None
+        self._streamer = LayerStreamer(units, memory=memory, ahead=self._ahead, device=device)
+        _log.info(
+            "deepnvme: the weights of %d modules, %.2f GB, stream from %s through %.2f GB on %s",
+            len(units), sum(sizes) / 1e9, self._file.folder, memory / 1e9, device,
+        )  # fmt: skip
+
+    @property
+    def forbid_copy_engine_usage(self) -> bool:
+        """Whether kernels should not use the GPU's copy engine, which transfers weights."""
+        return any(module.device.type != "cpu" for module in self._modules)
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts of reads and waits since streaming started."""
+        return {} if self._streamer is None else self._streamer.stats()
+
+    def close(self) -> None:
+        """Stop reading and close the file. The modules can no longer compute. A second call does nothing."""
+        if self._streamer is not None:
+            self._streamer.close()
+        self._file.close()
+
+    def _hook(self, module: torch.nn.Module, index: int) -> None:
+        # As in SGLang's own offloaders, so that direct calls of `forward` also find the weights.
+        original = module.forward
+
+        @functools.wraps(original)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with self._present(index):
+                return original(*args, **kwargs)
+
+        module.forward = forward
+
+    @contextmanager
+    def _present(self, index: int) -> Iterator[None]:
+        """Keep a module's weights in memory inside the block."""
+        if self._streamer is None:
+            # SGLang does not report when a draft model is loaded.
+            self.post_init()
+        module = self._modules[index]
+        if module.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            msg = "weights that stream from disk cannot be part of a CUDA graph: start SGLang with --disable-cuda-graph"
+            raise RuntimeError(msg)
+        streamer = self._streamer
+        assert streamer is not None
+        try:
+            slot = streamer.acquire(index)
+        except OSError as error:
+            kind = type(module.module).__name__
+            msg = f"{self._file.folder}: the weights of {kind}, module {index}, could not be read: {error}"
+            raise RuntimeError(msg) from error
+        try:
+            module.bind(slot.tensor(0))
+            yield
+        finally:
+            module.unbind()
+            streamer.release(index)
+
+
+def _return_free_memory() -> None:
+    """Return free memory to the kernel. The C library would otherwise keep as much as all weights took."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
