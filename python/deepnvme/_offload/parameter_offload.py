@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from deepnvme._utils.terminal import Progress
     from deepnvme._deepnvme import Engine
     from deepnvme._offload.groups import ParameterGroup
     from deepnvme._offload.stats import SwapStats
+    from deepnvme._utils.terminal import Progress
 
 
 class Offloaded:
