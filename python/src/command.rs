@@ -2,9 +2,8 @@
 
 use std::ffi::{OsStr, OsString};
 
-use deepnvme_perf::Error;
-use deepnvme_perf::bench::Launcher;
-use deepnvme_perf::command::{self, Session};
+use deepnvme_cli::commands::{self as command, Session};
+use deepnvme_cli::{Error, Launcher};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 

@@ -1,11 +1,11 @@
-//! The command `deepnvme`: everything is in `deepnvme_perf::command`; this file gives it the process.
+//! The command `deepnvme`: everything is in `deepnvme_cli::commands`; this file gives it the process.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use deepnvme_perf::bench::Launcher;
-use deepnvme_perf::command::{Output, Session, keep_numbers, run};
+use deepnvme_cli::Launcher;
+use deepnvme_cli::commands::{Output, Session, keep_numbers, run};
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 

@@ -39,12 +39,13 @@ impl Error {
         Self::Usage(text.into())
     }
 
-    pub(crate) fn failed(text: impl Into<String>) -> Self {
+    /// What the machine refused.
+    pub fn failed(text: impl Into<String>) -> Self {
         Self::Failed(text.into())
     }
 
     /// What the kernel said about a path, and what was being done.
-    pub(crate) fn at(path: &Path, doing: &str, error: &std::io::Error) -> Self {
+    pub fn at(path: &Path, doing: &str, error: &std::io::Error) -> Self {
         Self::Failed(format!("{}: cannot {doing}: {error}{}", shown::path(path), remedy(error)))
     }
 

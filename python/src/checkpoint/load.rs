@@ -151,7 +151,10 @@ impl CheckpointReader {
             other => return Err(PyValueError::new_err(format!("verify is {other:?}; it must be 'sample' or 'full'"))),
         };
         if !self.is_exact {
-            let text = format!("{}: this is a torch archive, and a safetensors file is expected", shown::path(self.reader.path()));
+            let text = format!(
+                "{}: this is a torch archive, and a safetensors file is expected",
+                shown::path(self.reader.path())
+            );
             return Err(PyValueError::new_err(text));
         }
         let progress = Arc::new(Progress::default());

@@ -1,5 +1,4 @@
-//! What is tried with any bytes, and what must hold of what is accepted: the list of a stripe set, and settings.
-#![allow(dead_code, reason = "every target uses its own")]
+//! What is tried with any bytes, and what must hold of what is accepted: the list of a stripe set.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is a finding")]
 
 use std::collections::HashSet;
@@ -7,7 +6,7 @@ use std::path::Path;
 
 use deepnvme_format::set;
 use deepnvme_io::stripe::{Layout, PARTS_MAX, STRIPE_BYTES_MAX, STRIPE_BYTES_MIN};
-use deepnvme_io::{SettingsFile, StripeSet};
+use deepnvme_io::StripeSet;
 
 /// The list of a stripe set. One with a blank checksum gets the right one: others hardly come further than that.
 pub(crate) fn stripes(text: &[u8]) {
@@ -25,16 +24,5 @@ pub(crate) fn stripes(text: &[u8]) {
         let (part, at) = layout.locate(offset);
         assert!(part < set.parts().len());
         assert_eq!(layout.logical_end(part, at + 1), offset + 1);
-    }
-}
-
-/// `deepnvme.toml`.
-pub(crate) fn settings(text: &[u8]) {
-    let Ok(settings) = SettingsFile::parse(text, Path::new("deepnvme.toml")) else { return };
-    settings.engine.validate().unwrap();
-    let again = settings.to_toml().unwrap();
-    assert_eq!(SettingsFile::parse(again.as_bytes(), Path::new("again")).unwrap(), settings);
-    for folder in &settings.folders {
-        settings.of(Some(&folder.path), None).validate().unwrap();
     }
 }

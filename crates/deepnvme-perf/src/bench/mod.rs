@@ -1,7 +1,6 @@
 //! `deepnvme bench`: a workload in rounds, alone or beside fio, and what came of it.
 //!
-//! `crew` spreads it over processes, `summary` (pure) makes figures of the samples, `text` a table and `plot` a picture
-//! of the figures.
+//! `processes` spreads it over processes, `summary` (pure) makes figures of the samples.
 
 use std::path::Path;
 
@@ -10,17 +9,15 @@ use deepnvme_io::probe::GpuFacts;
 use deepnvme_io::{DirectMode, DirectState, Engine, OpenOptions, TensorFile, shown};
 use serde::Serialize;
 
+use crate::baseline::fio::{self, Fio};
 use crate::error::{Error, Result};
 use crate::measure::{Contestant, Memory, Phase, Runner, Sample, Watch, Workload, gpu};
 use crate::report::Folder;
-use crate::rival::fio::{self, Fio};
 
-pub mod crew;
-pub mod plot;
+pub mod processes;
 pub mod summary;
-pub mod text;
 
-pub use crew::Launcher;
+pub use processes::Launcher;
 pub use summary::{Ratio, Summary};
 
 /// Most rounds, and most warm-up rounds.
@@ -217,7 +214,7 @@ fn rounds(
 /// Our side: in this process, or in several.
 enum Ours {
     Here(Box<Runner>),
-    Crew(crew::Crew),
+    Crew(processes::Crew),
 }
 
 impl Ours {
@@ -226,7 +223,7 @@ impl Ours {
             return Ok(Self::Here(Box::new(Runner::prepare(options.workload.clone(), watch)?)));
         }
         let workloads = vec![options.workload.clone(); options.processes as usize];
-        Ok(Self::Crew(crew::Crew::launch(&workloads, launcher, watch)?))
+        Ok(Self::Crew(processes::Crew::launch(&workloads, launcher, watch)?))
     }
 
     fn set_phase(&mut self, phase: Phase) {

@@ -61,7 +61,8 @@ pub fn of(samples: &[Sample]) -> Summary {
 }
 
 /// The blocks of all rounds.
-pub(super) fn all_latencies(samples: &[Sample]) -> Latencies {
+#[must_use]
+pub fn all_latencies(samples: &[Sample]) -> Latencies {
     let mut all = Latencies::new();
     for (us, count) in samples.iter().flat_map(|sample| &sample.latencies_us) {
         *all.entry(*us).or_default() += count;

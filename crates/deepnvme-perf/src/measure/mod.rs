@@ -1,21 +1,21 @@
 //! One workload, measured round by round.
 //!
-//! `workload` says what is done, `plan` (pure) cuts it into requests, `runner` does it with an engine: over scratch
+//! `workload` says what is done, `plan` (pure) cuts it into requests, `rounds` does it with an engine: over scratch
 //! `files` with random `contents`, from or to `memory` of the host or of a `gpu`, `cold` or not, giving a `sample` per
 //! round. Whoever watches (`watch`) sees the bytes arrive and may stop it.
 
 mod cold;
 mod contents;
 mod files;
-pub(crate) mod gpu;
+pub mod gpu;
 mod memory;
 mod plan;
-mod runner;
+mod rounds;
 pub mod sample;
 pub mod watch;
 pub mod workload;
 
-pub use runner::Runner;
+pub use rounds::Runner;
 pub use sample::Sample;
 pub use watch::{Moment, Phase, Unwatched, Watch};
 pub use workload::{Cache, Direction, Memory, Order, Workload};

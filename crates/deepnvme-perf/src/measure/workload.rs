@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::units::bytes_text;
 
 /// Which way the bytes go.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
     /// From the disk.
@@ -33,7 +33,7 @@ pub enum Order {
 }
 
 /// What kind of memory the bytes come from or go to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Memory {
     /// Page-locked and aligned, as of `deepnvme.pinned_empty`.
@@ -44,7 +44,7 @@ pub enum Memory {
 }
 
 /// Whether the page cache has the file before a read.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cache {
     /// It has nothing of it.

@@ -2,7 +2,7 @@
 //!
 //! `system` is the machine, `backends` which back ends of the engine work on it, `gpu` its GPUs, `packages` what Python has,
 //! `folder` a place for data, `device` the disk under it, `gds` whether cuFile would serve it, `mounts` finds which file
-//! system that is. `findings` judges, `text` draws.
+//! system that is. `findings` judges.
 
 use std::path::{Path, PathBuf};
 
@@ -23,7 +23,6 @@ pub mod gpu;
 mod mounts;
 pub mod packages;
 pub mod system;
-pub mod text;
 
 pub use backends::Backend;
 pub use device::Device;

@@ -2,9 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use deepnvme_io::Config;
 use deepnvme_io::shown;
-use deepnvme_io::split::Direction as IoDirection;
-use deepnvme_io::{Config, SettingsFile};
 use serde::Serialize;
 
 use super::{Options, workload};
@@ -13,7 +12,7 @@ use crate::error::Result;
 use crate::measure::{Contestant, Direction, Phase, Runner, Sample, Watch};
 
 /// Rounds of each.
-const ROUNDS: usize = 7;
+pub const ROUNDS: usize = 7;
 
 /// What came of it.
 #[derive(Clone, Debug, Serialize)]
@@ -43,23 +42,24 @@ pub struct Line {
     pub ratio: Ratio,
 }
 
-/// Measures the settings of a file, and the defaults beside them.
+/// Measures the settings of a file, and the defaults beside them. `stored_for` says which settings the file has for a
+/// folder and a direction.
 ///
 /// # Errors
 /// What is wrong with the file, what the machine refused, or `Interrupted`.
-pub fn run(options: &Options, settings: &Path, watch: &mut dyn Watch) -> Result<Comparison> {
-    let file = SettingsFile::load(settings)?;
+pub fn run(
+    options: &Options,
+    settings: &Path,
+    stored_for: &dyn Fn(&Path, Direction) -> Config,
+    watch: &mut dyn Watch,
+) -> Result<Comparison> {
     let mut lines = Vec::new();
     for folder in &options.folders {
         let mut runner = Runner::prepare(workload(options, vec![folder.clone()]), watch)?;
         runner.set_phase(Phase::Measuring);
         let place = folder.canonicalize().unwrap_or_else(|_| folder.clone());
         for direction in &options.directions {
-            let way = match direction {
-                Direction::Read => IoDirection::Read,
-                Direction::Write => IoDirection::Write,
-            };
-            let config = file.of(Some(&place), Some(way)).clone();
+            let config = stored_for(&place, *direction);
             let (stored, usual) = rounds(&mut runner, *direction, &config, watch)?;
             let ratio = summary::ratio(&stored, &usual);
             let (stored, usual) = (summary::of(&stored), summary::of(&usual));
@@ -90,28 +90,4 @@ fn rounds(
     }
     let [stored, usual] = samples;
     Ok((stored, usual))
-}
-
-/// Draws it in lines of text.
-#[must_use]
-pub fn draw(comparison: &Comparison) -> String {
-    use std::fmt::Write;
-    let mut out = format!("{} against the defaults, {ROUNDS} alternating rounds\n", shown::path(&comparison.settings));
-    for line in &comparison.lines {
-        let direction = match line.direction {
-            Direction::Read => "read",
-            Direction::Write => "write",
-        };
-        let (stored, usual, ratio) = (line.stored.gb_per_s, line.usual.gb_per_s, &line.ratio);
-        let _ = writeln!(
-            out,
-            "\n{} {direction}: {stored:.2} GB/s, default {usual:.2}; {:.2} times as fast ({:.2} to {:.2})\n  {}",
-            shown::path(&line.folder),
-            ratio.median,
-            ratio.min,
-            ratio.max,
-            super::text::describe(&line.config)
-        );
-    }
-    out
 }

@@ -1,26 +1,21 @@
 //! `deepnvme tune`: the settings that suit a disk, found in a minute.
 //!
 //! `space` is what there is to choose from, `search` (pure) chooses by trials, this file makes the trials and puts the
-//! choices together. `text` draws them, `heatmap` draws the trials, `aio` writes DeepSpeed's block, `compare` measures
-//! stored settings again.
+//! choices together. `compare` measures stored settings again.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use deepnvme_io::config::FolderSettings;
 use deepnvme_io::probe::Probe;
-use deepnvme_io::{BackendChoice, Config, DirectMode, Durability, SettingsFile, shown};
+use deepnvme_io::{BackendChoice, Config, DirectMode, Durability, shown};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::measure::{Cache, Contestant, Direction, Memory, Moment, Order, Runner, Watch, Workload};
 
-pub mod aio;
 pub mod compare;
-pub mod heatmap;
 pub mod search;
 pub mod space;
-pub mod text;
 
 pub use search::{Candidate, Found};
 pub use space::Space;
@@ -172,25 +167,6 @@ pub fn run(options: &Options, watch: &mut dyn Watch) -> Result<Outcome> {
     })
 }
 
-impl Outcome {
-    /// As `deepnvme.toml`: the last place, which is all folders together where there are several, for every folder,
-    /// and an entry for each.
-    ///
-    /// # Errors
-    /// When a folder has no absolute path.
-    pub fn settings(&self) -> Result<SettingsFile> {
-        let engine = self.places.last().and_then(|place| place.both.clone()).unwrap_or_default();
-        let alone = self.places.iter().filter(|place| place.folders.len() == 1);
-        let entry = |place: &Place| {
-            let path = &place.folders[0];
-            let path = path.canonicalize().map_err(|error| Error::at(path, "find its place", &error))?;
-            let of = |choice: &Option<Choice>| choice.as_ref().map(|choice| choice.config.clone());
-            Ok(FolderSettings { path, engine: place.both.clone(), read: of(&place.read), write: of(&place.write) })
-        };
-        Ok(SettingsFile { engine, folders: alone.map(entry).collect::<Result<_>>()? })
-    }
-}
-
 fn check(options: &Options) -> Result<()> {
     if options.budget < BUDGET_MIN {
         return Err(Error::usage("--budget must be at least 1s; 60s is usual"));
@@ -223,7 +199,8 @@ fn gds_wanted(options: &Options) -> DirectMode {
 }
 
 /// What suits this machine.
-pub(crate) fn usual_space(options: &Options) -> Space {
+#[must_use]
+pub fn usual_space(options: &Options) -> Space {
     let probe = Probe::run();
     let known = [
         (BackendChoice::Uring, probe.uring.works()),
@@ -408,10 +385,4 @@ impl Watch for Quiet<'_> {
     fn is_interrupted(&self) -> bool {
         self.watch.is_interrupted()
     }
-}
-
-/// Where a file of settings goes by default: into the current folder.
-#[must_use]
-pub fn default_output() -> &'static Path {
-    Path::new("deepnvme.toml")
 }

@@ -1,0 +1,194 @@
+//! `ds_nvme_tune`: every combination of a sweep through `ds_io`, a log file each, and the best as an `"aio"` block.
+
+use std::path::{Path, PathBuf};
+
+use deepnvme_io::shown;
+use deepnvme_io::{BackendChoice, Config, DirectMode, SubmitMode, WindowMode};
+
+use deepnvme_perf::measure::{Cache, Contestant, Direction, Memory, Order, Phase, Runner, Sample, Watch, Workload};
+use deepnvme_perf::tune::space::{self, Space};
+use deepnvme_perf::units::bytes_option;
+use deepnvme_perf::{Error, Result};
+
+use super::io::{self, Figures};
+use crate::show::aio_block::Block;
+
+/// What was asked for, by DeepSpeed's names.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where to measure, all at the same time.
+    pub nvme_dir: Vec<PathBuf>,
+    /// JSON lists by the names of `ds_io`.
+    pub sweep_config: Option<PathBuf>,
+    /// Bytes of each folder.
+    pub io_size: u64,
+    /// The GPU that has the memory instead of the host.
+    pub gpu: Option<u32>,
+    /// The directions.
+    pub directions: Vec<Direction>,
+    /// Where the logs go.
+    pub log_dir: PathBuf,
+    /// Rounds of each combination.
+    pub loops: u32,
+    /// Whether the command of each combination is printed.
+    pub verbose: bool,
+}
+
+/// DeepSpeed's default sweep.
+fn default_sweep() -> Space {
+    Space {
+        block_bytes: vec![1 << 20, 8 << 20],
+        queue_depth: vec![32, 128],
+        workers: vec![1, 2, 4, 8],
+        submit: vec![SubmitMode::Batch, SubmitMode::Single],
+        window: vec![WindowMode::Wave, WindowMode::Sliding],
+        backend: vec![BackendChoice::Auto],
+        register_pool: vec![true],
+        gds: DirectMode::Disabled,
+    }
+}
+
+/// Runs the sweep and returns what DeepSpeed's tool prints at its end.
+///
+/// # Errors
+/// `Usage`, `Interrupted`, or what the machine refused; the logs that were written stay.
+pub fn run(options: &Options, watch: &mut dyn Watch, say: &mut dyn FnMut(&str) -> Result<()>) -> Result<String> {
+    let names: Vec<_> = options.nvme_dir.iter().map(|folder| format!("'{}'", shown::path(folder))).collect();
+    say(&format!("Running DeepNVMe performance tuning on [{}]\n", names.join(", ")))?;
+    let space = match &options.sweep_config {
+        None => default_sweep(),
+        Some(path) => {
+            let text =
+                std::fs::read_to_string(path).map_err(|error| Error::at(path, "read the sweep config", &error))?;
+            space::from_deepspeed(&text, default_sweep())?
+        }
+    };
+    space.check()?;
+    let mut runner = Runner::prepare(workload(options), watch)?;
+    runner.set_phase(Phase::Measuring);
+    let mut best: Option<(f64, Config)> = None;
+    let mut best_of = Vec::new();
+    let mut sums = vec![0.0; space.len()];
+    for direction in &options.directions {
+        let folder = log_folder(options, *direction)?;
+        let mut fastest = 0.0_f64;
+        for (index, config) in space.all().enumerate() {
+            let figures = measure(options, &mut runner, *direction, &config, watch)?;
+            let name = log_name(*direction, &config, options.nvme_dir.len());
+            let path = folder.join(&name);
+            deepnvme_io::stream::replace_small(&path, figures.text().as_bytes())?;
+            if options.verbose {
+                say(&format!("{name}: {:.2} GB/sec\n", figures.e2e_speed()))?;
+            }
+            fastest = fastest.max(figures.e2e_speed());
+            sums[index] += figures.e2e_speed();
+        }
+        best_of.push(format!("{} = {fastest:5.2}", name_of(*direction)));
+    }
+    for (sum, config) in sums.into_iter().zip(space.all()) {
+        if best.as_ref().is_none_or(|(fastest, _)| sum > *fastest) {
+            best = Some((sum, config));
+        }
+    }
+    let (_, config) = best.ok_or_else(|| Error::usage("the sweep is empty"))?;
+    Ok(format!("Best performance (GB/sec): {}\n{}", best_of.join(", "), Block::of(&config).text()))
+}
+
+fn workload(options: &Options) -> Workload {
+    Workload {
+        direction: options.directions.first().copied().unwrap_or(Direction::Read),
+        folders: options.nvme_dir.clone(),
+        stripe_bytes: None,
+        io_bytes: options.io_size,
+        order: Order::Sequential,
+        memory: Memory::Pinned,
+        gpu: options.gpu,
+        buffer_bytes: None,
+        cache: Cache::Cold,
+        durability: deepnvme_io::Durability::None,
+        validate: false,
+        config: Config::default(),
+    }
+}
+
+fn measure(
+    options: &Options,
+    runner: &mut Runner,
+    direction: Direction,
+    config: &Config,
+    watch: &mut dyn Watch,
+) -> Result<Figures> {
+    runner.change(direction, config, watch)?;
+    // One round to warm up, as ds_io has it.
+    runner.round(watch)?;
+    let samples: Vec<Sample> = (0..options.loops.max(1)).map(|_| runner.round(watch)).collect::<Result<_>>()?;
+    Ok(io::Figures::of(direction, &samples))
+}
+
+fn log_folder(options: &Options, direction: Direction) -> Result<PathBuf> {
+    let folder = options.log_dir.join(format!("_aio_bench_{}_logs", name_of(direction)));
+    std::fs::create_dir_all(&folder).map_err(|error| Error::at(&folder, "make the folder of the logs", &error))?;
+    Ok(folder)
+}
+
+fn name_of(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Read => "read",
+        Direction::Write => "write",
+    }
+}
+
+/// `read_single_overlap_ftd1_d32_bs1M_p4.txt`.
+fn log_name(direction: Direction, config: &Config, folders: usize) -> String {
+    let submit = if config.submit == SubmitMode::Single { "single" } else { "block" };
+    let window = if config.window == WindowMode::Wave { "sequential" } else { "overlap" };
+    let (depth, block, workers) = (config.queue_depth, bytes_option(config.block_bytes), config.workers);
+    format!("{}_{submit}_{window}_ftd{folders}_d{depth}_bs{block}_p{workers}.txt", name_of(direction))
+}
+
+/// Where DeepSpeed's tool puts its logs.
+#[must_use]
+pub fn default_log_dir() -> &'static Path {
+    Path::new("_aio_bench_logs")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use deepnvme_perf::measure::Unwatched;
+
+    #[test]
+    fn a_sweep_leaves_a_log_per_combination_and_prints_a_block() {
+        let (folder, logs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let sweep = logs.path().join("sweep.json");
+        std::fs::write(&sweep, r#"{"block_size": ["64K"], "queue_depth": [4, 8], "io_parallel": [1]}"#).unwrap();
+        let options = Options {
+            nvme_dir: vec![folder.path().into()],
+            sweep_config: Some(sweep),
+            io_size: 1 << 20,
+            gpu: None,
+            directions: vec![Direction::Read, Direction::Write],
+            log_dir: logs.path().join("logs"),
+            loops: 1,
+            verbose: false,
+        };
+        let mut said = String::new();
+        let mut say = |text: &str| {
+            said.push_str(text);
+            Ok(())
+        };
+        let end = run(&options, &mut Unwatched, &mut say).unwrap();
+        assert_eq!(said, format!("Running DeepNVMe performance tuning on ['{}']\n", folder.path().display()));
+        assert!(end.starts_with("Best performance (GB/sec): read = ") && end.contains(", write = "), "{end}");
+        let block: serde_json::Value = serde_json::from_str(&end[end.find('{').unwrap()..]).unwrap();
+        assert_eq!(block["aio"]["intra_op_parallelism"], 1);
+        for direction in ["read", "write"] {
+            let logs = logs.path().join(format!("logs/_aio_bench_{direction}_logs"));
+            let one = std::fs::read_to_string(logs.join(format!("{direction}_single_overlap_ftd1_d8_bs64K_p1.txt")));
+            assert!(one.unwrap().contains("Speed = "), "{direction}");
+            assert_eq!(std::fs::read_dir(logs).unwrap().count(), 8);
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        assert_eq!(default_sweep().len(), 64);
+    }
+}

@@ -1,0 +1,11 @@
+//! What checkpoint files hold, whether they are what was saved, and the same in another format.
+
+mod contents;
+mod convert;
+mod files;
+mod verify;
+
+pub use contents::{Inspection, Tensor, inspect};
+pub use convert::{Conversion, convert};
+pub(crate) use files::failed;
+pub use verify::{Coverage, Verdict, Verification, verify};

@@ -1,0 +1,200 @@
+//! The outcome as a picture: how long blocks took, and how fast bytes came as the rounds went by.
+
+use std::path::Path;
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use deepnvme_io::shown;
+use deepnvme_perf::bench::Outcome;
+use deepnvme_perf::bench::summary::all_latencies;
+use deepnvme_perf::measure::Sample;
+use deepnvme_perf::measure::sample::Latencies;
+use deepnvme_perf::{Error, Result};
+
+const WIDTH: u32 = 960;
+const HEIGHT: u32 = 760;
+/// One hue per contestant; told apart by colour-blind eyes, too (Okabe and Ito).
+const COLOURS: [RGBColor; 2] = [RGBColor(0, 114, 178), RGBColor(230, 159, 0)];
+/// Points of a line of the bandwidth panel.
+const SPANS: f64 = 12.0;
+/// Bars of the latency panel, per factor of ten.
+const BARS_PER_DECADE: f64 = 10.0;
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Drawn = std::result::Result<(), Box<dyn std::error::Error>>;
+
+/// Writes the picture: `.svg`, or `.html` with the same picture in a page that needs nothing else.
+///
+/// # Errors
+/// `Usage` for another ending; what the folder refused.
+pub fn write(outcome: &Outcome, path: &Path) -> Result<()> {
+    check(path)?;
+    let picture = svg(outcome).map_err(|error| Error::failed(format!("cannot draw the plot: {error}")))?;
+    let is_page = path.extension().is_some_and(|ending| ending == "html");
+    let text = if is_page { page("deepnvme bench", &picture) } else { picture };
+    Ok(deepnvme_io::stream::replace_small(path, text.as_bytes())?)
+}
+
+/// Whether the name ends in something that can be drawn.
+///
+/// # Errors
+/// `Usage`.
+pub fn check(path: &Path) -> Result<()> {
+    match path.extension().and_then(|ending| ending.to_str()) {
+        Some("svg" | "html") => Ok(()),
+        _ => Err(Error::usage(format!("--plot {}: the name must end in .svg or .html", shown::path(path)))),
+    }
+}
+
+/// A page around a picture.
+pub(crate) fn page(title: &str, picture: &str) -> String {
+    format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title>\n\
+         <style>body{{margin:2em auto;max-width:60em;font-family:sans-serif}}svg{{width:100%;height:auto}}</style></head>\n\
+         <body>\n{picture}\n</body></html>\n"
+    )
+}
+
+fn svg(outcome: &Outcome) -> std::result::Result<String, Box<dyn std::error::Error>> {
+    let mut picture = String::new();
+    {
+        let root = SVGBackend::with_string(&mut picture, (WIDTH, HEIGHT)).into_drawing_area();
+        root.fill(&WHITE)?;
+        let heading = super::bench::draw(outcome).lines().take(2).collect::<Vec<_>>().join("; ");
+        let root = root.titled(&heading, ("sans-serif", 15))?;
+        let (upper, lower) = root.split_vertically(HEIGHT as i32 / 2);
+        draw_latencies(outcome, &upper)?;
+        draw_bandwidth(outcome, &lower)?;
+        root.present()?;
+    }
+    Ok(picture)
+}
+
+/// Shares of the blocks, over a logarithmic axis.
+fn draw_latencies(outcome: &Outcome, area: &Area<'_>) -> Drawn {
+    let shares: Vec<_> = outcome.contestants.iter().map(|line| bars(&all_latencies(&line.samples))).collect();
+    let places = || shares.iter().flatten().map(|(place, _)| *place);
+    let (Some(first), Some(last)) = (places().min(), places().max()) else {
+        area.titled("no latencies of blocks are known", ("sans-serif", 14))?;
+        return Ok(());
+    };
+    let highest = shares.iter().flatten().map(|(_, share)| *share).fold(1.0, f64::max);
+    let mut chart = ChartBuilder::on(area)
+        .caption("latency of blocks", ("sans-serif", 16))
+        .margin(8)
+        .x_label_area_size(36)
+        .y_label_area_size(48)
+        .build_cartesian_2d((us_of(first)..us_of(last + 1)).log_scale(), 0.0..highest * 1.05)?;
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .light_line_style(TRANSPARENT)
+        .x_labels(6)
+        .x_label_formatter(&|us| time_text(*us))
+        .y_label_formatter(&|share| format!("{share:.0}%"))
+        .y_desc("share of the blocks")
+        .draw()?;
+    for ((bars, colour), line) in shares.iter().zip(COLOURS).zip(&outcome.contestants) {
+        let boxes = bars.iter().map(|(place, share)| {
+            Rectangle::new([(us_of(*place), 0.0), (us_of(place + 1), *share)], colour.mix(0.55).filled())
+        });
+        chart
+            .draw_series(boxes)?
+            .label(&line.name)
+            .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], colour.mix(0.55).filled()));
+    }
+    chart.configure_series_labels().border_style(BLACK.mix(0.3)).background_style(WHITE).draw()?;
+    Ok(())
+}
+
+/// A line per round, over the seconds of the round.
+fn draw_bandwidth(outcome: &Outcome, area: &Area<'_>) -> Drawn {
+    let lines: Vec<(usize, Vec<(f64, f64)>)> = outcome
+        .contestants
+        .iter()
+        .enumerate()
+        .flat_map(|(index, line)| line.samples.iter().map(move |sample| (index, speeds(sample))))
+        .filter(|(_, points)| !points.is_empty())
+        .collect();
+    let points = || lines.iter().flat_map(|(_, points)| points);
+    let longest = points().map(|(seconds, _)| *seconds).fold(0.0, f64::max);
+    let highest = points().map(|(_, speed)| *speed).fold(0.0, f64::max);
+    if longest == 0.0 {
+        area.titled("the rounds were too short to be looked into", ("sans-serif", 14))?;
+        return Ok(());
+    }
+    let mut chart = ChartBuilder::on(area)
+        .caption("bandwidth over time, a line per round", ("sans-serif", 16))
+        .margin(8)
+        .x_label_area_size(36)
+        .y_label_area_size(48)
+        .build_cartesian_2d(0.0..longest, 0.0..highest * 1.05)?;
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .x_desc("seconds since the round began")
+        .y_desc("GB/s")
+        .draw()?;
+    for (index, points) in lines {
+        chart.draw_series(LineSeries::new(points, COLOURS[index % COLOURS.len()].mix(0.7).stroke_width(2)))?;
+    }
+    Ok(())
+}
+
+/// Blocks in bars of equal width on a logarithmic axis: the bar's place, and its share in hundredths.
+fn bars(latencies: &Latencies) -> Vec<(i32, f64)> {
+    let total: u64 = latencies.values().sum();
+    let mut bars = std::collections::BTreeMap::<i32, u64>::new();
+    for (us, count) in latencies {
+        *bars.entry(((*us).max(1) as f64).log10().mul_add(BARS_PER_DECADE, 1e-9).floor() as i32).or_default() += count;
+    }
+    bars.into_iter().map(|(place, count)| (place, count as f64 * 100.0 / total as f64)).collect()
+}
+
+/// Where a bar begins, in microseconds.
+fn us_of(place: i32) -> f64 {
+    10_f64.powf(f64::from(place) / BARS_PER_DECADE)
+}
+
+/// `250 us`, `12 ms`.
+fn time_text(us: f64) -> String {
+    if us < 1000.0 { format!("{us:.0} us") } else { format!("{:.0} ms", us / 1000.0) }
+}
+
+/// GB/s over spans of a twelfth of the round, drawn at their ends. Disks report what they have done in bursts: over
+/// shorter spans there would be nothing to see but those.
+fn speeds(sample: &Sample) -> Vec<(f64, f64)> {
+    let Some((end, _)) = sample.timeline.last() else { return Vec::new() };
+    let span = end / SPANS;
+    let (mut from, mut before) = (0.0, 0);
+    let mut points = Vec::new();
+    for (at, bytes) in &sample.timeline {
+        // What is left at the end is too short to be told by itself.
+        if at - from >= span * 0.99 && at > &from {
+            points.push((*at, bytes.saturating_sub(before) as f64 / (at - from) / 1e9));
+            (from, before) = (*at, *bytes);
+        }
+    }
+    points
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_hold_all_blocks_and_begin_where_they_should() {
+        let bars = bars(&[(1, 1), (10, 1), (11, 1), (100, 1)].into());
+        assert_eq!(bars, [(0, 25.0), (10, 50.0), (20, 25.0)]);
+        assert!((us_of(20) - 100.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn speed_is_what_arrived_between_two_moments() {
+        let timeline = vec![(0.5, 1_000_000_000), (0.5, 1_000_000_000), (1.0, 3_000_000_000), (1.01, 3_000_000_000)];
+        let speeds = speeds(&Sample { timeline, ..Sample::default() });
+        assert_eq!(speeds, [(0.5, 2.0), (1.0, 4.0)], "what lies too near to the last one is no span");
+        assert_eq!([250.0, 12_000.0].map(time_text), ["250 us", "12 ms"]);
+    }
+}
